@@ -3,8 +3,10 @@
 import xml.etree.ElementTree as ET
 
 import pytest
+from calibration.clean import clean_run
 from calibration.faults import CASES
 from calibration.power import calibrate, upper_bound
+from rules.checking import report_on
 
 from rolloutdoctor.rules.table import find
 
@@ -17,6 +19,13 @@ def test_a_few_draws(tmp_path):
     assert "| RDO001 | sampler-mismatch | 3 | 0 | 0.00% | 63.16% |" in page
     assert "| RDI013 resumed-data | steps that come again | 1: 0%, 2: 0%, 3: 100%, 4: 100%, 5: 100% |" in page
     assert ET.parse(tmp_path / "power.svg").getroot().tag.endswith("svg")
+
+
+def test_equal_responses_of_a_clean_run_have_equal_rewards():
+    world, batches = clean_run(12)
+    assert world.model["entropy"] == "collapsed"
+    report = report_on(batches, trainer=world.trainer, select=["RDI004"], dtype="float32", **world.options)
+    assert not report.findings
 
 
 def test_every_fault_is_that_of_a_rule():

@@ -62,7 +62,9 @@ def drawn_world(seed: int) -> World:
     low = int(draw.integers(12, 30))
     entropy = str(draw.choice([*ENTROPIES, "varied", "varied", "high"]))
     # What a collapsed model thinks of observations is further off than a model's log-probs are.
-    turns = 0 if entropy == "collapsed" else int(draw.choice([0, 0, 1, 2]))
+    # All that it says to a prompt in so many tokens is the same: no group would have a spread of rewards.
+    varies = entropy != "collapsed"
+    turns = int(draw.choice([0, 0, 1, 2])) if varies else 0
     is_async = bool(draw.random() < 0.3)
     trainer = str(draw.choice(list(OPTIONS)))
     return World(
@@ -77,7 +79,7 @@ def drawn_world(seed: int) -> World:
         reward=float(draw.choice([1.0, 1.0, 100.0])),
         model={
             "size": size,
-            "lengths": (32, 32) if draw.random() < 0.15 else (low, low + int(draw.integers(8, 24))),
+            "lengths": (32, 32) if draw.random() < 0.15 and varies else (low, low + int(draw.integers(8, 24))),
             "vocab": 48,
             "entropy": entropy,
             "noise": float(np.exp(draw.uniform(np.log(0.002), np.log(0.08)))),
@@ -124,9 +126,13 @@ def as_batch(world: World, one: Rollouts, draw: np.random.Generator) -> RolloutB
     if world.ends:
         ids[one.rows[1:][~is_cut] - 1] = END
     chance = world.difficulty[0] + np.diff(world.difficulty)[0] * (mix(one.prompts + 7) >> np.uint64(11)) * 2.0**-53
+    responses = zip(one.prompts.tolist(), map(bytes, np.split(ids, one.rows[1:-1])), strict=True)
+    first: dict[tuple[int, bytes], int] = {}
+    # As a verifier has it: equal responses to one prompt are equally right.
+    drawn = draw.random(count)[[first.setdefault(response, row) for row, response in enumerate(responses)]]
     per_row = {
         **batch.per_row,
-        "reward": torch.from_numpy(world.reward * (draw.random(count) < chance)),
+        "reward": torch.from_numpy(world.reward * (drawn < chance)),
         "prompt_ids": torch.from_numpy(one.prompts.astype(np.int64) + 1),
         "prompt_length": torch.from_numpy(100 + (mix(one.prompts) % np.uint64(200)).astype(np.int64)),
         "micro_batch_id": torch.arange(count) % max(1, count // 8),
