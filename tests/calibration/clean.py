@@ -62,7 +62,9 @@ def drawn_world(seed: int) -> World:
     low = int(draw.integers(12, 30))
     entropy = str(draw.choice([*ENTROPIES, "varied", "varied", "high"]))
     # What a collapsed model thinks of observations is further off than a model's log-probs are.
-    turns = 0 if entropy == "collapsed" else int(draw.choice([0, 0, 1, 2]))
+    # All that it says to a prompt in so many tokens is the same: no group would have a spread of rewards.
+    varies = entropy != "collapsed"
+    turns = int(draw.choice([0, 0, 1, 2])) if varies else 0
     is_async = bool(draw.random() < 0.3)
     trainer = str(draw.choice(list(OPTIONS)))
     return World(
@@ -77,7 +79,7 @@ def drawn_world(seed: int) -> World:
         reward=float(draw.choice([1.0, 1.0, 100.0])),
         model={
             "size": size,
-            "lengths": (32, 32) if draw.random() < 0.15 else (low, low + int(draw.integers(8, 24))),
+            "lengths": (32, 32) if draw.random() < 0.15 and varies else (low, low + int(draw.integers(8, 24))),
             "vocab": 48,
             "entropy": entropy,
             "noise": float(np.exp(draw.uniform(np.log(0.002), np.log(0.08)))),
