@@ -1,19 +1,15 @@
 import dataclasses
 import itertools
-from types import SimpleNamespace
 
 import pytest
 import torch
 from rules.checking import folded, report_on
 
-from rolloutdoctor.data.batch import StepKey
-from rolloutdoctor.engine.accumulate import RuleState, RunState, run_total
+from rolloutdoctor.engine.accumulate import RunState
 from rolloutdoctor.engine.devices import find_device
 from rolloutdoctor.engine.judge import judge
-from rolloutdoctor.ops.tally import Sums
 from rolloutdoctor.results.errors import UsageError
-from rolloutdoctor.results.findings import Example, InputSummary
-from rolloutdoctor.rules.base import KEEP_EXAMPLES
+from rolloutdoctor.results.findings import InputSummary
 from rolloutdoctor.testing import toy_batch
 
 WHITENED = {"trainer": "verl", "adv_estimator": "reinforce_plus_plus_baseline"}
@@ -95,41 +91,6 @@ def test_only_rows_of_another_split():
 # States.
 
 
-def example(step, weight, sample="r0", group="g0"):
-    return Example(step, group, sample, weight)
-
-
-def test_rule_states_add_up():
-    one = RuleState(((StepKey(2, "train"), "b"),), (example(2, 1.0),), 1)
-    other = RuleState(((StepKey(2, "eval"), "c"), (StepKey(1, "train"), "a")), (example(1, 3.0),), 2)
-    found = one + other
-    assert found == other + one
-    assert [tally for _, tally in found.steps] == ["a", "c", "b"]
-    assert [one.weight for one in found.examples] == [3.0, 1.0]
-    assert found.skipped_steps == 3
-    assert RuleState() + one == one == one + RuleState()
-
-
-def test_worst_examples_are_kept_whatever_the_order():
-    examples = [example(step, float(step % 3)) for step in range(12)]
-    kept = set()
-    for rotation in range(12):
-        state = RuleState()
-        for each in examples[rotation:] + examples[:rotation]:
-            state = state + RuleState(examples=(each,))
-        kept.add(state.examples)
-    (found,) = kept
-    # the largest weight first, and of equal ones the first step
-    assert [(one.step, one.weight) for one in found] == [(2, 2.0), (5, 2.0), (8, 2.0), (11, 2.0), (1, 1.0)]
-    assert len(found) == KEEP_EXAMPLES
-
-
-def test_examples_of_equal_weight_are_sorted_by_name():
-    one, other = RuleState(examples=(example(1, 1.0, "b"),)), RuleState(examples=(example(1, 1.0, "a"),))
-    anonymous = RuleState(examples=(Example(1, None, None, 1.0),))
-    assert [each.sample_id for each in (one + other + anonymous).examples] == [None, "a", "b"]
-
-
 def test_examples_are_the_same_in_one_fold_and_in_parts():
     batches = [toy_batch([[100 + step % 3, 1]] * 4, mask=[[0], [1]] * 4, step=step) for step in range(6)]
     options = {"trainer": "verl", "adv_estimator": "rloo", "select": ["RDA001"]}
@@ -147,33 +108,13 @@ def test_examples_are_the_same_in_one_fold_and_in_parts():
 
 
 def test_run_states_add_up():
-    one = RunState(InputSummary(1, 2, 3, 4), {"A": RuleState(skipped_steps=1)}, 1, {"x": (5, 2), "y": (1, 1)})
-    other = RunState(InputSummary(10, 20, 30, 40), {"B": RuleState(skipped_steps=2)}, 2, {"x": (3, 1)})
+    one = RunState(InputSummary(1, 2, 3, 4), 1, {"x": (5, 2), "y": (1, 1)})
+    other = RunState(InputSummary(10, 20, 30, 40), 2, {"x": (3, 1)})
     found = one + other
     assert found.input == InputSummary(11, 22, 33, 44)
-    assert found.rules == {"A": RuleState(skipped_steps=1), "B": RuleState(skipped_steps=2)}
     assert found.odd_groups == 3
     assert found.failures == {"x": (3, 3), "y": (1, 1)} == (other + one).failures
     assert RunState() + one == one == one + RunState()
-
-
-@dataclasses.dataclass(frozen=True)
-class Mass(Sums):
-    mass: float = 0.0
-
-
-def test_sums_are_taken_in_step_order():
-    # 1e16 + 1 - 1e16 depends on the order of addition; the order of arrival must not.
-    rule = SimpleNamespace(tally=Mass)
-    tallies = {0: rule.tally(mass=1e16), 1: rule.tally(mass=1.0), 2: rule.tally(mass=-1e16), 3: rule.tally(mass=1.0)}
-    in_order = run_total(rule, RuleState(tuple((StepKey(step, "train"), tallies[step]) for step in range(4))))
-    assert in_order.mass == ((1e16 + 1.0) - 1e16) + 1.0
-    assert in_order.mass != ((1.0 + 1.0) + 1e16) - 1e16
-    for order in itertools.permutations(range(4)):
-        state = RuleState()
-        for step in order:
-            state = state + RuleState(((StepKey(step, "train"), tallies[step]),))
-        assert run_total(rule, state) == in_order
 
 
 def test_bytes_do_not_depend_on_the_order_of_arrival():

@@ -5,19 +5,17 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import polars as pl
 import pytest
 import torch
 
-from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.data.several_steps import joined
 from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.run_steps import StepDispatcher
 from rolloutdoctor.evaluation import blocks
 from rolloutdoctor.evaluation.token_measures import TokenBlock, TokenMeasures
 from rolloutdoctor.ops import segments as seg
-from rolloutdoctor.ops.tally import Sums
-from rolloutdoctor.results.findings import Measure
-from rolloutdoctor.rules.base import Rule
+from rolloutdoctor.rules.table_rule import TableRule
 from rolloutdoctor.testing import random_batch, toy_batch
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -103,16 +101,12 @@ def test_what_is_logged_and_what_stands_in(batch):
 
 
 @dataclass(frozen=True)
-class GapTally(Sums):
-    gap: float = 0.0
-
-
-class NaiveGap(Rule[GapTally]):
+class NaiveGap(TableRule):
     """A rule over two token columns, as anyone would write it."""
 
     code = "RDX001"
     name = "naive-gap"
-    tally = GapTally
+    adds = ("gap",)
     needs_objective = False
 
     def columns(self, context):
@@ -122,28 +116,28 @@ class NaiveGap(Rule[GapTally]):
         gap_T = block.log_ratio("old_log_probs", "rollout_log_probs")
         return {"gap": block.row_sum(gap_T.abs() * block.trained_T)}
 
-    def measure(self, step):
-        return GapTally(float(step.token_measures[self.code]["gap"].sum()))
+    def table(self, run, context):
+        return run.rows
 
-    def measures(self, tally):
-        return {"gap": Measure(tally.gap, "nats")}
+    def quantities(self):
+        return {"gap": (pl.sum("gap"), "nats")}
 
     def judge(self, run, context):
         return None
 
 
 def test_a_step_that_cannot_be_evaluated_is_measured_all_the_same(batch, block_tokens):
+    from rolloutdoctor.engine.judge import measured_by
     from rolloutdoctor.engine.plan import make_plan
     from rolloutdoctor.engine.prepare import context_for
 
     plan = make_plan([NaiveGap()], context_for(frozenset(batch.per_token), frozenset(), None))
     accumulator = RuleAccumulator(plan)
     StepDispatcher([accumulator], torch.float32).step(batch, {})
-    ((key, tally),) = accumulator.state().rules["RDX001"].steps
-    assert key == StepKey(0, "train")
+    measured = measured_by(plan.rules[0], accumulator.state(), plan.context)
     gap_T = batch.column("old_log_probs").double() - batch.column("rollout_log_probs").double()
     expected = float((gap_T.abs() * batch.column("response_mask")).sum())
-    assert tally.gap == pytest.approx(expected, rel=1e-14)
+    assert measured["gap"] == pytest.approx(expected, rel=1e-14)
 
 
 MEMORY = """

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolloutdoctor.ops.by_step import ByStep, records
+from rolloutdoctor.ops.by_step import ByStep
 
 
 @dataclass(frozen=True)
@@ -47,18 +47,6 @@ def test_a_step_gets_what_it_gets_alone(name, sizes, data):
     reduce = REDUCED[name]
     alone = [reduce(ByStep.of_sizes([len(x_n)]), x_n) for x_n in values.split(sizes)]
     np.testing.assert_array_equal(reduce(ByStep.of_sizes(sizes), values), np.concatenate(alone))
-
-
-def test_records_are_made_as_their_class_makes_them():
-    found = records(Seen, rows=np.array([1, 2, 3]), names=[{"a": 1}, {}, {"b": 2}])
-    assert found == [Seen(1, {"a": 1}), Seen(2), Seen(3, {"b": 2})]
-    assert [list(vars(one)) for one in found] == [list(vars(Seen()))] * 3
-    assert all(type(one.rows) is int for one in found)
-    assert records(Seen, rows=np.array([], int)) == []
-    with pytest.raises(TypeError, match="other"):
-        records(Seen, other=[1])
-    with pytest.raises(ValueError, match="shorter"):
-        records(Seen, rows=[1, 2], names=[{}])
 
 
 def test_it_is_freed_without_the_collector():

@@ -74,8 +74,6 @@ def assert_measured_alike(plan: Plan, batches: Sequence[RolloutBatch], dtype: st
     for steps in passes(batches, TOGETHER):
         dispatcher.steps([(batch, {}) for batch in steps])
     one, other = alone.state(), together.state()
-    for code in one.rules:
-        assert repr(one.rules[code]) == repr(other.rules[code]), code
     assert repr(one) == repr(other)
 
 

@@ -10,9 +10,6 @@ from hypothesis import strategies as st
 from rolloutdoctor.data.several_steps import SMALL, can_join
 from rolloutdoctor.evaluation.every_nth import MOST
 from rolloutdoctor.evaluation.sampled_rows import SAMPLED_TOKENS
-from rolloutdoctor.rules.base import Rule
-from rolloutdoctor.rules.table import RULES
-from rolloutdoctor.rules.table_rule import TableRule
 from tests.rules.checking import assert_measured_alike, folded, report_on
 from tests.rules.test_contract import SETUPS, full_batch, logged_by
 
@@ -63,11 +60,3 @@ def test_ties_between_steps_are_kept_in_one_order():
     assert_measured_alike(plan, batches)
     (found,) = (one for one in report_on(batches, trainer=None).findings if one.code == "RDA011")
     assert [example.step for example in found.examples] == [2, 2, 2, 5, 5]
-
-
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
-def test_a_rule_measures_one_step_or_several(rule):
-    has_measure, has_measure_each = (
-        getattr(type(rule), name) is not getattr(Rule, name) for name in ("measure", "measure_each")
-    )
-    assert has_measure + has_measure_each + isinstance(rule, TableRule) == 1
