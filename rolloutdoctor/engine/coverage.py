@@ -30,7 +30,7 @@ def ruled_out(rule: AnyRule, context: Context) -> NotApplicable | Skipped | None
 
 def nothing_found(
     rule: AnyRule,
-    total: Any,  # noqa: ANN401  # the rule's own tally
+    total: Any,  # noqa: ANN401  # what the rule measured
     context: Context,
     unread: int,
 ) -> NotApplicable | Skipped | None:

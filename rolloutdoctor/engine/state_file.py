@@ -1,7 +1,7 @@
 """States of a check in files: what parts of a run gave, kept until they are added up and judged together.
 
 A file is JSON with exact numbers: floats are written so that they read back as they were, and what JSON cannot write
-(NaN, infinity) under its name. What a rule adds up is written by the fields of its tally, whatever they are.
+(NaN, infinity) under its name; frames are written column by column, as their bytes.
 """
 
 import json

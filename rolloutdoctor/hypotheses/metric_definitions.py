@@ -1,5 +1,6 @@
 """Hypotheses about how a metric averages, and of which rewards."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -161,7 +162,9 @@ def _rewards(select: "Callable[[Evaluation], Tensor | None]") -> MetricsEdit:
         known_N = value_N[~value_N.isnan()]
         if not len(known_N):
             return {}
-        by_word = {"max": known_N.max(), "min": known_N.min(), "reward_std": known_N.std()}
+        # torch warns of the deviation of a single value.
+        std = known_N.std() if len(known_N) > 1 else math.nan
+        by_word = {"max": known_N.max(), "min": known_N.min(), "reward_std": std}
         return {name: float(by_word.get(name.rpartition("/")[2], known_N.mean())) for name in names}
 
     return edit

@@ -105,7 +105,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a rule makes of its tally: the words and the weight of a finding.
+    """What a rule makes of what it measured: the words and the weight of a finding.
 
     Attributes:
         severity: how much it matters.
@@ -114,7 +114,7 @@ class Judgement:
         message: what was found, one or two sentences.
         evidence: which logged value matched which formula, or what the exposure rests on.
         advice: what to do.
-        measures: numbers beside those of the tally.
+        measures: numbers beside those of `quantities`.
         cause: the hypothesis that established it, or None.
     """
 

@@ -94,7 +94,9 @@ def test_report_writes_one_page_and_the_same_each_time(rolloutdoctor, tmp_path):
     target = tmp_path / "report.html"
     target.write_text("before")
     found = rolloutdoctor("report", RUN, "-o", target)
-    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
+    assert (found.returncode, found.stdout) == (0, "")
+    # A slow machine is told what takes so long.
+    assert all("picture" in line or "worst rows" in line for line in found.stderr.splitlines())
     page = target.read_text(encoding="utf-8")
     assert page.count("<svg ") == 7
     assert str(SAMPLES) not in page

@@ -6,11 +6,15 @@ from functools import cache
 
 import pytest
 import torch
+from engine.runs import TRL, write
 
+from rolloutdoctor.commands.check import check
 from rolloutdoctor.engine.configure import configure
+from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.hypotheses.table import FIX_CODE, HYPOTHESES
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import CannotComputeError
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.audited import AuditedRule
@@ -278,3 +282,18 @@ def test_rewards_in_no_order_are_no_known_cause(seed, values):
     found = run_of(shuffled, seed=100 * seed)
     assert [finding.code for finding in found.findings if finding.cause is not None] == []
     assert "RDA004" in [finding.code for finding in found.findings]
+
+
+def test_a_metric_of_a_single_reward_is_no_reason_to_warn(tmp_path):
+    """Of one row there is no standard deviation."""
+    columns = {
+        "step": [0],
+        "group_id": ["a"],
+        "reward": [1.0],
+        "rewards": [{"format": 1.0, "accuracy": 0.5}],
+        "response_mask": [[1, 1]],
+        "policy_log_probs": [[-1.0, -2.0]],
+    }
+    path = write(tmp_path / "run.parquet", columns, TRL, logged=[(0, "reward", 7.0), (0, "reward_std", 3.0)])
+    found = check(open_run([path]), CheckOptions(device="cpu"))
+    assert "RDM004" in {finding.code for finding in found.findings}
