@@ -46,8 +46,8 @@ def list_places(run: Run, rule: AnyRule, options: CheckOptions, write: Callable[
     prepared = prepare(run, replace(options, rules=[rule]))
     state = measure(prepared)
     report = report_of(prepared, state)
-    if report.findings:
-        measured = measured_by(rule, state, prepared.context)
+    measured = measured_by(rule, state, prepared.context)
+    if report.findings and measured is not None:
         places = [Place(split, found) for split, found in rule.listed(measured)]
         for _, of_step in groupby(places, key=lambda place: (place.found.step, place.split)):
             write(list(of_step))

@@ -190,10 +190,10 @@ def _seen_by(rule: AnyRule, state: RunState, context: Context) -> Seen:
     return Seen(run, keys, len(keys) - len(run.steps))
 
 
-def measured_by(rule: AnyRule, state: RunState, context: Context) -> Measured:
-    """Return what a rule measured of the run."""
-    found: Measured = rule.measured(_seen_by(rule, state, context).run, context)
-    return found
+def measured_by(rule: AnyRule, state: RunState, context: Context) -> Measured | None:
+    """Return what a rule measured of the run; None if it could look at no step."""
+    seen = _seen_by(rule, state, context)
+    return None if seen.is_empty else rule.measured(seen.run, context)
 
 
 def _series(rule: AnyRule, seen: Seen, measured: Measured, state: RunState) -> Iterator[Mapping[str, Any]]:
