@@ -6,7 +6,7 @@ COMPARING := tests/sample_data tests/goldens tests/rules tests/views tests/recor
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: calibrate demo docs images labelled test test-portable test-lowest parity lint types bench samples rule clean
+.PHONY: calibrate demo docs images labelled test test-slow test-portable test-lowest parity lint types bench samples rule clean
 
 demo: $(VENV)/.core
 	@echo "A real TRL run:"
@@ -16,7 +16,11 @@ demo: $(VENV)/.core
 		echo "\n$$run"; $(BIN)/rolloutdoctor check sample_data/$$run.parquet --format concise --exit-zero; done
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+# What takes seconds each: the rest of the families of which `test` runs the first.
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 -m slow
 
 # The whole suite as other processors would run it: torch's, numpy's and MKL's instructions at their lowest, at AVX2,
 # and as they are here.

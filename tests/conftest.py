@@ -80,6 +80,17 @@ def started():
     server.close()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Keep the first test of each slow family among the fast ones."""
+    families = set()
+    for item in items:
+        family = item.nodeid.partition("[")[0]
+        if hasattr(item, "callspec") and item.get_closest_marker("slow") and family not in families:
+            families.add(family)
+            item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
+
+
 def pytest_collection_finish():
     """Take what was imported out of the garbage collector's sight: trainers collect after every run."""
     gc.collect()

@@ -51,6 +51,7 @@ def job(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_findings_fail_the_job_and_the_report_is_its_summary(job):
     code, _, summary, outputs = job(paths=VERL, options="--select=RDA001,RDA002\n--steps=0:60\n")
     assert (code, outputs) == (1, "exit-code=1\n")
@@ -58,6 +59,7 @@ def test_findings_fail_the_job_and_the_report_is_its_summary(job):
     assert "RDG001" not in summary
 
 
+@pytest.mark.slow
 def test_what_the_baseline_knows_does_not_fail_it(job, tmp_path):
     known = tmp_path / "known.json"
     known.write_text(
@@ -69,6 +71,7 @@ def test_what_the_baseline_knows_does_not_fail_it(job, tmp_path):
     assert "known from the baseline" in summary
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read_is_said_in_log_and_summary(job, tmp_path):
     code, err, summary, outputs = job(paths="no $(touch hole) `touch hole`; touch hole.parquet", fail_on="never")
     assert (code, outputs) == (2, "exit-code=2\n")

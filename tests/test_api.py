@@ -21,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 SAMPLE = ROOT / "sample_data" / "verl_rejected.parquet"
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page_runs(tmp_path):
     text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     (code,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "rolloutdoctor as rd" in block]
@@ -77,6 +78,7 @@ def test_bad_arguments_are_one_sentence(call, part):
         call(rd.open(SAMPLE))
 
 
+@pytest.mark.slow
 def test_evaluate_can_be_called_whoever_imported_it_first():
     """Each in a fork of a process that has imported what takes long, and nothing of this package."""
     code = f"""
@@ -193,6 +195,7 @@ def test_what_needs_pickle_is_refused_until_it_is_allowed(tmp_path):
     assert "allow-pickle" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_path_is_accepted_wherever_a_run_is():
     assert rd.check(SAMPLE, select=["RDI"]) == rd.check(rd.open(SAMPLE), select=["RDI"])
     assert rd.identify(str(SAMPLE), steps="0:4").stages[0].compared > 0
@@ -200,6 +203,7 @@ def test_a_path_is_accepted_wherever_a_run_is():
     assert rd.diff(SAMPLE, fixes=["rejected-rows"], steps="40:50").effects
 
 
+@pytest.mark.slow
 def test_results_are_a_line_as_text_and_a_table_in_a_notebook():
     found = rd.check(SAMPLE)
     assert repr(found).startswith("<Report verl 0.9.1: RDA001, ")
@@ -245,6 +249,7 @@ def test_the_names_are_those_of_the_documentation():
         assert getattr(rd, name) is not None
 
 
+@pytest.mark.slow
 def test_the_page_is_that_of_the_command(tmp_path, monkeypatch):
     import rolloutdoctor.views.html  # noqa: F401  # no room of this name hides the function
     from rolloutdoctor.cli import main

@@ -11,6 +11,7 @@ from rules.checking import report_on
 from rolloutdoctor.rules.table import find
 
 
+@pytest.mark.slow
 def test_a_few_draws(tmp_path):
     alarms = calibrate(runs=3, real=0, draws=1, select=["RDI013"], folder=tmp_path)
     assert alarms.runs == {"synthetic": 3}

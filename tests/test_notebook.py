@@ -9,6 +9,8 @@ import os
 import re
 from pathlib import Path
 
+import pytest
+
 NOTEBOOK = Path(__file__).parent.parent / "docs" / "notebook.ipynb"
 FORMS = {"text/html": "_repr_html_", "image/png": "_repr_png_"}
 ROUNDING = re.compile(r"\d(?:\.\d+)?e-\d\d|(?<=worst )[\d.]+")
@@ -41,6 +43,7 @@ def shown(value, number):
     return [{"data": data, "execution_count": number, "metadata": {}, "output_type": "execute_result"}]
 
 
+@pytest.mark.slow
 def test_every_cell_runs_and_shows_what_is_kept(monkeypatch):
     monkeypatch.chdir(NOTEBOOK.parent)
     book, names = json.loads(NOTEBOOK.read_text(encoding="utf-8")), {}

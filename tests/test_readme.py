@@ -98,6 +98,7 @@ def outputs():
             yield page, line, shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "line", "shown"), [pytest.param(*one, id=one[1][2:]) for one in outputs()])
 def test_output_is_what_the_command_prints(page, line, shown):
     _, printed, _, _ = run([*shlex.split(line)[2:], "--device", "cpu"], ROOT)

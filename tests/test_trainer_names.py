@@ -56,6 +56,7 @@ def found_in(source, *, prose=False):
     ]
 
 
+@pytest.mark.slow
 def test_no_name_of_a_trainer():
     assert not [name for name in OTHERS if is_named(name.removesuffix(".py"))]
     found = {name: found_in(MODULES[name].read_text(encoding="utf-8"), prose=name in PROSE) for name in OTHERS}

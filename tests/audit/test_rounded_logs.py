@@ -47,6 +47,7 @@ def run_with(name, printed):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["run", "healthy", "verl_rejected", "slime_ppo"])
 @pytest.mark.parametrize("words", PRINTED)
 def test_a_log_of_few_digits_agrees(name, words):
@@ -65,6 +66,7 @@ def test_a_log_with_all_digits_is_not_said_to_be_rounded():
     assert not any("digit" in note for note in as_it_is("run").notes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["4 significant digits", "3 decimals", "8 bits"])
 def test_a_wrong_option_is_seen_all_the_same(words):
     run = run_with("healthy", PRINTED[words])

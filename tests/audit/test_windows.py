@@ -57,6 +57,7 @@ def test_means_over_windows_agree(averaged):
     assert {"RDG005", "RDM004", "RDG006"} <= {code for code, _ in found.clean}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("metric", "factor", "code"),
     [
@@ -70,6 +71,7 @@ def test_what_explains_the_means_is_named(averaged, metric, factor, code):
     assert [(cause.quantity, cause.code) for cause in causes] == [(metric, code)]
 
 
+@pytest.mark.slow
 def test_what_no_cause_explains_is_said_with_the_window(averaged):
     found = rd.check(rd.open(averaged(lambda name, value: value + 0.01 * (name == "kl"))))
     codes = [finding.code for finding in found.findings if finding.severity.name == "ERROR"]

@@ -14,6 +14,7 @@ def _two(tmp_path):
     return tmp_path / "a.parquet", tmp_path / "b.parquet"
 
 
+@pytest.mark.slow
 def test_compare_prints_draws_and_exits(rolloutdoctor, tmp_path):
     a, b = _two(tmp_path)
     done = rolloutdoctor("compare", a, b, "-o", tmp_path / "both.png", "--device", "cpu")

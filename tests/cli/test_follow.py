@@ -234,6 +234,7 @@ def test_what_was_said_is_kept_before_the_next_is_said(tmp_path):
     assert [len(known) for known in watch.known_before] == list(range(len(watch.said)))
 
 
+@pytest.mark.slow
 def test_the_command_line(rolloutdoctor, tmp_path):
     path, state, events = tmp_path / "run.parquet", tmp_path / "state.json", tmp_path / "events"
     growing.write(path, range(1, 9))

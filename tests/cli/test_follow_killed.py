@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from rolloutdoctor.commands.following.kept import load
 from rolloutdoctor.engine.state_file import dumped
 
@@ -14,6 +16,7 @@ HERE = Path(__file__).parent
 KILLS = 6
 
 
+@pytest.mark.slow
 def test_kills(tmp_path, rolloutdoctor):
     found = subprocess.run(
         [sys.executable, HERE / "killing.py", tmp_path, "40", str(KILLS), "5"],

@@ -86,6 +86,7 @@ def conforms(value, schema):
     return isinstance(value, schema)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sample", TRUE)
 def test_samples_agree_with_their_own_options(rolloutdoctor, sample):
     found = rolloutdoctor("identify", SAMPLES / f"{sample}.parquet", "--format", "json")
@@ -97,6 +98,7 @@ def test_samples_agree_with_their_own_options(rolloutdoctor, sample):
     assert all(stage["classes"][0]["matched"] == stage["compared"] for stage in body["stages"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sample", "trainer"), [*((sample, True) for sample in TRUE), ("verl_rejected", False)])
 def test_samples_without_their_options(rolloutdoctor, tmp_path, sample, trainer):
     run = without_options(SAMPLES / f"{sample}.parquet", tmp_path / "run.parquet", trainer=trainer)
@@ -162,6 +164,7 @@ def test_nothing_to_identify_from_exits_with_3(rolloutdoctor, tmp_path):
     assert json.loads(rolloutdoctor("identify", run, "--format", "json").stdout)["use"] == []
 
 
+@pytest.mark.slow
 def test_hostile_values_are_no_reason_to_fail(rolloutdoctor, tmp_path):
     nan = float("nan")
     for advantage in ([nan] * 4, [float("inf"), 0.0, 1.0, nan], [0.0] * 4, [1e300, -1e300, 0.0, 0.0]):
@@ -176,6 +179,7 @@ def test_a_bad_option_is_one_sentence_and_2(rolloutdoctor):
     assert rolloutdoctor("identify", SAMPLES / "run.parquet", "--trainer", "trll").returncode == 2
 
 
+@pytest.mark.slow
 def test_output_file(rolloutdoctor, tmp_path):
     out = tmp_path / "found.json"
     run = SAMPLES / "slime_ppo.parquet"

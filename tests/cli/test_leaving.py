@@ -143,6 +143,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "words"),
     [(EVIL, words) for words in COMMANDS] + [("\u200f\u2069", words) for words in COMMANDS if "--format" not in words],
@@ -247,6 +248,7 @@ MEASURING = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("every_format")
 @pytest.mark.parametrize("words", MEASURING, ids=" ".join)
 @pytest.mark.parametrize("value", HOSTILE)
@@ -280,6 +282,7 @@ def test_sums_beyond_a_float():
     assert total([0.1] * 10) == 1.0
 
 
+@pytest.mark.slow
 def test_a_page_of_large_texts_is_small_and_quick(tmp_path):
     large = "x<b>" * 250_000
     a_run(tmp_path, text=large, rewards=[{"a": 1.0}] * 8)

@@ -21,6 +21,7 @@ def states(rolloutdoctor, tmp_path):
     return paths
 
 
+@pytest.mark.slow
 def test_merge_prints_what_one_check_prints(rolloutdoctor, states):
     for format_ in FORMATS:
         one = rolloutdoctor("check", RUN, *STEPS, "--format", format_)
@@ -29,6 +30,7 @@ def test_merge_prints_what_one_check_prints(rolloutdoctor, states):
         assert one.stdout
 
 
+@pytest.mark.slow
 def test_merge_has_the_codes_of_check(rolloutdoctor, states):
     codes = set()
     for words in (["--fail-on", "info"], ["--fail-on", "info", "--exit-zero"], ["--select", "RDM001"]):

@@ -77,6 +77,7 @@ def rejected():
     return path, rd.diff(path, fixes=["rejected-rows"]).effects[0].total
 
 
+@pytest.mark.slow
 def test_verdict_and_diff(rolloutdoctor, rejected):
     """The share of the update in the first sentence is that of the diff and of the picture."""
     path, total = rejected
@@ -87,6 +88,7 @@ def test_verdict_and_diff(rolloutdoctor, rejected):
     assert f"spurious share {share} (L1)" in found
 
 
+@pytest.mark.slow
 def test_page_and_diff(rolloutdoctor, rejected, tmp_path):
     (path, total), page = rejected, tmp_path / "page.html"
     assert not rolloutdoctor("report", path, "--fix", "rejected-rows", "-o", page).returncode

@@ -106,6 +106,7 @@ def test_an_input_is_never_an_output(rolloutdoctor, folder, name, given, how):
     assert contents(folder) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_link_stays_one_and_permissions_stay(rolloutdoctor, folder, name):
     out = COMMANDS[name][2]
@@ -122,6 +123,7 @@ def test_a_link_stays_one_and_permissions_stay(rolloutdoctor, folder, name):
     assert [path.name for path in (folder / "far").iterdir()] == [out]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in PARQUET])
 def test_a_pipe_is_written_into(rolloutdoctor, folder, name):
     out = COMMANDS[name][2]

@@ -12,6 +12,7 @@ RUN = SAMPLES / "verl_rejected.parquet"
 STARTS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", STARTS)
 def test_plot_writes_the_format_that_the_name_asks_for(rolloutdoctor, tmp_path, form):
     target = tmp_path / f"picture.{form}"
@@ -90,6 +91,7 @@ def test_a_folder_is_no_file(rolloutdoctor, tmp_path):
     assert "is a folder" in rolloutdoctor("report", RUN, "-o", tmp_path / "x.html").stderr
 
 
+@pytest.mark.slow
 def test_report_writes_one_page_and_the_same_each_time(rolloutdoctor, tmp_path):
     target = tmp_path / "report.html"
     target.write_text("before")
@@ -106,6 +108,7 @@ def test_report_writes_one_page_and_the_same_each_time(rolloutdoctor, tmp_path):
     assert target.read_text(encoding="utf-8") == page
 
 
+@pytest.mark.slow
 def test_report_has_words_in_place_of_a_picture_of_nothing(rolloutdoctor, tmp_path):
     target = tmp_path / "report.html"
     found = rolloutdoctor("report", SAMPLES / "healthy.parquet", "--steps", "0:6", "-o", target)
@@ -116,6 +119,7 @@ def test_report_has_words_in_place_of_a_picture_of_nothing(rolloutdoctor, tmp_pa
     assert "There is no picture of baseline to draw." in page
 
 
+@pytest.mark.slow
 def test_check_shows_distributions_when_asked_for_everything(rolloutdoctor):
     found = rolloutdoctor("check", RUN, "-v", "--exit-zero")
     assert "advantages of trained rows: 1,486" in found.stdout
@@ -132,6 +136,7 @@ def test_help_says_what_each_picture_is(rolloutdoctor):
     assert "no network and no script" in " ".join(rolloutdoctor("report", "--help").stdout.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [ValueError("drawing failed"), MemoryError(), KeyboardInterrupt()])
 @pytest.mark.parametrize("words", [["plot", "kl"], ["report"]])
 def test_what_goes_wrong_while_drawing_leaves_the_file_as_it_was(rolloutdoctor, tmp_path, monkeypatch, words, error):

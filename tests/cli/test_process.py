@@ -103,6 +103,7 @@ def test_output_that_cannot_be_written_is_not_lost_in_silence():
     assert "No space left" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["check", "no-such-file.parquet"], 2)])
 def test_the_program_and_its_module_end_alike(words, code):
     script = f"import sys; sys.argv[1:] = {words!r}\nfrom rolloutdoctor.cli import program; program()"

@@ -162,6 +162,7 @@ def ended_by(number, process, folder, name, printed):
     restore(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["recompute", "convert", "check a dump"])
 def test_a_signal_at_any_moment(start, undisturbed, folder, name):
     """From the first line to the last rename."""
@@ -204,6 +205,7 @@ def test_a_signal_while_the_program_is_imported(folder, share):
     ended_by(signal.SIGTERM, process, folder, "convert", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["recompute", "check a dump"])
 def test_a_kill_at_any_moment(start, undisturbed, folder, name):
     """What it leaves goes with the next run that writes there; what others are writing stays."""
@@ -251,6 +253,7 @@ def test_a_signal_while_a_module_is_imported(tmp_path, number):
     assert ended.stderr.startswith("rolloutdoctor: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", CODES)
 def test_a_signal_that_was_ignored_stays_so(start, folder, number):
     """As under nohup, or in the background of a script."""
@@ -269,6 +272,7 @@ def wait_for(condition):
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["recompute", "convert", "check a dump"])
 @pytest.mark.parametrize("share", [0.0, 0.9])
 def test_a_disk_that_is_full(start, undisturbed, folder, name, share):
@@ -285,6 +289,7 @@ def test_a_disk_that_is_full(start, undisturbed, folder, name, share):
     assert left(folder) == []
 
 
+@pytest.mark.slow
 def test_a_file_system_that_is_really_full(folder):
     """In a small file system of its own, where this may be made."""
     script = (

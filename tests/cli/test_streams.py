@@ -97,6 +97,7 @@ def test_closed_streams_do_not_become_files(run, printed, tmp_path):
     assert target.read_text() == printed(*PRINTED["check"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["check", "rule"])
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_streams_that_were_closed_before_the_start(name, stream):
@@ -147,6 +148,7 @@ def test_standard_output_by_name(run, printed, tmp_path, how):
     assert run("check", *QUICK, "--exit-zero", "--output-file", how).stdout == wanted
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_read(tmp_path):
     shut = tmp_path / "shut"
     shut.mkdir()

@@ -146,6 +146,7 @@ def test_effects_in_disjoint_scopes_add_up(tmp_path):
         assert change[0] == pytest.approx(change[1] + change[2], abs=1e-12), stem
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(seed=st.integers(0, 2**31))
 def test_rows_and_files_may_come_in_any_order(tmp_path_factory, seed):

@@ -96,6 +96,7 @@ def opened(*paths):
 FEW = ["--steps", ":20", "--format", "json", "--exit-zero"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log", LOGS)
 def test_every_value_of_the_log_agrees(folder, log):
     name, _ = LOGS[log]
@@ -123,6 +124,7 @@ def test_the_run_keeps_the_values_that_it_has(folder):
         assert not own.reads("more.csv")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [("info",), ("identify",), ("diff", "--fix", "zero-std"), ("plot", "kl", "-o", "x.png")]
 )

@@ -69,6 +69,7 @@ def test_metrics_are_logged_against_recomputed(measured):
     assert (compared["agrees"] == (gap <= compared["radius"])).all()
 
 
+@pytest.mark.slow
 def test_a_measured_folder_is_judged_as_the_run(folder, measured):
     said = command("check", str(SAMPLE), "--format", "concise", "--exit-zero")
     assert command("check", str(folder), "--format", "concise", "--exit-zero").stdout == said.stdout
@@ -77,6 +78,7 @@ def test_a_measured_folder_is_judged_as_the_run(folder, measured):
     ]
 
 
+@pytest.mark.slow
 def test_parts_merge(tmp_path, folder):
     for name, steps in (("early", ":40"), ("late", "40:")):
         assert command("measure", str(SAMPLE), "--steps", steps, "-o", str(tmp_path / name)).code == 0

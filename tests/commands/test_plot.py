@@ -24,6 +24,7 @@ def sample(name):
     return open_run([SAMPLES / f"{name}.parquet"])
 
 
+@pytest.mark.slow
 def test_one_pass_finds_and_draws_what_separate_passes_do():
     name = "slime_ppo"
     report, gallery = check_and_draw(sample(name), KINDS, CheckOptions())
@@ -46,6 +47,7 @@ def test_a_report_reads_the_file_once(monkeypatch):
     assert passes == [1]
 
 
+@pytest.mark.slow
 def test_advantages_and_baselines_are_those_of_the_rule():
     """The rule about rejected rows counts the same flips, and its mean drift weighs groups by their rows."""
     data = draw(sample("verl_rejected"), "advantages", CheckOptions(), [choose("rejected-rows")])
@@ -74,6 +76,7 @@ def test_a_corrupted_series_is_solved_back():
     assert fixed.after == pytest.approx(data.recomputed)
 
 
+@pytest.mark.slow
 def test_the_parts_of_the_gradient_are_those_of_the_objective():
     run = sample("run")
     data = draw(run, "gradient", CheckOptions())
@@ -113,6 +116,7 @@ def zero_std_tokens(run):
     return inside, total
 
 
+@pytest.mark.slow
 def test_a_fix_that_masks_tokens_is_seen_in_their_kl_and_ratios():
     run = sample("run")
     inside, total = zero_std_tokens(run)
@@ -126,6 +130,7 @@ def test_a_fix_that_masks_tokens_is_seen_in_their_kl_and_ratios():
     assert len(ratio.outside_after) == len(ratio.steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fix", ["zero-std", "rejected-rows"])
 def test_a_fix_that_moves_no_ratio_is_refused_and_left_out_of_a_report(fix):
     """A page draws the ratios as they are; a picture of before and after would show the same twice."""

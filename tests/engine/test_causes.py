@@ -106,6 +106,7 @@ def differs(trainer, logged):
     return any(not entry.agrees or entry.with_fixes for entry in report(trainer, *logged).audit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trainer", "one"), list(cases()))
 def test_a_planted_hypothesis_is_named(trainer, one):
     logged = planted(trainer, [one], a_batch())
@@ -127,6 +128,7 @@ def test_a_planted_hypothesis_is_named(trainer, one):
     assert not others, [one.headline for one in others]
 
 
+@pytest.mark.slow
 def test_most_hypotheses_show_in_these_rows():
     """Without this the test above could pass over rows in which nothing differs."""
     by_trainer = dict.fromkeys(SETUPS, 0)
@@ -141,6 +143,7 @@ def test_most_hypotheses_show_in_these_rows():
     assert all(count == 40 for count in by_trainer.values()), by_trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", SETUPS)
 def test_a_run_without_a_fault_has_no_cause(trainer):
     for seed in range(20):
@@ -153,6 +156,7 @@ def by_name(name):
     return next(one for one in HYPOTHESES if one.name == name)
 
 
+@pytest.mark.slow
 def test_two_faults_are_both_named():
     edits = [by_name("groups-by-position"), by_name("loss-is-micro-batch-token-mean")]
     found = report("trl", *planted("trl", edits, a_batch()))
@@ -217,6 +221,7 @@ def test_a_constant_factor_of_a_metric_is_named():
     assert "critic/score/mean is 4 times what the rows give" in finding.headline
 
 
+@pytest.mark.slow
 def test_the_loss_is_not_blamed_for_a_metric():
     """The KL metric is k1, and the loss has k3 as recorded."""
     batch, metrics = planted("trl", [by_name("kl-metric-is-k1")], a_batch())
@@ -259,6 +264,7 @@ def run_of(make_rewards, steps=6, groups=8, size=4, seed=0):
     return diagnose(found, trainer="verl", options=SETUPS["verl"])
 
 
+@pytest.mark.slow
 def test_a_cause_that_explains_most_of_the_values_is_named_with_what_it_leaves():
     """Rewards one row late over the whole file: the first row of a step has that of the step before."""
     found = run_of(lambda reward_N: reward_N.roll(1))
@@ -270,6 +276,7 @@ def test_a_cause_that_explains_most_of_the_values_is_named_with_what_it_leaves()
     assert f"{192 - finding.cause.as_found} values follow from neither" in finding.evidence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", ["0 or 1", "continuous"])
 @pytest.mark.parametrize("seed", range(5))
 def test_rewards_in_no_order_are_no_known_cause(seed, values):

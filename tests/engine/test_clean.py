@@ -49,6 +49,7 @@ def check(trainer, batches, logged, **more):
     return diagnose(batches, trainer=trainer, options=SETUPS[trainer], logged=logged, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", SETUPS)
 @pytest.mark.parametrize("stage", ["advantages", "loss", "metrics"])
 def test_what_nothing_explains_leaves_no_rule_of_its_stage_clean(trainer, stage):
@@ -62,6 +63,7 @@ def test_what_nothing_explains_leaves_no_rule_of_its_stage_clean(trainer, stage)
     assert differs in {one.code for one in found.findings}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", SETUPS)
 def test_a_healthy_run_keeps_them_clean(trainer):
     found = check(trainer, *a_run(trainer, None))
@@ -69,6 +71,7 @@ def test_a_healthy_run_keeps_them_clean(trainer):
     assert not any("no hypothesis of this rule" in one.reason for one in found.skipped)
 
 
+@pytest.mark.slow
 def test_a_stage_that_another_cause_explains_is_tested():
     batches, logged = a_run("verl", None)
     name = METRIC["verl"]
@@ -86,6 +89,7 @@ def test_a_fault_that_the_data_cannot_tell_from_the_cause_is_not_clean():
     assert "these data cannot tell" in next(one.reason for one in found.skipped if one.code == other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trainer", "more"), [("verl", {}), ("trl", {"loss_type": "bnpo"})])
 def test_values_in_doubt_test_nothing(trainer, more):
     """Without micro_batch_id a value that disagrees may prove nothing, though others of its stage agree.
@@ -108,6 +112,7 @@ def test_values_in_doubt_test_nothing(trainer, more):
     assert all("could be compared" in one.reason for one in found.skipped)
 
 
+@pytest.mark.slow
 def test_a_group_that_is_not_complete_leaves_the_others_to_tell():
     batches, logged = a_run("trl", None)
     whole = batches[0]
@@ -150,6 +155,7 @@ CLEAN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLEAN)
 def test_every_format_calls_the_same_rules_clean(name):
     report = check("trl", *a_run("trl", "advantages"))

@@ -45,6 +45,7 @@ def options(**more):
     return DiffOptions(fixes=fixes, device="cpu", top=3, distribution=True, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", [None, "step", "group", "reward", "length"])
 def test_states_add_up_in_any_order_and_through_json(path, by):
     run, how = open_run([path]), options(by=by)

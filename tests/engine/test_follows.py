@@ -151,6 +151,7 @@ def of_other_advantages(trainer, *, is_used):
     return diagnose([batch], trainer=trainer, options=SETUPS[trainer], logged=metrics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["trl", "verl", "slime"])
 def test_a_loss_made_of_the_logged_advantages_is_no_second_error(trainer):
     found = {one.code: one for one in of_other_advantages(trainer, is_used=True).findings}
@@ -159,6 +160,7 @@ def test_a_loss_made_of_the_logged_advantages_is_no_second_error(trainer):
     assert not {"RDG005", "RDM004"} & found.keys()
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_wrong_by_itself_counts_by_itself():
     batch, metrics = planted("trl", [], a_batch())
     noisy = replace(batch, per_row={**batch.per_row, "advantage": noise(len(batch))})

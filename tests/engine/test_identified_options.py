@@ -40,6 +40,7 @@ def codes(report):
     return [(finding.code, finding.headline) for finding in report.findings], report.clean, report.audit
 
 
+@pytest.mark.slow
 def test_the_findings_are_those_of_the_stated_estimator(unstated):
     found = rd.check(rd.open(unstated()))
     assert codes(found) == codes(rd.check(rd.open(SAMPLES / "verl_rejected.parquet")))
@@ -48,6 +49,7 @@ def test_the_findings_are_those_of_the_stated_estimator(unstated):
         assert (setting.value, setting.origin, setting.assumed) == (value, ORIGIN, False)
 
 
+@pytest.mark.slow
 def test_recompute_and_diff_take_the_same(unstated):
     stated = rd.open(SAMPLES / "verl_rejected.parquet")
     run = rd.open(unstated())
@@ -69,6 +71,7 @@ def without_information(table):
     return table.set_column(column, "advantages", lists)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [

@@ -37,6 +37,7 @@ def serious(report):
     return {one.code: one for one in report.findings if one.severity > Severity.INFO}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["healthy", "run", "verl_rejected"])
 @pytest.mark.parametrize("offset", [1, -1, 2])
 def test_the_offset_is_named_and_nothing_else_is_found(name, offset):
@@ -57,6 +58,7 @@ def test_a_log_without_a_step_of_the_rows_is_a_note():
     assert set(report.notes) - set(exact.notes) == {why}
 
 
+@pytest.mark.slow
 def test_another_fault_is_named_under_the_numbers_of_the_log():
     def twice(metrics):
         if "kl" in metrics:
@@ -69,12 +71,14 @@ def test_another_fault_is_named_under_the_numbers_of_the_log():
     assert "RDM007" in codes
 
 
+@pytest.mark.slow
 def test_wrong_options_are_no_offset():
     report = checked("healthy", 0, layers=(Layer("test", {"loss_type": "dapo", "beta": 0.4}),))
     assert all(one.cause is None or one.cause.hypothesis != "log-numbered-otherwise" for one in report.findings)
     assert any(one.severity == Severity.ERROR for one in report.findings)
 
 
+@pytest.mark.slow
 def test_one_metric_that_is_wrong_is_no_offset():
     def more(metrics):
         metrics["reward"] = metrics.get("reward", 0.0) + 0.25

@@ -58,6 +58,7 @@ def rows_of(columns, steps):
     return [row for row, step in enumerate(columns["step"]) if step in steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [1, 3, 5])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_split_by_steps(tmp_path, columns, cut, dtype):
@@ -247,6 +248,7 @@ EDITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edit", EDITS)
 def test_any_field_may_be_edited(tmp_path, text_of_a_state, edit):
     """A state that somebody edited is refused in one sentence, or is still the state of some check."""

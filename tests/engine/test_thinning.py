@@ -32,6 +32,7 @@ def part(prepared, first, last):
     return measure(dataclasses.replace(prepared, options=CheckOptions(steps=StepRange(first, last))))
 
 
+@pytest.mark.slow
 def test_any_order_and_parts_give_the_same_bytes(prepared, monkeypatch, tmp_path):
     full = report_of(prepared, measure(prepared))
     monkeypatch.setattr(accumulate, "KEEP_STEPS", 4)

@@ -163,6 +163,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10, len(rows))
 """
 
 
+@pytest.mark.slow
 def test_a_naive_rule_costs_a_block_and_no_second_read(tmp_path):
     """A rule that asked for both columns whole would take 2 x 4 bytes of each token, and 8 more for the difference."""
     sys.path.insert(0, str(BENCHMARKS))

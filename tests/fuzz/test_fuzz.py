@@ -17,6 +17,7 @@ SEED = os.environ.get("ROLLOUTDOCTOR_FUZZ_SEED", "suite")
 PARTS = 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 # Kinds of tensors that only a hostile dump has.
 @pytest.mark.filterwarnings("ignore:.*(quantize|TypedStorage).*:UserWarning")

@@ -105,6 +105,7 @@ PLANTED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
 @pytest.mark.parametrize("trainer", ["trl", "verl"])
 def test_edited_advantages_are_named(trainer, name):
@@ -152,6 +153,7 @@ def noisy(batch):
     return replace(batch, per_row={**batch.per_row, "reward": reward_N + 0.1 * chosen_N})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", OPTIONS)
 @pytest.mark.parametrize(("share", "size"), [(0.1, 4), (0.2, 8)])
 def test_some_rows_have_the_reward_of_another(trainer, share, size):
@@ -172,6 +174,7 @@ def test_some_rows_moved_across_groups():
     assert (finding.code, finding.cause.hypothesis) == ("RDI004", "rewards-of-other-rows")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["rewards of no row", "a lattice", "pairs"])
 def test_rewards_that_could_be_of_any_row_accuse_nobody(kind):
     rows = steps_of(groups=16, size=2) if kind == "pairs" else steps_of()
@@ -186,6 +189,7 @@ def test_rewards_that_could_be_of_any_row_accuse_nobody(kind):
     assert causes(report) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bounds", [(None, 0.4), (None, 0.12345), (-0.2, None), (-0.3, 0.8)])
 @pytest.mark.parametrize("trainer", OPTIONS)
 def test_bounds_of_rewards_are_solved(trainer, bounds):
@@ -256,6 +260,7 @@ LOOK_ALIKES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOOK_ALIKES)
 @pytest.mark.parametrize("binary", [False, True])
 def test_look_alikes_have_no_cause(name, binary):
@@ -292,6 +297,7 @@ def test_a_coefficient_that_differs_from_step_to_step_is_none():
     assert causes(report) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["trl", "verl"])
 @pytest.mark.parametrize(("side", "value"), [("clip_high", 0.1), ("clip_low", 0.05)])
 def test_the_clip_range_is_solved(trainer, side, value):
@@ -316,6 +322,7 @@ def test_a_loss_that_some_clip_range_gives_in_one_step_has_no_cause():
     assert [(one.code, one.cause) for one in report.findings] == [("RDG005", None)]
 
 
+@pytest.mark.slow
 def test_an_entropy_bonus_that_is_not_subtracted_in_some_steps():
     def times(factor):
         def metrics(values, evaluation):
@@ -394,12 +401,14 @@ def test_what_is_clipped_is_counted_beside_the_loss():
     assert finding.cause.hypothesis == "not-clipped"
 
 
+@pytest.mark.slow
 def test_a_loss_that_follows_from_the_logged_advantages_is_no_second_fault():
     report = run_of("trl", steps_of(), advantages=LOOK_ALIKES["other values"])
     assert [one.code for one in report.findings] == ["RDA004"]
     assert not next(entry for entry in report.audit if entry.quantity == "loss").agrees
 
 
+@pytest.mark.slow
 def test_losses_of_zero_confirm_nothing():
     """Every loss is 0 within rounding: that follows from many formulas, and so from none."""
     report = run_of("trl", steps_of(), metrics=lambda values, evaluation: {**values, "loss": 0.0})

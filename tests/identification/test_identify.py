@@ -82,17 +82,20 @@ def check_found(trainer, options, seed):
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trainer", "options"), CONFIGURATIONS, ids=lambda value: str(value)[:60])
 def test_the_true_configuration_is_found(trainer, options):
     check_found(trainer, options, seed=3)
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(choice=st.sampled_from(CONFIGURATIONS), seed=st.integers(0, 10_000))
 def test_the_true_configuration_is_found_on_any_rows(choice, seed):
     check_found(*choice, seed=seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -113,6 +116,7 @@ def test_a_recipe_of_no_known_trainer_is_found(changes, words):
     assert result.use == ()
 
 
+@pytest.mark.slow
 def test_rows_that_vote_are_told_apart_by_masked_responses_alone():
     base = objective_of("verl", {"algorithm.adv_estimator": "grpo"})
     objective = replace(base, baseline_rows=base.baseline_rows.leaving_out(RowSet.REJECTED))
@@ -122,6 +126,7 @@ def test_rows_that_vote_are_told_apart_by_masked_responses_alone():
     assert any("only unmasked rows vote" in each.apart for each in plain.classes[0].equivalent)
 
 
+@pytest.mark.slow
 def test_recorded_options_that_the_log_contradicts():
     objective = objective_of("verl", {"algorithm.adv_estimator": "grpo"})
     wrong = {"algorithm.adv_estimator": "grpo", "algorithm.norm_adv_by_std_in_grpo": False}
@@ -137,6 +142,7 @@ def test_a_coefficient_is_one_number_for_the_run():
     assert result.stages[2].classes[0].options["beta"] == 0.04
 
 
+@pytest.mark.slow
 def test_without_logged_numbers_nothing_can_be_tested():
     run = run_of("verl", objective_of("verl", {"algorithm.adv_estimator": "grpo"}))
     steps = [replace(step, per_row={"reward": step.per_row["reward"]}) for step in run.batches(())]
@@ -148,6 +154,7 @@ def test_without_logged_numbers_nothing_can_be_tested():
     assert result.stages[0].remedy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [1, 2, 3, 4])
 def test_a_step_that_was_made_otherwise_is_named(bad):
     objective = objective_of("verl", {"algorithm.adv_estimator": "grpo"})

@@ -26,6 +26,7 @@ def log(path, values):
     return rd.open(path)
 
 
+@pytest.mark.slow
 def test_extremes_alone_tell_the_recipe_and_the_size_of_groups(tmp_path):
     result = identify_run(log(tmp_path / "run.metrics.jsonl", EXTREMES), ReadOptions())
     stage = result.stages[0]

@@ -147,6 +147,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_takes_a_mapped_dump(rolloutdoctor, tmp_path, full_dump, command):
     path, mapping = full_dump

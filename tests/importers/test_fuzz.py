@@ -78,6 +78,7 @@ def lines_survive(rows, cut, name, **options):
         return survives(folder, name, **options)
 
 
+@pytest.mark.slow
 @given(rows=st.lists(verl_row, max_size=5), cut=st.integers(0, 3))
 def test_verl_rows(rows, cut):
     lines_survive(rows, cut, "1.jsonl", importer="verl")

@@ -107,6 +107,7 @@ def changes(draw):
     return change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dump", DUMPS)
 def test_changed_lines(dump):
     @settings(max_examples=30)

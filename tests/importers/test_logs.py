@@ -199,6 +199,7 @@ def checked(started, tmp_path):
     return check
 
 
+@pytest.mark.slow
 def test_a_run_file_and_a_log_come_through_a_pipe(checked, tmp_path):
     sample = Path(__file__).parents[2] / "sample_data" / "slime_ppo.parquet"
     alone = tmp_path / "alone.parquet"

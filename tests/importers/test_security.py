@@ -79,6 +79,7 @@ def test_json_nested_a_million_deep_is_one_sentence(tmp_path, importer):
     assert not (tmp_path / "run.parquet").exists()
 
 
+@pytest.mark.slow
 def test_hostile_input_stays_in_bounded_memory(tmp_path):
     """One process, with no more memory than it needs anyway: deep JSON, endless lines, and a tensor of a terabyte."""
     (tmp_path / "deep.jsonl").write_text('{"step": 1, "score": ' + '{"a":' * 10**6 + "1" + "}" * 10**6 + "}\n")

@@ -40,6 +40,7 @@ def test_rows_of_one_rollout_are_one_trajectory(tmp_path):
         converted(tmp_path / "run.parquet", dump)
 
 
+@pytest.mark.slow
 def test_round_trip(tmp_path):
     dump = slime_dump(tmp_path / "dump")
     converted(tmp_path / "run.parquet", dump)
@@ -164,6 +165,7 @@ def train_file(rollout=0):
     return torch.load(REAL / "train_data" / f"{rollout}.pt", weights_only=True)
 
 
+@pytest.mark.slow
 def test_a_dump_of_slimes_own_functions(tmp_path):
     rows, sink = converted(tmp_path / "run.parquet", REAL)
     assert sink.notes == ["1 evaluation files (eval_*.pt) carry no group and are left out"]
@@ -263,6 +265,7 @@ ODD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("kind", ["train", "rollout"])
 def test_odd_values_anywhere(tmp_path, kind, odd):

@@ -79,6 +79,7 @@ def test_without_the_package_it_is_one_sentence(tmp_path, monkeypatch):
         read(path)
 
 
+@pytest.mark.slow
 def test_importing_the_reader_loads_no_tensorboard():
     import subprocess
 

@@ -131,6 +131,7 @@ def test_many_columns_take_time_in_proportion():
     assert time.process_time() - before < 5
 
 
+@pytest.mark.slow
 def test_reading_does_not_import_pandas():
     """It would take longer than a small run does."""
     rows = 6

@@ -50,6 +50,7 @@ def test_encodings(tmp_path):
     assert DELTA_BYTE_ARRAY in read_chunks(str(tmp_path / "t.parquet"))[0][0].encodings
 
 
+@pytest.mark.slow
 def test_damaged_footers_are_value_errors(path, tmp_path):
     intact = path.read_bytes()
     length = int.from_bytes(intact[-8:-4], "little")

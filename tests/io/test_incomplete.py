@@ -83,6 +83,7 @@ def checked(name, **layout):
     return check(open_run(["run.parquet"]), CheckOptions(device="cpu"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONAL)
 def test_no_rule_that_reads_the_column_is_clean(name):
     whole, part = checked(name, null=None), checked(name)

@@ -15,6 +15,7 @@ ROWS = 4
 TYPES = len(odd_types(random.Random(0), ROWS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(TYPES))
 def test_a_column_of_an_odd_type(tmp_path, monkeypatch, number):
     monkeypatch.chdir(tmp_path)

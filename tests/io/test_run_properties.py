@@ -150,6 +150,7 @@ HOW = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 @CASES
 @given(st.data())
@@ -163,6 +164,7 @@ def test_how_it_is_read_changes_nothing(how, data):
         assert [unpacked(batch) for batch in read(rows, layout)] == usual
 
 
+@pytest.mark.slow
 @CASES
 @given(st.data())
 def test_order_of_rows_changes_only_the_order(data):

@@ -70,6 +70,7 @@ def content(batch):
     return (batch.key, values, list(batch.group_ids), batch.sample_ids, batch.statuses, dict(batch.incomplete))
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_what_is_read_together_is_what_is_read_alone(tmp_path_factory, data):

@@ -65,6 +65,7 @@ def test_s3_gives_the_report_of_the_file(server, bucket):
     assert run.metrics.names() == {"kl"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["s3://bucket/runs", "s3://bucket/runs/", "s3://bucket/runs/part-*.parquet"])
 def test_s3_folders_and_patterns(server, bucket, given):
     run = open_run([given])
@@ -96,6 +97,7 @@ def command(started, server):
     return ended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", STORES)
 def test_other_stores_give_the_report_of_the_folder(command, bucket, scheme):
     if scheme == "hf":

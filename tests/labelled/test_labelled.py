@@ -32,6 +32,7 @@ def judged(training, path, expected=(), information=False):
     return outcomes.judged(body(rd.check(path)), expected, information, true_of(training))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "place"), NAMED)
 def test_a_fault_is_named_first(tmp_path, name, place):
     kind = FAULTS[name]
@@ -39,6 +40,7 @@ def test_a_fault_is_named_first(tmp_path, name, place):
     assert found["outcome"] == outcomes.NAMED, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", CLEAN)
 def test_a_clean_run_is_not_accused(tmp_path, number):
     assert judged(drawn(number), tmp_path / "run.parquet")["found"] == []

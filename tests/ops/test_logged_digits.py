@@ -28,6 +28,7 @@ FORMATS = [
 SIZES = st.floats(1e-3, 1e3).map(lambda x: float(torch.tensor(x)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("digits", FORMATS, ids=lambda one: one.words)
 @given(values=st.lists(SIZES, min_size=3, max_size=20), sign=st.sampled_from((-1, 1)))
 def test_what_was_rounded_lies_within_the_radius(digits, values, sign):

@@ -75,6 +75,7 @@ def agrees(setup, but=()):
     return report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("trainer", SETUPS)
 def test_a_healthy_run_agrees(trainer, part):
@@ -88,12 +89,14 @@ def test_a_healthy_run_agrees(trainer, part):
             assert not any(entry.not_compared for entry in report.audit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", SETUPS)
 def test_a_healthy_run_with_groups_of_equal_rewards_agrees(trainer):
     for number in range(FLAT):
         agrees(drawn(trainer, number, FLAT_REWARDS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", SETUPS)
 def test_a_run_with_fully_masked_responses_agrees(trainer):
     """Nothing is found but what such responses do to the baselines of others (RDA001)."""
@@ -105,18 +108,21 @@ def test_a_run_with_fully_masked_responses_agrees(trainer):
         agrees(replace(setup, **masked), but=("RDA001",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", VARIANTS)
 def test_a_healthy_run_of_every_policy_loss_of_verl_agrees(mode):
     for number in range(MORE or 1):
         agrees(with_policy_loss(drawn("verl", number), mode))
 
 
+@pytest.mark.slow
 def test_a_healthy_run_with_rarer_options_of_trl_agrees():
     # In the last one rounding decides the sign of an advantage, and so the weight of its row.
     for number in range(MORE) if MORE else (*range(12), 15):
         agrees(with_rarer_options(drawn("trl", number), number), but=("RDA001",))
 
 
+@pytest.mark.slow
 def test_a_healthy_run_with_a_rollout_correction_of_verl_agrees():
     for number in range(HEALTHY):
         report = agrees(with_rollout_correction(drawn("verl", number), number), but=("RDA001",))
@@ -130,6 +136,7 @@ def test_each_reward_is_divided_by_its_own_deviation_whatever_the_scale():
     agrees(setup, but=("RDA001",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setup", ONCE, ids=lambda setup: f"{setup.trainer}-{setup.seed}-{setup.rewards}")
 def test_what_once_was_taken_for_a_fault_agrees(setup):
     agrees(setup)
@@ -144,6 +151,7 @@ def holds(stage, trainer, options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", SETUPS)
 def test_identify_agrees_with_the_options(trainer):
     for number in range(IDENTIFIED):
@@ -163,6 +171,7 @@ def identified(setup):
     }
 
 
+@pytest.mark.slow
 def test_identify_claims_nothing_that_agrees_by_chance_under_an_unknown_cut():
     """Of six losses of some micro-batches one is within its radius of that of the whole step, without a KL term."""
     setup = drawn("trl", 7, FLAT_REWARDS)
@@ -174,6 +183,7 @@ def test_identify_claims_nothing_that_agrees_by_chance_under_an_unknown_cut():
         assert "micro_batch_id" in found[name].reason
 
 
+@pytest.mark.slow
 def test_identify_finds_a_kl_coefficient_where_the_logged_kl_cannot_be_compared():
     setup = drawn("trl", 2)
     assert setup.layout == "unrecorded"
@@ -183,6 +193,7 @@ def test_identify_finds_a_kl_coefficient_where_the_logged_kl_cannot_be_compared(
     assert found["loss"].classes[0].options["beta"] == setup.options["beta"]
 
 
+@pytest.mark.slow
 def test_identify_solves_for_a_coefficient_of_no_more_digits_than_the_log_tells():
     setup = drawn("trl", 11)
     assert setup.options["beta"] == 0.01
@@ -197,6 +208,7 @@ PLANTED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "trainer", "strength"),
     # Of the others one in nine, the strengths by turns.

@@ -202,6 +202,7 @@ SUBJECTS: dict[str, Callable[[object, int], None]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_drawn(algos, subject, part):

@@ -30,6 +30,7 @@ def warned(report):
     return {found.code for found in report.findings if found.severity > Severity.INFO and found.follows_from is None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_healthy_engine(tmp_path, dtype):
     report = checked(tmp_path, Engine(dtype=dtype))
@@ -42,11 +43,13 @@ def test_a_healthy_engine(tmp_path, dtype):
     assert 0.005 < size < 0.05 if dtype == torch.bfloat16 else size < 1e-5
 
 
+@pytest.mark.slow
 def test_log_probs_in_bfloat16(tmp_path):
     report = checked(tmp_path, Engine(rounds=True), prompt=SHORT)
     assert warned(report) == {"RDO005"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("temperature", "dtype"), [(0.7, torch.float32), (0.9, torch.bfloat16)])
 def test_another_temperature(tmp_path, temperature, dtype):
     report = checked(tmp_path, Engine(temperature=temperature, dtype=dtype), prompt=SHORT)
@@ -55,6 +58,7 @@ def test_another_temperature(tmp_path, temperature, dtype):
     assert found.measures["temperature"].value == pytest.approx(temperature, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_that_are_one_step_late(tmp_path, dtype):
     report = checked(tmp_path, Engine(behind=lambda step: int(step >= 5), dtype=dtype), prompt=SHORT)
@@ -63,6 +67,7 @@ def test_weights_that_are_one_step_late(tmp_path, dtype):
     assert found.measures["onset_step"].value == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [0, 6])
 def test_an_engine_that_gets_no_weights(tmp_path, last):
     report = checked(tmp_path, Engine(behind=lambda step: max(0, step - last)), steps=16)
@@ -71,6 +76,7 @@ def test_an_engine_that_gets_no_weights(tmp_path, last):
     assert found.measures["frozen_from"].value == last
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_cache_that_was_not_cleared(tmp_path, dtype):
     report = checked(tmp_path, Engine(keeps_cache=True, dtype=dtype), steps=20)

@@ -35,6 +35,7 @@ def true_findings(name):
     return found | {"RDM003", "RDI001"} if name in UNDEFINED else found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_run_agrees(name, tmp_path):
     report = rd.check(opened(name, tmp_path))
@@ -54,6 +55,7 @@ def holds(members, options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEALTHY[::4])
 def test_identify_agrees_with_the_options(name, tmp_path):
     options = RUNS[name].options
@@ -71,6 +73,7 @@ def test_identify_agrees_with_the_options(name, tmp_path):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_cause_is_named(name, tmp_path):
     cause, strength = name.rsplit(", ", 1)

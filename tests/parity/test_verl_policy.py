@@ -155,6 +155,7 @@ def test_every_mode_is_compared():
     assert set(VARIANTS) == set(verl_policy.LOSS_MODES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize(
     "layout",

@@ -91,6 +91,7 @@ for step in range(1, 100_000):
 """
 
 
+@pytest.mark.slow
 def test_kill_9_loses_at_most_the_step_in_flight(tmp_path):
     """The loop is killed outright; every command reads what it left, and convert makes a run file of it."""
     path = tmp_path / "run.parquet"
@@ -131,6 +132,7 @@ def pq_steps(journal, folder):
     return pq.read_table(folder / "converted.parquet")["step"].to_pylist()
 
 
+@pytest.mark.slow
 def test_a_closed_recording_and_its_journal_are_the_same_run(tmp_path):
     steps = [rows(step) for step in (1, 2, 3)]
     journal = journal_of(tmp_path / "run.parquet", steps)
@@ -353,6 +355,7 @@ def said(report):
     return [note for note in report.notes if "lack" in note], [one.code for one in report.findings]
 
 
+@pytest.mark.slow
 def test_missing_ranks_are_named_and_nothing_of_the_whole_step_is_confirmed(tmp_path):
     first, journal = two_ranks(tmp_path, ended=5)
     whole, alone = rd.check(rd.open(str(tmp_path))), rd.check(rd.open(str(first)))

@@ -42,6 +42,7 @@ def recorded(request, tmp_path_factory):
     return request.param, folder / "run.parquet"
 
 
+@pytest.mark.slow
 def test_a_healthy_run_is_clean(recorded):
     name, path = recorded
     report = checked(path)
@@ -76,6 +77,7 @@ def copied(path, folder, *, without=(), change=None):
     return folder / "run.parquet"
 
 
+@pytest.mark.slow
 def test_a_wrong_line_of_a_later_update_is_found(recorded, tmp_path):
     """The lines of the later optimizer steps count: one that is off is a difference."""
     name, path = recorded
@@ -83,6 +85,7 @@ def test_a_wrong_line_of_a_later_update_is_found(recorded, tmp_path):
     assert entries["loss"].compared - entries["loss"].agree == (0 if name == "an uneven split" else 1)
 
 
+@pytest.mark.slow
 def test_older_recordings_have_their_generations_in_the_identifiers(recorded, tmp_path):
     _, path = recorded
     older = copied(path, tmp_path, without=["generation_id", "trained_beyond", "response_mask_pre"])

@@ -106,6 +106,7 @@ GRPO = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRPO)
 def test_grpo(tmp_path, name):
     options = {"rewards": (shade,), **GRPO[name]}
@@ -156,6 +157,7 @@ RLOO = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RLOO)
 def test_rloo(tmp_path, name):
     options = {"rewards": (shade,), "learning_rate": 5e-2, **RLOO[name]}
@@ -186,6 +188,7 @@ def test_rloo(tmp_path, name):
         assert found == pytest.approx([row["advantage"]] * len(found), rel=1e-6, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["GRPOTrainer", "RLOOTrainer"])
 def test_a_killed_training_gives_the_findings_of_a_closed_one(tmp_path, name):
     """The journal as it is before the recording closes, every command's input, against the run file made of it."""
@@ -246,6 +249,7 @@ def free_port():
     raise AssertionError("no port of a hundred is free")
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path):
     """A group lies on both ranks; each rank writes its file, and the files together are the run."""
     folders = [tmp_path / name for name in ("GRPOTrainer", "RLOOTrainer")]
@@ -290,6 +294,7 @@ def check_two_ranks(folder):
     assert compared >= {("train", each) for each in GRPO_ALWAYS | CLIPPED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"steps": 7}, {"steps": 6, "logging_first_step": True, "num_iterations": 2}], ids=str
 )

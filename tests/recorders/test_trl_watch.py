@@ -79,6 +79,7 @@ def test_training_is_bit_identical(tmp_path):
         }
 
 
+@pytest.mark.slow
 def test_it_stops_only_if_asked(tmp_path):
     trainer, watching = trained(tmp_path / "goes on", rewards=[ones])
     assert trainer.state.global_step == 6
@@ -104,6 +105,7 @@ def test_a_failure_leaves_training_alone(tmp_path):
         trained(tmp_path / "loud", broken=broken, raise_errors=True)
 
 
+@pytest.mark.slow
 def test_time_is_bounded(tmp_path, clock):
     trainer, watching = trained(tmp_path / "run", steps=40, share=0.1)
     # A look is begun only where the share has room for one that lasts as long as the one before: a second, of which

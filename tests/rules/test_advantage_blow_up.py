@@ -148,6 +148,7 @@ def test_nothing_logged_is_no_verdict():
     assert "advantage" in skipped.remedy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize(
     ("trainer", "options"),

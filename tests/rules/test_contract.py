@@ -138,6 +138,7 @@ def judged(plan, state, configured):
     return judge(plan, state, configured, device="cpu", dtype="float64")
 
 
+@pytest.mark.slow
 @each_setup
 def test_parts_add_up_to_the_whole(setup):
     plan, fold, configured = folded(run(), logged=logged_by(setup), **SETUPS[setup])
@@ -150,6 +151,7 @@ def test_parts_add_up_to_the_whole(setup):
         assert repr(judged(plan, total, configured)) == repr(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setup", ["trl", "verl-rf++", "slime-ppo"])
 def test_a_rule_counts_what_it_counts_alone(setup):
     """What rules of a step share is the same for all of them."""
@@ -160,6 +162,7 @@ def test_a_rule_counts_what_it_counts_alone(setup):
         assert repr(measures_of(batches, setup, [code])[code]) == repr(measured), code
 
 
+@pytest.mark.slow
 @each_setup
 def test_order_of_steps_does_not_matter(setup):
     expected = repr(report_on(run(), logged=logged_by(setup), **SETUPS[setup]))
@@ -192,6 +195,7 @@ def undecided_by(setup):
     return {one.code for one in report_on(run(steps=2), logged=logged_by(setup), **SETUPS[setup]).skipped}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setup", ["trl", "verl-rf++", "slime-grpo", "slime-ppo"])
 @pytest.mark.parametrize("column", sorted(columns_of([full_batch(0)])))
 def test_a_missing_column_is_skipped_with_a_remedy(setup, column):
@@ -228,6 +232,7 @@ def test_policy_and_old_log_probs_both_missing():
     assert missing == {one.code for one in skipped} >= {"RDG001", "RDG002", "RDM001"}
 
 
+@pytest.mark.slow
 @each_setup
 @pytest.mark.parametrize("column", ["response_mask", "ref_log_probs", "reward", "group_id"])
 def test_a_column_that_is_null_in_some_steps(setup, column):
@@ -251,6 +256,7 @@ def permuted(batch, order_N):
     )
 
 
+@pytest.mark.slow
 @each_setup
 @settings(max_examples=3)
 @given(seed=seeds)
@@ -264,6 +270,7 @@ def test_order_of_rows_does_not_matter(setup, seed):
             assert same or one[code][name] == pytest.approx(value, rel=1e-9, abs=1e-9), (code, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setup", ["trl", "trl-bnpo", "verl-grpo", "slime-grpo"])
 @settings(max_examples=8)
 @given(seed=seeds)
@@ -291,6 +298,7 @@ def test_shift_of_all_rewards_leaves_group_advantages_alone(setup, seed):
 UNBOUNDED = ("kl_loss_share", "spurious_share_l1")
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(seed=seeds)
 def test_shares_are_shares(seed):

@@ -34,6 +34,7 @@ DEFAULTS = {"trl": {}, "trl-rloo": {}, "verl": {"adv_estimator": "grpo"}, "slime
 each_rows = pytest.mark.parametrize("rows", ROWS)
 
 
+@pytest.mark.slow
 @each_rows
 @pytest.mark.parametrize("logged", LOGS)
 @pytest.mark.parametrize("setup", [*SETUPS, None])
@@ -46,6 +47,7 @@ def test_every_rule_ends_in_one_of_four_ways(rows, logged, setup):
     assert all(one.reason and one.remedy for one in report.skipped)
 
 
+@pytest.mark.slow
 @each_rows
 @pytest.mark.parametrize("trainer", DEFAULTS)
 def test_assumed_options_take_away_and_never_add(rows, trainer):

@@ -66,6 +66,7 @@ def test_prompts_of_an_epoch():
     assert values(found_in(batches))["frozen_from"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "made",
     [

@@ -29,6 +29,7 @@ def recorded(batch, draw, *, is_split):
     return dataclasses.replace(batch, per_row={**batch.per_row, **rows}, per_token=tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setup", [*SETUPS, "no trainer"])
 @settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 10_000), order=st.permutations(range(4)), is_split=st.booleans())

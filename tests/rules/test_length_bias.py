@@ -43,6 +43,7 @@ def lengthy(slope, seed, steps=4):
     return report_on(CASES_OF_LENGTH.make(slope, seed)[:steps], trainer="verl", select=[CODE], **VERL)
 
 
+@pytest.mark.slow
 def test_clean_excludes_what_is_there_in_99_of_100_runs():
     many = [batch for seed in range(20) for batch in CASES_OF_LENGTH.make(0.1, 1000 + seed)]
     true = (

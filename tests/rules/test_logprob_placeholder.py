@@ -85,6 +85,7 @@ LOOK_ALIKES = CLEAN | {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", LOOK_ALIKES.values(), ids=LOOK_ALIKES)
 def test_look_alikes(options):
     steps = run(2, **options)

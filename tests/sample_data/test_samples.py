@@ -113,6 +113,7 @@ def report_of(name, dtype="float32"):
     return check(open_run([FOLDER / f"{name}.parquet"]), CheckOptions(device="cpu", dtype=dtype))
 
 
+@pytest.mark.slow
 @every_dtype
 @every_sample
 def test_check_finds_what_the_sample_was_made_for(name, dtype):
@@ -177,6 +178,7 @@ AT_LEAST = {
 }
 
 
+@pytest.mark.slow
 @every_dtype
 @every_sample
 def test_logged_metrics_are_reproduced(name, dtype):

@@ -40,6 +40,7 @@ def test_every_kind_has_its_picture():
     assert tuple(PICTURES) == KINDS == tuple(MAKE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MAKE)
 def test_nothing_of_a_picture_lies_outside_it(kind):
     """Titles and legends fit, with the longest name of a fix and with every panel there."""
@@ -109,6 +110,7 @@ ODD = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "data"), [(kind, data) for odd in ODD.values() for kind, data in odd.items()])
 def test_odd_data_is_drawn_without_a_warning(kind, data):
     assert as_bytes(figure_of(kind, data), kind, "svg").startswith(b"<?xml")
@@ -138,6 +140,7 @@ def test_a_figure_with_one_empty_panel_shows_something():
     assert words_alone(figure_of("baseline", baseline(points=((0.5, 0.0, 4),)))) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", ["png", "svg"])
 def test_the_same_bytes_each_time(kind, form):
@@ -178,6 +181,7 @@ def test_pictures_are_told_apart_in_grey():
     assert light(PALE) - light(ALARM) > 70
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_inline_picture_takes_the_colours_of_the_page(kind):
     svg = inline_svg(figure_of(kind, MAKE[kind]()), kind, 'a "b" <c>')
