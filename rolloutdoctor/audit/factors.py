@@ -42,8 +42,9 @@ def factor_of(tally: QuantityTally) -> str:
         if low <= factor <= high:
             return words
     for value, words in ((high, "{} times what the rows give"), (1 / low, "what the rows give, divided by {}")):
-        count = math.floor(value)
+        # One over the smallest numbers is infinite.
+        count = math.floor(value) if 2 <= value < _LARGEST_COUNT + 1 else 0
         width = value * (high - low) / high
-        if 2 <= count <= _LARGEST_COUNT and value - count <= width * (1 + 1e-12):
+        if count and value - count <= width * (1 + 1e-12):
             return words.format(count)
     return ""

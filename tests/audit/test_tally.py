@@ -150,3 +150,9 @@ def test_a_share_that_is_twice_another_is_no_factor():
 def test_a_wide_interval_has_no_factor():
     # 0.0001 is rounded to four digits: anything between 0.5 and 1.5 of it fits.
     assert factor_of(tally_value("loss", 0, 0.0002, 0.0001, 0.00005, "")) == ""
+
+
+@pytest.mark.parametrize("low", [5e-324, 1e-310, 1e300])
+def test_a_factor_beyond_every_count_is_no_count(low):
+    tally = QuantityTally("loss", compared=4, factor_low=low, factor_high=low)
+    assert factor_of(tally) == ""
