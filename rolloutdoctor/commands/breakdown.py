@@ -52,6 +52,20 @@ def bins_of_rewards(parts: pl.DataFrame) -> pl.DataFrame:
     return numbered.with_columns(label=pl.Series([labels[each] for each in numbered["bin"]], dtype=pl.String))
 
 
+def labelled(by: str, lines: pl.DataFrame) -> pl.DataFrame:
+    """Return lines with the bin of their part (`bin`) and its name (`label`).
+
+    Args:
+        by: kind of part: a number, or a text that names itself.
+        lines: with their `part`, and of rewards with their `rows`.
+    """
+    if by == "reward":
+        bins = bins_of_rewards(lines.group_by("part").agg(pl.sum("rows")).sort("part"))
+        return lines.join(bins.select("part", "bin", "label"), on="part", maintain_order="left")
+    labels = {part: length_label(part) if by == "length" else part for part in lines["part"].unique()}
+    return lines.with_columns(bin="part", label=pl.col("part").replace_strict(labels, return_dtype=pl.String))
+
+
 def reward_label(low: float, high: float) -> str:
     """Return the name of a bin of rewards."""
     if low == math.inf:
