@@ -78,7 +78,7 @@ def diff(
         by=options.by,
         effects=tuple(effects),
         notes=tuple(notes),
-        advantages=None if seen.figure is None else seen.figure.data(),
+        advantages=seen.figure,
     )
 
 

@@ -20,7 +20,7 @@ from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.plan import available, remedy
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
-from rolloutdoctor.engine.run_steps import EvaluatedStep, EvaluatedSteps, StepConsumer, run_file_steps
+from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer, run_file_steps
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
 from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.hypotheses.fixes import ChosenFix, choose
@@ -96,7 +96,7 @@ class Pictures(StepConsumer):
         for planned in self._planned.values():
             self.objectives |= planned.objectives
         self.per_token = frozenset[str]().union(*(planned.per_token for planned in self._planned.values()))
-        self._seen: dict[str, int] = dict.fromkeys(self._planned, 0)
+        self._seen: set[str] = set()
 
     def token_measures(self, batch: RolloutBatch) -> Mapping[str, TokenMeasure]:
         """See `StepConsumer`."""
@@ -104,23 +104,17 @@ class Pictures(StepConsumer):
         return {kind: measure for kind, measure in found.items() if measure is not None}
 
     def add(self, step: EvaluatedStep) -> None:
-        """Take in one step."""
-        self.add_all(EvaluatedSteps([step]))
-
-    def add_all(self, steps: EvaluatedSteps) -> None:
-        """Take in some steps; pictures of what the trainer computes pass over one that it cannot."""
-        able = [step for step in steps.steps if step.evaluations]
-        evaluated = steps if len(able) == len(steps.steps) else EvaluatedSteps(able)
+        """Take in one step; pictures of what the trainer computes pass over one that it cannot."""
         for kind, planned in self._planned.items():
-            own = evaluated if planned.evaluated else steps
-            self._seen[kind] += len(own.steps)
-            planned.figure.add_all(own)
+            if step.evaluations or not planned.evaluated:
+                self._seen.add(kind)
+                planned.figure.add(step)
 
     def gallery(self) -> Gallery:
         """Return what was gathered."""
         nothing = f"no {self.split} rows that could be evaluated; widen --steps or --split"
-        drawn = {kind: planned.figure.data() for kind, planned in self._planned.items() if self._seen[kind]}
-        return Gallery(drawn, self.left_out | {kind: nothing for kind, seen in self._seen.items() if not seen})
+        drawn = {kind: planned.figure.data() for kind, planned in self._planned.items() if kind in self._seen}
+        return Gallery(drawn, self.left_out | dict.fromkeys(self._planned.keys() - drawn, nothing))
 
 
 def _plan(kind: str, context: Context, fixes: Sequence[ChosenFix]) -> _Planned:

@@ -2,27 +2,21 @@
 
 from torch import Tensor
 
-from rolloutdoctor.commands.figures import FigureAccumulator, Series, carrying
+from rolloutdoctor.commands.figures import FigureAccumulator, carrying
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation
 from rolloutdoctor.objective.objective import Surrogate
 from rolloutdoctor.ops import elementwise as el
-from rolloutdoctor.ops.histogram import histogram
 from rolloutdoctor.results.figures import RatioData
-from rolloutdoctor.results.histograms import Histogram
 
 
 class RatioFigure(FigureAccumulator):
     """Importance ratios, and the gap between sampler and trainer."""
 
     def __init__(self, fix: str | None) -> None:
-        self.fix = fix
-        self.log_ratio, self.gap = Histogram(), Histogram()
-        self.after = None if fix is None else Histogram()
-        self.has_gap, self.on_policy, self.gap_of = True, True, "old_log_probs"
-        self.series = Series()
-        self.rule = ("", 0.0, 0.0)
+        super().__init__(fix)
+        self.has_gap, self.on_policy, self.rule = True, True, ("", 0.0, 0.0)
         self.outside = 0
 
     def add(self, step: EvaluatedStep) -> None:
@@ -33,7 +27,7 @@ class RatioFigure(FigureAccumulator):
             return
         rule = evaluation.objective.surrogate
         self.rule = (rule.old, rule.clip_low, rule.clip_high)
-        self.log_ratio += histogram(ratios.log())
+        self.count("log_ratio", ratios.log())
         self.on_policy &= batch.stored_name(rule.old) == batch.stored_name("policy_log_probs")
         count, below, above = _outside(ratios, rule)
         self.outside += below + above
@@ -41,45 +35,41 @@ class RatioFigure(FigureAccumulator):
         if batch.has("rollout_log_probs") and batch.has("old_log_probs"):
             gap_T = batch.column("old_log_probs").double() - batch.column("rollout_log_probs").double()
             gap_T = gap_T[batch.column("response_mask")]
-            self.gap += histogram(gap_T)
+            self.count("gap", gap_T)
             gap_T = el.finite(gap_T)
             mean_gap = float(gap_T.abs().mean()) if len(gap_T) else None
         else:
             self.has_gap = False
-        shares = (below / count, above / count) if count else (None, None)
-        self.series.add(batch.step, *shares, mean_gap, self._fixed(step))
+        shares = {"below": below / count, "above": above / count} if count else {}
+        self.line(batch.step, **shares, mean_gap=mean_gap, outside_after=self._fixed(step))
 
     def _fixed(self, step: EvaluatedStep) -> float | None:
         """Count the tokens that carry the policy term with the fix; the share of them outside its range."""
         fixed = None if self.fix is None else step.evaluations[self.fix]
         ratios = None if fixed is None else _ratios(step.batch, fixed)
-        if fixed is None or ratios is None or self.after is None:
+        if fixed is None or ratios is None:
             return None
-        self.after += histogram(ratios.log())
+        self.count("after", ratios.log())
         count, below, above = _outside(ratios, fixed.objective.surrogate)
         return (below + above) / count if count else None
 
     def data(self) -> RatioData:
         """Return histograms and series."""
-        steps, (below, above, mean_gap, after) = self.series.columns(4)
         old, low, high = self.rule
-        with_gap = self.has_gap and bool(self.gap.total)
+        with_gap = self.has_gap and bool(self.counts["gap"].total)
+        names = ["below", "above", *(["mean_gap"] if with_gap else []), *(["outside_after"] if self.fix else [])]
         return RatioData(
             old=old,
             on_policy=self.on_policy,
-            log_ratio=self.log_ratio,
-            gap=self.gap if with_gap else None,
-            gap_of=self.gap_of,
+            log_ratio=self.counts["log_ratio"],
+            gap=self.counts["gap"] if with_gap else None,
+            gap_of="old_log_probs",
             clip_low=low,
             clip_high=high,
-            steps=steps,
-            below=below,
-            above=above,
             outside=self.outside,
-            mean_gap=mean_gap if with_gap else (),
             fix=self.fix,
-            log_ratio_after=self.after,
-            outside_after=after if self.fix is not None else (),
+            log_ratio_after=None if self.fix is None else self.counts["after"],
+            **self.series(*names),
         )
 
 
