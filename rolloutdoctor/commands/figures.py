@@ -3,11 +3,11 @@
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import polars as pl
-import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
@@ -16,7 +16,7 @@ from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation, reward_
 from rolloutdoctor.evaluation.row_changes import baseline_drift, is_change
 from rolloutdoctor.evaluation.rows import in_scope
 from rolloutdoctor.evaluation.token_measures import TokenMeasure
-from rolloutdoctor.objective.objective import KlBuffer
+from rolloutdoctor.objective.objective import KlBuffer, Objective
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.histogram import histogram
 from rolloutdoctor.results.figures import (
@@ -41,14 +41,23 @@ class FigureAccumulator(ABC):
     Attributes:
         fix: what the run is compared with, or None.
         counts: name to a histogram.
+        columns: that are read.
+        objectives: name of an evaluation that it looks at to its objective, beside the one as configured.
+        per_token: labels of the evaluations whose token values it looks at.
+        evaluated: it looks at evaluations; False: at the rows alone, whoever made them.
     """
+
+    columns: frozenset[str] = frozenset()
+    objectives: Mapping[str, Objective] = {}
+    per_token: frozenset[str] = frozenset()
+    evaluated = True
 
     def __init__(self, fix: str | None = None) -> None:
         self.fix = fix
         self.counts: dict[str, Histogram] = defaultdict(Histogram)
         self._lines: list[dict[str, float | None]] = []
 
-    def token_measure(self, batch: RolloutBatch) -> TokenMeasure | None:
+    def token_measure(self) -> TokenMeasure | None:
         """Return what is to be measured of a step's tokens, block by block, or None."""
         return None
 
@@ -70,8 +79,7 @@ class FigureAccumulator(ABC):
 
     def series(self, *names: str) -> dict[str, Any]:
         """Return the steps in order, and some numbers of each; NaN where there is none."""
-        lines = pl.DataFrame(self._lines, {"steps": pl.Int64} | dict.fromkeys(names, pl.Float64))
-        return columns_of(lines)
+        return columns_of(pl.DataFrame(self._lines, {"steps": pl.Int64} | dict.fromkeys(names, pl.Float64)))
 
 
 def columns_of(lines: pl.DataFrame) -> dict[str, Any]:
@@ -201,19 +209,21 @@ class BaselineFigure(FigureAccumulator):
         groups = step.batch.groups
         if before is None or after is None or groups is None or before.rejected_N is None:
             return
-        live_N = ~before.rejected_N
-        change = baseline_drift(before, after, live_N)
+        change = baseline_drift(before, after, ~before.rejected_N)
         if change is None:
             return
         drift_N, drifted_N = change
-        drift_G = groups.total(torch.where(live_N, drift_N, 0.0)) / groups.total(live_N)
-        rejected_G = groups.total(before.rejected_N)
-        # Rounded, so that the number of distinct shares is bounded whatever the sizes of the groups.
-        share_G = (rejected_G / groups.size_G).mul(240).round() / 240
-        is_moved_G = groups.total(drifted_N) > 0
-        columns = {"touched": rejected_G > 0, "share": share_G, "drift": drift_G, "moved": is_moved_G}
-        found = pl.DataFrame({name: x_G.cpu().numpy() for name, x_G in columns.items()})
-        self._groups.append(found.select(pl.lit(step.batch.step, pl.Int64).alias("step"), pl.all()))
+        columns = {"group": groups.index_N, "rejected": before.rejected_N, "drift": drift_N, "moved": drifted_N}
+        rows = pl.DataFrame({name: x_N.cpu().numpy() for name, x_N in columns.items()})
+        found = rows.group_by("group").agg(
+            step=pl.lit(step.batch.step, pl.Int64),
+            touched=pl.any("rejected"),
+            # Rounded, so that the number of distinct shares is bounded whatever the sizes of the groups.
+            share=(pl.mean("rejected") * 240).round() / 240,
+            drift=pl.col("drift").filter(~pl.col("rejected")).mean(),
+            moved=pl.any("moved"),
+        )
+        self._groups.append(found.drop("group"))
 
     def data(self) -> BaselineData:
         """Return the points and their distribution."""

@@ -1,7 +1,7 @@
 """Gather pictures in one pass over a run, on their own or together with a check."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from rolloutdoctor.commands.check import report_of
 from rolloutdoctor.commands.figures import (
@@ -46,28 +46,8 @@ _HAVE_LENGTHS = ("response_ids", "response_mask", "policy_log_probs", "old_log_p
 DEFAULT_FIX = {"baseline": "rejected-rows", "gradient": "zero-std"}
 """What a picture that needs a comparison compares with, if the user says nothing."""
 
-
-@dataclass(frozen=True)
-class _Planned:
-    """A picture that can be made.
-
-    Attributes:
-        figure: gathers it.
-        columns: that it reads.
-        objectives: name of an evaluation that it looks at to its objective, beside the one as configured.
-        per_token: labels of the evaluations whose token values it looks at.
-        evaluated: it looks at evaluations; False: at the rows alone, whoever made them.
-    """
-
-    figure: FigureAccumulator
-    columns: frozenset[str]
-    objectives: Mapping[str, Objective]
-    per_token: frozenset[str] = frozenset()
-    evaluated: bool = True
-
-
-def _optional(context: Context) -> frozenset[str]:
-    return frozenset() if context.objective is None else optional_columns(context.objective)
+SHOWN = "rejected-rows"
+"""What a report compares the advantages with where a finding names it."""
 
 
 class Pictures(StepConsumer):
@@ -79,134 +59,126 @@ class Pictures(StepConsumer):
 
     def __init__(self, kinds: Iterable[str], context: Context, fixes: Sequence[ChosenFix], split: str = TRAIN) -> None:
         self.split: str = split
-        self._planned: dict[str, _Planned] = {}
+        self._figures: dict[str, FigureAccumulator] = {}
         self.left_out: dict[str, str] = {}
         for kind in kinds:
             try:
-                self._planned[known_kind(kind)] = _plan(kind, context, fixes)
+                self._figures[kind] = _plan(known_kind(kind), context, fixes)
             except InputError as error:
                 self.left_out[kind] = str(error)
-        columns = set().union(*(planned.columns for planned in self._planned.values()), _optional(context))
+        figures, objective = self._figures.values(), context.objective
+        columns = set().union(*(one.columns for one in figures))
+        columns |= frozenset() if objective is None else optional_columns(objective)
         for name in tuple(columns):
             columns |= set(STAND_INS.get(name, ()))
         self.columns = frozenset(columns) & context.columns
         self.objectives: dict[str, Objective] = {}
-        if context.objective is not None and any(planned.evaluated for planned in self._planned.values()):
-            self.objectives = {AS_CONFIGURED: context.objective}
-        for planned in self._planned.values():
-            self.objectives |= planned.objectives
-        self.per_token = frozenset[str]().union(*(planned.per_token for planned in self._planned.values()))
+        if objective is not None and any(one.evaluated for one in figures):
+            self.objectives = {AS_CONFIGURED: objective}
+        for one in figures:
+            self.objectives |= one.objectives
+        self.per_token = frozenset[str]().union(*(one.per_token for one in figures))
         self._seen: set[str] = set()
 
     def token_measures(self, batch: RolloutBatch) -> Mapping[str, TokenMeasure]:
         """See `StepConsumer`."""
-        found = {kind: planned.figure.token_measure(batch) for kind, planned in self._planned.items()}
+        found = {kind: figure.token_measure() for kind, figure in self._figures.items()}
         return {kind: measure for kind, measure in found.items() if measure is not None}
 
     def add(self, step: EvaluatedStep) -> None:
         """Take in one step; pictures of what the trainer computes pass over one that it cannot."""
-        for kind, planned in self._planned.items():
-            if step.evaluations or not planned.evaluated:
+        for kind, figure in self._figures.items():
+            if step.evaluations or not figure.evaluated:
                 self._seen.add(kind)
-                planned.figure.add(step)
+                figure.add(step)
 
     def gallery(self) -> Gallery:
         """Return what was gathered."""
         nothing = f"no {self.split} rows that could be evaluated; widen --steps or --split"
-        drawn = {kind: planned.figure.data() for kind, planned in self._planned.items() if kind in self._seen}
-        return Gallery(drawn, self.left_out | dict.fromkeys(self._planned.keys() - drawn, nothing))
+        drawn = {kind: figure.data() for kind, figure in self._figures.items() if kind in self._seen}
+        return Gallery(drawn, self.left_out | {kind: nothing for kind in self._figures if kind not in drawn})
 
 
-def _plan(kind: str, context: Context, fixes: Sequence[ChosenFix]) -> _Planned:
-    """Decide what a picture takes.
+def _plan(kind: str, context: Context, fixes: Sequence[ChosenFix]) -> FigureAccumulator:
+    """Return what gathers a picture.
 
     Raises:
         InputError: if it cannot be made of this run; the message says what would help.
         UsageError: if a fix that the user named is not about the trainer.
     """
-    if kind in ("mismatch", "lengths"):
-        return _of_rows(kind, context)
     objective = context.objective
+    if kind == "mismatch":
+        wanted = {"response_mask", "optim_step_id", "policy_version_min", "policy_version_max"}
+        return _reading(MismatchFigure(), {"old_log_probs", "rollout_log_probs"}, wanted, context)
+    if kind == "lengths":
+        lengths = next((name for name in _HAVE_LENGTHS if name in context.columns), "response_mask")
+        if lengths not in context.columns:
+            raise InputError(f"no column says how long responses are: {remedy([lengths], context)}")
+        return _reading(LengthsFigure(), {lengths}, {"response_ids", "status"}, context)
     if objective is None:
         raise InputError("the trainer of the run is unknown: name it with --trainer NAME")
     label, fixed = _with_fixes(kind, objective, fixes)
     edited = {} if label is None or fixed is None else {label: fixed}
-    columns = set(advantage_columns(objective)) if kind in ("advantages", "baseline") else set(loss_columns(objective))
-    for one in edited.values():
-        columns |= advantage_columns(one)
+    of_fix = frozenset[str]() if fixed is None else advantage_columns(fixed)
+    needed, wanted = loss_columns(objective) | of_fix, set()
+    figure: FigureAccumulator
     match kind:
         case "advantages":
-            planned = _Planned(AdvantagesFigure(label), frozenset(columns), edited)
+            figure, wanted = AdvantagesFigure(label), {"response_mask", "advantage", "advantages"}
+            needed = advantage_columns(objective) | of_fix
         case "kl":
-            planned = _kl(KlFigure(context.trainer, label), context, objective, edited)
+            figure, wanted, needed = KlFigure(context.trainer, label), {"kl"}, _kl_columns(objective, context)
+            figure.per_token = frozenset() if objective.kl_loss is None else frozenset({AS_CONFIGURED})
         case "baseline":
             if has_time_axis(objective):
                 raise InputError("the estimator has no group baseline")
             if label is None:
                 raise InputError("no fix that changes a baseline applies to this run; choose one with --fix")
-            planned = _Planned(BaselineFigure(label), frozenset(columns | {"response_mask", "group_id"}), edited)
+            figure = BaselineFigure(label)
+            needed = advantage_columns(objective) | of_fix | {"response_mask", "group_id"}
         case "gradient":
             if objective.entropy_bonus is not None:
                 raise InputError(objective.entropy_bonus.no_gradient)
-            objectives = edited | {POLICY_ONLY: replace(objective, kl_loss=None)}
-            planned = _Planned(GradientFigure(label), frozenset(columns), objectives)
+            figure, edited = GradientFigure(label), edited | {POLICY_ONLY: replace(objective, kl_loss=None)}
         case _:
             # A fix that moves no ratio and masks no token has nothing to show here.
-            moved = {} if fixed is None or not _moves_ratios(objective, fixed) else edited
-            kept = frozenset({AS_CONFIGURED, *moved})
-            planned = _Planned(RatioFigure(label if moved else None), frozenset(columns), moved, per_token=kept)
-    _require(planned.columns, context)
-    wanted = {
-        "advantages": {"response_mask", "advantage", "advantages"},
-        "kl": {"kl"},
-        "ratio": {"rollout_log_probs", "old_log_probs"},
-    }
-    return replace(planned, columns=planned.columns | wanted.get(kind, set()))
+            edited = edited if fixed is not None and _moves_ratios(objective, fixed) else {}
+            figure, wanted = RatioFigure(label if edited else None), {"rollout_log_probs", "old_log_probs"}
+            figure.per_token = frozenset({AS_CONFIGURED, *edited})
+    figure.objectives = edited
+    return _reading(figure, needed, wanted, context)
 
 
-def _require(columns: Iterable[str], context: Context) -> None:
-    """Refuse a run that lacks a column.
+def _reading(
+    figure: FigureAccumulator, needed: Collection[str], wanted: Collection[str], context: Context
+) -> FigureAccumulator:
+    """Let a picture read columns; refuse a run that lacks one that is needed.
 
     Raises:
         InputError: if it does; the message says what would record it.
     """
-    absent = sorted(name for name in columns if not available(name, context.columns))
+    absent = sorted(name for name in needed if not available(name, context.columns))
     if absent:
         word = "column" if len(absent) == 1 else "columns"
         raise InputError(f"missing {word} {', '.join(absent)}: {remedy(absent, context)}")
+    figure.columns = frozenset((*needed, *wanted))
+    return figure
 
 
-def _of_rows(kind: str, context: Context) -> _Planned:
-    """Decide what a picture of rows and tokens takes that needs no objective.
-
-    Raises:
-        InputError: if a column is missing.
-    """
-    if kind == "mismatch":
-        needed = frozenset({"old_log_probs", "rollout_log_probs"})
-        _require(needed, context)
-        wanted = needed | {"response_mask", "optim_step_id", "policy_version_min", "policy_version_max"}
-        return _Planned(MismatchFigure(), wanted, {}, evaluated=False)
-    lengths = next((name for name in _HAVE_LENGTHS if name in context.columns), None)
-    if lengths is None:
-        raise InputError(f"no column says how long responses are: {remedy(['response_mask'], context)}")
-    return _Planned(LengthsFigure(), frozenset({lengths, "response_ids", "status"}), {}, evaluated=False)
+def _kl_columns(objective: Objective, context: Context) -> frozenset[str]:
+    if objective.kl_loss is not None:
+        return loss_columns(objective)
+    term = objective.kl_reward
+    logged = context.metrics & set(context.trainer.kl_metrics if context.trainer else ())
+    if term is None or (term.coef == 0 and not logged):
+        raise InputError("the configuration has no KL term, so there is no KL to draw; set its options with --set")
+    return reward_kl_columns(objective) | {"response_mask", "reward"}
 
 
 def _moves_ratios(objective: Objective, fixed: Objective) -> bool:
     """True if a fix can change an importance ratio, its range, or which tokens have one."""
     same = replace(objective, policy=fixed.policy, surrogate=fixed.surrogate, policy_correction=fixed.policy_correction)
     return same != objective
-
-
-def _kl(figure: KlFigure, context: Context, objective: Objective, edited: Mapping[str, Objective]) -> _Planned:
-    if objective.kl_loss is not None:
-        return _Planned(figure, loss_columns(objective), edited, per_token=frozenset({AS_CONFIGURED}))
-    term = objective.kl_reward
-    logged = context.metrics & set(context.trainer.kl_metrics if context.trainer else ())
-    if term is None or (term.coef == 0 and not logged):
-        raise InputError("the configuration has no KL term, so there is no KL to draw; set its options with --set")
-    return _Planned(figure, reward_kl_columns(objective) | {"response_mask", "reward"}, edited)
 
 
 def _with_fixes(kind: str, objective: Objective, fixes: Sequence[ChosenFix]) -> tuple[str | None, Objective | None]:
@@ -282,25 +254,15 @@ def check_and_draw(
     ready = prepare(run, options)
     rules = RuleAccumulator(ready.plan)
     pictures = Pictures(kinds, ready.context, fixes, options.split or TRAIN)
-    by_fix = {} if fixes else _of_fixes(kinds, ready.context, options.split or TRAIN)
-    others = [*by_fix.values(), *(() if beside is None else [beside(ready)])]
-    run_file_steps(run, [rules, pictures, *others], options, ready.metrics, progress)
+    consumers: list[StepConsumer] = [rules, pictures, *([] if beside is None else [beside(ready)])]
+    fix, objective = choose(SHOWN), ready.context.objective
+    shown = None
+    if "advantages" in kinds and not fixes and objective is not None and fix.applies_to(objective):
+        shown = Pictures(["advantages"], ready.context, [fix], options.split or TRAIN)
+        consumers.append(shown)
+    run_file_steps(run, consumers, options, ready.metrics, progress)
     report = report_of(ready, rules.state())
     gallery = pictures.gallery()
-    for name in {finding.fix for finding in report.findings if finding.severity >= Severity.WARNING} & by_fix.keys():
-        gallery = Gallery({**gallery.drawn, **by_fix[name or ""].gallery().drawn}, gallery.left_out)
+    if shown is not None and any(one.fix == SHOWN and one.severity >= Severity.WARNING for one in report.findings):
+        gallery = Gallery({**gallery.drawn, **shown.gallery().drawn}, gallery.left_out)
     return report, marked(gallery, report.findings)
-
-
-_SHOWS = {"rejected-rows": "advantages"}
-"""The picture that shows what a fix changes, where it is not drawn with that fix anyway (`DEFAULT_FIX`)."""
-
-
-def _of_fixes(kinds: Sequence[str], context: Context, split: str) -> dict[str, Pictures]:
-    """The pictures that show a fault before and after its fix: which ones are wanted, the findings will tell."""
-    found = {}
-    for name, kind in _SHOWS.items():
-        fix = choose(name)
-        if kind in kinds and context.objective is not None and fix.applies_to(context.objective):
-            found[name] = Pictures([kind], context, [fix], split)
-    return found

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.commands.figures import FigureAccumulator, columns_of
-from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.evaluation.every_nth import every_nth
 from rolloutdoctor.evaluation.lag_table import LEAST_TOKENS
@@ -40,15 +39,19 @@ NO_TOKEN = -1
 class MismatchFigure(FigureAccumulator):
     """The sampler's log-probs against the trainer's."""
 
+    evaluated = False
+
     def __init__(self) -> None:
         super().__init__()
-        self._grid = torch.zeros(GRID_CELLS**2 + 1, dtype=torch.int64)
-        self._positions = torch.zeros(POSITIONS, BINS, dtype=torch.int64)
-        self._lags = torch.zeros(LAGS, BINS, dtype=torch.int64)
+        self._counts: dict[str, Tensor] = {
+            "grid": torch.zeros(GRID_CELLS**2 + 1, dtype=torch.int64),
+            "positions": torch.zeros(POSITIONS, BINS, dtype=torch.int64),
+            "sizes": torch.zeros(LAGS, BINS, dtype=torch.int64),
+        }
         self._steps: list[Spread] = []
         self._compared, self._sampled, self._stamped = "old_log_probs", False, False
 
-    def token_measure(self, batch: RolloutBatch) -> TokenMeasure:
+    def token_measure(self) -> TokenMeasure:
         """See `FigureAccumulator`."""
         return self._measure
 
@@ -70,31 +73,30 @@ class MismatchFigure(FigureAccumulator):
         batch, found = step.batch, step.token_measures.get("mismatch")
         if not found or not len(found["grid"]):
             return
-        self._grid += found["grid"].sum(0).cpu()
-        self._positions += found["positions"].sum(0).cpu()
-        sizes = found["sizes"].sum(0).cpu()
-        self._lags += sizes
+        for name, counts in self._counts.items():
+            counts += found[name].sum(0).cpu()
         self._stamped |= "policy_version_min" in batch.per_row and "policy_version_max" in batch.per_row
         self._sampled |= bool(found["sampled"].any())
         self._compared = batch.stored_name("old_log_probs") or self._compared
-        self._steps.append(_spread(batch.step, batch.step, sizes.sum(0)))
+        self._steps.append(_spread(batch.step, batch.step, found["sizes"].sum((0, 1))))
 
     def data(self) -> MismatchData:
         """Return the counts."""
-        rows = self._grid[:-1].reshape(GRID_CELLS, GRID_CELLS).tolist()
+        grid, positions, lags = self._counts.values()
+        rows = grid[:-1].reshape(GRID_CELLS, GRID_CELLS).tolist()
         return MismatchData(
             compared=self._compared,
             low=GRID_LOW,
             counts=tuple(map(tuple, rows)),
-            tokens=int(self._grid.sum()),
-            outside=int(self._grid[-1]),
+            tokens=int(grid.sum()),
+            outside=int(grid[-1]),
             by_step=tuple(sorted(self._steps, key=lambda one: one.first)),
             by_position=tuple(
                 _spread(2**place // 2, 2**place - 1 if place else 0, counts)
-                for place, counts in enumerate(self._positions)
+                for place, counts in enumerate(positions)
                 if int(counts.sum())
             ),
-            by_lag=tuple(_spread(lag, lag, counts) for lag, counts in enumerate(self._lags) if int(counts.sum()))
+            by_lag=tuple(_spread(lag, lag, counts) for lag, counts in enumerate(lags) if int(counts.sum()))
             if self._stamped
             else (),
             sampled=self._sampled,
@@ -142,6 +144,8 @@ def _spread(first: int, last: int, counts: Tensor) -> Spread:
 
 class LengthsFigure(FigureAccumulator):
     """How long responses are, and how they end."""
+
+    evaluated = False
 
     def __init__(self) -> None:
         super().__init__()
