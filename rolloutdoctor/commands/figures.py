@@ -1,7 +1,7 @@
 """Figure accumulators: each gathers one picture step by step, as histograms and a table of a line a step or group."""
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,11 +11,10 @@ import polars as pl
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.engine.run_steps import EvaluatedStep
+from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation, reward_kl_tokens
 from rolloutdoctor.evaluation.row_changes import baseline_drift, is_change
 from rolloutdoctor.evaluation.rows import in_scope
-from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.objective.objective import KlBuffer, Objective
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.histogram import histogram
@@ -35,34 +34,31 @@ from rolloutdoctor.trainers.spec import Trainer
 POLICY_ONLY = "policy part"
 
 
-class FigureAccumulator(ABC):
+class FigureAccumulator(StepConsumer):
     """Gathers one picture: a line of numbers a step, and histograms of the run.
 
     Attributes:
         fix: what the run is compared with, or None.
         counts: name to a histogram.
-        columns: that are read.
-        objectives: name of an evaluation that it looks at to its objective, beside the one as configured.
-        per_token: labels of the evaluations whose token values it looks at.
-        evaluated: it looks at evaluations; False: at the rows alone, whoever made them.
+        seen: some step could be looked at.
     """
 
-    columns: frozenset[str] = frozenset()
     objectives: Mapping[str, Objective] = {}
-    per_token: frozenset[str] = frozenset()
-    evaluated = True
 
     def __init__(self, fix: str | None = None) -> None:
         self.fix = fix
         self.counts: dict[str, Histogram] = defaultdict(Histogram)
+        self.seen = False
         self._lines: list[dict[str, float | None]] = []
 
-    def token_measure(self) -> TokenMeasure | None:
-        """Return what is to be measured of a step's tokens, block by block, or None."""
-        return None
+    def add(self, step: EvaluatedStep) -> None:
+        """Take in one step; a picture of what the trainer computes passes over one that it cannot."""
+        if step.evaluations or not self.objectives:
+            self.seen = True
+            self.gather(step)
 
     @abstractmethod
-    def add(self, step: EvaluatedStep) -> None:
+    def gather(self, step: EvaluatedStep) -> None:
         """Take in one step; a step in which a column is null is passed over."""
 
     @abstractmethod
@@ -94,7 +90,7 @@ class AdvantagesFigure(FigureAccumulator):
         super().__init__(fix)
         self._data = AdvantagesData("rows", Histogram(), fix, None if fix is None else Histogram())
 
-    def add(self, step: EvaluatedStep) -> None:
+    def gather(self, step: EvaluatedStep) -> None:
         """Count one step."""
         before = _advantages(step, AS_CONFIGURED)
         after = None if self.fix is None else _advantages(step, self.fix)
@@ -151,7 +147,7 @@ class KlFigure(FigureAccumulator):
         super().__init__(fix)
         self.trainer, self.metric, self.estimator = trainer, "", ""
 
-    def add(self, step: EvaluatedStep) -> None:
+    def gather(self, step: EvaluatedStep) -> None:
         """Take the metric, and count the tokens."""
         evaluation, batch, trainer = step.evaluations[AS_CONFIGURED], step.batch, self.trainer
         term = evaluation.objective.kl_loss
@@ -203,7 +199,7 @@ class BaselineFigure(FigureAccumulator):
         kinds = {"step": pl.Int64, "touched": pl.Boolean, "share": pl.Float64, "drift": pl.Float64}
         self._groups = [pl.DataFrame(schema=kinds | {"moved": pl.Boolean})]
 
-    def add(self, step: EvaluatedStep) -> None:
+    def gather(self, step: EvaluatedStep) -> None:
         """Keep the groups of one step."""
         before, after = step.evaluations[AS_CONFIGURED].rows, step.evaluations[self.fix].rows
         groups = step.batch.groups
@@ -254,7 +250,7 @@ class BaselineFigure(FigureAccumulator):
 class GradientFigure(FigureAccumulator):
     """The parts of the gradient, and what the fix changes in it."""
 
-    def add(self, step: EvaluatedStep) -> None:
+    def gather(self, step: EvaluatedStep) -> None:
         """Take the norms of one step."""
         whole, policy = step.evaluations[AS_CONFIGURED].tokens, step.evaluations[POLICY_ONLY].tokens
         if whole is None or policy is None:

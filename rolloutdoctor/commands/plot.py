@@ -1,6 +1,6 @@
 """Gather pictures in one pass over a run, on their own or together with a check."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from rolloutdoctor.commands.check import report_of
@@ -15,14 +15,13 @@ from rolloutdoctor.commands.figures import (
 from rolloutdoctor.commands.marks import MARKING, marked
 from rolloutdoctor.commands.ratio_figure import RatioFigure
 from rolloutdoctor.commands.token_figures import LengthsFigure, MismatchFigure
-from rolloutdoctor.data.batch import STAND_INS, TRAIN, RolloutBatch
+from rolloutdoctor.data.batch import STAND_INS, TRAIN
 from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.plan import available, remedy
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
-from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer, run_file_steps
+from rolloutdoctor.engine.run_steps import StepConsumer, run_file_steps
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
-from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.hypotheses.fixes import ChosenFix, choose
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
@@ -50,53 +49,30 @@ SHOWN = "rejected-rows"
 """What a report compares the advantages with where a finding names it."""
 
 
-class Pictures(StepConsumer):
+class Pictures:
     """The pictures of a run, as they are being gathered.
 
     Attributes:
+        figures: kind to what gathers it.
         left_out: kind to why it cannot be made.
     """
 
     def __init__(self, kinds: Iterable[str], context: Context, fixes: Sequence[ChosenFix], split: str = TRAIN) -> None:
-        self.split: str = split
-        self._figures: dict[str, FigureAccumulator] = {}
+        self._split = split
+        self.figures: dict[str, FigureAccumulator] = {}
         self.left_out: dict[str, str] = {}
         for kind in kinds:
             try:
-                self._figures[kind] = _plan(known_kind(kind), context, fixes)
+                self.figures[kind] = _plan(known_kind(kind), context, fixes)
+                self.figures[kind].split = split
             except InputError as error:
                 self.left_out[kind] = str(error)
-        figures, objective = self._figures.values(), context.objective
-        columns = set().union(*(one.columns for one in figures))
-        columns |= frozenset() if objective is None else optional_columns(objective)
-        for name in tuple(columns):
-            columns |= set(STAND_INS.get(name, ()))
-        self.columns = frozenset(columns) & context.columns
-        self.objectives: dict[str, Objective] = {}
-        if objective is not None and any(one.evaluated for one in figures):
-            self.objectives = {AS_CONFIGURED: objective}
-        for one in figures:
-            self.objectives |= one.objectives
-        self.per_token = frozenset[str]().union(*(one.per_token for one in figures))
-        self._seen: set[str] = set()
-
-    def token_measures(self, batch: RolloutBatch) -> Mapping[str, TokenMeasure]:
-        """See `StepConsumer`."""
-        found = {kind: figure.token_measure() for kind, figure in self._figures.items()}
-        return {kind: measure for kind, measure in found.items() if measure is not None}
-
-    def add(self, step: EvaluatedStep) -> None:
-        """Take in one step; pictures of what the trainer computes pass over one that it cannot."""
-        for kind, figure in self._figures.items():
-            if step.evaluations or not figure.evaluated:
-                self._seen.add(kind)
-                figure.add(step)
 
     def gallery(self) -> Gallery:
         """Return what was gathered."""
-        nothing = f"no {self.split} rows that could be evaluated; widen --steps or --split"
-        drawn = {kind: figure.data() for kind, figure in self._figures.items() if kind in self._seen}
-        return Gallery(drawn, self.left_out | {kind: nothing for kind in self._figures if kind not in drawn})
+        nothing = f"no {self._split} rows that could be evaluated; widen --steps or --split"
+        drawn = {kind: figure.data() for kind, figure in self.figures.items() if figure.seen}
+        return Gallery(drawn, self.left_out | {kind: nothing for kind in self.figures if kind not in drawn})
 
 
 def _plan(kind: str, context: Context, fixes: Sequence[ChosenFix]) -> FigureAccumulator:
@@ -145,7 +121,7 @@ def _plan(kind: str, context: Context, fixes: Sequence[ChosenFix]) -> FigureAccu
             edited = edited if fixed is not None and _moves_ratios(objective, fixed) else {}
             figure, wanted = RatioFigure(label if edited else None), {"rollout_log_probs", "old_log_probs"}
             figure.per_token = frozenset({AS_CONFIGURED, *edited})
-    figure.objectives = edited
+    figure.objectives = {AS_CONFIGURED: objective, **edited}
     return _reading(figure, needed, wanted, context)
 
 
@@ -161,7 +137,9 @@ def _reading(
     if absent:
         word = "column" if len(absent) == 1 else "columns"
         raise InputError(f"missing {word} {', '.join(absent)}: {remedy(absent, context)}")
-    figure.columns = frozenset((*needed, *wanted))
+    columns = {*needed, *wanted, *(optional_columns(context.objective) if context.objective else ())}
+    stand_ins = (STAND_INS.get(name, ()) for name in columns)
+    figure.columns = context.columns.intersection(columns.union(*stand_ins))
     return figure
 
 
@@ -212,14 +190,15 @@ def draw(
     pictures = Pictures([kind], ready.context, fixes, options.split or TRAIN)
     if kind in pictures.left_out:
         raise InputError(f"no picture of {kind}: {pictures.left_out[kind]}")
-    if kind == "ratio" and fixes and len(pictures.objectives) == 1:
+    if kind == "ratio" and fixes and len(pictures.figures[kind].objectives) == 1:
         label = " + ".join(fix.label for fix in fixes)
         raise UsageError(
             f"--fix {label} changes no importance ratio and no trained token, so there is no ratio before and after; "
             "leave --fix out, or draw advantages, gradient or baseline with it"
         )
     rules = [RuleAccumulator(ready.plan)] if kind == "mismatch" else []
-    run_file_steps(run, [*rules, pictures], replace(options, split=pictures.split), ready.metrics, progress)
+    consumers = [*rules, *pictures.figures.values()]
+    run_file_steps(run, consumers, replace(options, split=options.split or TRAIN), ready.metrics, progress)
     gallery = pictures.gallery()
     for one in rules:
         gallery = marked(gallery, report_of(ready, one.state()).findings)
@@ -254,12 +233,12 @@ def check_and_draw(
     ready = prepare(run, options)
     rules = RuleAccumulator(ready.plan)
     pictures = Pictures(kinds, ready.context, fixes, options.split or TRAIN)
-    consumers: list[StepConsumer] = [rules, pictures, *([] if beside is None else [beside(ready)])]
+    consumers: list[StepConsumer] = [rules, *pictures.figures.values(), *([] if beside is None else [beside(ready)])]
     fix, objective = choose(SHOWN), ready.context.objective
     shown = None
     if "advantages" in kinds and not fixes and objective is not None and fix.applies_to(objective):
         shown = Pictures(["advantages"], ready.context, [fix], options.split or TRAIN)
-        consumers.append(shown)
+        consumers += shown.figures.values()
     run_file_steps(run, consumers, options, ready.metrics, progress)
     report = report_of(ready, rules.state())
     gallery = pictures.gallery()

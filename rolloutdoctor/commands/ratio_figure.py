@@ -19,7 +19,7 @@ class RatioFigure(FigureAccumulator):
         self.has_gap, self.on_policy, self.rule = True, True, ("", 0.0, 0.0)
         self.outside = 0
 
-    def add(self, step: EvaluatedStep) -> None:
+    def gather(self, step: EvaluatedStep) -> None:
         """Count the tokens of one step that carry the policy term."""
         evaluation, batch = step.evaluations[AS_CONFIGURED], step.batch
         ratios = _ratios(batch, evaluation)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.commands.figures import FigureAccumulator, columns_of
+from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.evaluation.every_nth import every_nth
 from rolloutdoctor.evaluation.lag_table import LEAST_TOKENS
@@ -39,8 +40,6 @@ NO_TOKEN = -1
 class MismatchFigure(FigureAccumulator):
     """The sampler's log-probs against the trainer's."""
 
-    evaluated = False
-
     def __init__(self) -> None:
         super().__init__()
         self._counts: dict[str, Tensor] = {
@@ -51,9 +50,9 @@ class MismatchFigure(FigureAccumulator):
         self._steps: list[Spread] = []
         self._compared, self._sampled, self._stamped = "old_log_probs", False, False
 
-    def token_measure(self) -> TokenMeasure:
-        """See `FigureAccumulator`."""
-        return self._measure
+    def token_measures(self, batch: RolloutBatch) -> Mapping[str, TokenMeasure]:
+        """See `StepConsumer`."""
+        return {"mismatch": self._measure}
 
     def _measure(self, block: TokenBlock) -> Mapping[str, Tensor]:
         gap, rows = gap_of(block), block.batch
@@ -68,7 +67,7 @@ class MismatchFigure(FigureAccumulator):
             "sampled": torch.full((1,), every_nth(block).stride > 1),
         }
 
-    def add(self, step: EvaluatedStep) -> None:
+    def gather(self, step: EvaluatedStep) -> None:
         """Add up the blocks of one step."""
         batch, found = step.batch, step.token_measures.get("mismatch")
         if not found or not len(found["grid"]):
@@ -145,14 +144,12 @@ def _spread(first: int, last: int, counts: Tensor) -> Spread:
 class LengthsFigure(FigureAccumulator):
     """How long responses are, and how they end."""
 
-    evaluated = False
-
     def __init__(self) -> None:
         super().__init__()
         kinds = {"steps": pl.Int64, "length": pl.Int64, "cut": pl.Boolean, "last": pl.Int64}
         self._rows = [pl.DataFrame(schema=kinds)]
 
-    def add(self, step: EvaluatedStep) -> None:
+    def gather(self, step: EvaluatedStep) -> None:
         """Keep how long the rows of one step are, whether they were cut off, and their last token."""
         batch = step.batch
         columns: dict[str, Any] = {"length": batch.rows.diff().cpu().numpy()}

@@ -180,5 +180,5 @@ def test_without_a_trainer_there_is_nothing_to_draw():
     assert set(pictures.left_out) == set(KINDS)
     of_rows = {"mismatch", "lengths"}
     assert all("--trainer NAME" in why for kind, why in pictures.left_out.items() if kind not in of_rows)
-    StepDispatcher([pictures], torch.float32).step(next(iter(sample("run").batches(set()))), {})
+    StepDispatcher([*pictures.figures.values()], torch.float32).step(next(iter(sample("run").batches(set()))), {})
     assert pictures.gallery().drawn == {}
