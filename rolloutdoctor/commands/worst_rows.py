@@ -1,6 +1,7 @@
 """The worst rows of a run, for people to read: those of the worst findings, of the gradient, and of the sampler gap."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,7 +11,7 @@ from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.engine.prepare import PreparedRun
 from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer
-from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, evaluate
+from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation, evaluate
 from rolloutdoctor.evaluation.token_measures import TokenBlock, TokenMeasure
 from rolloutdoctor.io.run import StepRange
 from rolloutdoctor.objective.objective import Objective
@@ -40,14 +41,12 @@ class Place:
 
     Attributes:
         key: its step and split.
-        sample_id: its name; None: `row` says which it is.
-        row: its number in the step, or None.
+        sample_id: its name.
         why: why it is shown.
     """
 
     key: StepKey
-    sample_id: str | None
-    row: int | None
+    sample_id: str
     why: str
 
 
@@ -74,7 +73,7 @@ class WorstRows(StepConsumer):
         if context.objective is not None:
             needed |= loss_columns(context.objective) | optional_columns(context.objective)
         self.columns = needed & context.columns
-        self._largest: dict[str, list[tuple[float, int, int, float]]] = {name: [] for name in _WHY}
+        self._largest: dict[str, list[tuple[float, int, str, float]]] = {name: [] for name in _WHY}
 
     def token_measures(self, batch: RolloutBatch) -> Mapping[str, TokenMeasure]:
         """See `StepConsumer`."""
@@ -92,7 +91,9 @@ class WorstRows(StepConsumer):
         sizes |= step.token_measures.get("gap", {})
         for name, size_N in sizes.items():
             largest, row = torch.where(size_N.isfinite(), size_N, 0.0).max(0)
-            self._largest[name].append((-float(largest), step.batch.step, int(row), float(size_N.sum())))
+            self._largest[name].append(
+                (-float(largest), step.batch.step, step.batch.sample_name(int(row)), float(size_N.sum()))
+            )
 
     def places(self, findings: Sequence[Finding]) -> list[Place]:
         """The rows to be shown: of the worst findings first."""
@@ -101,12 +102,12 @@ class WorstRows(StepConsumer):
             one = next((each for each in finding.examples if each.sample_id is not None), None)
             if one is not None and finding.severity >= Severity.WARNING and len(found) < MOST_ROWS // 2:
                 why = f"{finding.code} {finding.name}: {one.note}"
-                found.append(Place(StepKey(one.step, TRAIN), one.sample_id, None, why))
+                found.append(Place(StepKey(one.step, TRAIN), str(one.sample_id), why))
         for name, largest in self._largest.items():
-            size, step, row, total = min(largest, default=(0.0, 0, 0, 0.0))
+            size, step, sample, total = min(largest, default=(0.0, 0, "", 0.0), key=lambda one: one[:2])
             if size:
                 why = _WHY[name].format(value=-size, step=step, share=-100 * size / total)
-                found.append(Place(StepKey(step, TRAIN), None, row, why))
+                found.append(Place(StepKey(step, TRAIN), sample, why))
         return found
 
     def views(self, findings: Sequence[Finding], options: ReadOptions) -> list[RowView]:
@@ -130,24 +131,19 @@ class WorstRows(StepConsumer):
         self, key: StepKey, places: Sequence[Place], options: ReadOptions
     ) -> Iterator[tuple[Place, int, RowView]]:
         run, dtype = self._ready.run, find_dtype(options.dtype)
-        columns = self.columns | (_SHOWN & run.columns)
-        only = StepRange(key.step, key.step + 1)
+        columns, step = self.columns | (_SHOWN & run.columns), StepRange(key.step, key.step + 1)
         with evaluation_mode():
-            for batch in run.batches(columns, steps=only, split=key.split, dtype=dtype):
+            for batch in run.batches(columns, steps=step, split=key.split, dtype=dtype):
                 evaluation = None
                 for objective in self.objectives.values():
-                    try:
+                    with suppress(CannotComputeError):
                         logged = self._ready.metrics.at(key)
                         evaluation = evaluate(batch, objective, dtype=dtype, per_token=True, logged=logged)
-                    except CannotComputeError:
-                        continue
-                values = None if evaluation is None or evaluation.rows is None else evaluation.rows.advantage_N
-                kept = None if evaluation is None else evaluation.per_token
+                rows = {batch.sample_name(row): row for row in range(len(batch))}
                 for place in places:
-                    row = _row_of(batch, place)
-                    if row is not None:
-                        grad_T = None if kept is None else kept.grad_T
-                        yield place, row, _view(batch, row, place.why, grad_T, values)
+                    if place.sample_id in rows:
+                        row = rows[place.sample_id]
+                        yield place, row, _view(batch, row, place.why, evaluation)
 
 
 def _gaps(block: TokenBlock) -> Mapping[str, torch.Tensor]:
@@ -155,18 +151,11 @@ def _gaps(block: TokenBlock) -> Mapping[str, torch.Tensor]:
     return {"gap": block.row_sum(torch.where(block.trained_T & size_T.isfinite(), size_T, 0.0))}
 
 
-def _row_of(batch: RolloutBatch, place: Place) -> int | None:
-    if place.row is not None:
-        return place.row
-    return next((row for row in range(len(batch)) if batch.sample_name(row) == place.sample_id), None)
-
-
-def _view(
-    batch: RolloutBatch, row: int, why: str, grad_T: torch.Tensor | None, advantage_N: torch.Tensor | None
-) -> RowView:
+def _view(batch: RolloutBatch, row: int, why: str, evaluation: Evaluation | None) -> RowView:
     start, stop = int(batch.rows[row]), int(batch.rows[row + 1])
     here = slice(start, stop)
-    grad = None if grad_T is None else grad_T[here].double()
+    kept = None if evaluation is None else evaluation.per_token
+    grad = None if kept is None else kept.grad_T[here].double()
     gap = None
     if batch.has(*_PAIR):
         gap = batch.tokens_of(_PAIR[0], here).double() - batch.tokens_of(_PAIR[1], here).double()
@@ -174,8 +163,8 @@ def _view(
     first, last = _window(weight, stop - start)
     part = slice(start + first, start + last)
     total = None if grad is None else float(grad.abs().sum())
-    if advantage_N is None and "advantage" in batch.per_row:
-        advantage_N = batch.column("advantage")
+    computed = None if evaluation is None or evaluation.rows is None else evaluation.rows.advantage_N
+    advantage_N = batch.per_row.get("advantage") if computed is None else computed
     return RowView(
         step=batch.step,
         split=batch.split,
