@@ -88,7 +88,8 @@ class RowComparison:
 
     def matched(self) -> tuple[Matched, ...]:
         """Return what was compared, in causal order."""
-        counts = pl.DataFrame(self._counts, ["quantity", "compared", "equal", "largest"], orient="row")
+        schema = {"quantity": pl.String, "compared": pl.Int64, "equal": pl.Int64, "largest": pl.Float64}
+        counts = pl.DataFrame(self._counts, schema, orient="row")
         found = counts.group_by("quantity").agg(pl.sum("compared", "equal"), pl.max("largest"))
         order = ("prompt", "response", *AFTER_IDS)
         return tuple(Matched(*line) for line in sorted(found.rows(), key=lambda line: order.index(line[0])))

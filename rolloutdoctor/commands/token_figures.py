@@ -59,7 +59,7 @@ class MismatchFigure(FigureAccumulator):
         if gap is None:
             return {}
         lag_N = lags_of(block.of_step("policy_version_min"), block.of_step("policy_version_max"), LAGS, rows.by_step)
-        kind_N = torch.zeros(len(rows), dtype=torch.int64) if lag_N is None else lag_N
+        kind_N = torch.zeros_like(rows.by_step.step_N) if lag_N is None else lag_N
         return {
             "grid": _cells(gap)[None],
             "positions": _by_position(gap, every_nth(block).stride)[None],
