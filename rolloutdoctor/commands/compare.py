@@ -265,7 +265,13 @@ def _row_parts(a: _Seen, b: _Seen, by: str) -> Iterator[Part]:
         "response_length": [pl.col("tokens").filter(mine).mean() for mine in sides],
     }
     asked = {f"{name} {side}": value for name, pair in measures.items() for side, value in enumerate(pair)}
-    found = labelled(by, rows).group_by("bin", "label").agg(**asked).sort("bin", nulls_last=True).fill_null(math.nan)
+    found = (
+        labelled(by, rows)
+        .group_by("bin", "label", maintain_order=True)
+        .agg(**asked)
+        .sort("bin", nulls_last=True)
+        .fill_null(math.nan)
+    )
     for line in found.to_dicts():
         yield Part(line["label"], {name: (line[f"{name} 0"], line[f"{name} 1"]) for name in measures})
 

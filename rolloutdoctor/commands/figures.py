@@ -18,14 +18,7 @@ from rolloutdoctor.evaluation.rows import in_scope
 from rolloutdoctor.objective.objective import KlBuffer, Objective
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.histogram import histogram
-from rolloutdoctor.results.figures import (
-    AdvantagesData,
-    Band,
-    BaselineData,
-    GradientData,
-    KlData,
-    PictureData,
-)
+from rolloutdoctor.results.figures import AdvantagesData, Band, BaselineData, GradientData, KlData, PictureData
 from rolloutdoctor.results.histograms import Histogram
 from rolloutdoctor.rules.kl_metric_corrupted import KlMetricCorrupted
 from rolloutdoctor.rules.step import StepView
@@ -211,7 +204,7 @@ class BaselineFigure(FigureAccumulator):
         drift_N, drifted_N = change
         columns = {"group": groups.index_N, "rejected": before.rejected_N, "drift": drift_N, "moved": drifted_N}
         rows = pl.DataFrame({name: x_N.cpu().numpy() for name, x_N in columns.items()})
-        found = rows.group_by("group").agg(
+        found = rows.group_by("group", maintain_order=True).agg(
             step=pl.lit(step.batch.step, pl.Int64),
             touched=pl.any("rejected"),
             # Rounded, so that the number of distinct shares is bounded whatever the sizes of the groups.

@@ -85,7 +85,8 @@ class RunProfile(StepConsumer):
 
     def numbers(self) -> pl.DataFrame:
         """Return one line a quantity and step: ``step, split, name, value``; null where the step has none."""
-        steps = self.rows().group_by("step", "split").agg(**{name: value for name, (value, _) in MEASURES.items()})
+        measures = {name: value for name, (value, _) in MEASURES.items()}
+        steps = self.rows().group_by("step", "split", maintain_order=True).agg(**measures)
         return steps.unpivot(index=["step", "split"], variable_name="name")
 
 
