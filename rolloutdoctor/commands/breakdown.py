@@ -33,32 +33,34 @@ def parts_of_rows(by: str, batch: RolloutBatch) -> Tensor:
     return torch.where(length_N > 0, 2.0 ** length_N.clamp(min=1).log2().floor(), 0.0)
 
 
-def bins_of_rewards(parts: pl.DataFrame) -> pl.DataFrame:
-    """Put neighbouring rewards together until few parts of about equal size are left; those of no reward stay apart.
+def labelled(by: str, lines: pl.DataFrame) -> pl.DataFrame:
+    """Return lines with the bin of their part (`bin`) and its name (`label`).
+
+    Neighbouring rewards are put together until few bins of about equal size are left; rows of no reward stay apart.
 
     Args:
-        parts: each reward (`part`) once, sorted, with the number of its `rows`.
-
-    Returns:
-        The same with the number of the bin (`bin`) and its name (`label`).
+        by: kind of part: a number, or a text that names itself.
+        lines: with their `part` and number of `rows`.
     """
-    is_known, rows = pl.col("part") != math.inf, pl.col("rows")
-    place = MOST_REWARD_PARTS * (rows.cum_sum() - rows / 2) / rows.filter(is_known).sum()
-    few = parts.filter(is_known).height <= MOST_REWARD_PARTS
-    own = pl.int_range(pl.len()) if few else place.floor().cast(pl.Int64).clip(0, MOST_REWARD_PARTS - 1)
-    numbered = parts.with_columns(bin=pl.when(is_known).then(own))
-    ends = numbered.group_by("bin").agg(low=pl.min("part"), high=pl.max("part"))
-    labels = {line["bin"]: reward_label(line["low"], line["high"]) for line in ends.to_dicts()}
-    return numbered.with_columns(label=pl.Series([labels[each] for each in numbered["bin"]], dtype=pl.String))
+    parts = lines.group_by("part").agg(pl.sum("rows")).sort("part").with_columns(bin="part")
+    if by == "reward":
+        is_known, rows = pl.col("part") != math.inf, pl.col("rows")
+        place = MOST_REWARD_PARTS * (rows.cum_sum() - rows / 2) / rows.filter(is_known).sum()
+        few = parts.filter(is_known).height <= MOST_REWARD_PARTS
+        own = pl.int_range(pl.len()) if few else place.floor().cast(pl.Int64).clip(0, MOST_REWARD_PARTS - 1)
+        parts = parts.with_columns(bin=pl.when(is_known).then(own))
+    names = {
+        line["bin"]: _name(by, line["low"], line["high"])
+        for line in parts.group_by("bin").agg(low=pl.min("part"), high=pl.max("part")).to_dicts()
+    }
+    parts = parts.select("part", "bin", label=pl.Series([names[each] for each in parts["bin"]], dtype=pl.String))
+    return lines.join(parts, on="part", maintain_order="left")
 
 
-def reward_label(low: float, high: float) -> str:
-    """Return the name of a bin of rewards."""
-    if low == math.inf:
-        return "none"
-    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
-
-
-def length_label(low: float) -> str:
-    """Return the name of an octave of lengths."""
-    return f"{low:.0f}" if low < 2 else f"{low:.0f} to {2 * low - 1:.0f}"
+def _name(by: str, low: float, high: float) -> str:
+    """Return the name of a bin: of rewards their range, of lengths their octave."""
+    if by == "length":
+        return f"{low:.0f}" if low < 2 else f"{low:.0f} to {2 * low - 1:.0f}"
+    if by != "reward":
+        return str(low)
+    return "none" if low == math.inf else f"{low:g}" if low == high else f"{low:g} to {high:g}"

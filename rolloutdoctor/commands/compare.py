@@ -1,15 +1,15 @@
 """`compare`: two runs side by side, and where their rows part."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import polars as pl
 
-from rolloutdoctor.commands.breakdown import bins_of_rewards, length_label, reward_label
+from rolloutdoctor.commands.breakdown import labelled
 from rolloutdoctor.commands.check import report_of
 from rolloutdoctor.commands.compare_rows import COLUMNS, RowComparison, step_pairs
-from rolloutdoctor.commands.run_profile import RECOMPUTED, ROW_PARTS, UNITS, PartKey, RunProfile
+from rolloutdoctor.commands.run_profile import MEASURES, RECOMPUTED, ROW_PARTS, RunProfile
 from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.engine.accumulate import RuleAccumulator, RunState
 from rolloutdoctor.engine.devices import find_dtype
@@ -186,41 +186,25 @@ def _outcomes(report: Report) -> dict[str, str]:
     )
 
 
+def _numbers(seen: _Seen) -> pl.DataFrame:
+    """Return one line a number of a step: ``at, step, split, name, value``; those of `MEASURES` come first."""
+    own = seen.profile.numbers()
+    own = own.select(
+        pl.col("name").replace_strict({name: at for at, name in enumerate(MEASURES)}).alias("at"), pl.all()
+    )
+    metrics = seen.prepared.run.metrics
+    logged = [(len(MEASURES), *key, *found) for key in _logged(seen) for found in metrics.at(key).items()]
+    return pl.concat([own, pl.DataFrame(logged, own.schema, orient="row")]).filter(pl.col("value").is_finite())
+
+
 def _quantities(a: _Seen, b: _Seen) -> Iterator[Quantity]:
-    for split in ("train", "eval"):
-        of_rows = [
-            {key.step: found for key, found in one.profile.values.items() if key.split == split} for one in (a, b)
-        ]
-        for name, unit in UNITS.items():
-            origin = "recomputed" if name in RECOMPUTED else "rows"
-            yield from _quantity(name, origin, split, unit, of_rows[0], of_rows[1])
-        logged = [
-            {key.step: one.prepared.run.metrics.at(key) for key in _logged(one) if key.split == split} for one in (a, b)
-        ]
-        names = [{name for found in side.values() for name in found} for side in logged]
-        for name in sorted(names[0] & names[1]):
-            yield from _quantity(name, "logged", split, "1", logged[0], logged[1])
-
-
-def _quantity(
-    name: str,
-    origin: str,
-    split: str,
-    unit: str,
-    a: Mapping[int, Mapping[str, float]],
-    b: Mapping[int, Mapping[str, float]],
-) -> Iterator[Quantity]:
-    both = [
-        (step, (a[step][name], b[step][name]))
-        for step in sorted(a.keys() & b.keys())
-        if _is_number(a[step].get(name)) and _is_number(b[step].get(name))
-    ]
-    if both:
-        yield Quantity(name, origin, split, unit, tuple(step for step, _ in both), tuple(pair for _, pair in both))
-
-
-def _is_number(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
+    key = ["split", "at", "name", "step"]
+    both = _numbers(a).join(_numbers(b), on=key).sort(key, descending=[True, False, False, False])
+    for (split, at, name), found in both.group_by(key[:3], maintain_order=True):
+        origin = "logged" if at == len(MEASURES) else "recomputed" if name in RECOMPUTED else "rows"
+        unit = "1" if origin == "logged" else MEASURES[name][1]
+        values = tuple(found.select("value", "value_right").rows())
+        yield Quantity(name, origin, split, unit, tuple(found["step"]), values)
 
 
 def _loss(quantities: Iterable[Quantity], rows: RowComparison) -> tuple[list[Matched], FirstDifference | None]:
@@ -247,7 +231,7 @@ def _parts(a: _Seen, b: _Seen, quantities: tuple[Quantity, ...], by: str | None)
     if by is None:
         return ()
     if by in ROW_PARTS:
-        return _row_parts(a.profile.parts, b.profile.parts, by)
+        return tuple(_row_parts(a, b, by))
     if by == "step":
         chosen = [one for one in quantities if one.origin != "logged"]
     else:
@@ -267,54 +251,29 @@ def _parts(a: _Seen, b: _Seen, quantities: tuple[Quantity, ...], by: str | None)
     )
 
 
-def _row_parts(
-    a: Mapping[PartKey, Mapping[str, float]], b: Mapping[PartKey, Mapping[str, float]], by: str
-) -> tuple[Part, ...]:
-    """Rows, mean reward and mean length of each part."""
-    keys = sorted({*a, *b}, key=lambda key: (isinstance(key, str), key))
-    if not keys:
+def _row_parts(a: _Seen, b: _Seen, by: str) -> Iterator[Part]:
+    """Yield rows, mean reward and mean length of each part."""
+    each = [one.profile.rows().with_columns(side=pl.lit(side), rows=1) for side, one in enumerate((a, b))]
+    rows = pl.concat(each).drop_nulls("part")
+    if rows.is_empty():
         raise UsageError(f"--by {by}: neither run has what rows can be broken down by so")
-    bins: list[list[PartKey]] = [[key] for key in keys]
-    if by == "reward":
-        found = pl.DataFrame({"part": keys, "rows": [_sum((a, b), [key], "rows") for key in keys]})
-        bins = [own["part"].to_list() for _, own in bins_of_rewards(found).group_by("bin", maintain_order=True)]
-    total = [max(1.0, _sum((side,), keys, "rows")) for side in (a, b)]
-    parts = []
-    for here in bins:
-        rows = [_sum((side,), here, "rows") for side in (a, b)]
-        values = {
-            "rows": (rows[0], rows[1]),
-            "rows_share": (rows[0] / total[0], rows[1] / total[1]),
-            "reward": _means(a, b, here, "reward", "scored"),
-            "response_length": _means(a, b, here, "tokens", "rows"),
-        }
-        parts.append(Part(_part_name(by, here), values))
-    return tuple(parts)
-
-
-def _means(
-    a: Mapping[PartKey, Mapping[str, float]],
-    b: Mapping[PartKey, Mapping[str, float]],
-    keys: list[PartKey],
-    name: str,
-    count: str,
-) -> tuple[float, float]:
-    counts = [_sum((side,), keys, count) for side in (a, b)]
-    sums = [_sum((side,), keys, name) for side in (a, b)]
-    means = [one / many if many else math.nan for one, many in zip(sums, counts, strict=True)]
-    return means[0], means[1]
-
-
-def _sum(sides: Iterable[Mapping[PartKey, Mapping[str, float]]], keys: Iterable[PartKey], name: str) -> float:
-    keys = list(keys)
-    return math.fsum(side[key][name] for side in sides for key in keys if key in side)
-
-
-def _part_name(by: str, keys: list[PartKey]) -> str:
-    low, high = keys[0], keys[-1]
-    if isinstance(low, str) or isinstance(high, str):
-        return str(low)
-    return length_label(low) if by == "length" else reward_label(low, high)
+    sides = [pl.col("side") == side for side in range(2)]
+    measures = {
+        "rows": [mine.sum().cast(pl.Float64) for mine in sides],
+        "rows_share": [mine.sum() / max(1, rows.filter(mine).height) for mine in sides],
+        "reward": [pl.col("reward").filter(mine & pl.col("reward").is_finite()).mean() for mine in sides],
+        "response_length": [pl.col("tokens").filter(mine).mean() for mine in sides],
+    }
+    asked = {f"{name} {side}": value for name, pair in measures.items() for side, value in enumerate(pair)}
+    found = (
+        labelled(by, rows)
+        .group_by("bin", "label", maintain_order=True)
+        .agg(**asked)
+        .sort("bin", nulls_last=True)
+        .fill_null(math.nan)
+    )
+    for line in found.to_dicts():
+        yield Part(line["label"], {name: (line[f"{name} 0"], line[f"{name} 1"]) for name in measures})
 
 
 def _notes(a: Run, b: Run, sides: list[_Seen], rows: RowComparison) -> Iterator[str]:

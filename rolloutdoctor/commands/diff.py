@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import polars as pl
 
-from rolloutdoctor.commands.breakdown import PARTS, bins_of_rewards, length_label
+from rolloutdoctor.commands.breakdown import PARTS, labelled
 from rolloutdoctor.commands.diff_measures import Totals, differs, is_other, measures, totals
 from rolloutdoctor.commands.diff_parts import DiffOptions, DiffState, DiffWork, columns_of, sides_of
 from rolloutdoctor.commands.needs import need_trainer
@@ -78,7 +78,7 @@ def diff(
         by=options.by,
         effects=tuple(effects),
         notes=tuple(notes),
-        advantages=None if seen.figure is None else seen.figure.data(),
+        advantages=seen.figure,
     )
 
 
@@ -122,13 +122,7 @@ def part_slices(by: str, lines: pl.DataFrame, steps: float) -> Iterator[Slice]:
         names = found.select("step", "split", "group_id").to_dicts()
         yield from map(Slice, names, measures(found, steps))
         return
-    if by == "reward":
-        bins = bins_of_rewards(lines.group_by("part").agg(pl.sum("rows")).sort("part"))
-        lines = lines.join(bins.select("part", "bin", "label"), on="part", maintain_order="left")
-    else:
-        labels = {low: length_label(low) for low in lines["part"].unique()}
-        lines = lines.with_columns(bin="part", label=pl.col("part").replace_strict(labels, return_dtype=pl.String))
-    found = lines.group_by("bin", "label").agg(**totals()).sort("bin", nulls_last=True)
+    found = labelled(by, lines).group_by("bin", "label").agg(**totals()).sort("bin", nulls_last=True)
     for label, numbers in zip(found["label"], measures(found, steps), strict=True):
         # A group lies in several parts, so that none is its own.
         yield Slice({by: label}, {name: value for name, value in numbers.items() if "groups" not in name})

@@ -10,7 +10,7 @@ from rolloutdoctor.commands.breakdown import PARTS
 from rolloutdoctor.commands.diff_measures import NOTHING as STEP_TOTALS
 from rolloutdoctor.commands.diff_measures import step_totals
 from rolloutdoctor.commands.diff_rows import EMPTY, side_rows, with_changes
-from rolloutdoctor.commands.figures import AdvantagesFigure, Bands
+from rolloutdoctor.commands.figures import AdvantagesFigure
 from rolloutdoctor.commands.needs import absent_columns, evaluation_columns, need_trainer
 from rolloutdoctor.commands.top_groups import NOTHING as NO_GROUPS
 from rolloutdoctor.commands.top_groups import most_moved
@@ -33,7 +33,7 @@ from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns
 from rolloutdoctor.results.errors import InputError
-from rolloutdoctor.results.figures import Band
+from rolloutdoctor.results.figures import AdvantagesData, Band
 from rolloutdoctor.results.findings import InputSummary
 from rolloutdoctor.results.histograms import Histogram
 from rolloutdoctor.rules.base import counted
@@ -91,7 +91,7 @@ class DiffState:
     top: int
     failed: dict[str, list[int]]
     merged: MergedCount
-    figure: AdvantagesFigure | None
+    figure: AdvantagesData | None
 
     def __add__(self, other: "DiffState") -> "DiffState":
         one, two = self.input, other.input
@@ -119,8 +119,8 @@ class DiffState:
 _FRAMES = {"steps": STEP_TOTALS, "parts": STEP_TOTALS, "metrics": METRICS, "moved": NO_GROUPS}
 
 KINDS: Mapping[str, Callable[..., Any]] = {
-    kind.__name__: kind for kind in (InputSummary, MergedCount, Histogram, Band)
-} | {"Bands": Bands}
+    kind.__name__: kind for kind in (InputSummary, MergedCount, Histogram, Band, AdvantagesData)
+}
 
 
 @dataclass(frozen=True)
@@ -146,23 +146,15 @@ class DiffWork(Work[DiffState]):
 
     def dumped(self, state: DiffState) -> Any:  # noqa: ANN401  # any JSON
         """Every number, as plain values."""
-        figure = state.figure
-        return frozen(
-            {
-                **{one.name: getattr(state, one.name) for one in fields(state) if one.name not in _FRAMES},
-                "figure": None if figure is None else dict(sorted(vars(figure).items())),
-            }
-        ) | {name: dumped_frame(getattr(state, name)) for name in _FRAMES}
+        return frozen({one.name: getattr(state, one.name) for one in fields(state) if one.name not in _FRAMES}) | {
+            name: dumped_frame(getattr(state, name)) for name in _FRAMES
+        }
 
     def loaded(self, plain: Any) -> DiffState:  # noqa: ANN401  # any JSON
         """The state that was given to `dumped`."""
         frames = {name: loaded_frame(plain[name], empty) for name, empty in _FRAMES.items()}
-        found = thawed({name: value for name, value in plain.items() if name not in _FRAMES}, KINDS) | frames
-        if found["figure"] is not None:
-            figure = AdvantagesFigure(None)
-            vars(figure).update(found["figure"])
-            found["figure"] = figure
-        return DiffState(**found)
+        found = thawed({name: value for name, value in plain.items() if name not in _FRAMES}, KINDS)
+        return DiffState(**found | frames)
 
     def identity(self) -> str:
         """The changes, and every option that says how to read."""
@@ -286,5 +278,5 @@ class _Sides(StepConsumer):
             self._options.top,
             self._failed,
             self._merged.count,
-            self._figure,
+            None if self._figure is None else self._figure.data(),
         )

@@ -1,30 +1,24 @@
-"""Figure accumulators: each gathers one plot step by step, and keeps histograms and one number a step."""
+"""Figure accumulators: each gathers one picture step by step, as histograms and a table of a line a step or group."""
 
-from abc import ABC, abstractmethod
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
+import math
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
-import torch
+import polars as pl
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.engine.run_steps import EvaluatedStep, EvaluatedSteps
+from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation, reward_kl_tokens
 from rolloutdoctor.evaluation.row_changes import baseline_drift, is_change
 from rolloutdoctor.evaluation.rows import in_scope
-from rolloutdoctor.evaluation.token_measures import TokenMeasure
-from rolloutdoctor.objective.objective import KlBuffer
+from rolloutdoctor.objective.objective import KlBuffer, Objective
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.histogram import histogram
-from rolloutdoctor.results.figures import (
-    MOST_BANDS,
-    AdvantagesData,
-    Band,
-    BaselineData,
-    GradientData,
-    KlData,
-    PictureData,
-)
+from rolloutdoctor.results.figures import AdvantagesData, Band, BaselineData, GradientData, KlData, PictureData
 from rolloutdoctor.results.histograms import Histogram
 from rolloutdoctor.rules.kl_metric_corrupted import KlMetricCorrupted
 from rolloutdoctor.rules.step import StepView
@@ -33,165 +27,101 @@ from rolloutdoctor.trainers.spec import Trainer
 POLICY_ONLY = "policy part"
 
 
-class FigureAccumulator(ABC):
-    """Gathers one picture."""
+class FigureAccumulator(StepConsumer):
+    """Gathers one picture: a line of numbers a step, and histograms of the run.
 
-    def token_measure(self, batch: RolloutBatch) -> TokenMeasure | None:
-        """Return what is to be measured of a step's tokens, block by block, or None."""
-        return None
+    Attributes:
+        fix: what the run is compared with, or None.
+        counts: name to a histogram.
+        seen: some step could be looked at.
+    """
+
+    objectives: Mapping[str, Objective] = {}
+
+    def __init__(self, fix: str | None = None) -> None:
+        self.fix = fix
+        self.counts: dict[str, Histogram] = defaultdict(Histogram)
+        self.seen = False
+        self._lines: list[dict[str, float | None]] = []
+
+    def add(self, step: EvaluatedStep) -> None:
+        """Take in one step; a picture of what the trainer computes passes over one that it cannot."""
+        if step.evaluations or not self.objectives:
+            self.seen = True
+            self.gather(step)
 
     @abstractmethod
-    def add(self, step: EvaluatedStep) -> None:
+    def gather(self, step: EvaluatedStep) -> None:
         """Take in one step; a step in which a column is null is passed over."""
-
-    def add_all(self, steps: EvaluatedSteps) -> None:
-        """Take in some steps."""
-        for step in steps.steps:
-            self.add(step)
 
     @abstractmethod
     def data(self) -> PictureData:
         """Return what has been gathered, in step order."""
 
+    def count(self, name: str, x: Tensor) -> None:
+        """Add values to a histogram."""
+        self.counts[name] += histogram(x)
 
-@dataclass
-class Bands:
-    """Histograms of at most `MOST_BANDS` bands of steps; bands double in width when there would be more."""
+    def line(self, step: int, **values: float | None) -> None:
+        """Add the numbers of a step."""
+        self._lines.append({"steps": step, **values})
 
-    width: int = 1
-    cells: dict[int, Band] = field(default_factory=dict)
+    def series(self, *names: str) -> dict[str, Any]:
+        """Return the steps in order, and some numbers of each; NaN where there is none."""
+        return columns_of(pl.DataFrame(self._lines, {"steps": pl.Int64} | dict.fromkeys(names, pl.Float64)))
 
-    def add(self, band: Band) -> None:
-        """Add one step."""
-        self._put(band.first_step // self.width, band)
-        self._widen()
 
-    def merge(self, other: "Bands") -> None:
-        """Add other steps; the order in which steps come makes no difference."""
-        while self.width < other.width:
-            self._double()
-        for cell in other.cells.values():
-            self._put(cell.first_step // self.width, cell)
-        self._widen()
-
-    def _widen(self) -> None:
-        while len(self.cells) > MOST_BANDS:
-            self._double()
-
-    def _double(self) -> None:
-        self.width *= 2
-        before_cells, self.cells = self.cells, {}
-        for index, cell in before_cells.items():
-            self._put(index // 2, cell)
-
-    def _put(self, index: int, cell: Band) -> None:
-        seen = self.cells.get(index)
-        if seen is not None:
-            cell = Band(
-                min(seen.first_step, cell.first_step),
-                max(seen.last_step, cell.last_step),
-                seen.before + cell.before,
-                None if seen.after is None or cell.after is None else seen.after + cell.after,
-                seen.flipped + cell.flipped,
-            )
-        self.cells[index] = cell
-
-    def bands(self) -> tuple[Band, ...]:
-        """The bands in step order."""
-        return tuple(cell for _, cell in sorted(self.cells.items()))
+def columns_of(lines: pl.DataFrame) -> dict[str, Any]:
+    """Return columns as tuples, in the order of their `steps`; NaN for null."""
+    return {one.name: tuple(one) for one in lines.sort("steps").fill_null(math.nan)}
 
 
 class AdvantagesFigure(FigureAccumulator):
     """Histograms of the advantages of rows (tokens, with a time axis) that are trained on."""
 
     def __init__(self, fix: str | None) -> None:
-        self.fix, self.unit = fix, "rows"
-        self.before, self.after, self.flipped = Histogram(), Histogram(), Histogram()
-        self.changed = 0
-        self.logged: Histogram | None = None
-        self.by_step = Bands()
+        super().__init__(fix)
+        self._data = AdvantagesData("rows", Histogram(), fix, None if fix is None else Histogram())
 
-    def add(self, step: EvaluatedStep) -> None:
+    def gather(self, step: EvaluatedStep) -> None:
         """Count one step."""
-        before = self._values(step, AS_CONFIGURED)
-        after = None if self.fix is None else self._values(step, self.fix)
+        before = _advantages(step, AS_CONFIGURED)
+        after = None if self.fix is None else _advantages(step, self.fix)
         if before is None or (self.fix is not None and after is None):
             return
-        found = histogram(before)
-        self.before += found
-        logged = self._logged(step)
-        if logged is not None:
-            self.logged = (self.logged or Histogram()) + histogram(logged)
-        with_fix, flips = None, Histogram()
+        rows, logged = step.evaluations[AS_CONFIGURED].rows, _logged_advantages(step)
+        unit = "tokens" if rows is None or rows.advantage_N is None else "rows"
+        found, with_fix, flipped, changed = histogram(before), None, Histogram(), 0
         if after is not None:
             with_fix = histogram(after)
-            self.after += with_fix
-            gap = (before - after).abs()
-            moved = is_change(gap, before, after)
-            self.changed += int(moved.sum())
-            flips = histogram(before[moved & (before.sign() * after.sign() < 0)])
-            self.flipped += flips
-        self.by_step.add(Band(step.batch.step, step.batch.step, found, with_fix, flips.total))
-
-    def __add__(self, other: "AdvantagesFigure") -> "AdvantagesFigure":
-        """Return the figure of the steps of both."""
-        total = deepcopy(self)
-        total.merge(other)
-        return total
-
-    def merge(self, other: "AdvantagesFigure") -> None:
-        """Add the steps of another one."""
-        self.unit = "tokens" if "tokens" in (self.unit, other.unit) else self.unit
-        self.before, self.after = self.before + other.before, self.after + other.after
-        self.flipped += other.flipped
-        self.changed += other.changed
-        if other.logged is not None:
-            self.logged = (self.logged or Histogram()) + other.logged
-        self.by_step.merge(other.by_step)
-
-    def _values(self, step: EvaluatedStep, name: str) -> Tensor | None:
-        rows = step.evaluations[name].rows
-        if rows is None:
-            return None
-        if rows.advantage_N is not None:
-            return rows.advantage_N if rows.length_N is None else rows.advantage_N[rows.length_N > 0]
-        self.unit = "tokens"
-        assert rows.advantage_T is not None
-        return rows.advantage_T[step.batch.column("response_mask")].double()
-
-    def _logged(self, step: EvaluatedStep) -> Tensor | None:
-        """What the trainer logged for the same rows or tokens; None if it logged nothing, or not for all of them."""
-        rows, batch = step.evaluations[AS_CONFIGURED].rows, step.batch
-        if self.unit == "tokens":
-            return (
-                batch.column("advantages")[batch.column("response_mask")].double() if batch.has("advantages") else None
-            )
-        found = StepView(batch, step.logged).logged_advantages()
-        if found is None or rows is None:
-            return None
-        return found if rows.length_N is None else found[rows.length_N > 0]
+            moved = is_change((before - after).abs(), before, after)
+            flipped, changed = histogram(before[moved & (before.sign() * after.sign() < 0)]), int(moved.sum())
+        bands = (Band(step.batch.step, step.batch.step, found, with_fix, flipped.total),)
+        of_log = None if logged is None else histogram(logged)
+        self._data += AdvantagesData(unit, found, self.fix, with_fix, flipped, changed, bands, of_log)
 
     def data(self) -> AdvantagesData:
         """Return the histograms."""
-        after = None if self.fix is None else self.after
-        bands = self.by_step.bands()
-        return AdvantagesData(self.unit, self.before, self.fix, after, self.flipped, self.changed, bands, self.logged)
+        return self._data
 
 
-@dataclass
-class Series:
-    """Named numbers, one of each a step."""
+def _advantages(step: EvaluatedStep, name: str) -> Tensor | None:
+    rows = step.evaluations[name].rows
+    if rows is None:
+        return None
+    if rows.advantage_N is not None:
+        return rows.advantage_N if rows.length_N is None else rows.advantage_N[rows.length_N > 0]
+    assert rows.advantage_T is not None
+    return rows.advantage_T[step.batch.column("response_mask")].double()
 
-    rows: list[tuple[int, tuple[float, ...]]] = field(default_factory=list)
 
-    def add(self, step: int, *values: float | None) -> None:
-        """Add one step."""
-        self.rows.append((step, tuple(float("nan") if value is None else value for value in values)))
-
-    def columns(self, count: int) -> tuple[tuple[int, ...], list[tuple[float, ...]]]:
-        """Steps and columns in step order."""
-        ordered = sorted(self.rows, key=lambda row: row[0])
-        return tuple(step for step, _ in ordered), [tuple(values[n] for _, values in ordered) for n in range(count)]
+def _logged_advantages(step: EvaluatedStep) -> Tensor | None:
+    """Return what the trainer logged for the same rows or tokens; None if it logged nothing, or not for all."""
+    rows, batch = step.evaluations[AS_CONFIGURED].rows, step.batch
+    if rows is None or rows.advantage_N is None:
+        return batch.column("advantages")[batch.column("response_mask")].double() if batch.has("advantages") else None
+    found = StepView(batch, step.logged).logged_advantages()
+    return found if found is None or rows.length_N is None else found[rows.length_N > 0]
 
 
 def carrying(batch: RolloutBatch, evaluation: Evaluation, term: str) -> Tensor:
@@ -207,12 +137,10 @@ class KlFigure(FigureAccumulator):
     """The KL metric as logged and recomputed, and the per-token KL."""
 
     def __init__(self, trainer: Trainer | None, fix: str | None) -> None:
-        self.trainer, self.fix, self.series = trainer, fix, Series()
-        self.tokens = Histogram()
-        self.tokens_after = None if fix is None else Histogram()
-        self.metric, self.estimator = "", ""
+        super().__init__(fix)
+        self.trainer, self.metric, self.estimator = trainer, "", ""
 
-    def add(self, step: EvaluatedStep) -> None:
+    def gather(self, step: EvaluatedStep) -> None:
         """Take the metric, and count the tokens."""
         evaluation, batch, trainer = step.evaluations[AS_CONFIGURED], step.batch, self.trainer
         term = evaluation.objective.kl_loss
@@ -225,9 +153,9 @@ class KlFigure(FigureAccumulator):
         if trainer is None or term is None or kl_T is None:
             return
         self.estimator = term.estimator
-        self.tokens += histogram(kl_T[carrying(batch, evaluation, "kl_loss")])
-        if self.fix is not None and self.tokens_after is not None:
-            self.tokens_after += histogram(kl_T[carrying(batch, step.evaluations[self.fix], "kl_loss")])
+        self.count("tokens", kl_T[carrying(batch, evaluation, "kl_loss")])
+        if self.fix is not None:
+            self.count("after", kl_T[carrying(batch, step.evaluations[self.fix], "kl_loss")])
         copied = replace(evaluation, objective=replace(evaluation.objective, kl_buffer=KlBuffer.COPY))
         recomputed = trainer.metrics(copied)
         known = [name for name in trainer.kl_metrics if name in recomputed]
@@ -238,80 +166,84 @@ class KlFigure(FigureAccumulator):
         view = StepView(batch, step.logged, trainer, evaluations=step.evaluations, dtype=step.dtype)
         seen = KlMetricCorrupted().measure_step(view)
         fixed = None if self.fix is None else trainer.metrics(step.evaluations[self.fix]).get(name)
-        logged = seen.get("logged", step.logged.get(name))
-        self.series.add(batch.step, logged, recomputed[name], seen.get("inverted"), fixed)
+        logged, inverted = seen.get("logged", step.logged.get(name)), seen.get("inverted")
+        self.line(batch.step, logged=logged, recomputed=recomputed[name], inverted=inverted, after=fixed)
 
     def data(self) -> KlData:
         """Return the series."""
-        steps, (logged, recomputed, inverted, after) = self.series.columns(4)
+        names = ("logged", "recomputed", "inverted", *(() if self.fix is None else ("after",)))
         return KlData(
             metric=self.metric,
             estimator=self.estimator,
-            steps=steps,
-            logged=logged,
-            recomputed=recomputed,
-            inverted=inverted,
-            tokens=self.tokens,
+            tokens=self.counts["tokens"],
             fix=self.fix,
-            after=after if self.fix is not None else (),
-            tokens_after=self.tokens_after,
+            tokens_after=None if self.fix is None else self.counts["after"],
+            **self.series(*names),
         )
 
 
 class BaselineFigure(FigureAccumulator):
     """Drift of each group's baseline against its share of fully masked responses."""
 
-    def __init__(self, fix: str) -> None:
-        self.fix = fix
-        self.shares: dict[float, Histogram] = {}
-        self.untouched = self.undefined = self.moved = 0
-        self.largest = 0.0
+    fix: str
 
-    def add(self, step: EvaluatedStep) -> None:
-        """Count the groups of one step."""
+    def __init__(self, fix: str) -> None:
+        super().__init__(fix)
+        kinds = {"step": pl.Int64, "touched": pl.Boolean, "share": pl.Float64, "drift": pl.Float64}
+        self._groups = [pl.DataFrame(schema=kinds | {"moved": pl.Boolean})]
+
+    def gather(self, step: EvaluatedStep) -> None:
+        """Keep the groups of one step."""
         before, after = step.evaluations[AS_CONFIGURED].rows, step.evaluations[self.fix].rows
         groups = step.batch.groups
         if before is None or after is None or groups is None or before.rejected_N is None:
             return
-        live_N = ~before.rejected_N
-        change = baseline_drift(before, after, live_N)
+        change = baseline_drift(before, after, ~before.rejected_N)
         if change is None:
             return
         drift_N, drifted_N = change
-        rejected_G = groups.total(before.rejected_N)
-        live_G = groups.total(live_N)
-        drift_G = groups.total(torch.where(live_N, drift_N, 0.0)) / live_G
-        touched_G = rejected_G > 0
-        known_G = touched_G & drift_G.isfinite()
-        self.untouched += int((~touched_G).sum())
-        self.undefined += int((touched_G & ~known_G).sum())
-        share_G = (rejected_G / groups.size_G)[known_G]
-        drift = drift_G[known_G]
-        moved = (groups.total(drifted_N) > 0)[known_G]
-        self.moved += int(moved.sum())
-        self.largest = max(self.largest, *drift[moved].abs().tolist()) if bool(moved.any()) else self.largest
-        # Rounded, so that the number of distinct shares is bounded whatever the sizes of the groups.
-        for share in sorted(set(share_G.mul(240).round().tolist())):
-            here = histogram(drift[share_G.mul(240).round() == share])
-            self.shares[share / 240] = self.shares.get(share / 240, Histogram()) + here
+        columns = {"group": groups.index_N, "rejected": before.rejected_N, "drift": drift_N, "moved": drifted_N}
+        rows = pl.DataFrame({name: x_N.cpu().numpy() for name, x_N in columns.items()})
+        found = rows.group_by("group", maintain_order=True).agg(
+            step=pl.lit(step.batch.step, pl.Int64),
+            touched=pl.any("rejected"),
+            # Rounded, so that the number of distinct shares is bounded whatever the sizes of the groups.
+            share=(pl.mean("rejected") * 240).round() / 240,
+            drift=pl.col("drift").filter(~pl.col("rejected")).mean(),
+            moved=pl.any("moved"),
+        )
+        self._groups.append(found.drop("group"))
 
     def data(self) -> BaselineData:
         """Return the points and their distribution."""
-        total = Histogram()
-        points = []
-        for share, one in sorted(self.shares.items()):
-            total += one
-            points += [(share, index * one.width, count) for index, count in enumerate(one.counts, one.first) if count]
-        return BaselineData(self.fix, tuple(points), total, self.untouched, self.undefined, self.moved, self.largest)
+        groups = pl.concat(self._groups)
+        touched = groups.filter("touched")
+        known = touched.filter(pl.col("drift").is_finite())
+        shares: dict[float, Histogram] = defaultdict(Histogram)
+        for (_, share), own in known.group_by("step", "share"):
+            shares[float(share)] += histogram(own["drift"].to_torch())
+        points = [
+            (share, index * one.width, count)
+            for share, one in sorted(shares.items())
+            for index, count in enumerate(one.counts, one.first)
+            if count
+        ]
+        drifted = known.filter("moved")["drift"].abs().to_list()
+        return BaselineData(
+            self.fix,
+            tuple(points),
+            sum(shares.values(), Histogram()),
+            untouched=len(groups) - len(touched),
+            undefined=len(touched) - len(known),
+            moved=len(drifted),
+            largest=max(drifted, default=0.0),
+        )
 
 
 class GradientFigure(FigureAccumulator):
     """The parts of the gradient, and what the fix changes in it."""
 
-    def __init__(self, fix: str | None) -> None:
-        self.fix, self.series = fix, Series()
-
-    def add(self, step: EvaluatedStep) -> None:
+    def gather(self, step: EvaluatedStep) -> None:
         """Take the norms of one step."""
         whole, policy = step.evaluations[AS_CONFIGURED].tokens, step.evaluations[POLICY_ONLY].tokens
         if whole is None or policy is None:
@@ -324,10 +256,9 @@ class GradientFigure(FigureAccumulator):
             norms = (square * float(fixed.grad_sq_N.sum())) ** 0.5
             cosine = float(fixed.versus_dot_N.sum()) / norms if norms else None
         # Policy-only against the whole: what they differ by is the KL part.
-        kl = float(policy.versus_l1_N.sum())
-        self.series.add(step.batch.step, l1, float(policy.grad_l1_N.sum()), kl, spurious, cosine)
+        parts = {"policy": float(policy.grad_l1_N.sum()), "kl": float(policy.versus_l1_N.sum())}
+        self.line(step.batch.step, whole=l1, **parts, spurious=spurious, cosine=cosine)
 
     def data(self) -> GradientData:
         """Return the series."""
-        steps, (whole, policy, kl, spurious, cosine) = self.series.columns(5)
-        return GradientData(self.fix, steps, whole, policy, kl, spurious, cosine)
+        return GradientData(self.fix, **self.series("whole", "policy", "kl", "spurious", "cosine"))

@@ -1,7 +1,7 @@
 """Gather pictures in one pass over a run, on their own or together with a check."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 
 from rolloutdoctor.commands.check import report_of
 from rolloutdoctor.commands.figures import (
@@ -15,14 +15,13 @@ from rolloutdoctor.commands.figures import (
 from rolloutdoctor.commands.marks import MARKING, marked
 from rolloutdoctor.commands.ratio_figure import RatioFigure
 from rolloutdoctor.commands.token_figures import LengthsFigure, MismatchFigure
-from rolloutdoctor.data.batch import STAND_INS, TRAIN, RolloutBatch
+from rolloutdoctor.data.batch import STAND_INS, TRAIN
 from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.plan import available, remedy
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
-from rolloutdoctor.engine.run_steps import EvaluatedStep, EvaluatedSteps, StepConsumer, run_file_steps
+from rolloutdoctor.engine.run_steps import StepConsumer, run_file_steps
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
-from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.hypotheses.fixes import ChosenFix, choose
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
@@ -46,173 +45,118 @@ _HAVE_LENGTHS = ("response_ids", "response_mask", "policy_log_probs", "old_log_p
 DEFAULT_FIX = {"baseline": "rejected-rows", "gradient": "zero-std"}
 """What a picture that needs a comparison compares with, if the user says nothing."""
 
-
-@dataclass(frozen=True)
-class _Planned:
-    """A picture that can be made.
-
-    Attributes:
-        figure: gathers it.
-        columns: that it reads.
-        objectives: name of an evaluation that it looks at to its objective, beside the one as configured.
-        per_token: labels of the evaluations whose token values it looks at.
-        evaluated: it looks at evaluations; False: at the rows alone, whoever made them.
-    """
-
-    figure: FigureAccumulator
-    columns: frozenset[str]
-    objectives: Mapping[str, Objective]
-    per_token: frozenset[str] = frozenset()
-    evaluated: bool = True
+SHOWN = "rejected-rows"
+"""What a report compares the advantages with where a finding names it."""
 
 
-def _optional(context: Context) -> frozenset[str]:
-    return frozenset() if context.objective is None else optional_columns(context.objective)
-
-
-class Pictures(StepConsumer):
+class Pictures:
     """The pictures of a run, as they are being gathered.
 
     Attributes:
+        figures: kind to what gathers it.
         left_out: kind to why it cannot be made.
     """
 
     def __init__(self, kinds: Iterable[str], context: Context, fixes: Sequence[ChosenFix], split: str = TRAIN) -> None:
-        self.split: str = split
-        self._planned: dict[str, _Planned] = {}
+        self._split = split
+        self.figures: dict[str, FigureAccumulator] = {}
         self.left_out: dict[str, str] = {}
         for kind in kinds:
             try:
-                self._planned[known_kind(kind)] = _plan(kind, context, fixes)
+                self.figures[kind] = _plan(known_kind(kind), context, fixes)
+                self.figures[kind].split = split
             except InputError as error:
                 self.left_out[kind] = str(error)
-        columns = set().union(*(planned.columns for planned in self._planned.values()), _optional(context))
-        for name in tuple(columns):
-            columns |= set(STAND_INS.get(name, ()))
-        self.columns = frozenset(columns) & context.columns
-        self.objectives: dict[str, Objective] = {}
-        if context.objective is not None and any(planned.evaluated for planned in self._planned.values()):
-            self.objectives = {AS_CONFIGURED: context.objective}
-        for planned in self._planned.values():
-            self.objectives |= planned.objectives
-        self.per_token = frozenset[str]().union(*(planned.per_token for planned in self._planned.values()))
-        self._seen: dict[str, int] = dict.fromkeys(self._planned, 0)
-
-    def token_measures(self, batch: RolloutBatch) -> Mapping[str, TokenMeasure]:
-        """See `StepConsumer`."""
-        found = {kind: planned.figure.token_measure(batch) for kind, planned in self._planned.items()}
-        return {kind: measure for kind, measure in found.items() if measure is not None}
-
-    def add(self, step: EvaluatedStep) -> None:
-        """Take in one step."""
-        self.add_all(EvaluatedSteps([step]))
-
-    def add_all(self, steps: EvaluatedSteps) -> None:
-        """Take in some steps; pictures of what the trainer computes pass over one that it cannot."""
-        able = [step for step in steps.steps if step.evaluations]
-        evaluated = steps if len(able) == len(steps.steps) else EvaluatedSteps(able)
-        for kind, planned in self._planned.items():
-            own = evaluated if planned.evaluated else steps
-            self._seen[kind] += len(own.steps)
-            planned.figure.add_all(own)
 
     def gallery(self) -> Gallery:
         """Return what was gathered."""
-        nothing = f"no {self.split} rows that could be evaluated; widen --steps or --split"
-        drawn = {kind: planned.figure.data() for kind, planned in self._planned.items() if self._seen[kind]}
-        return Gallery(drawn, self.left_out | {kind: nothing for kind, seen in self._seen.items() if not seen})
+        nothing = f"no {self._split} rows that could be evaluated; widen --steps or --split"
+        drawn = {kind: figure.data() for kind, figure in self.figures.items() if figure.seen}
+        return Gallery(drawn, self.left_out | {kind: nothing for kind in self.figures if kind not in drawn})
 
 
-def _plan(kind: str, context: Context, fixes: Sequence[ChosenFix]) -> _Planned:
-    """Decide what a picture takes.
+def _plan(kind: str, context: Context, fixes: Sequence[ChosenFix]) -> FigureAccumulator:
+    """Return what gathers a picture.
 
     Raises:
         InputError: if it cannot be made of this run; the message says what would help.
         UsageError: if a fix that the user named is not about the trainer.
     """
-    if kind in ("mismatch", "lengths"):
-        return _of_rows(kind, context)
     objective = context.objective
+    if kind == "mismatch":
+        wanted = {"response_mask", "optim_step_id", "policy_version_min", "policy_version_max"}
+        return _reading(MismatchFigure(), {"old_log_probs", "rollout_log_probs"}, wanted, context)
+    if kind == "lengths":
+        lengths = next((name for name in _HAVE_LENGTHS if name in context.columns), "response_mask")
+        if lengths not in context.columns:
+            raise InputError(f"no column says how long responses are: {remedy([lengths], context)}")
+        return _reading(LengthsFigure(), {lengths}, {"response_ids", "status"}, context)
     if objective is None:
         raise InputError("the trainer of the run is unknown: name it with --trainer NAME")
     label, fixed = _with_fixes(kind, objective, fixes)
     edited = {} if label is None or fixed is None else {label: fixed}
-    columns = set(advantage_columns(objective)) if kind in ("advantages", "baseline") else set(loss_columns(objective))
-    for one in edited.values():
-        columns |= advantage_columns(one)
+    of_fix = frozenset[str]() if fixed is None else advantage_columns(fixed)
+    needed, wanted = loss_columns(objective) | of_fix, set()
+    figure: FigureAccumulator
     match kind:
         case "advantages":
-            planned = _Planned(AdvantagesFigure(label), frozenset(columns), edited)
+            figure, wanted = AdvantagesFigure(label), {"response_mask", "advantage", "advantages"}
+            needed = advantage_columns(objective) | of_fix
         case "kl":
-            planned = _kl(KlFigure(context.trainer, label), context, objective, edited)
+            figure, wanted, needed = KlFigure(context.trainer, label), {"kl"}, _kl_columns(objective, context)
+            figure.per_token = frozenset() if objective.kl_loss is None else frozenset({AS_CONFIGURED})
         case "baseline":
             if has_time_axis(objective):
                 raise InputError("the estimator has no group baseline")
             if label is None:
                 raise InputError("no fix that changes a baseline applies to this run; choose one with --fix")
-            planned = _Planned(BaselineFigure(label), frozenset(columns | {"response_mask", "group_id"}), edited)
+            figure = BaselineFigure(label)
+            needed = advantage_columns(objective) | of_fix | {"response_mask", "group_id"}
         case "gradient":
             if objective.entropy_bonus is not None:
                 raise InputError(objective.entropy_bonus.no_gradient)
-            objectives = edited | {POLICY_ONLY: replace(objective, kl_loss=None)}
-            planned = _Planned(GradientFigure(label), frozenset(columns), objectives)
+            figure, edited = GradientFigure(label), edited | {POLICY_ONLY: replace(objective, kl_loss=None)}
         case _:
             # A fix that moves no ratio and masks no token has nothing to show here.
-            moved = {} if fixed is None or not _moves_ratios(objective, fixed) else edited
-            kept = frozenset({AS_CONFIGURED, *moved})
-            planned = _Planned(RatioFigure(label if moved else None), frozenset(columns), moved, per_token=kept)
-    _require(planned.columns, context)
-    wanted = {
-        "advantages": {"response_mask", "advantage", "advantages"},
-        "kl": {"kl"},
-        "ratio": {"rollout_log_probs", "old_log_probs"},
-    }
-    return replace(planned, columns=planned.columns | wanted.get(kind, set()))
+            edited = edited if fixed is not None and _moves_ratios(objective, fixed) else {}
+            figure, wanted = RatioFigure(label if edited else None), {"rollout_log_probs", "old_log_probs"}
+            figure.per_token = frozenset({AS_CONFIGURED, *edited})
+    figure.objectives = {AS_CONFIGURED: objective, **edited}
+    return _reading(figure, needed, wanted, context)
 
 
-def _require(columns: Iterable[str], context: Context) -> None:
-    """Refuse a run that lacks a column.
+def _reading(
+    figure: FigureAccumulator, needed: Collection[str], wanted: Collection[str], context: Context
+) -> FigureAccumulator:
+    """Let a picture read columns; refuse a run that lacks one that is needed.
 
     Raises:
         InputError: if it does; the message says what would record it.
     """
-    absent = sorted(name for name in columns if not available(name, context.columns))
+    absent = sorted(name for name in needed if not available(name, context.columns))
     if absent:
         word = "column" if len(absent) == 1 else "columns"
         raise InputError(f"missing {word} {', '.join(absent)}: {remedy(absent, context)}")
+    columns = {*needed, *wanted, *(optional_columns(context.objective) if context.objective else ())}
+    stand_ins = (STAND_INS.get(name, ()) for name in columns)
+    figure.columns = context.columns.intersection(columns.union(*stand_ins))
+    return figure
 
 
-def _of_rows(kind: str, context: Context) -> _Planned:
-    """Decide what a picture of rows and tokens takes that needs no objective.
-
-    Raises:
-        InputError: if a column is missing.
-    """
-    if kind == "mismatch":
-        needed = frozenset({"old_log_probs", "rollout_log_probs"})
-        _require(needed, context)
-        wanted = needed | {"response_mask", "optim_step_id", "policy_version_min", "policy_version_max"}
-        return _Planned(MismatchFigure(), wanted, {}, evaluated=False)
-    lengths = next((name for name in _HAVE_LENGTHS if name in context.columns), None)
-    if lengths is None:
-        raise InputError(f"no column says how long responses are: {remedy(['response_mask'], context)}")
-    return _Planned(LengthsFigure(), frozenset({lengths, "response_ids", "status"}), {}, evaluated=False)
+def _kl_columns(objective: Objective, context: Context) -> frozenset[str]:
+    if objective.kl_loss is not None:
+        return loss_columns(objective)
+    term = objective.kl_reward
+    logged = context.metrics & set(context.trainer.kl_metrics if context.trainer else ())
+    if term is None or (term.coef == 0 and not logged):
+        raise InputError("the configuration has no KL term, so there is no KL to draw; set its options with --set")
+    return reward_kl_columns(objective) | {"response_mask", "reward"}
 
 
 def _moves_ratios(objective: Objective, fixed: Objective) -> bool:
     """True if a fix can change an importance ratio, its range, or which tokens have one."""
     same = replace(objective, policy=fixed.policy, surrogate=fixed.surrogate, policy_correction=fixed.policy_correction)
     return same != objective
-
-
-def _kl(figure: KlFigure, context: Context, objective: Objective, edited: Mapping[str, Objective]) -> _Planned:
-    if objective.kl_loss is not None:
-        return _Planned(figure, loss_columns(objective), edited, per_token=frozenset({AS_CONFIGURED}))
-    term = objective.kl_reward
-    logged = context.metrics & set(context.trainer.kl_metrics if context.trainer else ())
-    if term is None or (term.coef == 0 and not logged):
-        raise InputError("the configuration has no KL term, so there is no KL to draw; set its options with --set")
-    return _Planned(figure, reward_kl_columns(objective) | {"response_mask", "reward"}, edited)
 
 
 def _with_fixes(kind: str, objective: Objective, fixes: Sequence[ChosenFix]) -> tuple[str | None, Objective | None]:
@@ -246,14 +190,15 @@ def draw(
     pictures = Pictures([kind], ready.context, fixes, options.split or TRAIN)
     if kind in pictures.left_out:
         raise InputError(f"no picture of {kind}: {pictures.left_out[kind]}")
-    if kind == "ratio" and fixes and len(pictures.objectives) == 1:
+    if kind == "ratio" and fixes and len(pictures.figures[kind].objectives) == 1:
         label = " + ".join(fix.label for fix in fixes)
         raise UsageError(
             f"--fix {label} changes no importance ratio and no trained token, so there is no ratio before and after; "
             "leave --fix out, or draw advantages, gradient or baseline with it"
         )
     rules = [RuleAccumulator(ready.plan)] if kind == "mismatch" else []
-    run_file_steps(run, [*rules, pictures], replace(options, split=pictures.split), ready.metrics, progress)
+    consumers = [*rules, *pictures.figures.values()]
+    run_file_steps(run, consumers, replace(options, split=options.split or TRAIN), ready.metrics, progress)
     gallery = pictures.gallery()
     for one in rules:
         gallery = marked(gallery, report_of(ready, one.state()).findings)
@@ -288,25 +233,15 @@ def check_and_draw(
     ready = prepare(run, options)
     rules = RuleAccumulator(ready.plan)
     pictures = Pictures(kinds, ready.context, fixes, options.split or TRAIN)
-    by_fix = {} if fixes else _of_fixes(kinds, ready.context, options.split or TRAIN)
-    others = [*by_fix.values(), *(() if beside is None else [beside(ready)])]
-    run_file_steps(run, [rules, pictures, *others], options, ready.metrics, progress)
+    consumers: list[StepConsumer] = [rules, *pictures.figures.values(), *([] if beside is None else [beside(ready)])]
+    fix, objective = choose(SHOWN), ready.context.objective
+    shown = None
+    if "advantages" in kinds and not fixes and objective is not None and fix.applies_to(objective):
+        shown = Pictures(["advantages"], ready.context, [fix], options.split or TRAIN)
+        consumers += shown.figures.values()
+    run_file_steps(run, consumers, options, ready.metrics, progress)
     report = report_of(ready, rules.state())
     gallery = pictures.gallery()
-    for name in {finding.fix for finding in report.findings if finding.severity >= Severity.WARNING} & by_fix.keys():
-        gallery = Gallery({**gallery.drawn, **by_fix[name or ""].gallery().drawn}, gallery.left_out)
+    if shown is not None and any(one.fix == SHOWN and one.severity >= Severity.WARNING for one in report.findings):
+        gallery = Gallery({**gallery.drawn, **shown.gallery().drawn}, gallery.left_out)
     return report, marked(gallery, report.findings)
-
-
-_SHOWS = {"rejected-rows": "advantages"}
-"""The picture that shows what a fix changes, where it is not drawn with that fix anyway (`DEFAULT_FIX`)."""
-
-
-def _of_fixes(kinds: Sequence[str], context: Context, split: str) -> dict[str, Pictures]:
-    """The pictures that show a fault before and after its fix: which ones are wanted, the findings will tell."""
-    found = {}
-    for name, kind in _SHOWS.items():
-        fix = choose(name)
-        if kind in kinds and context.objective is not None and fix.applies_to(context.objective):
-            found[name] = Pictures([kind], context, [fix], split)
-    return found

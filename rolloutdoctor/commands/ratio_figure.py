@@ -1,96 +1,69 @@
 """Figure accumulator of importance ratios, and of how many leave the clip range."""
 
-from torch import Tensor
-
-from rolloutdoctor.commands.figures import FigureAccumulator, Series, carrying
-from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.commands.figures import FigureAccumulator, carrying
 from rolloutdoctor.engine.run_steps import EvaluatedStep
-from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation
-from rolloutdoctor.objective.objective import Surrogate
+from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
 from rolloutdoctor.ops import elementwise as el
-from rolloutdoctor.ops.histogram import histogram
 from rolloutdoctor.results.figures import RatioData
-from rolloutdoctor.results.histograms import Histogram
 
 
 class RatioFigure(FigureAccumulator):
     """Importance ratios, and the gap between sampler and trainer."""
 
     def __init__(self, fix: str | None) -> None:
-        self.fix = fix
-        self.log_ratio, self.gap = Histogram(), Histogram()
-        self.after = None if fix is None else Histogram()
-        self.has_gap, self.on_policy, self.gap_of = True, True, "old_log_probs"
-        self.series = Series()
-        self.rule = ("", 0.0, 0.0)
+        super().__init__(fix)
+        self.has_gap, self.on_policy, self.rule = True, True, ("", 0.0, 0.0)
         self.outside = 0
 
-    def add(self, step: EvaluatedStep) -> None:
+    def gather(self, step: EvaluatedStep) -> None:
         """Count the tokens of one step that carry the policy term."""
         evaluation, batch = step.evaluations[AS_CONFIGURED], step.batch
-        ratios = _ratios(batch, evaluation)
-        if ratios is None:
+        found = self._outside(step, AS_CONFIGURED, "log_ratio")
+        if found is None:
             return
-        rule = evaluation.objective.surrogate
+        rule, (tokens, below, above) = evaluation.objective.surrogate, found
         self.rule = (rule.old, rule.clip_low, rule.clip_high)
-        self.log_ratio += histogram(ratios.log())
         self.on_policy &= batch.stored_name(rule.old) == batch.stored_name("policy_log_probs")
-        count, below, above = _outside(ratios, rule)
         self.outside += below + above
-        mean_gap = None
+        values: dict[str, float | None] = {"below": below / tokens, "above": above / tokens} if tokens else {}
         if batch.has("rollout_log_probs") and batch.has("old_log_probs"):
             gap_T = batch.column("old_log_probs").double() - batch.column("rollout_log_probs").double()
             gap_T = gap_T[batch.column("response_mask")]
-            self.gap += histogram(gap_T)
+            self.count("gap", gap_T)
             gap_T = el.finite(gap_T)
-            mean_gap = float(gap_T.abs().mean()) if len(gap_T) else None
+            values["mean_gap"] = float(gap_T.abs().mean()) if len(gap_T) else None
         else:
             self.has_gap = False
-        shares = (below / count, above / count) if count else (None, None)
-        self.series.add(batch.step, *shares, mean_gap, self._fixed(step))
+        fixed = None if self.fix is None else self._outside(step, self.fix, "after")
+        if fixed is not None and fixed[0]:
+            values["outside_after"] = (fixed[1] + fixed[2]) / fixed[0]
+        self.line(batch.step, **values)
 
-    def _fixed(self, step: EvaluatedStep) -> float | None:
-        """Count the tokens that carry the policy term with the fix; the share of them outside its range."""
-        fixed = None if self.fix is None else step.evaluations[self.fix]
-        ratios = None if fixed is None else _ratios(step.batch, fixed)
-        if fixed is None or ratios is None or self.after is None:
+    def _outside(self, step: EvaluatedStep, label: str, name: str) -> tuple[int, int, int] | None:
+        """Count the ratios of tokens that carry the policy term: finite ones, those below the range, those above."""
+        evaluation = step.evaluations[label]
+        if evaluation.per_token is None:
             return None
-        self.after += histogram(ratios.log())
-        count, below, above = _outside(ratios, fixed.objective.surrogate)
-        return (below + above) / count if count else None
+        ratios = evaluation.per_token.ratio_T[carrying(step.batch, evaluation, "policy")].double()
+        self.count(name, ratios.log())
+        known, rule = el.finite(ratios), evaluation.objective.surrogate
+        return len(known), int((known < 1 - rule.clip_low).sum()), int((known > 1 + rule.clip_high).sum())
 
     def data(self) -> RatioData:
         """Return histograms and series."""
-        steps, (below, above, mean_gap, after) = self.series.columns(4)
         old, low, high = self.rule
-        with_gap = self.has_gap and bool(self.gap.total)
+        with_gap = self.has_gap and bool(self.counts["gap"].total)
+        names = ["below", "above", *(["mean_gap"] if with_gap else []), *(["outside_after"] if self.fix else [])]
         return RatioData(
             old=old,
             on_policy=self.on_policy,
-            log_ratio=self.log_ratio,
-            gap=self.gap if with_gap else None,
-            gap_of=self.gap_of,
+            log_ratio=self.counts["log_ratio"],
+            gap=self.counts["gap"] if with_gap else None,
+            gap_of="old_log_probs",
             clip_low=low,
             clip_high=high,
-            steps=steps,
-            below=below,
-            above=above,
             outside=self.outside,
-            mean_gap=mean_gap if with_gap else (),
             fix=self.fix,
-            log_ratio_after=self.after,
-            outside_after=after if self.fix is not None else (),
+            log_ratio_after=None if self.fix is None else self.counts["after"],
+            **self.series(*names),
         )
-
-
-def _ratios(batch: RolloutBatch, evaluation: Evaluation) -> Tensor | None:
-    """Ratios of the tokens that carry the policy term, float64."""
-    if evaluation.per_token is None:
-        return None
-    return evaluation.per_token.ratio_T[carrying(batch, evaluation, "policy")].double()
-
-
-def _outside(ratios: Tensor, rule: Surrogate) -> tuple[int, int, int]:
-    """How many ratios are finite, below the clip range and above it."""
-    known = el.finite(ratios)
-    return len(known), int((known < 1 - rule.clip_low).sum()), int((known > 1 + rule.clip_high).sum())

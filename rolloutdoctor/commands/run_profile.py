@@ -1,147 +1,109 @@
-"""Numbers of every step of a run, and of parts of its rows, which `compare` puts side by side with another run's."""
+"""Rows of a run, and numbers of every step, which `compare` puts side by side with another run's."""
 
 import math
-from collections import Counter
-from collections.abc import Mapping
 
-import torch
+import polars as pl
 from torch import Tensor
 
 from rolloutdoctor.commands.breakdown import parts_of_rows
 from rolloutdoctor.commands.needs import evaluation_columns
-from rolloutdoctor.data.batch import RolloutBatch, StepKey
 from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer
+from rolloutdoctor.engine.tables import rows_of
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
+from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS
 from rolloutdoctor.ops import elementwise as el
-from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.step import StepView
 
-UNITS = {
-    "reward": "reward",
-    "reward_std": "reward",
-    "response_length": "tokens",
-    "trained_tokens": "tokens",
-    "masked_rows": "share",
-    "truncated_rows": "share",
-    "zero_variance_groups": "share",
-    "entropy": "nats",
-    "mean_abs_delta": "nats",
-    "loss": "1",
-    "policy_loss": "1",
-    "kl_loss": "1",
-    "grad_l1": "1",
-    "grad_l2": "1",
+
+def _total(name: str) -> pl.Expr:
+    """Sum of a column; null where the step was not evaluated."""
+    return pl.when(pl.col(name).count() > 0).then(pl.sum(name))
+
+
+_SCORES = pl.col("reward").filter(pl.col("reward").is_finite())
+
+MEASURES: dict[str, tuple[pl.Expr, str]] = {
+    "reward": (_SCORES.mean(), "reward"),
+    "reward_std": (_SCORES.std(ddof=0), "reward"),
+    "response_length": (pl.when(pl.sum("tokens") > 0).then(pl.mean("tokens")), "tokens"),
+    "trained_tokens": (pl.mean("trained_tokens"), "tokens"),
+    "masked_rows": ((pl.col("trained_tokens") == 0).mean(), "share"),
+    "truncated_rows": (pl.when(pl.count("status") > 0).then(pl.col("status").eq_missing("length").mean()), "share"),
+    "zero_variance_groups": (pl.first("zero_variance_groups"), "share"),
+    "entropy": (pl.first("entropy"), "nats"),
+    "mean_abs_delta": (pl.first("mean_abs_delta"), "nats"),
+    "loss": (_total("loss"), "1"),
+    "policy_loss": (_total("policy_loss"), "1"),
+    "kl_loss": (_total("kl_loss"), "1"),
+    "grad_l1": (_total("grad_l1"), "1"),
+    "grad_l2": (_total("grad_sq").sqrt(), "1"),
 }
-"""Quantities of a step with their units: of its rows first, then the recomputed ones, by the names of `recompute`."""
+"""Quantities of a step over its rows, with their units: of the rows first, then the recomputed ones."""
 
 RECOMPUTED = ("loss", "policy_loss", "kl_loss", "grad_l1", "grad_l2")
 
 ROW_PARTS = ("reward", "length", "status")
 """What rows can be broken down by."""
 
-_COLUMNS = ("reward", "response_mask", "entropy", "rollout_log_probs", "old_log_probs", "policy_log_probs", "status")
-_LENGTHS = (*_COLUMNS, "response_ids")
-
-PartKey = float | str
-PartSums = Counter[str]
+_READ = ("reward", "response_mask", "entropy", "rollout_log_probs", "old_log_probs", "policy_log_probs", "status")
+_COLUMNS = ("reward", "tokens", "trained_tokens", "loss", "policy_loss", "kl_loss", "grad_l1", "grad_sq")
+_OF_STEPS = ("zero_variance_groups", "entropy", "mean_abs_delta")
 
 
 class RunProfile(StepConsumer):
-    """Gathers the numbers of every step.
-
-    Attributes:
-        values: step and split to its numbers by name; what a step cannot give is not there.
-        parts: part to sums over its rows: ``rows``, ``reward`` of ``scored`` rows, ``tokens``.
-    """
+    """Gathers the rows of every step."""
 
     def __init__(self, context: Context, by: str | None = None) -> None:
         objective = context.objective
-        wanted = frozenset(_LENGTHS) | (frozenset() if objective is None else evaluation_columns(objective))
+        wanted = frozenset((*_READ, "response_ids"))
+        wanted |= frozenset() if objective is None else evaluation_columns(objective)
         self.columns = wanted & context.columns
         self.objectives = {} if objective is None else {AS_CONFIGURED: objective}
-        self.values: dict[StepKey, Mapping[str, float]] = {}
-        self.parts: dict[PartKey, PartSums] = {}
         self._by = by
+        kinds = {name: ROW_COLUMNS[name].dtype for name in _COLUMNS} | dict.fromkeys(_OF_STEPS, pl.Float64)
+        part = {"part": pl.String() if by == "status" else pl.Float64()}
+        self._schema = {"step": pl.Int64(), "split": pl.String(), "status": pl.String(), **kinds, **part}
+        self._rows = [pl.DataFrame(schema=self._schema)]
 
     def add(self, step: EvaluatedStep) -> None:
         """Take in one step."""
         batch = step.batch
-        if not len(batch):
-            self.values[batch.key] = {}
-            return
-        found = _of_rows(step)
-        evaluation = step.evaluations.get(AS_CONFIGURED)
-        if evaluation is not None and evaluation.tokens is not None:
-            found |= {name: float(getattr(evaluation, name)) for name in RECOMPUTED}
-        self.values[batch.key] = {name: found[name] for name in UNITS if math.isfinite(found.get(name, math.nan))}
-        if self._by in ROW_PARTS:
-            self._add_parts(batch)
+        view = StepView(batch, step.logged, evaluations=step.evaluations, dtype=step.dtype)
+        part: pl.Series | pl.Expr = pl.lit(None)
+        if self._by == "status" and batch.statuses:
+            part = pl.Series(list(map(str, batch.statuses)))
+        elif self._by == "length" or (self._by == "reward" and "reward" in batch.per_row):
+            part = pl.Series(parts_of_rows(self._by, batch).cpu().numpy())
+        of_step = {name: pl.lit(value, pl.Float64) for name, value in zip(_OF_STEPS, _of_step(view), strict=True)}
+        found = rows_of(view, _COLUMNS, {}).with_columns(**of_step, part=part)
+        self._rows.append(found.select(pl.col(name).cast(kind) for name, kind in self._schema.items()))
 
-    def _add_parts(self, batch: RolloutBatch) -> None:
-        keys, index_N = _parts_of(str(self._by), batch)
-        if not keys:
-            return
-        reward_N = _rewards(batch)
-        scored_N = reward_N.isfinite()
-        sums = {
-            "rows": torch.ones(len(batch), dtype=torch.float64),
-            "scored": scored_N.double(),
-            "reward": torch.where(scored_N, reward_N, 0.0),
-            "tokens": batch.rows.diff().double().cpu(),
-        }
-        totals = {name: seg.total_by(index_N.cpu(), value_N, len(keys)).tolist() for name, value_N in sums.items()}
-        for place, key in enumerate(keys):
-            mine = self.parts.setdefault(key, Counter())
-            for name, values in totals.items():
-                mine[name] += values[place]
+    def rows(self) -> pl.DataFrame:
+        """Return one line a row: its step, its columns, and the `part` that it is in."""
+        return pl.concat(self._rows)
+
+    def numbers(self) -> pl.DataFrame:
+        """Return one line a quantity and step: ``step, split, name, value``; null where the step has none."""
+        measures = {name: value for name, (value, _) in MEASURES.items()}
+        steps = self.rows().group_by("step", "split", maintain_order=True).agg(**measures)
+        return steps.unpivot(index=["step", "split"], variable_name="name")
 
 
-def _parts_of(by: str, batch: RolloutBatch) -> tuple[list[PartKey], Tensor]:
-    if by == "status":
-        names = sorted({str(one) for one in batch.statuses})
-        places = {name: place for place, name in enumerate(names)}
-        return list(names), torch.tensor([places[str(one)] for one in batch.statuses], dtype=torch.int64)
-    if by == "reward" and "reward" not in batch.per_row:
-        return [], torch.zeros(0, dtype=torch.int64)
-    values, index_N = torch.unique(parts_of_rows(by, batch), return_inverse=True)
-    return values.tolist(), index_N
-
-
-def _rewards(batch: RolloutBatch) -> Tensor:
-    if "reward" not in batch.per_row:
-        return torch.full((len(batch),), math.nan, dtype=torch.float64)
-    return batch.column("reward").double().cpu()
-
-
-def _of_rows(step: EvaluatedStep) -> dict[str, float]:
-    """Numbers of the rows of a step."""
-    batch, found = step.batch, {}
-    reward_N = _rewards(batch)
-    scored_N = el.finite(reward_N)
-    if len(scored_N):
-        found["reward"], found["reward_std"] = float(scored_N.mean()), float(scored_N.std(correction=0))
-    if batch.tokens:
-        found["response_length"] = batch.tokens / len(batch)
-    if any(one is not None for one in batch.statuses):
-        found["truncated_rows"] = sum(one == "length" for one in batch.statuses) / len(batch)
+def _of_step(view: StepView) -> tuple[float | None, float | None, float | None]:
+    """Share of zero-variance groups, mean entropy, and mean absolute gap to the sampler."""
+    batch, zero_variance, entropy, delta = view.batch, None, None, None
     if batch.groups is not None and "reward" in batch.per_row:
-        view = StepView(batch=batch, logged=step.logged, dtype=step.dtype, evaluations=step.evaluations)
         several = int((view.compared.size_G > 1).sum())
-        if several:
-            found["zero_variance_groups"] = int(view.equal_reward_groups().sum()) / several
+        zero_variance = int(view.equal_reward_groups().sum()) / several if several else None
     if "response_mask" in batch.per_token:
         mask_T = batch.column("response_mask")
-        trained_N = batch.trained.diff()
-        trained = int(trained_N.sum())
-        found["trained_tokens"] = trained / len(batch)
-        found["masked_rows"] = int((trained_N == 0).sum()) / len(batch)
-        if trained and "entropy" in batch.per_token:
-            found["entropy"] = _mean(batch.column("entropy")[mask_T])
-        if trained and "rollout_log_probs" in batch.per_token and batch.has("old_log_probs"):
+        if "entropy" in batch.per_token:
+            entropy = _mean(batch.column("entropy")[mask_T])
+        if "rollout_log_probs" in batch.per_token and batch.has("old_log_probs"):
             delta_T = batch.column("old_log_probs").double() - batch.column("rollout_log_probs").double()
-            found["mean_abs_delta"] = _mean(delta_T[mask_T].abs())
-    return found
+            delta = _mean(delta_T[mask_T].abs())
+    return zero_variance, entropy, delta
 
 
 def _mean(value_T: Tensor) -> float:

@@ -1,15 +1,16 @@
 """Figure accumulators of tokens and rows alone: they need no objective, and count in the pass over the tokens."""
 
 import math
-from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
+import polars as pl
 import torch
 from torch import Tensor
 
-from rolloutdoctor.commands.figures import FigureAccumulator, Series
+from rolloutdoctor.commands.figures import FigureAccumulator, columns_of
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.engine.run_steps import EvaluatedStep, EvaluatedSteps
+from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.evaluation.every_nth import every_nth
 from rolloutdoctor.evaluation.lag_table import LEAST_TOKENS
 from rolloutdoctor.evaluation.sampler_gap import Gap, gap_of, sizes_by
@@ -32,81 +33,69 @@ LAGS = 8
 TRUNCATED = ("length", "truncated", "max_tokens")
 """What trainers and engines call a response that was cut off at its largest length."""
 
-_COMMONEST = 8
-"""Last tokens of a step that are remembered."""
+NO_TOKEN = -1
+"""Last token of an empty response."""
 
 
 class MismatchFigure(FigureAccumulator):
     """The sampler's log-probs against the trainer's."""
 
     def __init__(self) -> None:
-        self._grid = torch.zeros(GRID_CELLS**2 + 1, dtype=torch.int64)
-        self._positions = torch.zeros(POSITIONS, BINS, dtype=torch.int64)
-        self._lags = torch.zeros(LAGS, BINS, dtype=torch.int64)
+        super().__init__()
+        self._counts: dict[str, Tensor] = {
+            "grid": torch.zeros(GRID_CELLS**2 + 1, dtype=torch.int64),
+            "positions": torch.zeros(POSITIONS, BINS, dtype=torch.int64),
+            "sizes": torch.zeros(LAGS, BINS, dtype=torch.int64),
+        }
         self._steps: list[Spread] = []
         self._compared, self._sampled, self._stamped = "old_log_probs", False, False
 
-    def token_measure(self, batch: RolloutBatch) -> TokenMeasure:
-        """See `FigureAccumulator`."""
-        return self._measure
+    def token_measures(self, batch: RolloutBatch) -> Mapping[str, TokenMeasure]:
+        """See `StepConsumer`."""
+        return {"mismatch": self._measure}
 
     def _measure(self, block: TokenBlock) -> Mapping[str, Tensor]:
-        gap, batch = gap_of(block), block.batch
+        gap, rows = gap_of(block), block.batch
         if gap is None:
             return {}
-        steps = len(batch.step_numbers)
-        kind_N = batch.by_step.step_N * LAGS
-        lag_N = lags_of(block.of_step("policy_version_min"), block.of_step("policy_version_max"), LAGS, batch.by_step)
-        if lag_N is not None:
-            kind_N = kind_N + lag_N
+        lag_N = lags_of(block.of_step("policy_version_min"), block.of_step("policy_version_max"), LAGS, rows.by_step)
+        kind_N = torch.zeros_like(rows.by_step.step_N) if lag_N is None else lag_N
         return {
             "grid": _cells(gap)[None],
             "positions": _by_position(gap, every_nth(block).stride)[None],
-            "sizes": sizes_by(gap, kind_N[block.rows], steps * LAGS).reshape(1, steps, LAGS, BINS),
+            "sizes": sizes_by(gap, kind_N[block.rows], LAGS)[None],
             "sampled": torch.full((1,), every_nth(block).stride > 1),
         }
 
-    def add(self, step: EvaluatedStep) -> None:
+    def gather(self, step: EvaluatedStep) -> None:
         """Add up the blocks of one step."""
-        self._add(step.batch, step.token_measures)
-
-    def add_all(self, steps: EvaluatedSteps) -> None:
-        """Add up the blocks of some steps, together where they are joined."""
-        if steps.batch is None:
-            super().add_all(steps)
-        else:
-            self._add(steps.batch, steps.token_measures)
-
-    def _add(self, batch: RolloutBatch, measures: Mapping[str, Mapping[str, Tensor]]) -> None:
-        found = measures.get("mismatch")
+        batch, found = step.batch, step.token_measures.get("mismatch")
         if not found or not len(found["grid"]):
             return
-        self._grid += found["grid"].sum(0).cpu()
-        self._positions += found["positions"].sum(0).cpu()
-        sizes = found["sizes"].sum(0).cpu()
-        self._lags += sizes.sum(0)
+        for name, counts in self._counts.items():
+            counts += found[name].sum(0).cpu()
         self._stamped |= "policy_version_min" in batch.per_row and "policy_version_max" in batch.per_row
         self._sampled |= bool(found["sampled"].any())
         self._compared = batch.stored_name("old_log_probs") or self._compared
-        of_steps = zip(batch.step_numbers, sizes.sum(1), strict=True)
-        self._steps += [_spread(number, number, counts) for number, counts in of_steps]
+        self._steps.append(_spread(batch.step, batch.step, found["sizes"].sum((0, 1))))
 
     def data(self) -> MismatchData:
         """Return the counts."""
-        rows = self._grid[:-1].reshape(GRID_CELLS, GRID_CELLS).tolist()
+        grid, positions, lags = self._counts.values()
+        rows = grid[:-1].reshape(GRID_CELLS, GRID_CELLS).tolist()
         return MismatchData(
             compared=self._compared,
             low=GRID_LOW,
             counts=tuple(map(tuple, rows)),
-            tokens=int(self._grid.sum()),
-            outside=int(self._grid[-1]),
+            tokens=int(grid.sum()),
+            outside=int(grid[-1]),
             by_step=tuple(sorted(self._steps, key=lambda one: one.first)),
             by_position=tuple(
                 _spread(2**place // 2, 2**place - 1 if place else 0, counts)
-                for place, counts in enumerate(self._positions)
+                for place, counts in enumerate(positions)
                 if int(counts.sum())
             ),
-            by_lag=tuple(_spread(lag, lag, counts) for lag, counts in enumerate(self._lags) if int(counts.sum()))
+            by_lag=tuple(_spread(lag, lag, counts) for lag, counts in enumerate(lags) if int(counts.sum()))
             if self._stamped
             else (),
             sampled=self._sampled,
@@ -156,98 +145,54 @@ class LengthsFigure(FigureAccumulator):
     """How long responses are, and how they end."""
 
     def __init__(self) -> None:
-        self._series = Series()
-        self._lengths, self._truncated = Histogram(), Histogram()
-        self._counts: Counter[int] = Counter()
-        self._cut = 0
-        self._longest_rows: dict[int, tuple[int, int]] = {}
-        self._last: dict[int, Counter[int]] = {}
-        self._finished: Counter[int] = Counter()
-        self._rows: dict[int, int] = {}
-        self._by_status = False
+        super().__init__()
+        kinds = {"steps": pl.Int64, "length": pl.Int64, "cut": pl.Boolean, "last": pl.Int64}
+        self._rows = [pl.DataFrame(schema=kinds)]
 
-    def add(self, step: EvaluatedStep) -> None:
-        """Count one step."""
+    def gather(self, step: EvaluatedStep) -> None:
+        """Keep how long the rows of one step are, whether they were cut off, and their last token."""
         batch = step.batch
-        length_N = batch.rows.diff()
-        if not len(length_N):
-            return
-        sizes = length_N.double()
-        self._lengths += histogram(sizes)
-        self._counts.update(length_N.tolist())
-        # Lengths that a row has, and not numbers between them.
-        parts = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64, device=sizes.device)
-        low, middle, high = torch.quantile(sizes, parts, interpolation="lower").tolist()
-        most = int(length_N.max())
-        self._longest_rows[batch.step] = (most, int((length_N == most).sum()))
-        self._rows[batch.step] = len(length_N)
-        truncated, is_cut_N = None, length_N == most
+        columns: dict[str, Any] = {"length": batch.rows.diff().cpu().numpy()}
         if batch.statuses:
-            self._by_status = True
-            is_cut_N = torch.tensor([status in TRUNCATED for status in batch.statuses], device=length_N.device)
-            truncated = float(is_cut_N.double().mean())
-            self._cut += int(is_cut_N.sum())
-            self._truncated += histogram(sizes[is_cut_N])
-        self._series.add(batch.step, low, middle, high, most, truncated)
-        if batch.has("response_ids"):
-            self._ends(batch, length_N, is_cut_N)
-
-    def _ends(self, batch: RolloutBatch, length_N: Tensor, is_cut_N: Tensor) -> None:
-        """Count the last tokens of rows, and of finished ones."""
-        filled_N = length_N > 0
-        last = batch.column("response_ids")[batch.rows[1:][filled_N] - 1]
-        finished = last[~is_cut_N[filled_N]].tolist()
-        self._last[batch.step] = Counter(dict(_first(Counter(last.tolist()))))
-        self._finished.update(dict(_first(Counter(finished))))
+            columns["cut"] = [status in TRUNCATED for status in batch.statuses]
+        if batch.has("response_ids") and batch.tokens:
+            last_N = batch.column("response_ids")[(batch.rows[1:] - 1).clamp(min=0)]
+            columns["last"] = torch.where(batch.rows.diff() > 0, last_N, NO_TOKEN).cpu().numpy()
+        rows = pl.DataFrame(columns).with_columns(steps=pl.lit(batch.step, pl.Int64))
+        self._rows.append(rows)
 
     def data(self) -> LengthsData:
         """Return the series; end tokens are those that a tenth of the finished rows end with."""
-        steps, (low, middle, high, most, truncated) = self._series.columns(5)
-        if not self._by_status:
-            longest = max((size for size, _ in self._longest_rows.values()), default=0)
-            self._cut = self._counts[longest]
-            truncated = tuple(
-                rows / self._rows[step] if size == longest else 0.0
-                for step, (size, rows) in sorted(self._longest_rows.items())
-            )
-        total = sum(self._finished.values())
-        ends = tuple(token for token, count in _first(self._finished) if count >= 0.1 * total)
-        ended = tuple(
-            sum(self._last[step][token] for token in ends) / self._rows[step] if step in self._last else math.nan
-            for step in steps
+        rows = pl.concat(self._rows, how="diagonal_relaxed")
+        length, by_status = pl.col("length"), rows["cut"].count() > 0
+        longest = pl.col("cut") if by_status else length == length.max()
+        # Where no status says so, the longest of a step may have been cut off.
+        is_finished = ~pl.col("cut").fill_null(length == length.max().over("steps")) & (pl.col("last") != NO_TOKEN)
+        finished = rows.filter(is_finished)["last"].value_counts().sort("count", "last", descending=[True, False])
+        ends = finished.filter(pl.col("count") >= 0.1 * pl.sum("count"))["last"].to_list()
+        rows = rows.with_columns(cut=longest, ended=pl.col("last").is_in(ends))
+        lines = rows.group_by("steps").agg(
+            lower=length.quantile(0.1, "lower"),
+            median=length.quantile(0.5, "lower"),
+            upper=length.quantile(0.9, "lower"),
+            longest=length.max().cast(pl.Float64),
+            truncated=pl.mean("cut"),
+            ended=pl.mean("ended"),
         )
+        middle = rows["length"].quantile(0.5, "lower")
         return LengthsData(
-            lengths=self._lengths,
-            truncated_lengths=self._truncated if self._by_status else None,
-            steps=steps,
-            lower=low,
-            median=middle,
-            upper=high,
-            longest=most,
-            truncated=truncated,
-            ended=ended if ends else (),
-            by_status=self._by_status,
-            end_tokens=ends,
-            middle=_median(self._counts),
-            truncated_rows=self._cut,
-            ended_rows=sum(counts[token] for counts in self._last.values() for token in ends),
+            lengths=_counted(rows),
+            truncated_lengths=_counted(rows.filter("cut")) if by_status else None,
+            by_status=by_status,
+            end_tokens=tuple(ends),
+            middle=None if middle is None else int(middle),
+            truncated_rows=int(rows["cut"].sum()),
+            ended_rows=int(rows["ended"].sum()),
+            **columns_of(lines if ends else lines.drop("ended")),
         )
 
 
-def _median(counts: "Counter[int]") -> int | None:
-    """The median of counted numbers, one of them; None if there is none.
-
-    >>> _median(Counter({2: 3, 5: 2, 9: 1})), _median(Counter())
-    (2, None)
-    """
-    before, half = 0, (sum(counts.values()) + 1) // 2
-    for number, count in sorted(counts.items()):
-        before += count
-        if before >= half:
-            return number
-    return None
-
-
-def _first(counts: "Counter[int]") -> list[tuple[int, int]]:
-    """The commonest, the smallest of equals first."""
-    return sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:_COMMONEST]
+def _counted(rows: pl.DataFrame) -> Histogram:
+    """Count lengths, step by step as all histograms are."""
+    each = (histogram(own["length"].to_torch()) for _, own in rows.group_by("steps"))
+    return sum(each, Histogram())

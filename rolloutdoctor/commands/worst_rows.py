@@ -1,7 +1,7 @@
 """The worst rows of a run, for people to read: those of the worst findings, of the gradient, and of the sampler gap."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +11,7 @@ from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.engine.prepare import PreparedRun
 from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer
-from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, evaluate
+from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation, evaluate
 from rolloutdoctor.evaluation.token_measures import TokenBlock, TokenMeasure
 from rolloutdoctor.io.run import StepRange
 from rolloutdoctor.objective.objective import Objective
@@ -41,23 +41,21 @@ class Place:
 
     Attributes:
         key: its step and split.
-        sample_id: its name; None: `row` says which it is.
-        row: its number in the step, or None.
+        sample_id: its name.
         why: why it is shown.
     """
 
     key: StepKey
-    sample_id: str | None
-    row: int | None
+    sample_id: str
     why: str
 
 
-@dataclass(frozen=True)
-class _Largest:
-    """The row with the largest value so far; of equals the first."""
-
-    value: float = 0.0
-    place: Place | None = None
+_WHY = {
+    "gradient": "the largest gradient of the run: {share:.3g} % of step {step}'s",
+    "advantage": "the largest logged advantage of the run: {value:.4g} in size",
+    "gap": "sampler and trainer differ most here: {value:.4g} nats, summed over the tokens",
+}
+"""What the rows of a run are sorted by to what is said of the first."""
 
 
 class WorstRows(StepConsumer):
@@ -75,7 +73,7 @@ class WorstRows(StepConsumer):
         if context.objective is not None:
             needed |= loss_columns(context.objective) | optional_columns(context.objective)
         self.columns = needed & context.columns
-        self._largest: dict[str, _Largest] = {}
+        self._largest: dict[str, list[tuple[float, int, str, float]]] = {name: [] for name in _WHY}
 
     def token_measures(self, batch: RolloutBatch) -> Mapping[str, TokenMeasure]:
         """See `StepConsumer`."""
@@ -85,31 +83,17 @@ class WorstRows(StepConsumer):
         """Look at one step."""
         if not len(step.batch):
             return
-        evaluation = step.evaluations.get(AS_CONFIGURED)
+        evaluation, sizes = step.evaluations.get(AS_CONFIGURED), {}
         if evaluation is not None and evaluation.tokens is not None:
-            size_N = evaluation.tokens.grad_l1_N
-            share_N = size_N / size_N.sum()
-            words = "the largest gradient of the run: {share:.3g} % of step {step}'s"
-            self._note("gradient", step.batch, size_N, words, share_N)
+            sizes["gradient"] = evaluation.tokens.grad_l1_N
         elif "advantage" in step.batch.per_row:
-            size_N = step.batch.column("advantage").double().abs()
-            self._note("advantage", step.batch, size_N, "the largest logged advantage of the run: {value:.4g} in size")
-        gap = step.token_measures.get("gap", {}).get("gap")
-        if gap is not None:
-            words = "sampler and trainer differ most here: {value:.4g} nats, summed over the tokens"
-            self._note("gap", step.batch, gap, words)
-
-    def _note(
-        self, name: str, batch: RolloutBatch, size_N: torch.Tensor, words: str, share_N: torch.Tensor | None = None
-    ) -> None:
-        size_N = torch.where(size_N.isfinite(), size_N, 0.0)
-        row = int(size_N.argmax())
-        value, seen = float(size_N[row]), self._largest.get(name, _Largest())
-        first = seen.place is None or batch.key < seen.place.key
-        if value > seen.value or (value == seen.value > 0 and first):
-            share = math.nan if share_N is None else 100 * float(share_N[row])
-            why = words.format(value=value, share=share, step=batch.step)
-            self._largest[name] = _Largest(value, Place(batch.key, None, row, why))
+            sizes["advantage"] = step.batch.column("advantage").double().abs()
+        sizes |= step.token_measures.get("gap", {})
+        for name, size_N in sizes.items():
+            largest, row = torch.where(size_N.isfinite(), size_N, 0.0).max(0)
+            self._largest[name].append(
+                (-float(largest), step.batch.step, step.batch.sample_name(int(row)), float(size_N.sum()))
+            )
 
     def places(self, findings: Sequence[Finding]) -> list[Place]:
         """The rows to be shown: of the worst findings first."""
@@ -118,8 +102,13 @@ class WorstRows(StepConsumer):
             one = next((each for each in finding.examples if each.sample_id is not None), None)
             if one is not None and finding.severity >= Severity.WARNING and len(found) < MOST_ROWS // 2:
                 why = f"{finding.code} {finding.name}: {one.note}"
-                found.append(Place(StepKey(one.step, TRAIN), one.sample_id, None, why))
-        return found + [one.place for one in self._largest.values() if one.place is not None]
+                found.append(Place(StepKey(one.step, TRAIN), str(one.sample_id), why))
+        for name, largest in self._largest.items():
+            size, step, sample, total = min(largest, default=(0.0, 0, "", 0.0), key=lambda one: one[:2])
+            if size:
+                why = _WHY[name].format(value=-size, step=step, share=-100 * size / total)
+                found.append(Place(StepKey(step, TRAIN), sample, why))
+        return found
 
     def views(self, findings: Sequence[Finding], options: ReadOptions) -> list[RowView]:
         """Read the rows that are to be shown: their steps once more, and their texts."""
@@ -127,47 +116,34 @@ class WorstRows(StepConsumer):
         places = self.places(findings)
         for place in places:
             by_step.setdefault(place.key, []).append(place)
-        found: dict[tuple[StepKey, int], tuple[int, RowView]] = {}
-        for key, wanted in by_step.items():
-            for place, row, view in self._of_step(key, wanted, options):
-                order = places.index(place)
-                if (key, row) in found:
-                    kept = found[key, row]
-                    view = replace(view, why=f"{kept[1].why}; {place.why}" if kept[0] < order else view.why)
-                    order = min(order, kept[0])
-                found[key, row] = (order, view)
-        cells = self._cells(found)
-        ordered = sorted(found.items(), key=lambda item: item[1][0])[:MOST_ROWS]
-        return [_with_texts(view, cells.get(at, {})) for at, (_, view) in ordered]
-
-    def _cells(self, rows: Mapping[tuple[StepKey, int], object]) -> dict[tuple[StepKey, int], dict[str, object]]:
-        wanted: dict[StepKey, list[int]] = {}
-        for key, row in rows:
-            wanted.setdefault(key, []).append(row)
-        return self._ready.run.texts(wanted, ("prompt", "response", "prompt_ids"))
+        views = [(key, *one) for key, wanted in by_step.items() for one in self._of_step(key, wanted, options)]
+        found: dict[tuple[StepKey, int], RowView] = {}
+        for key, _, row, view in sorted(views, key=lambda one: places.index(one[1])):
+            same = found.get((key, row))
+            found[key, row] = view if same is None else replace(same, why=f"{same.why}; {view.why}")
+        rows: dict[StepKey, list[int]] = {}
+        for key, row in found:
+            rows.setdefault(key, []).append(row)
+        cells = self._ready.run.texts(rows, ("prompt", "response", "prompt_ids"))
+        return [_with_texts(view, cells.get(at, {})) for at, view in list(found.items())[:MOST_ROWS]]
 
     def _of_step(
         self, key: StepKey, places: Sequence[Place], options: ReadOptions
     ) -> Iterator[tuple[Place, int, RowView]]:
         run, dtype = self._ready.run, find_dtype(options.dtype)
-        columns = self.columns | (_SHOWN & run.columns)
-        only = StepRange(key.step, key.step + 1)
+        columns, step = self.columns | (_SHOWN & run.columns), StepRange(key.step, key.step + 1)
         with evaluation_mode():
-            for batch in run.batches(columns, steps=only, split=key.split, dtype=dtype):
+            for batch in run.batches(columns, steps=step, split=key.split, dtype=dtype):
                 evaluation = None
                 for objective in self.objectives.values():
-                    try:
+                    with suppress(CannotComputeError):
                         logged = self._ready.metrics.at(key)
                         evaluation = evaluate(batch, objective, dtype=dtype, per_token=True, logged=logged)
-                    except CannotComputeError:
-                        continue
-                values = None if evaluation is None or evaluation.rows is None else evaluation.rows.advantage_N
-                kept = None if evaluation is None else evaluation.per_token
+                rows = {batch.sample_name(row): row for row in range(len(batch))}
                 for place in places:
-                    row = _row_of(batch, place)
-                    if row is not None:
-                        grad_T = None if kept is None else kept.grad_T
-                        yield place, row, _view(batch, row, place.why, grad_T, values)
+                    if place.sample_id in rows:
+                        row = rows[place.sample_id]
+                        yield place, row, _view(batch, row, place.why, evaluation)
 
 
 def _gaps(block: TokenBlock) -> Mapping[str, torch.Tensor]:
@@ -175,18 +151,11 @@ def _gaps(block: TokenBlock) -> Mapping[str, torch.Tensor]:
     return {"gap": block.row_sum(torch.where(block.trained_T & size_T.isfinite(), size_T, 0.0))}
 
 
-def _row_of(batch: RolloutBatch, place: Place) -> int | None:
-    if place.row is not None:
-        return place.row
-    return next((row for row in range(len(batch)) if batch.sample_name(row) == place.sample_id), None)
-
-
-def _view(
-    batch: RolloutBatch, row: int, why: str, grad_T: torch.Tensor | None, advantage_N: torch.Tensor | None
-) -> RowView:
+def _view(batch: RolloutBatch, row: int, why: str, evaluation: Evaluation | None) -> RowView:
     start, stop = int(batch.rows[row]), int(batch.rows[row + 1])
     here = slice(start, stop)
-    grad = None if grad_T is None else grad_T[here].double()
+    kept = None if evaluation is None else evaluation.per_token
+    grad = None if kept is None else kept.grad_T[here].double()
     gap = None
     if batch.has(*_PAIR):
         gap = batch.tokens_of(_PAIR[0], here).double() - batch.tokens_of(_PAIR[1], here).double()
@@ -194,8 +163,8 @@ def _view(
     first, last = _window(weight, stop - start)
     part = slice(start + first, start + last)
     total = None if grad is None else float(grad.abs().sum())
-    if advantage_N is None and "advantage" in batch.per_row:
-        advantage_N = batch.column("advantage")
+    computed = None if evaluation is None or evaluation.rows is None else evaluation.rows.advantage_N
+    advantage_N = batch.per_row.get("advantage") if computed is None else computed
     return RowView(
         step=batch.step,
         split=batch.split,

@@ -35,14 +35,9 @@ def histogram(x: Tensor) -> Histogram:
 
 def _power(low: float, high: float) -> int:
     """The finest width that holds the range in `FINE_BINS` bins with room for rounding."""
-    largest = max(abs(low), abs(high))
-    if largest == 0:
-        return -40
     # Halved first: the difference of two large numbers of opposite sign must not overflow.
     span = (high / 2 - low / 2) / (FINE_BINS / 2 - 1)
-    powers = [math.log(max(largest / _EXACT, 1e-300), 3)]
-    powers += [math.log(max(span, 1e-300), 3)]
-    power = max(-40, math.ceil(max(powers)))
+    power = max(-40, math.ceil(math.log(max(max(abs(low), abs(high)) / _EXACT, span, 1e-300), 3)))
     while math.floor(high / 3.0**power + 0.5) - math.floor(low / 3.0**power + 0.5) + 1 > FINE_BINS:
         power += 1
     return power

@@ -1,5 +1,6 @@
 """What a picture is made of: plain numbers, gathered in one pass over a run, that every view can draw."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rolloutdoctor.results.errors import UsageError, nearest
@@ -23,6 +24,35 @@ class Band:
     before: Histogram
     after: Histogram | None = None
     flipped: int = 0
+
+    def __add__(self, other: "Band") -> "Band":
+        first, last = min(self.first_step, other.first_step), max(self.last_step, other.last_step)
+        after = _both(self.after, other.after)
+        return Band(first, last, self.before + other.before, after, self.flipped + other.flipped)
+
+
+MOST_BANDS = 12
+
+
+def banded(bands: Iterable[Band]) -> tuple[Band, ...]:
+    """Add up neighbours until at most `MOST_BANDS` are left, each of 1, 2, 4, ... steps; in step order.
+
+    The order in which steps come, and which of them were added up before, makes no difference.
+    """
+    ordered, width = sorted(bands, key=lambda band: band.first_step), 1
+    while any(band.first_step // width < band.last_step // width for band in ordered) or (
+        len({band.first_step // width for band in ordered}) > MOST_BANDS
+    ):
+        width *= 2
+    cells: dict[int, Band] = {}
+    for band in ordered:
+        index = band.first_step // width
+        cells[index] = cells[index] + band if index in cells else band
+    return tuple(cells.values())
+
+
+def _both(one: Histogram | None, other: Histogram | None) -> Histogram | None:
+    return one if other is None else other if one is None else one + other
 
 
 @dataclass(frozen=True)
@@ -49,8 +79,17 @@ class AdvantagesData:
     bands: tuple[Band, ...] = ()
     logged: Histogram | None = None
 
-
-MOST_BANDS = 12
+    def __add__(self, other: "AdvantagesData") -> "AdvantagesData":
+        return AdvantagesData(
+            max(self.unit, other.unit),
+            self.before + other.before,
+            self.fix,
+            _both(self.after, other.after),
+            self.flipped + other.flipped,
+            self.changed + other.changed,
+            banded([*self.bands, *other.bands]),
+            _both(self.logged, other.logged),
+        )
 
 
 @dataclass(frozen=True)

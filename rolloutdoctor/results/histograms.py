@@ -1,7 +1,9 @@
 """Counts of values in bins of a power of three: those of any parts of a run add up."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from operator import add
 
 FINE_BINS = 729
@@ -37,6 +39,11 @@ class Histogram:
         """Finite values."""
         return sum(self.counts)
 
+    @property
+    def cells(self) -> Counter[int]:
+        """Multiple of the width to the values around it."""
+        return Counter(dict(enumerate(self.counts, self.first)))
+
     def __add__(self, other: "Histogram") -> "Histogram":
         nonfinite = self.nonfinite + other.nonfinite
         if not self.counts or not other.counts:
@@ -63,14 +70,14 @@ class Histogram:
 
     def merged(self, size: int, power: int | None = None) -> "Histogram":
         """Put an odd number of bins into one; with `power` None the width is told by the caller's `size`."""
-        half = size // 2
+        half, power = size // 2, self.power if power is None else power
         if not self.counts:
-            return Histogram(self.power if power is None else power, 0, (), self.nonfinite)
+            return Histogram(power, 0, (), self.nonfinite)
         first = (self.first + half) // size
         counts = [0] * ((self.first + len(self.counts) - 1 + half) // size - first + 1)
-        for index, count in enumerate(self.counts, self.first):
-            counts[(index + half) // size - first] += count
-        return Histogram(self.power if power is None else power, first, tuple(counts), self.nonfinite)
+        for place, count in enumerate(self.counts, self.first):
+            counts[(place + half) // size - first] += count
+        return Histogram(power, first, tuple(counts), self.nonfinite)
 
 
 @dataclass(frozen=True)
@@ -121,34 +128,27 @@ def on_one_grid(histograms: Sequence[Histogram], most: int = 61, zoom: bool = Tr
         first, last = _middle(wide, first, last)
     size = -(-(last - first + 1) // most)
     size += 1 - size % 2
-    drawn = [one.merged(size) for one in wide]
-    low, high = (first + size // 2) // size, (last + size // 2) // size
-    counts, below, above = [], [], []
-    for one in drawn:
-        cells = dict(enumerate(one.counts, one.first))
-        counts.append(tuple(cells.get(index, 0) for index in range(low, high + 1)))
-        below.append(sum(count for index, count in cells.items() if index < low))
-        above.append(sum(count for index, count in cells.items() if index > high))
-    width = 3.0**power * size
-    centers = tuple(index * width for index in range(low, high + 1))
-    return Bins(width, centers, tuple(counts), tuple(below), tuple(above))
+    drawn = [one.merged(size).cells for one in wide]
+    places, width = range((first + size // 2) // size, (last + size // 2) // size + 1), 3.0**power * size
+    return Bins(
+        width,
+        centers=tuple(place * width for place in places),
+        counts=tuple(tuple(cells[place] for place in places) for cells in drawn),
+        below=tuple(sum(count for place, count in cells.items() if place < places[0]) for cells in drawn),
+        above=tuple(sum(count for place, count in cells.items() if place > places[-1]) for cells in drawn),
+    )
 
 
 def _middle(histograms: Sequence[Histogram], first: int, last: int) -> tuple[int, int]:
     """The narrowest range that cuts at most `TAIL` of the values at either end, if it is eight times narrower."""
-    cells: dict[int, int] = {}
-    for one in histograms:
-        for index, count in enumerate(one.counts, one.first):
-            cells[index] = cells.get(index, 0) + count
-    spare = TAIL * sum(cells.values())
-    low, high, seen = first, last, 0
-    while seen + cells.get(low, 0) <= spare:
-        seen += cells.get(low, 0)
-        low += 1
-    seen = 0
-    while seen + cells.get(high, 0) <= spare:
-        seen += cells.get(high, 0)
-        high -= 1
+    cells = sum((one.cells for one in histograms), Counter())
+    spare = TAIL * cells.total()
+
+    def end(places: range) -> int:
+        seen = accumulate(cells[place] for place in places)
+        return next(place for place, count in zip(places, seen, strict=True) if count > spare)
+
+    low, high = end(range(first, last + 1)), end(range(last, first - 1, -1))
     span = max(high - low + 1, 9)
     if span * 8 > last - first + 1:
         return first, last

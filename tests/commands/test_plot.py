@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from rolloutdoctor.commands.check import check
-from rolloutdoctor.commands.figures import Bands
 from rolloutdoctor.commands.plot import Pictures, check_and_draw, draw
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.run_steps import StepDispatcher
 from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import InputError, UsageError
-from rolloutdoctor.results.figures import KINDS, MOST_BANDS, Band
+from rolloutdoctor.results.figures import KINDS, MOST_BANDS, Band, banded
 from rolloutdoctor.results.histograms import Histogram
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
@@ -142,16 +141,17 @@ def test_a_fix_that_moves_no_ratio_is_refused_and_left_out_of_a_report(fix):
 
 def test_bands_of_steps_do_not_depend_on_their_order():
     one = Histogram(0, 0, (1,))
-    forward, backward = Bands(), Bands()
-    for step in range(100):
-        forward.add(Band(step * 7, step * 7, one, None, 1))
-        backward.add(Band((99 - step) * 7, (99 - step) * 7, one, None, 1))
-    assert forward.bands() == backward.bands()
-    assert len(forward.bands()) <= MOST_BANDS
-    assert sum(band.before.total for band in forward.bands()) == 100
-    assert sum(band.flipped for band in forward.bands()) == 100
-    assert forward.bands()[0].first_step == 0
-    assert forward.bands()[-1].last_step == 693
+    bands = [Band(step * 7, step * 7, one, None, 1) for step in range(100)]
+    found = banded(bands)
+    shuffled = banded(bands[50:70])
+    for band in [*bands[70:], *bands[:50][::-1]]:
+        shuffled = banded([*shuffled, band])
+    assert found == shuffled
+    assert len(found) <= MOST_BANDS
+    assert sum(band.before.total for band in found) == 100
+    assert sum(band.flipped for band in found) == 100
+    assert found[0].first_step == 0
+    assert found[-1].last_step == 693
 
 
 def test_a_missing_column_is_said_with_what_records_it():
@@ -185,5 +185,5 @@ def test_without_a_trainer_there_is_nothing_to_draw():
     assert set(pictures.left_out) == set(KINDS)
     of_rows = {"mismatch", "lengths"}
     assert all("--trainer NAME" in why for kind, why in pictures.left_out.items() if kind not in of_rows)
-    StepDispatcher([pictures], torch.float32).step(next(iter(sample("run").batches(set()))), {})
+    StepDispatcher([*pictures.figures.values()], torch.float32).step(next(iter(sample("run").batches(set()))), {})
     assert pictures.gallery().drawn == {}
