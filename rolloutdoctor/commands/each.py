@@ -198,7 +198,7 @@ def _ranks(file: RunFile) -> str | None:
 
 def _steps(file: RunFile) -> tuple[int, int] | None:
     try:
-        groups = build_index([file]).row_groups
+        groups = build_index([file])
     except RolloutDoctorError:
         return None
     if not groups:

@@ -1,78 +1,103 @@
 """The chunks of steps of which more rows are to come, in bounded memory."""
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import IO
+
+import numpy as np
+import torch
 
 from rolloutdoctor.data.batch import StepKey
-from rolloutdoctor.io.parquet.files import OpenFile, RunFile
-from rolloutdoctor.io.parquet.index import Index, RowGroup
-from rolloutdoctor.io.parquet.small_row_groups import Positioned
-from rolloutdoctor.io.parquet.spill_file import WAITING_BYTES, SpillFile
+from rolloutdoctor.io.parquet.decode import copied, empty
 from rolloutdoctor.io.parquet.step_chunks import StepChunk
+from rolloutdoctor.results.errors import InputError
 
-MOST_OPEN_FILES = 64
+WAITING_BYTES = 16 * 2**20
+"""Bytes of token values that may wait in memory, beside the step of which the fewest rows are missing."""
 
 
 class PendingSteps:
-    """Chunks by step and split. What waits beyond `WAITING_BYTES` is in the temporary file.
+    """Chunks by step and split. Token values that wait beyond `WAITING_BYTES` are in a temporary file without a name.
 
-    The step that is to be complete first stays in memory, however large: it is what memory is measured by.
+    Args:
+        missing: step and split to how many rows are to come.
     """
 
-    def __init__(self, index: Index, spill: SpillFile) -> None:
-        self._index, self._spill = index, spill
-        self._chunks: dict[StepKey, list[tuple[tuple[int, int], StepChunk]]] = {}
+    def __init__(self, missing: Mapping[StepKey, int]) -> None:
+        self.missing = dict(missing)
+        self._chunks: dict[StepKey, list[tuple[int, StepChunk, int | None]]] = {}
         self._held: dict[StepKey, int] = {}
+        self._file: IO[bytes] | None = None
 
-    def add(self, key: StepKey, row_group: RowGroup, chunk: StepChunk) -> None:
-        """Keep a chunk until its step is taken."""
-        self._chunks.setdefault(key, []).append(((row_group.file, row_group.group), chunk))
+    def add(self, key: StepKey, file: int, chunk: StepChunk, *, is_shared: bool) -> bool:
+        """Keep a chunk until its step is taken; return whether the step is complete.
+
+        Args:
+            key: step and split.
+            file: position of the chunk's file in the run.
+            chunk: rows of the step.
+            is_shared: its values share memory with those of other steps.
+        """
+        self.missing[key] -= len(chunk.rows)
+        if is_shared and self.missing[key]:
+            # The values of the other steps must not stay in memory with it.
+            tokens = {name: None if values is None else copied(values) for name, values in chunk.tokens.items()}
+            chunk = replace(chunk, tokens=tokens)
+        self._chunks.setdefault(key, []).append((file, chunk, None))
         self._held[key] = self._held.get(key, 0) + chunk.nbytes
         if sum(self._held.values()) > WAITING_BYTES:
-            self._store_all_but(min(self._chunks, key=lambda each: (self._index.last.get(each, 0), each)))
+            first = min(self._chunks, key=lambda each: (self.missing[each], each))
+            if sum(self._held.values()) - self._held[first] > WAITING_BYTES:
+                self._store_all_but(first)
+        return not self.missing[key]
 
     def take(self, key: StepKey) -> list[StepChunk]:
-        """Hand over the chunks of a step, in the order of the files and their rows."""
-        self._held.pop(key, None)
-        return [chunk for _, chunk in sorted(self._chunks.pop(key), key=lambda entry: entry[0])]
+        """Return the chunks of a step, in the order of the files and their rows."""
+        self._held.pop(key)
+        entries = sorted(self._chunks.pop(key), key=lambda entry: (entry[0], int(entry[1].rows[0])))
+        return [chunk if offset is None else self._loaded(chunk, offset) for _, chunk, offset in entries]
 
-    def leftover(self) -> tuple[StepKey, StepChunk] | None:
-        """Return a step that was never complete, if there is one."""
-        return next(((key, entries[0][1]) for key, entries in self._chunks.items()), None)
+    def close(self) -> None:
+        """Give up the temporary file."""
+        if self._file is not None:
+            self._file.close()
 
     def _store_all_but(self, first: StepKey) -> None:
-        if sum(self._held.values()) - self._held[first] <= WAITING_BYTES:
-            return
         for key, entries in self._chunks.items():
             if key != first:
-                entries[:] = [(place, chunk.stored(self._spill)) for place, chunk in entries]
+                entries[:] = [entry if entry[2] is not None else self._stored(*entry[:2]) for entry in entries]
                 self._held[key] = 0
 
+    def _stored(self, number: int, chunk: StepChunk) -> tuple[int, StepChunk, int]:
+        """Put the token values into the file; what stays of them is their type."""
+        try:
+            if self._file is None:
+                # Open for as long as the reader, which closes it.
+                self._file = tempfile.TemporaryFile(prefix="rolloutdoctor-")  # noqa: SIM115
+            offset = self._file.seek(0, 2)
+            for values in chunk.tokens.values():
+                if values is not None:
+                    self._file.write(values.numpy().data)
+            self._file.flush()
+        except OSError as error:
+            raise InputError(
+                f"the rows of a step lie so far apart that they have to wait in {tempfile.gettempdir()}, which cannot "
+                f"take them ({error.strerror}); sort the run by step, or set TMPDIR to a folder with more room"
+            ) from None
+        types = {
+            name: None if values is None else torch.empty(0, dtype=values.dtype)
+            for name, values in chunk.tokens.items()
+        }
+        return number, replace(chunk, tokens=types), offset
 
-@contextmanager
-def row_groups_opened(
-    files: "tuple[RunFile, ...]", plan: Sequence[list[Positioned]]
-) -> Iterator[Iterator[tuple[list[Positioned], OpenFile]]]:
-    """Go through row groups of one file each; a file is open from its first to its last, `MOST_OPEN_FILES` at most."""
-    left = Counter(found[0][1].file for found in plan)
-    opened: dict[int, tuple[ExitStack, OpenFile]] = {}
-
-    def walk() -> Iterator[tuple[list[Positioned], OpenFile]]:
-        for found in plan:
-            file = found[0][1].file
-            if file not in opened:
-                if len(opened) >= MOST_OPEN_FILES:
-                    opened.pop(next(iter(opened)))[0].close()
-                stack = ExitStack()
-                opened[file] = stack, stack.enter_context(files[file].opened())
-            yield found, opened[file][1]
-            left[file] -= 1
-            if not left[file]:
-                opened.pop(file)[0].close()
-
-    try:
-        yield walk()
-    finally:
-        for stack, _ in opened.values():
-            stack.close()
+    def _loaded(self, chunk: StepChunk, offset: int) -> StepChunk:
+        assert self._file is not None
+        self._file.seek(offset)
+        tokens = dict(chunk.tokens)
+        for name, values in chunk.tokens.items():
+            if values is not None and chunk.lengths is not None:
+                found = empty(int(chunk.lengths.sum()), values.numpy().dtype)
+                found.view(np.uint8).data[:] = self._file.read(found.nbytes)
+                tokens[name] = torch.from_numpy(found)
+        return replace(chunk, tokens=tokens)

@@ -21,13 +21,12 @@ from rolloutdoctor.io.metadata import RunMetadata, joined_ranks
 from rolloutdoctor.io.metrics import LoggedMetrics, check_one_log, read_metrics
 from rolloutdoctor.io.parquet.columns import NO_ALIASES, TrainerAliases
 from rolloutdoctor.io.parquet.files import OpenFile, RunFile, read_footer, reading
-from rolloutdoctor.io.parquet.index import KEY_COLUMNS, Index, RowGroup, build_index, index_of, read_keys, rows_by_key
-from rolloutdoctor.io.parquet.slices import ReadRequest
+from rolloutdoctor.io.parquet.index import RowGroup, build_index, keys_of
 from rolloutdoctor.io.parquet.step_chunks import ColumnSelection
 from rolloutdoctor.io.parquet.steps import StepRange
 from rolloutdoctor.io.parquet.token_counts import unit_of
 from rolloutdoctor.io.progress import Progress, Unit, common_unit
-from rolloutdoctor.io.stream import Stream
+from rolloutdoctor.io.stream import ReadRequest, read_steps
 from rolloutdoctor.results.display import Displayed
 from rolloutdoctor.results.errors import InputError, SeveralRunsError
 
@@ -134,9 +133,9 @@ class Run(Displayed):
 
         So batches come in the order of their last rows in the files, whatever the row groups; rows of a batch keep
         file order. Files over which steps are scattered are read in turn, in the order of their steps. A thread
-        decodes what comes next while the caller works on a batch: at most `stream.AHEAD` of a step, so memory stays
-        below two steps where rows are in step order, whatever the order of the rows: where the rows of a step lie far
-        apart, what has to wait for them goes through a temporary file, at the cost of writing and reading it once.
+        reads the next slice while the caller works on a batch, so memory stays below two steps, whatever the order of
+        the rows: where the rows of a step lie far apart, what has to wait for them goes through a temporary file, at
+        the cost of writing and reading it once.
         Tensors may view the memory of the file's buffers: treat them as read-only. Abandoning the iterator closes its
         files.
 
@@ -187,7 +186,7 @@ class Run(Displayed):
         """Cut `steps` into at most `count` ranges that hold about equally many rows, as far as row groups tell."""
         wanted = steps or StepRange()
         weights: dict[int, float] = {}
-        for found in self._index.row_groups:
+        for found in self._index:
             if found.may_hold(wanted, split):
                 # Where only the ends are known, the rows are taken to be spread evenly between them.
                 points = min(found.high - found.low + 1, count)
@@ -221,7 +220,7 @@ class Run(Displayed):
         ranges = self.step_ranges(steps, split, count)
         starts = [each.start or 0 for each in ranges]
         held: list[list[RowGroup]] = [[] for _ in ranges]
-        for found in self._index.row_groups:
+        for found in self._index:
             first = max(0, bisect_right(starts, found.low) - 1)
             for place in range(first, bisect_right(starts, found.high)):
                 if found.may_hold(ranges[place], split):
@@ -238,13 +237,13 @@ class Run(Displayed):
         part._origins, part._beside, part.incomplete = (), (), {}
         part.files = tuple(file.name for file in part._files) or self.files[:1]
         part.rows = sum(found.rows for found in row_groups)
-        part._index = index_of([replace(found, file=place[found.file]) for found in row_groups])
+        part._index = tuple(replace(found, file=place[found.file]) for found in row_groups)
         return part
 
     def size(self, steps: StepRange | None = None, split: str | None = None) -> int:
         """How many tokens or rows, as `unit` says, the row groups have that may hold these steps."""
         wanted = steps or StepRange()
-        return sum(found.size(self.unit) for found in self._index.row_groups if found.may_hold(wanted, split))
+        return sum(found.size(self.unit) for found in self._index if found.may_hold(wanted, split))
 
     def decoded_bytes(self) -> int:
         """About how many bytes the row groups take once they are decoded, from the footers."""
@@ -252,7 +251,7 @@ class Run(Displayed):
 
     def largest_row_group(self) -> int:
         """Bytes of the largest row group once it is decoded, from the footers."""
-        found = self._index.row_groups
+        found = self._index
         return max((_decoded(self._files[each.file], each.group) for each in found), default=0)
 
     def stored_files(self) -> tuple[RunFile, ...]:
@@ -286,15 +285,13 @@ class Run(Displayed):
         names = [name for name in names if name in self.columns]
         seen = dict.fromkeys(rows, 0)
         for number, file in enumerate(self._files if names else ()):
-            here = [one for one in self._index.row_groups if one.file == number and _holds_any(one, rows)]
+            here = [one for one in self._index if one.file == number and _holds_any(one, rows)]
             if not here:
                 continue
             with file.opened() as opened:
                 for row_group in here:
-                    numbers = range(row_group.first_row, row_group.first_row + row_group.rows)
-                    keys = read_keys(file, opened.read(row_group.group, KEY_COLUMNS), numbers)
                     at: dict[int, tuple[StepKey, int]] = {}
-                    for key, places in rows_by_key(*keys):
+                    for key, places in keys_of(opened, row_group.group, row_group.numbers):
                         if key in rows:
                             inside = (row for row in rows[key] if seen[key] <= row < seen[key] + len(places))
                             at.update((int(places[row - seen[key]]), (key, row)) for row in inside)
@@ -303,13 +300,13 @@ class Run(Displayed):
         return found
 
     @cached_property
-    def _index(self) -> Index:
+    def _index(self) -> tuple[RowGroup, ...]:
         return build_index(self._files)
 
     def _stream(self, request: ReadRequest, progress: Progress) -> Generator[RolloutBatch, None, None]:
-        yield from Stream(
+        yield from read_steps(
             self._files, self._index, request, progress, self.unit, self._note, several_files=self._has_several_files
-        ).batches()
+        )
 
     def _note(self, batch: RolloutBatch) -> None:
         for name, where in batch.incomplete.items():
@@ -339,7 +336,7 @@ def _texts_at(
 ) -> Iterator[tuple[tuple[StepKey, int], dict[str, object]]]:
     """Read the texts of some rows of a row group, given by their places in it."""
     start = 0
-    for table in opened.slices(group, names, _TEXT_ROWS, threads=lambda: True) if at else ():
+    for table in opened.slices([group], names, _TEXT_ROWS) if at else ():
         with reading(opened.file.name, "the text"):
             for place, row in at.items():
                 if start <= place < start + table.num_rows:

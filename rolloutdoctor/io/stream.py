@@ -1,137 +1,181 @@
-"""One pass over the files of a run: a batch for each step asked for, in the order in which they end."""
+"""One pass over the files of a run: a batch for each step asked for, in the order in which they end.
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from itertools import accumulate
-
-from rolloutdoctor.data.batch import RolloutBatch, StepKey
-from rolloutdoctor.data.several_steps import SMALL
-from rolloutdoctor.io.parquet.files import OpenFile, RunFile
-from rolloutdoctor.io.parquet.index import Index, contradiction
-from rolloutdoctor.io.parquet.slices import ArrowRows, DecodedRows, ReadRequest, one_slice_of, slices_of
-from rolloutdoctor.io.parquet.small_row_groups import Positioned, gathered
-from rolloutdoctor.io.parquet.spill_file import SpillFile
-from rolloutdoctor.io.parquet.step_chunks import assemble
-from rolloutdoctor.io.pending_steps import PendingSteps, row_groups_opened
-from rolloutdoctor.io.progress import Progress, Unit
-from rolloutdoctor.io.read_ahead import LEAST_ROOM, ReadAhead
-
-AHEAD = 1 / 16
-"""Share of a step's bytes that may be read while it is evaluated.
-
-More takes memory and saves no time: evaluation takes longer than decoding, and while a step is waited for, several
-columns are decoded at a time.
+Files are read in slices of some rows: a large row group is several of them, small ones that follow each other are one.
+So what is decoded but not yet evaluated is small, whatever the row groups are.
 """
 
-ROOM_FOR_SMALL_STEPS = 12 * 2**20
-"""Bytes that may be read ahead of small steps: many are evaluated together, and take a while."""
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import NamedTuple
 
-_Raw = tuple[int, ArrowRows]
-"""Rows, and the position of their row group in the index; of several, that of the last."""
+import numpy as np
+import pyarrow as pa
+import torch
+
+from rolloutdoctor.data.batch import RolloutBatch, StepKey
+from rolloutdoctor.io.parquet.files import OpenFile, RunFile
+from rolloutdoctor.io.parquet.index import KEY_COLUMNS, RowGroup, contradiction, count_rows, read_keys, rows_by_key
+from rolloutdoctor.io.parquet.step_chunks import ColumnSelection, StepChunk, assemble, decode_chunks
+from rolloutdoctor.io.parquet.steps import StepRange
+from rolloutdoctor.io.pending_steps import PendingSteps
+from rolloutdoctor.io.progress import Progress, Unit
+from rolloutdoctor.io.read_ahead import read_ahead
+
+SLICE_TOKENS = 196_608
+"""Tokens of a slice, about."""
+
+_SLICE_BYTES = 2**24
+"""Of small row groups that are read together, decoded."""
+
+MOST_OPEN_FILES = 64
 
 
-class Stream:
-    """The batches of the steps asked for. A thread reads; what takes Python is done by whoever asks for a batch.
+@dataclass(frozen=True)
+class ReadRequest:
+    """What of a run is to be decoded.
 
-    Two threads that both run Python wait for each other more than they work.
+    Attributes:
+        wanted: the columns.
+        steps: only these.
+        split: only this one; None: both.
+        dtype: of float lists.
     """
 
-    def __init__(
-        self,
-        files: Sequence[RunFile],
-        index: Index,
-        request: ReadRequest,
-        progress: Progress,
-        unit: Unit,
-        partial_step: Callable[[RolloutBatch], None],
-        *,
-        several_files: bool,
-    ) -> None:
-        """Plan what is to be read.
+    wanted: ColumnSelection
+    steps: StepRange
+    split: str | None
+    dtype: torch.dtype
 
-        Args:
-            files: of the run.
-            index: where its steps are.
-            request: columns and steps.
-            progress: called with what is done and what there is to do.
-            unit: in which that is counted.
-            partial_step: told of a batch that goes without a column that some of its rows have.
-            several_files: rows without a name are named by their file, too.
-        """
-        self._files, self._index, self._request = tuple(files), index, request
-        self._progress, self._unit, self._partial_step = progress, unit, partial_step
-        self._several_files = several_files
-        numbered = enumerate(index.row_groups)
-        plan = [(position, found) for position, found in numbered if found.may_hold(request.steps, request.split)]
-        sizes = [found.size(unit) for _, found in plan]
-        self._total = sum(sizes)
-        self._before = {at: done - size for (at, _), size, done in zip(plan, sizes, accumulate(sizes), strict=True)}
-        self._plan: list[list[Positioned]] = list(gathered(plan, files))
-        self._finished: set[StepKey] = set()
-        self._ahead = ReadAhead(self._read())
+    def __contains__(self, key: StepKey) -> bool:
+        return key.step in self.steps and self.split in (None, key.split)
 
-    def batches(self) -> Generator[RolloutBatch, None, None]:
-        """Yield the batches, once; see `Run.batches`."""
-        with SpillFile() as spill, self._ahead as ahead:
-            pending = PendingSteps(self._index, spill)
-            # No reference to rows or to a batch may be left in this frame, or a step would live on while the next is
-            # decoded.
-            # The rows of the present row group that are done.
-            present, rows_done = -1, 0
-            for position, raw in ahead:
-                rows = raw.decoded()
-                del raw
-                for key in self._completed(position, rows, pending):
-                    batch = assemble(key, pending.take(key), several_files=self._several_files)
+
+class _Slice(NamedTuple):
+    """Adjacent rows of a file as arrow has them.
+
+    Attributes:
+        file: its position in the run.
+        rows: their numbers in the file.
+        table: their columns, under canonical names.
+        done: how much of the run was read with them, in the unit of progress.
+    """
+
+    file: int
+    rows: range
+    table: pa.Table
+    done: int
+
+
+def read_steps(
+    files: Sequence[RunFile],
+    row_groups: Sequence[RowGroup],
+    request: ReadRequest,
+    progress: Progress,
+    unit: Unit,
+    partial_step: Callable[[RolloutBatch], None],
+    *,
+    several_files: bool,
+) -> Generator[RolloutBatch, None, None]:
+    """Yield the batches of the steps asked for; see `Run.batches`.
+
+    A thread reads slices; they are decoded by whoever asks for a batch: two threads that both run Python wait for each
+    other more than they work.
+
+    Args:
+        files: of the run.
+        row_groups: of the run, in reading order.
+        request: columns and steps.
+        progress: called with what is done and what there is to do.
+        unit: in which that is counted.
+        partial_step: told of a batch that goes without a column that some of its rows have.
+        several_files: rows without a name are named by their file, too.
+    """
+    plan = [found for found in row_groups if found.may_hold(request.steps, request.split)]
+    total = sum(found.size(unit) for found in plan)
+    missing = {key: count for key, count in count_rows(files, plan).items() if key in request}
+    names = (*KEY_COLUMNS, *request.wanted.names)
+    with (
+        closing(PendingSteps(missing)) as pending,
+        closing(read_ahead(_slices(files, plan, names, unit))) as slices,
+    ):
+        # No reference to rows or to a batch may be left in this frame, or a step would live on while the next is read.
+        for number, rows, table, done in slices:
+            chunks = _decoded(files[number], rows, table, request, pending.missing)
+            del table
+            is_shared = len(chunks) > 1
+            for key in list(chunks):
+                if pending.add(key, number, chunks.pop(key), is_shared=is_shared):
+                    batch = assemble(key, pending.take(key), several_files=several_files)
                     if batch.incomplete:
-                        self._partial_step(batch)
-                    least = LEAST_ROOM if batch.tokens > SMALL else ROOM_FOR_SMALL_STEPS
-                    ahead.room = max(least, int(AHEAD * batch.token_columns.nbytes))
+                        partial_step(batch)
                     yield batch
                     del batch
-                row_group = self._index.row_groups[position]
-                rows_done = min((rows_done if position == present else 0) + rows.count, row_group.rows)
-                present = position
-                done = self._before[position] + row_group.size(self._unit) * rows_done // row_group.rows
-                self._progress(done, self._total)
-                del rows
-            left = pending.leftover()
-            if left is not None:
-                raise contradiction(left[1].file, left[0])
+            progress(done, total)
+        left = next((key for key, count in pending.missing.items() if count), None)
+        if left is not None:
+            raise contradiction(files[plan[0].file], left)
 
-    def _read(self) -> Generator[tuple[_Raw, int], None, None]:
-        """Decode the planned row groups slice by slice; runs in the reading thread."""
-        with row_groups_opened(self._files, self._plan) as opened_groups:
-            for row_groups, opened in opened_groups:
-                for position, raw in self._slices(row_groups, opened):
-                    yield (position, raw), raw.nbytes
-                    del raw
 
-    def _slices(self, row_groups: Sequence[Positioned], opened: OpenFile) -> Iterator[_Raw]:
-        """Read row groups: several at once, or one slice by slice."""
-        if len(row_groups) > 1:
-            found = one_slice_of(
-                opened, [each for _, each in row_groups], self._request, threads=self._ahead.is_waited_for
-            )
-            if found is not None:
-                yield row_groups[-1][0], found
-                return
-        for position, row_group in row_groups:
-            # A second thread inside the decoder pays only where nothing else is to be done.
-            for raw in slices_of(opened, row_group, self._request, threads=lambda: self._ahead.is_waited_for):
-                yield position, raw
-                del raw
+def _decoded(
+    file: RunFile, rows: range, table: pa.Table, request: ReadRequest, missing: Mapping[StepKey, int]
+) -> dict[StepKey, StepChunk]:
+    """Check the values of a slice and make tensors of them: a chunk for each step, in the order in which those end."""
+    gathered = [each for each in rows_by_key(*read_keys(file, table, rows)) if each[0] in request]
+    for key, places in gathered:
+        if len(places) > missing.get(key, 0):
+            raise contradiction(file, key)
+    if not gathered:
+        return {}
+    order = np.concatenate([places for _, places in gathered])
+    if not np.array_equal(order, np.arange(len(rows))):
+        # As for scalars: `pa.array` imports pandas wherever it is.
+        table = table.take(pa.Array.from_buffers(pa.int64(), len(order), [None, pa.py_buffer(order)]))
+    counts = [len(places) for _, places in gathered]
+    chunks = decode_chunks(file, table, rows.start + order, counts, request.wanted, request.dtype)
+    return dict(zip([key for key, _ in gathered], chunks, strict=True))
 
-    def _completed(self, position: int, rows: DecodedRows, pending: PendingSteps) -> Iterator[StepKey]:
-        """Let the chunks of decoded rows wait for their steps, and yield the steps that are complete."""
-        for key in list(rows.chunks):
-            chunk = rows.chunks.pop(key)
-            if key in self._finished:
-                raise contradiction(chunk.file, key)
-            is_complete = key in rows.ended and self._index.is_complete(key, position)
-            # A chunk that waits for later rows must not keep those of other steps in memory.
-            is_view = isinstance(chunk.rows, range) and not is_complete and len(chunk.rows) < rows.count
-            pending.add(key, self._index.row_groups[position], chunk.detached() if is_view else chunk)
-            del chunk
-            if is_complete:
-                self._finished.add(key)
-                yield key
+
+def _slices(
+    files: Sequence[RunFile], plan: Sequence[RowGroup], names: Sequence[str], unit: Unit
+) -> Generator[_Slice, None, None]:
+    """Read the planned row groups slice by slice; runs in the reading thread."""
+    done = 0
+    opened: dict[int, tuple[ExitStack, OpenFile]] = {}
+    with ExitStack() as stack:
+        for together in _gathered(plan, files):
+            number = together[0].file
+            if number not in opened:
+                if len(opened) == MOST_OPEN_FILES:
+                    opened.pop(next(iter(opened)))[0].close()
+                own = stack.enter_context(ExitStack())
+                opened[number] = own, own.enter_context(files[number].opened())
+            first, rows = together[0].first_row, sum(found.rows for found in together)
+            size = sum(found.size(unit) for found in together)
+            start = 0
+            for table in opened[number][1].slices([found.group for found in together], names, SLICE_TOKENS):
+                stop = start + table.num_rows
+                found = [_Slice(number, range(first + start, first + stop), table, done + size * stop // rows)]
+                # No reference may be left in this frame: a column may go while the next slice is decoded.
+                del table
+                yield found.pop()
+                start = stop
+            done += size
+
+
+def _gathered(plan: Sequence[RowGroup], files: Sequence[RunFile]) -> Iterator[list[RowGroup]]:
+    """Gather small row groups that follow each other in a file, up to a slice: none costs calls of its own."""
+    together: list[RowGroup] = []
+    values = size = 0
+    for found in plan:
+        chunks = files[found.file].chunks[found.group]
+        most, held = max(chunk.values for chunk in chunks), sum(chunk.uncompressed for chunk in chunks)
+        follows = together and together[-1].file == found.file and together[-1].numbers.stop == found.first_row
+        if not (follows and values + most <= SLICE_TOKENS and size + held <= _SLICE_BYTES):
+            if together:
+                yield together
+            together, values, size = [], 0, 0
+        together.append(found)
+        values, size = values + most, size + held
+    if together:
+        yield together

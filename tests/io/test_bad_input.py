@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 from run_files import FLOATS, refusal, write
 
-from rolloutdoctor.io.parquet.index import Index, RowGroup
-from rolloutdoctor.io.run import open_run
+from rolloutdoctor.io.parquet.index import RowGroup
+from rolloutdoctor.io.run import StepRange, open_run
 
 
 @pytest.fixture(autouse=True)
@@ -94,15 +94,19 @@ def test_page_checksums_are_verified():
 
 
 @pytest.mark.parametrize(
-    ("columns", "low", "splits"),
-    [({"step": [0, 0, 1]}, 0, {"train"}), ({"step": [3] * 3, "split": ["train", "train", "eval"]}, 3, {"train"})],
+    ("columns", "stated", "wrong"),
+    [
+        ({"step": [0, 0, 1]}, 0, 1),
+        ({"step": [3] * 3, "split": ["train", "train", "eval"]}, 3, 3),
+        ({"step": [0, 1, 1]}, 1, 0),
+    ],
 )
-def test_a_row_of_another_step_than_the_footer_says(monkeypatch, columns, low, splits):
+def test_a_row_of_another_step_than_the_footer_says(monkeypatch, columns, stated, wrong):
     write(**columns)
-    index = Index((RowGroup(0, 0, 0, 3, low, low, frozenset(splits)),), {})
-    monkeypatch.setattr("rolloutdoctor.io.parquet.index._from_statistics", lambda files: index)
+    index = (RowGroup(0, 0, 0, 3, stated, stated, frozenset({"train"})),)
+    monkeypatch.setattr("rolloutdoctor.io.run.build_index", lambda files: index)
     assert refusal() == (
-        f"run.parquet: the statistics in the footer contradict the rows of step {low}; write the file again, "
+        f"run.parquet: the statistics in the footer contradict the rows of step {wrong}; write the file again, "
         "and leave it alone while it is read"
     )
 
@@ -158,16 +162,12 @@ def test_metadata_that_is_not_json():
     assert refusal().startswith("run.parquet: the metadata under 'rolloutdoctor' is not a JSON object")
 
 
-def test_statistics_that_contradict_the_rows(monkeypatch):
-    write(step=[0, 1, 0], row_group_size=1)
-    groups = [RowGroup(0, number, number, 1, 0, 1, frozenset({"train"})) for number in range(3)]
-    monkeypatch.setattr("rolloutdoctor.io.parquet.index._from_statistics", lambda files: Index(tuple(groups), {}))
-    message = (
-        "run.parquet: the statistics in the footer contradict the rows of step 0; write the file again, "
-        "and leave it alone while it is read"
+@pytest.mark.parametrize("steps", [None, StepRange(0, 1)])
+def test_fewer_rows_of_a_step_than_the_footer_says(monkeypatch, steps):
+    write(step=[0, 1, 1], row_group_size=1)
+    index = tuple(
+        RowGroup(0, number, number, 1, step, step, frozenset({"train"})) for number, step in enumerate([0, 0, 1])
     )
-    assert refusal() == message
-    monkeypatch.setattr(
-        "rolloutdoctor.io.parquet.index._from_statistics", lambda files: Index(tuple(groups), {(0, "train"): 9})
-    )
-    assert refusal() == message
+    monkeypatch.setattr("rolloutdoctor.io.run.build_index", lambda files: index)
+    wrong = 1 if steps is None else 0
+    assert f"contradict the rows of step {wrong}; write the file again" in refusal(steps=steps)

@@ -23,15 +23,14 @@ SLICE = 20
 @pytest.fixture(autouse=True)
 def small_slices(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rolloutdoctor.io.parquet.slices.SLICE_TOKENS", SLICE)
+    monkeypatch.setattr("rolloutdoctor.io.stream.SLICE_TOKENS", SLICE)
     monkeypatch.setattr("rolloutdoctor.io.parquet.files._LEAST_ROWS", 1)
-    monkeypatch.setattr("rolloutdoctor.io.stream.LEAST_ROOM", 0)
 
 
 @pytest.fixture
 def in_one_slice(monkeypatch):
     """Call it, and a row group is one slice."""
-    return lambda: monkeypatch.setattr("rolloutdoctor.io.parquet.slices.SLICE_TOKENS", 10**9)
+    return lambda: monkeypatch.setattr("rolloutdoctor.io.stream.SLICE_TOKENS", 10**9)
 
 
 def table(steps=range(STEPS), **changed):
@@ -167,5 +166,5 @@ def test_rows_of_another_step_than_the_footer_says():
     next(batches)
     run = open_run(["run.parquet"])
     pq.write_table(table(step=[0] * (STEPS * ROWS)), "run.parquet", **options)
-    with pytest.raises(InputError, match=r"contradict the rows of step 1; write the file again"):
+    with pytest.raises(InputError, match=r"contradict the rows of step 0; write the file again"):
         list(run.batches(COLUMNS))

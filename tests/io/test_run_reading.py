@@ -11,6 +11,7 @@ from run_files import FLOATS, MASK, read, write
 
 from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.parquet import index
 from rolloutdoctor.io.run import StepRange, open_run
 from rolloutdoctor.results.errors import InputError, UsageError
 from rolloutdoctor.trainers.table import ALIASES
@@ -119,10 +120,12 @@ def test_row_groups_without_a_wanted_step_are_not_decoded():
     assert calls == [(200, 200)]
 
 
-def test_statistics_are_enough_for_sorted_files(monkeypatch):
-    write(step=[0, 0, 1, 1, 1, 2], row_group_size=2)
-    monkeypatch.setattr("rolloutdoctor.io.parquet.index._from_rows", None)
-    assert [(batch.step, len(batch)) for batch in read()] == [(0, 2), (1, 3), (2, 1)]
+def test_rows_are_read_of_row_groups_of_several_steps_only(monkeypatch):
+    write(step=[0, 0, 1, 1, 1, 2, 3, 3], row_group_size=2)
+    found, before = [], index.keys_of
+    monkeypatch.setattr(index, "keys_of", lambda *where: found.append(where[1]) or before(*where))
+    assert [(batch.step, len(batch)) for batch in read()] == [(0, 2), (1, 3), (2, 1), (3, 2)]
+    assert found == [2]
 
 
 def test_steps():
@@ -266,10 +269,7 @@ def test_a_run_can_be_sent_to_another_process():
 
 
 def test_the_file_is_closed_when_the_iterator_is_abandoned(monkeypatch):
-    # One step is read ahead, or the file may have been read to its end, and closed, when it is looked for.
-    for room in ("read_ahead.LEAST_ROOM", "stream.LEAST_ROOM", "stream.ROOM_FOR_SMALL_STEPS"):
-        monkeypatch.setattr(f"rolloutdoctor.io.{room}", 0)
-    monkeypatch.setattr("rolloutdoctor.io.parquet.slices.SLICE_TOKENS", 1)
+    monkeypatch.setattr("rolloutdoctor.io.stream.SLICE_TOKENS", 1)
     write(row_group_size=1, step=list(range(9)), kl=[[1.0]] * 9)
 
     def handles():

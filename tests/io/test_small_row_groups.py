@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_files import FLOATS, MASK, refusal
 
-from rolloutdoctor.io.parquet import slices
-from rolloutdoctor.io.parquet.index import RowGroup, build_index
-from rolloutdoctor.io.parquet.small_row_groups import gathered
+from rolloutdoctor.io import stream
+from rolloutdoctor.io.parquet.files import OpenFile
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import DataError, InputError
 
@@ -79,7 +78,7 @@ def test_what_is_read_together_is_what_is_read_alone(tmp_path_factory, data):
     wanted = data.draw(st.sets(st.sampled_from(COLUMNS)))
     together = [content(batch) for batch in open_run([path]).batches(wanted)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slices, "SLICE_TOKENS", 1)
+        patch.setattr(stream, "SLICE_TOKENS", 1)
         assert together == [content(batch) for batch in open_run([path]).batches(wanted)]
 
 
@@ -92,7 +91,9 @@ def write(**changed):
         "response_mask": pa.array([[1, 1]] * 18, MASK),
         "kl": pa.array([[row, row + 0.5] for row in rows], FLOATS),
     }
-    pq.write_table(pa.table(columns | changed), "run.parquet", row_group_size=2, use_dictionary=False)
+    pq.write_table(
+        pa.table(columns | changed), "run.parquet", row_group_size=2, use_dictionary=False, compression="none"
+    )
 
 
 def changed(cell, row, values):
@@ -119,7 +120,7 @@ def test_the_same_is_said_of_a_bad_value(what, monkeypatch):
     write(**BAD[what])
     said = refusal(columns=COLUMNS_OF_TOKENS, error=DataError)
     assert "row 11" in said
-    monkeypatch.setattr(slices, "SLICE_TOKENS", 1)
+    monkeypatch.setattr(stream, "SLICE_TOKENS", 1)
     assert said == refusal(columns=COLUMNS_OF_TOKENS, error=DataError)
 
 
@@ -136,34 +137,32 @@ def test_rows_of_another_step_than_the_footer_says():
     write()
     run = open_run(["run.parquet"])
     write(step=[0] * 10 + [7] * 2 + [0] * 6)
-    with pytest.raises(InputError, match="the statistics in the footer contradict the rows of step 1; write"):
+    with pytest.raises(InputError, match="the statistics in the footer contradict the rows of step 0; write"):
         list(run.batches(["kl"]))
 
 
-def gathered_groups():
-    run = open_run(["run.parquet"])
-    index = build_index(run.stored_files())
-    plan = list(enumerate(index.row_groups))
-    return [[found.group for _, found in together] for together in gathered(plan, run.stored_files())]
+def groups_of_slices(monkeypatch):
+    """Row groups that are read together."""
+    found, before = [], OpenFile.slices
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            OpenFile, "slices", lambda self, groups, *more: found.append(groups) or before(self, groups, *more)
+        )
+        list(open_run(["run.parquet"]).batches(COLUMNS_OF_TOKENS))
+    return found
 
 
 def test_which_row_groups_are_read_together(monkeypatch):
     write()
-    assert gathered_groups() == [list(range(9))]
-    monkeypatch.setattr(slices, "SLICE_TOKENS", 13)
-    assert gathered_groups() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
-    monkeypatch.setattr(slices, "SLICE_TOKENS", 1)
-    assert gathered_groups() == [[number] for number in range(9)]
+    assert groups_of_slices(monkeypatch) == [list(range(9))]
+    monkeypatch.setattr(stream, "SLICE_TOKENS", 13)
+    assert groups_of_slices(monkeypatch) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    monkeypatch.setattr(stream, "SLICE_TOKENS", 1)
+    assert groups_of_slices(monkeypatch) == [[number] for number in range(9)]
 
 
-def test_row_groups_of_several_steps_are_read_alone():
-    write(step=[0, 0, 1, 2, *[2] * 4, *[3] * 10])
-    assert gathered_groups() == [[0], [1], [2, 3, 4, 5, 6, 7, 8]]
-
-
-def test_a_step_in_row_groups_that_are_apart_is_read_alone():
+def test_a_step_in_row_groups_that_are_apart():
     write(split=["train"] * 2 + ["eval"] * 2 + ["train"] * 14, step=[0] * 18)
-    assert gathered_groups() == [[0, 1], [2, 3, 4, 5, 6, 7, 8]]
     (first, second) = open_run(["run.parquet"]).batches(["kl"])
     assert (first.split, first.token_columns["kl"].tolist()) == ("eval", [2.0, 2.5, 3.0, 3.5])
     assert (second.split, len(second)) == ("train", 16)
@@ -174,11 +173,3 @@ def test_a_step_in_several_row_groups_is_one():
     first, second = open_run(["run.parquet"]).batches(["kl"])
     assert [first.tokens, second.tokens] == [12, 24]
     assert torch.equal(second.token_columns["kl"], torch.arange(12, 36).div(2).floor() + torch.tensor([0, 0.5] * 12))
-
-
-def test_to_gather_is_linear_in_the_row_groups(monkeypatch):
-    pq.write_table(pa.table({"step": range(300), "reward": [0.0] * 300}), "run.parquet", row_group_size=1)
-    only, asked = RowGroup.only.fget, []
-    monkeypatch.setattr(RowGroup, "only", property(lambda found: asked.append(found) or only(found)))
-    assert gathered_groups() == [list(range(300))]
-    assert len(asked) <= 8 * 300

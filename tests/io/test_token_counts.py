@@ -27,7 +27,7 @@ def test_row_groups_count_by_their_tokens(monkeypatch):
     run = open_run(["run.parquet"])
     assert (run.unit, run.size(), run.size(StepRange(1, 2))) == ("tokens", 50, 10)
     assert told(run) == [(50, 50)]
-    monkeypatch.setattr("rolloutdoctor.io.parquet.slices.SLICE_TOKENS", 40)
+    monkeypatch.setattr("rolloutdoctor.io.stream.SLICE_TOKENS", 40)
     assert told(run) == [(40, 50), (50, 50)]
     assert told(run, steps=StepRange(1, 2)) == [(10, 10)]
 

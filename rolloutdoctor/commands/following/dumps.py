@@ -16,7 +16,7 @@ from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metrics import read_metrics
 from rolloutdoctor.io.parquet.files import read_footer
-from rolloutdoctor.io.parquet.index import KEY_COLUMNS, read_keys, rows_by_key
+from rolloutdoctor.io.parquet.index import keys_of
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.io.write.scratch import scratch_folder
 from rolloutdoctor.io.write.writer import metrics_path
@@ -96,8 +96,7 @@ class DumpFeed:
             with file.opened() as opened:
                 first = 0
                 for group, rows in enumerate(file.row_group_rows()):
-                    keys = read_keys(file, opened.read(group, KEY_COLUMNS), range(first, first + rows))
-                    there.update(key for key, _ in rows_by_key(*keys))
+                    there.update(key for key, _ in keys_of(opened, group, range(first, first + rows)))
                     first += rows
             begun = max(key.step for key in there)
             logged = self.trail.last(TRAIN)

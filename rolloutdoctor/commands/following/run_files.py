@@ -13,7 +13,7 @@ from rolloutdoctor.data.step_spans import StepSpans
 from rolloutdoctor.io.locations.paths import Source, expand
 from rolloutdoctor.io.metrics import read_metrics
 from rolloutdoctor.io.parquet.files import RunFile, read_footer
-from rolloutdoctor.io.parquet.index import KEY_COLUMNS, RowGroup, build_index, read_keys, rows_by_key
+from rolloutdoctor.io.parquet.index import RowGroup, build_index, keys_of
 from rolloutdoctor.io.run import Run, agreed_metadata
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.trainers.table import ALIASES
@@ -137,7 +137,7 @@ class RunFilesFeed:
         if seen is None or seen.stamp != stamp:
             try:
                 file = read_footer(source, self._trainer, ALIASES)
-                row_groups = build_index([file]).row_groups
+                row_groups = build_index([file])
             except InputError as error:
                 if ended:
                     raise
@@ -160,18 +160,14 @@ class RunFilesFeed:
         found: set[StepKey] = set()
         unclear = []
         for one in seen.row_groups:
-            if one.keys is not None:
-                found.update(one.keys)
-            elif one.only is not None:
+            if one.only is not None:
                 found.add(one.only)
             elif not all(counted.holds(one.low, one.high, split) for split in one.splits):
                 unclear.append(one)
         if unclear:
             with seen.file.opened() as opened:
                 for one in unclear:
-                    rows = range(one.first_row, one.first_row + one.rows)
-                    keys = read_keys(seen.file, opened.read(one.group, KEY_COLUMNS), rows)
-                    found.update(key for key, _ in rows_by_key(*keys))
+                    found.update(key for key, _ in keys_of(opened, one.group, one.numbers))
         return found
 
     def _log(self, tables: Sequence[Source]) -> None:

@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
     file: str
     label: str
-    rows: "range | np.ndarray"
+    rows: range | np.ndarray
 
     def error(self, row: int, message: str) -> DataError:
         """Return the error for the cell at index `row`."""
@@ -177,6 +177,20 @@ def lists(column: pa.ChunkedArray, kind: Kind, dtype: torch.dtype, place: Place)
             parts.append(pack(values, start, ends, place))
             start += len(values)
     return Lists(concatenated(parts), lengths_N, is_null_N)
+
+
+def split_lists(found: Lists, starts: np.ndarray) -> list[Lists]:
+    """Cut a packed column into the rows from each of `starts` to the next; the values stay where they are."""
+    if not len(starts):
+        return []
+    sizes = np.add.reduceat(found.lengths, starts).tolist()
+    lengths = np.split(found.lengths, starts[1:])
+    is_null = [None] * len(starts) if found.is_null is None else np.split(found.is_null, starts[1:])
+    values = torch.split(found.values, sizes)
+    return [
+        Lists(x_T, n_N, None if null_N is None or not null_N.any() else null_N)
+        for x_T, n_N, null_N in zip(values, lengths, is_null, strict=True)
+    ]
 
 
 def _cells(chunk: pa.Array) -> tuple[pa.Array, np.ndarray]:

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -134,56 +134,38 @@ class OpenFile:
         stored = self._stored([group], columns)
         with reading(self.file.name, f"row group {group}"):
             table = _renamed(self.parquet.read_row_group(group, columns=list(stored)), stored)
-        self._check_rows(group, table.num_rows)
+        self._check_rows(group, table.num_rows, self.file.footer.row_group(group).num_rows)
         return table
 
-    def read_together(self, groups: Sequence[int], columns: Sequence[str], *, threads: bool) -> pa.Table | None:
-        """Decode the same of several row groups at once, in their order; None if one of them is damaged.
+    def slices(self, groups: Sequence[int], columns: Sequence[str], values: int) -> Iterator[pa.Table]:
+        """Decode the same as `read`, of row groups that follow each other, some rows at a time.
+
+        What a decoder needs beside the rows is small, as they are.
 
         Args:
-            groups: numbers of the row groups.
-            columns: canonical names.
-            threads: several columns are decoded at a time.
-        """
-        try:
-            stored = self._stored(groups, columns)
-            with reading(self.file.name, f"row groups {groups[0]} to {groups[-1]}"):
-                table = self.parquet.read_row_groups(list(groups), columns=list(stored), use_threads=threads)
-                table = _renamed(table, stored)
-        except InputError:
-            return None
-        declared = sum(self.file.footer.row_group(group).num_rows for group in groups)
-        return table if table.num_rows == declared else None
-
-    def slices(
-        self, group: int, columns: Sequence[str], values: int, *, threads: Callable[[], bool]
-    ) -> Iterator[pa.Table]:
-        """Decode the same as `read` some rows at a time: what a decoder needs beside them is small, as they are.
-
-        Args:
-            group: number of the row group.
+            groups: numbers of the row groups; several of them are small.
             columns: canonical names, one at least.
             values: how many a slice has of the longest list column, about.
-            threads: asked before each slice whether several columns are decoded at a time.
 
         Raises:
-            InputError: if the row group is damaged.
+            InputError: if a row group is damaged.
         """
-        stored = self._stored([group], columns)
+        stored = self._stored(groups, columns)
+        declared = sum(int(self.file.footer.row_group(group).num_rows) for group in groups)
         seen = 0
-        with reading(self.file.name, f"row group {group}"):
-            rows = self._rows_of(group, stored, values)
-            batches = self.parquet.iter_batches(rows, row_groups=[group], columns=list(stored), use_threads=False)
-            while True:
-                # iter_batches itself can only switch this on.
-                self.parquet.reader.set_use_threads(threads())
-                batch = next(batches, None)
-                if batch is None:
-                    break
-                seen += batch.num_rows
-                yield _renamed(pa.Table.from_batches([batch]), stored)
-                del batch
-        self._check_rows(group, seen)
+        try:
+            with reading(self.file.name, f"row group {groups[0]}"):
+                rows = self._rows_of(groups, declared, stored, values)
+                for batch in self.parquet.iter_batches(rows, row_groups=list(groups), columns=list(stored)):
+                    seen += batch.num_rows
+                    yield _renamed(pa.Table.from_batches([batch]), stored)
+                    del batch
+            self._check_rows(groups[0], seen, declared)
+        except InputError:
+            # Read one by one, they tell which it is.
+            for group in groups if len(groups) > 1 else ():
+                self.read(group, columns)
+            raise
 
     def _stored(self, groups: Sequence[int], columns: Sequence[str]) -> dict[str, str]:
         """Stored to canonical names of those columns that the file has, none of them too large."""
@@ -197,20 +179,19 @@ class OpenFile:
         self.sound.update(wanted)
         return stored
 
-    def _rows_of(self, group: int, stored: Collection[str], values: int) -> int:
+    def _rows_of(self, groups: Sequence[int], rows: int, stored: Collection[str], values: int) -> int:
         """Rows of a slice that has about so many values of the longest column."""
-        chunks, leaves = self.file.chunks[group], self.file.leaves
-        most = max((chunks[leaf].values for name in stored for leaf in leaves.get(name, ())), default=0)
-        count = max(1, round(most / values))
-        return max(_LEAST_ROWS, -(-int(self.file.footer.row_group(group).num_rows) // count))
+        chunks, leaves = self.file.chunks, self.file.leaves
+        read = [leaf for name in stored for leaf in leaves.get(name, ())]
+        most = max((sum(chunks[group][leaf].values for group in groups) for leaf in read), default=0)
+        return max(_LEAST_ROWS, -(-rows // max(1, round(most / values))))
 
-    def _check_rows(self, group: int, found: int) -> None:
-        declared = self.file.footer.row_group(group).num_rows
+    def _check_rows(self, group: int, found: int, declared: int) -> None:
         if found != declared:
             raise InputError(
                 f"{self.file.name}: row group {group} has {found} rows where its footer says {declared}; "
                 "the file is damaged, write or copy it again"
-            )
+            ) from None
 
 
 def _renamed(table: pa.Table, stored: Mapping[str, str]) -> pa.Table:

@@ -1,15 +1,16 @@
-"""Where each step lives: which row groups hold it, and after which of them it is complete."""
+"""Which row groups hold which steps, and how many rows each step has."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
 from rolloutdoctor.data.batch import EVAL, TRAIN, StepKey
 from rolloutdoctor.io.parquet.decode import Place, evals, step_numbers
-from rolloutdoctor.io.parquet.files import RunFile
+from rolloutdoctor.io.parquet.files import OpenFile, RunFile
 from rolloutdoctor.io.parquet.steps import StepRange
 from rolloutdoctor.io.parquet.token_counts import response_tokens
 from rolloutdoctor.io.progress import Unit
@@ -29,7 +30,6 @@ class RowGroup:
         rows: how many it has.
         low, high: smallest and largest step in it.
         splits: the splits in it.
-        keys: the steps and splits in it, or None if only their range is known.
         tokens: of its responses, from the footer.
     """
 
@@ -40,12 +40,16 @@ class RowGroup:
     low: int
     high: int
     splits: frozenset[str]
-    keys: tuple[StepKey, ...] | None = None
     tokens: int = 0
 
     def size(self, unit: Unit) -> int:
         """How many tokens, or rows, it has."""
         return self.tokens if unit == "tokens" else self.rows
+
+    @property
+    def numbers(self) -> range:
+        """Numbers of its rows in the file."""
+        return range(self.first_row, self.first_row + self.rows)
 
     @property
     def only(self) -> StepKey | None:
@@ -56,45 +60,53 @@ class RowGroup:
 
     def may_hold(self, steps: StepRange, split: str | None) -> bool:
         """Tell whether a row of these steps and this split can be in it."""
-        if self.keys is not None:
-            return any(key.step in steps and split in (None, key.split) for key in self.keys)
         return steps.meets(self.low, self.high) and (split is None or split in self.splits)
 
 
-@dataclass(frozen=True)
-class Index:
-    """The row groups of a run in reading order: files in turn where steps are scattered over them.
-
-    Attributes:
-        row_groups: those that have rows.
-        last: step and split to the position of the last row group that holds it; what is not in it is all in one.
-    """
-
-    row_groups: tuple[RowGroup, ...]
-    last: Mapping[StepKey, int]
-
-    def is_complete(self, key: StepKey, position: int) -> bool:
-        """Tell whether all rows of `key` have been seen after the row group at `position`."""
-        return self.last.get(key, position) <= position
-
-
-def build_index(files: Sequence[RunFile]) -> Index:
-    """Find the row groups of every step, from their statistics where those settle it, else from `step` and `split`.
+def build_index(files: Sequence[RunFile]) -> tuple[RowGroup, ...]:
+    """Find the steps of every row group, from its statistics or else from its rows, and put them in reading order.
 
     Raises:
         DataError: if a step or a split is not valid.
         InputError: if a file cannot be read.
     """
-    return _from_statistics(files) or _from_rows(files)
+    row_groups: list[RowGroup] = []
+    for position, file in enumerate(files):
+        statistics = _Statistics(file)
+        with ExitStack() as stack:
+            opened: OpenFile | None = None
+            for group, first_row, rows in _numbered(file):
+                ends, splits = statistics.steps(group), statistics.splits(group)
+                if ends is None or splits is None:
+                    opened = opened or stack.enter_context(file.opened())
+                    keys = [key for key, _ in keys_of(opened, group, range(first_row, first_row + rows))]
+                    ends = min(key.step for key in keys), max(key.step for key in keys)
+                    splits = frozenset(key.split for key in keys)
+                row_groups.append(
+                    RowGroup(position, group, first_row, rows, *ends, splits, response_tokens(file, group))
+                )
+    return in_reading_order(row_groups)
 
 
-def index_of(ordered: Sequence[RowGroup]) -> Index:
-    """Index row groups that are in reading order; where only ranges are known, they overlap in their ends at most."""
-    last: dict[StepKey, int] = {}
-    for position, found in enumerate(ordered):
-        ends = (StepKey(step, split) for split in found.splits for step in (found.low, found.high))
-        last.update(dict.fromkeys(ends if found.keys is None else found.keys, position))
-    return Index(tuple(ordered), last)
+def count_rows(files: Sequence[RunFile], row_groups: Sequence[RowGroup]) -> Counter[StepKey]:
+    """Count the rows of every step and split in some row groups; those of several steps are read.
+
+    Raises:
+        DataError: if a step or a split is not valid.
+        InputError: if a file cannot be read.
+    """
+    counts: Counter[StepKey] = Counter()
+    unclear: dict[int, list[RowGroup]] = {}
+    for found in row_groups:
+        if found.only is None:
+            unclear.setdefault(found.file, []).append(found)
+        else:
+            counts[found.only] += found.rows
+    for number, several in unclear.items():
+        with files[number].opened() as opened:
+            for found in several:
+                counts.update({key: len(rows) for key, rows in keys_of(opened, found.group, found.numbers)})
+    return counts
 
 
 def in_reading_order(row_groups: Sequence[RowGroup]) -> tuple[RowGroup, ...]:
@@ -130,22 +142,15 @@ def read_keys(file: RunFile, table: pa.Table, rows: range) -> tuple[np.ndarray, 
     return steps_N, evals(table.column("split"), Place(file.name, file.columns["split"].label, rows))
 
 
-def are_of(file: RunFile, table: pa.Table, stated: Sequence[tuple[StepKey, range]]) -> bool:
-    """Tell whether rows are of the steps and splits that the footer says they are of.
+def keys_of(opened: OpenFile, group: int, rows: range) -> list[tuple[StepKey, np.ndarray]]:
+    """Read the steps and splits of a row group, as `rows_by_key` gathers them.
 
     Args:
-        file: that they are in.
-        table: their columns under their canonical names.
-        stated: steps and splits, and numbers in the file of the rows of each; together they are those of the table.
-
-    Raises:
-        DataError: if a value breaks the contract.
+        opened: the file that it is in.
+        group: its number.
+        rows: numbers of its rows in the file.
     """
-    steps_N, is_eval_N = read_keys(file, table, range(stated[0][1].start, stated[-1][1].stop))
-    counts = [len(rows) for _, rows in stated]
-    if (steps_N != np.repeat([key.step for key, _ in stated], counts)).any():
-        return False
-    return is_eval_N is None or not (is_eval_N != np.repeat([key.split == EVAL for key, _ in stated], counts)).any()
+    return rows_by_key(*read_keys(opened.file, opened.read(group, KEY_COLUMNS), rows))
 
 
 def contradiction(file: RunFile, key: StepKey) -> InputError:
@@ -156,7 +161,7 @@ def contradiction(file: RunFile, key: StepKey) -> InputError:
     )
 
 
-def rows_by_key(steps_N: np.ndarray, is_eval_N: np.ndarray | None) -> list[tuple[StepKey, "range | np.ndarray"]]:
+def rows_by_key(steps_N: np.ndarray, is_eval_N: np.ndarray | None) -> list[tuple[StepKey, np.ndarray]]:
     """Gather rows by step and split, in the order in which each ends.
 
     Args:
@@ -164,62 +169,18 @@ def rows_by_key(steps_N: np.ndarray, is_eval_N: np.ndarray | None) -> list[tuple
         is_eval_N: ``[N]`` bool; None: all train.
 
     Returns:
-        Pairs of a key and its rows in file order: a range where they are adjacent, else an index array.
+        Pairs of a key and its rows in file order.
     """
     if not len(steps_N):
         return []
-    codes_N = np.zeros(len(steps_N), np.int64)
-    steps: np.ndarray = steps_N[:1]
-    if (steps_N != steps_N[0]).any():
-        steps, codes_N = np.unique(steps_N, return_inverse=True)
+    steps, codes_N = np.unique(steps_N, return_inverse=True)
     codes_N = 2 * codes_N if is_eval_N is None else 2 * codes_N + is_eval_N
     order_N = np.argsort(codes_N, kind="stable")
-    cuts = np.flatnonzero(np.diff(codes_N[order_N])) + 1
     gathered = []
-    for rows in np.split(order_N, cuts):
-        code, first, end = int(codes_N[rows[0]]), int(rows[0]), int(rows[-1]) + 1
-        key = StepKey(int(steps[code // 2]), EVAL if code % 2 else TRAIN)
-        gathered.append((end, key, range(first, end) if end - first == len(rows) else rows))
-    return [(key, rows) for _, key, rows in sorted(gathered, key=lambda entry: entry[0])]
-
-
-def _from_statistics(files: Sequence[RunFile]) -> Index | None:
-    """Return the index if the footers alone tell it exactly.
-
-    They do if no two row groups of one split overlap in more than an end of their ranges: then a step inside a range
-    is in that row group only, and one at an end is in every row group whose range ends there.
-    """
-    row_groups: list[RowGroup] = []
-    for position, file in enumerate(files):
-        ranges = _Statistics(file)
-        for group, first_row, rows in _numbered(file):
-            steps, splits, tokens = ranges.steps(group), ranges.splits(group), response_tokens(file, group)
-            if steps is None or splits is None:
-                return None
-            row_groups.append(RowGroup(position, group, first_row, rows, *steps, splits, tokens=tokens))
-    for split in (TRAIN, EVAL):
-        spans = sorted((found.low, found.high) for found in row_groups if split in found.splits)
-        if any(after[0] < before[1] for before, after in pairwise(spans)):
-            return None
-    ordered = in_reading_order(row_groups)
-    return index_of(ordered)
-
-
-def _from_rows(files: Sequence[RunFile]) -> Index:
-    row_groups: list[RowGroup] = []
-    # One object for a key, however many row groups it is in.
-    known: dict[StepKey, StepKey] = {}
-    for position, file in enumerate(files):
-        with file.opened() as opened:
-            for group, first_row, rows in _numbered(file):
-                table = opened.read(group, KEY_COLUMNS)
-                found = rows_by_key(*read_keys(file, table, range(first_row, first_row + rows)))
-                keys = tuple(known.setdefault(key, key) for key, _ in found)
-                low, high = min(key.step for key in keys), max(key.step for key in keys)
-                splits, tokens = frozenset(key.split for key in keys), response_tokens(file, group)
-                row_groups.append(RowGroup(position, group, first_row, rows, low, high, splits, keys, tokens))
-    ordered = in_reading_order(row_groups)
-    return index_of(ordered)
+    for rows in np.split(order_N, np.flatnonzero(np.diff(codes_N[order_N])) + 1):
+        code = int(codes_N[rows[0]])
+        gathered.append((StepKey(int(steps[code // 2]), EVAL if code % 2 else TRAIN), rows))
+    return sorted(gathered, key=lambda entry: int(entry[1][-1]))
 
 
 def _numbered(file: RunFile) -> Iterator[tuple[int, int, int]]:

@@ -1,14 +1,12 @@
-"""What one row group holds of one step, and how such chunks become a batch."""
+"""What a slice of a file holds of each step, and how such chunks become a batch."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import torch
-from pyarrow import types
 from torch import Tensor
 
 from rolloutdoctor.data.batch import PROMPT_LENGTH, STAND_INS, RolloutBatch, StepKey
@@ -18,17 +16,16 @@ from rolloutdoctor.io.parquet.decode import (
     Lists,
     Place,
     concatenated,
-    copied,
     identifiers,
     integers,
     lists,
     named_numbers,
     numbers,
+    split_lists,
     texts,
 )
 from rolloutdoctor.io.parquet.files import RunFile
 from rolloutdoctor.io.parquet.hashes import cell_lengths, hashes
-from rolloutdoctor.io.parquet.spill_file import SpillFile, Stored, joined
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.ops.segments import cuts_of
 from rolloutdoctor.results.errors import DataError, nearest
@@ -108,13 +105,13 @@ class ColumnSelection:
 
 @dataclass(frozen=True)
 class StepChunk:
-    """The rows of one step and split in one row group, decoded.
+    """Rows of one step and split in one file, decoded.
 
     Attributes:
         file: that they are in.
         rows: ``[N]`` their numbers in the file.
         lengths: ``[N]`` int64 tokens per row, or None if no token column has values here.
-        tokens: token column to ``[T]`` values, in memory or in the temporary file; None where all cells are null.
+        tokens: token column to ``[T]`` values; None where all cells are null.
         numbers: row column to ``[N]`` values, or to hashes of its cells.
         rewards: reward function to ``[N]`` float64.
         groups: ``[N]`` group identifiers, or None.
@@ -124,15 +121,15 @@ class StepChunk:
     """
 
     file: RunFile
-    rows: "range | np.ndarray"
+    rows: np.ndarray
     lengths: np.ndarray | None
-    tokens: dict[str, Tensor | Stored | None]
-    numbers: dict[str, Tensor]
-    rewards: dict[str, Tensor]
-    groups: pa.Array | None
-    samples: pa.Array | None
-    statuses: pa.Array | None = None
-    incomplete: Mapping[str, int] = field(default_factory=dict)
+    tokens: Mapping[str, Tensor | None]
+    numbers: Mapping[str, Tensor]
+    rewards: Mapping[str, Tensor]
+    groups: list[str] | None
+    samples: list[str] | None
+    statuses: list[str | None] | None
+    incomplete: Mapping[str, int]
 
     def place(self, column: str) -> Place:
         """Return where a column's cells are."""
@@ -140,138 +137,73 @@ class StepChunk:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the token values that are in memory."""
-        return sum(values.nbytes for values in self.tokens.values() if isinstance(values, Tensor))
-
-    def split(self, parts: Sequence[range]) -> list["StepChunk"]:
-        """Cut the chunk, of which every token column is in memory, into parts that share it.
-
-        Args:
-            parts: numbers in the file of the rows of each part, adjacent and together all of the chunk's.
-        """
-        rows = [len(part) for part in parts]
-        starts = [0, *accumulate(rows)]
-        lengths = None if self.lengths is None else np.split(self.lengths, starts[1:-1])
-        sizes = [] if lengths is None else [int(lengths_N.sum()) for lengths_N in lengths]
-        tokens = {name: torch.split(x_T, sizes) for name, x_T in self.tokens.items() if isinstance(x_T, Tensor)}
-        numbers = {name: torch.split(x_N, rows) for name, x_N in self.numbers.items()}
-        rewards = {name: torch.split(x_N, rows) for name, x_N in self.rewards.items()}
-
-        def cells(of_all: pa.Array | None, place: int) -> pa.Array | None:
-            return None if of_all is None else of_all.slice(starts[place], rows[place])
-
-        return [
-            replace(
-                self,
-                rows=part,
-                lengths=None if lengths is None else lengths[place],
-                tokens={name: split[place] for name, split in tokens.items()},
-                numbers={name: split[place] for name, split in numbers.items()},
-                rewards={name: split[place] for name, split in rewards.items()},
-                groups=cells(self.groups, place),
-                samples=cells(self.samples, place),
-                statuses=cells(self.statuses, place),
-            )
-            for place, part in enumerate(parts)
-        ]
-
-    def detached(self) -> "StepChunk":
-        """Return the chunk in memory of its own, so that it does not keep its row group's."""
-        return replace(
-            self,
-            tokens={
-                name: copied(values) if isinstance(values, Tensor) else values for name, values in self.tokens.items()
-            },
-        )
-
-    def stored(self, spill: SpillFile) -> "StepChunk":
-        """Return the chunk with its token values in the temporary file."""
-        return replace(
-            self,
-            tokens={
-                name: spill.store(values) if isinstance(values, Tensor) else values
-                for name, values in self.tokens.items()
-            },
-        )
+        """Bytes of the token values."""
+        return sum(values.nbytes for values in self.tokens.values() if values is not None)
 
 
-def decode_steps(
+def decode_chunks(
     file: RunFile,
     table: pa.Table,
-    parts: Sequence[range],
+    rows_N: np.ndarray,
+    counts: Sequence[int],
     wanted: ColumnSelection,
     dtype: torch.dtype,
-) -> list[StepChunk] | None:
-    """Decode the rows of several steps at once, as `decode_chunk` decodes those of each.
+) -> Iterator[StepChunk]:
+    """Decode the rows of some steps, one step after the other.
 
     Args:
         file: that they are in.
         table: their columns, under their canonical names.
-        parts: numbers in the file of the rows of each step; together they are those of the table, in its order.
-        wanted: which columns.
-        dtype: of float lists.
-
-    Returns:
-        A chunk for each step, or None where what a step has depends on its own rows alone: with nulls in a token
-        column, or with rewards that each row names.
-
-    Raises:
-        DataError: as `decode_chunk`, of the first column that has a wrong value.
-    """
-    if any(table.column(name).null_count for name in wanted.tokens):
-        return None
-    if wanted.rewards and not types.is_struct(table.column("rewards").type):
-        return None
-    whole = decode_chunk(file, table, range(parts[0].start, parts[-1].stop), wanted, dtype)
-    return whole.split(parts)
-
-
-def decode_chunk(
-    file: RunFile,
-    table: pa.Table,
-    rows: "range | np.ndarray",
-    wanted: ColumnSelection,
-    dtype: torch.dtype,
-) -> StepChunk:
-    """Decode the rows of one step and split.
-
-    Args:
-        file: that they are in.
-        table: their columns, under their canonical names.
-        rows: ``[N]`` their numbers in the file.
+        rows_N: ``[N]`` their numbers in the file.
+        counts: how many rows each step has.
         wanted: which columns.
         dtype: of float lists.
 
     Raises:
         DataError: if a value breaks the contract of its column, or lists of one row differ in length.
     """
-    places = {name: Place(file.name, file.columns[name].label, rows) for name in wanted.names}
-    packed = {name: lists(table.column(name), BY_NAME[name].kind, dtype, places[name]) for name in wanted.tokens}
-    if MASK_BEFORE in packed and MASK in packed:
-        packed[MASK_BEFORE] = _or_mask(packed[MASK_BEFORE], packed[MASK])
-    incomplete = _incomplete(packed, rows)
-    whole = {name: found for name, found in packed.items() if name not in incomplete}
-    return StepChunk(
-        file=file,
-        rows=rows,
-        lengths=_agreed_lengths(whole, places),
-        tokens={
-            name: None if name in incomplete or _is_absent(found) else found.values for name, found in packed.items()
-        },
-        numbers={
-            name: integers(table.column(name), places[name])
-            if BY_NAME[name].kind is Kind.INTEGER
-            else numbers(table.column(name))
-            for name in wanted.rows
-        }
-        | {name: hashes(table.column(name), BY_NAME[name].kind, places[name]) for name in wanted.hashed}
-        | ({PROMPT_LENGTH: cell_lengths(table.column("prompt_ids"))} if "prompt_ids" in wanted.hashed else {}),
-        rewards=named_numbers(table.column("rewards"), places["rewards"]) if wanted.rewards else {},
-        groups=identifiers(table.column("group_id"), places["group_id"]) if wanted.groups else None,
-        samples=identifiers(table.column("sample_id"), places["sample_id"]) if wanted.samples else None,
-        statuses=texts(table.column("status"), places["status"]) if wanted.statuses else None,
-        incomplete=incomplete,
-    )
+    places = {name: Place(file.name, file.columns[name].label, rows_N) for name in wanted.names}
+    starts = cuts_of(counts)[:-1]
+    packed = {
+        name: split_lists(lists(table.column(name), BY_NAME[name].kind, dtype, places[name]), starts)
+        for name in wanted.tokens
+    }
+    numbers_N = {
+        name: integers(table.column(name), places[name])
+        if BY_NAME[name].kind is Kind.INTEGER
+        else numbers(table.column(name))
+        for name in wanted.rows
+    }
+    numbers_N |= {name: hashes(table.column(name), BY_NAME[name].kind, places[name]) for name in wanted.hashed}
+    if "prompt_ids" in wanted.hashed:
+        numbers_N[PROMPT_LENGTH] = cell_lengths(table.column("prompt_ids"))
+    split = {name: torch.split(x_N, list(counts)) for name, x_N in numbers_N.items()}
+    groups = identifiers(table.column("group_id"), places["group_id"]).to_pylist() if wanted.groups else None
+    samples = identifiers(table.column("sample_id"), places["sample_id"]).to_pylist() if wanted.samples else None
+    statuses = texts(table.column("status"), places["status"]).to_pylist() if wanted.statuses else None
+    for number, (start, count) in enumerate(zip(starts.tolist(), counts, strict=True)):
+        part = slice(start, start + count)
+        here = {name: Place(*place[:2], rows_N[part]) for name, place in places.items()}
+        columns = {name: found[number] for name, found in packed.items()}
+        if MASK_BEFORE in columns and MASK in columns:
+            columns[MASK_BEFORE] = _or_mask(columns[MASK_BEFORE], columns[MASK])
+        incomplete = _incomplete(columns, rows_N[part])
+        whole = {name: found for name, found in columns.items() if name not in incomplete}
+        yield StepChunk(
+            file=file,
+            rows=rows_N[part],
+            lengths=_agreed_lengths(whole, here),
+            tokens={name: None if name not in whole or _is_absent(x) else x.values for name, x in columns.items()},
+            numbers={name: parts[number] for name, parts in split.items()},
+            # Which rewards there are depends on the rows of the step alone.
+            rewards=named_numbers(table.column("rewards").slice(start, count), here["rewards"])
+            if wanted.rewards
+            else {},
+            groups=groups and groups[part],
+            samples=samples and samples[part],
+            statuses=statuses and statuses[part],
+            incomplete=incomplete,
+        )
 
 
 def assemble(key: StepKey, chunks: Sequence[StepChunk], *, several_files: bool) -> RolloutBatch:
@@ -306,12 +238,12 @@ def assemble(key: StepKey, chunks: Sequence[StepChunk], *, several_files: bool) 
         },
         group_ids=group_ids,
         sample_ids=sample_ids,
-        statuses=[text for chunk in chunks if chunk.statuses is not None for text in chunk.statuses.to_pylist()],
+        statuses=[text for chunk in chunks if chunk.statuses is not None for text in chunk.statuses],
         incomplete=incomplete,
     )
 
 
-def _incomplete(packed: dict[str, Lists], rows: "range | np.ndarray") -> dict[str, int]:
+def _incomplete(packed: dict[str, Lists], rows: np.ndarray) -> dict[str, int]:
     """Columns that can be done without, and are null in some rows and not in others, with the first such row."""
     return {
         name: int(rows[int(np.argmax(found.is_null))])
@@ -386,7 +318,7 @@ def _null_cell(place: Place, row: int, other: str | None, length: int | None) ->
 
 
 def _token_columns(chunks: Sequence[StepChunk], without: Collection[str]) -> TokenColumns:
-    """The token columns but those in `without`, a chunk for each chunk that is in memory."""
+    """The token columns but those in `without`, in the chunks that they were read in."""
     names = [name for name in chunks[0].tokens if name not in without]
     for name in names:
         empty = next((chunk for chunk in chunks if chunk.tokens[name] is None), None)
@@ -394,21 +326,17 @@ def _token_columns(chunks: Sequence[StepChunk], without: Collection[str]) -> Tok
             other = next((to for to, values in empty.tokens.items() if values is not None), None)
             length = None if empty.lengths is None else int(empty.lengths[0])
             raise _null_cell(empty.place(name), 0, other and empty.place(other).label, length)
-    found: dict[str, Sequence[Tensor]] = {}
-    for name in names:
-        parts = [values for chunk in chunks if (values := chunk.tokens[name]) is not None]
-        is_stored = any(isinstance(part, Stored) for part in parts)
-        found[name] = [joined(parts)] if is_stored else [part for part in parts if isinstance(part, Tensor)]
-    return TokenColumns({name: chunks for name, chunks in found.items() if chunks})
+    found = {name: [values for chunk in chunks if (values := chunk.tokens[name]) is not None] for name in names}
+    return TokenColumns({name: parts for name, parts in found.items() if parts})
 
 
 def _groups(chunks: Sequence[StepChunk]) -> tuple[Groups | None, list[str]]:
     names = [chunk.groups for chunk in chunks if chunk.groups is not None]
     if not names:
         return None, []
-    # Groups are numbered in the order of first appearance. Arrow takes three times as long for a small step.
+    # Groups are numbered in the order of first appearance.
     numbers: dict[str, int] = {}
-    rows = [numbers.setdefault(name, len(numbers)) for part in names for name in part.to_pylist()]
+    rows = [numbers.setdefault(name, len(numbers)) for part in names for name in part]
     return Groups.of(torch.from_numpy(np.array(rows, np.int64)), len(numbers)), list(numbers)
 
 
@@ -416,7 +344,7 @@ def _sample_ids(chunks: Sequence[StepChunk], several_files: bool) -> list[str]:
     names = [chunk.samples for chunk in chunks if chunk.samples is not None]
     if not names:
         return [f"{chunk.file.name}:{row}" if several_files else f"row {row}" for chunk in chunks for row in chunk.rows]
-    ids = [name for part in names for name in part.to_pylist()]
+    ids = [name for part in names for name in part]
     if len(set(ids)) < len(ids):
         raise _duplicate(chunks, ids)
     return ids
