@@ -24,6 +24,10 @@ def read_ahead(items: Generator[T, None, None]) -> Generator[T, None, None]:
             # Otherwise the item would stay in memory while the next one is read.
             del item
     finally:
-        closing = pool.submit(items.close)
-        pool.shutdown(wait=False)
-        wait([closing], _PATIENCE)
+        try:
+            closing = pool.submit(items.close)
+            pool.shutdown(wait=False)
+            wait([closing], _PATIENCE)
+        except (RuntimeError, TypeError):
+            # At its end the interpreter has ended the thread, and closes files itself.
+            pass

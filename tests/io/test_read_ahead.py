@@ -1,5 +1,7 @@
 """Reading ahead: order, bounds, errors, and that the thread ends."""
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -76,3 +78,13 @@ def test_leaving_early_ends_the_thread_and_closes_what_it_reads():
     found.close()
     assert closed.is_set()
     assert no_thread_is_left()
+
+
+def test_an_iterator_that_is_left_at_the_end_of_the_program():
+    code = (
+        "from rolloutdoctor.io.read_ahead import read_ahead\n"
+        "found = read_ahead(iter_ for iter_ in range(1, 9))\n"
+        "print(next(found))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("1\n", "")
