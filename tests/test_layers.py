@@ -132,3 +132,17 @@ except SystemExit as end:
 """
     # Rules are queries, so their book loads polars.
     assert loaded_after(code) == (["polars"] if arguments[0] == "rule" else [])
+
+
+def test_no_query_runs_while_modules_are_imported():
+    """A query starts polars' threads, and a process that is forked after that waits for them for ever."""
+    code = (
+        "import importlib, os, sys, polars, pyarrow.parquet, torch\n"
+        "count = lambda: len(os.listdir('/proc/self/task'))\n"
+        "before = count()\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+        "assert count() == before, (before, count())\n"
+    )
+    names = [name for name in MODULES if not name.endswith("__main__") and name != "rolloutdoctor.callbacks.trl"]
+    subprocess.run([sys.executable, "-c", code, *names], check=True)

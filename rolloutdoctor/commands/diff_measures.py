@@ -46,7 +46,9 @@ def step_totals(rows: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     )
 
 
-NOTHING = step_totals(EMPTY)
+def no_totals() -> pl.DataFrame:
+    """Return the totals of no rows; a query, which may not run before a process is forked."""
+    return step_totals(EMPTY)
 
 
 def totals() -> dict[str, pl.Expr]:

@@ -7,13 +7,11 @@ from typing import Any
 import polars as pl
 
 from rolloutdoctor.commands.breakdown import PARTS
-from rolloutdoctor.commands.diff_measures import NOTHING as STEP_TOTALS
-from rolloutdoctor.commands.diff_measures import step_totals
+from rolloutdoctor.commands.diff_measures import no_totals, step_totals
 from rolloutdoctor.commands.diff_rows import EMPTY, side_rows, with_changes
 from rolloutdoctor.commands.figures import AdvantagesFigure
 from rolloutdoctor.commands.needs import absent_columns, evaluation_columns, need_trainer
-from rolloutdoctor.commands.top_groups import NOTHING as NO_GROUPS
-from rolloutdoctor.commands.top_groups import most_moved
+from rolloutdoctor.commands.top_groups import most_moved, no_groups
 from rolloutdoctor.data.batch import TRAIN
 from rolloutdoctor.engine.check_parts import reading_identity
 from rolloutdoctor.engine.comparable import comparable
@@ -116,7 +114,13 @@ class DiffState:
         return failures + merged_notes(self.merged)
 
 
-_FRAMES = {"steps": STEP_TOTALS, "parts": STEP_TOTALS, "metrics": METRICS, "moved": NO_GROUPS}
+_FRAMES: Mapping[str, Callable[[], pl.DataFrame]] = {
+    "steps": no_totals,
+    "parts": no_totals,
+    "metrics": METRICS.clone,
+    "moved": no_groups,
+}
+"""Frame of a state to an empty one."""
 
 KINDS: Mapping[str, Callable[..., Any]] = {
     kind.__name__: kind for kind in (InputSummary, MergedCount, Histogram, Band, AdvantagesData)
@@ -152,7 +156,7 @@ class DiffWork(Work[DiffState]):
 
     def loaded(self, plain: Any) -> DiffState:  # noqa: ANN401  # any JSON
         """The state that was given to `dumped`."""
-        frames = {name: loaded_frame(plain[name], empty) for name, empty in _FRAMES.items()}
+        frames = {name: loaded_frame(plain[name], empty()) for name, empty in _FRAMES.items()}
         found = thawed({name: value for name, value in plain.items() if name not in _FRAMES}, KINDS)
         return DiffState(**found | frames)
 
@@ -228,7 +232,7 @@ class _Sides(StepConsumer):
         self._by = PARTS.get(options.by or "step", ())
         self._rows = [EMPTY]
         self._metrics: list[tuple[object, ...]] = []
-        self._steps, self._parts, self._moved = STEP_TOTALS, STEP_TOTALS, NO_GROUPS
+        self._steps, self._parts, self._moved = no_totals(), no_totals(), no_groups()
         self._failed: dict[str, list[int]] = {}
         self._merged = MergedIds(sides.values())
 
@@ -274,7 +278,7 @@ class _Sides(StepConsumer):
             self._steps,
             self._parts,
             pl.DataFrame(self._metrics, METRICS.schema, orient="row"),
-            self._moved.select(NO_GROUPS.columns),
+            self._moved.select(no_groups().columns),
             self._options.top,
             self._failed,
             self._merged.count,

@@ -33,7 +33,9 @@ def most_moved(rows: pl.DataFrame, keep: int) -> pl.DataFrame:
     return ordered.join(first, on=_GROUP, how="semi", maintain_order="left")
 
 
-NOTHING = most_moved(EMPTY, 0)
+def no_groups() -> pl.DataFrame:
+    """Return the rows of no groups."""
+    return most_moved(EMPTY, 0)
 
 
 def moved_groups(run: Run, rows: pl.DataFrame, *, text: bool) -> tuple[MovedGroup, ...]:
