@@ -124,7 +124,7 @@ RULES: tuple[AnyRule, ...] = (
     PositionShift(),
 )
 
-RULES += offered("rolloutdoctor.rules", ("code", "judge", "tally"), (rule.code for rule in RULES), "code")
+RULES += offered("rolloutdoctor.rules", ("code", "judge", "quantities"), (rule.code for rule in RULES), "code")
 
 FAMILIES = {
     "RDA": "advantages and baselines",

@@ -108,7 +108,7 @@ def measured(order, epochs=None):
     metrics = EMPTY_METRICS
     if epochs is not None:
         metrics = steps.with_columns(metric=pl.lit("epoch"), logged=pl.Series(epochs, dtype=pl.Float64))
-    return ResumedData().measured(RunTables(rows, metrics, steps), Context(frozenset()))
+    return ResumedData().measured(RunTables(rows, metrics, steps=steps), Context(frozenset()))
 
 
 def test_a_run_of_weeks():

@@ -23,28 +23,6 @@ def test_training():
     assert not view(toy_batch([[1, 0]], split="eval")).training
 
 
-def test_worst_rows():
-    step = view(toy_batch([[1, 0], [1, 0, 1]], step=3))
-    weight_N = torch.tensor([1.0, math.nan, 3.0, 0.0, -2.0])
-    found = step.worst_rows(weight_N, lambda row: f"row {row}", keep=5)
-    assert [(one.step, one.group_id, one.sample_id, one.weight, one.note) for one in found] == [
-        (3, "g1", "r2", 3.0, "row 2"),
-        (3, "g0", "r0", 1.0, "row 0"),
-    ]
-
-
-def test_equal_weights_keep_the_order_of_the_file():
-    step = view(toy_batch([[1] * 500]))
-    found = step.worst_rows(torch.ones(500), str, keep=5)
-    assert [one.sample_id for one in found] == ["r0", "r1", "r2", "r3", "r4"]
-
-
-def test_worst_groups_name_their_first_row():
-    step = view(toy_batch([[1, 0], [1, 0, 1], [1]]))
-    found = step.worst_groups(torch.tensor([0.0, 1.0, 2.0]), str, keep=1)
-    assert [(one.group_id, one.sample_id) for one in found] == [("g2", "r5")]
-
-
 def test_logged_advantages():
     assert view(toy_batch([[1, 0]])).logged_advantages() is None
     rows = toy_batch([[1, 0]], per_row={"advantage": [0.5, -0.5]}, per_token={"advantages": 9.0})
