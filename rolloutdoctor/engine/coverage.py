@@ -1,12 +1,12 @@
 """What makes a rule clean, not applicable or skipped: the options that decide, and whether they are only assumed."""
 
 from collections.abc import Iterable
-from typing import Any
 
 from rolloutdoctor.objective.parts import Part, has_part
 from rolloutdoctor.results.findings import NotApplicable, Setting, Skipped
 from rolloutdoctor.rules.base import Context, counted
 from rolloutdoctor.rules.table import AnyRule
+from rolloutdoctor.rules.table_rule import Measured
 from rolloutdoctor.trainers.spec import PartOptions
 
 
@@ -28,12 +28,7 @@ def ruled_out(rule: AnyRule, context: Context) -> NotApplicable | Skipped | None
     return NotApplicable(rule.code, rule.name, "; ".join(_absence(part, context) for part in parts))
 
 
-def nothing_found(
-    rule: AnyRule,
-    total: Any,  # noqa: ANN401  # what the rule measured
-    context: Context,
-    unread: int,
-) -> NotApplicable | Skipped | None:
+def nothing_found(rule: AnyRule, total: Measured, context: Context, unread: int) -> NotApplicable | Skipped | None:
     """Tell what a rule that found nothing is; None if it is clean.
 
     Args:

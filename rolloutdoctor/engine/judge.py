@@ -1,8 +1,7 @@
 """Judge the state of a run: each rule's total becomes a finding, clean, not applicable or skipped."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from rolloutdoctor.audit.tally import STAGES, AuditTally
 from rolloutdoctor.data.batch import StepKey
@@ -74,7 +73,7 @@ def judge(
         if unseen is not None:
             skipped.append(Skipped(rule.code, rule.name, unseen.reason, unseen.remedy))
             continue
-        finding = _finding(rule, seen, total, state, context)
+        finding = _finding(rule, seen, total, context)
         untested = nothing_found(rule, total, context, seen.skipped_steps) if finding is None else None
         if finding is not None:
             findings.append(finding)
@@ -196,16 +195,11 @@ def measured_by(rule: AnyRule, state: RunState, context: Context) -> Measured | 
     return None if seen.is_empty else rule.measured(seen.run, context)
 
 
-def _series(rule: AnyRule, seen: Seen, measured: Measured, state: RunState) -> Iterator[Mapping[str, Any]]:
-    """The measures of single steps: ``{"step": 3, "split": "train", NAME: value, ...}``."""
-    unmeasured = state.tables.unmeasured.get(rule.code, ())
-    yield from rule.series(measured, [key for key in thinned(seen.keys)[1] if key not in unmeasured])
-
-
-def _finding(rule: AnyRule, seen: Seen, total: Measured, state: RunState, context: Context) -> Finding | None:
+def _finding(rule: AnyRule, seen: Seen, total: Measured, context: Context) -> Finding | None:
     judgement = rule.judge(total, context)
     if judgement is None:
         return None
+    measured = set(seen.run.steps.iter_rows())
     return Finding(
         code=rule.code,
         name=rule.name,
@@ -216,7 +210,7 @@ def _finding(rule: AnyRule, seen: Seen, total: Measured, state: RunState, contex
         evidence=judgement.evidence,
         advice=judgement.advice,
         measures={**rule.measures(total), **judgement.measures},
-        per_step=tuple(_series(rule, seen, total, state)),
+        per_step=tuple(rule.series(total, [key for key in thinned(seen.keys)[1] if key in measured])),
         examples=tuple(rule.worst(total)),
         fix=rule.fix.partition(":")[0] if rule.fix else None,
         references=rule.references if judgement.cause is None else judgement.cause.references or rule.references,

@@ -66,7 +66,9 @@ class TableBuilder:
             self._metrics.append(metrics_of(view, self._names, [rule for rule in rules if rule.name in measured]))
 
     def _add_audit(self, views: Sequence[StepView]) -> None:
-        self._audit += [audit_of(view, self._stages) for view in views if view.audit] if self._stages else []
+        # Where no rule asks, nothing is compared.
+        if self._stages:
+            self._audit += [audit_of(view, self._stages) for view in views if view.audit]
 
     def tables(self) -> Tables:
         """Return what was measured so far."""

@@ -29,6 +29,9 @@ from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.step import StepView
 from rolloutdoctor.rules.table import AnyRule
 
+_FRAMES = {"rows": (EMPTY_ROWS, "row"), "metrics": (EMPTY_METRICS, "metric"), "audit": (EMPTY_AUDIT, "quantity")}
+"""Table to an empty one, and the column by which the lines of a step are sorted."""
+
 
 @dataclass(frozen=True, eq=False)
 class Tables:
@@ -48,20 +51,25 @@ class Tables:
 
     def __add__(self, other: "Tables") -> "Tables":
         mine, theirs = self.unmeasured, other.unmeasured
+        # What was put together once is one part from then on: a run that is followed grows by many small ones.
+        whole = vars(self).get("whole")
+        frames = {
+            name: (*(getattr(self, name) if whole is None else (getattr(whole, name),)), *getattr(other, name))
+            for name in _FRAMES
+        }
         return Tables(
-            (*self.rows, *other.rows),
-            (*self.metrics, *other.metrics),
-            (*self.audit, *other.audit),
-            {code: (*mine.get(code, ()), *theirs.get(code, ())) for code in {**mine, **theirs}},
+            **frames,
+            unmeasured={code: (*mine.get(code, ()), *theirs.get(code, ())) for code in {**mine, **theirs}},
         )
 
     @cached_property
     def whole(self) -> "RunTables":
         """The tables in one piece each, sorted."""
         return RunTables(
-            concatenated(self.rows, EMPTY_ROWS, by=[*STEP_KEY, "row"]),
-            concatenated(self.metrics, EMPTY_METRICS, by=[*STEP_KEY, "metric"]),
-            concatenated(self.audit, EMPTY_AUDIT, by=[*STEP_KEY, "quantity"]),
+            **{
+                name: concatenated(getattr(self, name), empty, by=[*STEP_KEY, key])
+                for name, (empty, key) in _FRAMES.items()
+            }
         )
 
     def of_rule(self, rule: AnyRule, context: Context, seen: Sequence[StepKey]) -> RunTables:
@@ -84,13 +92,8 @@ class Tables:
 
     def dumped(self) -> dict[str, object]:
         """Return what JSON can write; equal tables give equal bytes."""
-        unmeasured = {code: [list(key) for key in keys] for code, keys in self._missed.items()}
-        return {
-            "rows": dumped_frame(self.whole.rows),
-            "metrics": dumped_frame(self.whole.metrics),
-            "audit": dumped_frame(self.whole.audit),
-            "unmeasured": unmeasured,
-        }
+        frames: dict[str, object] = {name: dumped_frame(getattr(self.whole, name)) for name in _FRAMES}
+        return frames | {"unmeasured": {code: [list(key) for key in keys] for code, keys in self._missed.items()}}
 
     @classmethod
     def loaded(cls, plain: Mapping[str, Any]) -> "Tables":
@@ -100,10 +103,8 @@ class Tables:
             KeyError, TypeError, ValueError: if it gave no such thing.
         """
         return cls(
-            (loaded_frame(plain["rows"], EMPTY_ROWS),),
-            (loaded_frame(plain["metrics"], EMPTY_METRICS),),
-            (loaded_frame(plain["audit"], EMPTY_AUDIT),),
-            {
+            **{name: (loaded_frame(plain[name], empty),) for name, (empty, _) in _FRAMES.items()},
+            unmeasured={
                 str(code): tuple(StepKey(int(step), str(split)) for step, split in keys)
                 for code, keys in plain["unmeasured"].items()
             },
@@ -115,7 +116,7 @@ class Tables:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Tables):
             return NotImplemented
-        equal = (getattr(self.whole, name).equals(getattr(other.whole, name)) for name in ("rows", "metrics", "audit"))
+        equal = (getattr(self.whole, name).equals(getattr(other.whole, name)) for name in _FRAMES)
         return all(equal) and self._missed == other._missed
 
     @property
@@ -123,9 +124,8 @@ class Tables:
         return {code: sorted(keys) for code, keys in sorted(self.unmeasured.items()) if keys}
 
     def __repr__(self) -> str:
-        whole = self.whole
-        frames = (whole.rows.to_dicts(), whole.metrics.to_dicts(), whole.audit.to_dicts())
-        return f"Tables({', '.join(map(repr, frames))}, {self._missed!r})"
+        frames = (repr(getattr(self.whole, name).to_dicts()) for name in _FRAMES)
+        return f"Tables({', '.join(frames)}, {self._missed!r})"
 
 
 METRICS_SCHEMA = EMPTY_METRICS.schema | {

@@ -73,8 +73,7 @@ class PendingSteps:
         """Put the token values into the file; what stays of them is their type."""
         try:
             if self._file is None:
-                # Open for as long as the reader, which closes it.
-                self._file = tempfile.TemporaryFile(prefix="rolloutdoctor-")  # noqa: SIM115
+                self._file = tempfile.TemporaryFile(prefix="rolloutdoctor-")  # noqa: SIM115  # `close` closes it
             offset = self._file.seek(0, 2)
             for values in chunk.tokens.values():
                 if values is not None:
@@ -83,7 +82,7 @@ class PendingSteps:
         except OSError as error:
             raise InputError(
                 f"the rows of a step lie so far apart that they have to wait in {tempfile.gettempdir()}, which cannot "
-                f"take them ({error.strerror}); sort the run by step, or set TMPDIR to a folder with more room"
+                f"take them ({error.strerror}); sort the run by step, or set TMPDIR to a folder with more space"
             ) from None
         types = {
             name: None if values is None else torch.empty(0, dtype=values.dtype)

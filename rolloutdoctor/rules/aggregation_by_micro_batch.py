@@ -4,9 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import polars as pl
-
-from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.rules.audited import CauseRule
 
 if TYPE_CHECKING:
@@ -61,7 +58,3 @@ class AggregationByMicroBatch(CauseRule):
         columns = [column for column in (micro_N, rank_N) if column is not None]
         several = micro_N is None or any(bool((column != column[:1]).any()) for column in columns)
         return {"occurs": len(step.batch) > 0 and several}
-
-    def occurrences(self, run: RunTables) -> int:
-        """Return how many steps have several micro-batches, or do not say."""
-        return run.by_step("occurs").filter(pl.col("occurs") > 0).height

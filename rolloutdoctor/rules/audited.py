@@ -42,7 +42,8 @@ class AuditedRule(Rule[AuditedMeasured]):
     """A rule over logged quantities of some stages of the audit.
 
     A subclass may query rows as well: then `table` returns its own lines, with their size as places in `value`,
-    together with those of the audit (`with_audit`), and `shown` is the note of a place of its own.
+    together with those of the audit (`with_audit`), and `shown` is the note of a place of its own. One whose fault
+    some steps cannot have says so by the value `occurs` of a step.
 
     Attributes:
         part_names: parts of the objective of which the rule needs one; none: it is about every objective.
@@ -91,8 +92,11 @@ class AuditedRule(Rule[AuditedMeasured]):
         return AuditedMeasured(found.table, found.values, run, **counts, steps=self.occurrences(run))
 
     def occurrences(self, run: RunTables) -> int:
-        """Return in how many steps what the rule is about could show itself: those with rows."""
-        return run.rows.select(STEP_KEY).unique().height
+        """Return in how many steps the fault could show itself: where it `occurs`, else those with rows."""
+        measured = run.metrics.filter(pl.col("metric") == "occurs")
+        return (
+            measured.filter(pl.col("logged") > 0).height if len(measured) else run.rows.select(STEP_KEY).unique().height
+        )
 
     def quantities(self) -> Mapping[str, Quantity]:
         """How many logged values the rows and the options reproduce."""
@@ -110,7 +114,7 @@ class AuditedRule(Rule[AuditedMeasured]):
 
     def shown(self, place: Mapping[str, Any]) -> str:
         """Say what is to be seen at a place of the rule's own, in a few words."""
-        raise NotImplementedError
+        return ""
 
     def inconclusive_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
         """Nothing was logged that could show it."""
@@ -196,7 +200,7 @@ class CauseRule(AuditedRule):
 class DirectRule(CauseRule):
     """A cause rule that looks at rows or options as well, and speaks where the audit found no cause."""
 
-    def direct(self, run: Any, context: Context) -> Judgement | None:  # noqa: ANN401  # what the rule measured
+    def direct(self, run: Any, context: Context) -> Judgement | None:  # noqa: ANN401  # `AuditedMeasured`, or what a subclass makes of it
         """Judge what the rows and the options show; None if there is nothing to find."""
         return None
 
@@ -237,7 +241,7 @@ class CountingRule(DirectRule):
     """
 
     optional: ClassVar[tuple[str, ...]] = tuple(
-        f"{unit}_{end}" for unit in ("tokens", "rows", "steps") for end in COUNTED
+        f"{unit}_{end}" for unit in ("tokens", "rows", "steps") for end in COUNTED[:2]
     )
     unit: ClassVar[str] = "tokens"
     shows: ClassVar[str] = ""

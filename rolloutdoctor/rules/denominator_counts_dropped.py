@@ -4,9 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import polars as pl
-
-from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.rules.audited import CauseRule
 
 if TYPE_CHECKING:
@@ -56,7 +53,3 @@ class DenominatorCountsDropped(CauseRule):
         if not {"response_mask", "response_mask_pre"} <= batch.per_token.keys():
             return {"occurs": len(batch) > 0}
         return {"occurs": bool((batch.column("response_mask_pre") & ~batch.column("response_mask")).any())}
-
-    def occurrences(self, run: RunTables) -> int:
-        """Return in how many steps rejection masked a token."""
-        return run.by_step("occurs").filter(pl.col("occurs") > 0).height

@@ -115,7 +115,7 @@ class Rule(ABC, Generic[M]):
             Named values of the rows, ``[n, ...]`` each, or of tokens, packed, with their number in each row; the same
             names for every block. See `StepView.token_measures`.
         """
-        raise NotImplementedError
+        return {}
 
     @property
     def measures_tokens(self) -> bool:

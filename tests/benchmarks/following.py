@@ -95,14 +95,8 @@ def main(steps, at_once, *rules):
             size = spent["bytes"] / 1e6
             print(f"{step:6,} {each:12.1f} {kept:14.1f} {resident():13.0f} {size:10.2f} {len(lines):10}", flush=True)
             begin, before, spent["keep"] = 0.0, step, 0.0
-    return follower
 
 
 if __name__ == "__main__":
     numbers = [int(word) for word in sys.argv[1:3]]
-    found = main(*numbers, *[20_000, 100][len(numbers) :], *sys.argv[3:])
-    sizes = {}
-    for code, one in found._state.rules.items():
-        if one.rest is not None:
-            sizes[code] = len(repr(one.rest.tally)) + sum(len(name) + len(inner) + 60 for name, inner in one.rest.sums)
-    print("largest totals of thinned steps, bytes:", sorted(sizes.items(), key=lambda each: -each[1])[:8])
+    main(*numbers, *[20_000, 100][len(numbers) :], *sys.argv[3:])
