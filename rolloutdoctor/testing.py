@@ -4,21 +4,27 @@ Public, so that a project that builds on this package can test its own rules and
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rolloutdoctor.data.batch import TRAIN, RolloutBatch
+from rolloutdoctor.commands.check import check
+from rolloutdoctor.data.batch import TRAIN, RolloutBatch, StepKey
 from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.causes import find_causes
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.judge import judge
+from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.plan import make_plan
 from rolloutdoctor.engine.prepare import against_log, context_for
 from rolloutdoctor.engine.run_steps import run_steps
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics
+from rolloutdoctor.io.run import Run
+from rolloutdoctor.metric_names.quantities import BY_NAME
+from rolloutdoctor.metric_names.table import TRAINERS as NAMES
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.results.findings import Report
 from rolloutdoctor.rules.table import RULES, find
@@ -215,6 +221,27 @@ def _columns(batch: RolloutBatch) -> frozenset[str]:
     return frozenset(held | {name for name in ("group_id", "rewards", "status") if batch.has(name)})
 
 
+def diagnose_log(code: str, trainer: str | None = None, /, **series: Any) -> str:  # noqa: ANN401  # options have values of any kind
+    """Check a log of numbers with one rule, and say in a line what came out.
+
+    Args:
+        code: of the rule.
+        trainer: whose log it is; None: nothing says.
+        series: canonical quantity to its value at each step, from step 1; any other name is an option of the trainer.
+
+    >>> diagnose_log("RDT009", learning_rate=[1e-6] * 12)
+    'RDT009 clean'
+    """
+    values = {name: list(each) for name, each in series.items() if name in BY_NAME}
+    stated = {name: value for name, value in series.items() if name not in BY_NAME}
+    named = {one.quantity: one.pattern for table in reversed([*NAMES.values()]) for one in reversed(table)}
+    steps = range(max(map(len, values.values())))
+    logged = {StepKey(at + 1, TRAIN): {named[name]: float(each[at]) for name, each in values.items()} for at in steps}
+    run = Run([], RunMetadata(), LoggedMetrics(logged))
+    options = CheckOptions(rules=(find(code),), trainer=trainer, layers=(Layer("test", stated),), device="cpu")
+    return _in_a_line(code, check(run, options))
+
+
 def diagnose_one(
     code: str,
     batch: RolloutBatch,
@@ -228,7 +255,10 @@ def diagnose_one(
     >>> diagnose_one("RDI001", toy_batch([[1, 0]]), trainer="trl")
     'RDI001 clean'
     """
-    report = diagnose([batch], trainer=trainer, options=options, logged=logged, select=[code])
+    return _in_a_line(code, diagnose([batch], trainer=trainer, options=options, logged=logged, select=[code]))
+
+
+def _in_a_line(code: str, report: Report) -> str:
     if report.skipped:
         return f"{code} skipped: {report.skipped[0].reason}"
     if report.not_applicable:

@@ -49,10 +49,22 @@ def _is_of_kl_metric(cause: Finding, found: Finding, context: Context) -> bool:
     return found.cause is None and _unexplained(found, context) <= {*metrics}
 
 
+def _began_earlier(cause: Finding, found: Finding, context: Context) -> bool:
+    """The cause is as heavy and began no later, where both say when."""
+    begun, later = (one.measures.get("onset") for one in (cause, found))
+    known = begun is not None and begun.value is not None and later is not None and later.value is not None
+    return cause.severity >= found.severity and (not known or begun.value <= later.value)  # type: ignore[union-attr, operator]
+
+
 ANY = "any rule"
 
 FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     (ANY, tuple(AUDIT), _of_hypothesis),
+    ("RDT009", ("RDT001", "RDT005", "RDG002", "RDG003"), _began_earlier),
+    ("RDT002", ("RDT001", "RDG002", "RDG003"), _began_earlier),
+    ("RDT006", ("RDT001", "RDA008", "RDI012", "RDG003"), _began_earlier),
+    ("RDT003", ("RDT001", "RDT006", "RDA008", "RDI012", "RDG003", "RDT008"), _began_earlier),
+    ("RDT001", ("RDT005", "RDG002", "RDG003"), _began_earlier),
     ("RDA006", ("RDA004",), _all_of_rows),
     ("RDI007", ("RDG005", "RDM004", "RDA001"), _always),
     ("RDI006", ("RDG005", "RDM004", "RDA001"), _always),

@@ -5,9 +5,12 @@ This module and the rules import no tensors and no trainers, so that the rule bo
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.data.windows import Window
+from rolloutdoctor.metric_names.name import MetricName
+from rolloutdoctor.metric_names.table import understood
 from rolloutdoctor.objective.parts import has_baseline_per_row
 from rolloutdoctor.ops.logged_digits import Digits
 from rolloutdoctor.results.audit import Cause, Refuted
@@ -86,6 +89,11 @@ class Context:
     given: frozenset[str] = frozenset()
     unexplained: "AuditTally" = field(default_factory=dict)
     unstated: str = "name it with --trainer NAME (and --set KEY=VALUE); `rolloutdoctor trainers` lists them"
+
+    @cached_property
+    def quantities(self) -> Mapping[str, tuple[str, MetricName]]:
+        """Canonical quantity to the metric that holds it, and what that is."""
+        return understood(self.metrics, None if self.trainer is None else self.trainer.name)
 
     @property
     def writer(self) -> "Trainer | None":

@@ -16,21 +16,20 @@ from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 @dataclass(frozen=True)
 class LoggedAnomaly(TableRule):
-    """A logged loss, KL or gradient norm that is NaN or Inf, impossible (a negative k3), or an extreme outlier.
+    """A logged loss, KL or gradient norm that is NaN or Inf, impossible (a negative k3), or a KL that stands out.
 
     ## What it does
     Reads the logged loss, KL and gradient norm of every training step. No rollouts are needed.
 
     ## Why it matters
     A NaN in the loss or the gradient norm reaches the weights, unless the trainer skips the step. The k2 and k3
-    estimators of the KL are never negative, so a negative mean is not a mean of them. A step whose gradient norm or KL
-    is many times that of all others is the first to look at: gradient clipping turns it into a full-size step in an
-    arbitrary direction.
+    estimators of the KL are never negative, so a negative mean is not a mean of them. A step whose KL is many
+    times that of all others is the first to look at. (Gradient norms that stand out are `RDT008`'s.)
 
     ## How it is measured
     `nonfinite_steps` have a NaN or an infinity in one of the three. `negative_kl_steps` have a KL below -0.01, which
     rounding in bfloat16 does not reach; they are a finding where the configuration says that the KL in the loss is k2
-    or k3. `*_peak` is the largest value divided by the mean of all others; with more than ten values, a peak above 10
+    or k3. `kl_peak` is the largest KL divided by the mean of all others; with more than ten values, a peak above 10
     is a finding, without proof that it did harm. Confirmed: for the first two the log itself is the proof. A peak alone
     is exposed.
 
@@ -81,16 +80,15 @@ class LoggedAnomaly(TableRule):
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step that logged any of the three."""
         trainer, logged = context.writer, pl.col("logged")
-        kl, norm = ("", "") if trainer is None else (trainer.kl_metrics[0], trainer.grad_norm_metric)
+        kl = "" if trainer is None else trainer.kl_metrics[0]
         return run.metrics.group_by(STEP_KEY, maintain_order=True).agg(
             is_finite=logged.is_finite().all(),
             kl=logged.filter(pl.col("metric") == kl, logged.is_finite()).first(),
-            norm=logged.filter(pl.col("metric") == norm, logged.is_finite()).first(),
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Counts of steps, and how far the largest values stand out."""
-        kl, norm = pl.col("kl"), pl.col("norm")
+        kl = pl.col("kl")
         negative = kl < -self.below
         return {
             "nonfinite_steps": ((~pl.col("is_finite")).sum(), "steps"),
@@ -98,19 +96,17 @@ class LoggedAnomaly(TableRule):
             "lowest_kl": (kl.filter(negative).min(), "nats"),
             "kl_max": (kl.max().clip(0), "nats"),
             "kl_peak": (_peak(kl), "1"),
-            "grad_norm_max": (norm.max().clip(0), "parameter norm"),
-            "grad_norm_peak": (_peak(norm), "1"),
         }
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """Steps with a NaN or Inf, then those of the largest norm."""
-        return table.with_columns(value=pl.when("is_finite").then(pl.col("norm")).otherwise(inf))
+        """Steps with a NaN or Inf, then those of the largest KL."""
+        return table.with_columns(value=pl.when("is_finite").then(pl.col("kl")).otherwise(inf))
 
     def note(self, place: Mapping[str, Any]) -> str:
         """What was logged."""
         if not place["is_finite"]:
             return "a logged loss, KL or gradient norm is NaN or Inf"
-        return f"logged gradient norm {number(place['norm'])}"
+        return f"logged KL {number(place['kl'])}"
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """A log without any of the three."""
@@ -132,11 +128,9 @@ class LoggedAnomaly(TableRule):
         is_never_negative = term is not None and term.estimator in _NEVER_NEGATIVE
         negative = run.count("negative_kl_steps") if is_never_negative else 0
         nonfinite = run.count("nonfinite_steps")
-        words = [
-            f"a {name} of {number(run[f'{key}_max'])}, {number(run[f'{key}_peak'])} times the mean of the others"
-            for name, key, column in (("gradient norm", "grad_norm", "norm"), ("KL", "kl", "kl"))
-            if run.table[column].count() > self.fewest and (run[f"{key}_peak"] or 0) > self.peak_above
-        ]
+        words = []
+        if run.table["kl"].count() > self.fewest and (run["kl_peak"] or 0) > self.peak_above:
+            words.append(f"a KL of {number(run['kl_max'])}, {number(run['kl_peak'])} times the mean of the others")
         if negative:
             words.insert(
                 0,

@@ -10,21 +10,29 @@ from rolloutdoctor.rules.advantage_mask_mismatch import AdvantageMaskMismatch
 from rolloutdoctor.rules.advantages_differ import AdvantagesDiffer
 from rolloutdoctor.rules.aggregation_by_micro_batch import AggregationByMicroBatch
 from rolloutdoctor.rules.all_truncated import AllTruncated
+from rolloutdoctor.rules.clip_saturation import ClipSaturation
+from rolloutdoctor.rules.constant_reward import ConstantReward
 from rolloutdoctor.rules.dead_groups import DeadGroups
 from rolloutdoctor.rules.denominator_counts_dropped import DenominatorCountsDropped
 from rolloutdoctor.rules.duplicate_responses import DuplicateResponses
 from rolloutdoctor.rules.engine_frozen import EngineFrozen
+from rolloutdoctor.rules.entropy_collapse import EntropyCollapse
 from rolloutdoctor.rules.eos_not_trained import EosNotTrained
 from rolloutdoctor.rules.eval_group_of_one import EvalGroupOfOne
 from rolloutdoctor.rules.float_residue import FloatResidue
+from rolloutdoctor.rules.gradient_spike import GradientSpike
 from rolloutdoctor.rules.group_partition import GroupPartition
 from rolloutdoctor.rules.inert_reward_term import InertRewardTerm
+from rolloutdoctor.rules.kl_blow_up import KlBlowUp
 from rolloutdoctor.rules.kl_clamped import KlClamped
 from rolloutdoctor.rules.kl_counted_twice import KlCountedTwice
 from rolloutdoctor.rules.kl_gradient import KlGradient
 from rolloutdoctor.rules.kl_metric_corrupted import KlMetricCorrupted
 from rolloutdoctor.rules.kl_only_loss import KlOnlyLoss
+from rolloutdoctor.rules.kl_without_gradient import KlWithoutGradient
+from rolloutdoctor.rules.learning_rate import LearningRate
 from rolloutdoctor.rules.length_bias import LengthBias
+from rolloutdoctor.rules.length_growth import LengthGrowth
 from rolloutdoctor.rules.logged_anomaly import LoggedAnomaly
 from rolloutdoctor.rules.logprob_placeholder import LogProbPlaceholder
 from rolloutdoctor.rules.logprob_shift import LogProbShift
@@ -42,14 +50,17 @@ from rolloutdoctor.rules.position_shift import PositionShift
 from rolloutdoctor.rules.quantized_logprobs import QuantizedLogProbs
 from rolloutdoctor.rules.ratio_not_one import RatioNotOne
 from rolloutdoctor.rules.reference_moved import ReferenceMoved
+from rolloutdoctor.rules.reference_not_initial import ReferenceNotInitial
 from rolloutdoctor.rules.rejected_in_baseline import RejectedInBaseline
 from rolloutdoctor.rules.resumed_data import ResumedData
 from rolloutdoctor.rules.retokenized import Retokenized
+from rolloutdoctor.rules.reward_collapse import RewardCollapse
 from rolloutdoctor.rules.reward_free_step import RewardFreeStep
 from rolloutdoctor.rules.reward_metric_not_training_reward import RewardMetricNotTrainingReward
 from rolloutdoctor.rules.reward_missing_as_zero import RewardMissingAsZero
 from rolloutdoctor.rules.reward_row_misaligned import RewardRowMisaligned
 from rolloutdoctor.rules.sampler_mismatch import SamplerMismatch
+from rolloutdoctor.rules.sampler_mismatch_logged import SamplerMismatchLogged
 from rolloutdoctor.rules.sequence_is_length_bias import SequenceIsLengthBias
 from rolloutdoctor.rules.shaped_reward_phantom import ShapedRewardPhantom
 from rolloutdoctor.rules.singleton_group import SingletonGroup
@@ -58,10 +69,12 @@ from rolloutdoctor.rules.stale_prefix_cache import StalePrefixCache
 from rolloutdoctor.rules.std_difficulty_bias import StdDifficultyBias
 from rolloutdoctor.rules.table_rule import Rule
 from rolloutdoctor.rules.temperature_mismatch import TemperatureMismatch
+from rolloutdoctor.rules.throughput_fault import ThroughputFault
 from rolloutdoctor.rules.truncated_support import TruncatedSupport
 from rolloutdoctor.rules.truncation_hidden import TruncationHidden
 from rolloutdoctor.rules.whitening_over_padding import WhiteningOverPadding
 from rolloutdoctor.rules.zero_std_kl import ZeroStdKl
+from rolloutdoctor.rules.zero_variance_share import ZeroVarianceShare
 
 AnyRule = Rule[Any]
 
@@ -90,6 +103,8 @@ RULES: tuple[AnyRule, ...] = (
     KlCountedTwice(),
     DenominatorCountsDropped(),
     ReferenceMoved(),
+    ReferenceNotInitial(),
+    KlWithoutGradient(),
     NonfiniteValues(),
     OverwrittenCompletions(),
     GroupPartition(),
@@ -122,6 +137,17 @@ RULES: tuple[AnyRule, ...] = (
     StalePrefixCache(),
     EngineFrozen(),
     PositionShift(),
+    SamplerMismatchLogged(),
+    ZeroVarianceShare(),
+    ConstantReward(),
+    EntropyCollapse(),
+    KlBlowUp(),
+    RewardCollapse(),
+    LengthGrowth(),
+    ClipSaturation(),
+    GradientSpike(),
+    LearningRate(),
+    ThroughputFault(),
 )
 
 RULES += offered("rolloutdoctor.rules", ("code", "judge", "quantities"), (rule.code for rule in RULES), "code")
@@ -132,6 +158,7 @@ FAMILIES = {
     "RDI": "integrity",
     "RDM": "metrics",
     "RDO": "off-policy",
+    "RDT": "dynamics of the training",
 }
 
 

@@ -1,0 +1,81 @@
+"""RDT007: most of the update is clipped, from the trainer's log alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, counted, percent
+from rolloutdoctor.rules.numbers_rule import NumbersRule, series, shown
+from rolloutdoctor.rules.table_rule import Measured
+
+
+@dataclass(frozen=True)
+class ClipSaturation(NumbersRule):
+    """A large part of the tokens is clipped in most steps.
+
+    ## What it does
+    Reads the logged clip fraction.
+
+    ## Why it matters
+    A clipped token has no gradient. A few percent are usual with several updates a batch; where a quarter is clipped,
+    the policy moves further within a batch than the clip range allows, or the old log-probs are not the policy's.
+
+    ## How it is measured
+    `clip_fraction` is the mean over the logged steps. Its median over the last third is compared: a warning above 0.4
+    in thirty steps or more, information above 0.25, where users often gate. Exposed: ratios of whole responses (GSPO)
+    are clipped far more often than those of tokens, by design.
+
+    ## What to do
+    Lower the learning rate or the number of updates a batch; check that old log-probs are recomputed by the trainer, at
+    the same temperature. With one update a batch, look at `RDO006`.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_log
+    >>> diagnose_log("RDT007", clip_fraction=[0.5] * 40)
+    'RDT007 warning exposed: clip_fraction 0.5'
+    """
+
+    code = "RDT007"
+    name = "clip-saturation"
+    references = ("https://github.com/NovaSky-AI/SkyRL/issues/1353",)
+    about = ("clip_fraction",)
+
+    some: float = 0.25
+    many: float = 0.4
+    lasting: int = 30
+
+    def inapplicable_reason(self, context: Context) -> str | None:
+        """Ratios of sequences are clipped by design."""
+        objective = context.objective
+        is_sequence = objective is not None and objective.surrogate.level != "token"
+        return "the ratio is one of whole responses, which is clipped often by design" if is_sequence else None
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Steps with the largest share."""
+        return table.with_columns(value="clip_fraction")
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """The share of the step."""
+        return shown(place, "clip_fraction")
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """Look at the last third."""
+        values = series(run, "clip_fraction")
+        if len(values) < self.fewest:
+            return None
+        late = float(np.median(values[-max(1, len(values) // 3) :]))
+        if late <= self.some:
+            return None
+        return Judgement(
+            severity=Severity.WARNING if late > self.many and len(values) >= self.lasting else Severity.INFO,
+            confirmed=False,
+            headline=f"{percent(late)} of the tokens are clipped",
+            message=f"In the last third of {counted(len(values), 'logged step')} the median clip fraction is "
+            f"{percent(late)}.",
+            evidence="the logged clip fraction; a few percent are usual",
+            advice="lower the learning rate or the updates a batch, and check where the old log-probs come from",
+        )

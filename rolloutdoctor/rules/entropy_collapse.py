@@ -1,0 +1,111 @@
+"""RDT003: the policy's entropy collapsed, or exploded, from the trainer's log alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement
+from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, is_logged, series, shown, step_at
+from rolloutdoctor.rules.series import crossing, ends
+from rolloutdoctor.rules.table_rule import Measured
+
+
+@dataclass(frozen=True)
+class EntropyCollapse(NumbersRule):
+    """The entropy of the policy fell to a small fraction of its start, or grew to a multiple of it.
+
+    ## What it does
+    Compares the logged entropy at the start with that at the end, and names the step at which it went half the way.
+
+    ## Why it matters
+    A policy without entropy samples one response to each prompt: groups have no spread of rewards, and nothing is
+    learned any more. A policy whose entropy explodes samples noise. Most healthy runs lose some entropy while their
+    reward rises.
+
+    ## How it is measured
+    `entropy_first` and `entropy_last` are medians over the first and the last tenth of the logged steps, three at
+    least. A collapse is an end below a twentieth of the start, an explosion one above three times the start and 1 nat
+    more. It is an error if the reward is lower at the end than at the start by more than its noise, information if the
+    reward rose, and else a warning. `onset` is the first step from which the running median stays beyond the geometric
+    mean of start and end. Exposed: the log shows that it happened, not why.
+
+    ## What to do
+    For a collapse lower the learning rate, raise the clip range for positive advantages (`epsilon_high`), or add an
+    entropy bonus, and start from a checkpoint before the onset. For an explosion look at the importance ratios and at
+    the sampler's gap at the onset, and lower the learning rate.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_log
+    >>> diagnose_log("RDT003", entropy=[2.4 * 0.5**step for step in range(20)], reward=[0.5] * 20)
+    'RDT003 warning exposed: entropy 0.24'
+    """
+
+    code = "RDT003"
+    name = "entropy-collapse"
+    references = (
+        "https://arxiv.org/abs/2505.22617",
+        "https://arxiv.org/abs/2503.14476",
+    )
+    about = ("entropy",)
+    beside = ("reward", "zero_variance_share")
+
+    collapsed: float = 0.05
+    exploded: float = 3.0
+    least_growth: float = 1.0
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Steps in the order of their distance from the first."""
+        return table.with_columns(value=(pl.col("entropy") - pl.col("entropy").first()).abs())
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """The entropy of the step."""
+        return shown(place, "entropy")
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """Compare the end with the start."""
+        values = series(run, "entropy")
+        if len(values) < self.fewest or values.min() < 0:
+            return None
+        level = ends(values)
+        fell = level.last < self.collapsed * level.first
+        if not fell and not (level.last > self.exploded * level.first and level.change > self.least_growth):
+            return None
+        at = crossing(values, (level.first * max(level.last, 1e-12)) ** 0.5, below=fell)
+        onset = step_at(run, len(values) - 1 if at is None else at)
+        reward = ends(series(run, "reward")) if is_logged(run, "reward") else None
+        moved = 0 if reward is None or reward.errors < 4 else (1 if reward.change > 0 else -1)
+        words = {
+            1: f"The reward rose meanwhile, {from_to(reward.first, reward.last)}" if reward else "",
+            -1: f"The reward fell with it, {from_to(reward.first, reward.last)}" if reward else "",
+            0: "The reward did not rise meanwhile" if reward else "No reward was logged beside it",
+        }
+        if moved > 0 and fell and _ends_without_spread(run):
+            moved, words[1] = 0, f"{words[1]}, and no group has a spread of rewards any more"
+        what = "collapsed" if fell else "exploded"
+        return Judgement(
+            severity={1: Severity.INFO, 0: Severity.WARNING, -1: Severity.ERROR}[moved],
+            confirmed=False,
+            headline=f"entropy {what} at step {onset}: {from_to(level.first, level.last)} nats",
+            message=f"The entropy {what} {from_to(level.first, level.last)} nats, half of the way by step "
+            f"{onset}. {words}.",
+            evidence=f"medians over the first and the last {level.count} of {len(values)} logged steps",
+            advice=(
+                f"go back to a checkpoint before step {onset}; lower the learning rate, raise the upper clip range, or "
+                "add an entropy bonus"
+                if fell
+                else f"look at the ratios and the sampler gap around step {onset}, and lower the learning rate"
+            ),
+            measures={
+                "entropy_first": Measure(level.first, "nats"),
+                "entropy_last": Measure(level.last, "nats"),
+                "onset": Measure(onset, "step"),
+            },
+        )
+
+
+def _ends_without_spread(run: Measured) -> bool:
+    """Tell whether every group of the last logged steps has equal rewards."""
+    return is_logged(run, "zero_variance_share") and ends(series(run, "zero_variance_share")).last == 1

@@ -1,0 +1,84 @@
+"""RDT008: steps whose gradient norm stands out, from the trainer's log alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, counted, number
+from rolloutdoctor.rules.numbers_rule import NumbersRule, series, shown, step_at
+from rolloutdoctor.rules.table_rule import Measured
+
+
+@dataclass(frozen=True)
+class GradientSpike(NumbersRule):
+    """The gradient norm of single steps is many times that of all others.
+
+    ## What it does
+    Names the steps whose logged gradient norm is far above the median, the largest first.
+
+    ## Why it matters
+    Gradient clipping turns such a step into one of full size in an arbitrary direction; without clipping it moves the
+    weights as far as hundreds of other steps do.
+
+    ## How it is measured
+    `spike_steps` have a norm above ten times the median of the steps with a gradient, and above ten times their upper
+    quartile's distance from it. `largest_ratio` is the largest norm over the median. A warning; information where more
+    than one step in ten is such a step: the norm varies widely, and no step stands out. Exposed: a norm proves no harm.
+
+    ## What to do
+    Look at the rollouts of these steps; if it happens again, lower `max_grad_norm` or the learning rate. With recorded
+    rollouts `rolloutdoctor recompute` shows which tokens carry the gradient.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_log
+    >>> diagnose_log("RDT008", grad_norm=[0.1, 0.12] * 10 + [4.0])
+    'RDT008 warning exposed: grad_norm 0.2952'
+    """
+
+    code = "RDT008"
+    name = "gradient-spike"
+    references = ("https://github.com/huggingface/trl/issues/6702",)
+    about = ("grad_norm",)
+
+    times: float = 10.0
+    frequent: float = 0.1
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Steps of the largest norm."""
+        return table.with_columns(value="grad_norm")
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """The norm of the step."""
+        return shown(place, "grad_norm")
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """Compare each step with the median."""
+        values = series(run, "grad_norm")
+        moving = values[values > 0]
+        if len(moving) < self.fewest:
+            return None
+        median, upper = (float(np.quantile(moving, share)) for share in (0.5, 0.75))
+        limit = max(self.times * median, median + self.times * (upper - median))
+        spikes = np.flatnonzero(values > limit)
+        if not len(spikes):
+            return None
+        largest = [step_at(run, int(place)) for place in spikes[np.argsort(-values[spikes], kind="stable")][:3]]
+        ratio = float(values.max()) / median
+        others = f", then {', '.join(map(str, largest[1:]))}" if len(largest) > 1 else ""
+        return Judgement(
+            severity=Severity.INFO if len(spikes) > self.frequent * len(values) else Severity.WARNING,
+            confirmed=False,
+            headline=f"gradient-norm spike at step {largest[0]}: {number(float(values.max()))}, {number(ratio)} "
+            f"times the median",
+            message=f"{counted(len(spikes), 'step')} of {len(values):,} with a gradient norm above "
+            f"{number(limit)}: step "
+            f"{largest[0]}{others}. The median is {number(median)}.",
+            evidence=f"logged gradient norms of {counted(len(moving), 'step')} with a gradient",
+            advice=f"check the batch of step {largest[0]}; if it happens again, lower max_grad_norm or the "
+            f"learning rate",
+            measures={"spike_steps": Measure(len(spikes), "steps"), "largest_ratio": Measure(ratio, "1")},
+        )

@@ -1,0 +1,87 @@
+"""RDT004: the KL to the reference grew beyond what the reward bought, from the trainer's log alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, counted, number
+from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, is_logged, series, shown, step_at
+from rolloutdoctor.rules.series import crossing, ends
+from rolloutdoctor.rules.table_rule import Measured
+
+
+@dataclass(frozen=True)
+class KlBlowUp(NumbersRule):
+    """The KL from the reference reached nats, without a reward that rose for it.
+
+    ## What it does
+    Compares the logged KL at the end with that at the start, and the reward beside it.
+
+    ## Why it matters
+    A KL of a nat per token is another model: what the reference could do is lost. Where the reward did not rise, the
+    policy diverged.
+
+    ## How it is measured
+    `kl_last` is the median over the last tenth of the logged steps, three at least. A blow-up is a `kl_last` above 1
+    nat and above ten times the smallest of the first three. It is an error where the reward is lower at the end than at
+    the start by more than its noise, information where it rose, and else a warning. `onset` is the first step from
+    which the running median stays above the geometric mean of both. Exposed: the log shows that, not why. A KL that is
+    NaN or negative is `RDM003`'s.
+
+    ## What to do
+    Go back to a checkpoint before the onset; raise the KL coefficient, or lower the learning rate.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_log
+    >>> diagnose_log("RDT004", kl=[0.001 * 1.6**step for step in range(20)], reward=[0.5] * 20)
+    'RDT004 warning exposed: kl 1.007'
+    """
+
+    code = "RDT004"
+    name = "kl-blow-up"
+    references = ("https://github.com/volcengine/verl/issues/6280",)
+    about = ("kl",)
+    beside = ("reward",)
+
+    high: float = 1.0
+    times: float = 10.0
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Steps of the largest KL."""
+        return table.with_columns(value="kl")
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """The KL of the step."""
+        return shown(place, "kl")
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """Compare the end with the start."""
+        values = series(run, "kl")
+        if len(values) < self.fewest:
+            return None
+        level = ends(values)
+        start = max(float(values[:3].min()), 0.0)
+        if level.last <= self.high or level.last <= self.times * start:
+            return None
+        at = crossing(values, (max(start, 1e-3) * level.last) ** 0.5, below=False)
+        onset = step_at(run, len(values) - 1 if at is None else at)
+        reward = ends(series(run, "reward")) if is_logged(run, "reward") else None
+        moved = 0 if reward is None or reward.errors < 4 else (1 if reward.change > 0 else -1)
+        bought = "" if reward is None else f", and the reward went {from_to(reward.first, reward.last)}"
+        return Judgement(
+            severity={1: Severity.INFO, 0: Severity.WARNING, -1: Severity.ERROR}[moved],
+            confirmed=False,
+            headline=f"KL blew up at step {onset}: {from_to(start, level.last)} nats",
+            message=f"The KL from the reference went {from_to(start, level.last)} nats, half of the way by step "
+            f"{onset}{bought}. Its largest value is {number(float(values.max()))}.",
+            evidence=f"the median over the last {counted(level.count, 'step')} of {len(values)}",
+            advice=f"go back to a checkpoint before step {onset}; raise the KL coefficient or lower the learning rate",
+            measures={
+                "kl_first": Measure(start, "nats"),
+                "kl_last": Measure(level.last, "nats"),
+                "onset": Measure(onset, "step"),
+            },
+        )

@@ -1,0 +1,86 @@
+"""RDT006: responses grow into the length limit, from the trainer's log alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, counted, percent
+from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, is_logged, series, shown, step_at
+from rolloutdoctor.rules.series import crossing, ends
+from rolloutdoctor.rules.table_rule import Measured
+
+
+@dataclass(frozen=True)
+class LengthGrowth(NumbersRule):
+    """Responses grew until most of them were cut off at the length limit.
+
+    ## What it does
+    Compares the logged share of truncated responses, and their mean length, at the start and at the end.
+
+    ## Why it matters
+    A response that is cut off has no answer to score. Where length and truncation rise together, the policy learned to
+    write on, and the rewards of the run are those of the cap.
+
+    ## How it is measured
+    `truncated_first` and `truncated_last` are medians over the first and the last tenth of the logged steps, three at
+    least. A finding is a growth to more than a half, by more than 0.3, with a mean length that did not fall; an error
+    above 0.95. `onset` is the first step from which the running median stays above the middle of both. Exposed.
+
+    ## What to do
+    Raise the length limit, penalize length beyond a budget, or mask truncated responses; look at whether the reward
+    pays for length.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_log
+    >>> diagnose_log("RDT006", truncated_share=[0.05 * step for step in range(20)], response_length=range(50, 70))
+    'RDT006 warning exposed: truncated_share 0.475'
+    """
+
+    code = "RDT006"
+    name = "length-growth"
+    references = ("https://arxiv.org/abs/2503.20783",)
+    about = ("truncated_share",)
+    beside = ("response_length", "reward")
+
+    many: float = 0.5
+    growth: float = 0.3
+    nearly_all: float = 0.95
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Steps with most truncated responses."""
+        return table.with_columns(value="truncated_share")
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """The share of the step."""
+        return shown(place, "truncated_share")
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """Compare the end with the start."""
+        values = series(run, "truncated_share")
+        if len(values) < self.fewest:
+            return None
+        level = ends(values)
+        length = ends(series(run, "response_length")) if is_logged(run, "response_length") else None
+        if level.last <= self.many or level.change <= self.growth or (length is not None and length.change < 0):
+            return None
+        at = crossing(values, (level.first + level.last) / 2, below=False)
+        onset = step_at(run, len(values) - 1 if at is None else at)
+        words = f"; the mean length went {from_to(length.first, length.last)} tokens" if length else ""
+        return Judgement(
+            severity=Severity.ERROR if level.last > self.nearly_all else Severity.WARNING,
+            confirmed=False,
+            headline=f"{percent(level.last)} of the responses are cut off since step {onset}",
+            message=f"The share of truncated responses went from {percent(level.first)} to "
+            f"{percent(level.last)}, half of the "
+            f"way by step {onset}{words}.",
+            evidence=f"medians over {counted(level.count, 'step')} at both ends of {len(values)}",
+            advice="raise the length limit, penalize length beyond a budget, or mask truncated responses",
+            measures={
+                "truncated_first": Measure(level.first, "1"),
+                "truncated_last": Measure(level.last, "1"),
+                "onset": Measure(onset, "step"),
+            },
+        )

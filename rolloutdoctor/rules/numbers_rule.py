@@ -1,0 +1,112 @@
+"""What rules over the trainer's log have in common: they name quantities, not metrics."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import RunTables
+from rolloutdoctor.metric_names.quantities import BY_NAME
+from rolloutdoctor.rules.base import Context, Missing, logs_remedy, number
+from rolloutdoctor.rules.series import Values
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+
+
+@dataclass(frozen=True)
+class NumbersRule(TableRule):
+    """A rule over logged quantities, whatever the trainer calls them; its table has one line a logged step.
+
+    Attributes:
+        about: quantities without which there is nothing to judge, names in `metric_names.quantities`.
+        beside: quantities that it reads where they are logged.
+        fewest: logged steps that it takes.
+    """
+
+    needs_objective = False
+    needs_rows = False
+    splits = ("train",)
+    about: ClassVar[tuple[str, ...]] = ()
+    beside: ClassVar[tuple[str, ...]] = ()
+
+    fewest: int = 10
+
+    def __init_subclass__(cls) -> None:
+        """Leave out what is not logged."""
+        super().__init_subclass__()
+        cls.optional = (*cls.optional, *cls.beside)
+
+    def columns(self, context: Context) -> frozenset[str]:
+        """None: it is all in the log."""
+        return frozenset()
+
+    def metrics(self, context: Context) -> frozenset[str]:
+        """The trainer's names of the quantities."""
+        known = context.quantities
+        return frozenset(known[name][0] for name in (*self.about, *self.beside) if name in known)
+
+    def unavailable_reason(self, context: Context) -> Missing | None:
+        """A log without the quantity."""
+        absent = [BY_NAME[name].title for name in self.about if name not in context.quantities]
+        if not absent:
+            return None
+        return Missing(
+            f"no metric that is known here holds the {absent[0]}", context.recording.get("metrics", logs_remedy())
+        )
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each step that logged all that the rule is about; further quantities are null where absent."""
+        known = context.quantities
+        names = [name for name in (*self.about, *self.beside) if name in known]
+        wide = run.by_step(*{known[name][0] for name in names})
+        columns = {
+            name: pl.col(known[name][0]) * known[name][1].factor if name in names else pl.lit(None, pl.Float64)
+            for name in (*self.about, *self.beside)
+        }
+        wide = wide.select("step", "split", **columns)
+        wanted = pl.all_horizontal if self.about else pl.any_horizontal
+        is_there = [pl.col(name).is_finite().fill_null(value=False) for name in self.about or self.beside]
+        return wide.filter(wanted(is_there)).sort("step")
+
+    def quantities(self) -> Mapping[str, Quantity]:
+        """The mean of each."""
+        return {name: (pl.col(name).mean(), BY_NAME[name].unit) for name in (*self.about, *self.beside)}
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
+        """Too few steps."""
+        if len(run.table) >= self.fewest:
+            return None
+        title = BY_NAME[self.about[0]].title
+        return Missing(
+            f"needs {self.fewest} steps with a logged {title}; the log has {len(run.table)}", "check a longer log"
+        )
+
+
+def series(run: Measured, name: str) -> Values:
+    """Return a quantity of the table, NaN where it was not logged."""
+    return run.table[name].cast(pl.Float64).fill_null(float("nan")).to_numpy()
+
+
+def step_at(run: Measured, place: int) -> int:
+    """Return the step of a line of the table."""
+    return int(run.table["step"][place])
+
+
+def is_logged(run: Measured, name: str) -> bool:
+    """Tell whether a quantity has a number in half of the steps or more."""
+    return bool(np.isfinite(series(run, name)).mean() >= 0.5)
+
+
+def from_to(first: float, last: float) -> str:
+    """Say from where to where a number went.
+
+    >>> from_to(2.39, 0.0004)
+    'from 2.39 to 0.0004'
+    """
+    return f"from {number(first)} to {number(last)}"
+
+
+def shown(place: Mapping[str, Any], name: str) -> str:
+    """Say what a step logged of a quantity."""
+    return f"{BY_NAME[name].title} {number(place[name])}"

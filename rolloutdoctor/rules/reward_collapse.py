@@ -1,0 +1,93 @@
+"""RDT005: the reward rose and fell, or never rose, from the trainer's log alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, counted, number
+from rolloutdoctor.rules.numbers_rule import NumbersRule, series, shown, step_at
+from rolloutdoctor.rules.series import crossing, ends, smoothed
+from rolloutdoctor.rules.table_rule import Measured
+
+
+@dataclass(frozen=True)
+class RewardCollapse(NumbersRule):
+    """The reward fell from its best level by more than noise explains.
+
+    ## What it does
+    Compares the logged reward at the end with its best running median.
+
+    ## Why it matters
+    A reward that falls while it is being trained for says that the update no longer follows it: entropy or KL went
+    first, the sampler serves another policy, the verifier died, or the data changed.
+
+    ## How it is measured
+    `reward_best` is the largest running median over a tenth of the logged steps, `reward_last` the median of the last
+    tenth. A collapse is a fall of more than half of the range of these medians and of more than six standard errors of
+    its noise, which is taken from the differences of neighbouring steps. `onset` is the first step after the best from
+    which the running median stays below the middle of both. An error where the reward ends at its lowest level.
+    Exposed.
+
+    ## What to do
+    Look at what else changed at the onset: entropy, KL, truncated share, gradient norm and sampler gap of the same log.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_log
+    >>> rises = [0.1 + 0.05 * step + 0.01 * (step % 2) for step in range(15)]
+    >>> diagnose_log("RDT005", reward=rises + [0.02 + 0.01 * (step % 2) for step in range(15)])
+    'RDT005 error exposed: reward 0.2397'
+    """
+
+    code = "RDT005"
+    name = "reward-collapse"
+    references = ("https://github.com/volcengine/verl/issues/6806",)
+    about = ("reward",)
+
+    fewest: int = 20
+    errors: float = 6.0
+    fraction: float = 0.5
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Steps of the lowest reward."""
+        return table.with_columns(value=pl.col("reward").max() - pl.col("reward"))
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """The reward of the step."""
+        return shown(place, "reward")
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """Compare the end with the best."""
+        values = series(run, "reward")
+        if len(values) < self.fewest:
+            return None
+        level = ends(values)
+        medians = smoothed(values, 2 * (level.count // 2) + 1)
+        top = int(np.argmax(medians))
+        best, lowest = float(medians[top]), float(medians.min())
+        fall = best - level.last
+        error = level.noise * sqrt(2 / level.count)
+        if fall <= self.errors * error or fall <= self.fraction * (best - lowest) or top > len(values) - level.count:
+            return None
+        after = crossing(values[top:], (best + level.last) / 2, below=True)
+        onset = step_at(run, top + (after or 0))
+        return Judgement(
+            severity=Severity.ERROR if level.last - lowest <= self.errors * error else Severity.WARNING,
+            confirmed=False,
+            headline=f"reward collapsed at step {onset}: from {number(best)} to {number(level.last)}",
+            message=f"The reward fell from {number(best)} (step {step_at(run, top)}) to {number(level.last)}, "
+            f"half of the way "
+            f"by step {onset}.",
+            evidence=f"{number(fall / error) if error else 'many'} standard errors of a median over "
+            f"{counted(level.count, 'step')}",
+            advice=f"look at entropy, KL, truncated share, gradient norm and sampler gap around step {onset}",
+            measures={
+                "reward_best": Measure(best, "reward"),
+                "reward_last": Measure(level.last, "reward"),
+                "onset": Measure(onset, "step"),
+            },
+        )

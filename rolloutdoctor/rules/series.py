@@ -1,0 +1,72 @@
+"""Levels, jumps and crossings of a short, noisy series: a number for each logged step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The level at which a series starts and ends: medians of its first and its last tenth, three values at least.
+
+    Attributes:
+        first: at the start.
+        last: at the end.
+        noise: standard deviation from one value to the next, without the trend.
+        count: values that each median is of.
+    """
+
+    first: float
+    last: float
+    noise: float
+    count: int
+
+    @property
+    def change(self) -> float:
+        """From the start to the end."""
+        return self.last - self.first
+
+    @property
+    def errors(self) -> float:
+        """The change in standard errors of a difference of two such means; infinite where nothing is noisy."""
+        error = self.noise * sqrt(2 / self.count)
+        return abs(self.change) / error if error > 0 else (float("inf") if self.change else 0.0)
+
+
+def ends(values: Values | Sequence[float]) -> Ends:
+    """Return the levels at which a series of three values or more starts and ends."""
+    series = np.asarray(values, dtype=np.float64)
+    count = max(3, len(series) // 10)
+    return Ends(float(np.median(series[:count])), float(np.median(series[-count:])), noise(series), count)
+
+
+def noise(values: Values) -> float:
+    """Return the standard deviation of independent noise on a slow trend, from the differences of neighbours.
+
+    The median of absolute differences is 0.6745 sqrt(2) standard deviations of a normal one, and does not see jumps;
+    where most neighbours are equal it is 0, and the mean square stands in for it.
+    """
+    steps = np.abs(np.diff(values))
+    if not len(steps):
+        return 0.0
+    typical = float(np.median(steps)) / (0.6745 * sqrt(2))
+    return typical or float(np.sqrt(np.mean(steps**2) / 2))
+
+
+def smoothed(values: Values | Sequence[float], width: int) -> Values:
+    """Return running medians over `width` values, an odd number; at the ends over those that are there."""
+    series, half = np.asarray(values, dtype=np.float64), width // 2
+    return np.array([np.median(series[max(0, at - half) : at + half + 1]) for at in range(len(series))])
+
+
+def crossing(values: Values | Sequence[float], level: float, *, below: bool, width: int = 3) -> int | None:
+    """Return where the running median goes beyond a level for good; None if it ends on the other side."""
+    beyond = smoothed(values, width) < level if below else smoothed(values, width) > level
+    inside = np.flatnonzero(~beyond)
+    at = 0 if not len(inside) else int(inside[-1]) + 1
+    return at if at < len(beyond) else None

@@ -1,0 +1,76 @@
+"""RDT010: steps that took many times as long as the others, from the trainer's log alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, counted, number, percent
+from rolloutdoctor.rules.numbers_rule import NumbersRule, series, shown, step_at
+from rolloutdoctor.rules.table_rule import Measured
+
+
+@dataclass(frozen=True)
+class ThroughputFault(NumbersRule):
+    """Single steps took many times as long as the others.
+
+    ## What it does
+    Names the steps whose logged time is far above the median, the longest first.
+
+    ## Why it matters
+    An engine that stalls, a verifier that runs into its timeout, or one response that is ten times as long as the
+    others holds up all workers.
+
+    ## How it is measured
+    `slow_steps` took more than five times the median, the first logged step left out; `time_share` is their share of
+    all logged time. Information: a step may have saved a checkpoint, or evaluated.
+
+    ## What to do
+    Look at the logs of the engine and of the verifier at these steps, and at the longest response.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_log
+    >>> diagnose_log("RDT010", step_time=[30.0, 31.0] * 10 + [400.0])
+    'RDT010 info exposed: step_time 48.1'
+    """
+
+    code = "RDT010"
+    name = "throughput-fault"
+    references = ("https://github.com/volcengine/verl/issues/1306",)
+    about = ("step_time",)
+
+    times: float = 5.0
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """The longest steps."""
+        return table.with_columns(value="step_time")
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """The time of the step."""
+        return shown(place, "step_time")
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """Compare each step with the median."""
+        values = series(run, "step_time")[1:]
+        if len(values) < self.fewest:
+            return None
+        median = float(np.median(values))
+        slow = np.flatnonzero(values > self.times * median)
+        if not len(slow) or median <= 0:
+            return None
+        worst, share = int(np.argmax(values)), float(values[slow].sum() / values.sum())
+        return Judgement(
+            severity=Severity.INFO,
+            confirmed=False,
+            headline=f"step {step_at(run, worst + 1)} took {number(float(values[worst]))} s, "
+            f"{number(values[worst] / median)} "
+            "times the median",
+            message=f"{counted(len(slow), 'step')} took more than {number(self.times * median)} s, "
+            f"{percent(share)} of all time.",
+            evidence=f"logged times of {counted(len(values), 'step')}, the first left out",
+            advice="look at the engine's and the verifier's logs at these steps",
+            measures={"slow_steps": Measure(len(slow), "steps"), "time_share": Measure(share, "1")},
+        )

@@ -1,0 +1,101 @@
+"""RDT001: the share of groups without a spread of rewards, from the trainer's log alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.numbers_rule import NumbersRule, series, shown, step_at
+from rolloutdoctor.rules.table_rule import Measured
+
+
+@dataclass(frozen=True)
+class ZeroVarianceShare(NumbersRule):
+    """Most groups have equal rewards: their responses train nothing.
+
+    ## What it does
+    Reads the logged share of zero-variance groups, and since when it is 1.
+
+    ## Why it matters
+    A group whose rewards are all equal has advantages of 0. Where every group is one, the policy gets no gradient but
+    that of the KL: the step is paid for and nothing is learned.
+
+    ## How it is measured
+    `zero_variance_share` is the mean of the logged shares, which is the share of responses that trained nothing. An
+    error if it is 1 in each of the last five logged steps or more; a warning if its mean over the last third of the
+    steps is above 0.9; information above 0.4. Confirmed: the log itself is the proof. Of recorded rollouts `RDA011`
+    says the same.
+
+    ## What to do
+    All rewards at their highest: the prompts are solved, take harder ones. All at their lowest: the prompts are too
+    hard, or the verifier is broken; read some responses. Filter such groups before the update (`DAPO`'s dynamic
+    sampling), or sample more responses to a prompt.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_log
+    >>> diagnose_log("RDT001", zero_variance_share=[0.2] * 10 + [1.0] * 10, reward=[0.5] * 10 + [0.0] * 10)
+    'RDT001 error confirmed: zero_variance_share 0.6'
+    """
+
+    code = "RDT001"
+    name = "zero-variance-share"
+    references = ("https://arxiv.org/abs/2503.14476",)
+    about = ("zero_variance_share",)
+    beside = ("reward",)
+
+    many: float = 0.4
+    most: float = 0.9
+    lasting: int = 5
+
+    def unavailable_reason(self, context: Context) -> Missing | None:
+        """Rollouts, which say it themselves."""
+        if context.has_rows:
+            return Missing("the rollouts are there, and RDA011 counts their groups", "see RDA011")
+        return super().unavailable_reason(context)
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Steps with most of them."""
+        return table.with_columns(value="zero_variance_share")
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """The share of the step."""
+        return shown(place, "zero_variance_share")
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """Look at the end of the run first."""
+        values = series(run, "zero_variance_share")
+        if len(values) < self.fewest or values.max() > 1 or values.min() < 0:
+            return None
+        spread = np.flatnonzero(values < 1)
+        since = 0 if not len(spread) else int(spread[-1]) + 1
+        dead = len(values) - since
+        late = float(values[-max(1, len(values) // 3) :].mean())
+        mean = float(values.mean())
+        if dead < self.lasting and late <= self.most and mean <= self.many:
+            return None
+        rewards = series(run, "reward")[since:] if dead >= self.lasting else np.array([])
+        onset = step_at(run, since) if dead >= self.lasting else None
+        if onset is not None:
+            constant = len(rewards) and np.ptp(rewards) == 0
+            words = f" with a reward of {number(float(rewards[0]))} throughout" if constant else ""
+            headline = f"no group has a spread of rewards since step {onset}"
+            message = f"Since step {onset}, in {counted(dead, 'logged step')}, every group has equal rewards{words}."
+        else:
+            headline = f"{percent(mean)} of the responses are in groups of equal rewards"
+            message = (
+                f"{percent(mean)} of the responses trained nothing; in the last third of the steps {percent(late)}."
+            )
+        return Judgement(
+            severity=Severity.ERROR if onset is not None else Severity.WARNING if late > self.most else Severity.INFO,
+            confirmed=True,
+            headline=headline,
+            message=message,
+            evidence=f"the logged share in {counted(len(values), 'step')}",
+            advice="take prompts that are neither solved nor hopeless, filter such groups, or check the reward "
+            "functions",
+            measures={} if onset is None else {"onset": Measure(onset, "step")},
+        )

@@ -1,0 +1,1 @@
+"""Real small trainings with planted dynamics, checked by their logs alone."""

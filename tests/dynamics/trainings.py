@@ -1,0 +1,202 @@
+"""Trainings of TRL of a minute, each with one planted fault of its dynamics or none; only their logs are kept."""
+
+import contextlib
+import dataclasses
+import random
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl
+from labelled.engine import Engine
+from labelled.trl_training import (
+    DEFAULTS,
+    MODULES,
+    Training,
+    _prompts,
+    _saved_model,
+    constant,
+    letters,
+    make_tokenizer,
+    seven,
+    transformers,
+)
+
+STEPS = 60
+HALF = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planted:
+    """A training, and what its log has to say.
+
+    Attributes:
+        name: of the fault; ``clean`` without one.
+        training: what is trained.
+        codes: of the rules that may come first.
+        onset: step at which the fault begins, where it does.
+        before: called with the trainer before it starts.
+    """
+
+    name: str
+    training: Training
+    codes: tuple[str, ...] = ()
+    onset: int | None = None
+    before: Callable[[Any], None] = field(default=lambda trainer: None)
+
+
+class _Calls:
+    """A reward function that knows how many optimizer steps were made: each scores two batches."""
+
+    def __init__(self, *functions: Callable[..., list[float]], at: tuple[int, ...] = ()) -> None:
+        self._functions, self._at, self.trainer = functions, at, None
+        self.__name__ = "reward"
+
+    def __call__(self, completions: list[str], **kwargs: Any) -> list[float]:
+        step = kwargs["trainer_state"].global_step
+        return self._functions[sum(step >= at for at in self._at)](completions, **kwargs)
+
+
+def _answers(completions, **kwargs):
+    """The mean digit of a response that ends by itself."""
+    ended = [ids[-1] == 1 for ids in kwargs["completion_ids"]]
+    means = [sum(int(each) for each in text if each.isdigit()) / (9 + 9 * len(text)) for text in completions]
+    return [0.5 * end + mean for end, mean in zip(ended, means, strict=True)]
+
+
+def _flipped(completions, **kwargs):
+    return [-each for each in _answers(completions, **kwargs)]
+
+
+def _scaled(completions, **kwargs):
+    return [1000 * each for each in _answers(completions, **kwargs)]
+
+
+def _dead(completions, **kwargs):
+    return [0.0] * len(completions)
+
+
+def _length(completions, **kwargs):
+    return [len(text) / 16 for text in completions]
+
+
+def _noise(completions, **kwargs):
+    return [random.random() for _ in completions]
+
+
+def _slow(completions, **kwargs):
+    time.sleep(3)
+    return _answers(completions, **kwargs)
+
+
+def _another_reference(trainer):
+    """The reference is another checkpoint: its weights are moved."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in trainer.ref_model.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+
+
+ENGINES: Mapping[str, Mapping[str, object]] = {
+    "sampler-frozen": {"synced": lambda number: 0},
+    "sampler-stale": {"synced": lambda number: number - 12},
+    "sampler-cold": {"temperature": 0.4, "raw": True},
+    "sampler-noisy": {"noise": 1.0},
+    "sampler-shifted": {"late": 1.0},
+}
+"""Faults of the engine that samples, as `labelled.engine.Engine` plants them."""
+
+
+def planted(seed: int) -> Iterator[Planted]:
+    """Yield one training of each fault."""
+
+    def training(*rewards: Callable[..., list[float]], engine: Mapping[str, object] | None = None, **options: object):
+        return Training(rewards=rewards, options={"max_steps": STEPS, **options}, engine=engine, seed=seed)
+
+    yield Planted(name="lr-zero", training=training(_answers, learning_rate=0.0), codes=("RDT009",))
+    warming = {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 1000}
+    yield Planted(name="lr-warmup", training=training(_answers, **warming), codes=("RDT009",))
+    yield Planted(name="reward-constant", training=training(constant), codes=("RDT002", "RDT001"), onset=1)
+    dies = _Calls(_answers, _dead, at=(HALF,))
+    yield Planted(name="verifier-dies", training=training(dies), codes=("RDT001", "RDT005"), onset=HALF + 1)
+    flips = _Calls(_answers, _flipped, at=(HALF,))
+    yield Planted(name="reward-flips", training=training(flips), codes=("RDT005",), onset=HALF + 1)
+    yield Planted(name="lr-huge", training=training(_answers, learning_rate=0.1), codes=("RDT003", "RDT004", "RDT001"))
+    yield Planted(
+        name="lr-huge-noise", training=training(_noise, learning_rate=0.05), codes=("RDT003", "RDT004", "RDT001")
+    )
+    yield Planted(
+        name="lr-high-kl",
+        training=training(_noise, learning_rate=0.03, beta=1e-4),
+        codes=("RDT003", "RDT004", "RDT001"),
+    )
+    spikes = _Calls(_answers, _scaled, _answers, at=(HALF, HALF + 1))
+    yield Planted(
+        name="gradient-spike", training=training(spikes, scale_rewards="none"), codes=("RDT008",), onset=HALF + 1
+    )
+    yield Planted(name="length-bonus", training=training(_length, max_completion_length=24), codes=("RDT006", "RDA008"))
+    yield Planted(
+        name="truncation-cap", training=training(_answers, max_completion_length=2), codes=("RDA008", "RDT006")
+    )
+    stalls = _Calls(_answers, _slow, _answers, at=(HALF, HALF + 1))
+    yield Planted(name="verifier-stalls", training=training(stalls), codes=("RDT010",), onset=HALF + 1)
+    for name, engine in ENGINES.items():
+        yield Planted(name=name, training=training(_answers, engine=engine), codes=("RDO012",))
+    yield Planted(
+        name="other-reference", training=training(_answers), codes=("RDG012",), onset=1, before=_another_reference
+    )
+
+
+def clean(seed: int) -> Planted:
+    """Draw a training without a fault."""
+    draw = random.Random(seed)
+    options: dict[str, object] = {
+        "max_steps": STEPS,
+        "learning_rate": 10 ** draw.uniform(-4.5, -2.7),
+        "beta": draw.choice([0.0, 0.01, 0.04, 0.1, 1.0]),
+        "temperature": draw.choice([0.8, 1.0, 1.0, 1.0, 1.2]),
+        "loss_type": draw.choice(["grpo", "dapo", "bnpo", "dr_grpo"]),
+        "scale_rewards": draw.choice(["group", "batch", "none"]),
+        "num_iterations": draw.choice([1, 1, 1, 2]),
+        "max_completion_length": draw.choice([12, 16, 24]),
+        "lr_scheduler_type": draw.choice(["constant", "linear", "cosine"]),
+        "warmup_steps": draw.choice([0, 0, 5]),
+    }
+    rewards = draw.choice([(_answers,), (seven,), (letters,), (_answers, letters), (_noise,)])
+    engine: Mapping[str, object] | None = {} if draw.random() < 0.3 else None
+    return Planted(name="clean", training=Training(rewards=rewards, options=options, engine=engine, seed=seed))
+
+
+def train(planted: Planted, folder: Path) -> None:
+    """Train, and keep ``trainer_state.json`` and ``train.log``, what the training printed."""
+    training = planted.training
+    given = {**DEFAULTS, **training.options, "seed": training.seed, "log_completions": False}
+    random.seed(training.seed)
+    loaded = transformers.LlamaForCausalLM.from_pretrained(_saved_model(()), dtype="float32")
+    module = MODULES["GRPO"]
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scratch = stack.enter_context(tempfile.TemporaryDirectory())
+        if training.engine is not None:
+            stack.callback(setattr, module, "VLLMGeneration", getattr(module, "VLLMGeneration", None))
+            module.VLLMGeneration = partial(Engine, planted=training.engine)
+            given = {"use_vllm": True, **given}
+        trainer = trl.GRPOTrainer(
+            model=loaded,
+            reward_funcs=list(training.rewards),
+            args=trl.GRPOConfig(output_dir=scratch, logging_strategy="steps", **given),
+            train_dataset=_prompts(dataclasses.replace(training, repeats=0)),
+            processing_class=make_tokenizer(),
+        )
+        planted.before(trainer)
+        with (folder / "train.log").open("w") as log, contextlib.redirect_stdout(log):
+            trainer.train()
+        trainer.state.save_to_json(str(folder / "trainer_state.json"))
