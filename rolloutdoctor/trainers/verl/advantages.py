@@ -144,17 +144,7 @@ OPTIONS = (
     ),
 )
 
-_PLAIN = (
-    "grpo_vectorized",
-    "rloo",
-    "rloo_vectorized",
-    "opo",
-    "gpg",
-    "reinforce_plus_plus_baseline",
-    "remax",
-    "optimal_token_baseline",
-    "tir_optimal_token_baseline",
-)
+_PLAIN = tuple(name for name in ESTIMATORS if not any(name in one.only_with.get(_ESTIMATOR, ()) for one in OPTIONS))
 """Estimators without an option of their own."""
 
 CHOICES: tuple[Mapping[str, object], ...] = (
