@@ -4,7 +4,7 @@ The formulas are in `rolloutdoctor.formulas.advantages.table`, under the same na
 estimator is in the trainer's file.
 """
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from typing import Literal
 
@@ -17,7 +17,7 @@ class Axis(Enum):
     ALL_TOKENS = "response tokens, masked ones included"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class EstimatorSpec:
     """What is known of an estimator beside its formula.
 
@@ -39,6 +39,7 @@ class EstimatorSpec:
 
     name: str
     words: str
+    _: KW_ONLY
     axis: Axis = Axis.ROWS
     columns: frozenset[str] = frozenset()
     takes_weights: bool = False
@@ -68,89 +69,77 @@ _MASK = frozenset({"response_mask"})
 SPECS: dict[str, EstimatorSpec] = {
     spec.name: spec
     for spec in (
-        EstimatorSpec(name="grpo", words="reward - mean", divides=True, is_standard_score=True, within_groups=True),
-        EstimatorSpec(name="rloo", words="reward - mean of the other rows", within_groups=True),
-        EstimatorSpec(name="raw", words="reward, without a baseline", baseline=None, within_groups=True),
-        EstimatorSpec(name="gpg", words="alpha (reward - mean)"),
+        EstimatorSpec("grpo", "reward - mean", divides=True, is_standard_score=True, within_groups=True),
+        EstimatorSpec("rloo", "reward - mean of the other rows", within_groups=True),
+        EstimatorSpec("raw", "reward, without a baseline", baseline=None, within_groups=True),
+        EstimatorSpec("gpg", "alpha (reward - mean)"),
         EstimatorSpec(
-            name="opo",
-            words="reward - mean weighted by length",
-            columns=_MASK,
-            weighs_lengths=True,
-            within_groups=True,
+            "opo", "reward - mean weighted by length", columns=_MASK, weighs_lengths=True, within_groups=True
         ),
         EstimatorSpec(
-            name="reinforce_plus_plus_baseline",
-            words="reward - mean, whitened over the trained tokens",
+            "reinforce_plus_plus_baseline",
+            "reward - mean, whitened over the trained tokens",
             columns=_MASK,
             normalised_over="tokens",
         ),
         EstimatorSpec(
-            name="gdpo",
-            words="every reward a standard score in its group, added and whitened",
+            "gdpo",
+            "every reward a standard score in its group, added and whitened",
             columns=_MASK,
             rewards="named",
             normalised_over="tokens",
             divides=True,
         ),
         EstimatorSpec(
-            name="grpo_passk",
-            words="best - second best reward for the best row",
+            "grpo_passk",
+            "best - second best reward for the best row",
             divides=True,
             baseline="score",
             within_groups=True,
         ),
         EstimatorSpec(
-            name="normalize_then_sum",
-            words="every reward a standard score in its group, added and normalised over the batch",
+            "normalize_then_sum",
+            "every reward a standard score in its group, added and normalised over the batch",
             columns=frozenset({"rewards"}),
             rewards="every",
             normalised_over="rows",
             divides=True,
         ),
         EstimatorSpec(
-            name="masked_gae",
-            words="generalised advantage estimation over the trained tokens",
+            "masked_gae",
+            "generalised advantage estimation over the trained tokens",
             axis=Axis.TRAINED_TOKENS,
             columns=frozenset({"values"}),
             normalised_over="tokens",
         ),
         EstimatorSpec(
-            name="optimal_token_baseline",
-            words="reward to go - optimal token baseline",
+            "optimal_token_baseline",
+            "reward to go - optimal token baseline",
             axis=Axis.TRAINED_TOKENS,
             columns=_PATH_VARIANCE,
             takes_weights=True,
         ),
         EstimatorSpec(
-            name="tir_optimal_token_baseline",
-            words="reward to go - optimal token baseline over turns",
+            "tir_optimal_token_baseline",
+            "reward to go - optimal token baseline over turns",
             axis=Axis.TRAINED_TOKENS,
             columns=_PATH_VARIANCE,
             takes_weights=True,
         ),
         EstimatorSpec(
-            name="reinforce_plus_plus",
-            words="discounted rewards to go, whitened",
+            "reinforce_plus_plus",
+            "discounted rewards to go, whitened",
             axis=Axis.TRAINED_TOKENS,
             normalised_over="tokens",
         ),
         EstimatorSpec(
-            name="remax",
-            words="reward - greedy reward",
-            axis=Axis.TRAINED_TOKENS,
-            columns=frozenset({"reward_baseline"}),
+            "remax", "reward - greedy reward", axis=Axis.TRAINED_TOKENS, columns=frozenset({"reward_baseline"})
         ),
-        EstimatorSpec(name="discounted_token_returns", words="discounted rewards to go", axis=Axis.ALL_TOKENS),
+        EstimatorSpec("discounted_token_returns", "discounted rewards to go", axis=Axis.ALL_TOKENS),
+        EstimatorSpec("gae", "generalised advantage estimation", axis=Axis.ALL_TOKENS, columns=frozenset({"values"})),
         EstimatorSpec(
-            name="gae",
-            words="generalised advantage estimation",
-            axis=Axis.ALL_TOKENS,
-            columns=frozenset({"values"}),
-        ),
-        EstimatorSpec(
-            name="penalised_group_scores",
-            words="reward - mean, less the KL penalty of each token",
+            "penalised_group_scores",
+            "reward - mean, less the KL penalty of each token",
             axis=Axis.ALL_TOKENS,
             columns=frozenset({"group_id"}),
         ),
