@@ -33,9 +33,9 @@ def _number(loss_type: str, name: str, default: float, meaning: str) -> Option:
 
 LOSS_TYPES = {
     "grpo": LossType("micro-batch-row-mean"),
+    "dapo": LossType(OF_GENERATION),
     "bnpo": LossType("micro-batch-token-mean"),
     "dr_grpo": LossType("micro-batch-fixed-length"),
-    "dapo": LossType(OF_GENERATION),
     "cispo": LossType(OF_GENERATION, "cispo_capped", logs={"cispo_clip_ratio": "clip_share"}),
     "sapo": LossType(
         "micro-batch-row-mean",
