@@ -94,7 +94,7 @@ class @CLASS@(TableRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information, if there is one such token."""
-        different = run.table["different"].sum()
+        different = int(run.table["different"].sum())
         if not different:
             return None
         return Judgement(

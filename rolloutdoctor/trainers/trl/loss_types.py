@@ -61,3 +61,4 @@ LOSS_TYPES = {
         weighs_rows=True,
     ),
 }
+"""Every loss type, in the order in which a log is compared with them."""

@@ -32,7 +32,7 @@ ESTIMATORS = {
     "optimal_token_baseline": "optimal_token_baseline",
     "tir_optimal_token_baseline": "tir_optimal_token_baseline",
 }
-"""verl's names to those of `rolloutdoctor.formulas.advantages.table`."""
+"""verl's names to those of `rolloutdoctor.formulas.advantages.table`, in the order in which a log is compared."""
 
 UNGROUPED = tuple(name for name, known in ESTIMATORS.items() if not SPECS[known].has_groups)
 """Estimators without a group baseline."""
