@@ -46,11 +46,13 @@ class FigureAccumulator(StepConsumer):
         unmoved: why the fix that the user named is not drawn; empty where it is.
         counts: name to a histogram.
         seen: some step could be looked at.
+        needs_objective: False: it is drawn of a run of any trainer.
         default_fix: what a picture that needs a comparison compares with, if the user says nothing.
         marking: codes of the rules whose findings are drawn in it.
         wanted: columns that it reads where they are there.
     """
 
+    needs_objective: ClassVar[bool] = True
     default_fix: ClassVar[str | None] = None
     marking: ClassVar[tuple[str, ...]] = ()
     wanted: ClassVar[frozenset[str]] = frozenset()
@@ -71,12 +73,15 @@ class FigureAccumulator(StepConsumer):
             InputError: if it cannot be made of this run; the message says what would help.
             UsageError: if a fix that the user named is not about the trainer.
         """
-        objective = context.objective
-        if objective is None:
+        objective, fixed = context.objective, None
+        if not cls.needs_objective:
+            figure = cls()
+        elif objective is None:
             raise InputError("the trainer of the run is unknown: name it with --trainer NAME")
-        label, fixed = _with_fixes(cls.default_fix, objective, fixes)
-        figure = cls(label)
-        figure.objectives = {AS_CONFIGURED: objective} | ({} if label is None or fixed is None else {label: fixed})
+        else:
+            label, fixed = _with_fixes(cls.default_fix, objective, fixes)
+            figure = cls(label)
+            figure.objectives = {AS_CONFIGURED: objective} | ({} if label is None or fixed is None else {label: fixed})
         figure.read(figure.prepare(context, frozenset() if fixed is None else advantage_columns(fixed)), context)
         return figure
 

@@ -1,8 +1,8 @@
 """Figure accumulators of tokens and rows alone: they need no objective, and count in the pass over the tokens."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Any
 
 import polars as pl
 import torch
@@ -17,7 +17,6 @@ from rolloutdoctor.evaluation.every_nth import every_nth
 from rolloutdoctor.evaluation.lag_table import LEAST_TOKENS
 from rolloutdoctor.evaluation.sampler_gap import Gap, gap_of, sizes_by
 from rolloutdoctor.evaluation.token_measures import TokenBlock, TokenMeasure
-from rolloutdoctor.hypotheses.fixes import ChosenFix
 from rolloutdoctor.ops.elementwise import is_above
 from rolloutdoctor.ops.gap_bins import BINS, bin_of, quantile
 from rolloutdoctor.ops.histogram import histogram
@@ -48,6 +47,7 @@ NO_TOKEN = -1
 class MismatchFigure(FigureAccumulator):
     """The sampler's log-probs against the trainer's."""
 
+    needs_objective = False
     marking = MARKING
     wanted = frozenset({"response_mask", "optim_step_id", "policy_version_min", "policy_version_max"})
 
@@ -61,12 +61,9 @@ class MismatchFigure(FigureAccumulator):
         self._steps: list[Spread] = []
         self._compared, self._sampled, self._stamped = "old_log_probs", False, False
 
-    @classmethod
-    def plan(cls, context: Context, fixes: Sequence[ChosenFix]) -> Self:
-        """See `FigureAccumulator`; it needs no objective."""
-        figure = cls()
-        figure.read({"old_log_probs", "rollout_log_probs"}, context)
-        return figure
+    def prepare(self, context: Context, of_fix: frozenset[str]) -> frozenset[str]:
+        """See `FigureAccumulator`."""
+        return frozenset({"old_log_probs", "rollout_log_probs"})
 
     def token_measures(self, batch: RolloutBatch) -> Mapping[str, TokenMeasure]:
         """See `StepConsumer`."""
@@ -162,22 +159,20 @@ def _spread(first: int, last: int, counts: Tensor) -> Spread:
 class LengthsFigure(FigureAccumulator):
     """How long responses are, and how they end."""
 
+    needs_objective = False
     wanted = frozenset({"response_ids", "status"})
-
-    @classmethod
-    def plan(cls, context: Context, fixes: Sequence[ChosenFix]) -> Self:
-        """See `FigureAccumulator`; it needs no objective."""
-        lengths = next((name for name in _HAVE_LENGTHS if name in context.columns), "response_mask")
-        if lengths not in context.columns:
-            raise InputError(f"no column says how long responses are: {remedy([lengths], context)}")
-        figure = cls()
-        figure.read({lengths}, context)
-        return figure
 
     def __init__(self) -> None:
         super().__init__()
         kinds = {"steps": pl.Int64, "length": pl.Int64, "cut": pl.Boolean, "last": pl.Int64}
         self._rows = [pl.DataFrame(schema=kinds)]
+
+    def prepare(self, context: Context, of_fix: frozenset[str]) -> frozenset[str]:
+        """See `FigureAccumulator`."""
+        lengths = next((name for name in _HAVE_LENGTHS if name in context.columns), "response_mask")
+        if lengths not in context.columns:
+            raise InputError(f"no column says how long responses are: {remedy([lengths], context)}")
+        return frozenset({lengths})
 
     def gather(self, step: EvaluatedStep) -> None:
         """Keep how long the rows of one step are, whether they were cut off, and their last token."""
