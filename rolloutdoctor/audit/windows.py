@@ -88,16 +88,16 @@ class OpenWindow:
         return replace(found, window=count)
 
 
-OpenWindows = Mapping[tuple[int, str], OpenWindow]
-"""Last step of a window and name of a metric to what was read of it."""
+OpenWindows = Mapping[str, OpenWindow]
+"""Last step of a window and name of a metric, ``9 kl``, to what was read of it."""
 
 
-def join(one: OpenWindows, other: OpenWindows) -> tuple[dict[str, QuantityTally], dict[tuple[int, str], OpenWindow]]:
+def join(one: OpenWindows, other: OpenWindows) -> tuple[dict[str, QuantityTally], dict[str, OpenWindow]]:
     """Add the windows of two parts of a run; return what can be compared now, and the windows that stay open."""
     total, closed = dict(one), dict[str, QuantityTally]()
     for key, window in other.items():
         total[key] = total[key] + window if key in total else window
-    for key in sorted(other):
+    for key in sorted(other, key=lambda key: (total[key].last, key)):
         if len(total[key].steps) == total[key].size:
             found = total.pop(key)
             closed = add_tallies(closed, {found.name: found.tally()})
@@ -116,7 +116,7 @@ def opened(
         digits: name of a metric to what its values may have been rounded to.
     """
     return {
-        (window.last, name): OpenWindow(
+        f"{window.last} {name}": OpenWindow(
             name,
             one.stage,
             window.first,

@@ -67,7 +67,7 @@ def check(
     state_dir: verdict.StateDirOption = None,
     save_state: Annotated[
         str | None,
-        typer.Option("--save-state", metavar="FILE.json", help="Also save the state of this check, for merge."),
+        typer.Option("--save-state", metavar="FILE", help="Also save the state of this check, for merge."),
     ] = None,
     follow: following.FollowOption = False,
     state_file: following.StateOption = None,
@@ -120,7 +120,7 @@ def check(
     from rolloutdoctor.engine.check_parts import measure_with
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.engine.prepare import prepare
-    from rolloutdoctor.engine.state_file import dumped
+    from rolloutdoctor.engine.stored import archived, members_of
     from rolloutdoctor.results.figures import Gallery
     from rolloutdoctor.views.histogram import histograms
     from rolloutdoctor.views.table import RENDERERS
@@ -199,7 +199,7 @@ def check(
         how = following.FollowOptions(state_file, on_finding, until_idle, every, lines_on_stderr=reads, quiet=quiet)
         report, kept = following.follow(paths, replace(dump, text=True), options, how, finish)
         if save_state is not None and kept.saved is not None:
-            write_whole(dumped(kept.saved).encode(), save_state)
+            write_whole(archived(members_of(kept.saved)), save_state)
         raise SystemExit(finish(report))
     with progress_bar(run.unit, quiet=quiet, hint=verdict.faster(engine, workers)) as progress:
         if draws:
@@ -209,7 +209,7 @@ def check(
             state = measure_with(where, prepared, progress)
             report, gallery = report_of(prepared, state), Gallery({}, {})
             if save_state is not None:
-                write_whole(dumped(saved_state(prepared, state)).encode(), save_state)
+                write_whole(archived(members_of(saved_state(prepared, state))), save_state)
     code = finish(report, gallery)
     opt.warn_of_partial(run, quiet=quiet)
     raise SystemExit(code)

@@ -131,7 +131,7 @@ def follow(
 
     def keep(now: "Kept") -> None:
         if how.state is not None:
-            write_whole(now.text().encode(), how.state, "--state")
+            write_whole(now.content(), how.state, "--state")
 
     def said(change: "Change") -> None:
         line = f"{change.line}\n"

@@ -14,8 +14,8 @@ from rolloutdoctor.cli.output import check_target
 EPILOG = (
     "The report is byte for byte that of one check over all parts. Parts are whole steps, checked with the same "
     "options; states that do not fit together are refused. Exit codes are those of check. "
-    "Examples: rolloutdoctor check run.parquet --steps 0:100 --save-state a.json; "
-    "rolloutdoctor check run.parquet --steps 100: --save-state b.json; rolloutdoctor merge a.json b.json"
+    "Examples: rolloutdoctor check run.parquet --steps 0:100 --save-state a.state; "
+    "rolloutdoctor check run.parquet --steps 100: --save-state b.state; rolloutdoctor merge a.state b.state"
 )
 
 

@@ -66,7 +66,7 @@ def diff(
     labels = [label for label in sides if label != AS_CONFIGURED]
     effects = [_effect(seen, label, options.by, joint=not at and len(labels) > 1) for at, label in enumerate(labels)]
     if options.top:
-        effects[0] = replace(effects[0], groups=moved_groups(run, seen.moved, text=options.text))
+        effects[0] = replace(effects[0], groups=moved_groups(run, seen.frames["moved"], text=options.text))
     return Comparison(
         version=__version__,
         device=find_device(options.device).type,
@@ -84,8 +84,8 @@ def diff(
 
 def _effect(state: DiffState, side: str, by: str | None, *, joint: bool) -> Effect:
     """Query what a changed side makes of the run."""
-    lines = state.steps.filter(side=side).sort("step", "split")
-    metrics = state.metrics.filter(side=side).sort("step", "split", maintain_order=True)
+    lines = state.frames["steps"].filter(side=side).sort("step", "split")
+    metrics = state.frames["metrics"].filter(side=side).sort("step", "split", maintain_order=True)
     (total,) = lines.select(**totals()).to_dicts()
     pairs: dict[StepKey, dict[str, Pair]] = {}
     names: dict[str, list[Pair]] = {}
@@ -100,7 +100,7 @@ def _effect(state: DiffState, side: str, by: str | None, *, joint: bool) -> Effe
     )
     parts: tuple[Slice, ...] = per_step if by == "step" else ()
     if by is not None and by != "step":
-        parts = tuple(part_slices(by, state.parts.filter(side=side), total["steps"]))
+        parts = tuple(part_slices(by, state.frames["parts"].filter(side=side), total["steps"]))
     return Effect(
         label=side,
         joint=joint,

@@ -1,8 +1,7 @@
 """What `diff` keeps of a part of a run: tables that add up to the same in any order."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import polars as pl
 
@@ -19,11 +18,10 @@ from rolloutdoctor.engine.configure import Configured, configure, read_settings
 from rolloutdoctor.engine.merged_ids import MergedCount, MergedIds, merged_notes
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.engine.parts import Part, Work
-from rolloutdoctor.engine.plain_records import frozen, thawed
 from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.prepare import run_context
 from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer, run_file_steps
-from rolloutdoctor.engine.tables import dumped_frame, loaded_frame
+from rolloutdoctor.engine.stored import check_columns
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation
 from rolloutdoctor.hypotheses.fixes import ChosenFix
 from rolloutdoctor.io.progress import Progress
@@ -31,9 +29,8 @@ from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns
 from rolloutdoctor.results.errors import InputError
-from rolloutdoctor.results.figures import AdvantagesData, Band
+from rolloutdoctor.results.figures import AdvantagesData
 from rolloutdoctor.results.findings import InputSummary
-from rolloutdoctor.results.histograms import Histogram
 from rolloutdoctor.rules.base import counted
 
 
@@ -71,10 +68,9 @@ class DiffState:
 
     Attributes:
         input: what was read.
-        steps: totals of every step and changed side.
-        parts: the same of the parts of a step that were asked for.
-        metrics: the trainer's metrics of every step, as configured and on each changed side.
-        moved: rows of the groups that moved most on the first changed side.
+        frames: `steps`: totals of every step and changed side; `parts`: the same of the parts of a step that were asked
+            for; `metrics`: the trainer's metrics of every step, as configured and on each changed side; `moved`: rows
+            of the groups that moved most on the first changed side.
         top: how many groups these are.
         failed: reason to the steps that could not be evaluated.
         merged: groups that are one to the trainer.
@@ -82,10 +78,7 @@ class DiffState:
     """
 
     input: InputSummary
-    steps: pl.DataFrame
-    parts: pl.DataFrame
-    metrics: pl.DataFrame
-    moved: pl.DataFrame
+    frames: Mapping[str, pl.DataFrame]
     top: int
     failed: dict[str, list[int]]
     merged: MergedCount
@@ -95,15 +88,25 @@ class DiffState:
         one, two = self.input, other.input
         figures = [each for each in (self.figure, other.figure) if each is not None]
         reasons = {**self.failed, **other.failed}
+        frames = {name: pl.concat([frame, other.frames[name]]) for name, frame in self.frames.items()}
         return DiffState(
             InputSummary(one.rows + two.rows, one.steps + two.steps, one.groups + two.groups, one.tokens + two.tokens),
-            **{name: pl.concat([getattr(self, name), getattr(other, name)]) for name in ("steps", "parts", "metrics")},
-            moved=most_moved(pl.concat([self.moved, other.moved]), self.top),
+            frames | {"moved": most_moved(frames["moved"], self.top)},
             top=self.top,
             failed={why: [*self.failed.get(why, []), *other.failed.get(why, [])] for why in reasons},
             merged=self.merged + other.merged,
             figure=sum(figures[1:], figures[0]) if figures else None,
         )
+
+    def with_frames(self, frames: Mapping[str, pl.DataFrame]) -> "DiffState":
+        """Return the same with other frames.
+
+        Raises:
+            ValueError: if one lacks a column that it must have, or has one of another type.
+        """
+        for name, frame in frames.items():
+            check_columns(name, frame, _FRAMES[name]().schema, {})
+        return replace(self, frames=frames)
 
     def notes(self) -> list[str]:
         """Which steps could not be evaluated, and why, and which groups are one to the trainer."""
@@ -122,10 +125,6 @@ _FRAMES: Mapping[str, Callable[[], pl.DataFrame]] = {
 }
 """Frame of a state to an empty one."""
 
-KINDS: Mapping[str, Callable[..., Any]] = {
-    kind.__name__: kind for kind in (InputSummary, MergedCount, Histogram, Band, AdvantagesData)
-}
-
 
 @dataclass(frozen=True)
 class DiffWork(Work[DiffState]):
@@ -136,6 +135,7 @@ class DiffWork(Work[DiffState]):
     """
 
     options: DiffOptions
+    kind = DiffState
 
     def measure(self, part: Part, progress: Progress | None) -> DiffState:
         """Compare with what is known of the whole run."""
@@ -147,18 +147,6 @@ class DiffWork(Work[DiffState]):
         seen = _Sides(configured, options, sides, columns)
         run_file_steps(run, [seen], options, metrics, progress)
         return seen.state()
-
-    def dumped(self, state: DiffState) -> Any:  # noqa: ANN401  # any JSON
-        """Every number, as plain values."""
-        return frozen({one.name: getattr(state, one.name) for one in fields(state) if one.name not in _FRAMES}) | {
-            name: dumped_frame(getattr(state, name)) for name in _FRAMES
-        }
-
-    def loaded(self, plain: Any) -> DiffState:  # noqa: ANN401  # any JSON
-        """The state that was given to `dumped`."""
-        frames = {name: loaded_frame(plain[name], empty()) for name, empty in _FRAMES.items()}
-        found = thawed({name: value for name, value in plain.items() if name not in _FRAMES}, KINDS)
-        return DiffState(**found | frames)
 
     def identity(self) -> str:
         """The changes, and every option that says how to read."""
@@ -275,10 +263,12 @@ class _Sides(StepConsumer):
         self._add_up()
         return DiffState(
             self.input,
-            self._steps,
-            self._parts,
-            pl.DataFrame(self._metrics, METRICS.schema, orient="row"),
-            self._moved.select(no_groups().columns),
+            {
+                "steps": self._steps,
+                "parts": self._parts,
+                "metrics": pl.DataFrame(self._metrics, METRICS.schema, orient="row"),
+                "moved": self._moved.select(no_groups().columns),
+            },
             self._options.top,
             self._failed,
             self._merged.count,

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from io import BytesIO
 from pathlib import Path
 
 import polars as pl
@@ -15,7 +14,8 @@ from rolloutdoctor.engine.accumulate import RuleAccumulator, RunState
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.run_steps import run_file_steps
-from rolloutdoctor.engine.state_file import SavedState, dumped, load_state
+from rolloutdoctor.engine.state_file import SavedState, load_state, saved_of
+from rolloutdoctor.engine.stored import HEAD, members_of, parquet_of
 from rolloutdoctor.engine.table_builder import FullTableBuilder
 from rolloutdoctor.hypotheses.fixes import ChosenFix, choose
 from rolloutdoctor.io.locations.targets import Target, shown
@@ -29,7 +29,7 @@ from rolloutdoctor.results.findings import Report
 MANIFEST = "_measured.json"
 """Says by which version, with which options and from which files the tables beside it were made; written last."""
 
-TABLES = ("rows", "tokens", "metrics")
+TABLES = ("rows", "tokens", "metrics", "audit")
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,12 +74,11 @@ class MeasuredRun:
         """
         path = Path(folder)
         prepare_folder(path, self._prepared.run)
-        for name in TABLES:
-            stream = BytesIO()
-            getattr(self, name).write_parquet(stream, compression="zstd")
-            write_whole(stream.getvalue(), Target.of(str(path / f"{name}.parquet")))
-        bare = replace(self._state, tables=replace(self._state.tables, rows=(), metrics=()))
-        write_whole(dumped(saved_state(self._prepared, bare)).encode(), Target.of(str(path / MANIFEST)))
+        files = members_of(saved_state(self._prepared, self._state))
+        manifest = files.pop(HEAD)
+        for name, content in (files | {"tokens.parquet": parquet_of(self.tokens)}).items():
+            write_whole(content, Target.of(str(path / name)))
+        write_whole(manifest, Target.of(str(path / MANIFEST)))
 
 
 def measure(
@@ -126,18 +125,15 @@ def load(path: str) -> SavedState:
     """
     if not is_measured(path):
         return load_state(path)
-    saved = load_state(str(Path(path) / MANIFEST))
-    frames = {name: _read(Path(path) / f"{name}.parquet") for name in ("rows", "metrics")}
-    tables = replace(saved.state.tables, rows=(frames["rows"],), metrics=(frames["metrics"],))
-    return replace(saved, state=replace(saved.state, tables=tables))
+    names = {MANIFEST: HEAD} | {f"{name}.parquet": f"{name}.parquet" for name in TABLES if name != "tokens"}
+    return saved_of(path, {name: _content(Path(path) / file) for file, name in names.items()})
 
 
-def _read(path: Path) -> pl.DataFrame:
+def _content(path: Path) -> bytes:
     try:
-        return pl.read_parquet(path)
-    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        reason = str(error).partition("\n")[0]
-        raise InputError(f"{shown(path)}: cannot be read ({reason}); measure the run again") from None
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{shown(path)}: {error.strerror}; measure the run again") from None
 
 
 def prepare_folder(folder: str | Path, run: Run) -> None:

@@ -16,6 +16,7 @@ from rolloutdoctor.engine.plan import Plan, make_plan
 from rolloutdoctor.engine.prepare import PreparedRun, whole_context, without_refuted
 from rolloutdoctor.engine.refute import has_traces
 from rolloutdoctor.engine.state_file import LoggedNames, SavedState, TrainerInfo, logged_names
+from rolloutdoctor.engine.stored import json_of
 from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.results.errors import InputError, UsageError
@@ -34,7 +35,7 @@ def saved_state(prepared: PreparedRun, state: RunState) -> SavedState:
         device=find_device(options.device).type,
         dtype=options.dtype,
         files=run.files,
-        columns=run.columns,
+        columns=frozenset(run.columns),
         logged=logged_names(run.metrics),
         rules=tuple(rule.code for rule in options.rules),
         maker=None
@@ -63,6 +64,11 @@ def merged(
         InputError: if the parts were not checked in the same way, or overlap.
         UsageError: if a required rule was not measured.
     """
+    with told_of_contradictions(", ".join(name for name, _ in parts)):
+        return _merged(parts, rules, required=required)
+
+
+def _merged(parts: Sequence[tuple[str, SavedState]], rules: Sequence[AnyRule] | None, *, required: bool) -> Report:
     first_name, first = parts[0]
     for name, part in parts[1:]:
         _check_same(first_name, first, name, part)
@@ -84,8 +90,7 @@ def merged(
     total = RunState()
     for _, part in parts:
         total = total + (_with_files(part) if several else part.state)
-    with told_of_contradictions(", ".join(name for name, _ in parts)):
-        return judge(plan, total, configured, device=first.device, dtype=first.dtype)
+    return judge(plan, total, configured, device=first.device, dtype=first.dtype)
 
 
 @contextmanager
@@ -149,7 +154,7 @@ def check_same(first_name: str, first: SavedState, name: str, part: SavedState) 
             raise refuse(words, getattr(made, what) or "none", getattr(remade, what) or "none")
     for option, mine in made.config.items():
         # As text, in which NaN is what it is, and 1 is not True.
-        if repr(mine) != repr(remade.config.get(option)):
+        if json_of(mine) != json_of(remade.config.get(option)):
             raise refuse(option, _said(mine), _said(remade.config.get(option)))
 
 
@@ -181,10 +186,12 @@ def _configured(maker: TrainerInfo) -> Configured:
     if options.keys() != maker.config.keys():
         name = min(options.keys() ^ maker.config.keys())
         raise InputError(f"the state is damaged (the option {name}); check that part again")
+    settings = {}
     for name, setting in maker.config.items():
-        if repr(options[name].read(setting.value, setting.origin)) != repr(setting.value):
+        settings[name] = replace(setting, value=options[name].read(setting.value, setting.origin))
+        if json_of(settings[name]) != json_of(setting):
             raise InputError(f"the state is damaged (the value of {name}); check that part again")
-    config = Config(parse_version(maker.version), maker.config)
+    config = Config(parse_version(maker.version), settings)
     objective = trainer.objective(config)
     for label in maker.fixes:
         objective = choose(label).apply(objective)

@@ -9,10 +9,9 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -21,9 +20,7 @@ from rolloutdoctor.commands.recompute_steps import PartFile, RecomputeOptions, R
 from rolloutdoctor.engine.check_parts import reading_identity
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_device, find_dtype
-from rolloutdoctor.engine.merged_ids import MergedCount
 from rolloutdoctor.engine.parts import Part, Work
-from rolloutdoctor.engine.plain_records import frozen, thawed
 from rolloutdoctor.evaluation.device import Evaluator
 from rolloutdoctor.io.locations.targets import Target, shown
 from rolloutdoctor.io.metadata import RunMetadata
@@ -32,17 +29,12 @@ from rolloutdoctor.io.run import Run
 from rolloutdoctor.io.write.replacing import write_whole
 from rolloutdoctor.io.write.writer import TableWriter
 from rolloutdoctor.ops.evaluation_mode import evaluation_mode
-from rolloutdoctor.results.comparison import Numbers, RecomputedStep
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.results.escapes import json_text
 from rolloutdoctor.results.version import __version__
 
 MANIFEST = "_manifest.json"
 _PART = re.compile(r"part-[0-9]{5}-[0-9a-f]{12}\.parquet")
-
-KINDS: Mapping[str, Callable[..., Any]] = {
-    kind.__name__: kind for kind in (RecomputeState, RecomputedStep, Numbers, MergedCount, PartFile)
-}
 
 
 def is_folder(path: str | os.PathLike[str]) -> bool:
@@ -68,6 +60,7 @@ class RecomputeWork(Work[RecomputeState]):
     schema: pa.Schema
     output: str | None = None
     in_folder: bool = False
+    kind = RecomputeState
 
     def measure(self, part: Part, progress: Progress | None) -> RecomputeState:
         """Recompute the steps, and write their rows."""
@@ -104,20 +97,13 @@ class RecomputeWork(Work[RecomputeState]):
         whole = (__version__, self.identity(), part.steps.start, part.steps.stop, files)
         return f"part-{part.number:05}-{hashlib.sha256(repr(whole).encode()).hexdigest()[:12]}.parquet"
 
-    def dumped(self, state: RecomputeState) -> Any:  # noqa: ANN401  # any JSON
-        """Every number, as plain values."""
-        return frozen(state)
-
-    def loaded(self, plain: Any) -> RecomputeState:  # noqa: ANN401  # any JSON
-        """The state that was given to `dumped`, if its file is still what was written."""
-        found = thawed(plain, KINDS)
-        if not isinstance(found, RecomputeState):
-            raise TypeError("it is of another command")
-        for file in found.files:
+    def usable(self, state: RecomputeState) -> RecomputeState:
+        """Return a state that was stored, if its file is still what was written."""
+        for file in state.files:
             path = Path(self.output or "") / file.name
             if not path.is_file() or path.stat().st_size != file.size:
                 raise ValueError(f"{shown(path)} is not the file that was written")
-        return found
+        return state
 
     def identity(self) -> str:
         """The fixes, the columns, the folder, and every option that says how to read."""

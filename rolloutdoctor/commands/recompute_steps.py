@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan
 
+import polars as pl
 import pyarrow as pa
 import torch
 from torch import Tensor
@@ -92,6 +93,15 @@ class RecomputeState:
             self.merged + other.merged,
             self.files + other.files,
         )
+
+    @property
+    def frames(self) -> Mapping[str, pl.DataFrame]:
+        """None."""
+        return {}
+
+    def with_frames(self, frames: Mapping[str, pl.DataFrame]) -> "RecomputeState":
+        """Return the same."""
+        return self
 
     @property
     def rows(self) -> int:

@@ -1,13 +1,16 @@
 """Measure every step for the rules: tables, the audit and what was read; states of parts of a run add up."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import polars as pl
 
 from rolloutdoctor.audit.doubts import Unjoined, missing_ranks, updates_of
 from rolloutdoctor.audit.logged import has_row_advantages, measure_advantages
 from rolloutdoctor.audit.tally import AuditTally, QuantityTally, add_tallies
 from rolloutdoctor.audit.windows import OpenWindows, join, opened
-from rolloutdoctor.data.batch import TRAIN, RolloutBatch, StepKey
+from rolloutdoctor.data.batch import EVAL, TRAIN, RolloutBatch, StepKey
 from rolloutdoctor.data.windows import window_of
 from rolloutdoctor.engine.group_sizes import check_group_sizes
 from rolloutdoctor.engine.plan import Plan
@@ -15,6 +18,7 @@ from rolloutdoctor.engine.run_steps import EvaluatedStep, EvaluatedSteps, StepCo
 from rolloutdoctor.engine.table_builder import TableBuilder
 from rolloutdoctor.engine.tables import Tables
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
+from rolloutdoctor.evaluation.run_tables import RunTables, steps_frame
 from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.objective.required_columns import incomplete
 from rolloutdoctor.results.findings import InputSummary
@@ -89,6 +93,27 @@ class RunState:
             windows=windows,
             updates=max(self.updates, other.updates),
             tables=self.tables + other.tables,
+        )
+
+    @cached_property
+    def queried(self) -> Mapping[frozenset[str], RunTables]:
+        """What rules query, by the splits that they look at."""
+        whole = replace(self.tables.whole, steps=steps_frame(self.seen))
+        return {frozenset(splits): whole.in_splits(splits) for splits in ((TRAIN,), (EVAL,), (TRAIN, EVAL))}
+
+    @property
+    def frames(self) -> Mapping[str, pl.DataFrame]:
+        """The tables, by name."""
+        return self.tables.frames
+
+    def with_frames(self, frames: Mapping[str, pl.DataFrame]) -> "RunState":
+        """Return the same with other tables; what has no order of its own is sorted."""
+        return replace(
+            self,
+            failures=dict(sorted(self.failures.items())),
+            audit=dict(sorted(self.audit.items())),
+            windows=dict(sorted(self.windows.items())),
+            tables=self.tables.with_frames(frames),
         )
 
 

@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from rolloutdoctor.engine.accumulate import RunState
 from rolloutdoctor.engine.options import CheckOptions, ReadOptions
 from rolloutdoctor.engine.parts import Executor, Part, Serial, Work, added
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.serial import measure
-from rolloutdoctor.engine.state_file import loaded_run, plain_run
 from rolloutdoctor.io.progress import Progress
 
 
@@ -22,18 +20,11 @@ class CheckWork(Work[RunState]):
     """
 
     options: CheckOptions
+    kind = RunState
 
     def measure(self, part: Part, progress: Progress | None) -> RunState:
         """Plan with what is known of the whole run, and measure the part."""
         return measure(prepare(part.run, replace(self.options, steps=part.steps)), progress)
-
-    def dumped(self, state: RunState) -> Any:  # noqa: ANN401  # any JSON
-        """As in a file that ``--save-state`` writes."""
-        return plain_run(state)
-
-    def loaded(self, plain: Any) -> RunState:  # noqa: ANN401  # any JSON
-        """As from a file that ``--save-state`` wrote."""
-        return loaded_run(plain)
 
     def identity(self) -> str:
         """The rules, the fixes and every option that says how to read."""

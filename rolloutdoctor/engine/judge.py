@@ -127,7 +127,7 @@ def diagnosed(plan: Plan, diagnosis: Diagnosis, audit: AuditTally) -> Context:
 
 def _means_left(audit: AuditTally, state: RunState, context: Context) -> dict[str, str]:
     """Metrics that were logged as means over several steps and could not be compared, with the reason."""
-    begun = {name for _, name in state.windows}
+    begun = {window.name for window in state.windows.values()}
     why = "logged as a mean over several steps"
     return {
         name: f"{why}, not all of which are in the file" if name in begun else why
@@ -184,8 +184,10 @@ class Seen:
 
 def _seen_by(rule: AnyRule, state: RunState, context: Context) -> Seen:
     """Return what a rule has seen of the run."""
+    whole = state.queried[frozenset(rule.splits)]
+    missed = state.tables.unmeasured.get(rule.code, ())
+    run = whole.of(rule.name, rule.reads, rule.adds, rule.metrics(context), missed)
     keys = [key for key in state.seen if key.split in rule.splits]
-    run = state.tables.of_rule(rule, context, keys)
     return Seen(run, keys, len(keys) - len(run.steps))
 
 

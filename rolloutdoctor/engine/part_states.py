@@ -6,20 +6,20 @@ these has another name, so it is measured again and never added.
 """
 
 import hashlib
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from rolloutdoctor.engine.parts import Part, State, Work
+from rolloutdoctor.engine.parts import Part, Work
 from rolloutdoctor.engine.state_file import STATE_SCHEMA
+from rolloutdoctor.engine.stored import State, Storable, archived, members_of, state_of, unarchived
 from rolloutdoctor.io.locations.targets import Target
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.io.write.replacing import write_whole
 from rolloutdoctor.results.errors import InputError, UsageError
-from rolloutdoctor.results.escapes import json_text
 from rolloutdoctor.results.version import __version__
+
+_NAME = "part"
+"""Member of an archive with the name of the part."""
 
 
 def run_identity(run: Run) -> str:
@@ -43,28 +43,24 @@ def part_name(work: Work[State], part: Part, run: str) -> str:
     return hashlib.sha256(repr(whole).encode()).hexdigest()[:40]
 
 
-def state_bytes(work: Work[State], name: str, state: State) -> bytes:
-    """Return the text of a state, with its name and the version that made it."""
-    body = {"schema_version": STATE_SCHEMA, "rolloutdoctor": __version__, "part": name, "state": work.dumped(state)}
-    return (json_text(body, compact=True) + "\n").encode()
+def state_bytes(name: str, state: Storable) -> bytes:
+    """Return a state, with its name."""
+    return archived({_NAME: name.encode()} | members_of(state))
 
 
 def state_from(work: Work[State], name: str, content: bytes) -> State:
     """Read what `state_bytes` wrote.
 
     Raises:
-        InputError: if it is another part's, another version's, or damaged.
+        InputError: if it is another part's, or damaged.
     """
     try:
-        body: Mapping[str, Any] = json.loads(content)
-        head = (body["schema_version"], body["rolloutdoctor"], body["part"])
-        if head != (STATE_SCHEMA, __version__, name):
+        members = unarchived(content)
+        if members.get(_NAME) != name.encode():
             raise ValueError("it is of another part or version")
-        return work.loaded(body["state"])
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise InputError(
-            f"the state of a part is damaged ({type(error).__name__}: {error}); measure it again"
-        ) from None
+        return work.usable(state_of(work.kind, members))
+    except ValueError as error:
+        raise InputError(f"the state of a part is damaged ({error}); measure it again") from None
 
 
 @dataclass(frozen=True)
@@ -100,4 +96,4 @@ class StateFolder:
         write_whole(content, Target.of(str(self._file(name))))
 
     def _file(self, name: str) -> Path:
-        return self.path / f"{name}.json"
+        return self.path / f"{name}.state"

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from rolloutdoctor.engine.accumulate import RunState
+from rolloutdoctor.engine.stored import State
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run, StepRange
 
-State = TypeVar("State")
 Addable = TypeVar("Addable", bound="Sum")
 
 
@@ -46,7 +46,13 @@ class Part:
 
 
 class Work(ABC, Generic[State]):
-    """What a command does with each part; it goes to other processes and machines by pickle."""
+    """What a command does with each part; it goes to other processes and machines by pickle.
+
+    Attributes:
+        kind: class of the states.
+    """
+
+    kind: type[State]
 
     @abstractmethod
     def measure(self, part: Part, progress: Progress | None) -> State:
@@ -56,17 +62,13 @@ class Work(ABC, Generic[State]):
             InputError: if a file cannot be read, or breaks the contract.
         """
 
-    @abstractmethod
-    def dumped(self, state: State) -> Any:  # noqa: ANN401  # any JSON
-        """What JSON can write of a state; equal states give equal values."""
-
-    @abstractmethod
-    def loaded(self, plain: Any) -> State:  # noqa: ANN401  # any JSON
-        """Return the state that `dumped` was given.
+    def usable(self, state: State) -> State:
+        """Return a state that was stored, if it can be added.
 
         Raises:
-            KeyError, TypeError, ValueError, AttributeError: if it is no such state.
+            ValueError: if it cannot.
         """
+        return state
 
     @abstractmethod
     def identity(self) -> str:

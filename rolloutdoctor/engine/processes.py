@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
 
-from rolloutdoctor.engine.parts import Part, Serial, State, Work, plan_parts
+from rolloutdoctor.engine.parts import Part, Serial, Work, plan_parts
+from rolloutdoctor.engine.stored import State
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run, StepRange
 from rolloutdoctor.results.errors import InputError

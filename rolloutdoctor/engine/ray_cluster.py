@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rolloutdoctor.engine.part_states import StateFolder, part_name, run_identity, state_bytes, state_from
-from rolloutdoctor.engine.parts import Part, State, Work, plan_parts
+from rolloutdoctor.engine.parts import Part, Work, plan_parts
+from rolloutdoctor.engine.stored import State
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run, StepRange
 from rolloutdoctor.io.write.scratch import SHORT_PREFIX, scratch_folder
@@ -283,6 +284,6 @@ def measured(payload: bytes) -> tuple[str, object]:
         work, part, name = pickle.loads(payload)
         for file in part.run.stored_files():
             file.check_unchanged()
-        return "state", state_bytes(work, name, work.measure(part, None))
+        return "state", state_bytes(name, work.measure(part, None))
     except (RolloutDoctorError, OSError, MemoryError) as error:
         return "failed", (type(error).__name__, str(error))

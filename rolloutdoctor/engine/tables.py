@@ -1,7 +1,6 @@
 """Measure steps into tables; tables of parts of a run are concatenated."""
 
-from base64 import b64decode, b64encode
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from rolloutdoctor.audit.step import quantity_of
 from rolloutdoctor.data.batch import RolloutBatch, StepKey
+from rolloutdoctor.engine.stored import check_columns
 from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS, row_column
 from rolloutdoctor.evaluation.run_tables import (
     EMPTY_AUDIT,
@@ -22,10 +22,8 @@ from rolloutdoctor.evaluation.run_tables import (
     STEP_KEY,
     RunTables,
     concatenated,
-    steps_frame,
 )
 from rolloutdoctor.ops.prefix_hash import scramble
-from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.step import StepView
 from rolloutdoctor.rules.table import AnyRule
 
@@ -72,43 +70,27 @@ class Tables:
             }
         )
 
-    def of_rule(self, rule: AnyRule, context: Context, seen: Sequence[StepKey]) -> RunTables:
-        """Return what a rule sees of the run.
-
-        Args:
-            rule: the rule.
-            context: what is known of the run.
-            seen: the steps that were read.
-        """
-        whole = replace(self.whole, steps=steps_frame(seen))
-        missed = self.unmeasured.get(rule.code, ())
-        return whole.of(rule.name, rule.reads, rule.adds, rule.splits, rule.metrics(context), missed)
-
     def with_file(self, file: str) -> "Tables":
         """Return the tables with rows that have no name of their own named after their file."""
         named = pl.col("sample_id").str.replace("^row ", f"{file}:".replace("$", "$$"))
         rows, audit = (tuple(part.with_columns(sample_id=named) for part in each) for each in (self.rows, self.audit))
         return replace(self, rows=rows, audit=audit)
 
-    def dumped(self) -> dict[str, object]:
-        """Return what JSON can write; equal tables give equal bytes."""
-        frames: dict[str, object] = {name: dumped_frame(getattr(self.whole, name)) for name in _FRAMES}
-        return frames | {"unmeasured": {code: [list(key) for key in keys] for code, keys in self._missed.items()}}
+    @property
+    def frames(self) -> dict[str, pl.DataFrame]:
+        """The tables in one piece each, by name."""
+        return {name: getattr(self.whole, name) for name in _FRAMES}
 
-    @classmethod
-    def loaded(cls, plain: Mapping[str, Any]) -> "Tables":
-        """Return the tables that `dumped` was called on.
+    def with_frames(self, frames: Mapping[str, pl.DataFrame]) -> "Tables":
+        """Return the same with other tables.
 
         Raises:
-            KeyError, TypeError, ValueError: if it gave no such thing.
+            ValueError: if one lacks a column that it must have, or has one of another type.
         """
-        return cls(
-            **{name: (loaded_frame(plain[name], empty),) for name, (empty, _) in _FRAMES.items()},
-            unmeasured={
-                str(code): tuple(StepKey(int(step), str(split)) for step, split in keys)
-                for code, keys in plain["unmeasured"].items()
-            },
-        )
+        types = {column: known.dtype for column, known in ROW_COLUMNS.items()}
+        for name, frame in frames.items():
+            check_columns(name, frame, _FRAMES[name][0].schema, types if name == "rows" else {})
+        return Tables(**{name: (frame,) for name, frame in frames.items()}, unmeasured=self._missed)
 
     def __hash__(self) -> int:
         return hash(tuple(self._missed))
@@ -120,8 +102,8 @@ class Tables:
         return all(equal) and self._missed == other._missed
 
     @property
-    def _missed(self) -> dict[str, list[StepKey]]:
-        return {code: sorted(keys) for code, keys in sorted(self.unmeasured.items()) if keys}
+    def _missed(self) -> dict[str, tuple[StepKey, ...]]:
+        return {code: tuple(sorted(keys)) for code, keys in sorted(self.unmeasured.items()) if keys}
 
     def __repr__(self) -> str:
         frames = (repr(getattr(self.whole, name).to_dicts()) for name in _FRAMES)
@@ -147,63 +129,6 @@ TOKEN_COLUMNS: dict[str, pl.DataType] = {
 """Columns of a run file that the table `tokens` has of each token."""
 
 TOKENS_SCHEMA = EMPTY_ROWS.schema | {"position": pl.Int64()} | TOKEN_COLUMNS
-
-_KINDS = {"Int64": pl.Int64, "Float64": pl.Float64, "Boolean": pl.Boolean, "String": pl.String}
-
-
-def dumped_frame(frame: pl.DataFrame) -> dict[str, object]:
-    """Return what JSON can write of a frame: strings as they are, numbers as their bytes in base 64."""
-    found: dict[str, object] = {}
-    for series in frame:
-        if series.dtype == pl.String:
-            found[series.name] = {"String": series.to_list()}
-        else:
-            is_null = _bytes(series.is_null()) if series.has_nulls() else ""
-            filled = series.fill_null(False if series.dtype == pl.Boolean else 0)
-            found[series.name] = {str(series.dtype): [_bytes(filled), is_null]}
-    return found
-
-
-def _bytes(series: pl.Series) -> str:
-    return b64encode(series.to_numpy().tobytes()).decode()
-
-
-def loaded_frame(columns: Mapping[str, Mapping[str, Any]], least: pl.DataFrame) -> pl.DataFrame:
-    """Return the frame that `dumped_frame` was given.
-
-    Args:
-        columns: what it returned.
-        least: an empty frame of the columns that there must be.
-
-    Raises:
-        KeyError, TypeError, ValueError: if it returned no such thing.
-    """
-    series = []
-    for name, column in columns.items():
-        ((kind, values),) = column.items()
-        if kind == "String" and not all(value is None or isinstance(value, str) for value in values):
-            raise TypeError(f"column {name} is no text")
-        series.append(pl.Series(name, values, pl.String) if kind == "String" else _numbers(name, _KINDS[kind], *values))
-        expected = ROW_COLUMNS[name].dtype if name in ROW_COLUMNS else least.schema.get(name, _KINDS[kind])
-        if _KINDS[kind] != expected:
-            raise TypeError(f"column {name} is {kind}")
-    if len({len(column) for column in series}) > 1:
-        raise ValueError("columns of different lengths")
-    frame = pl.DataFrame(series)
-    if least.schema.keys() - frame.schema.keys():
-        raise KeyError(f"a table with columns {frame.columns}")
-    return frame
-
-
-def _numbers(name: str, kind: "type[pl.DataType]", values: str, is_null: str) -> pl.Series:
-    plain = {pl.Int64: np.int64, pl.Float64: np.float64, pl.Boolean: np.bool_}[kind]
-    series = pl.Series(name, np.frombuffer(b64decode(values, validate=True), plain))
-    if not is_null:
-        return series
-    absent = pl.Series(np.frombuffer(b64decode(is_null, validate=True), np.bool_))
-    if len(absent) != len(series):
-        raise ValueError(f"column {name} is cut off")
-    return series.zip_with(~absent, pl.Series(name, [None], kind).new_from_index(0, len(series)))
 
 
 def rows_of(

@@ -45,12 +45,18 @@ class RunTables:
     audit: pl.DataFrame = field(default_factory=EMPTY_AUDIT.clone)
     steps: pl.DataFrame = field(default_factory=EMPTY_STEPS.clone)
 
+    def in_splits(self, splits: Collection[str]) -> "RunTables":
+        """Return the lines of one split, or of both."""
+        if self.steps["split"].is_in(list(splits)).all():
+            return self
+        frames = (self.rows, self.metrics, self.audit, self.steps)
+        return RunTables(*(frame.filter(pl.col("split").is_in(list(splits))) for frame in frames))
+
     def of(
         self,
         rule: str,
         reads: Collection[str],
         adds: Collection[str],
-        splits: Collection[str],
         metrics: Collection[str],
         without: Collection["StepKey"] = (),
     ) -> "RunTables":
@@ -62,16 +68,16 @@ class RunTables:
                 for those of all reward functions.
             adds: what the rule measured of rows, ``trained`` for ``RULE/trained``; another rule may read a column of
                 this name.
-            splits: ``train``, ``eval`` or both.
             metrics: names of the metrics.
             without: steps to be left out.
         """
-        whole = (self.rows, self.metrics, self.audit, self.steps)
-        frames = [frame.filter(pl.col("split").is_in(list(splits))) for frame in whole]
+        rows, logged, audit, steps = self.rows, self.metrics, self.audit, self.steps
         if without:
             left_out = steps_frame(without)
-            frames = [frame.join(left_out, on=STEP_KEY, how="anti", maintain_order="left") for frame in frames]
-        rows, logged, audit, steps = frames
+            rows, logged, audit, steps = (
+                frame.join(left_out, on=STEP_KEY, how="anti", maintain_order="left")
+                for frame in (rows, logged, audit, steps)
+            )
         functions = [name for name in rows.columns if name.startswith("rewards/")] if "rewards" in reads else []
         reads = [*(name for name in reads if name != "rewards"), *functions]
         known = {name: name for name in (*NAMES, *reads)} | {name: f"{rule}/{name}" for name in adds}

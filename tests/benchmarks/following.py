@@ -59,14 +59,14 @@ def main(steps, at_once, *rules):
     """Print a line for every thousand steps."""
     folder = Path(tempfile.mkdtemp())
     journal = JournalWriter(folder / "run.parquet", growing.METADATA)
-    state = folder / "state.json"
+    state = folder / "doctor.state"
     spent = {"keep": 0.0, "bytes": 0}
 
     def keep(kept):
         begin = time.process_time()
-        text = kept.text()
-        state.write_text(text)
-        spent["bytes"] = len(text)
+        content = kept.content()
+        state.write_bytes(content)
+        spent["bytes"] = len(content)
         spent["keep"] += time.process_time() - begin
 
     followed = Followed([str(folder / "run.parquet.journal")], None, ConvertOptions(), print)

@@ -16,7 +16,7 @@ from rolloutdoctor.commands.following.kept import Kept, load
 from rolloutdoctor.commands.following.opening import Followed
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.run_steps import run_steps
-from rolloutdoctor.engine.state_file import dumped
+from rolloutdoctor.engine.stored import archived, members_of
 from rolloutdoctor.recorders.own_loop import StepRecorder
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.trainers.options import Layer
@@ -52,12 +52,12 @@ class Watch:
 
     @property
     def state(self):
-        return dumped(self.kept.saved).encode()
+        return archived(members_of(self.kept.saved))
 
 
 def whole(rolloutdoctor, path):
     """The state of a check of the whole, with its report as JSON."""
-    state = Path(path).parent / "whole.json"
+    state = Path(path).parent / "whole.state"
     found = rolloutdoctor("check", path, "--save-state", state, "--format", "json")
     return state.read_bytes(), json.loads(found.stdout)
 
@@ -195,7 +195,7 @@ def test_a_dump_of_json_lines(rolloutdoctor, tmp_path):
         path.write_text("".join(rows) + last)
         assert watch() == step - 1
     assert watch(ended=True) == 5
-    state = tmp_path / "whole.json"
+    state = tmp_path / "whole.state"
     words = ["--trainer", "verl", "--set", "algorithm.adv_estimator=grpo"]
     rolloutdoctor("check", folder, *words, "--save-state", state)
     assert watch.state == state.read_bytes()
@@ -236,7 +236,7 @@ def test_what_was_said_is_kept_before_the_next_is_said(tmp_path):
 
 @pytest.mark.slow
 def test_the_command_line(rolloutdoctor, tmp_path):
-    path, state, events = tmp_path / "run.parquet", tmp_path / "state.json", tmp_path / "events"
+    path, state, events = tmp_path / "run.parquet", tmp_path / "doctor.state", tmp_path / "events"
     growing.write(path, range(1, 9))
 
     def grow():

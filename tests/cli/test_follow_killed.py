@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rolloutdoctor.commands.following.kept import load
-from rolloutdoctor.engine.state_file import dumped
+from rolloutdoctor.engine.stored import archived, members_of
 
 HERE = Path(__file__).parent
 KILLS = 6
@@ -30,7 +30,7 @@ def test_kills(tmp_path, rolloutdoctor):
     checked = rolloutdoctor("check", "run.parquet.journal", "--save-state", whole, "--format", "json", cwd=tmp_path)
     assert json.loads(checked.stdout)["input"]["steps"] == 40
     assert whole.read_bytes() == (tmp_path / "end.json").read_bytes()
-    assert dumped(load(str(tmp_path / "state.json")).saved).encode() == whole.read_bytes()
+    assert archived(members_of(load(str(tmp_path / "state.json")).saved)) == whole.read_bytes()
     said = [json.loads(line)["code"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     # A finding is noted as said once its command has ended: one that was running when the kill came is run again, next.
     runs = [code for code, _ in itertools.groupby(said)]

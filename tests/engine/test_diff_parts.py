@@ -1,6 +1,4 @@
-"""`diff` in parts gives the bytes of one process, in any order, and through JSON."""
-
-import json
+"""`diff` in parts gives the bytes of one process, in any order, and from files."""
 
 import numpy as np
 import pytest
@@ -10,6 +8,7 @@ from rolloutdoctor.commands.diff import diff
 from rolloutdoctor.commands.diff_parts import DiffOptions, DiffWork
 from rolloutdoctor.engine.parts import plan_parts
 from rolloutdoctor.engine.processes import Processes
+from rolloutdoctor.engine.stored import members_of, state_of
 from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.views.diff_table import RENDERERS
@@ -19,13 +18,13 @@ STYLE = Style(width=100, color=False, unicode=True, verbose=False)
 
 
 class Backwards:
-    """Measures the parts last first, and takes the states through JSON."""
+    """Measures the parts last first, and stores the states and reads them."""
 
     def measure(self, work, run, steps=None, split=None, progress=None):
         parts = plan_parts(run, steps, split, 3)
         assert len(parts) == 3
         states = [work.measure(part, None) for part in reversed(parts)]
-        return [work.loaded(json.loads(json.dumps(work.dumped(state)))) for state in states]
+        return [state_of(work.kind, members_of(state)) for state in states]
 
 
 def rendered(run, options, executor):
@@ -47,7 +46,7 @@ def options(**more):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by", [None, "step", "group", "reward", "length"])
-def test_states_add_up_in_any_order_and_through_json(path, by):
+def test_states_add_up_in_any_order_and_from_files(path, by):
     run, how = open_run([path]), options(by=by)
     assert rendered(run, how, Backwards()) == rendered(run, how, None)
 
@@ -56,9 +55,9 @@ def test_adding_leaves_what_is_added(path):
     run, how = open_run([path]), options()
     work = DiffWork(how)
     one, two = (work.measure(part, None) for part in plan_parts(run, None, None, 2))
-    before = [work.dumped(each) for each in (one, two)]
-    assert work.dumped(one + two) == work.dumped(one + two)
-    assert [work.dumped(each) for each in (one, two)] == before
+    before = [members_of(each) for each in (one, two)]
+    assert members_of(one + two) == members_of(one + two)
+    assert [members_of(each) for each in (one, two)] == before
 
 
 def test_processes_give_the_bytes_of_one(path):

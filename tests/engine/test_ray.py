@@ -30,6 +30,7 @@ from rolloutdoctor.engine.part_states import StateFolder
 from rolloutdoctor.engine.parts import Serial, tree_sum
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.ray_cluster import RayCluster
+from rolloutdoctor.engine.stored import members_of
 from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import DataError, InputError
@@ -69,7 +70,7 @@ def rendered(run, executor):
 
 
 def states(run, work, **options):
-    return [work.dumped(state) for state in RayCluster(**options).measure(work, run)]
+    return [members_of(state) for state in RayCluster(**options).measure(work, run)]
 
 
 @pytest.mark.slow
@@ -212,13 +213,13 @@ def test_a_driver_that_is_killed_goes_on_where_it_stood(nodes, started, tmp_path
     command = ("recompute", RUN, "--steps", ":24", "-o", f"{folder}/", *engine)
     driver = started(*command)
     end = time.monotonic() + 120
-    while time.monotonic() < end and len(list(tmp_path.glob("states/*.json"))) < 3:
+    while time.monotonic() < end and len(list(tmp_path.glob("states/*.state"))) < 3:
         time.sleep(0.02)
     driver.send_signal(signal.SIGKILL)
     out, _ = driver.communicate()
     assert (driver.returncode, out) == (-signal.SIGKILL, "")
     assert not (folder / MANIFEST).exists()
-    kept = {file: file.stat().st_mtime_ns for file in states.glob("*.json")}
+    kept = {file: file.stat().st_mtime_ns for file in states.glob("*.state")}
     assert len(kept) >= 3
     again = started(*command)
     out, said = again.communicate(300)
@@ -250,7 +251,7 @@ def test_a_node_that_goes_loses_nothing(nodes, tmp_path):
     found = RayCluster().measure(work, run)
     taker.join(60)
     assert list(tmp_path.glob(f"{node.node_id}-*"))
-    assert plain.dumped(tree_sum(found)) == plain.dumped(tree_sum(Serial().measure(plain, run)))
+    assert members_of(tree_sum(found)) == members_of(tree_sum(Serial().measure(plain, run)))
     assert len(found) == 7
 
 

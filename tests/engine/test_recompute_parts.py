@@ -121,7 +121,7 @@ def test_a_state_is_taken_again_only_with_its_file(path, tmp_path):
     assert isinstance(work, RecomputeWork)
     part = plan_parts(open_run([path]), None, None, 2)[1]
     state = work.measure(part, None)
-    kept = state_bytes(work, "a", state)
+    kept = state_bytes("a", state)
     assert state_from(work, "a", kept) == state
     (file,) = state.files
     assert isinstance(file, PartFile)

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import random
-from pathlib import Path
 
 import growing
 import pytest
@@ -15,7 +14,8 @@ from rolloutdoctor.engine import accumulate
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.serial import measure
-from rolloutdoctor.engine.state_file import dumped, load_state
+from rolloutdoctor.engine.state_file import load_state
+from rolloutdoctor.engine.stored import archived, members_of
 from rolloutdoctor.io.run import StepRange, open_run
 
 STEPS = 37
@@ -37,18 +37,18 @@ def test_any_order_and_parts_give_the_same_bytes(prepared, monkeypatch, tmp_path
     full = report_of(prepared, measure(prepared))
     monkeypatch.setattr(accumulate, "KEEP_STEPS", 4)
     whole = measure(prepared)
-    text = dumped(saved_state(prepared, whole))
+    content = archived(members_of(saved_state(prepared, whole)))
     for seed in range(4):
         draw = random.Random(seed)
         cuts = sorted(draw.sample(range(2, STEPS + 1), 6))
         parts = [part(prepared, *ends) for ends in zip([1, *cuts], [*cuts, STEPS + 1], strict=True)]
         draw.shuffle(parts)
         total = parts[0] + (parts[1] + parts[2]) + ((parts[3] + parts[4]) + parts[5]) + parts[6]
-        assert dumped(saved_state(prepared, total)) == text
+        assert archived(members_of(saved_state(prepared, total))) == content
     # Back from a file it is the same, and so is what is judged.
-    path = tmp_path / "state.json"
-    Path(path).write_text(text)
-    assert dumped(load_state(str(path))) == text
+    path = tmp_path / "a.state"
+    path.write_bytes(content)
+    assert archived(members_of(load_state(str(path)))) == content
     assert load_state(str(path)).state == whole
     thin = report_of(prepared, whole)
     assert [(one.code, one.message) for one in full.findings] == [(one.code, one.message) for one in thin.findings]

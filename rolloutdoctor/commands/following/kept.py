@@ -1,16 +1,13 @@
 """The state of a check that goes on, in a file: what was counted, and what was said of it."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
-from rolloutdoctor.engine.plain_values import built
-from rolloutdoctor.engine.state_file import SavedState, dumped, load_state
-from rolloutdoctor.io.locations.small_files import read_small
+from rolloutdoctor.engine.state_file import SavedState, read_members, saved_of
+from rolloutdoctor.engine.stored import archived, json_of, members_of, plain_of
 from rolloutdoctor.results.errors import InputError
 
-_MOST_BYTES = 2**30
+_FOLLOWED = "followed.json"
 
 
 @dataclass
@@ -59,15 +56,11 @@ class Kept:
     witnesses: tuple[Witness, ...] = ()
     signature: str = ""
 
-    def text(self) -> str:
-        """Return the text of the file: that of a saved state, with what only following needs at its end."""
+    def content(self) -> bytes:
+        """Return the file: a saved state, and what only following needs."""
         assert self.saved is not None
-        more = {
-            "told": {key: asdict(one) for key, one in sorted(self.told.items())},
-            "witnesses": [asdict(one) for one in self.witnesses],
-            "signature": self.signature,
-        }
-        return dumped(self.saved).rstrip("\n")[:-1] + f',"follow":{json.dumps(more, sort_keys=True)}}}\n'
+        more = json_of(replace(self, saved=None)).encode()
+        return archived(members_of(self.saved) | {_FOLLOWED: more})
 
 
 def load(path: str) -> Kept:
@@ -76,16 +69,9 @@ def load(path: str) -> Kept:
     Raises:
         InputError: if it cannot be read.
     """
-    saved = load_state(path)
-    more: Mapping[str, Any] = json.loads(
-        read_small(path, expected="name a state", most=_MOST_BYTES, error=InputError)
-    ).get("follow", {})
+    members = read_members(path)
+    saved, more = saved_of(path, members), members.get(_FOLLOWED, b"{}")
     try:
-        return Kept(
-            saved,
-            {str(key): built(Told, one) for key, one in more.get("told", {}).items()},
-            tuple(built(Witness, one) for one in more.get("witnesses", [])),
-            str(more.get("signature", "")),
-        )
-    except (TypeError, AttributeError, LookupError, ValueError) as error:
+        return replace(plain_of(Kept, json.loads(more)), saved=saved)
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: the state is damaged ({error}); remove it, and begin anew") from None

@@ -38,6 +38,26 @@ def read_small(
     Raises:
         RolloutDoctorError: an `error`, if it cannot be read, is too large, not a regular file, or not UTF-8 text.
     """
+    content = read_small_bytes(path, name=name, expected=expected, most=most, error=error)
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise error(f"{name or shown(path)}: not UTF-8 text; {expected}") from None
+
+
+def read_small_bytes(
+    path: "str | os.PathLike[str]",
+    *,
+    name: str = "",
+    expected: str,
+    most: int = MOST_BYTES,
+    error: type[RolloutDoctorError] = UsageError,
+) -> bytes:
+    """Return what is in a file, as `read_small` does its text.
+
+    Raises:
+        RolloutDoctorError: an `error`, if it cannot be read, is too large, or not a regular file.
+    """
     name = name or shown(path)
     try:
         _check_regular(os.stat(path), name, expected, error)  # noqa: PTH116 - keeps the name as given
@@ -48,9 +68,7 @@ def read_small(
             content = file.read(most + 1)
         if len(content) > most:
             raise error(f"{name}: larger than the {most // 2**20:,} MiB that are read of such a file; {expected}")
-        return content.decode("utf-8")
-    except UnicodeDecodeError:
-        raise error(f"{name}: not UTF-8 text; {expected}") from None
+        return content
     except (OSError, ValueError) as problem:
         why = getattr(problem, "strerror", None) or "not a path"
         raise error(f"{name}: {why}; {expected}") from None

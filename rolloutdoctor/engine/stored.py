@@ -1,0 +1,160 @@
+"""States as bytes: plain values as JSON and frames as Parquet, in one archive; equal states give equal bytes."""
+
+import json
+import zipfile
+from collections.abc import Hashable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from io import BytesIO
+from typing import Any, Protocol, TypeVar
+
+import polars as pl
+
+HEAD = "state.json"
+"""Member of an archive with all that is no frame."""
+
+_FRAME = ".parquet"
+
+
+class Storable(Protocol):
+    """A dataclass of plain values and of frames."""
+
+    @property
+    def frames(self) -> Mapping[str, pl.DataFrame]:
+        """The frames, by name."""
+
+    def with_frames(self, frames: Mapping[str, pl.DataFrame]) -> Any:  # noqa: ANN401  # another of the same
+        """Return the same with these frames; without any, what JSON can write."""
+
+
+State = TypeVar("State", bound=Storable)
+Plain = TypeVar("Plain")
+
+
+def members_of(state: Storable) -> dict[str, bytes]:
+    """Return the files that make up a state, by name."""
+    text = json_of(state.with_frames({}))
+    return {HEAD: text.encode()} | {name + _FRAME: parquet_of(frame) for name, frame in state.frames.items()}
+
+
+def state_of(kind: type[State], members: Mapping[str, bytes]) -> State:
+    """Return the state that `members_of` was given.
+
+    Args:
+        kind: its class.
+        members: what that returned, perhaps with more.
+
+    Raises:
+        ValueError: if it returned no such thing.
+    """
+    try:
+        state = plain_of(kind, json.loads(members[HEAD]))
+        frames = {
+            name.removesuffix(_FRAME): _frame_of(name, content)
+            for name, content in members.items()
+            if name.endswith(_FRAME)
+        }
+        found: State = state.with_frames(frames)
+    except (LookupError, RecursionError, TypeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+    return found
+
+
+def _frame_of(name: str, content: bytes) -> pl.DataFrame:
+    try:
+        return pl.read_parquet(content)
+    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{name}: cannot be read: {reason}") from None
+
+
+def check_columns(name: str, frame: pl.DataFrame, least: pl.Schema, types: Mapping[str, object]) -> None:
+    """Insist that a stored frame has the columns that it must have.
+
+    Args:
+        name: of the frame.
+        frame: the frame.
+        least: its columns at least.
+        types: of other columns that it may have.
+
+    Raises:
+        ValueError: if one is missing, or of another type.
+    """
+    absent = sorted(least.keys() - frame.schema.keys())
+    known: dict[str, object] = {**types, **least}
+    wrong = [column for column, kind in frame.schema.items() if known.get(column, kind) != kind]
+    if absent or wrong:
+        raise ValueError(f"{name}: column {(absent or wrong)[0]} is {'missing' if absent else 'of another type'}")
+
+
+def parquet_of(frame: pl.DataFrame) -> bytes:
+    """Return a frame as a Parquet file."""
+    stream = BytesIO()
+    frame.write_parquet(stream, compression="zstd")
+    return stream.getvalue()
+
+
+def archived(members: Mapping[str, bytes]) -> bytes:
+    """Return some files as one: a zip that compresses nothing and knows no time."""
+    stream = BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(zipfile.ZipInfo(name), content)
+    return stream.getvalue()
+
+
+def unarchived(content: bytes) -> dict[str, bytes]:
+    """Return the files that `archived` was given.
+
+    Raises:
+        ValueError: if it is no such archive, or one that was damaged: each file has a checksum.
+    """
+    try:
+        with zipfile.ZipFile(BytesIO(content)) as archive:
+            infos = archive.infolist()
+            if any(info.compress_type != zipfile.ZIP_STORED or info.flag_bits for info in infos):
+                raise ValueError("not an archive of this program")
+            return {info.filename: archive.read(info) for info in infos}
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, OSError, RuntimeError) as error:
+        raise ValueError(str(error)) from None
+
+
+def json_of(value: object) -> str:
+    """Return plain values, dataclasses among them, as JSON; infinities and NaN as Python writes them."""
+    return json.dumps(value, default=_plain, separators=(",", ":"))
+
+
+def _plain(value: Any) -> object:  # noqa: ANN401  # what JSON has no word for
+    if is_dataclass(value):
+        return {one.name: getattr(value, one.name) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, frozenset):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} cannot be stored")
+
+
+def plain_of(kind: type[Plain], value: object) -> Plain:
+    """Return the dataclass that `json_of` was given.
+
+    Raises:
+        ValueError: if the value, read from JSON, is no such dataclass.
+    """
+    from pydantic import ValidationError
+
+    try:
+        found: Plain
+        (found,) = _reader(kind).validate_python([value])  # type: ignore[arg-type]  # classes are hashable
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}") from None
+    return found
+
+
+@cache
+def _reader(kind: Hashable) -> Any:  # noqa: ANN401  # a TypeAdapter
+    # pydantic takes long to import, and few commands read a state.
+    from pydantic import ConfigDict, TypeAdapter
+
+    # A list of one: the settings of a dataclass can only be given from outside.
+    return TypeAdapter(tuple[kind], config=ConfigDict(arbitrary_types_allowed=True))  # type: ignore[valid-type]

@@ -1,0 +1,1 @@
+"""What trainers log, and under which names."""
