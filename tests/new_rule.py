@@ -57,7 +57,7 @@ class @CLASS@(TableRule):
     name = "@NAME@"
     references = ("https://github.com/huggingface/trl",)
     reads = ("trained_tokens",)
-    adds = ("different",)
+    adds = ("found",)
     needs_objective = False
     splits = ("train",)
 
@@ -69,8 +69,8 @@ class @CLASS@(TableRule):
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Count the trained tokens of each row whose log-probs differ."""
-        differs_T = block.log_ratio("old_log_probs", "rollout_log_probs") != 0
-        return {"different": block.row_sum(differs_T & block.trained_T)}
+        found_T = block.log_ratio("old_log_probs", "rollout_log_probs") != 0
+        return {"found": block.row_sum(found_T & block.trained_T)}
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each response with a trained token."""
@@ -78,15 +78,15 @@ class @CLASS@(TableRule):
 
     def quantities(self) -> Mapping[str, Quantity]:
         """The share of such tokens."""
-        return {"tokens_share": (pl.sum("different") / pl.sum("trained_tokens"), "share")}
+        return {"tokens_share": (pl.sum("found") / pl.sum("trained_tokens"), "share")}
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """Responses with most of them."""
-        return table.with_columns(value="different")
+        return table.with_columns(value="found")
 
     def note(self, place: Mapping[str, Any]) -> str:
         """How many."""
-        return f"{counted(place['different'], 'token')} of {place['trained_tokens']}"
+        return f"{counted(place['found'], 'token')} of {place['trained_tokens']}"
 
     def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """No token to compare."""
@@ -94,13 +94,13 @@ class @CLASS@(TableRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information, if there is one such token."""
-        different = run.table["different"].sum()
-        if not different:
+        found = int(run.table["found"].sum())
+        if not found:
             return None
         return Judgement(
             severity=Severity.INFO,
             confirmed=False,
-            headline=f"{counted(different, 'trained token')} ({percent(run['tokens_share'])}) with different log-probs",
+            headline=f"{counted(found, 'trained token')} ({percent(run['tokens_share'])}) with different log-probs",
             message="say what this does to the update",
             evidence="say which logged value proves it",
             advice="say what to change",

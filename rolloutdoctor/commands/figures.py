@@ -3,23 +3,34 @@
 import math
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import polars as pl
 from torch import Tensor
 
-from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.batch import STAND_INS, RolloutBatch
+from rolloutdoctor.engine.plan import available, remedy
 from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation, reward_kl_tokens
 from rolloutdoctor.evaluation.row_changes import baseline_drift, is_change
 from rolloutdoctor.evaluation.rows import in_scope
+from rolloutdoctor.hypotheses.fixes import ChosenFix, choose
 from rolloutdoctor.objective.objective import KlBuffer, Objective
+from rolloutdoctor.objective.required_columns import (
+    advantage_columns,
+    has_time_axis,
+    loss_columns,
+    optional_columns,
+    reward_kl_columns,
+)
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.histogram import histogram
+from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.figures import AdvantagesData, Band, BaselineData, GradientData, KlData, PictureData
 from rolloutdoctor.results.histograms import Histogram
+from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.kl_metric_corrupted import KlMetricCorrupted
 from rolloutdoctor.rules.step import StepView
 from rolloutdoctor.trainers.spec import Trainer
@@ -32,17 +43,69 @@ class FigureAccumulator(StepConsumer):
 
     Attributes:
         fix: what the run is compared with, or None.
+        unmoved: why the fix that the user named is not drawn; empty where it is.
         counts: name to a histogram.
         seen: some step could be looked at.
+        needs_objective: False: it is drawn of a run of any trainer.
+        default_fix: what a picture that needs a comparison compares with, if the user says nothing.
+        marking: codes of the rules whose findings are drawn in it.
+        wanted: columns that it reads where they are there.
     """
 
+    needs_objective: ClassVar[bool] = True
+    default_fix: ClassVar[str | None] = None
+    marking: ClassVar[tuple[str, ...]] = ()
+    wanted: ClassVar[frozenset[str]] = frozenset()
     objectives: Mapping[str, Objective] = {}
+    unmoved = ""
 
     def __init__(self, fix: str | None = None) -> None:
         self.fix = fix
         self.counts: dict[str, Histogram] = defaultdict(Histogram)
         self.seen = False
         self._lines: list[dict[str, float | None]] = []
+
+    @classmethod
+    def plan(cls, context: Context, fixes: Sequence[ChosenFix]) -> Self:
+        """Return what gathers the picture of a run, with and without some fixes.
+
+        Raises:
+            InputError: if it cannot be made of this run; the message says what would help.
+            UsageError: if a fix that the user named is not about the trainer.
+        """
+        objective, fixed = context.objective, None
+        if not cls.needs_objective:
+            figure = cls()
+        elif objective is None:
+            raise InputError("the trainer of the run is unknown: name it with --trainer NAME")
+        else:
+            label, fixed = _with_fixes(cls.default_fix, objective, fixes)
+            figure = cls(label)
+            figure.objectives = {AS_CONFIGURED: objective} | ({} if label is None or fixed is None else {label: fixed})
+        figure.read(figure.prepare(context, frozenset() if fixed is None else advantage_columns(fixed)), context)
+        return figure
+
+    def prepare(self, context: Context, of_fix: frozenset[str]) -> frozenset[str]:
+        """Settle what is evaluated, and return the columns that this needs.
+
+        Raises:
+            InputError: if the picture cannot be made of this objective.
+        """
+        return loss_columns(self.objectives[AS_CONFIGURED]) | of_fix
+
+    def read(self, needed: Collection[str], context: Context) -> None:
+        """Read columns; refuse a run that lacks one that is needed.
+
+        Raises:
+            InputError: if it does; the message says what would record it.
+        """
+        absent = sorted(name for name in needed if not available(name, context.columns))
+        if absent:
+            word = "column" if len(absent) == 1 else "columns"
+            raise InputError(f"missing {word} {', '.join(absent)}: {remedy(absent, context)}")
+        columns = {*needed, *self.wanted, *(optional_columns(context.objective) if context.objective else ())}
+        stand_ins = (STAND_INS.get(name, ()) for name in columns)
+        self.columns = context.columns.intersection(columns.union(*stand_ins))
 
     def add(self, step: EvaluatedStep) -> None:
         """Take in one step; a picture of what the trainer computes passes over one that it cannot."""
@@ -71,6 +134,25 @@ class FigureAccumulator(StepConsumer):
         return columns_of(pl.DataFrame(self._lines, {"steps": pl.Int64} | dict.fromkeys(names, pl.Float64)))
 
 
+def _with_fixes(
+    default: str | None, objective: Objective, fixes: Sequence[ChosenFix]
+) -> tuple[str | None, Objective | None]:
+    """The label of what a picture compares with, and its objective; None if there is nothing to compare."""
+    if fixes:
+        for fix in fixes:
+            objective = fix.apply(objective)
+        return label_of(fixes), objective
+    if default is None:
+        return None, None
+    fix = choose(default)
+    return (fix.label, fix.apply(objective)) if fix.applies_to(objective) else (None, None)
+
+
+def label_of(fixes: Sequence[ChosenFix]) -> str:
+    """Return what several fixes are called together."""
+    return " + ".join(fix.label for fix in fixes)
+
+
 def columns_of(lines: pl.DataFrame) -> dict[str, Any]:
     """Return columns as tuples, in the order of their `steps`; NaN for null."""
     return {one.name: tuple(one) for one in lines.sort("steps").fill_null(math.nan)}
@@ -79,9 +161,15 @@ def columns_of(lines: pl.DataFrame) -> dict[str, Any]:
 class AdvantagesFigure(FigureAccumulator):
     """Histograms of the advantages of rows (tokens, with a time axis) that are trained on."""
 
+    wanted = frozenset({"response_mask", "advantage", "advantages"})
+
     def __init__(self, fix: str | None) -> None:
         super().__init__(fix)
         self._data = AdvantagesData("rows", Histogram(), fix, None if fix is None else Histogram())
+
+    def prepare(self, context: Context, of_fix: frozenset[str]) -> frozenset[str]:
+        """See `FigureAccumulator`."""
+        return advantage_columns(self.objectives[AS_CONFIGURED]) | of_fix
 
     def gather(self, step: EvaluatedStep) -> None:
         """Count one step."""
@@ -136,9 +224,21 @@ def carrying(batch: RolloutBatch, evaluation: Evaluation, term: str) -> Tensor:
 class KlFigure(FigureAccumulator):
     """The KL metric as logged and recomputed, and the per-token KL."""
 
-    def __init__(self, trainer: Trainer | None, fix: str | None) -> None:
-        super().__init__(fix)
-        self.trainer, self.metric, self.estimator = trainer, "", ""
+    wanted = frozenset({"kl"})
+    trainer: Trainer | None = None
+    metric = estimator = ""
+
+    def prepare(self, context: Context, of_fix: frozenset[str]) -> frozenset[str]:
+        """See `FigureAccumulator`."""
+        objective, self.trainer = self.objectives[AS_CONFIGURED], context.trainer
+        if objective.kl_loss is not None:
+            self.per_token = frozenset({AS_CONFIGURED})
+            return loss_columns(objective)
+        term = objective.kl_reward
+        logged = context.metrics & set(context.trainer.kl_metrics if context.trainer else ())
+        if term is None or (term.coef == 0 and not logged):
+            raise InputError("the configuration has no KL term, so there is no KL to draw; set its options with --set")
+        return reward_kl_columns(objective) | {"response_mask", "reward"}
 
     def gather(self, step: EvaluatedStep) -> None:
         """Take the metric, and count the tokens."""
@@ -185,12 +285,22 @@ class KlFigure(FigureAccumulator):
 class BaselineFigure(FigureAccumulator):
     """Drift of each group's baseline against its share of fully masked responses."""
 
+    default_fix = "rejected-rows"
     fix: str
 
     def __init__(self, fix: str) -> None:
         super().__init__(fix)
         kinds = {"step": pl.Int64, "touched": pl.Boolean, "share": pl.Float64, "drift": pl.Float64}
         self._groups = [pl.DataFrame(schema=kinds | {"moved": pl.Boolean})]
+
+    def prepare(self, context: Context, of_fix: frozenset[str]) -> frozenset[str]:
+        """See `FigureAccumulator`."""
+        objective = self.objectives[AS_CONFIGURED]
+        if has_time_axis(objective):
+            raise InputError("the estimator has no group baseline")
+        if len(self.objectives) == 1:
+            raise InputError("no fix that changes a baseline applies to this run; choose one with --fix")
+        return advantage_columns(objective) | of_fix | {"response_mask", "group_id"}
 
     def gather(self, step: EvaluatedStep) -> None:
         """Keep the groups of one step."""
@@ -242,6 +352,16 @@ class BaselineFigure(FigureAccumulator):
 
 class GradientFigure(FigureAccumulator):
     """The parts of the gradient, and what the fix changes in it."""
+
+    default_fix = "zero-std"
+
+    def prepare(self, context: Context, of_fix: frozenset[str]) -> frozenset[str]:
+        """See `FigureAccumulator`."""
+        objective = self.objectives[AS_CONFIGURED]
+        if objective.entropy_bonus is not None:
+            raise InputError(objective.entropy_bonus.no_gradient)
+        self.objectives = {**self.objectives, POLICY_ONLY: replace(objective, kl_loss=None)}
+        return super().prepare(context, of_fix)
 
     def gather(self, step: EvaluatedStep) -> None:
         """Take the norms of one step."""

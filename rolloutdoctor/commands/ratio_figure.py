@@ -1,19 +1,37 @@
 """Figure accumulator of importance ratios, and of how many leave the clip range."""
 
+from dataclasses import replace
+
 from rolloutdoctor.commands.figures import FigureAccumulator, carrying
 from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
+from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.ops import elementwise as el
 from rolloutdoctor.results.figures import RatioData
+from rolloutdoctor.rules.base import Context
 
 
 class RatioFigure(FigureAccumulator):
     """Importance ratios, and the gap between sampler and trainer."""
 
+    wanted = frozenset({"rollout_log_probs", "old_log_probs"})
+
     def __init__(self, fix: str | None) -> None:
         super().__init__(fix)
         self.has_gap, self.on_policy, self.rule = True, True, ("", 0.0, 0.0)
         self.outside = 0
+
+    def prepare(self, context: Context, of_fix: frozenset[str]) -> frozenset[str]:
+        """See `FigureAccumulator`; a fix that moves no ratio and masks no token has nothing to show here."""
+        objective = self.objectives[AS_CONFIGURED]
+        if self.fix is not None and not _moves_ratios(objective, self.objectives[self.fix]):
+            self.objectives, self.fix = {AS_CONFIGURED: objective}, None
+            self.unmoved = (
+                "changes no importance ratio and no trained token, so there is no ratio before and after; leave --fix "
+                "out, or draw advantages, gradient or baseline with it"
+            )
+        self.per_token = frozenset(self.objectives)
+        return super().prepare(context, of_fix)
 
     def gather(self, step: EvaluatedStep) -> None:
         """Count the tokens of one step that carry the policy term."""
@@ -67,3 +85,9 @@ class RatioFigure(FigureAccumulator):
             log_ratio_after=None if self.fix is None else self.counts["after"],
             **self.series(*names),
         )
+
+
+def _moves_ratios(objective: Objective, fixed: Objective) -> bool:
+    """True if a fix can change an importance ratio, its range, or which tokens have one."""
+    same = replace(objective, policy=fixed.policy, surrogate=fixed.surrogate, policy_correction=fixed.policy_correction)
+    return same != objective

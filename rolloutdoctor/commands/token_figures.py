@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.commands.figures import FigureAccumulator, columns_of
+from rolloutdoctor.commands.marks import MARKING
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.evaluation.every_nth import every_nth
 from rolloutdoctor.evaluation.lag_table import LEAST_TOKENS
@@ -19,8 +21,10 @@ from rolloutdoctor.ops.elementwise import is_above
 from rolloutdoctor.ops.gap_bins import BINS, bin_of, quantile
 from rolloutdoctor.ops.histogram import histogram
 from rolloutdoctor.ops.version_stamps import lags_of
+from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.figures import LengthsData, MismatchData, Spread
 from rolloutdoctor.results.histograms import Histogram
+from rolloutdoctor.rules.base import Context
 
 GRID_LOW, GRID_CELLS = -8.0, 96
 """The grid of log-probs: from here to 0, twelve cells to a nat."""
@@ -33,12 +37,19 @@ LAGS = 8
 TRUNCATED = ("length", "truncated", "max_tokens")
 """What trainers and engines call a response that was cut off at its largest length."""
 
+_HAVE_LENGTHS = ("response_ids", "response_mask", "policy_log_probs", "old_log_probs", "rollout_log_probs")
+"""Columns that tell the length of a response."""
+
 NO_TOKEN = -1
 """Last token of an empty response."""
 
 
 class MismatchFigure(FigureAccumulator):
     """The sampler's log-probs against the trainer's."""
+
+    needs_objective = False
+    marking = MARKING
+    wanted = frozenset({"response_mask", "optim_step_id", "policy_version_min", "policy_version_max"})
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,6 +60,10 @@ class MismatchFigure(FigureAccumulator):
         }
         self._steps: list[Spread] = []
         self._compared, self._sampled, self._stamped = "old_log_probs", False, False
+
+    def prepare(self, context: Context, of_fix: frozenset[str]) -> frozenset[str]:
+        """See `FigureAccumulator`."""
+        return frozenset({"old_log_probs", "rollout_log_probs"})
 
     def token_measures(self, batch: RolloutBatch) -> Mapping[str, TokenMeasure]:
         """See `StepConsumer`."""
@@ -144,10 +159,20 @@ def _spread(first: int, last: int, counts: Tensor) -> Spread:
 class LengthsFigure(FigureAccumulator):
     """How long responses are, and how they end."""
 
+    needs_objective = False
+    wanted = frozenset({"response_ids", "status"})
+
     def __init__(self) -> None:
         super().__init__()
         kinds = {"steps": pl.Int64, "length": pl.Int64, "cut": pl.Boolean, "last": pl.Int64}
         self._rows = [pl.DataFrame(schema=kinds)]
+
+    def prepare(self, context: Context, of_fix: frozenset[str]) -> frozenset[str]:
+        """See `FigureAccumulator`."""
+        lengths = next((name for name in _HAVE_LENGTHS if name in context.columns), "response_mask")
+        if lengths not in context.columns:
+            raise InputError(f"no column says how long responses are: {remedy([lengths], context)}")
+        return frozenset({lengths})
 
     def gather(self, step: EvaluatedStep) -> None:
         """Keep how long the rows of one step are, whether they were cut off, and their last token."""

@@ -144,7 +144,9 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
     scores = Scores(clean_N, in_baseline_N, counted_N, groups, clean, _scaled_together(batch, objective), over)
     found = ESTIMATORS[rule.estimator](scores, rule)
     value_N = whiten_every_token(found.value_N, counted_N, over) if rule.whitened else found.value_N
-    equal_N = zero_std_rows(batch, list(named.values()) or [clean_N], scores.stats, partial=rule.spec.every_reward)
+    equal_N = zero_std_rows(
+        batch, list(named.values()) or [clean_N], scores.stats, partial=rule.spec.rewards == "every"
+    )
     part = RowResult(
         objective=objective,
         score_N=score_N,
@@ -248,7 +250,7 @@ def std_flagged(batch: RolloutBatch, part: RowResult) -> Tensor:
     """Rows that the trainer flags as zero-std, ``[N]`` bool, by float32 statistics of the baseline rows."""
     assert batch.groups is not None  # advantage_columns asked for it
     rule, batches = part.objective.advantage, _scaled_together(batch, part.objective)
-    if not rule.spec.every_reward:
+    if rule.spec.rewards != "every":
         return zero_std_flags(part.voting_N(part.score_N), batch.groups, rule.scale, batches)
     return zero_std_flags(_sums_in_single(batch, part), batch.groups, "batch", batches)
 
@@ -258,7 +260,7 @@ def _in_single(batch: RolloutBatch, part: RowResult) -> Tensor:
     assert batch.groups is not None  # advantage_columns asked for it
     rule, batches = part.objective.advantage, _scaled_together(batch, part.objective)
     score_N, groups, scale = part.voting_N(part.score_N), batch.groups, rule.scale
-    if rule.spec.every_reward:
+    if rule.spec.rewards == "every":
         score_N, scale = _sums_in_single(batch, part), "batch"
         groups = Groups.of(torch.zeros_like(groups.index_N)) if batches is None else batches
     return standard_scores(score_N, groups, scale, rule.epsilon, batches).double()

@@ -39,7 +39,7 @@ def named_scores(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) 
     Raises:
         CannotComputeError: if the run has no reward of such a name, or not as many as there are weights.
     """
-    if objective.advantage.spec.every_reward:
+    if objective.advantage.spec.rewards == "every":
         return _every_reward(batch, len(objective.advantage.reward_weights), dtype)
     absent = [key for key in objective.advantage.reward_keys if key not in batch.rewards]
     if absent:

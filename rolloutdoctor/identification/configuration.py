@@ -8,7 +8,7 @@ from typing import Literal
 
 from rolloutdoctor.hypotheses.hypothesis import Hypothesis
 from rolloutdoctor.identification.words import parts_of
-from rolloutdoctor.objective.estimators import Axis
+from rolloutdoctor.objective.estimators import SPECS, Axis
 from rolloutdoctor.objective.objective import AdvantageRule, Objective, RowSet, Scope
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Layer, resolve
@@ -132,8 +132,9 @@ def _rules() -> Iterator[AdvantageRule]:
                 epsilon_in_root=inside,
             )
     yield from (AdvantageRule(estimator="rloo", scale="none", epsilon=eps, normalised=True) for eps in EPSILONS)
-    for name in ("grpo", "rloo", "raw", "gpg", "opo", "reinforce_plus_plus_baseline"):
-        yield AdvantageRule(estimator=name, scale="none")
+    for spec in SPECS.values():
+        if spec.axis is Axis.ROWS and (spec.is_standard_score or not spec.divides):
+            yield AdvantageRule(estimator=spec.name, scale="none")
 
 
 def essence(objective: Objective) -> tuple[object, ...]:
@@ -156,7 +157,7 @@ def unscaled_essence(objective: Objective) -> tuple[object, ...]:
     grouped = spec.has_groups and spec.axis is Axis.ROWS
     return (
         rule.estimator,
-        rule.singleton if grouped and rule.estimator not in ("raw", "grpo_passk") else "",
+        rule.singleton if grouped and spec.baseline == "mean" else "",
         (rule.gamma, rule.lam) if spec.axis is not Axis.ROWS else (),
         rule.batch_if_unequal,
         rule.numeric_ids,

@@ -15,7 +15,6 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate_rows
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius
 from rolloutdoctor.identification.configuration import Configuration
-from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import RowSet
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.results.errors import RolloutDoctorError
@@ -85,13 +84,13 @@ class Outcomes:
 
 
 def by_group(one: Configuration) -> bool:
-    """Return True if the advantages of a configuration depend on no other group of the step."""
+    """Return True if the advantages of a configuration depend on the rewards of its group alone."""
     rule = one.objective.advantage
     if one.trainer is None and (rule.singleton == "zero" or RowSet.REJECTED in one.objective.baseline_rows.without):
         # Neither lone rows nor masked ones are in an extreme.
         return False
-    alone = not rule.whitened and not rule.normalised and rule.spec.normalised_over is None
-    return alone and rule.spec.axis is Axis.ROWS and rule.scale != "batch" and rule.estimator not in ("gpg", "opo")
+    alone = not rule.whitened and not rule.normalised and rule.scale != "batch"
+    return alone and rule.spec.within_groups and not rule.spec.weighs_lengths
 
 
 @dataclass(frozen=True, eq=False)

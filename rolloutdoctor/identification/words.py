@@ -5,26 +5,6 @@ from collections.abc import Mapping, Sequence
 from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import AdvantageRule, Objective, RowSet
 
-_SCORES = {
-    "gdpo": "every reward a standard score in its group, added and whitened",
-    "gpg": "alpha (reward - mean)",
-    "grpo": "reward - mean",
-    "grpo_passk": "best - second best reward for the best row",
-    "normalize_then_sum": "every reward a standard score in its group, added and normalised over the batch",
-    "opo": "reward - mean weighted by length",
-    "raw": "reward, without a baseline",
-    "reinforce_plus_plus_baseline": "reward - mean, whitened over the trained tokens",
-    "rloo": "reward - mean of the other rows",
-    "masked_gae": "generalised advantage estimation over the trained tokens",
-    "gae": "generalised advantage estimation",
-    "optimal_token_baseline": "reward to go - optimal token baseline",
-    "tir_optimal_token_baseline": "reward to go - optimal token baseline over turns",
-    "reinforce_plus_plus": "discounted rewards to go, whitened",
-    "remax": "reward - greedy reward",
-    "discounted_token_returns": "discounted rewards to go",
-    "penalised_group_scores": "reward - mean, less the KL penalty of each token",
-}
-
 SEPARATORS = {
     "formula": "groups whose rewards are neither all equal nor 0 and 1 alone",
     "epsilon": "a group with a smaller standard deviation of rewards",
@@ -64,7 +44,7 @@ def parts_of(objective: Objective) -> dict[str, str]:
         parts["votes"] = "only unmasked rows vote"
     elif spec.has_groups:
         parts["votes"] = "all rows vote"
-    if spec.has_groups and spec.axis is Axis.ROWS and rule.estimator not in ("raw", "grpo_passk"):
+    if spec.has_groups and spec.axis is Axis.ROWS and spec.baseline == "mean":
         alone = {"raw": "a lone row keeps its reward", "zero": "a lone row gets 0"}
         parts["alone"] = alone[rule.singleton]
     if rule.whitened:
@@ -74,7 +54,7 @@ def parts_of(objective: Objective) -> dict[str, str]:
     if rule.numeric_ids == "always":
         parts["ids"] = "group ids compared as numbers"
     if spec.axis is not Axis.ROWS:
-        parts["time"] = f"gamma {rule.gamma:g}" + (f", lambda {rule.lam:g}" if "gae" in rule.estimator else "")
+        parts["time"] = f"gamma {rule.gamma:g}" + (f", lambda {rule.lam:g}" if "values" in spec.columns else "")
     term = objective.kl_reward
     if term is not None and term.coef and rule.sums_tokens | (spec.axis is Axis.ALL_TOKENS):
         clamp = f" clamped to {term.clamp:g}" if term.clamp else ""
@@ -119,10 +99,10 @@ def separators(axes: Sequence[str]) -> str:
 
 
 def _formula(rule: AdvantageRule) -> str:
-    score = _SCORES[rule.estimator]
-    if rule.spec.divides and rule.scale != "none" and rule.estimator in ("grpo", "grpo_passk"):
+    spec, score = rule.spec, rule.spec.words
+    if spec.divides and rule.scale != "none" and spec.normalised_over is None:
         return f"({score}) / ({'batch ' if rule.scale == 'batch' else ''}std + {{eps}})"
-    if rule.normalised and rule.estimator == "rloo":
+    if rule.normalised:
         return f"({score}), normalised over the batch with epsilon {{eps}}"
     return score
 

@@ -4,7 +4,7 @@ The formulas are in `rolloutdoctor.formulas.advantages.table`, under the same na
 estimator is in the trainer's file.
 """
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from typing import Literal
 
@@ -17,34 +17,37 @@ class Axis(Enum):
     ALL_TOKENS = "response tokens, masked ones included"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class EstimatorSpec:
     """What is known of an estimator beside its formula.
 
     Attributes:
         name: in `SPECS` and in the table of formulas.
+        words: the formula, before it is divided where a scale is set.
         axis: what it gives one advantage to.
         columns: what it reads beyond `reward`, the groups of rows and the mask of tokens.
         takes_weights: the importance weights of the rollout correction enter.
-        every_reward: it normalises every reward that the run has by itself, over the rows that have it; False: the
-            rewards that `AdvantageRule.reward_keys` names, or the score.
+        rewards: what it compares: the score; each reward that `AdvantageRule.reward_keys` names, or the score where
+            it names none; or every reward that the run has, over the rows that have it.
         normalised_over: what the advantages are normalised over in the end, or None.
         divides: it can divide by the standard deviation of a group or of the batch.
         is_standard_score: it is the centred score, divided by that deviation where a scale is set, and nothing else.
-        subtracts_mean: its baseline is made of sums; False: it is a stored score.
-        weighs_lengths: these sums weigh each row by its trained tokens.
+        baseline: a mean over other rows or tokens, the score of another row, or None.
+        weighs_lengths: that mean weighs each row by its trained tokens.
         within_groups: no row of another group enters an advantage, unless a scale or a whitening is over the batch.
     """
 
     name: str
+    words: str
+    _: KW_ONLY
     axis: Axis = Axis.ROWS
     columns: frozenset[str] = frozenset()
     takes_weights: bool = False
-    every_reward: bool = False
+    rewards: Literal["score", "named", "every"] = "score"
     normalised_over: Literal["rows", "tokens"] | None = None
     divides: bool = False
     is_standard_score: bool = False
-    subtracts_mean: bool = True
+    baseline: Literal["mean", "score"] | None = "mean"
     weighs_lengths: bool = False
     within_groups: bool = False
 
@@ -66,34 +69,79 @@ _MASK = frozenset({"response_mask"})
 SPECS: dict[str, EstimatorSpec] = {
     spec.name: spec
     for spec in (
-        EstimatorSpec(name="gdpo", columns=_MASK, normalised_over="tokens", divides=True),
-        EstimatorSpec(name="gpg"),
-        EstimatorSpec(name="grpo", divides=True, is_standard_score=True, within_groups=True),
-        EstimatorSpec(name="grpo_passk", divides=True, subtracts_mean=False, within_groups=True),
+        EstimatorSpec("grpo", "reward - mean", divides=True, is_standard_score=True, within_groups=True),
+        EstimatorSpec("rloo", "reward - mean of the other rows", within_groups=True),
+        EstimatorSpec("raw", "reward, without a baseline", baseline=None, within_groups=True),
+        EstimatorSpec("gpg", "alpha (reward - mean)"),
         EstimatorSpec(
-            name="normalize_then_sum",
+            "opo", "reward - mean weighted by length", columns=_MASK, weighs_lengths=True, within_groups=True
+        ),
+        EstimatorSpec(
+            "reinforce_plus_plus_baseline",
+            "reward - mean, whitened over the trained tokens",
+            columns=_MASK,
+            normalised_over="tokens",
+        ),
+        EstimatorSpec(
+            "gdpo",
+            "every reward a standard score in its group, added and whitened",
+            columns=_MASK,
+            rewards="named",
+            normalised_over="tokens",
+            divides=True,
+        ),
+        EstimatorSpec(
+            "grpo_passk",
+            "best - second best reward for the best row",
+            divides=True,
+            baseline="score",
+            within_groups=True,
+        ),
+        EstimatorSpec(
+            "normalize_then_sum",
+            "every reward a standard score in its group, added and normalised over the batch",
             columns=frozenset({"rewards"}),
-            every_reward=True,
+            rewards="every",
             normalised_over="rows",
             divides=True,
         ),
-        EstimatorSpec(name="opo", columns=_MASK, weighs_lengths=True, within_groups=True),
-        EstimatorSpec(name="raw", within_groups=True),
-        EstimatorSpec(name="reinforce_plus_plus_baseline", columns=_MASK, normalised_over="tokens"),
-        EstimatorSpec(name="rloo", within_groups=True),
         EstimatorSpec(
-            name="masked_gae", axis=Axis.TRAINED_TOKENS, columns=frozenset({"values"}), normalised_over="tokens"
+            "masked_gae",
+            "generalised advantage estimation over the trained tokens",
+            axis=Axis.TRAINED_TOKENS,
+            columns=frozenset({"values"}),
+            normalised_over="tokens",
         ),
         EstimatorSpec(
-            name="optimal_token_baseline", axis=Axis.TRAINED_TOKENS, columns=_PATH_VARIANCE, takes_weights=True
+            "optimal_token_baseline",
+            "reward to go - optimal token baseline",
+            axis=Axis.TRAINED_TOKENS,
+            columns=_PATH_VARIANCE,
+            takes_weights=True,
         ),
-        EstimatorSpec(name="reinforce_plus_plus", axis=Axis.TRAINED_TOKENS, normalised_over="tokens"),
-        EstimatorSpec(name="remax", axis=Axis.TRAINED_TOKENS, columns=frozenset({"reward_baseline"})),
         EstimatorSpec(
-            name="tir_optimal_token_baseline", axis=Axis.TRAINED_TOKENS, columns=_PATH_VARIANCE, takes_weights=True
+            "tir_optimal_token_baseline",
+            "reward to go - optimal token baseline over turns",
+            axis=Axis.TRAINED_TOKENS,
+            columns=_PATH_VARIANCE,
+            takes_weights=True,
         ),
-        EstimatorSpec(name="discounted_token_returns", axis=Axis.ALL_TOKENS),
-        EstimatorSpec(name="gae", axis=Axis.ALL_TOKENS, columns=frozenset({"values"})),
-        EstimatorSpec(name="penalised_group_scores", axis=Axis.ALL_TOKENS, columns=frozenset({"group_id"})),
+        EstimatorSpec(
+            "reinforce_plus_plus",
+            "discounted rewards to go, whitened",
+            axis=Axis.TRAINED_TOKENS,
+            normalised_over="tokens",
+        ),
+        EstimatorSpec(
+            "remax", "reward - greedy reward", axis=Axis.TRAINED_TOKENS, columns=frozenset({"reward_baseline"})
+        ),
+        EstimatorSpec("discounted_token_returns", "discounted rewards to go", axis=Axis.ALL_TOKENS),
+        EstimatorSpec("gae", "generalised advantage estimation", axis=Axis.ALL_TOKENS, columns=frozenset({"values"})),
+        EstimatorSpec(
+            "penalised_group_scores",
+            "reward - mean, less the KL penalty of each token",
+            axis=Axis.ALL_TOKENS,
+            columns=frozenset({"group_id"}),
+        ),
     )
 }

@@ -26,9 +26,9 @@ def has_part(objective: Objective, part: Part) -> bool:
         case Part.KL_REWARD:
             return objective.kl_reward is not None
         case Part.GROUP_BASELINE:
-            return rule.spec.has_groups and rule.estimator != "raw"
+            return rule.spec.has_groups and rule.spec.baseline is not None
         case Part.GROUP_STD:
-            return rule.spec.divides and (rule.scale == "group" or rule.spec.every_reward)
+            return rule.spec.divides and (rule.scale == "group" or rule.spec.rewards == "every")
         case _:
             return True
 

@@ -17,25 +17,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rolloutdoctor.objective.estimators import SPECS
 from rolloutdoctor.recorders._background import warn
 from rolloutdoctor.recorders.own_loop import DEFAULT_MAX_BYTES, StepRecorder
 from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.trainers.verl import advantages as verl_advantages
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PREFIX = "recorded_"
 
-ESTIMATORS = (
-    "grpo",
-    "grpo_vectorized",
-    "grpo_passk",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-    "rloo",
-    "rloo_vectorized",
-    "opo",
-    "gpg",
+ESTIMATORS = tuple(
+    name
+    for name, known in verl_advantages.ESTIMATORS.items()
+    if SPECS[known].rewards == "score" and SPECS[known].columns <= {"response_mask"}
 )
 """Those that work under any name: verl asks for the others by name, for a critic, greedy rollouts or more inputs."""
 

@@ -313,7 +313,16 @@ class LengthsData:
 
 PictureData = AdvantagesData | KlData | BaselineData | GradientData | RatioData | MismatchData | LengthsData
 
-KINDS = ("advantages", "kl", "baseline", "gradient", "ratio", "mismatch", "lengths")
+KINDS: dict[str, tuple[str, ...]] = {
+    "advantages": ("RDA",),
+    "kl": ("RDM001",),
+    "baseline": (),
+    "gradient": ("RDG",),
+    "ratio": (),
+    "mismatch": ("RDO",),
+    "lengths": ("RDI009",),
+}
+"""Every picture, and how the codes of the findings begin that it shows."""
 
 
 def known_kind(kind: str) -> str:
@@ -323,7 +332,7 @@ def known_kind(kind: str) -> str:
         UsageError: if there is no such picture.
     """
     if kind not in KINDS:
-        raise UsageError(f"no picture {kind!r} (known: {', '.join(KINDS)}){nearest(kind, KINDS)}")
+        raise UsageError(f"no picture {kind!r} (known: {', '.join(KINDS)}){nearest(kind, list(KINDS))}")
     return kind
 
 

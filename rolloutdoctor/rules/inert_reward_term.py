@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def _has_group_baseline(objective: Objective) -> bool:
     """True if what the rows of a group have in common cancels."""
     rule = objective.advantage
-    return rule.spec.has_groups and rule.spec.subtracts_mean and rule.estimator != "raw"
+    return rule.spec.has_groups and rule.spec.baseline == "mean"
 
 
 @dataclass(frozen=True)

@@ -72,12 +72,12 @@ class NonfiniteValues(TableRule):
     the rows that hold either or whose reward is not finite. A log-prob above 0.34 counts as well: it is a probability
     above 1, by more than logits in bfloat16 round to. So does one below -1000: a placeholder or a bug. A missing reward
     is not a fault if the trainer leaves such rows out (TRL); NaN in `rollout_log_probs` means that the inference engine
-    returned none. All numbers elsewhere in a report leave masked values out. Confirmed: the values are in the
-    file. `undefined_advantages` counts rows whose advantage the trainer itself computes as NaN from finite values:
-    verl's opo divides by the trained tokens of the group, which are none where all of its rows were rejected. The mask
-    keeps such a NaN out of the loss, but not out of its gradient, so verl skips the whole optimiser step. Recomputed
-    gradients leave masked tokens out, so they say what the step would be without those rows. If these are the only
-    ones, the verdict is exposed: the rows and the configuration would make it happen.
+    returned none. All numbers elsewhere in a report leave masked values out. Confirmed: the values are in the file.
+    `undefined_advantages` counts rows whose advantage the trainer itself computes as NaN from finite values: an
+    estimator that weighs rewards by length divides by the trained tokens of the group, which are none where all of its
+    rows were rejected. The mask keeps such a NaN out of the loss, but not out of its gradient, so verl skips the whole
+    optimiser step. Recomputed gradients leave masked tokens out, so they say what the step would be without those rows.
+    If these are the only ones, the verdict is exposed: the rows and the configuration would make it happen.
 
     ## What to do
     Look at the rows listed and find where the value comes from: an empty response, an overflowing exponential, a reward
@@ -193,6 +193,7 @@ class NonfiniteValues(TableRule):
             f"masked in the loss and not in its gradient: the gradient of the step is NaN, and {title} skips its update"
         )
         if not rows:
+            assert context.objective is not None  # it has advantages
             return Judgement(
                 severity=Severity.WARNING,
                 confirmed=False,
@@ -201,7 +202,8 @@ class NonfiniteValues(TableRule):
                 ),
                 message=undefined,
                 evidence="the rows and the configuration would make it happen; no column shows the update",
-                advice="leave fully rejected groups out of the batch, or use another estimator than opo",
+                advice="leave fully rejected groups out of the batch, or use another estimator than "
+                f"{context.objective.advantage.estimator}",
             )
         rewards, masked = run.count("rewards"), run.count("masked_tokens")
         reached = bool(rewards) or bool((run.table["loss"] > 0).any())

@@ -28,8 +28,8 @@ class SingletonGroup(TableRule):
     of the total absolute advantage.
 
     ## Why it matters
-    Trainers disagree on its advantage: the raw score (verl's grpo, rloo, opo), the score times a batch factor (gpg), or
-    0 (verl's rloo_vectorized, TRL, slime). With non-negative rewards, a raw score as the advantage reinforces the
+    Trainers disagree on its advantage: the raw score (most estimators of verl), the score times a batch factor (its
+    gpg), or 0 (its rloo_vectorized, TRL, slime). With non-negative rewards, a raw score as the advantage reinforces the
     response however bad it is. Rejection makes such groups common.
 
     ## How it is measured

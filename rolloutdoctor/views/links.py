@@ -2,16 +2,13 @@
 
 from collections.abc import Collection
 
+from rolloutdoctor.results.figures import KINDS
 from rolloutdoctor.results.findings import Finding, Report, Severity
-
-_BY_CODE = {"RDM001": "kl", "RDA001": "advantages", "RDI009": "lengths", "RDG001": "gradient", "RDG003": "gradient"}
-
-_BY_FAMILY = {"RDA": "advantages", "RDG": "gradient", "RDO": "mismatch"}
 
 
 def picture_of(finding: Finding, drawn: Collection[str]) -> str | None:
     """Return the kind of the picture that shows a finding, of those that are drawn; None if none does."""
-    kind = _BY_CODE.get(finding.code, _BY_FAMILY.get(finding.code[:3]))
+    kind = next((kind for kind, codes in KINDS.items() if finding.code.startswith(codes)), None)
     if finding.cause is not None and finding.cause.quantity == "kl":
         kind = "kl"
     return kind if kind in drawn else None

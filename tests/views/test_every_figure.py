@@ -37,7 +37,7 @@ from rolloutdoctor.views.plots.table import PICTURES, as_bytes, figure_of, forma
 
 
 def test_every_kind_has_its_picture():
-    assert tuple(PICTURES) == KINDS == tuple(MAKE)
+    assert tuple(PICTURES) == tuple(KINDS) == tuple(MAKE)
 
 
 @pytest.mark.slow

@@ -53,8 +53,8 @@ def advantage_radius(evaluation: Evaluation) -> Radius:
     value_N = rows.advantage_N.nan_to_num(0.0)
     groups, error = _compared(evaluation), score_radius(evaluation)
     again = rule.whitened or rule.normalised or rule.spec.normalised_over is not None
-    # `normalize_then_sum` divides each reward by its own deviation, whatever the scale of the sum.
-    scales = rule.scale != "none" or rule.spec.every_reward
+    # Each reward is divided by its own deviation, whatever the scale of the sum.
+    scales = rule.scale != "none" or rule.spec.rewards == "every"
     divided = scales and rule.spec.divides and rule.epsilon > 0
     if again and divided:
         first, inner_N = _of_each_reward(evaluation, groups, error)
@@ -63,7 +63,7 @@ def advantage_radius(evaluation: Evaluation) -> Radius:
         clean_N = torch.where(rows.in_baseline_N, rows.score_N, 0.0)
         inner_N = torch.where(rows.in_baseline_N, clean_N - rows.baseline_N.nan_to_num(0.0), 0.0)
         flat = 1 / rule.epsilon if divided else 2.0
-        if not rule.spec.subtracts_mean:
+        if rule.spec.baseline == "score":
             flat = 0.0  # a tie at the top is one of stored values, and no mean comes in
         values = clean_N, inner_N, inner_N if again else value_N
         weight_N = rows.length_N if rule.spec.weighs_lengths else None

@@ -1,4 +1,4 @@
-"""Radius of the mean weight that vespo gives a row; where its advantage is 0 to rounding, that of either sign.
+"""Radius of the mean of detached weights of rows; where its advantage is 0 to rounding, that of either sign.
 
 The weight is ``exp(lambda - lambda w) w^k``, w the product of the row's ratios; k and lambda go with the sign.
 """

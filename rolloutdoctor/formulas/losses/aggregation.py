@@ -194,7 +194,7 @@ def _trajectories(trajectory_N: Tensor | None, optim_N: Tensor) -> tuple[Tensor,
 
 
 def _row_means(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
-    """TRL ``grpo`` and ``sapo``: token means of rows, mean over the rows of each micro-batch, then over these."""
+    """TRL ``grpo``: token means of rows, mean over the rows of each micro-batch, then over these."""
     return 1 / (length_N.clamp(min=1) * layout.micro_rows_N * layout.micros_N)
 
 
@@ -225,12 +225,12 @@ def _row_sums(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
 
 
 def _generation_token_mean(length_N: Tensor, layout: Layout, rule: Aggregation) -> Tensor:
-    """TRL ``dapo``, ``cispo`` and ``vespo``: tokens of the generation batch, rescaled to one optimiser step."""
+    """TRL ``dapo``: tokens of the generation batch, rescaled to one optimiser step."""
     return _unscaled_token_mean(length_N, layout, rule) * layout.steps_N / layout.generations_N
 
 
 def _unscaled_token_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
-    """These three before 1.10: divided by the tokens of the generation batch, whatever its optimiser steps."""
+    """The same before 1.10: divided by the tokens of the generation batch, whatever its optimiser steps."""
     return 1 / layout.generation_total(length_N).clamp(min=1)
 
 

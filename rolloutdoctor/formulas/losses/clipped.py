@@ -41,7 +41,7 @@ def ppo_dual_clip(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
 def ppo_delta_clip(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
     """``-min(min(r, cap) A, clip(r) A)``, the cap being TRL's `delta`.
 
-    Source: TRL ``GRPOTrainer._compute_loss`` for grpo, bnpo, dr_grpo, dapo and luspo.
+    Source: TRL ``GRPOTrainer._compute_loss`` for the loss types that clip.
     """
     _, ratio_T, slope_T = weights(given, rule)
     value_T, turned_T = _clipped(given, rule, (ratio_T, slope_T), _delta, [])

@@ -3,6 +3,7 @@
 They gate the policy term alone: what they take out keeps its KL term and its place in every denominator.
 """
 
+import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -10,8 +11,10 @@ from torch import Tensor
 
 from rolloutdoctor.formulas.losses.levels import row_mean
 from rolloutdoctor.formulas.losses.terms import TokenInputs
-from rolloutdoctor.formulas.losses.vespo import SMALLEST
 from rolloutdoctor.objective.corrections import TermWeight
+
+SMALLEST = math.log(1e-8)
+"""Lower bound that TRL puts on the log of such a weight where it multiplies those of a row; the upper one is 20."""
 
 Column = Callable[[str], Tensor]
 """Name of a token column to its values, ``[T]``, 0 at masked tokens."""
@@ -44,7 +47,7 @@ def importance(given: TokenInputs, column: Column, gate: TermWeight) -> Tensor:
 
 
 def importance_of_rows(given: TokenInputs, column: Column, gate: TermWeight) -> Tensor:
-    """Log of the product of each row's weights, each within vespo's bounds, float64 ``[N]``.
+    """Log of the product of each row's weights, each within TRL's bounds, float64 ``[N]``.
 
     Source: TRL ``GRPOTrainer.get_gamma_weights``.
     """

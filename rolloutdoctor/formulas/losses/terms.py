@@ -76,7 +76,7 @@ class PolicyTerm(NamedTuple):
         clipped_T: ``[T]`` bool, tokens that the trainer's metric counts as clipped; None: it logs no such metric.
         capped_T: ``[T]`` bool, tokens that its second such metric counts (dual clip, truncation); None like above.
         drift_T: ``[T]`` what the trainer logs as KL from the old policy; None: it logs none.
-        logged_T: ``[T]`` a further value that the trainer logs: vespo's weight of the row; None: it logs none.
+        logged_T: ``[T]`` a further value that the trainer logs: the weight of the row; None: it logs none.
     """
 
     value_T: Tensor

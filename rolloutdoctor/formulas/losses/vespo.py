@@ -1,14 +1,10 @@
 """vespo: the log-prob times a detached weight of the row."""
 
-import math
-
 import torch
 
+from rolloutdoctor.formulas.losses.gates import SMALLEST
 from rolloutdoctor.formulas.losses.terms import PolicyTerm, TokenInputs
 from rolloutdoctor.objective.objective import Surrogate
-
-SMALLEST = math.log(1e-8)
-"""Lower bound that vespo puts on the log of a weight; the upper one is 20."""
 
 
 def vespo(given: TokenInputs, rule: Surrogate) -> PolicyTerm:

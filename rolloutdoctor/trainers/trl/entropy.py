@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.objective import Aggregation, EntropyBonus
 from rolloutdoctor.trainers.options import Config
+from rolloutdoctor.trainers.trl.loss_types import LOSS_TYPES, OF_GENERATION
 
 if TYPE_CHECKING:
     from rolloutdoctor.trainers.spec import StepMetrics
 
-_BY_GENERATION = ("cispo", "dapo", "vespo")
 APPLIED = "entropy_coef (applied)"
 """The coefficient that a step applied: TRL logs the one that it leaves to the next."""
 
@@ -22,7 +22,7 @@ def entropy_bonus(config: Config) -> EntropyBonus | None:
     adapts, coef = bool(config["use_adaptive_entropy"]), config.number("entropy_coef")
     if not adapts and coef == 0:
         return None
-    by_generation = config.version < (1, 10) and config.word("loss_type") in _BY_GENERATION
+    by_generation = config.version < (1, 10) and LOSS_TYPES[config.word("loss_type")].aggregation == OF_GENERATION
     rule = (
         Aggregation(mode="generation-token-mean-unscaled", counted_in_loss=False, eval_batches=True)
         if by_generation

@@ -1,12 +1,14 @@
 """TRL's GRPOTrainer: options of its GRPOConfig, its objective, and its logged metrics.
 
 Read and compared: trl 1.16.0 and every minor release from 1.9.0 on. 1.10.0 changed the default of
-`use_bias_correction_kl`, how `dapo`, `cispo` and `vespo` share tokens out over the optimiser steps of one generation
-batch, and the mean that `luspo` takes; 1.11.0 lets a sampler give no log-prob for a token; 1.14.0 gave up the loss of
+`use_bias_correction_kl`, how the loss types over the tokens of a generation batch share them out over its optimiser
+steps, and the mean that `luspo` takes; 1.11.0 lets a sampler give no log-prob for a token; 1.14.0 gave up the loss of
 its own that `use_liger_kernel` had. Before 1.9.0 tokens were counted before masks, and metrics were means of ranks.
 """
 
 from collections.abc import Mapping
+from functools import partial
+from operator import eq
 from typing import TYPE_CHECKING, Literal, cast
 
 from rolloutdoctor.objective.corrections import TermWeight
@@ -16,6 +18,7 @@ from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Choices, LossParts, PartOptions, Trace, Trainer, every
 from rolloutdoctor.trainers.trl.entropy import applied_coefs, entropy_bonus
+from rolloutdoctor.trainers.trl.loss_types import LOSS_TYPES, OF_GENERATION
 from rolloutdoctor.trainers.trl.options import (
     END_METRICS,
     GENERATION_METRICS,
@@ -35,21 +38,6 @@ ALIASES = {"completion_mask": "response_mask"}
 EPSILON = 1e-4
 """What TRL adds to the standard deviation of rewards."""
 
-_KINDS = {"cispo": "cispo_capped", "sapo": "sapo", "vespo": "vespo"}
-"""Loss type to the kind of its policy term, where that is not the clipped one."""
-
-_AGGREGATIONS = {
-    "bnpo": "micro-batch-token-mean",
-    "cispo": "generation-token-mean",
-    "dapo": "generation-token-mean",
-    "dr_grpo": "micro-batch-fixed-length",
-    "grpo": "micro-batch-row-mean",
-    "luspo": "micro-batch-row-sum",
-    "sapo": "micro-batch-row-mean",
-    "vespo": "generation-token-mean",
-}
-"""Loss type to the mode of its aggregation."""
-
 METRIC_COLUMNS = frozenset({"entropy", "response_mask_pre", "rewards", "status"})
 """What the metrics are made of beyond the loss."""
 
@@ -65,17 +53,18 @@ def objective(config: Config) -> Objective:
             "use_liger_kernel before TRL 1.14.0 computes the loss in a fused kernel, which this package has not "
             "compared; set it to false to see what the plain loss would be"
         )
-    mode = config.word("loss_type")
+    loss_type = config.word("loss_type")
+    mode = LOSS_TYPES[loss_type].aggregation
     length = config.optional_number("max_completion_length")
-    if mode == "dr_grpo" and length is None:
-        raise UsageError("loss_type = dr_grpo divides by max_completion_length: set it to a whole number")
+    if mode == "micro-batch-fixed-length" and length is None:
+        raise UsageError(f"loss_type = {loss_type} divides by max_completion_length: set it to a whole number")
     beta, found = config.number("beta"), gates(config)
-    if mode == "luspo" and config.version < (1, 10):
+    if mode == "micro-batch-row-sum" and config.version < (1, 10):
         _refuse_padding(config, found)
     named = config.word("multi_objective_aggregation") == "normalize_then_sum"
     weights = cast("tuple[float, ...] | None", config["reward_weights"])
     level = cast(Literal["token", "sequence"], config.word("importance_sampling_level"))
-    by_micro_batch = mode == "bnpo" or config.number("top_entropy_quantile") < 1
+    by_micro_batch = mode == "micro-batch-token-mean" or config.number("top_entropy_quantile") < 1
     return Objective(
         trainer="trl",
         version=".".join(map(str, config.version)),
@@ -90,9 +79,9 @@ def objective(config: Config) -> Objective:
         ),
         surrogate=surrogate(config),
         aggregation=Aggregation(
-            mode=_aggregation(mode, config.version),
+            mode=f"{mode}-unscaled" if mode == OF_GENERATION and config.version < (1, 10) else mode,
             length=None if length is None else int(length),
-            counted_in_loss=mode not in ("dapo", "cispo", "vespo"),
+            counted_in_loss=mode != OF_GENERATION,
             needs_micro_batches=by_micro_batch and config["gradient_accumulation_steps"] != 1,
             eval_batches=True,
         ),
@@ -111,20 +100,15 @@ def objective(config: Config) -> Objective:
 
 def surrogate(config: Config) -> Surrogate:
     """Build the policy term."""
-    mode = config.word("loss_type")
+    loss_type = LOSS_TYPES[config.word("loss_type")]
     low, high = clip_range(config)
-    numbers: dict[str, float] = {}
-    if mode == "sapo":
-        numbers = {"tau_pos": config.number("sapo_temperature_pos"), "tau_neg": config.number("sapo_temperature_neg")}
-    if mode == "vespo":
-        numbers = {name: config.number(f"vespo_{name}") for name in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")}
     return Surrogate(
-        kind=_KINDS.get(mode, "ppo_delta_clip"),
+        kind=loss_type.kind,
         clip_low=low,
         clip_high=high,
         cap=config.optional_number("delta"),
         level=cast(Literal["token", "sequence"], config.word("importance_sampling_level")),
-        numbers=numbers,
+        numbers={name: config.number(option.name) for name, option in loss_type.numbers.items()},
     )
 
 
@@ -163,11 +147,11 @@ def gates(config: Config) -> tuple[TermWeight, ...]:
             raise UsageError(
                 "a *_truncate vllm_importance_sampling_mode needs vllm_importance_sampling_clip_min or _clip_max"
             )
-        vespo = config.word("loss_type") == "vespo"
-        if vespo and ((low is not None and low > 1) or (high is not None and high < 1)):
+        inside = LOSS_TYPES[config.word("loss_type")].weighs_rows
+        if inside and ((low is not None and low > 1) or (high is not None and high < 1)):
             raise UsageError(
-                "bounds of the importance weight that leave out one would put the padding of a batch into vespo's "
-                "weights, and its width is not in the rows"
+                "bounds of the importance weight that leave out one would put the padding of a batch into "
+                f"{config.word('loss_type')}'s weights, and its width is not in the rows"
             )
         found.append(
             TermWeight(
@@ -177,16 +161,10 @@ def gates(config: Config) -> tuple[TermWeight, ...]:
                 high=high,
                 outside="cut" if outside == "truncate" else "zero",
                 nan_is_one=lenient,
-                inside=vespo,
+                inside=inside,
             )
         )
     return tuple(found)
-
-
-def _aggregation(mode: str, version: tuple[int, ...]) -> str:
-    """Mode of aggregation of a loss type."""
-    found = _AGGREGATIONS[mode]
-    return f"{found}-unscaled" if found == "generation-token-mean" and version < (1, 10) else found
 
 
 def _refuse_padding(config: Config, found: tuple[TermWeight, ...]) -> None:
@@ -249,8 +227,7 @@ QUANTITIES = {
     "sampling/*": "sampler_gap",
     "clip_ratio/*_mean": "clip_share",
     "clip_ratio/*": "clip_extreme",
-    "cispo_clip_ratio": "clip_share",
-    "vespo/phi_seq_mean": "row_weight",
+    **{name: quantity for one in LOSS_TYPES.values() for name, quantity in one.logs.items()},
 }
 """What its metrics are, as far as they are no means of values of one sign."""
 
@@ -306,8 +283,11 @@ TRAINER = Trainer(
     kl_option="beta",
     traces=(
         Trace("kl", "beta", lambda beta: beta != 0, "where beta is above 0", nonzero=True),
-        Trace("cispo_clip_ratio", "loss_type", lambda kind: kind == "cispo", "with loss_type = cispo", value="cispo"),
-        Trace("vespo/phi_seq_mean", "loss_type", lambda kind: kind == "vespo", "with loss_type = vespo", value="vespo"),
+        *(
+            Trace(metric, "loss_type", partial(eq, name), f"with loss_type = {name}", value=name)
+            for name, one in LOSS_TYPES.items()
+            for metric in one.logs
+        ),
         Trace("sampling/importance_sampling_ratio/mean", "use_vllm", bool, "with use_vllm = true", value=True),
     ),
     parts={
@@ -323,7 +303,7 @@ TRAINER = Trainer(
         ),
         kl=every(use_bias_correction_kl=(False, True)),
         loss=every(
-            loss_type=("grpo", "dapo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"),
+            loss_type=tuple(LOSS_TYPES),
             importance_sampling_level=("token", "sequence"),
         ),
     ),

@@ -29,7 +29,7 @@ def grpo(evaluation: Evaluation) -> Mapping[str, float]:
             "sampling/": partial(_correction, evaluation),
             **_of_update(
                 evaluation,
-                {"kl": _kl, "c": _clips, "vespo/": _vespo, "policy_loss": _policy_loss, "entropy_coef": _coef},
+                {"kl": _kl, "c": _clips, "vespo/": _row_weight, "policy_loss": _policy_loss, "entropy_coef": _coef},
             ),
         }
     )
@@ -90,8 +90,8 @@ def _clip_ratios(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts") -
     return counts.clip_ratios(tokens.low_clipped_N, tokens.high_clipped_N)
 
 
-def _vespo(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts") -> dict[str, float]:
-    if evaluation.objective.surrogate.kind != "vespo" or tokens.logged_N is None:
+def _row_weight(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts") -> dict[str, float]:
+    if tokens.logged_N is None:
         return {}
     # The weight of a row without tokens is that of ratio one.
     phi_N = torch.where(counts.length_N > 0, tokens.logged_N / counts.length_N, 1.0)

@@ -3,6 +3,7 @@
 from math import inf
 
 from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.trl.loss_types import LOSS_TYPES
 
 _WEIGHTED: dict[str, tuple[object, ...]] = {"use_vllm": (True,), "vllm_importance_sampling_correction": (True,)}
 
@@ -12,7 +13,7 @@ OPTIONS = (
         "word",
         "dapo",
         "how token terms become one loss",
-        choices=("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"),
+        choices=tuple(LOSS_TYPES),
     ),
     Option("beta", "number", 0.0, "coefficient of the KL term in the loss", low=0),
     Option(
@@ -80,17 +81,7 @@ OPTIONS = (
         "mask rows of negative advantage whose mean log-prob dropped by more than this since sampling; null: none",
         optional=True,
     ),
-    *(
-        Option(name, "number", default, meaning, only_with={"loss_type": (loss_type,)})
-        for name, default, meaning, loss_type in (
-            ("sapo_temperature_pos", 1.0, "temperature of the sapo gate for positive advantages", "sapo"),
-            ("sapo_temperature_neg", 1.05, "temperature of the sapo gate for the other advantages", "sapo"),
-            ("vespo_k_pos", 2.0, "exponent of vespo's weight for advantages >= 0", "vespo"),
-            ("vespo_lambda_pos", 3.0, "decay of vespo's weight for advantages >= 0", "vespo"),
-            ("vespo_k_neg", 3.0, "exponent of vespo's weight for negative advantages", "vespo"),
-            ("vespo_lambda_neg", 2.0, "decay of vespo's weight for negative advantages", "vespo"),
-        )
-    ),
+    *(option for loss_type in LOSS_TYPES.values() for option in loss_type.numbers.values()),
     Option("temperature", "number", 1.0, "of the sampler; logits are divided by it for every log-prob", decides=False),
     Option("top_p", "number", 1.0, "probability that the sampler keeps", decides=False),
     Option("top_k", "integer", 0, "tokens that the sampler keeps; 0: all", optional=True, decides=False),

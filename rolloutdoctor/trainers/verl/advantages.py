@@ -23,16 +23,16 @@ ESTIMATORS = {
     "gdpo": "gdpo",
     "grpo_passk": "grpo_passk",
     "reinforce_plus_plus": "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
-    "remax": "remax",
     "rloo": "rloo",
     "rloo_vectorized": "rloo",
     "opo": "opo",
     "gpg": "gpg",
+    "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
+    "remax": "remax",
     "optimal_token_baseline": "optimal_token_baseline",
     "tir_optimal_token_baseline": "tir_optimal_token_baseline",
 }
-"""verl's names to those of `rolloutdoctor.formulas.advantages.table`."""
+"""verl's names to those of `rolloutdoctor.formulas.advantages.table`, in the order in which a log is compared."""
 
 UNGROUPED = tuple(name for name, known in ESTIMATORS.items() if not SPECS[known].has_groups)
 """Estimators without a group baseline."""
@@ -144,17 +144,7 @@ OPTIONS = (
     ),
 )
 
-_PLAIN = (
-    "grpo_vectorized",
-    "rloo",
-    "rloo_vectorized",
-    "opo",
-    "gpg",
-    "reinforce_plus_plus_baseline",
-    "remax",
-    "optimal_token_baseline",
-    "tir_optimal_token_baseline",
-)
+_PLAIN = tuple(name for name in ESTIMATORS if not any(name in one.only_with.get(_ESTIMATOR, ()) for one in OPTIONS))
 """Estimators without an option of their own."""
 
 CHOICES: tuple[Mapping[str, object], ...] = (

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
     from rolloutdoctor.evaluation.evaluate import Evaluation
 
+OF_REWARDS = "gdpo/"
+"""Begins the names of the metrics of rewards that are normalised one by one."""
+
 
 def lengths(evaluation: "Evaluation") -> dict[str, float]:
     """`response_length*/*` and `response/aborted_ratio`: tokens of a response, masked ones included.
@@ -86,7 +89,7 @@ def _of_rows(advantage_N: "Tensor | None", length_N: "Tensor") -> dict[str, floa
 
 
 def named_rewards(evaluation: "Evaluation") -> dict[str, float]:
-    """`gdpo/NAME/*`: mean, biased standard deviation and extremes of each reward that gdpo normalises, over all rows.
+    """Mean, biased standard deviation and extremes of each reward that is normalised by itself, over all rows.
 
     Source: verl ``RayPPOTrainer.fit``.
     """
@@ -96,8 +99,8 @@ def named_rewards(evaluation: "Evaluation") -> dict[str, float]:
     if evaluation.rows is None or not evaluation.objective.advantage.reward_keys or not len(evaluation.batch):
         return found
     for key, x_N in named_scores(evaluation.batch, evaluation.objective, evaluation.dtype).items():
-        found |= _three({f"gdpo/{key}": x_N})
-        found[f"gdpo/{key}/std"] = float(x_N.double().std(correction=0))
+        found |= _three({f"{OF_REWARDS}{key}": x_N})
+        found[f"{OF_REWARDS}{key}/std"] = float(x_N.double().std(correction=0))
     return found
 
 

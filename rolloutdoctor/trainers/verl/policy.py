@@ -34,8 +34,11 @@ _BYPASS_KINDS = {"ppo_clip": "ppo_dual_clip", "reinforce": "reinforce"}
 _NOT_CLAMPED = ("gspo", "clip_cov", "kl_cov", "geo_mean", "dro", "gpg")
 """Modes that take the log-ratio as it is; the others clamp it to +-20."""
 
-_BY_MICRO_BATCH = ("clip_cov", "kl_cov", "geo_mean")
+BY_MICRO_BATCH = ("kl_cov", "clip_cov", "geo_mean")
 """Modes whose result depends on which rows went through the model together."""
+
+TRIED = ("vanilla", "gspo", "cispo", "geo_mean", "sapo")
+"""Modes that logged losses can tell apart."""
 
 
 def _number(name: str, default: float | None, meaning: str, mode: str, **bounds: float) -> Option:
@@ -171,7 +174,7 @@ def aggregations(config: Config, configured: Aggregation) -> tuple[Aggregation, 
     rejected tokens stay in the count of token-mean. The KL term follows the configuration always.
     """
     mode = config.word(_MODE)
-    configured = replace(configured, needs_micro_batches=mode in _BY_MICRO_BATCH)
+    configured = replace(configured, needs_micro_batches=mode in BY_MICRO_BATCH)
     if mode == "geo_mean":
         return configured, replace(configured, mode="micro-batch-row-mean-added", counted_before_rejection=False)
     if mode == "sapo" or (mode == "gspo" and config.version < (0, 9, 1)):

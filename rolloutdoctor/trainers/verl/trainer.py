@@ -196,7 +196,7 @@ def metrics(evaluation: "Evaluation") -> Mapping[str, float]:
             "response": partial(verl_data.lengths, evaluation),
             "rollout_corr/": partial(verl_correction.metrics, evaluation),
             "training/rollout_": partial(verl_correction.probabilities, evaluation),
-            "gdpo/": partial(verl_data.named_rewards, evaluation),
+            verl_data.OF_REWARDS: partial(verl_data.named_rewards, evaluation),
         }
     )
 
@@ -277,8 +277,8 @@ TRAINER = Trainer(
         "response_mask_pre": "save `response_mask` before the rollout correction replaces it",
         "rollout_log_probs": "actor_rollout_ref.rollout.calculate_log_probs=true; save `rollout_log_probs`",
         "sum_pi_squared": "actor_rollout_ref.actor.calculate_sum_pi_squared=true; save `sum_pi_squared`",
-        "micro_batch_id": "number the actor's micro-batches: kl_cov, clip_cov, geo_mean and the weights that "
-        "bypass_mode normalises work on each one",
+        "micro_batch_id": f"number the actor's micro-batches: {', '.join(verl_policy.BY_MICRO_BATCH)} and the weights "
+        "that bypass_mode normalises work on each one",
         "kl": "verl does not store a per-token KL; its `actor/kl_loss` metric is compared instead",
         "*": _DRIVER,
         "metrics": _FILE_LOGGER,
@@ -353,7 +353,7 @@ TRAINER = Trainer(
         loss=tuple(
             {f"{_ACTOR}.loss_agg_mode": mode, f"{_ACTOR}.policy_loss.loss_mode": kind, **clip, **counted}
             for mode in AGGREGATIONS
-            for kind in ("vanilla", "gspo", "cispo", "geo_mean", "sapo")
+            for kind in verl_policy.TRIED
             for clip in _CLIPS
             for counted in _COUNTED
         ),

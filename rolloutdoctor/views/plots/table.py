@@ -4,15 +4,16 @@ import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from rolloutdoctor.results.errors import UsageError, nearest
-from rolloutdoctor.results.figures import PictureData
+from rolloutdoctor.results.figures import KINDS, PictureData
 from rolloutdoctor.results.run_comparison import RunComparison
-from rolloutdoctor.views.plots import advantages, baseline, compare, gradient, kl, lengths, mismatch, ratio
+from rolloutdoctor.views.plots import compare
 from rolloutdoctor.views.plots.style import plain_numbers, styled, words_alone
 
 Draw = Callable[[Any], Figure]
@@ -34,15 +35,13 @@ class Picture:
     by_step: Draw | None = None
 
 
-PICTURES: dict[str, Picture] = {
-    "advantages": Picture(advantages.draw, advantages.title, advantages.draw_by_step),
-    "kl": Picture(kl.draw, kl.title),
-    "baseline": Picture(baseline.draw, baseline.title),
-    "gradient": Picture(gradient.draw, gradient.title),
-    "ratio": Picture(ratio.draw, ratio.title),
-    "mismatch": Picture(mismatch.draw, mismatch.title),
-    "lengths": Picture(lengths.draw, lengths.title),
-}
+def _picture(kind: str) -> Picture:
+    module = import_module(f"rolloutdoctor.views.plots.{kind}")
+    return Picture(module.draw, module.title, getattr(module, "draw_by_step", None))
+
+
+PICTURES = {kind: _picture(kind) for kind in KINDS}
+"""Each is drawn by the module of its name."""
 
 SENTENCE = 1.7
 """Height in inches of a picture in which there is nothing to be seen: its title, and why."""

@@ -1,0 +1,70 @@
+"""The recipes of CONTRIBUTING.md are true: their diffs apply to the repository as it is, and what they add works."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RECIPES = re.findall(r"^```diff\n(.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL | re.M)
+
+USE = """
+from pathlib import Path
+import rolloutdoctor
+from rolloutdoctor.evaluation.evaluate import evaluate
+from rolloutdoctor.testing import diagnose_one, toy_batch
+from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.table import find
+
+def evaluated(name, **options):
+    trainer = find(name)
+    config = resolve(trainer.options, parse_version(trainer.newest), [Layer("test", options)], trainer=name)
+    return evaluate(toy_batch(rewards=[[1, 0, 0.25]]), trainer.objective(config))
+
+print(diagnose_one("RDO099", toy_batch([[1, 0]], rollout=0.0), trainer="trl"))
+print(diagnose_one("RDO099", toy_batch([[1, 0]], rollout=-0.5), trainer="trl"))
+print(evaluated("verl", **{"algorithm.adv_estimator": "midrange"}).rows.advantage_N.tolist())
+found = [evaluated("trl", loss_type=name).tokens.grad_l1_N for name in ("topr", "grpo")]
+print(bool(found[0].allclose(found[1])))
+Path("run.toy").write_text("1 a 1 -0.5 -0.25\\n1 a 0 -0.5\\n")
+print(rolloutdoctor.check("run.toy").trainer)
+rolloutdoctor.plot("scores", "run.toy").savefig("scores.png")
+"""
+
+
+@pytest.fixture(scope="module")
+def applied(tmp_path_factory):
+    """A copy of the sources with every example in it, and what did not apply."""
+    copy = tmp_path_factory.mktemp("copy")
+    for folder in ("rolloutdoctor", "tests/rules"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("pyproject.toml", "tests/new_rule.py"):
+        shutil.copy(ROOT / file, copy / file)
+    make = [sys.executable, "tests/new_rule.py", "certain-tokens", "RDO099"]
+    subprocess.run(make, cwd=copy, check=True, capture_output=True)
+    apply = ["git", "apply", "-C1", "-"]
+    done = [subprocess.run(apply, cwd=copy, input=each.encode(), capture_output=True, check=False) for each in RECIPES]
+    return copy, [one.stderr.decode() for one in done if one.returncode]
+
+
+def test_every_diff_applies(applied):
+    assert len(RECIPES) == 6
+    assert applied[1] == []
+
+
+@pytest.mark.slow
+def test_what_they_add_works(applied):
+    copy, _ = applied
+    done = subprocess.run([sys.executable, "-c", USE], cwd=copy, capture_output=True, encoding="utf-8", check=False)
+    assert done.stdout.splitlines() == [
+        "RDO099 info confirmed: tokens_share 1",
+        "RDO099 clean",
+        "[0.5, -0.5, -0.25]",
+        "True",
+        "toy",
+    ], done.stderr
+    ruff = [sys.executable, "-m", "ruff", "check", "--quiet", "rolloutdoctor"]
+    assert subprocess.run(ruff, cwd=copy, capture_output=True, check=False).stdout == b""
