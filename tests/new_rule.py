@@ -131,8 +131,8 @@ def test_not_applicable():
 
 def main(name: str, code: str) -> None:
     """Write the files, and enter the rule in the table."""
-    if not re.fullmatch(r"[a-z]+(-[a-z]+)*", name) or not re.fullmatch(r"RD[AGIMO]\d{3}", code):
-        raise SystemExit("make rule NAME=kebab-case-name CODE=RDO001 (a family of A, G, I, M, O and three digits)")
+    if not re.fullmatch(r"[a-z]+(-[a-z]+)*", name) or not re.fullmatch(r"RD[AGIMOT]\d{3}", code):
+        raise SystemExit("make rule NAME=kebab-case-name CODE=RDO001 (a family of A, G, I, M, O, T and three digits)")
     module, class_name = name.replace("-", "_"), name.title().replace("-", "")
     table = TABLE.read_text(encoding="utf-8")
     rule, test = TABLE.parent / f"{module}.py", ROOT / "tests" / "rules" / f"test_{module}.py"

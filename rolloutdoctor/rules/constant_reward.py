@@ -1,12 +1,15 @@
 """RDT002: the reward never changes, from the trainer's log alone."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import polars as pl
 
-from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number
-from rolloutdoctor.rules.numbers_rule import NumbersRule, is_logged, series
+from rolloutdoctor.rules.numbers_rule import NumbersRule, is_logged, series, shown, step_at
 from rolloutdoctor.rules.table_rule import Measured
 
 
@@ -41,6 +44,14 @@ class ConstantReward(NumbersRule):
     about = ("reward",)
     beside = ("reward_std", "zero_variance_share")
 
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Every step."""
+        return table.with_columns(value=pl.lit(1.0))
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """What the step logged."""
+        return shown(place, "reward")
+
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """One value."""
         rewards = series(run, "reward")
@@ -60,4 +71,5 @@ class ConstantReward(NumbersRule):
             else "the logged rewards",
             advice="call the reward function on some responses, and look at what it returns and which "
             "exceptions it catches",
+            measures={"onset": Measure(step_at(run, 0), "step")},
         )

@@ -30,7 +30,7 @@ class EntropyCollapse(NumbersRule):
     least. A collapse is an end below a twentieth of the start, an explosion one above three times the start and 1 nat
     more. It is an error if the reward is lower at the end than at the start by more than its noise, information if the
     reward rose, and else a warning. `onset` is the first step from which the running median stays beyond the geometric
-    mean of start and end. Exposed: the log shows that it happened, not why.
+    mean of start and end. Confirmed: the log shows that it happened, not why.
 
     ## What to do
     For a collapse lower the learning rate, raise the clip range for positive advantages (`epsilon_high`), or add an
@@ -40,7 +40,7 @@ class EntropyCollapse(NumbersRule):
     ## Example
     >>> from rolloutdoctor.testing import diagnose_log
     >>> diagnose_log("RDT003", entropy=[2.4 * 0.5**step for step in range(20)], reward=[0.5] * 20)
-    'RDT003 warning exposed: entropy 0.24'
+    'RDT003 warning confirmed: entropy 0.24'
     """
 
     code = "RDT003"
@@ -67,7 +67,7 @@ class EntropyCollapse(NumbersRule):
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Compare the end with the start."""
         values = series(run, "entropy")
-        if len(values) < self.fewest or values.min() < 0:
+        if len(values) < self.fewest or values.min() < -1e-6:
             return None
         level = ends(values)
         fell = level.last < self.collapsed * level.first
@@ -87,7 +87,7 @@ class EntropyCollapse(NumbersRule):
         what = "collapsed" if fell else "exploded"
         return Judgement(
             severity={1: Severity.INFO, 0: Severity.WARNING, -1: Severity.ERROR}[moved],
-            confirmed=False,
+            confirmed=True,
             headline=f"entropy {what} at step {onset}: {from_to(level.first, level.last)} nats",
             message=f"The entropy {what} {from_to(level.first, level.last)} nats, half of the way by step "
             f"{onset}. {words}.",

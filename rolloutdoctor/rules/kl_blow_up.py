@@ -9,7 +9,7 @@ import polars as pl
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, is_logged, series, shown, step_at
-from rolloutdoctor.rules.series import crossing, ends
+from rolloutdoctor.rules.series import Ends, Values, crossing, ends, smoothed
 from rolloutdoctor.rules.table_rule import Measured
 
 
@@ -26,10 +26,10 @@ class KlBlowUp(NumbersRule):
 
     ## How it is measured
     `kl_last` is the median over the last tenth of the logged steps, three at least. A blow-up is a `kl_last` above 1
-    nat and above ten times the smallest of the first three. It is an error where the reward is lower at the end than at
-    the start by more than its noise, information where it rose, and else a warning. `onset` is the first step from
-    which the running median stays above the geometric mean of both. Exposed: the log shows that, not why. A KL that is
-    NaN or negative is `RDM003`'s.
+    nat and above ten times the smallest of the first three. It is none where the reward ever rose by more than its
+    noise, an error where it is lower at the end than at the start by more than its noise, and else a warning. `onset`
+    is the first step from which the running median stays above the geometric mean of both. Confirmed: the log shows
+    that, not why. A KL that is NaN or negative is `RDM003`'s.
 
     ## What to do
     Go back to a checkpoint before the onset; raise the KL coefficient, or lower the learning rate.
@@ -37,7 +37,7 @@ class KlBlowUp(NumbersRule):
     ## Example
     >>> from rolloutdoctor.testing import diagnose_log
     >>> diagnose_log("RDT004", kl=[0.001 * 1.6**step for step in range(20)], reward=[0.5] * 20)
-    'RDT004 warning exposed: kl 1.007'
+    'RDT004 warning confirmed: kl 1.007'
     """
 
     code = "RDT004"
@@ -69,11 +69,13 @@ class KlBlowUp(NumbersRule):
         at = crossing(values, (max(start, 1e-3) * level.last) ** 0.5, below=False)
         onset = step_at(run, len(values) - 1 if at is None else at)
         reward = ends(series(run, "reward")) if is_logged(run, "reward") else None
-        moved = 0 if reward is None or reward.errors < 4 else (1 if reward.change > 0 else -1)
+        if reward is not None and _ever_rose(series(run, "reward"), reward):
+            return None
+        fell = reward is not None and reward.errors > 4 and reward.change < 0
         bought = "" if reward is None else f", and the reward went {from_to(reward.first, reward.last)}"
         return Judgement(
-            severity={1: Severity.INFO, 0: Severity.WARNING, -1: Severity.ERROR}[moved],
-            confirmed=False,
+            severity=Severity.ERROR if fell else Severity.WARNING,
+            confirmed=True,
             headline=f"KL blew up at step {onset}: {from_to(start, level.last)} nats",
             message=f"The KL from the reference went {from_to(start, level.last)} nats, half of the way by step "
             f"{onset}{bought}. Its largest value is {number(float(values.max()))}.",
@@ -85,3 +87,9 @@ class KlBlowUp(NumbersRule):
                 "onset": Measure(onset, "step"),
             },
         )
+
+
+def _ever_rose(rewards: Values, level: Ends) -> bool:
+    """Tell whether the reward ever rose beyond its noise."""
+    best = float(smoothed(rewards, 2 * (level.count // 2) + 1).max())
+    return best - level.first > 4 * level.error

@@ -27,7 +27,7 @@ class LengthGrowth(NumbersRule):
     ## How it is measured
     `truncated_first` and `truncated_last` are medians over the first and the last tenth of the logged steps, three at
     least. A finding is a growth to more than a half, by more than 0.3, with a mean length that did not fall; an error
-    above 0.95. `onset` is the first step from which the running median stays above the middle of both. Exposed.
+    above 0.95. `onset` is the first step from which the running median stays above the middle of both. Confirmed.
 
     ## What to do
     Raise the length limit, penalize length beyond a budget, or mask truncated responses; look at whether the reward
@@ -36,7 +36,7 @@ class LengthGrowth(NumbersRule):
     ## Example
     >>> from rolloutdoctor.testing import diagnose_log
     >>> diagnose_log("RDT006", truncated_share=[0.05 * step for step in range(20)], response_length=range(50, 70))
-    'RDT006 warning exposed: truncated_share 0.475'
+    'RDT006 warning confirmed: truncated_share 0.475'
     """
 
     code = "RDT006"
@@ -71,7 +71,7 @@ class LengthGrowth(NumbersRule):
         words = f"; the mean length went {from_to(length.first, length.last)} tokens" if length else ""
         return Judgement(
             severity=Severity.ERROR if level.last > self.nearly_all else Severity.WARNING,
-            confirmed=False,
+            confirmed=True,
             headline=f"{percent(level.last)} of the responses are cut off since step {onset}",
             message=f"The share of truncated responses went from {percent(level.first)} to "
             f"{percent(level.last)}, half of the "

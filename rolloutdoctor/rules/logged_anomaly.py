@@ -29,9 +29,9 @@ class LoggedAnomaly(TableRule):
     ## How it is measured
     `nonfinite_steps` have a NaN or an infinity in one of the three. `negative_kl_steps` have a KL below -0.01, which
     rounding in bfloat16 does not reach; they are a finding where the configuration says that the KL in the loss is k2
-    or k3. `kl_peak` is the largest KL divided by the mean of all others; with more than ten values, a peak above 10
-    is a finding, without proof that it did harm. Confirmed: for the first two the log itself is the proof. A peak alone
-    is exposed.
+    or k3. `*_peak` is the largest value divided by the mean of all others; with more than ten values, a `kl_peak` above
+    10 is a finding, without proof that it did harm. Confirmed: for the first two the log itself is the proof. A peak
+    alone is exposed.
 
     ## What to do
     Look at the rollouts of the steps listed; `RDI001` finds the tokens. For a negative KL, check which estimator and
@@ -80,15 +80,16 @@ class LoggedAnomaly(TableRule):
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step that logged any of the three."""
         trainer, logged = context.writer, pl.col("logged")
-        kl = "" if trainer is None else trainer.kl_metrics[0]
+        kl, norm = ("", "") if trainer is None else (trainer.kl_metrics[0], trainer.grad_norm_metric)
         return run.metrics.group_by(STEP_KEY, maintain_order=True).agg(
             is_finite=logged.is_finite().all(),
             kl=logged.filter(pl.col("metric") == kl, logged.is_finite()).first(),
+            norm=logged.filter(pl.col("metric") == norm, logged.is_finite()).first(),
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Counts of steps, and how far the largest values stand out."""
-        kl = pl.col("kl")
+        kl, norm = pl.col("kl"), pl.col("norm")
         negative = kl < -self.below
         return {
             "nonfinite_steps": ((~pl.col("is_finite")).sum(), "steps"),
@@ -96,6 +97,8 @@ class LoggedAnomaly(TableRule):
             "lowest_kl": (kl.filter(negative).min(), "nats"),
             "kl_max": (kl.max().clip(0), "nats"),
             "kl_peak": (_peak(kl), "1"),
+            "grad_norm_max": (norm.max().clip(0), "parameter norm"),
+            "grad_norm_peak": (_peak(norm), "1"),
         }
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:

@@ -1,12 +1,15 @@
 """RDG012: the KL is not 0 before the first update: the reference is another model, from the log alone."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, number
-from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
+from rolloutdoctor.rules.numbers_rule import NumbersRule, series, shown, step_at
 from rolloutdoctor.rules.table_rule import Measured
 
 
@@ -49,6 +52,14 @@ class ReferenceNotInitial(NumbersRule):
         if len(run.table) and step_at(run, 0) > 1:
             return Missing(f"the log starts at step {step_at(run, 0)}", "check a log that starts with the training")
         return super().inconclusive_reason(run, context)
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Steps of the largest KL."""
+        return table.with_columns(value="kl")
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """What the step logged."""
+        return shown(place, "kl")
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Compare the first step with the next five."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ class RewardCollapse(NumbersRule):
     tenth. A collapse is a fall of more than half of the range of these medians and of more than six standard errors of
     its noise, which is taken from the differences of neighbouring steps. `onset` is the first step after the best from
     which the running median stays below the middle of both. An error where the reward ends at its lowest level.
-    Exposed.
+    Confirmed.
 
     ## What to do
     Look at what else changed at the onset: entropy, KL, truncated share, gradient norm and sampler gap of the same log.
@@ -40,7 +39,7 @@ class RewardCollapse(NumbersRule):
     >>> from rolloutdoctor.testing import diagnose_log
     >>> rises = [0.1 + 0.05 * step + 0.01 * (step % 2) for step in range(15)]
     >>> diagnose_log("RDT005", reward=rises + [0.02 + 0.01 * (step % 2) for step in range(15)])
-    'RDT005 error exposed: reward 0.2397'
+    'RDT005 error confirmed: reward 0.2397'
     """
 
     code = "RDT005"
@@ -70,14 +69,14 @@ class RewardCollapse(NumbersRule):
         top = int(np.argmax(medians))
         best, lowest = float(medians[top]), float(medians.min())
         fall = best - level.last
-        error = level.noise * sqrt(2 / level.count)
+        error = level.error
         if fall <= self.errors * error or fall <= self.fraction * (best - lowest) or top > len(values) - level.count:
             return None
         after = crossing(values[top:], (best + level.last) / 2, below=True)
         onset = step_at(run, top + (after or 0))
         return Judgement(
             severity=Severity.ERROR if level.last - lowest <= self.errors * error else Severity.WARNING,
-            confirmed=False,
+            confirmed=True,
             headline=f"reward collapsed at step {onset}: from {number(best)} to {number(level.last)}",
             message=f"The reward fell from {number(best)} (step {step_at(run, top)}) to {number(level.last)}, "
             f"half of the way "

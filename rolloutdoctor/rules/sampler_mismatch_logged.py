@@ -1,12 +1,15 @@
 """RDO012: sampler and trainer disagree, from the trainer's log alone."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logs_remedy, number
-from rolloutdoctor.rules.numbers_rule import NumbersRule, is_logged, series
+from rolloutdoctor.rules.numbers_rule import NumbersRule, is_logged, series, shown
 from rolloutdoctor.rules.table_rule import Measured
 
 _GAPS = ("sampler_pearson", "sampler_gap", "sampler_logp_gap", "sampler_ppl")
@@ -61,6 +64,15 @@ class SamplerMismatchLogged(NumbersRule):
         if any(np.isfinite(series(run, name)).sum() >= self.fewest for name in _GAPS):
             return None
         return Missing(f"needs {self.fewest} steps that compare sampler and trainer", "check a longer log")
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Steps of the largest gap, or of the lowest correlation."""
+        gaps = pl.coalesce(1 - pl.col("sampler_pearson"), "sampler_gap", "sampler_logp_gap", 0.0)
+        return table.with_columns(value=gaps)
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """What the step logged."""
+        return ", ".join(shown(place, name) for name in _GAPS if place[name] is not None)
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Compare the medians with three levels."""

@@ -32,10 +32,14 @@ class Ends:
         return self.last - self.first
 
     @property
+    def error(self) -> float:
+        """Standard error of a difference of two means of so many values."""
+        return self.noise * sqrt(2 / self.count)
+
+    @property
     def errors(self) -> float:
-        """The change in standard errors of a difference of two such means; infinite where nothing is noisy."""
-        error = self.noise * sqrt(2 / self.count)
-        return abs(self.change) / error if error > 0 else (float("inf") if self.change else 0.0)
+        """The change in such errors; infinite where nothing is noisy."""
+        return abs(self.change) / self.error if self.error > 0 else (float("inf") if self.change else 0.0)
 
 
 def ends(values: Values | Sequence[float]) -> Ends:

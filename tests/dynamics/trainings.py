@@ -23,13 +23,13 @@ from labelled.trl_training import (
     _prompts,
     _saved_model,
     constant,
-    letters,
     make_tokenizer,
-    seven,
     transformers,
 )
 
 STEPS = 60
+DIVERGED = ("RDT001", "RDT003", "RDT004", "RDT006")
+"""Where a learning rate is too high, one of these comes first."""
 HALF = 30
 
 
@@ -71,6 +71,12 @@ def _answers(completions, **kwargs):
     return [0.5 * end + mean for end, mean in zip(ended, means, strict=True)]
 
 
+def _sevens(completions, **kwargs):
+    """A sparse reward: a seven in a response that ends by itself."""
+    ended = [ids[-1] == 1 for ids in kwargs["completion_ids"]]
+    return [float(end and "7" in text) for end, text in zip(ended, completions, strict=True)]
+
+
 def _flipped(completions, **kwargs):
     return [-each for each in _answers(completions, **kwargs)]
 
@@ -107,7 +113,7 @@ def _another_reference(trainer):
 ENGINES: Mapping[str, Mapping[str, object]] = {
     "sampler-frozen": {"synced": lambda number: 0},
     "sampler-stale": {"synced": lambda number: number - 12},
-    "sampler-cold": {"temperature": 0.4, "raw": True},
+    "sampler-cold": {"temperature": 0.4},
     "sampler-noisy": {"noise": 1.0},
     "sampler-shifted": {"late": 1.0},
 }
@@ -128,22 +134,22 @@ def planted(seed: int) -> Iterator[Planted]:
     yield Planted(name="verifier-dies", training=training(dies), codes=("RDT001", "RDT005"), onset=HALF + 1)
     flips = _Calls(_answers, _flipped, at=(HALF,))
     yield Planted(name="reward-flips", training=training(flips), codes=("RDT005",), onset=HALF + 1)
-    yield Planted(name="lr-huge", training=training(_answers, learning_rate=0.1), codes=("RDT003", "RDT004", "RDT001"))
-    yield Planted(
-        name="lr-huge-noise", training=training(_noise, learning_rate=0.05), codes=("RDT003", "RDT004", "RDT001")
-    )
+    yield Planted(name="lr-huge", training=training(_answers, learning_rate=0.1), codes=DIVERGED)
+    yield Planted(name="lr-huge-noise", training=training(_noise, learning_rate=0.05), codes=DIVERGED)
     yield Planted(
         name="lr-high-kl",
         training=training(_noise, learning_rate=0.03, beta=1e-4),
-        codes=("RDT003", "RDT004", "RDT001"),
+        codes=DIVERGED,
     )
     spikes = _Calls(_answers, _scaled, _answers, at=(HALF, HALF + 1))
     yield Planted(
         name="gradient-spike", training=training(spikes, scale_rewards="none"), codes=("RDT008",), onset=HALF + 1
     )
-    yield Planted(name="length-bonus", training=training(_length, max_completion_length=24), codes=("RDT006", "RDA008"))
+    yield Planted(name="length-bonus", training=training(_length, max_completion_length=24), codes=("RDT006", "RDI012"))
     yield Planted(
-        name="truncation-cap", training=training(_answers, max_completion_length=2), codes=("RDA008", "RDT006")
+        name="truncation-cap",
+        training=training(_answers, max_completion_length=2),
+        codes=("RDI012", "RDT006", "RDT003"),
     )
     stalls = _Calls(_answers, _slow, _answers, at=(HALF, HALF + 1))
     yield Planted(name="verifier-stalls", training=training(stalls), codes=("RDT010",), onset=HALF + 1)
@@ -159,7 +165,7 @@ def clean(seed: int) -> Planted:
     draw = random.Random(seed)
     options: dict[str, object] = {
         "max_steps": STEPS,
-        "learning_rate": 10 ** draw.uniform(-4.5, -2.7),
+        "learning_rate": 10 ** draw.uniform(-4.5, -2.8),
         "beta": draw.choice([0.0, 0.01, 0.04, 0.1, 1.0]),
         "temperature": draw.choice([0.8, 1.0, 1.0, 1.0, 1.2]),
         "loss_type": draw.choice(["grpo", "dapo", "bnpo", "dr_grpo"]),
@@ -169,7 +175,7 @@ def clean(seed: int) -> Planted:
         "lr_scheduler_type": draw.choice(["constant", "linear", "cosine"]),
         "warmup_steps": draw.choice([0, 0, 5]),
     }
-    rewards = draw.choice([(_answers,), (seven,), (letters,), (_answers, letters), (_noise,)])
+    rewards = draw.choice([(_answers,), (_sevens,), (_answers, _sevens), (_noise,)])
     engine: Mapping[str, object] | None = {} if draw.random() < 0.3 else None
     return Planted(name="clean", training=Training(rewards=rewards, options=options, engine=engine, seed=seed))
 

@@ -59,6 +59,8 @@ def test_table_lists_every_file():
         "direct",
         "joined_steps",
         "loss_log",
+        "numbers_rule",
+        "series",
         "step",
         "table",
         "table_rule",
@@ -72,7 +74,7 @@ def test_codes_and_names():
     codes, names = [rule.code for rule in RULES], [rule.name for rule in RULES]
     assert len(set(codes)) == len(codes)
     assert len(set(names)) == len(names)
-    assert all(re.fullmatch(r"RD[AGIMO]\d{3}", code) for code in codes)
+    assert all(re.fullmatch(r"RD[AGIMOT]\d{3}", code) for code in codes)
     assert {code[:3] for code in codes} <= FAMILIES.keys()
     assert codes == sorted(codes)
     assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", name) for name in names)
