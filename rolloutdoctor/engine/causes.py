@@ -6,18 +6,19 @@ loss. Hypotheses are tried on some of the steps that disagree, and what explains
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 
 import torch
 
 from rolloutdoctor.audit.tally import STAGES, AuditTally
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch
 from rolloutdoctor.data.windows import window_of
-from rolloutdoctor.engine.cause_search import Diagnosis, LoggedRows, Search, Trial, applicable
+from rolloutdoctor.engine.cause_counts import Diagnosis, confirm
+from rolloutdoctor.engine.cause_search import Search, Trial, applicable
 from rolloutdoctor.engine.devices import find_dtype
-from rolloutdoctor.engine.log_numbering import diagnosed, find_offset, renumbered
+from rolloutdoctor.engine.log_numbering import diagnosed, find_offset
 from rolloutdoctor.engine.prepare import PreparedRun
 from rolloutdoctor.hypotheses.table import FAMILIES
+from rolloutdoctor.identification.step import Step
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.rules.base import Context
@@ -60,12 +61,13 @@ def find_causes(
         return Diagnosis()
 
     of_rows = any(audit[name].stage == STAGES[-1] for name in off)
-    offset = find_offset(batches(), metrics, Search(context, dtype)) if of_rows and not context.windows else 0
+    plain = Search(context, dtype)
+    offset = find_offset(batches(), metrics, plain) if of_rows and not context.windows else 0
 
-    def steps() -> Iterator[LoggedRows]:
+    def steps() -> Iterator[Step]:
         for batch in batches():
             window = window_of(context.windows, batch.step) if batch.split == TRAIN else None
-            yield replace(renumbered(metrics, batch, offset), window=window)
+            yield plain.step(batch, metrics, offset, window)
 
     def explained(audit: AuditTally) -> Diagnosis:
         left = {name for name in off if name in audit}
@@ -74,9 +76,9 @@ def find_causes(
         search = Search(context, dtype)
         of_means = any(audit[name].window > 1 for name in left)
         search.try_on(_chosen(_windows(steps()) if of_means else ((step,) for step in steps()), search, left), left)
-        return search.confirm(steps(), audit)
+        return confirm(search, steps(), audit)
 
-    return diagnosed(offset, steps, audit, Search(context, dtype), explained) if offset else explained(audit)
+    return diagnosed(offset, steps, audit, plain, explained) if offset else explained(audit)
 
 
 def causes_of_run(prepared: PreparedRun, audit: AuditTally) -> Diagnosis:
@@ -96,9 +98,9 @@ def causes_of_run(prepared: PreparedRun, audit: AuditTally) -> Diagnosis:
         return find_causes(batches, prepared.metrics, plan.context, audit, dtype)
 
 
-def _windows(steps: Iterable[LoggedRows]) -> Iterator[Trial]:
+def _windows(steps: Iterable[Step]) -> Iterator[Trial]:
     """Gather the steps of each window; steps in no window, and windows that are not whole, are left out."""
-    begun: dict[int, list[LoggedRows]] = {}
+    begun: dict[int, list[Step]] = {}
     for step in steps:
         window = step.window
         if window is None:
@@ -110,7 +112,7 @@ def _windows(steps: Iterable[LoggedRows]) -> Iterator[Trial]:
             del begun[min(begun)]
 
 
-def _chosen(trials: Iterable[Trial], search: "Search", off: set[str]) -> list[Trial]:
+def _chosen(trials: Iterable[Trial], search: Search, off: set[str]) -> list[Trial]:
     """The first steps, or windows, that disagree, up to a number of tokens; one at least."""
     chosen: list[Trial] = []
     tokens = 0

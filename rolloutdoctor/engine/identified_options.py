@@ -6,13 +6,12 @@ from typing import TypeVar
 
 import torch
 
-from rolloutdoctor.engine.comparable import comparable
+from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.identify_steps import StepReader
 from rolloutdoctor.engine.options import ReadOptions
-from rolloutdoctor.identification.configuration import Configuration, essence, of_trainer
+from rolloutdoctor.identification.configuration import Configuration, Known, essence, of_trainer
 from rolloutdoctor.identification.contest import try_on
-from rolloutdoctor.identification.outcome import Preference, rank_of
-from rolloutdoctor.identification.step import IdentifiedStep
+from rolloutdoctor.identification.step import Step
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.results.findings import Setting
@@ -96,13 +95,14 @@ def _identified(
     candidates = list(of_trainer(trainer, version, choices, layers))
     if not candidates:
         return None
-    metrics = comparable(run.metrics, None)
-    steps = StepReader(run, options, metrics, trainer, advantages_alone=True).trial_steps()
-    fitting = try_on(steps, candidates, IdentifiedStep.advantages).fitting
+    steps = StepReader(
+        run, options, run.metrics, trainer, find_dtype(options.dtype), advantages_alone=True
+    ).trial_steps()
+    fitting = try_on(steps, candidates, Step.advantages).fitting
     if len({_kind(one) for one in fitting}) != 1 or not _is_telling(steps, fitting[0]):
         return None
     values = {name: one.value for name, one in settings.items()}
-    return min(fitting, key=lambda one: rank_of(one, Preference([trainer.name], values)))
+    return min(fitting, key=Known(((trainer, version),), settings=values).rank)
 
 
 def _contradicts(choice: Mapping[str, object], settings: Mapping[str, Setting]) -> bool:
@@ -116,7 +116,7 @@ def _kind(one: Configuration) -> tuple[object, ...]:
     return essence(replace(one.objective, advantage=rule))
 
 
-def _is_telling(steps: Sequence[IdentifiedStep], one: Configuration) -> bool:
+def _is_telling(steps: Sequence[Step], one: Configuration) -> bool:
     """True if enough values other than 0 agree: a step of equal rewards fits whatever was computed."""
     found = [step.advantages(one) for step in steps]
     values = torch.cat([each.values[each.values.abs() > each.radii] for each in found if each is not None])

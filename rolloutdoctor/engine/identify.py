@@ -1,79 +1,81 @@
-"""Read a run for an identification: some informative steps for the trials, then all of them once for the counts."""
+"""Identify the objective of a run: trials on some informative steps, then counts over all of them."""
 
-from dataclasses import replace
-from functools import cached_property
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from rolloutdoctor.engine.comparable import comparable
-from rolloutdoctor.engine.configure import Configured, configure
 from rolloutdoctor.engine.identify_log import extremes_of, identify_extremes
 from rolloutdoctor.engine.identify_steps import LOSS_STEPS, StepReader
-from rolloutdoctor.engine.options import ReadOptions
-from rolloutdoctor.identification.configuration import Configuration, options_of
+from rolloutdoctor.identification.configuration import Configuration, Known, options_of
 from rolloutdoctor.identification.contest import Count, Predict, Trial
-from rolloutdoctor.identification.outcome import Preference, command_words, outcome_of, rank_of, together, untestable
+from rolloutdoctor.identification.outcome import command_words, outcome_of, together, untestable
 from rolloutdoctor.identification.stages import (
-    Known,
-    all_advantages,
+    advantage_candidates,
     kl_candidates,
     try_advantages,
     try_kl,
     try_losses,
 )
-from rolloutdoctor.identification.step import IdentifiedStep
+from rolloutdoctor.identification.step import Step
 from rolloutdoctor.identification.words import parts_of
 from rolloutdoctor.io.run import Run
-from rolloutdoctor.ops.evaluation_mode import evaluation_mode
-from rolloutdoctor.results.errors import UnstatedError
 from rolloutdoctor.results.identification import Identification, Stage
 from rolloutdoctor.trainers.options import Layer, parse_version
 from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import TRAINERS
 
+if TYPE_CHECKING:
+    from rolloutdoctor.engine.configure import Configured
+
+
+def known_of(run: Run, trainer: str | None, layers: Sequence[Layer], configured: "Configured | None") -> Known:
+    """Return what is known of a run before its first row.
+
+    Every trainer may have made it: first the one that is named, then those whose names the log has.
+
+    Args:
+        run: the run.
+        trainer: ``NAME`` or ``NAME@VERSION`` as the user gave it, or None.
+        layers: option values of the user, most important first.
+        configured: the options as recorded or given; None where too little is stated to compute anything.
+    """
+    given, _, version = (trainer or "").partition("@")
+    metadata, names = run.metadata, run.metrics.names()
+    named = given or metadata.trainer
+
+    def rank(one: Trainer) -> tuple[bool, int]:
+        own = (one.loss_metric, one.grad_norm_metric, *one.kl_metrics)
+        return one.name != (named or ""), -sum(name in names for name in own)
+
+    versions, stated = [], {}
+    for one in sorted(TRAINERS.values(), key=rank):
+        number = one.newest
+        if one.name == named:
+            number = version or metadata.trainer_version or number
+            file = Layer("file metadata", metadata.config, strict=False)
+            stated[one.name] = (*layers, *([file] if metadata.trainer == one.name else []))
+        versions.append((one, parse_version(number)))
+    settings = {} if configured is None else {name: one.value for name, one in configured.config.settings.items()}
+    return Known(tuple(versions), stated, None if configured is None else _recorded(configured), settings)
+
+
+def _recorded(found: "Configured") -> Configuration | None:
+    """The options that the run states of itself, or that were given."""
+    tested = options_of(found.trainer)
+    settings = {name: one for name, one in found.config.settings.items() if name in tested}
+    options = {name: one.value for name, one in settings.items() if not one.assumed and one.is_stated}
+    if not options:
+        return None
+    parts = parts_of(found.objective)
+    return Configuration(found.objective, found.trainer, options, parts, (), found.config, is_recorded=True)
+
 
 class Identifier:
     """Identifies the objective of a run."""
 
-    def __init__(self, run: Run, options: ReadOptions) -> None:
-        self._run, self._options = run, options
-        self._configured = _configured(run, options)
+    def __init__(self, run: Run, known: Known, reader: StepReader) -> None:
+        self._run, self._known, self._reader = run, known, reader
         self._logged = run.metrics.names()
-        self._likely = _likely(run, options, self._logged)
-        self._names = self._likely[0]
-        self._reader = StepReader(run, options, comparable(run.metrics, self._configured), self._names)
-
-    @cached_property
-    def _known(self) -> Known:
-        layers, versions = {}, []
-        stated = self._configured.trainer.name if self._configured is not None else self._run.metadata.trainer
-        given = (self._options.trainer or "").partition("@")[0] or stated
-        for trainer in self._likely:
-            version = trainer.newest
-            if trainer.name == given:
-                version = self._version or version
-                file = Layer("file metadata", self._run.metadata.config, strict=False)
-                same = self._run.metadata.trainer == trainer.name
-                layers[trainer.name] = (*self._options.layers, *([file] if same else []))
-            versions.append((trainer, parse_version(version)))
-        return Known(tuple(versions), layers, self._recorded)
-
-    @property
-    def _version(self) -> str | None:
-        given = (self._options.trainer or "").partition("@")[2]
-        return given or self._run.metadata.trainer_version
-
-    @cached_property
-    def _recorded(self) -> Configuration | None:
-        """The options that the run states of itself, or that were given."""
-        found = self._configured
-        if found is None:
-            return None
-        tested = options_of(found.trainer)
-        settings = {name: one for name, one in found.config.settings.items() if name in tested}
-        options = {name: one.value for name, one in settings.items() if not one.assumed and one.is_stated}
-        if not options:
-            return None
-        parts = parts_of(found.objective)
-        return Configuration(found.objective, found.trainer, options, parts, (), found.config, is_recorded=True)
+        self._names = known.trainers[0][0]
 
     def find(self) -> Identification:
         """Identify the objective.
@@ -81,29 +83,29 @@ class Identifier:
         Raises:
             InputError: if a file cannot be read.
         """
-        with evaluation_mode():
-            return self._find()
-
-    def _find(self) -> Identification:
         if self._run.metrics_only:
             return self._of_log()
         trial_steps = self._reader.trial_steps() if self._has_advantages else []
         loss_steps = trial_steps[:LOSS_STEPS]
         trials: dict[str, tuple[Trial, Predict]] = {}
         advantage = try_advantages(trial_steps, self._known)
-        trials["advantage"] = advantage, IdentifiedStep.advantages
+        trials["advantage"] = advantage, Step.advantages
         chosen = self._best(advantage)
         if chosen is not None:
             kl = try_kl(loss_steps, self._known, chosen)
-            trials["kl"] = kl, IdentifiedStep.kl
+            trials["kl"] = kl, Step.kl
             loss = try_losses(loss_steps, self._known, chosen, self._kl_of_loss(kl, chosen))
-            trials["loss"] = loss, IdentifiedStep.loss
+            trials["loss"] = loss, Step.loss
         counts = {name: Count(trial.kept) for name, (trial, _) in trials.items()}
         for step in self._reader.steps():
             for name, (_, predict) in trials.items():
                 counts[name].add(step, predict)
-        stages = tuple(self._stage(name, trials, counts) for name in ("advantage", "kl", "loss"))
-        return self._result(stages)
+        return self._result(
+            [
+                self._stage(name, trials[name][0] if name in trials else None, counts.get(name))
+                for name in ("advantage", "kl", "loss")
+            ]
+        )
 
     def _kl_of_loss(self, trial: Trial, advantage: Configuration) -> list[Configuration | None]:
         """The KL terms to try in the loss; None is a loss without one.
@@ -124,87 +126,43 @@ class Identifier:
     def _of_log(self) -> Identification:
         """What logged numbers without rows tell: the extremes of the advantages."""
         logged = extremes_of(self._run.metrics, self._names)
-        found = None
-        if logged:
-            candidates = all_advantages(self._known)
-            found = identify_extremes(candidates, logged, self._prefer, None)
+        found = identify_extremes(advantage_candidates([], self._known), logged, self._known) if logged else None
         how = self._names.recording.get("*", "")
         reason = "there are logged metrics and no rollouts"
         first = found or untestable("advantage", reason, how)
         return self._result((first, *(untestable(name, reason, how) for name in ("kl", "loss"))))
 
-    def _result(self, stages: tuple[Stage, ...]) -> Identification:
+    def _result(self, stages: Sequence[Stage]) -> Identification:
+        recorded = self._known.recorded
         return Identification(
             input=self._reader.input,
-            stages=stages,
+            stages=tuple(stages),
             recorded=together(stages),
-            recorded_options={} if self._recorded is None else dict(self._recorded.options),
-            use=command_words(stages, {trainer.name: _written(version) for trainer, version in self._known.trainers}),
+            recorded_options={} if recorded is None else dict(recorded.options),
+            use=command_words(
+                stages, {trainer.name: ".".join(map(str, version)) for trainer, version in self._known.trainers}
+            ),
         )
-
-    @cached_property
-    def _prefer(self) -> Preference:
-        config = None if self._configured is None else self._configured.config
-        settings = {} if config is None else {name: one.value for name, one in config.settings.items()}
-        return Preference([trainer.name for trainer, _ in self._known.trainers], settings)
 
     def _best(self, trial: Trial) -> Configuration | None:
         """The configuration to go on with: one that gives all values of the trial, or else most of them."""
-        able = trial.fitting or trial.most
-        return min(able, key=lambda one: rank_of(one, self._prefer), default=None)
+        return min(trial.fitting or trial.most, key=self._known.rank, default=None)
 
-    def _stage(self, name: str, trials: "dict[str, tuple[Trial, Predict]]", counts: dict[str, Count]) -> Stage:
-        reason, remedy = self._missing(name)
-        if name not in trials:
-            return untestable(name, "the advantages are not identified", remedy)
-        trial = trials[name][0]
-        if trial.doubt and not trial.fitting and not trial.most:
-            recording = self._names.recording
-            return untestable(name, trial.doubt, recording.get("micro_batch_id", recording.get("*", "")))
-        found, _ = outcome_of(
-            name, trial, counts[name], prefer=self._prefer, stated=self._recorded is not None, reason=reason
-        )
-        return found if found.outcome != "untestable" else untestable(name, reason, remedy)
-
-    def _missing(self, name: str) -> tuple[str, str]:
+    def _stage(self, name: str, trial: Trial | None, count: Count | None) -> Stage:
         recording = self._names.recording
+        other = recording.get("*", "")
         if name == "advantage":
-            how = recording.get("advantages", recording.get("*", ""))
-            return "no logged advantages that the rows could be held against", how
-        what = "KL" if name == "kl" else "loss"
-        return f"no logged {what} that can be recomputed from the rows", recording.get(
-            "metrics", recording.get("*", "")
-        )
-
-
-def _configured(run: Run, options: ReadOptions) -> Configured | None:
-    """The options as recorded or given; None where too little is stated to compute anything."""
-    try:
-        return configure(run.metadata, options.trainer, options.layers)
-    except UnstatedError:
-        return None
-
-
-def _likely(run: Run, options: ReadOptions, names: frozenset[str]) -> list[Trainer]:
-    """Every trainer, those first that are named, then those whose names the log has."""
-    given = (options.trainer or run.metadata.trainer or "").partition("@")[0]
-
-    def rank(trainer: Trainer) -> tuple[bool, int]:
-        own = (trainer.loss_metric, trainer.grad_norm_metric, *trainer.kl_metrics)
-        return trainer.name != given, -sum(name in names for name in own)
-
-    return sorted(TRAINERS.values(), key=rank)
-
-
-def _written(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
-
-
-def identify_run(run: Run, options: ReadOptions) -> Identification:
-    """Find the objective that made the logged numbers of a run.
-
-    Raises:
-        UsageError: if an option cannot be used.
-        InputError: if a file cannot be read, or breaks the contract.
-    """
-    return Identifier(run, replace(options, device="cpu")).find()
+            reason, remedy = (
+                "no logged advantages that the rows could be held against",
+                recording.get("advantages", other),
+            )
+        else:
+            what = "KL" if name == "kl" else "loss"
+            reason = f"no logged {what} that can be recomputed from the rows"
+            remedy = recording.get("metrics", other)
+        if trial is None or count is None:
+            return untestable(name, "the advantages are not identified", remedy)
+        if trial.doubt and not trial.fitting and not trial.most:
+            return untestable(name, trial.doubt, recording.get("micro_batch_id", other))
+        found = outcome_of(name, trial, count, self._known, reason=reason)
+        return found if found.outcome != "untestable" else untestable(name, reason, remedy)

@@ -1,14 +1,13 @@
 """Identify the advantages of a run of which only logged numbers are at hand."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from rolloutdoctor.audit.tally import QuantityTally
-from rolloutdoctor.identification.configuration import Configuration
+from rolloutdoctor.identification.configuration import Configuration, Known
 from rolloutdoctor.identification.extrema import LARGEST_GROUP, Extremes, Fit, by_group, fits
-from rolloutdoctor.identification.outcome import Preference, rank_of
-from rolloutdoctor.identification.words import difference, sentence
+from rolloutdoctor.identification.outcome import class_of, excluded_by
 from rolloutdoctor.io.metrics import LoggedMetrics
-from rolloutdoctor.results.identification import Agreement, Excluded, IdentifiedClass, Member, Stage
+from rolloutdoctor.results.identification import Agreement, Stage
 from rolloutdoctor.trainers.spec import Trainer
 
 _FEWEST = 2
@@ -28,46 +27,52 @@ def extremes_of(metrics: LoggedMetrics, trainer: Trainer) -> list[Extremes]:
     ]
 
 
-def identify_extremes(
-    candidates: Sequence[Configuration], logged: Sequence[Extremes], prefer: Preference, size: int | None
-) -> Stage | None:
+def identify_extremes(candidates: Sequence[Configuration], logged: Sequence[Extremes], known: Known) -> Stage | None:
     """Identify the advantages from their extremes; None where these are too few.
 
     Args:
         candidates: ways to compute advantages.
         logged: the extremes.
-        prefer: by which configuration a class is named.
-        size: rows of a group, where it is known.
+        known: by which candidate a class is named.
     """
     values = [value for one in logged for value in one.values.values()]
-    if len({value for value in values if value}) < _FEWEST:
+    different = {value for value in values if value}
+    if len(different) < _FEWEST:
         return None
-    able = [one for one in candidates if by_group(one)]
-    sizes = [size] if size is not None else range(2, LARGEST_GROUP + 1)
-    found = list(fits(able, logged, sizes))
+    found = list(fits([one for one in candidates if by_group(one)], logged, range(2, LARGEST_GROUP + 1)))
     whole = [fit for fit in found if not fit.tally.disagree]
+    quantities = tuple(one.name for one in logged)
     if not whole:
-        if not found:
-            return Stage("advantage", "none", len(values), quantities=tuple(one.name for one in logged))
-        nearest = max(found, key=lambda fit: fit.tally.agree)
-        one, tally = nearest.configuration, nearest.tally
-        near = IdentifiedClass(_name(one), dict(one.options), sentence(one.parts), tally.agree, tally.worst)
-        return Stage("advantage", "none", len(values), classes=(near,), quantities=tuple(one.name for one in logged))
-    whole.sort(key=lambda fit: (rank_of(fit.configuration, prefer), fit.size))
-    classes = _classes(whole)
-    first = whole[0]
+        nearest = max(found, key=lambda fit: fit.tally.agree, default=None)
+        near = () if nearest is None else (replace(class_of([nearest.configuration], nearest.tally), where=""),)
+        return Stage("advantage", "none", len(values), classes=near, quantities=quantities)
+    whole.sort(key=lambda fit: (known.rank(fit.configuration), fit.size))
+    classes, first = _classes(whole), whole[0]
+    near_first = sorted((fit for fit in found if fit.tally.disagree and fit.size == first.size), key=_agreeing)
     return Stage(
         stage="advantage",
         outcome="one" if len(classes) == 1 else "several",
         compared=len(values),
-        distinct=len({value for value in values if value}),
+        distinct=len(different),
         bits=23.0,
-        quantities=tuple(one.name for one in logged),
-        classes=tuple(_class(each) for each in classes[:6]),
-        excluded=_excluded(first, [fit for fit in found if fit.tally.disagree]),
+        quantities=quantities,
+        classes=tuple(
+            class_of(
+                [fit.configuration for fit in each],
+                each[0].tally,
+                f"; rewards of 0 and 1 in groups of {each[0].size}: {each[0].example}",
+            )
+            for each in classes[:6]
+        ),
+        excluded=excluded_by(first.configuration, ((fit.configuration, fit.tally) for fit in near_first)),
         separate="the rows, or more steps with other numbers of right responses" if len(whole) > 1 else "",
         recorded=_agreement(found),
     )
+
+
+def _agreeing(fit: Fit) -> int:
+    """By how many values a fit comes first."""
+    return -fit.tally.agree
 
 
 def _classes(whole: Sequence[Fit]) -> list[list[Fit]]:
@@ -82,43 +87,8 @@ def _classes(whole: Sequence[Fit]) -> list[list[Fit]]:
     return list(found.values())
 
 
-def _class(each: Sequence[Fit]) -> IdentifiedClass:
-    first = each[0]
-    one = first.configuration
-    others = tuple(
-        Member(
-            _name(fit.configuration),
-            dict(fit.configuration.options),
-            sentence(fit.configuration.parts),
-            difference(one.parts, fit.configuration.parts),
-        )
-        for fit in each[1:]
-        if not fit.configuration.is_recorded
-    )
-    words = f"{sentence(one.parts)}; rewards of 0 and 1 in groups of {first.size}: {first.example}"
-    return IdentifiedClass(_name(one), dict(one.options), words, first.tally.agree, first.tally.worst, others)
-
-
-def _excluded(first: Fit, out: Sequence[Fit]) -> tuple[Excluded, ...]:
-    found: list[Excluded] = []
-    told: set[str] = set()
-    near = [fit for fit in out if fit.size == first.size]
-    for fit in sorted(near, key=lambda fit: -fit.tally.agree):
-        words = difference(first.configuration.parts, fit.configuration.parts)
-        if fit.tally.first is None or not words or words in told or fit.configuration.is_recorded:
-            continue
-        told.add(words)
-        step, _, logged, predicted = fit.tally.first
-        found.append(Excluded(dict(fit.configuration.options), words, step, None, logged, predicted))
-    return tuple(found[:4])
-
-
 def _agreement(found: Sequence[Fit]) -> Agreement:
-    recorded: list[QuantityTally] = [fit.tally for fit in found if fit.configuration.is_recorded]
+    recorded = [fit.tally for fit in found if fit.configuration.is_recorded]
     if not recorded:
         return "absent"
     return "agrees" if any(not tally.disagree for tally in recorded) else "contradicts"
-
-
-def _name(one: Configuration) -> str | None:
-    return None if one.trainer is None else one.trainer.name

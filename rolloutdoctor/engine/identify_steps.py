@@ -1,20 +1,23 @@
 """Read the steps of a run that an identification looks at: some informative ones first, then all of them."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
 from rolloutdoctor.data.batch import STAND_INS, TRAIN, RolloutBatch
 from rolloutdoctor.data.several_steps import TOGETHER, passes
-from rolloutdoctor.engine.devices import find_dtype
-from rolloutdoctor.engine.options import ReadOptions
-from rolloutdoctor.identification.step import IdentifiedStep, SharedEvaluations
+from rolloutdoctor.identification.step import SharedEvaluations, Step
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.objective.required_columns import LOGGED_COLUMNS
 from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.results.findings import InputSummary
 from rolloutdoctor.trainers.spec import Trainer
+
+if TYPE_CHECKING:
+    from rolloutdoctor.engine.options import ReadOptions
 
 TRIAL_GROUPS = 32
 """Groups of different rewards on which every configuration is tried."""
@@ -49,7 +52,14 @@ class StepReader:
     """
 
     def __init__(
-        self, run: Run, options: ReadOptions, metrics: LoggedMetrics, names: Trainer, *, advantages_alone: bool = False
+        self,
+        run: Run,
+        options: "ReadOptions",
+        metrics: LoggedMetrics,
+        names: Trainer,
+        dtype: torch.dtype,
+        *,
+        advantages_alone: bool = False,
     ) -> None:
         """Prepare to read.
 
@@ -58,37 +68,28 @@ class StepReader:
             options: which steps.
             metrics: those of its metrics that can be compared with one step.
             names: the trainer whose names of metrics the log has.
+            dtype: of token values.
             advantages_alone: read no log-probs.
         """
         self.input = InputSummary()
-        self._run, self._options, self._metrics, self._names = run, options, metrics, names
-        self._dtype = find_dtype(options.dtype)
-        self._columns = _READ - _LOSS_ALONE if advantages_alone else _READ
+        self._metrics, self._names, self._dtype = metrics, names, dtype
+        columns = set((_READ - _LOSS_ALONE if advantages_alone else _READ) | LOGGED_COLUMNS)
+        columns = columns.union(*(STAND_INS.get(column, ()) for column in columns)) & run.columns
+        self._read = partial(run.batches, frozenset(columns), steps=options.steps, split=options.split, dtype=dtype)
         self._digits = metrics.digits()
 
-    def _batches(self) -> Iterator[RolloutBatch]:
-        columns = set(self._columns | LOGGED_COLUMNS)
-        for column in tuple(columns):
-            columns |= set(STAND_INS.get(column, ()))
-        return self._run.batches(
-            frozenset(columns) & self._run.columns,
-            steps=self._options.steps,
-            split=self._options.split,
-            dtype=self._dtype,
-        )
-
-    def _seen(self, batches: Sequence[RolloutBatch]) -> Iterator[IdentifiedStep]:
+    def _seen(self, batches: Sequence[RolloutBatch]) -> Iterator[Step]:
         """The steps of a batch that can be joined, which share their evaluations."""
         logged = [self._metrics.at(batch.key) for batch in batches]
         shared = SharedEvaluations(batches, logged, self._dtype) if len(batches) > 1 else None
         for place, (batch, metrics) in enumerate(zip(batches, logged, strict=True)):
             of_step = None if shared is None else (shared, place)
-            yield IdentifiedStep(batch, metrics, self._dtype, self._names, self._digits, of_step)
+            yield Step(batch, metrics, self._dtype, self._names, self._digits, shared=of_step)
 
-    def steps(self) -> Iterator[IdentifiedStep]:
+    def steps(self) -> Iterator[Step]:
         """Read every step."""
         rows = steps = groups = tokens = 0
-        for batches in passes(self._batches(), TOGETHER):
+        for batches in passes(self._read(), TOGETHER):
             for step in self._seen(batches):
                 batch = step.batch
                 rows, steps, tokens = rows + len(batch), steps + 1, tokens + batch.tokens
@@ -98,11 +99,11 @@ class StepReader:
                 del batch, step
             batches.clear()
 
-    def trial_steps(self) -> list[IdentifiedStep]:
+    def trial_steps(self) -> list[Step]:
         """The training steps with most different advantages or rewards, the most informative first."""
         found: list[tuple[int, int, RolloutBatch]] = []
         groups = 0
-        for number, batch in enumerate(self._batches()):
+        for number, batch in enumerate(self._read()):
             telling, live = _information(batch)
             if batch.split == TRAIN and telling:
                 found.append((telling, -number, batch))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from rolloutdoctor.audit.tally import STAGES, AuditTally
 from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.engine.accumulate import RunState, thinned
-from rolloutdoctor.engine.cause_search import Diagnosis, undiagnosed
+from rolloutdoctor.engine.cause_counts import Diagnosis, undiagnosed
 from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.coverage import nothing_found
 from rolloutdoctor.engine.follows import AUDIT, by_cause

@@ -1,11 +1,14 @@
 """Whether a log and the rows number the steps alike: one may count from 0, and the other from 1."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from rolloutdoctor.audit.tally import STAGES, AuditTally, add_tallies
-from rolloutdoctor.data.batch import TRAIN, RolloutBatch, StepKey
-from rolloutdoctor.engine.cause_search import Diagnosis, LoggedRows, Search
+from rolloutdoctor.data.batch import TRAIN, RolloutBatch
+from rolloutdoctor.engine.cause_counts import Diagnosis
+from rolloutdoctor.engine.cause_search import Search
+from rolloutdoctor.identification.step import Step
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.results.audit import OTHER_NUMBERS, Cause
 
@@ -20,11 +23,6 @@ _LEAST = 8
 CODE = "RDM004"
 
 
-def renumbered(metrics: LoggedMetrics, batch: RolloutBatch, offset: int) -> LoggedRows:
-    """Return a step with what the log has under another number."""
-    return LoggedRows(batch, metrics.at(StepKey(batch.step + offset, batch.split)))
-
-
 def find_offset(batches: Iterable[RolloutBatch], metrics: LoggedMetrics, search: Search) -> int:
     """Return by how much the log's numbers of steps are larger than those of the rows; 0 if nothing shows it.
 
@@ -36,7 +34,7 @@ def find_offset(batches: Iterable[RolloutBatch], metrics: LoggedMetrics, search:
         metrics: the log.
         search: audits steps.
     """
-    tried = list(_first(batch for batch in batches if batch.split == TRAIN and len(batch)))
+    tried = list(islice((batch for batch in batches if batch.split == TRAIN and len(batch)), _STEPS))
     logged = [key.step for key in metrics.steps() if key.split == TRAIN]
     if not tried or not logged or not _differs(tried, metrics, search, 0):
         return 0
@@ -46,18 +44,11 @@ def find_offset(batches: Iterable[RolloutBatch], metrics: LoggedMetrics, search:
     return 0
 
 
-def _first(batches: Iterator[RolloutBatch]) -> Iterator[RolloutBatch]:
-    for count, batch in enumerate(batches, start=1):
-        yield batch
-        if count == _STEPS:
-            return
-
-
 def _differs(tried: Sequence[RolloutBatch], metrics: LoggedMetrics, search: Search, offset: int) -> bool | None:
     """Whether a metric of the rows does not follow under an offset; None where too few could be compared."""
     total: AuditTally = {}
     for batch in tried:
-        total = add_tallies(total, search.audit((renumbered(metrics, batch, offset),), ()))
+        total = add_tallies(total, search.audit((search.step(batch, metrics, offset),), ()))
     of_rows = [tally for tally in total.values() if tally.stage == STAGES[-1]]
     if any(tally.disagree for tally in of_rows):
         return True
@@ -66,7 +57,7 @@ def _differs(tried: Sequence[RolloutBatch], metrics: LoggedMetrics, search: Sear
 
 def diagnosed(
     offset: int,
-    steps: Callable[[], Iterable[LoggedRows]],
+    steps: Callable[[], Iterable[Step]],
     audit: AuditTally,
     search: Search,
     rest: Callable[[AuditTally], Diagnosis],

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.identification.configuration import Configuration, unscaled_essence
-from rolloutdoctor.identification.step import IdentifiedStep
+from rolloutdoctor.identification.step import Step
 from rolloutdoctor.objective.objective import Objective
 
 _LOOSE = 1e-3
@@ -16,7 +16,7 @@ _LOOSE = 1e-3
 class CentredScores:
     """Tells of a step which configurations could have made its advantages, whatever they divide by."""
 
-    def __init__(self, step: IdentifiedStep) -> None:
+    def __init__(self, step: Step) -> None:
         self._step = step
         self._known: dict[tuple[object, ...], bool] = {}
 
@@ -71,7 +71,7 @@ class CentredScores:
         return torch.where(low_N > high_N, torch.nan, (low_N + high_N) / 2)
 
 
-def has_row_values(step: IdentifiedStep, objective: Objective) -> bool:
+def has_row_values(step: Step, objective: Objective) -> bool:
     """Return False if the tokens of a row have different logged advantages.
 
     Args:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rolloutdoctor.hypotheses.hypothesis import Hypothesis
 from rolloutdoctor.identification.words import parts_of
@@ -13,6 +13,9 @@ from rolloutdoctor.objective.objective import AdvantageRule, Objective, RowSet, 
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Layer, resolve
 from rolloutdoctor.trainers.spec import Trainer
+
+if TYPE_CHECKING:
+    from rolloutdoctor.evaluation.evaluate import Evaluation
 
 EPSILONS = (0.0, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3)
 _SCALES: tuple[Literal["group", "batch"], ...] = ("group", "batch")
@@ -41,10 +44,22 @@ class Configuration:
     config: Config | None = None
     is_recorded: bool = False
 
+    @property
+    def trainer_name(self) -> str | None:
+        """Whose options make it; None for a recipe."""
+        return None if self.trainer is None else self.trainer.name
+
     @cached_property
-    def edits_rows(self) -> bool:
-        """True if it takes in a hypothesis about rows."""
-        return any(edit.rows is not None for edit in self.edits)
+    def evaluating(self) -> tuple[Hypothesis, ...]:
+        """The edits for which a step has to be evaluated again."""
+        return tuple(edit for edit in self.edits if edit.evaluates)
+
+    def edited(self, evaluation: "Evaluation", trainer: Trainer, metrics: Mapping[str, float]) -> Mapping[str, float]:
+        """Return metrics as the edits redefine them."""
+        for edit in self.edits:
+            if edit.metrics is not None:
+                metrics = {**metrics, **edit.metrics(evaluation, trainer, metrics)}
+        return metrics
 
     @cached_property
     def where_all_vote(self) -> Objective:
@@ -72,6 +87,37 @@ class Configuration:
         if term is not None:
             term = replace(term, ratio_weighted=False, ratio_level="token")
         return _unit(replace(self.objective, surrogate=surrogate, kl_loss=term))
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known before the first row.
+
+    Attributes:
+        trainers: who may have made the run, the most likely first, each with the version to take.
+        layers: trainer to the options that are known, most important first.
+        recorded: the options that the run states of itself, or None.
+        settings: options of the most likely trainer as recorded, or by default.
+    """
+
+    trainers: tuple[tuple[Trainer, tuple[int, ...]], ...]
+    layers: Mapping[str, Sequence[Layer]] = field(default_factory=dict)
+    recorded: Configuration | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+    def rank(self, one: Configuration) -> tuple[bool, int, bool, int]:
+        """Return the place of a candidate among equivalent ones, the least first."""
+        names = [trainer.name for trainer, _ in self.trainers]
+        place = names.index(one.trainer_name) if one.trainer_name in names else len(names)
+        return one.trainer is None, place, one.is_recorded, self._unusual(one)
+
+    def _unusual(self, one: Configuration) -> int:
+        """How many options differ from those that are recorded, or the trainer's defaults."""
+        if one.trainer is None:
+            return 0
+        known = self.settings if one.trainer_name == self.trainers[0][0].name else {}
+        defaults = {option.name: option.default for option in one.trainer.options}
+        return sum(known.get(name, defaults.get(name)) != value for name, value in one.options.items())
 
 
 def _unit(objective: Objective) -> Objective:

@@ -1,16 +1,18 @@
 """Hold many configurations against the log: most leave at the first informative step, the rest are counted on all."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 
 import torch
 
 from rolloutdoctor.audit.doubts import LayoutDoubt
 from rolloutdoctor.audit.tally import AuditTally, QuantityTally, add_tallies
 from rolloutdoctor.identification.configuration import Configuration
-from rolloutdoctor.identification.step import IdentifiedStep, Prediction
+from rolloutdoctor.identification.step import Prediction, Step
 
-Predict = Callable[[IdentifiedStep, Configuration], Prediction | None]
+Predict = Callable[[Step, Configuration], Prediction | None]
 
 NEAREST = 4
 """Configurations that are counted on all rows where none gives all values of the trial."""
@@ -43,7 +45,7 @@ class Trial:
         return (self.fitting or self.nearest)[:MOST]
 
 
-def try_on(steps: Sequence[IdentifiedStep], candidates: Iterable[Configuration], predict: Predict) -> Trial:
+def try_on(steps: Sequence[Step], candidates: Iterable[Configuration], predict: Predict) -> Trial:
     """Hold configurations against some steps, the most informative first; each leaves where it first disagrees."""
     fitting: list[Configuration] = []
     excluded: list[tuple[Configuration, QuantityTally]] = []
@@ -70,7 +72,7 @@ def try_on(steps: Sequence[IdentifiedStep], candidates: Iterable[Configuration],
     return Trial(tuple(fitting), nearest, tuple(excluded), doubt=doubt)
 
 
-def closest(steps: Sequence[IdentifiedStep], trial: Trial, predict: Predict) -> Trial:
+def closest(steps: Sequence[Step], trial: Trial, predict: Predict) -> Trial:
     """Return the trial with the configurations that give all values of most steps, where none gives those of all."""
     if trial.fitting or len(steps) < 3:
         return trial
@@ -95,11 +97,7 @@ def closest(steps: Sequence[IdentifiedStep], trial: Trial, predict: Predict) -> 
 
 def whole(tallies: Iterable[QuantityTally]) -> QuantityTally:
     """Return the sum of the tallies of several quantities of one step."""
-    found = list(tallies)
-    total = found[0]
-    for tally in found[1:]:
-        total = total + tally
-    return total
+    return reduce(add, tallies)
 
 
 def told(tallies: AuditTally) -> QuantityTally | None:
@@ -112,9 +110,8 @@ def told(tallies: AuditTally) -> QuantityTally | None:
     return whole(able) if able else None
 
 
-@dataclass
 class Count:
-    """Counts of configurations over steps; counts of parts of a run add up.
+    """Counts of candidates over steps.
 
     Attributes:
         candidates: what is counted.
@@ -124,18 +121,14 @@ class Count:
         bits: bits of all agreeing values other than zero, and how many these are.
     """
 
-    candidates: tuple[Configuration, ...]
-    tallies: list[dict[str, QuantityTally]] = field(default_factory=list)
-    apart: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
-    logged: set[float] = field(default_factory=set)
-    bits: tuple[float, int] = (0.0, 0)
+    def __init__(self, candidates: Sequence[Configuration]) -> None:
+        self.candidates = candidates
+        self.tallies: list[AuditTally] = [{} for _ in candidates]
+        self.apart = torch.zeros(len(candidates), len(candidates), dtype=torch.float64)
+        self.logged: set[float] = set()
+        self.bits = 0.0, 0
 
-    def __post_init__(self) -> None:
-        count = len(self.candidates)
-        self.tallies = self.tallies or [{} for _ in range(count)]
-        self.apart = self.apart if len(self.apart) else torch.zeros(count, count, dtype=torch.float64)
-
-    def add(self, step: IdentifiedStep, predict: Predict) -> None:
+    def add(self, step: Step, predict: Predict) -> None:
         """Count one step."""
         found = [predict(step, one) for one in self.candidates]
         for number, prediction in enumerate(found):
@@ -143,15 +136,12 @@ class Count:
                 self.tallies[number] = add_tallies(self.tallies[number], prediction.tallies)
         for row, one in enumerate(found):
             for column, other in enumerate(found[:row]):
-                if one is other or one is None or other is None:
-                    continue
-                gap = _gap(one, other)
-                self.apart[row, column] = self.apart[column, row] = max(gap, float(self.apart[row, column]))
+                if one is not other and one is not None and other is not None:
+                    gap = max(_gap(one, other), float(self.apart[row, column]))
+                    self.apart[row, column] = self.apart[column, row] = gap
         first = next((prediction for prediction in found if prediction is not None), None)
-        if first is not None:
-            self._add_evidence(first)
-
-    def _add_evidence(self, first: Prediction) -> None:
+        if first is None:
+            return
         size, radius = first.values.abs(), first.radii
         telling = (size > radius) & radius.isfinite() & (radius > 0)
         if bool(telling.any()):

@@ -1,7 +1,7 @@
 """The candidates of each stage: settings of trainers, recipes that no trainer has, and a coefficient to be solved."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Literal
 
@@ -15,9 +15,17 @@ from rolloutdoctor.hypotheses.metric_definitions import METRIC_DEFINITIONS
 from rolloutdoctor.hypotheses.partitions import PARTITIONS
 from rolloutdoctor.identification.centred import CentredScores, has_row_values
 from rolloutdoctor.identification.coefficient import bounds, least_squares, shortest, solve
-from rolloutdoctor.identification.configuration import Configuration, essence, limited, of_trainer, recipe, recipes
+from rolloutdoctor.identification.configuration import (
+    Configuration,
+    Known,
+    essence,
+    limited,
+    of_trainer,
+    recipe,
+    recipes,
+)
 from rolloutdoctor.identification.contest import Trial, closest, try_on
-from rolloutdoctor.identification.step import IdentifiedStep
+from rolloutdoctor.identification.step import Step
 from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import AdvantageRule, KlTerm, Objective
 from rolloutdoctor.trainers.options import Layer
@@ -36,32 +44,10 @@ LEAST = 1e-4
 """Coefficients of a KL term below this are taken for 0, where the log cannot tell."""
 
 
-@dataclass(frozen=True)
-class Known:
-    """What is known before the first row.
-
-    Attributes:
-        trainers: who may have made the run, the most likely first, each with the version to take.
-        layers: trainer to the options that are known, most important first.
-        recorded: the options that the run states of itself, or None.
-    """
-
-    trainers: tuple[tuple[Trainer, tuple[int, ...]], ...]
-    layers: Mapping[str, tuple[Layer, ...]]
-    recorded: Configuration | None = None
-
-
-def advantage_candidates(steps: Sequence[IdentifiedStep], known: Known) -> list[Configuration]:
+def advantage_candidates(steps: Sequence[Step], known: Known) -> list[Configuration]:
     """Return the ways to compute advantages without a KL penalty: of trainers, and those that no trainer has."""
     found = _of_trainers(known)
-    others = _recipes_beside(found, known)
-    return found + _within_scale(steps, others)
-
-
-def all_advantages(known: Known) -> list[Configuration]:
-    """Return all of them, where there are no steps to leave any out."""
-    found = _of_trainers(known)
-    return found + _recipes_beside(found, known)
+    return found + _within_scale(steps, _recipes_beside(found, known))
 
 
 def _recipes_beside(found: Sequence[Configuration], known: Known) -> list[Configuration]:
@@ -75,7 +61,7 @@ def _recipes_beside(found: Sequence[Configuration], known: Known) -> list[Config
     return others
 
 
-def _within_scale(steps: Sequence[IdentifiedStep], found: Iterable[Configuration]) -> list[Configuration]:
+def _within_scale(steps: Sequence[Step], found: Iterable[Configuration]) -> list[Configuration]:
     """Those that some scale could bring to the logged advantages of the first steps; all have one for each row."""
     kept = list(found)
     for step in steps[:2]:
@@ -93,22 +79,22 @@ def _of_trainers(known: Known) -> list[Configuration]:
     return found
 
 
-def try_advantages(steps: Sequence[IdentifiedStep], known: Known) -> Trial:
+def try_advantages(steps: Sequence[Step], known: Known) -> Trial:
     """Find the ways to compute advantages that some steps leave.
 
     Penalties in the reward and other groups are tried where nothing else gives all values.
     """
-    trial = try_on(steps, advantage_candidates(steps, known), IdentifiedStep.advantages)
+    trial = try_on(steps, advantage_candidates(steps, known), Step.advantages)
     is_compared = trial.fitting or trial.excluded
     if not is_compared or any(not one.is_recorded for one in trial.fitting):
         return trial
-    other = try_on(steps, _penalised(steps, known), IdentifiedStep.advantages)
+    other = try_on(steps, _penalised(steps, known), Step.advantages)
     if other.fitting or trial.fitting:
         excluded = (*other.excluded, *trial.excluded)
         return Trial((*trial.fitting, *other.fitting), trial.nearest, excluded)
     regrouped = _within_scale(steps, _regrouped(_recipes_beside(_of_trainers(known), known)))
-    found = _or_other(trial, try_on(steps, regrouped, IdentifiedStep.advantages))
-    return closest(steps, found, IdentifiedStep.advantages)
+    found = _or_other(trial, try_on(steps, regrouped, Step.advantages))
+    return closest(steps, found, Step.advantages)
 
 
 def _regrouped(candidates: Iterable[Configuration]) -> Iterator[Configuration]:
@@ -120,7 +106,7 @@ def _regrouped(candidates: Iterable[Configuration]) -> Iterator[Configuration]:
             yield replace(found, parts={**found.parts, "groups": edit.words}, edits=(edit,))
 
 
-def _penalised(steps: Sequence[IdentifiedStep], known: Known) -> Iterator[Configuration]:
+def _penalised(steps: Sequence[Step], known: Known) -> Iterator[Configuration]:
     """Configurations with a KL penalty in the reward, its coefficient solved on the first step."""
     for trainer, version in known.trainers:
         option, layers = trainer.choices.penalty_option, known.layers.get(trainer.name, ())
@@ -134,7 +120,7 @@ def _penalised(steps: Sequence[IdentifiedStep], known: Known) -> Iterator[Config
                 yield from of_trainer(trainer, version, [{**choice, option: coef}], layers)
 
 
-def _on_axis(step: IdentifiedStep, one: Configuration) -> bool:
+def _on_axis(step: Step, one: Configuration) -> bool:
     """False if a configuration gives tokens of a row different advantages and the log does not, or the reverse."""
     by_row = one.objective.advantage.spec.axis is Axis.ROWS
     if step.by_row:
@@ -146,7 +132,7 @@ def _on_axis(step: IdentifiedStep, one: Configuration) -> bool:
 _ROW_RULE = AdvantageRule(estimator="grpo")
 
 
-def _solved(step: IdentifiedStep, start: Configuration) -> float | None:
+def _solved(step: Step, start: Configuration) -> float | None:
     logged = _logged_advantages(step)
     term = start.objective.kl_reward
     if logged is None or term is None:
@@ -166,11 +152,11 @@ def _solved(step: IdentifiedStep, start: Configuration) -> float | None:
     return solve(values, value)
 
 
-def _each_token(step: IdentifiedStep, value_N: Tensor) -> Tensor:
+def _each_token(step: Step, value_N: Tensor) -> Tensor:
     return torch.repeat_interleave(value_N, step.batch.rows.diff())
 
 
-def _logged_advantages(step: IdentifiedStep) -> tuple[Tensor, Tensor] | None:
+def _logged_advantages(step: Step) -> tuple[Tensor, Tensor] | None:
     """Places and values of the logged advantages of trained tokens or of rows."""
     batch = step.batch
     if step.by_row:
@@ -207,18 +193,18 @@ def kl_candidates(known: Known, advantage: Configuration) -> list[Configuration]
     return found
 
 
-def try_kl(steps: Sequence[IdentifiedStep], known: Known, advantage: Configuration) -> Trial:
+def try_kl(steps: Sequence[Step], known: Known, advantage: Configuration) -> Trial:
     """Find the KL terms and the averages of their metric that some steps leave.
 
     Other averages than a trainer's own are tried where that gives not all values.
     """
     candidates = kl_candidates(known, advantage)
-    trial = try_on(steps, candidates, IdentifiedStep.kl)
+    trial = try_on(steps, candidates, Step.kl)
     like = next((one for one in candidates if one.objective.kl_loss is not None), None)
     if trial.fitting or not trial.excluded or like is None:
         return trial
-    found = _or_other(trial, try_on(steps, _kl_recipes(like), IdentifiedStep.kl))
-    return closest(steps, found, IdentifiedStep.kl)
+    found = _or_other(trial, try_on(steps, _kl_recipes(like), Step.kl))
+    return closest(steps, found, Step.kl)
 
 
 def _or_other(trial: Trial, other: Trial) -> Trial:
@@ -258,7 +244,7 @@ def kl_parts(objective: Objective) -> dict[str, str]:
 
 
 def try_losses(
-    steps: Sequence[IdentifiedStep], known: Known, advantage: Configuration, terms: Sequence[Configuration | None]
+    steps: Sequence[Step], known: Known, advantage: Configuration, terms: Sequence[Configuration | None]
 ) -> Trial:
     """Find the losses that some steps leave, given advantages and KL; the coefficient of the KL term is solved.
 
@@ -275,12 +261,12 @@ def try_losses(
     if known.recorded is not None:
         recorded = [replace(limited(known.recorded, "loss"), parts=loss_parts(known.recorded.objective))]
     solved = (_with_coefficient(steps, one, kl) for one, kl in plain)
-    trial = try_on(steps, (*recorded, *solved), IdentifiedStep.loss)
+    trial = try_on(steps, (*recorded, *solved), Step.loss)
     if trial.fitting or not trial.excluded or not plain:
         return trial
     others = (_with_coefficient(steps, one, kl) for kl in terms for one in _loss_recipes(plain[0][0]))
-    found = _or_other(trial, try_on(steps, others, IdentifiedStep.loss))
-    return closest(steps, found, IdentifiedStep.loss)
+    found = _or_other(trial, try_on(steps, others, Step.loss))
+    return closest(steps, found, Step.loss)
 
 
 def _plain_losses(known: Known, advantage: Configuration, kl: Configuration | None) -> Iterator[Configuration]:
@@ -327,7 +313,7 @@ def loss_parts(objective: Objective) -> dict[str, str]:
     return parts
 
 
-def _with_coefficient(steps: Sequence[IdentifiedStep], one: Configuration, kl: Configuration | None) -> Configuration:
+def _with_coefficient(steps: Sequence[Step], one: Configuration, kl: Configuration | None) -> Configuration:
     """Solve for the coefficient of the KL term of the loss, one number over the steps."""
     objective, trainer = one.objective, one.trainer
     if kl is None or kl.objective.kl_loss is None:
@@ -335,22 +321,16 @@ def _with_coefficient(steps: Sequence[IdentifiedStep], one: Configuration, kl: C
         return replace(one, objective=bare, parts={**one.parts, **loss_parts(bare)})
     objective = replace(objective, kl_loss=replace(kl.objective.kl_loss, coef=1.0))
     unit = replace(one, objective=objective)
-    residuals, slopes, radii = [], [], []
-    for step in steps:
-        part = step.loss_residual(unit)
-        if part is not None:
-            residuals.append(part[0])
-            slopes.append(part[1])
-            radii.append(part[2])
-    equations = [torch.tensor(each, dtype=torch.float64) for each in (residuals, slopes, radii)]
+    parts = [part for step in steps if (part := step.loss_residual(unit)) is not None]
+    equations = torch.tensor(parts, dtype=torch.float64).reshape(-1, 3).T
     coef = least_squares(*equations)
     if coef is None:
         # No logged number holds the KL term: the policy's part is compared alone.
         return one
-    if all(abs(residual) <= radius for residual, radius in zip(residuals, radii, strict=True)):
+    if all(abs(residual) <= radius for residual, _, radius in parts):
         # Whatever would be solved for is rounding: 0, or any coefficient that the radii leave room for.
-        ends = zip(residuals, slopes, radii, strict=True)
-        if min(((abs(residual) + radius) / abs(slope) for residual, slope, radius in ends if slope), default=0) > LEAST:
+        ends = ((abs(residual) + radius) / abs(slope) for residual, slope, radius in parts if slope)
+        if min(ends, default=0) > LEAST:
             return one
         coef = 0.0
     if coef > 0:
@@ -359,9 +339,8 @@ def _with_coefficient(steps: Sequence[IdentifiedStep], one: Configuration, kl: C
     options = dict(one.options)
     if trainer is not None and trainer.kl_option is not None:
         options[trainer.kl_option] = coef
-    parts = {**loss_parts(objective), **({"scale": one.parts["scale"]} if one.parts.get("scale") else {})}
-    options = options if trainer is not None else dict(parts)
-    return replace(one, objective=objective, options=options, parts=parts)
+    said = {**loss_parts(objective), **({"scale": one.parts["scale"]} if one.parts.get("scale") else {})}
+    return replace(one, objective=objective, options=options if trainer is not None else dict(said), parts=said)
 
 
 def _able(known: Known, advantage: Configuration) -> list[tuple[Trainer, tuple[int, ...]]]:

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from identification.made import objective_of, run_of
 
-from rolloutdoctor.engine.identify import identify_run
+from rolloutdoctor.commands.identify import identify
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.objective.objective import RowSet
 
@@ -51,7 +51,7 @@ CONFIGURATIONS = [
 
 
 def found(trainer, objective, **options):
-    return identify_run(run_of(trainer, objective, **options), ReadOptions())
+    return identify(run_of(trainer, objective, **options), ReadOptions())
 
 
 def holds(stage, trainer, options):
@@ -148,7 +148,7 @@ def test_without_logged_numbers_nothing_can_be_tested():
     steps = [replace(step, per_row={"reward": step.per_row["reward"]}) for step in run.batches(())]
     run.batches = lambda wanted, **options: iter(steps)
     run.metrics = run.metrics.by_batch(2, 1, (), lambda name: False)
-    result = identify_run(run, ReadOptions())
+    result = identify(run, ReadOptions())
     assert result.nothing_identified
     assert [stage.outcome for stage in result.stages] == ["untestable"] * 3
     assert result.stages[0].remedy
@@ -164,7 +164,7 @@ def test_a_step_that_was_made_otherwise_is_named(bad):
     columns["advantage"] = columns["advantage"] * 0.5
     steps[bad - 1] = replace(steps[bad - 1], per_row=columns)
     run.batches = lambda wanted, **options: iter(steps)
-    result = identify_run(run, ReadOptions())
+    result = identify(run, ReadOptions())
     stage = result.stages[0]
     assert stage.outcome == "partial"
     assert stage.classes[0].options["algorithm.adv_estimator"] == "grpo"

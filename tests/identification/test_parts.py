@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rolloutdoctor as rd
-from rolloutdoctor.engine.identify import identify_run
+from rolloutdoctor.commands.identify import identify
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.identification.coefficient import bounds, least_squares, solve
 
@@ -28,7 +28,7 @@ def log(path, values):
 
 @pytest.mark.slow
 def test_extremes_alone_tell_the_recipe_and_the_size_of_groups(tmp_path):
-    result = identify_run(log(tmp_path / "run.metrics.jsonl", EXTREMES), ReadOptions())
+    result = identify(log(tmp_path / "run.metrics.jsonl", EXTREMES), ReadOptions())
     stage = result.stages[0]
     assert stage.outcome == "one"
     first = stage.classes[0]
@@ -42,7 +42,7 @@ def test_extremes_alone_tell_the_recipe_and_the_size_of_groups(tmp_path):
 @pytest.mark.parametrize("values", [[], EXTREMES[3:], [(1, "critic/advantages/max", 0.0), *EXTREMES[3:]]])
 def test_too_few_extremes_tell_nothing(tmp_path, values):
     values = values or [(1, "actor/pg_loss", 0.1)]
-    result = identify_run(log(tmp_path / "run.metrics.jsonl", values), ReadOptions())
+    result = identify(log(tmp_path / "run.metrics.jsonl", values), ReadOptions())
     assert result.nothing_identified
 
 

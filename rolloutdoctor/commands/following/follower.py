@@ -16,7 +16,7 @@ from rolloutdoctor.commands.merge import check_same, merged, saved_state, told_o
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch, StepKey
 from rolloutdoctor.data.step_spans import StepSpans
 from rolloutdoctor.engine.accumulate import RuleAccumulator, RunState
-from rolloutdoctor.engine.cause_search import Diagnosis
+from rolloutdoctor.engine.cause_counts import Diagnosis
 from rolloutdoctor.engine.causes import columns_for_causes, find_causes
 from rolloutdoctor.engine.devices import find_device, find_dtype
 from rolloutdoctor.engine.identified_options import ORIGIN
