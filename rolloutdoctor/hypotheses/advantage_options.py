@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 
-from rolloutdoctor.hypotheses.hypothesis import Hypothesis, ObjectiveEdit, changing
+from rolloutdoctor.hypotheses.hypothesis import UPSTREAM, Hypothesis, changing
 from rolloutdoctor.objective.objective import Objective
 
 _STATE = "state the option that the run really had, with --set or in the file's metadata, and check again"
-_UPSTREAM = "compare the advantage computation of the trainer that ran with that of the recorded version"
 
 
 def _is_standard_score(objective: Objective) -> bool:
@@ -17,94 +16,64 @@ def _by_row(objective: Objective) -> bool:
     return objective.advantage.spec.has_groups and objective.advantage.spec.name in ("grpo", "rloo", "raw")
 
 
-def _option(
-    name: str, words: str, edit: ObjectiveEdit, applies: Callable[[Objective], bool] = _is_standard_score
-) -> Hypothesis:
-    return Hypothesis(
-        name=name,
-        code="RDI014",
-        stage="advantages",
-        words=words,
-        remedy=_STATE,
-        applies=applies,
-        objective=edit,
-    )
+def _whitened(objective: Objective) -> bool:
+    return objective.advantage.whitened
 
 
+def _normalised(objective: Objective) -> bool:
+    return objective.advantage.normalised
+
+
+def _option(name: str, applies: Callable[[Objective], bool], words: str, **changes: object) -> Hypothesis:
+    edit = changing("advantage", **changes)
+    return Hypothesis(name, "RDI014", "advantages", words, _STATE, applies, edit)
+
+
+_DIVIDED = "the advantages are divided by the"
 ADVANTAGE_OPTIONS = (
-    _option(
-        "scale-none", "the advantages are not divided by a standard deviation", changing("advantage", scale="none")
-    ),
-    _option(
-        "scale-group",
-        "the advantages are divided by the group's standard deviation",
-        changing("advantage", scale="group"),
-    ),
-    _option(
-        "scale-batch",
-        "the advantages are divided by the batch's standard deviation",
-        changing("advantage", scale="batch"),
-    ),
+    _option("scale-none", _is_standard_score, "the advantages are not divided by a standard deviation", scale="none"),
+    _option("scale-group", _is_standard_score, f"{_DIVIDED} group's standard deviation", scale="group"),
+    _option("scale-batch", _is_standard_score, f"{_DIVIDED} batch's standard deviation", scale="batch"),
     _option(
         "leave-one-out",
+        _by_row,
         "the baseline of a row is the mean of the other rows of its group",
-        changing("advantage", estimator="rloo", scale="none"),
-        _by_row,
+        estimator="rloo",
+        scale="none",
     ),
-    _option(
-        "no-baseline",
-        "the advantages are the rewards, without a baseline",
-        changing("advantage", estimator="raw"),
-        _by_row,
-    ),
+    _option("no-baseline", _by_row, "the advantages are the rewards, without a baseline", estimator="raw"),
     _option(
         "group-mean-baseline",
-        "the baseline of a row is the mean of its group, and nothing is divided by a standard deviation",
-        changing("advantage", estimator="grpo", scale="none"),
         _by_row,
+        "the baseline of a row is the mean of its group, and nothing is divided by a standard deviation",
+        estimator="grpo",
+        scale="none",
     ),
     _option(
         "group-standard-score",
-        "the advantages are centred and divided by the group's standard deviation",
-        changing("advantage", estimator="grpo", scale="group"),
         _by_row,
+        "the advantages are centred and divided by the group's standard deviation",
+        estimator="grpo",
+        scale="group",
     ),
     _option(
         "whitened",
+        lambda objective: not _whitened(objective),
         "the advantages are whitened over the trained tokens of the step",
-        changing("advantage", whitened=True),
-        lambda objective: not objective.advantage.whitened,
+        whitened=True,
     ),
-    _option(
-        "not-whitened",
-        "the advantages are not whitened",
-        changing("advantage", whitened=False),
-        lambda objective: objective.advantage.whitened,
-    ),
+    _option("not-whitened", _whitened, "the advantages are not whitened", whitened=False),
     _option(
         "normalised",
+        lambda objective: objective.advantage.spec.name == "rloo" and not _normalised(objective),
         "the advantages are centred and divided by their standard deviation over the rows of the step",
-        changing("advantage", normalised=True),
-        lambda objective: objective.advantage.spec.name == "rloo" and not objective.advantage.normalised,
+        normalised=True,
     ),
     _option(
-        "not-normalised",
-        "the advantages are not normalised over the rows of the step",
-        changing("advantage", normalised=False),
-        lambda objective: objective.advantage.normalised,
+        "not-normalised", _normalised, "the advantages are not normalised over the rows of the step", normalised=False
     ),
-    _option(
-        "singleton-raw",
-        "the only row of a group keeps its raw reward as advantage",
-        changing("advantage", singleton="raw"),
-        _by_row,
-    ),
-    _option(
-        "singleton-zero",
-        "the only row of a group has an advantage of 0",
-        changing("advantage", singleton="zero"),
-        _by_row,
-    ),
+    _option("singleton-raw", _by_row, "the only row of a group keeps its raw reward as advantage", singleton="raw"),
+    _option("singleton-zero", _by_row, "the only row of a group has an advantage of 0", singleton="zero"),
     Hypothesis(
         name="batch-if-groups-are-uneven",
         code="RDI003",
@@ -120,7 +89,7 @@ ADVANTAGE_OPTIONS = (
         code="RDI014",
         stage="advantages",
         words="the advantages compare the rows of a group_id, also where groups differ in size",
-        remedy=_UPSTREAM,
+        remedy=UPSTREAM,
         applies=lambda objective: objective.advantage.batch_if_unequal,
         objective=changing("advantage", batch_if_unequal=False),
     ),

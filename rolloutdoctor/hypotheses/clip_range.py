@@ -6,7 +6,7 @@ from math import fsum, isfinite, log2
 
 from rolloutdoctor.evaluation.evaluate import RowResult, evaluate
 from rolloutdoctor.evaluation.radii.metrics import metric_radius
-from rolloutdoctor.hypotheses.hypothesis import Family, Hypothesis, Seen, changing
+from rolloutdoctor.hypotheses.hypothesis import STATE, Family, Hypothesis, Seen, changing
 from rolloutdoctor.hypotheses.loss_terms import CLIPPED
 
 _WIDEST = {"clip_low": 1.0, "clip_high": 16.0}
@@ -25,7 +25,7 @@ def _is(side: str, value: float) -> Hypothesis:
         code="RDI014",
         stage="loss",
         words=f"the ratio is clipped at {value:g} {words} 1, and not as recorded",
-        remedy="state the option of the run, and check again",
+        remedy=STATE,
         objective=changing("surrogate", **{side: value}),
         unclaimed=CLIPPED,
     )

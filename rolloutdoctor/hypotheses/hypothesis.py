@@ -44,6 +44,20 @@ def always(objective: Objective) -> bool:
     return True
 
 
+def has_groups(objective: Objective) -> bool:
+    """Return True if an estimator compares the rows of a group."""
+    return objective.advantage.spec.has_groups
+
+
+def has_kl_loss(objective: Objective) -> bool:
+    """Return True if there is a KL term in the loss."""
+    return objective.kl_loss is not None
+
+
+STATE = "state the option of the run, and check again"
+UPSTREAM = "compare the advantage computation of the trainer that ran with that of the recorded version"
+
+
 @dataclass(frozen=True)
 class Hypothesis:
     """Something else that a trainer may have computed.

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import fsum, isfinite
 
-from rolloutdoctor.hypotheses.hypothesis import UNCLAIMED, Family, Hypothesis, Seen, changing
+from rolloutdoctor.hypotheses.hypothesis import STATE, UNCLAIMED, Family, Hypothesis, Seen, changing, has_kl_loss
 from rolloutdoctor.objective.objective import KlTerm, Objective
 
 _WORDS = {
@@ -15,13 +15,6 @@ _WORDS = {
     "k3_clamped": "k3 of a clamped log-ratio, clamped to 10",
 }
 _REFERENCES = ("https://github.com/huggingface/trl/issues/4637", "https://github.com/volcengine/verl/pull/2953")
-
-
-_STATE = "state the option of the run, and check again"
-
-
-def _has_kl_loss(objective: Objective) -> bool:
-    return objective.kl_loss is not None
 
 
 def _estimator(name: str, part: str, words: str) -> Hypothesis:
@@ -92,7 +85,7 @@ KL_COEFFICIENT = Family(
     stage="loss",
     words="the KL term of the loss has another coefficient, one number for the run, which is solved",
     solve=_solve_coefficient,
-    applies=_has_kl_loss,
+    applies=has_kl_loss,
 )
 
 
@@ -109,23 +102,19 @@ KL_TERMS = (
         objective=changing("kl_loss", clamp=10.0),
         references=("https://github.com/volcengine/verl/issues/2928",),
     ),
-    Hypothesis(
-        name="kl-loss-weighted-by-ratio",
-        code="RDG007",
-        stage="kl",
-        words="each token's KL is multiplied by its importance ratio",
-        remedy=_STATE,
-        applies=lambda objective: objective.kl_loss is not None and not objective.kl_loss.ratio_weighted,
-        objective=changing("kl_loss", ratio_weighted=True),
-    ),
-    Hypothesis(
-        name="kl-loss-not-weighted",
-        code="RDG007",
-        stage="kl",
-        words="each token's KL is not multiplied by its importance ratio",
-        remedy=_STATE,
-        applies=lambda objective: objective.kl_loss is not None and objective.kl_loss.ratio_weighted,
-        objective=changing("kl_loss", ratio_weighted=False),
+    *(
+        Hypothesis(
+            name=f"kl-loss-{name}",
+            code="RDG007",
+            stage="kl",
+            words=f"each token's KL is {'' if weighted else 'not '}multiplied by its importance ratio",
+            remedy=STATE,
+            applies=lambda objective, weighted=weighted: (  # type: ignore[misc]
+                objective.kl_loss is not None and objective.kl_loss.ratio_weighted != weighted
+            ),
+            objective=changing("kl_loss", ratio_weighted=weighted),
+        )
+        for name, weighted in (("weighted-by-ratio", True), ("not-weighted", False))
     ),
     *(
         Hypothesis(
@@ -134,7 +123,7 @@ KL_TERMS = (
             stage="kl",
             words=f"the KL in the loss compares {column} with the reference, so that it has no gradient",
             remedy="compute the KL term from the log-probs of the current policy",
-            applies=_has_kl_loss,
+            applies=has_kl_loss,
             objective=changing("kl_loss", log_probs=column),
             columns=frozenset({column}),
         )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rolloutdoctor.hypotheses.hypothesis import UNCLAIMED, Hypothesis, MetricsEdit, ObjectiveEdit, changing
+from rolloutdoctor.hypotheses.hypothesis import STATE, UNCLAIMED, Hypothesis, MetricsEdit, ObjectiveEdit, changing
 from rolloutdoctor.objective.objective import Objective
 
 if TYPE_CHECKING:
@@ -82,12 +82,20 @@ def _scaled(name: str, words: str, parts: "Callable[[Layout], Tensor]", *, inver
         name=name,
         code="RDG006",
         stage="loss",
-        words=words,
+        words=f"the loss is {words}",
         remedy="scale the loss once: by the number of its parts, or by the trainer's own accumulation",
         metrics=edit,
         columns=frozenset({"micro_batch_id", "optim_step_id", "rank"}),
         references=_REFERENCES,
     )
+
+
+def _micros(layout: "Layout") -> "Tensor":
+    return layout.micros_N / layout.ranks_N
+
+
+def _ranks(layout: "Layout") -> "Tensor":
+    return layout.ranks_N
 
 
 def _with_entropy(factor: int) -> MetricsEdit:
@@ -141,50 +149,36 @@ def by_rank(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None
 
 LOSS_TERMS = (
     *(_aggregated(mode) for mode in _MODES),
-    _scaled(
-        "loss-divided-by-micro-batches",
-        "the loss is divided by the number of micro-batches once more",
-        lambda layout: layout.micros_N / layout.ranks_N,
-        inverse=True,
-    ),
-    _scaled(
-        "loss-times-micro-batches",
-        "the loss is added over micro-batches, not averaged",
-        lambda layout: layout.micros_N / layout.ranks_N,
-        inverse=False,
-    ),
-    _scaled(
-        "loss-divided-by-ranks",
-        "the loss is divided by the number of ranks once more",
-        lambda layout: layout.ranks_N,
-        inverse=True,
-    ),
-    _scaled(
-        "loss-times-ranks",
-        "the loss is added over ranks, not averaged",
-        lambda layout: layout.ranks_N,
-        inverse=False,
-    ),
-    Hypothesis(
-        name="denominator-counts-rejected-tokens",
-        code="RDG010",
-        stage="kl",
-        words="the denominator of the loss counts tokens that rejection had masked",
-        remedy="decide which is meant: a denominator that keeps rejected tokens shrinks the update by their share",
-        applies=lambda objective: not objective.aggregation.counted_before_rejection,
-        objective=lambda objective: _changed(objective, counted_before_rejection=True),
-        columns=frozenset({"response_mask_pre"}),
-        references=("https://github.com/huggingface/trl/issues/6369",),
-    ),
-    Hypothesis(
-        name="denominator-counts-kept-tokens",
-        code="RDG010",
-        stage="kl",
-        words="the denominator of the loss counts only tokens that rejection had kept",
-        remedy="decide which is meant: a denominator without rejected tokens keeps the size of the update",
-        applies=lambda objective: objective.aggregation.counted_before_rejection,
-        objective=lambda objective: _changed(objective, counted_before_rejection=False),
-        references=("https://github.com/huggingface/trl/issues/6369",),
+    _scaled("loss-divided-by-micro-batches", "divided by the number of micro-batches once more", _micros, inverse=True),
+    _scaled("loss-times-micro-batches", "added over micro-batches, not averaged", _micros, inverse=False),
+    _scaled("loss-divided-by-ranks", "divided by the number of ranks once more", _ranks, inverse=True),
+    _scaled("loss-times-ranks", "added over ranks, not averaged", _ranks, inverse=False),
+    *(
+        Hypothesis(
+            name=f"denominator-counts-{tokens}-tokens",
+            code="RDG010",
+            stage="kl",
+            words=f"the denominator of the loss counts {words}",
+            remedy=f"decide which is meant: a denominator {remedy}",
+            applies=lambda objective, counted=counted: objective.aggregation.counted_before_rejection != counted,  # type: ignore[misc]
+            objective=lambda objective, counted=counted: _changed(objective, counted_before_rejection=counted),  # type: ignore[misc]
+            columns=frozenset({"response_mask_pre"} if counted else ()),
+            references=("https://github.com/huggingface/trl/issues/6369",),
+        )
+        for counted, tokens, words, remedy in (
+            (
+                True,
+                "rejected",
+                "tokens that rejection had masked",
+                "that keeps rejected tokens shrinks the update by their share",
+            ),
+            (
+                False,
+                "kept",
+                "only tokens that rejection had kept",
+                "without rejected tokens keeps the size of the update",
+            ),
+        )
     ),
     Hypothesis(
         name="ratio-is-one",
@@ -221,7 +215,7 @@ LOSS_TERMS = (
         code="RDI014",
         stage="loss",
         words="the ratio is clipped by the lower bound on both sides, although an upper one is recorded",
-        remedy="state the option of the run, and check again",
+        remedy=STATE,
         applies=lambda objective: objective.surrogate.clip_high != objective.surrogate.clip_low,
         objective=lambda objective: changing("surrogate", clip_high=objective.surrogate.clip_low)(objective),
         unclaimed=CLIPPED,
@@ -241,7 +235,7 @@ LOSS_TERMS = (
         code="RDI014",
         stage="loss",
         words="no token of the policy term is masked or weighted, although an option says so",
-        remedy="state the option of the run, and check again",
+        remedy=STATE,
         applies=lambda objective: bool(objective.gates),
         objective=lambda objective: replace(objective, gates=()),
         unclaimed=CLIPPED | {"sampler_gap"},
@@ -252,7 +246,7 @@ LOSS_TERMS = (
             code="RDI014",
             stage="loss",
             words=f"the importance ratio is that of a {level}, and not as recorded",
-            remedy="state the option of the run, and check again",
+            remedy=STATE,
             applies=lambda objective, level=level: objective.surrogate.level not in (level, "sequence-sum"),  # type: ignore[misc]
             objective=_of_level(level),
             unclaimed=CLIPPED,
@@ -272,7 +266,7 @@ LOSS_TERMS = (
         )
         for name, code, words, remedy, factor in (
             ("flipped", "RDG005", "the loss grows with the entropy", "subtract the bonus from the loss", -1),
-            ("left-out", "RDI014", "the loss has no entropy bonus", "state the option of the run, and check again", 0),
+            ("left-out", "RDI014", "the loss has no entropy bonus", STATE, 0),
         )
     ),
     *(

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate
-from rolloutdoctor.hypotheses.hypothesis import Hypothesis, MetricsEdit, RowsEdit, changing
+from rolloutdoctor.hypotheses.hypothesis import Hypothesis, MetricsEdit, RowsEdit, changing, has_kl_loss
 from rolloutdoctor.hypotheses.loss_terms import by_rank
 from rolloutdoctor.objective.objective import Objective
 
@@ -125,52 +126,38 @@ def _metric(
     return Hypothesis(name, code, stage, words, remedy, metrics=metrics, columns=frozenset(columns))
 
 
-def _has_kl_loss(objective: Objective) -> bool:
-    return objective.kl_loss is not None
-
-
 _LOSS = "multiply every term of the loss by the mask before it is added up"
 _OF_TOKENS = ("kl", "drift", "clip_share")
 
+_IN_LOSS = partial(Hypothesis, code="RDG005", remedy=_LOSS, columns=frozenset({_MASK}))
+
 MASKS = (
-    Hypothesis(
+    _IN_LOSS(
         name="all-response-tokens-trained",
-        code="RDG005",
         stage="kl",
         words="all response tokens are trained and counted, masked ones included",
-        remedy=_LOSS,
         rows=_unmasked,
-        columns=frozenset({_MASK}),
     ),
-    Hypothesis(
+    _IN_LOSS(
         name="mask-forgotten-in-loss",
-        code="RDG005",
         stage="kl",
         words="masked tokens are in the sums of the loss, and the mask is in its denominators alone",
-        remedy=_LOSS,
         rows=_unmasked,
         objective=_counted_as_masked,
-        columns=frozenset({_MASK}),
     ),
-    Hypothesis(
+    _IN_LOSS(
         name="mask-forgotten-in-kl",
-        code="RDG005",
         stage="loss",
         words="the KL term of the loss has masked tokens in it, the policy term has not",
-        remedy=_LOSS,
-        applies=_has_kl_loss,
+        applies=has_kl_loss,
         metrics=_kl_unmasked,
-        columns=frozenset({_MASK}),
     ),
     *(
-        Hypothesis(
+        _IN_LOSS(
             name="padding-in-loss" + ("-and-masked-tokens" if unmasked else ""),
-            code="RDG005",
             stage="loss",
             words=f"padding{' and masked tokens' * unmasked} went into the sums of the loss, with a ratio of 1",
-            remedy=_LOSS,
             metrics=_with_padding(unmasked=unmasked),
-            columns=frozenset({_MASK}),
         )
         for unmasked in (False, True)
     ),
@@ -214,13 +201,10 @@ MASKS = (
         _metric(
             f"mean-of-extremes-of-{name}",
             "RDM005",
-            f"the smallest and largest values of the step are means of those of its {words}",
+            f"the smallest and largest values of the step are means of those of its {name}",
             _mean_of_extremes(column),
             column,
         )
-        for name, words, column in (
-            ("ranks", "ranks", "rank"),
-            ("micro-batches", "micro-batches", "micro_batch_id"),
-        )
+        for name, column in (("ranks", "rank"), ("micro-batches", "micro_batch_id"))
     ),
 )

@@ -170,30 +170,27 @@ def _rewards(select: "Callable[[Evaluation], Tensor | None]") -> MetricsEdit:
     return edit
 
 
-def _sum_of_functions(evaluation: "Evaluation") -> "Tensor | None":
+def _functions(evaluation: "Evaluation") -> "Tensor | None":
+    """Rewards of each function, ``[R, N]``."""
     named = evaluation.batch.rewards
-    return torch.stack(list(named.values())).nansum(dim=0) if named else None
+    return torch.stack(list(named.values())) if named else None
+
+
+def _sum_of_functions(evaluation: "Evaluation") -> "Tensor | None":
+    each_RN = _functions(evaluation)
+    return None if each_RN is None else each_RN.nansum(dim=0)
 
 
 def _mean_of_functions(evaluation: "Evaluation") -> "Tensor | None":
-    named = evaluation.batch.rewards
-    return torch.stack(list(named.values())).nanmean(dim=0) if named else None
+    each_RN = _functions(evaluation)
+    return None if each_RN is None else each_RN.nanmean(dim=0)
 
 
 def _weighted(evaluation: "Evaluation") -> "Tensor | None":
-    named, weights = evaluation.batch.rewards, evaluation.objective.reward_weights
-    if not named or weights is None or len(weights) != len(named):
+    each_RN, weights = _functions(evaluation), evaluation.objective.reward_weights
+    if each_RN is None or weights is None or len(weights) != len(each_RN):
         return None
-    each_RN = torch.stack(list(named.values())).nan_to_num(0.0)
-    return (each_RN.new_tensor(weights)[:, None] * each_RN).sum(dim=0)
-
-
-def _scored(evaluation: "Evaluation") -> "Tensor | None":
-    return None if evaluation.rows is None else evaluation.rows.score_N
-
-
-def _task(evaluation: "Evaluation") -> "Tensor | None":
-    return evaluation.batch.per_row.get("reward")
+    return (each_RN.new_tensor(weights)[:, None] * each_RN.nan_to_num(0.0)).sum(dim=0)
 
 
 def _trained_rows(evaluation: "Evaluation") -> "Tensor | None":
@@ -233,7 +230,15 @@ METRIC_DEFINITIONS = (
         _mean_of_functions,
     ),
     _reward("reward-metric-weighted", "the reward metric is the weighted sum of the reward functions", _weighted),
-    _reward("reward-metric-after-kl", "the reward metric is the reward less the KL penalty", _scored),
-    _reward("reward-metric-before-kl", "the reward metric is the reward before any KL penalty", _task),
+    _reward(
+        "reward-metric-after-kl",
+        "the reward metric is the reward less the KL penalty",
+        lambda evaluation: None if evaluation.rows is None else evaluation.rows.score_N,
+    ),
+    _reward(
+        "reward-metric-before-kl",
+        "the reward metric is the reward before any KL penalty",
+        lambda evaluation: evaluation.batch.per_row.get("reward"),
+    ),
     _reward("reward-metric-of-trained-rows", "the reward metric leaves out fully masked responses", _trained_rows),
 )

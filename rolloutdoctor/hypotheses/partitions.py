@@ -1,12 +1,13 @@
 """Hypotheses about which rows a trainer compared with each other."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from rolloutdoctor.hypotheses.hypothesis import Hypothesis, RowsEdit
+from rolloutdoctor.hypotheses.hypothesis import Hypothesis, RowsEdit, has_groups
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.ops.groups import Groups
 
@@ -22,10 +23,6 @@ REFERENCES = (
     "https://github.com/PrimeIntellect-ai/prime-rl/issues/600",
     "https://github.com/THUDM/slime/issues/2230",
 )
-
-
-def _has_groups(objective: Objective) -> bool:
-    return objective.advantage.spec.has_groups
 
 
 def regrouped(batch: "RolloutBatch", index_N: Tensor) -> "RolloutBatch | None":
@@ -55,49 +52,41 @@ def places(batch: "RolloutBatch") -> Tensor:
     return torch.arange(len(batch), device=batch.device)
 
 
-def _blocks(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
-    if batch.groups is None or not len(batch):
-        return None
-    return regrouped(batch, places(batch) // usual_size(batch))
+def _regrouped(index: Callable[["RolloutBatch", Groups], Tensor | None]) -> RowsEdit:
+    """Return the edit to the groups that give each row its number, if they do."""
+
+    def edit(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
+        index_N = None if batch.groups is None or not len(batch) else index(batch, batch.groups)
+        return None if index_N is None else regrouped(batch, index_N)
+
+    return edit
 
 
-def _tiled(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
-    if batch.groups is None or not len(batch):
-        return None
-    return regrouped(batch, places(batch) % max(len(batch) // usual_size(batch), 1))
-
-
-def _whole(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
-    return None if batch.groups is None else regrouped(batch, torch.zeros_like(batch.groups.index_N))
-
-
-def _single(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
-    return None if batch.groups is None else regrouped(batch, places(batch))
+def _numbered(batch: "RolloutBatch", column: str) -> Tensor | None:
+    """Number of the value of a row column, ``[N]``."""
+    value_N = batch.per_row.get(column)
+    return None if value_N is None else torch.unique(value_N, return_inverse=True)[1]
 
 
 def _within(column: str) -> RowsEdit:
     """Groups cut at the values of a row column."""
 
-    def edit(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
-        value_N = batch.per_row.get(column)
-        if batch.groups is None or value_N is None or not len(batch):
-            return None
-        other_N = torch.unique(value_N, return_inverse=True)[1]
-        return regrouped(batch, batch.groups.index_N * (other_N.max() + 1) + other_N)
+    def index(batch: "RolloutBatch", groups: Groups) -> Tensor | None:
+        other_N = _numbered(batch, column)
+        return None if other_N is None else groups.index_N * (other_N.max() + 1) + other_N
 
-    return edit
+    return _regrouped(index)
 
 
 def _by(column: str) -> RowsEdit:
     """Groups of equal values of a row column."""
+    return _regrouped(lambda batch, groups: _numbered(batch, column))
 
-    def edit(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
-        value_N = batch.per_row.get(column)
-        if batch.groups is None or value_N is None:
-            return None
-        return regrouped(batch, torch.unique(value_N, return_inverse=True)[1])
 
-    return edit
+_blocks = _regrouped(lambda batch, groups: places(batch) // usual_size(batch))
+_tiled = _regrouped(lambda batch, groups: places(batch) % max(len(batch) // usual_size(batch), 1))
+_whole = _regrouped(lambda batch, groups: torch.zeros_like(groups.index_N))
+_single = _regrouped(lambda batch, groups: places(batch))
 
 
 def _hypothesis(name: str, words: str, rows: RowsEdit, *columns: str) -> Hypothesis:
@@ -107,7 +96,7 @@ def _hypothesis(name: str, words: str, rows: RowsEdit, *columns: str) -> Hypothe
         stage="advantages",
         words=words,
         remedy=REMEDY,
-        applies=_has_groups,
+        applies=has_groups,
         rows=rows,
         columns=frozenset(columns),
         references=REFERENCES,

@@ -11,8 +11,8 @@ from torch import Tensor
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate_rows
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius
 from rolloutdoctor.hypotheses import row_order
-from rolloutdoctor.hypotheses.advantage_fits import has_groups, logged_steps, recomputed, told
-from rolloutdoctor.hypotheses.hypothesis import Family, Hypothesis, Seen, changing
+from rolloutdoctor.hypotheses.advantage_fits import logged_steps, recomputed, told
+from rolloutdoctor.hypotheses.hypothesis import Family, Hypothesis, Seen, changing, has_groups
 from rolloutdoctor.ops import rounding
 from rolloutdoctor.ops.rounding import Radius
 

@@ -2,7 +2,8 @@
 
 from functools import partial
 
-from rolloutdoctor.hypotheses.advantage_fits import ADVANTAGE_FITS
+from rolloutdoctor.hypotheses.advantage_fits import BLOCKS, ORDER
+from rolloutdoctor.hypotheses.advantage_lines import DIVISOR, LINE, WEIGHTS
 from rolloutdoctor.hypotheses.advantage_options import ADVANTAGE_OPTIONS
 from rolloutdoctor.hypotheses.clip_range import CLIP_RANGE
 from rolloutdoctor.hypotheses.fixes import FIXES
@@ -53,5 +54,5 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     *METRIC_DEFINITIONS,
 )
 
-FAMILIES: tuple[Family, ...] = (BOUNDS, *ADVANTAGE_FITS, OTHER_ROWS, KL_COEFFICIENT, CLIP_RANGE)
+FAMILIES: tuple[Family, ...] = (BOUNDS, DIVISOR, WEIGHTS, BLOCKS, ORDER, LINE, OTHER_ROWS, KL_COEFFICIENT, CLIP_RANGE)
 """Families of hypotheses, tried where none of these explains a disagreement."""
