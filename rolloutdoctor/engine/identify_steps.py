@@ -1,14 +1,13 @@
 """Read the steps of a run that an identification looks at: some informative ones first, then all of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from rolloutdoctor.data.batch import STAND_INS, TRAIN, RolloutBatch
-from rolloutdoctor.data.several_steps import TOGETHER, passes
-from rolloutdoctor.identification.step import SharedEvaluations, Step
+from rolloutdoctor.identification.step import Step
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.objective.required_columns import LOGGED_COLUMNS
@@ -78,26 +77,17 @@ class StepReader:
         self._read = partial(run.batches, frozenset(columns), steps=options.steps, split=options.split, dtype=dtype)
         self._digits = metrics.digits()
 
-    def _seen(self, batches: Sequence[RolloutBatch]) -> Iterator[Step]:
-        """The steps of a batch that can be joined, which share their evaluations."""
-        logged = [self._metrics.at(batch.key) for batch in batches]
-        shared = SharedEvaluations(batches, logged, self._dtype) if len(batches) > 1 else None
-        for place, (batch, metrics) in enumerate(zip(batches, logged, strict=True)):
-            of_step = None if shared is None else (shared, place)
-            yield Step(batch, metrics, self._dtype, self._names, self._digits, shared=of_step)
+    def _step(self, batch: RolloutBatch) -> Step:
+        return Step(batch, self._metrics.at(batch.key), self._dtype, self._names, self._digits)
 
     def steps(self) -> Iterator[Step]:
         """Read every step."""
         rows = steps = groups = tokens = 0
-        for batches in passes(self._read(), TOGETHER):
-            for step in self._seen(batches):
-                batch = step.batch
-                rows, steps, tokens = rows + len(batch), steps + 1, tokens + batch.tokens
-                groups += 0 if batch.groups is None else len(batch.groups)
-                self.input = InputSummary(rows, steps, groups, tokens)
-                yield step
-                del batch, step
-            batches.clear()
+        for batch in self._read():
+            rows, steps, tokens = rows + len(batch), steps + 1, tokens + batch.tokens
+            groups += 0 if batch.groups is None else len(batch.groups)
+            self.input = InputSummary(rows, steps, groups, tokens)
+            yield self._step(batch)
 
     def trial_steps(self) -> list[Step]:
         """The training steps with most different advantages or rewards, the most informative first."""
@@ -111,8 +101,7 @@ class StepReader:
             if (groups >= TRIAL_GROUPS and len(found) >= LOSS_STEPS) or number >= SEARCHED_STEPS:
                 break
         found.sort(key=lambda each: each[:2], reverse=True)
-        best = [batch for _, _, batch in found[:TRIAL_STEPS]]
-        return [step for batches in passes(best, TOGETHER) for step in self._seen(batches)]
+        return [self._step(batch) for _, _, batch in found[:TRIAL_STEPS]]
 
 
 def _information(batch: RolloutBatch) -> tuple[int, int]:

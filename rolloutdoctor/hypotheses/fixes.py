@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from rolloutdoctor.hypotheses.hypothesis import ObjectiveEdit, always
 from rolloutdoctor.objective.objective import KlBuffer, Objective, RowSet
 from rolloutdoctor.results.errors import UsageError, nearest
 
-Edit = Callable[[Objective], Objective]
 Condition = Callable[[Objective], bool]
 
 
@@ -33,14 +33,14 @@ class Fix:
     stage: str
     contested: bool
     applies: Condition
-    variants: Mapping[str, Edit]
+    variants: Mapping[str, ObjectiveEdit]
     notes: Mapping[str, str]
     only_where: Mapping[str, Condition]
     references: tuple[str, ...]
 
     def applies_to(self, objective: Objective, variant: str) -> bool:
         """True if a variant is about what an objective computes."""
-        return self.applies(objective) and self.only_where.get(variant, _anything)(objective)
+        return self.applies(objective) and self.only_where.get(variant, always)(objective)
 
     def trainers(self, variant: str | None = None) -> tuple[str, ...]:
         """Names of the trainers that it applies to: with a variant, or with any."""
@@ -50,22 +50,6 @@ class Fix:
         chosen = self.variants if variant is None else (variant,)
         examples = {trainer.name: trainer.example() for trainer in TRAINERS.values()}
         return tuple(name for name, each in examples.items() if any(self.applies_to(each, one) for one in chosen))
-
-
-def _anything(objective: Objective) -> bool:
-    return True
-
-
-def _has_kl_loss(objective: Objective) -> bool:
-    return objective.has_kl_loss
-
-
-def _flags_zero_std(objective: Objective) -> bool:
-    return objective.advantage.flags_zero_std
-
-
-def _stores_kl(objective: Objective) -> bool:
-    return objective.stores_kl
 
 
 def _mask_kl(objective: Objective) -> Objective:
@@ -101,17 +85,9 @@ def _unmasked_baseline_zero(objective: Objective) -> Objective:
     return _unmasked_baseline(objective).with_singleton_rule("zero")
 
 
-def _reads_numbers_as_proposed(objective: Objective) -> bool:
-    return objective.advantage.numeric_ids == "proposed"
-
-
 def _unmasked_baseline_by_number(objective: Objective) -> Objective:
     advantage = replace(objective.advantage, numeric_ids="always")
     return replace(_unmasked_baseline(objective), advantage=advantage)
-
-
-def _copied_kl(objective: Objective) -> Objective:
-    return replace(objective, kl_buffer=KlBuffer.COPY)
 
 
 FIXES: dict[str, Fix] = {
@@ -125,7 +101,7 @@ FIXES: dict[str, Fix] = {
         ),
         stage="loss",
         contested=True,
-        applies=_has_kl_loss,
+        applies=lambda objective: objective.has_kl_loss,
         variants={"loss": _mask_kl, "pr5640": _mask_completions, "renormalised": _mask_and_renormalise},
         notes={
             "loss": "mask the KL term in the loss; denominators stay, and metrics still count those rows",
@@ -135,7 +111,7 @@ FIXES: dict[str, Fix] = {
             "renormalised": "mask the rows and recompute every token count in a denominator; row counts stay, and "
             "metrics still count those rows",
         },
-        only_where={"pr5640": _flags_zero_std},
+        only_where={"pr5640": lambda objective: objective.advantage.flags_zero_std},
         references=(
             "https://github.com/huggingface/trl/issues/5588",
             "https://github.com/huggingface/trl/pull/5640",
@@ -153,7 +129,7 @@ FIXES: dict[str, Fix] = {
         ),
         stage="advantages",
         contested=True,
-        applies=_anything,
+        applies=always,
         variants={
             "singleton-raw": _unmasked_baseline,
             "singleton-zero": _unmasked_baseline_zero,
@@ -165,7 +141,7 @@ FIXES: dict[str, Fix] = {
             "pr6452": "rloo_vectorized as in the pull request, which also reads group ids that are whole numbers as "
             "numbers, so that 7 and 007 are one group",
         },
-        only_where={"pr6452": _reads_numbers_as_proposed},
+        only_where={"pr6452": lambda objective: objective.advantage.numeric_ids == "proposed"},
         references=(
             "https://github.com/verl-project/verl/pull/6452",
             "https://github.com/verl-project/verl/pull/6375",
@@ -180,8 +156,8 @@ FIXES: dict[str, Fix] = {
         ),
         stage="kl",
         contested=False,
-        applies=_stores_kl,
-        variants={"copy": _copied_kl},
+        applies=lambda objective: objective.stores_kl,
+        variants={"copy": lambda objective: replace(objective, kl_buffer=KlBuffer.COPY)},
         notes={"copy": "copy the KL before the reward is built"},
         only_where={},
         references=("https://github.com/THUDM/slime/pull/2114",),

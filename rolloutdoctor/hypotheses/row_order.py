@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.hypotheses.hypothesis import Hypothesis
+from rolloutdoctor.hypotheses.partitions import places
 from rolloutdoctor.objective.objective import Objective
 
 if TYPE_CHECKING:
@@ -38,18 +39,11 @@ def moved_rewards(order: Order) -> "Callable[[RolloutBatch, Objective], RolloutB
     return edit
 
 
-def _rolled(rows: int) -> Order:
-    def order(batch: "RolloutBatch") -> Tensor:
-        return torch.arange(len(batch), device=batch.device).roll(rows)
-
-    return order
-
-
 def _rolled_by_group(groups: int) -> Order:
     def order(batch: "RolloutBatch") -> Tensor | None:
         if batch.groups is None or len(batch.groups.sizes) != 1:
             return None
-        return torch.arange(len(batch), device=batch.device).roll(groups * int(batch.groups.size_G[0]))
+        return places(batch).roll(groups * int(batch.groups.size_G[0]))
 
     return order
 
@@ -61,15 +55,11 @@ def _rolled_in_group(rows: int) -> Order:
             return None
         start_N, size_N = groups.offsets[:-1][groups.index_N], groups.size_G[groups.index_N]
         place_N = torch.empty_like(groups.order_N)
-        place_N[groups.order_N] = torch.arange(len(batch), device=batch.device)
+        place_N[groups.order_N] = places(batch)
         source_N: Tensor = groups.order_N[start_N + (place_N - start_N - rows) % size_N]
         return source_N
 
     return order
-
-
-def _reversed(batch: "RolloutBatch") -> Tensor:
-    return torch.arange(len(batch), device=batch.device).flip(0)
 
 
 def _sorted(key: str, *, descending: bool = False, inverse: bool = False) -> Order:
@@ -85,59 +75,38 @@ def _sorted(key: str, *, descending: bool = False, inverse: bool = False) -> Ord
         source_N = torch.sort(value_N, stable=True, descending=descending).indices
         if inverse:
             back_N = torch.empty_like(source_N)
-            back_N[source_N] = torch.arange(len(batch), device=batch.device)
+            back_N[source_N] = places(batch)
             return back_N
         return source_N
 
     return order
 
 
-ROW_ORDERS: Mapping[str, tuple[str, Order, tuple[str, ...]]] = {
-    "rewards-one-row-late": ("every row has the reward of the row before it", _rolled(1), ()),
-    "rewards-one-row-early": ("every row has the reward of the row after it", _rolled(-1), ()),
-    "rewards-one-group-late": ("every row has the reward of the group before it", _rolled_by_group(1), ()),
-    "rewards-one-group-early": ("every row has the reward of the group after it", _rolled_by_group(-1), ()),
-    "rewards-rotated-late": (
-        "within each group every row has the reward of the row before it",
-        _rolled_in_group(1),
-        (),
-    ),
-    "rewards-rotated-early": (
-        "within each group every row has the reward of the row after it",
-        _rolled_in_group(-1),
-        (),
-    ),
-    "rewards-reversed": ("the rewards are in reversed order", _reversed, ()),
-    "rewards-by-length": ("the rewards are in the order of response length, the rows are not", _sorted("length"), ()),
-    "rewards-by-length-descending": (
-        "the rewards are in the order of falling response length, the rows are not",
-        _sorted("length", descending=True),
-        (),
-    ),
-    "rows-by-length": (
-        "the rows are in the order of response length, the rewards are not",
-        _sorted("length", inverse=True),
-        (),
-    ),
-    "rows-by-length-descending": (
-        "the rows are in the order of falling response length, the rewards are not",
-        _sorted("length", descending=True, inverse=True),
-        (),
-    ),
-    "rewards-by-rank": ("the rewards are in the order of ranks, the rows are not", _sorted("rank"), ("rank",)),
-    "rows-by-rank": (
-        "the rows are in the order of ranks, the rewards are not",
-        _sorted("rank", inverse=True),
-        ("rank",),
-    ),
-    "rewards-sorted": ("the rewards are sorted, the rows are not", _sorted("reward"), ()),
+_HAVE = "every row has the reward of the"
+ROW_ORDERS: Mapping[str, tuple[str, Order]] = {
+    "rewards-one-row-late": (f"{_HAVE} row before it", lambda batch: places(batch).roll(1)),
+    "rewards-one-row-early": (f"{_HAVE} row after it", lambda batch: places(batch).roll(-1)),
+    "rewards-one-group-late": (f"{_HAVE} group before it", _rolled_by_group(1)),
+    "rewards-one-group-early": (f"{_HAVE} group after it", _rolled_by_group(-1)),
+    "rewards-rotated-late": (f"within each group {_HAVE} row before it", _rolled_in_group(1)),
+    "rewards-rotated-early": (f"within each group {_HAVE} row after it", _rolled_in_group(-1)),
+    "rewards-reversed": ("the rewards are in reversed order", lambda batch: places(batch).flip(0)),
+    **{
+        f"{what}-by-{key}{'-descending' if descending else ''}": (
+            f"the {what} are in the order of {'falling ' if descending else ''}{words}, the {other} are not",
+            _sorted(key, descending=descending, inverse=what == "rows"),
+        )
+        for key, words, orders in (("length", "response length", (False, True)), ("rank", "ranks", (False,)))
+        for what, other in (("rewards", "rows"), ("rows", "rewards"))
+        for descending in orders
+    },
+    "rewards-sorted": ("the rewards are sorted, the rows are not", _sorted("reward")),
     "rewards-sorted-descending": (
         "the rewards are sorted from high to low, the rows are not",
         _sorted("reward", descending=True),
-        (),
     ),
 }
-"""Name to words, order and columns: which row's reward each row has."""
+"""Name to words and order: which row's reward each row has."""
 
 MISALIGNED_REWARDS = tuple(
     Hypothesis(
@@ -147,10 +116,10 @@ MISALIGNED_REWARDS = tuple(
         words=words,
         remedy=REMEDY,
         rows=moved_rewards(order),
-        columns=frozenset(columns),
+        columns=frozenset({"rank"} if name.endswith("-rank") else ()),
         references=REFERENCES,
     )
-    for name, (words, order, columns) in ROW_ORDERS.items()
+    for name, (words, order) in ROW_ORDERS.items()
 )
 
 
@@ -190,6 +159,13 @@ def _late(by: Callable[[Tensor], Tensor], *, keeps_ends: bool) -> Source:
     return source
 
 
+_one = torch.ones_like
+
+
+def _one_back(lengths_N: Tensor) -> Tensor:
+    return -torch.ones_like(lengths_N)
+
+
 def _padding(lengths_N: Tensor) -> Tensor:
     return lengths_N.max() - lengths_N
 
@@ -199,11 +175,11 @@ def _of_row(rows: int) -> Source:
 
     def source(batch: "RolloutBatch") -> tuple[Tensor, Tensor] | None:
         lengths_N = batch.rows.diff()
-        of_N = torch.arange(len(batch), device=batch.device)
+        of_N = places(batch)
         for length in torch.unique(lengths_N).tolist():
             alike = (lengths_N == length).nonzero()[:, 0]
             of_N[alike] = alike.roll(rows)
-        if bool((of_N == torch.arange(len(batch), device=batch.device)).all()):
+        if bool((of_N == places(batch)).all()):
             return None
         moved_T = torch.repeat_interleave(batch.rows[of_N] - batch.rows[:-1], lengths_N)
         source_T = torch.arange(batch.tokens, device=batch.device) + moved_T
@@ -213,20 +189,17 @@ def _of_row(rows: int) -> Source:
 
 
 _PLACES: Mapping[str, tuple[str, Source]] = {
-    "one-token-late": ("that of the token before it", _late(torch.ones_like, keeps_ends=True)),
-    "one-token-early": ("that of the token after it", _late(lambda x_N: -torch.ones_like(x_N), keeps_ends=True)),
-    "one-token-late-0-first": ("that of the token before it, the first 0", _late(torch.ones_like, keeps_ends=False)),
-    "one-token-early-0-last": (
-        "that of the token after it, the last 0",
-        _late(lambda x_N: -torch.ones_like(x_N), keeps_ends=False),
-    ),
+    "one-token-late": ("that of the token before it", _late(_one, keeps_ends=True)),
+    "one-token-early": ("that of the token after it", _late(_one_back, keeps_ends=True)),
+    "one-token-late-0-first": ("that of the token before it, the first 0", _late(_one, keeps_ends=False)),
+    "one-token-early-0-last": ("that of the token after it, the last 0", _late(_one_back, keeps_ends=False)),
     "padding-late": (
         "that of a token as many places before it as its row has padding",
         _late(_padding, keeps_ends=False),
     ),
     "padding-early": (
         "that of a token as many places after it as its row has padding",
-        _late(lambda x_N: -_padding(x_N), keeps_ends=False),
+        _late(lambda lengths_N: -_padding(lengths_N), keeps_ends=False),
     ),
     "of-row-before": ("that of the row of equal length before it", _of_row(1)),
     "of-row-after": ("that of the row of equal length after it", _of_row(-1)),

@@ -1,6 +1,6 @@
 """The one free number of a run: a coefficient of the KL, solved for and then demanded of every step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -98,8 +98,3 @@ def shortest(coef: float, low: float, high: float) -> float:
         if low <= short <= high:
             return short
     return rounded(coef)
-
-
-def median(values: Sequence[float]) -> float:
-    """Return the middle of some values."""
-    return float(torch.tensor(sorted(values), dtype=torch.float64).median())

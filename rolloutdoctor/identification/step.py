@@ -17,7 +17,6 @@ from rolloutdoctor.data.windows import Window
 from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult, evaluate, evaluate_rows
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius
-from rolloutdoctor.evaluation.together import SharedPass, StepsTogether
 from rolloutdoctor.identification.configuration import Configuration, essence
 from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import Objective
@@ -47,47 +46,7 @@ class Prediction:
     radii: Tensor
 
 
-class Memo:
-    """Keeps what was worked out."""
-
-    def __init__(self) -> None:
-        self._kept: dict[Hashable, Any] = {}
-
-    def once(self, key: Hashable, make: Callable[[], Found], *, keeps_none: bool = True) -> Found:
-        """Return what was made under a key, or make it."""
-        if key in self._kept:
-            kept: Found = self._kept[key]
-            return kept
-        found = make()
-        if keeps_none or found is not None:
-            self._kept[key] = found
-        return found
-
-    def forget(self) -> None:
-        """Drop all of it."""
-        self._kept.clear()
-
-
-class SharedEvaluations(Memo):
-    """Evaluations of some small steps that are evaluated together, each made once for all of them."""
-
-    def __init__(
-        self, batches: Sequence[RolloutBatch], logged: Sequence[Mapping[str, float]], dtype: torch.dtype
-    ) -> None:
-        """Take steps; see `StepsTogether`."""
-        super().__init__()
-        self._together = StepsTogether(batches, logged, dtype)
-
-    def find(self, objective: Objective, place: int, *, rows_only: bool) -> Evaluation | None:
-        """Return the evaluation of one of the steps; None where that has to be made by itself."""
-        if rows_only:
-            rows = self.once(objective, lambda: self._together.rows(objective))
-            return None if rows is None else rows[place]
-        whole: SharedPass | None = self.once((objective,), lambda: self._together.whole({"": objective}))
-        return None if whole is None else whole.each[place][""]
-
-
-class Step(Memo):
+class Step:
     """A step with its log; evaluations are kept as long as the step.
 
     Attributes:
@@ -107,22 +66,24 @@ class Step(Memo):
         digits: Mapping[str, tuple[Digits, ...]] | None = None,
         *,
         window: Window | None = None,
-        shared: tuple[SharedEvaluations, int] | None = None,
     ) -> None:
-        """Take a step.
-
-        Args:
-            batch: see above.
-            metrics: see above.
-            dtype: of token values.
-            names: see above.
-            digits: see above.
-            window: see above.
-            shared: the evaluations of steps that are evaluated together, and the place of this one among them.
-        """
-        super().__init__()
         self.batch, self.metrics, self.names, self.digits, self.window = batch, metrics, names, digits or {}, window
-        self._dtype, self._shared = dtype, shared
+        self._dtype = dtype
+        self._kept: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, make: Callable[[], Found], *, keeps_none: bool = True) -> Found:
+        """Return what was made under a key, or make it."""
+        if key in self._kept:
+            kept: Found = self._kept[key]
+            return kept
+        found = make()
+        if keeps_none or found is not None:
+            self._kept[key] = found
+        return found
+
+    def forget(self) -> None:
+        """Drop all of it."""
+        self._kept.clear()
 
     def logged(self, objective: Objective) -> LoggedStep:
         """Return what was logged, as an objective on its axis is compared with it."""
@@ -142,11 +103,6 @@ class Step(Memo):
             rows_only: without the tokens.
             per_token: keep the token values too.
         """
-        if self._shared is not None and not one.evaluating:
-            steps, place = self._shared
-            found = steps.find(one.objective, place, rows_only=rows_only)
-            if found is not None:
-                return found
         batch, objective = self.batch, one.objective
         try:
             for edit in one.edits:

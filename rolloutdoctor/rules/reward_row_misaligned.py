@@ -222,7 +222,7 @@ def _orders(batch: "RolloutBatch") -> "tuple[list[str], Tensor]":
     from rolloutdoctor.hypotheses.row_order import ROW_ORDERS
 
     # What the rewards would be, sorted, says nothing of whose they are.
-    told = {name: order for name, (_, order, _) in ROW_ORDERS.items() if not name.startswith("rewards-sorted")}
+    told = {name: order for name, (_, order) in ROW_ORDERS.items() if not name.startswith("rewards-sorted")}
     found = {name: order(_on_cpu(batch)) for name, order in told.items()}
     known = {name: source_N for name, source_N in found.items() if source_N is not None}
     return list(known), torch.stack(list(known.values()))
