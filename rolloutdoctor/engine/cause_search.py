@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, log2
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,7 +20,9 @@ from rolloutdoctor.hypotheses.table import FAMILIES, HYPOTHESES
 from rolloutdoctor.identification.configuration import Configuration
 from rolloutdoctor.identification.step import Step
 from rolloutdoctor.io.metrics import LoggedMetrics
-from rolloutdoctor.rules.base import Context
+
+if TYPE_CHECKING:
+    from rolloutdoctor.rules.base import Context
 
 ROUNDS = 3
 """Causes that one stage can have at most."""
@@ -52,7 +55,7 @@ class Established:
     partly: bool = False
 
 
-def applicable(context: Context) -> tuple[Hypothesis, ...]:
+def applicable(context: "Context") -> tuple[Hypothesis, ...]:
     """Return the hypotheses that could change something of the recorded objective."""
     objective = context.objective
     return () if objective is None else tuple(one for one in HYPOTHESES if one.applies(objective))
@@ -61,7 +64,7 @@ def applicable(context: Context) -> tuple[Hypothesis, ...]:
 class Search:
     """Tries hypotheses on some steps, stage by stage: each is the recorded candidate with one more edit."""
 
-    def __init__(self, context: Context, dtype: torch.dtype) -> None:
+    def __init__(self, context: "Context", dtype: torch.dtype) -> None:
         assert context.objective is not None
         assert context.trainer is not None
         self._context, self._dtype, self.trainer = context, dtype, context.trainer

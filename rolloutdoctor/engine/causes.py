@@ -6,6 +6,7 @@ loss. Hypotheses are tried on some of the steps that disagree, and what explains
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,14 +15,13 @@ from rolloutdoctor.data.batch import TRAIN, RolloutBatch
 from rolloutdoctor.data.windows import window_of
 from rolloutdoctor.engine.cause_counts import Diagnosis, confirm
 from rolloutdoctor.engine.cause_search import Search, Trial, applicable
-from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.log_numbering import diagnosed, find_offset
-from rolloutdoctor.engine.prepare import PreparedRun
 from rolloutdoctor.hypotheses.table import FAMILIES
 from rolloutdoctor.identification.step import Step
 from rolloutdoctor.io.metrics import LoggedMetrics
-from rolloutdoctor.ops.evaluation_mode import evaluation_mode
-from rolloutdoctor.rules.base import Context
+
+if TYPE_CHECKING:
+    from rolloutdoctor.rules.base import Context
 
 TRIAL_TOKENS = 300_000
 """Tokens of the steps on which every hypothesis is tried."""
@@ -35,7 +35,7 @@ Batches = Callable[[], Iterable[RolloutBatch]]
 """Reads the steps of a run from the start; called twice at most."""
 
 
-def columns_for_causes(context: Context) -> frozenset[str]:
+def columns_for_causes(context: "Context") -> frozenset[str]:
     """Columns that the hypotheses read beyond those of a check."""
     found = applicable(context)
     families = [one for one in FAMILIES if context.objective is not None and one.applies(context.objective)]
@@ -44,7 +44,7 @@ def columns_for_causes(context: Context) -> frozenset[str]:
 
 
 def find_causes(
-    batches: Batches, metrics: LoggedMetrics, context: Context, audit: AuditTally, dtype: torch.dtype
+    batches: Batches, metrics: LoggedMetrics, context: "Context", audit: AuditTally, dtype: torch.dtype
 ) -> Diagnosis:
     """Explain the disagreements of an audit.
 
@@ -79,23 +79,6 @@ def find_causes(
         return confirm(search, steps(), audit)
 
     return diagnosed(offset, steps, audit, plain, explained) if offset else explained(audit)
-
-
-def causes_of_run(prepared: PreparedRun, audit: AuditTally) -> Diagnosis:
-    """Explain the disagreements of the audit of a run; its steps are read again only if there are any.
-
-    Raises:
-        InputError: if a file cannot be read any more.
-    """
-    options, plan = prepared.options, prepared.plan
-    dtype = find_dtype(options.dtype)
-    columns = plan.columns | columns_for_causes(plan.context)
-
-    def batches() -> Iterable[RolloutBatch]:
-        return prepared.run.batches(columns, steps=options.steps, split=options.split, dtype=dtype)
-
-    with evaluation_mode():
-        return find_causes(batches, prepared.metrics, plan.context, audit, dtype)
 
 
 def _windows(steps: Iterable[Step]) -> Iterator[Trial]:
