@@ -10,7 +10,6 @@ from torch import Tensor
 
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch
 from rolloutdoctor.engine.accumulate import RuleAccumulator
-from rolloutdoctor.engine.causes import find_causes
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.judge import judge
@@ -22,6 +21,7 @@ from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.results.findings import Report
 from rolloutdoctor.rules.table import RULES, find
+from rolloutdoctor.search.causes import find_causes
 from rolloutdoctor.trainers.options import Layer
 
 TokenValues = float | Sequence[Sequence[float]]

@@ -4,7 +4,6 @@ from dataclasses import replace
 from functools import partial
 
 from rolloutdoctor.engine.accumulate import RunState
-from rolloutdoctor.engine.causes import columns_for_causes, find_causes
 from rolloutdoctor.engine.devices import find_device, find_dtype
 from rolloutdoctor.engine.joins import joined
 from rolloutdoctor.engine.judge import judge
@@ -15,6 +14,7 @@ from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.results.findings import Report
+from rolloutdoctor.search.causes import columns_for_causes, find_causes
 
 
 def check(run: Run, options: CheckOptions, progress: Progress | None = None) -> Report:

@@ -25,7 +25,6 @@ from rolloutdoctor.engine.prepare import run_context
 from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer, run_file_steps
 from rolloutdoctor.engine.tables import dumped_frame, loaded_frame
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation
-from rolloutdoctor.hypotheses.fixes import ChosenFix
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.objective.objective import Objective
@@ -35,6 +34,7 @@ from rolloutdoctor.results.figures import AdvantagesData, Band
 from rolloutdoctor.results.findings import InputSummary
 from rolloutdoctor.results.histograms import Histogram
 from rolloutdoctor.rules.base import counted
+from rolloutdoctor.search.hypotheses.fixes import ChosenFix
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,13 +3,13 @@
 from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_dtype
-from rolloutdoctor.engine.identify import Identifier, known_of
-from rolloutdoctor.engine.identify_steps import StepReader
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.results.errors import UnstatedError
 from rolloutdoctor.results.identification import Identification
+from rolloutdoctor.search.identify import Identifier, known_of
+from rolloutdoctor.search.identify_steps import StepReader
 
 
 def identify(run: Run, options: ReadOptions) -> Identification:

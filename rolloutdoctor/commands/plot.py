@@ -22,7 +22,6 @@ from rolloutdoctor.engine.plan import available, remedy
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.run_steps import StepConsumer, run_file_steps
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
-from rolloutdoctor.hypotheses.fixes import ChosenFix, choose
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.objective.objective import Objective
@@ -38,6 +37,7 @@ from rolloutdoctor.results.figures import Gallery, PictureData, known_kind
 from rolloutdoctor.results.findings import Report, Severity
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.table import RULES
+from rolloutdoctor.search.hypotheses.fixes import ChosenFix, choose
 
 _HAVE_LENGTHS = ("response_ids", "response_mask", "policy_log_probs", "old_log_probs", "rollout_log_probs")
 """Columns that tell the length of a response."""

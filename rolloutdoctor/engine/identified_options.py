@@ -7,14 +7,14 @@ from typing import TypeVar
 import torch
 
 from rolloutdoctor.engine.devices import find_dtype
-from rolloutdoctor.engine.identify_steps import StepReader
 from rolloutdoctor.engine.options import ReadOptions
-from rolloutdoctor.identification.configuration import Configuration, Known, essence, of_trainer
-from rolloutdoctor.identification.contest import try_on
-from rolloutdoctor.identification.step import Step
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.results.findings import Setting
+from rolloutdoctor.search.candidates import Configuration, Known, essence, of_trainer
+from rolloutdoctor.search.identify_steps import StepReader
+from rolloutdoctor.search.step import Step
+from rolloutdoctor.search.trials import try_on
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import TRAINERS

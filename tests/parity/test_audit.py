@@ -10,12 +10,12 @@ import os
 from dataclasses import replace
 
 import pytest
-from identification.made import as_run
 from parity.real_draws import drawn, with_policy_loss, with_rarer_options, with_rollout_correction
 from parity.real_faults import CASES, SETUPS, checked, outcome, planted
 from parity.real_rows import FLAT_REWARDS
 from parity.real_runs import real_run
 from parity.test_verl_policy import VARIANTS
+from search.made import as_run
 
 from rolloutdoctor.commands.identify import identify
 from rolloutdoctor.engine.options import ReadOptions
