@@ -70,6 +70,7 @@ class Search:
         self._context, self._dtype, self.trainer = context, dtype, context.trainer
         self._recorded = Configuration(context.objective, context.trainer, config=context.config)
         self.found: list[Established] = []
+        self._trials: Sequence[Trial] = ()
         self._off = frozenset[str]()
 
     def step(self, batch: RolloutBatch, log: LoggedMetrics, offset: int = 0, window: Window | None = None) -> Step:
@@ -78,23 +79,31 @@ class Search:
         return Step(batch, logged, self._dtype, self.trainer, self._context.digits, window=window)
 
     def audit(
-        self, trial: Trial, edits: Sequence[Hypothesis], until: str = STAGES[-1], only: Collection[str] | None = None
+        self, trial: Trial, *more: Hypothesis, until: str = STAGES[-1], only: Collection[str] | None = None
     ) -> AuditTally:
-        """Audit steps under some edits, up to a stage, or `only` some quantities; empty where that fails."""
-        key = ("audit", tuple(one.name for one in edits), until, None if only is None else frozenset(only))
-        return trial[0].once(key, lambda: self._audit(trial, edits, until, only))
+        """Audit steps under the established edits and more, up to a stage, or `only` some quantities.
 
-    def _audit(self, trial: Trial, edits: Sequence[Hypothesis], until: str, only: Collection[str] | None) -> AuditTally:
-        total: AuditTally = {}
-        means: OpenWindows = {}
-        for step in trial:
-            evaluation = self._evaluated(step, edits, rows_only=until == STAGES[0])
-            if evaluation is None:
-                return {}
-            made = step.metrics_of(evaluation, self.trainer)
-            found, means = self.audited(step, edits, evaluation, made, means, until, only)
-            total = add_tallies(total, found)
-        return total
+        Empty where a step cannot be evaluated.
+        """
+        edits = (*self.edits, *more)
+
+        def make() -> AuditTally:
+            total: AuditTally = {}
+            means: OpenWindows = {}
+            for step in trial:
+                evaluation = self._evaluated(step, edits, rows_only=until == STAGES[0])
+                if evaluation is None:
+                    return {}
+                made = step.metrics_of(evaluation, self.trainer)
+                found, means = self.audited(step, edits, evaluation, made, means, until, only)
+                total = add_tallies(total, found)
+            return total
+
+        names = tuple(one.name for one in edits)
+        return trial[0].once(("audit", names, until, None if only is None else frozenset(only)), make)
+
+    def _audits(self, stage: str, *more: Hypothesis, only: Collection[str] | None = None) -> list[AuditTally]:
+        return [self.audit(trial, *more, until=stage, only=only) for trial in self._trials]
 
     def edited(self, edits: Sequence[Hypothesis]) -> Configuration:
         """Return the recorded candidate with some edits."""
@@ -136,21 +145,22 @@ class Search:
         closed, means = join(means, opened(step.window, step.batch.step, values, step.digits))
         return add_tallies(found, closed), means
 
-    def _solved(self, trials: Sequence[Trial], stage: str) -> list[Hypothesis]:
+    def _solved(self, stage: str) -> list[Hypothesis]:
         """What the families of a stage suggest."""
-        families = [one for one in FAMILIES if one.stage == stage and one.applies(self._recorded.objective)]
+        recorded = self._recorded.objective
+        families = [one for one in FAMILIES if one.stage == stage and one.applies(recorded)]
         seen = [
             [
                 Seen(
                     evaluation,
-                    step.advantage_N(self._recorded.objective),
+                    step.advantage_N(recorded),
                     step.metrics if step.window is None else {**step.metrics, **step.window.values},
                     self.trainer,
                 )
                 for step in trial
                 if (evaluation := self._evaluated(step, self.edits, rows_only=stage == STAGES[0])) is not None
             ]
-            for trial in (trials if families else ())
+            for trial in (self._trials if families else ())
         ]
         found = [one for family in families for one in family.solve([each for each in seen if each])]
         return [one for one in found if one not in self.edits]
@@ -162,20 +172,20 @@ class Search:
             trials: the steps.
             off: quantities to explain. Of others a value may be in doubt at a step, and follow at the rest.
         """
-        self._off = frozenset(off)
-        self._try_stages(trials, STAGES)
-        if not self.found and any(name.startswith(STAGES[0]) for name in self._left(trials, STAGES[0])):
+        self._trials, self._off = trials, frozenset(off)
+        self._try_stages(STAGES)
+        if not self.found and any(name.startswith(STAGES[0]) for name in self._left(STAGES[0])):
             # A loss that follows from the logged advantages is no second fault.
-            self._establish(trials, Established(AS_LOGGED, STAGES[0], frozenset()))
-            self._try_stages(trials, STAGES[1:])
+            self._establish(Established(AS_LOGGED, STAGES[0], frozenset()))
+            self._try_stages(STAGES[1:])
 
-    def _establish(self, trials: Sequence[Trial], one: Established) -> None:
+    def _establish(self, one: Established) -> None:
         """Try everything under one more edit from now on; what was kept without it is of no use."""
         self.found.append(one)
-        for step in (step for trial in trials for step in trial):
+        for step in (step for trial in self._trials for step in trial):
             step.forget()
 
-    def _try_stages(self, trials: Sequence[Trial], stages: Sequence[str]) -> None:
+    def _try_stages(self, stages: Sequence[str]) -> None:
         candidates, unexplained = applicable(self._context), set[str]()
         for stage in stages:
             # An edit that leaves its own stage unexplained explains a later one by chance.
@@ -183,19 +193,19 @@ class Search:
                 one
                 for one in candidates
                 if STAGES.index(one.stage) <= STAGES.index(stage)
-                and (one.stage not in unexplained or not self._left(trials, one.stage, one))
+                and (one.stage not in unexplained or not self._left(one.stage, one))
             ]
             for _ in range(ROUNDS):
-                best = self._best(trials, stage, reaching)
+                best = self._best(stage, reaching)
                 if best is None:
                     break
-                self._establish(trials, best)
-            if self._left(trials, stage):
+                self._establish(best)
+            if self._left(stage):
                 unexplained.add(stage)
 
-    def _left(self, trials: Sequence[Trial], stage: str, *more: Hypothesis) -> set[str]:
+    def _left(self, stage: str, *more: Hypothesis) -> set[str]:
         """The quantities of a stage that disagree under the edits that are established, and some more."""
-        counts = _disagreeing([self.audit(trial, (*self.edits, *more), stage) for trial in trials], stage)
+        counts = _disagreeing(self._audits(stage, *more), stage)
         return {name for name, count in counts.items() if count and name in self._off}
 
     @property
@@ -203,79 +213,64 @@ class Search:
         """The hypotheses that are established."""
         return [one.hypothesis for one in self.found]
 
-    def _best(self, trials: Sequence[Trial], stage: str, candidates: Sequence[Hypothesis]) -> Established | None:
+    def _best(self, stage: str, candidates: Sequence[Hypothesis]) -> Established | None:
         """The hypothesis that explains most quantities of a stage, and the others that explain the same."""
-        before, off = [self.audit(trial, self.edits, stage) for trial in trials], self._left(trials, stage)
+        off, first = self._left(stage), STAGES[0]
         if not off:
             return None
-        candidates = self._possible(trials[0], candidates, stage)
-        explained = self._explaining(trials, before, off, candidates, stage)
+        candidates = [one for one in candidates if one not in self.edits]
+        if stage != first:
+            # Whether advantages that agree still do takes no tokens.
+            candidates = [
+                one for one in candidates if one.stage != first or not self._breaks(self._trials[0], one, first)
+            ]
+        explained = self._explaining(off, candidates, stage)
         if not explained:
-            solved = self._solved(trials, stage)
-            explained = self._explaining(trials, before, off, solved, stage)
+            solved = self._solved(stage)
+            explained = self._explaining(off, solved, stage)
             if not explained:
-                return self._best_of_parts(trials, before, stage, [*candidates, *solved])
+                return self._best_of_parts(stage, [*candidates, *solved])
         most = max(len(quantities) for quantities in explained.values())
         rivals = [one for one, quantities in explained.items() if len(quantities) == most]
-        best = rivals[0]
         if len(rivals) > 1:
             # Of those that explain as much here the one that explains more of what follows.
-            agreeing = {one: self._agreeing(trials[0], one) for one in rivals}
-            best = max(rivals, key=lambda one: agreeing[one])
-            rivals = [one for one in rivals if agreeing[one] == agreeing[best]]
+            after = {one: self.audit(self._trials[0], one).values() for one in rivals}
+            agreeing = {one: sum(not tally.disagree for tally in tallies) for one, tallies in after.items()}
+            rivals = [one for one in rivals if agreeing[one] == max(agreeing.values())]
+        best = rivals[0]
         also = tuple(one.name for one in rivals if explained[one] == explained[best] and one != best)
         return Established(best, stage, explained[best], also)
 
     def _explaining(
-        self,
-        trials: Sequence[Trial],
-        before: Sequence[AuditTally],
-        off: set[str],
-        candidates: Sequence[Hypothesis],
-        stage: str,
+        self, off: set[str], candidates: Sequence[Hypothesis], stage: str
     ) -> dict[Hypothesis, frozenset[str]]:
         """The candidates that break nothing, to the quantities that they explain."""
         explained = {}
         of_rows = {name for name in off if name.startswith("advantages")}
         for one in candidates:
-            quantities = self._explained(trials, before, off, one, stage)
+            quantities = self._explained(off, one, stage)
             if of_rows and not of_rows & quantities:
                 continue  # the extremes and the mean of a step are the same for many advantages
-            if quantities and not any(self._breaks(trial, one) for trial in trials):
+            if quantities and not any(self._breaks(trial, one) for trial in self._trials):
                 explained[one] = quantities
         return explained
 
-    def _possible(self, trial: Trial, candidates: Sequence[Hypothesis], stage: str) -> list[Hypothesis]:
-        """The candidates that are not established, and do not break advantages that agree: that takes no tokens."""
-        found = [one for one in candidates if one not in self.edits]
-        first = STAGES[0]
-        if stage == first:
-            return found
-        agreeing = {name for name, tally in self.audit(trial, self.edits, first).items() if not tally.disagree}
-
-        def breaks(one: Hypothesis) -> bool:
-            after = self.audit(trial, (*self.edits, one), first)
-            return any(after[name].disagree and self._claims(one, name) for name in agreeing & after.keys())
-
-        return [one for one in found if one.stage != first or not agreeing or not breaks(one)]
-
-    def _best_of_parts(
-        self, trials: Sequence[Trial], before: Sequence[AuditTally], stage: str, candidates: Sequence[Hypothesis]
-    ) -> Established | None:
+    def _best_of_parts(self, stage: str, candidates: Sequence[Hypothesis]) -> Established | None:
         """The hypothesis that leaves the fewest values of a quantity unexplained, if it explains most of them."""
-        before_edit = _disagreeing(before, stage).items()
-        off = {name: count for name, count in before_edit if count >= PARTLY_VALUES and name in self._off}
+        before = self._audits(stage)
+        counts = _disagreeing(before, stage).items()
+        off = {name: count for name, count in counts if count >= PARTLY_VALUES and name in self._off}
         left: dict[Hypothesis, tuple[float, frozenset[str]]] = {}
         for one in candidates if off else ():
             if one.advantages is not None:
                 continue
-            after = [self.audit(trial, (*self.edits, one), stage, only=set(off)) for trial in trials]
+            after = self._audits(stage, one, only=off)
             if any(base.keys() & off.keys() - found.keys() for base, found in zip(before, after, strict=True)):
                 continue
-            counts = _disagreeing(after, stage)
-            shares = {name: counts.get(name, 0) / count for name, count in off.items()}
+            still = _disagreeing(after, stage)
+            shares = {name: still.get(name, 0) / count for name, count in off.items()}
             explained = frozenset(name for name, share in shares.items() if share <= 1 - PARTLY)
-            if explained and max(shares.values()) <= 1 and not any(self._breaks(trial, one) for trial in trials):
+            if explained and max(shares.values()) <= 1 and not any(self._breaks(trial, one) for trial in self._trials):
                 left[one] = sum(shares.values()), explained
         if not left:
             return None
@@ -283,31 +278,26 @@ class Search:
         also = tuple(one.name for one in left if left[one] == left[best] and one != best)
         return Established(best, stage, left[best][1], also, partly=True)
 
-    def _breaks(self, trial: Trial, one: Hypothesis) -> bool:
-        """True if a quantity of any stage that agrees at a step does not under one more edit."""
-        before, after = self.audit(trial, self.edits), self.audit(trial, (*self.edits, one))
-        broken = (name for name, tally in before.items() if not tally.disagree and name in after)
-        return any(after[name].disagree and self._claims(one, name) for name in broken)
+    def _breaks(self, trial: Trial, one: Hypothesis, until: str = STAGES[-1]) -> bool:
+        """True if a quantity that agrees at a step, of any stage up to one, does not under one more edit."""
+        agreeing = {name for name, tally in self.audit(trial, until=until).items() if not tally.disagree}
+        after = self.audit(trial, one, until=until) if agreeing else {}
+        return any(after[name].disagree and self._claims(one, name) for name in agreeing & after.keys())
 
     def _claims(self, one: Hypothesis, quantity: str) -> bool:
         """False for what an edit redefines without claiming that the trainer did: that it agrees says nothing."""
         return self.trainer.kind_of(quantity.removesuffix(" (eval)")) not in one.unclaimed
 
-    def _agreeing(self, trial: Trial, one: Hypothesis) -> int:
-        """How many quantities of all stages agree at a step under one more edit."""
-        return sum(not tally.disagree for tally in self.audit(trial, (*self.edits, one)).values())
-
-    def _explained(
-        self, trials: Sequence[Trial], before: Sequence[AuditTally], off: set[str], one: Hypothesis, stage: str
-    ) -> frozenset[str]:
+    def _explained(self, off: set[str], one: Hypothesis, stage: str) -> frozenset[str]:
         """The quantities that agree in every step under one more edit, where they did not, if that says enough."""
         left = set(off)
         bits: dict[str, dict[float, float]] = {name: {} for name in off}
-        for trial, base in zip(trials, before, strict=True):
+        for trial in self._trials:
+            base = self.audit(trial, until=stage)
             disagreeing = {name for name in off if name in base and base[name].disagree}
             if not disagreeing:
                 continue
-            found = self.audit(trial, (*self.edits, one), stage, only=off)
+            found = self.audit(trial, one, until=stage, only=off)
             left -= disagreeing - {name for name, tally in found.items() if tally.compared and not tally.disagree}
             if not left:
                 break

@@ -100,7 +100,7 @@ def _chosen(trials: Iterable[Trial], search: Search, off: set[str]) -> list[Tria
     chosen: list[Trial] = []
     tokens = 0
     for trial in trials:
-        found = search.audit(trial, ())
+        found = search.audit(trial)
         if not any(found[name].disagree for name in off & found.keys()):
             continue
         size = sum(step.batch.tokens for step in trial)

@@ -48,7 +48,7 @@ def _differs(tried: Sequence[RolloutBatch], metrics: LoggedMetrics, search: Sear
     """Whether a metric of the rows does not follow under an offset; None where too few could be compared."""
     total: AuditTally = {}
     for batch in tried:
-        total = add_tallies(total, search.audit((search.step(batch, metrics, offset),), ()))
+        total = add_tallies(total, search.audit((search.step(batch, metrics, offset),)))
     of_rows = [tally for tally in total.values() if tally.stage == STAGES[-1]]
     if any(tally.disagree for tally in of_rows):
         return True
@@ -73,7 +73,7 @@ def diagnosed(
     """
     found: AuditTally = {}
     for step in steps():
-        found = add_tallies(found, search.audit((step,), ()))
+        found = add_tallies(found, search.audit((step,)))
     explains = sorted(
         name for name, tally in audit.items() if tally.disagree and name in found and not found[name].disagree
     )
