@@ -11,7 +11,7 @@ from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.results.findings import Setting
-from rolloutdoctor.search.candidates import Configuration, Known, essence, of_trainer
+from rolloutdoctor.search.candidates import Candidate, Known, essence, of_trainer
 from rolloutdoctor.search.identify_steps import StepReader
 from rolloutdoctor.search.step import Step
 from rolloutdoctor.search.trials import try_on
@@ -89,7 +89,7 @@ def _identified(
     version: tuple[int, ...],
     layers: Sequence[Layer],
     settings: Mapping[str, Setting],
-) -> Configuration | None:
+) -> Candidate | None:
     """The one way to compute advantages that the first telling steps leave; None if there is none, or several."""
     choices = [choice for choice in trainer.choices.advantage if not _contradicts(choice, settings)]
     candidates = list(of_trainer(trainer, version, choices, layers))
@@ -110,13 +110,13 @@ def _contradicts(choice: Mapping[str, object], settings: Mapping[str, Setting]) 
     return any(name in stated and stated[name] != value for name, value in choice.items())
 
 
-def _kind(one: Configuration) -> tuple[object, ...]:
+def _kind(one: Candidate) -> tuple[object, ...]:
     """What decides the advantages, but for lone rows and for groups such as 7 and 007, which few files have."""
     rule = replace(one.objective.advantage, singleton="raw", numeric_ids="never")
     return essence(replace(one.objective, advantage=rule))
 
 
-def _is_telling(steps: Sequence[Step], one: Configuration) -> bool:
+def _is_telling(steps: Sequence[Step], one: Candidate) -> bool:
     """True if enough values other than 0 agree: a step of equal rewards fits whatever was computed."""
     found = [step.advantages(one) for step in steps]
     values = torch.cat([each.values[each.values.abs() > each.radii] for each in found if each is not None])

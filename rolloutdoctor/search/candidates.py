@@ -1,4 +1,4 @@
-"""`Configuration`: one way to compute a stage, with the trainer's options that make it or the parts of a recipe."""
+"""`Candidate`: one way to compute a stage, with the trainer's options that make it or the parts of a recipe."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ _SINGLETONS: tuple[Literal["raw", "zero"], ...] = ("raw", "zero")
 
 
 @dataclass(frozen=True, eq=False)
-class Configuration:
+class Candidate:
     """One way to compute a stage.
 
     Attributes:
@@ -102,16 +102,16 @@ class Known:
 
     trainers: tuple[tuple[Trainer, tuple[int, ...]], ...]
     layers: Mapping[str, Sequence[Layer]] = field(default_factory=dict)
-    recorded: Configuration | None = None
+    recorded: Candidate | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
 
-    def rank(self, one: Configuration) -> tuple[bool, int, bool, int]:
+    def rank(self, one: Candidate) -> tuple[bool, int, bool, int]:
         """Return the place of a candidate among equivalent ones, the least first."""
         names = [trainer.name for trainer, _ in self.trainers]
         place = names.index(one.trainer_name) if one.trainer_name in names else len(names)
         return one.trainer is None, place, one.is_recorded, self._unusual(one)
 
-    def _unusual(self, one: Configuration) -> int:
+    def _unusual(self, one: Candidate) -> int:
         """How many options differ from those that are recorded, or the trainer's defaults."""
         if one.trainer is None:
             return 0
@@ -127,7 +127,7 @@ def _unit(objective: Objective) -> Objective:
 
 def of_trainer(
     trainer: Trainer, version: tuple[int, ...], choices: Sequence[Mapping[str, object]], layers: Sequence[Layer]
-) -> Iterator[Configuration]:
+) -> Iterator[Candidate]:
     """Yield the configurations that some settings of a trainer make; what it refuses is left out.
 
     Args:
@@ -144,10 +144,10 @@ def of_trainer(
             objective = trainer.objective(config)
         except UsageError:
             continue
-        yield Configuration(objective, trainer, options, parts_of(objective), config=config)
+        yield Candidate(objective, trainer, options, parts_of(objective), config=config)
 
 
-def recipes(base: Objective) -> Iterator[Configuration]:
+def recipes(base: Objective) -> Iterator[Candidate]:
     """Yield advantage rules as a product of their parts, whether or not a trainer has them.
 
     Args:
@@ -161,10 +161,10 @@ def recipes(base: Objective) -> Iterator[Configuration]:
         yield recipe(replace(base, advantage=advantage, baseline_rows=scope, kl_reward=None))
 
 
-def recipe(objective: Objective, *edits: Hypothesis) -> Configuration:
+def recipe(objective: Objective, *edits: Hypothesis) -> Candidate:
     """Return a configuration without a trainer, its options being its parts."""
     parts = {**parts_of(objective), **{edit.stage: edit.words for edit in edits}}
-    return Configuration(objective, None, dict(parts), parts, edits)
+    return Candidate(objective, None, dict(parts), parts, edits)
 
 
 def _rules() -> Iterator[AdvantageRule]:
@@ -227,7 +227,7 @@ def options_of(trainer: Trainer, stage: str | None = None) -> frozenset[str]:
     return frozenset(name for part in tested for choice in part for name in choice)
 
 
-def limited(one: Configuration, stage: str) -> Configuration:
+def limited(one: Candidate, stage: str) -> Candidate:
     """Return recorded options with those alone that a stage tests."""
     assert one.trainer is not None
     tested = options_of(one.trainer, stage)

@@ -15,7 +15,7 @@ from rolloutdoctor.data.batch import RolloutBatch, StepKey
 from rolloutdoctor.data.windows import Window
 from rolloutdoctor.evaluation.evaluate import Evaluation
 from rolloutdoctor.io.metrics import LoggedMetrics
-from rolloutdoctor.search.candidates import Configuration
+from rolloutdoctor.search.candidates import Candidate
 from rolloutdoctor.search.hypotheses.advantage_fits import AS_LOGGED
 from rolloutdoctor.search.hypotheses.hypothesis import Hypothesis, Seen
 from rolloutdoctor.search.hypotheses.table import FAMILIES, HYPOTHESES
@@ -68,7 +68,7 @@ class Search:
         assert context.objective is not None
         assert context.trainer is not None
         self._context, self._dtype, self.trainer = context, dtype, context.trainer
-        self._recorded = Configuration(context.objective, context.trainer, config=context.config)
+        self._recorded = Candidate(context.objective, context.trainer, config=context.config)
         self.found: list[Established] = []
         self._trials: Sequence[Trial] = ()
         self._off = frozenset[str]()
@@ -105,7 +105,7 @@ class Search:
     def _audits(self, stage: str, *more: Hypothesis, only: Collection[str] | None = None) -> list[AuditTally]:
         return [self.audit(trial, *more, until=stage, only=only) for trial in self._trials]
 
-    def edited(self, edits: Sequence[Hypothesis]) -> Configuration:
+    def edited(self, edits: Sequence[Hypothesis]) -> Candidate:
         """Return the recorded candidate with some edits."""
         return replace(self._recorded, edits=tuple(edits))
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.objective.objective import Objective
-from rolloutdoctor.search.candidates import Configuration, unscaled_essence
+from rolloutdoctor.search.candidates import Candidate, unscaled_essence
 from rolloutdoctor.search.step import Step
 
 _LOOSE = 1e-3
@@ -20,7 +20,7 @@ class CentredScores:
         self._step = step
         self._known: dict[tuple[object, ...], bool] = {}
 
-    def fits(self, one: Configuration) -> bool:
+    def fits(self, one: Candidate) -> bool:
         """Return False if no scale makes a configuration give the logged advantages of the step.
 
         Args:
@@ -40,7 +40,7 @@ class CentredScores:
             )
         return self._known[key]
 
-    def _is_factor(self, bare: Configuration, *, affine: bool) -> bool:
+    def _is_factor(self, bare: Candidate, *, affine: bool) -> bool:
         logged_N = self._logged(bare.objective)
         evaluation = self._step.rows(bare)
         if logged_N is None or evaluation is None or evaluation.rows is None or evaluation.batch.groups is None:

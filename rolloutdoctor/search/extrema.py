@@ -18,7 +18,7 @@ from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import RowSet
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.results.errors import RolloutDoctorError
-from rolloutdoctor.search.candidates import Configuration
+from rolloutdoctor.search.candidates import Candidate
 
 LARGEST_GROUP = 64
 
@@ -60,7 +60,7 @@ class Outcomes:
             per_token={"response_mask": torch.ones(tokens, dtype=torch.bool)},
         )
 
-    def advantages(self, one: Configuration, near: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    def advantages(self, one: Candidate, near: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return the advantages of a configuration, their radii and how many of their group are right, ``[n]`` each.
 
         None where it cannot be computed, or some value has none of them near.
@@ -84,7 +84,7 @@ class Outcomes:
         return rows.advantage_N, advantage_radius(evaluation).likely, self.batch.groups.index_N + 1
 
 
-def by_group(one: Configuration) -> bool:
+def by_group(one: Candidate) -> bool:
     """Return True if the advantages of a configuration depend on no other group of the step."""
     rule = one.objective.advantage
     if one.trainer is None and (rule.singleton == "zero" or RowSet.REJECTED in one.objective.baseline_rows.without):
@@ -105,13 +105,13 @@ class Fit:
         example: the largest logged extreme, in words.
     """
 
-    configuration: Configuration
+    configuration: Candidate
     size: int
     tally: QuantityTally
     example: str
 
 
-def fits(candidates: Sequence[Configuration], logged: Sequence[Extremes], sizes: Sequence[int]) -> Iterator[Fit]:
+def fits(candidates: Sequence[Candidate], logged: Sequence[Extremes], sizes: Sequence[int]) -> Iterator[Fit]:
     """Yield how every configuration does with every size of groups.
 
     Args:
@@ -129,7 +129,7 @@ def fits(candidates: Sequence[Configuration], logged: Sequence[Extremes], sizes:
                 yield _fit(one, size, found, logged)
 
 
-def _fit(one: Configuration, size: int, found: tuple[Tensor, Tensor, Tensor], logged: Sequence[Extremes]) -> Fit:
+def _fit(one: Candidate, size: int, found: tuple[Tensor, Tensor, Tensor], logged: Sequence[Extremes]) -> Fit:
     value_N, radius_N, right_N = found
     total: QuantityTally | None = None
     farthest, example = 0.0, ""

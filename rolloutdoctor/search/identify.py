@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.results.identification import Identification, Stage
-from rolloutdoctor.search.candidates import Configuration, Known, options_of
+from rolloutdoctor.search.candidates import Candidate, Known, options_of
 from rolloutdoctor.search.identify_log import extremes_of, identify_extremes
 from rolloutdoctor.search.identify_steps import LOSS_STEPS, StepReader
 from rolloutdoctor.search.outcome import command_words, outcome_of, together, untestable
@@ -58,7 +58,7 @@ def known_of(run: Run, trainer: str | None, layers: Sequence[Layer], configured:
     return Known(tuple(versions), stated, None if configured is None else _recorded(configured), settings)
 
 
-def _recorded(found: "Configured") -> Configuration | None:
+def _recorded(found: "Configured") -> Candidate | None:
     """The options that the run states of itself, or that were given."""
     tested = options_of(found.trainer)
     settings = {name: one for name, one in found.config.settings.items() if name in tested}
@@ -66,7 +66,7 @@ def _recorded(found: "Configured") -> Configuration | None:
     if not options:
         return None
     parts = parts_of(found.objective)
-    return Configuration(found.objective, found.trainer, options, parts, (), found.config, is_recorded=True)
+    return Candidate(found.objective, found.trainer, options, parts, (), found.config, is_recorded=True)
 
 
 class Identifier:
@@ -107,7 +107,7 @@ class Identifier:
             ]
         )
 
-    def _kl_of_loss(self, trial: Trial, advantage: Configuration) -> list[Configuration | None]:
+    def _kl_of_loss(self, trial: Trial, advantage: Candidate) -> list[Candidate | None]:
         """The KL terms to try in the loss; None is a loss without one.
 
         That is the one of the logged KL; all of them where a KL was logged and cannot be compared.
@@ -144,7 +144,7 @@ class Identifier:
             ),
         )
 
-    def _best(self, trial: Trial) -> Configuration | None:
+    def _best(self, trial: Trial) -> Candidate | None:
         """The configuration to go on with: one that gives all values of the trial, or else most of them."""
         return min(trial.fitting or trial.most, key=self._known.rank, default=None)
 

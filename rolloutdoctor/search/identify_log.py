@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.results.identification import Agreement, Stage
-from rolloutdoctor.search.candidates import Configuration, Known
+from rolloutdoctor.search.candidates import Candidate, Known
 from rolloutdoctor.search.extrema import LARGEST_GROUP, Extremes, Fit, by_group, fits
 from rolloutdoctor.search.outcome import class_of, excluded_by
 from rolloutdoctor.trainers.spec import Trainer
@@ -27,7 +27,7 @@ def extremes_of(metrics: LoggedMetrics, trainer: Trainer) -> list[Extremes]:
     ]
 
 
-def identify_extremes(candidates: Sequence[Configuration], logged: Sequence[Extremes], known: Known) -> Stage | None:
+def identify_extremes(candidates: Sequence[Candidate], logged: Sequence[Extremes], known: Known) -> Stage | None:
     """Identify the advantages from their extremes; None where these are too few.
 
     Args:
@@ -76,8 +76,8 @@ def _agreeing(fit: Fit) -> int:
 
 
 def _classes(whole: Sequence[Fit]) -> list[list[Fit]]:
-    """Configurations that fit with the same sizes are one class: by 0/1 rewards nothing tells them apart."""
-    sizes: dict[Configuration, list[Fit]] = {}
+    """Candidates that fit with the same sizes are one class: by 0/1 rewards nothing tells them apart."""
+    sizes: dict[Candidate, list[Fit]] = {}
     for fit in whole:
         sizes.setdefault(fit.configuration, []).append(fit)
     found: dict[tuple[tuple[int, float], ...], list[Fit]] = {}

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rolloutdoctor.audit.tally import QuantityTally
 from rolloutdoctor.results.identification import Agreement, Excluded, IdentifiedClass, Member, Outcome, Stage
-from rolloutdoctor.search.candidates import Configuration, Known
+from rolloutdoctor.search.candidates import Candidate, Known
 from rolloutdoctor.search.trials import Count, Trial
 from rolloutdoctor.search.words import apart, difference, sentence, separators
 
@@ -67,7 +67,7 @@ def outcome_of(stage: str, trial: Trial, count: Count, known: Known, *, reason: 
     )
 
 
-def class_of(members: Sequence[Configuration], tally: QuantityTally, more: str = "") -> IdentifiedClass:
+def class_of(members: Sequence[Candidate], tally: QuantityTally, more: str = "") -> IdentifiedClass:
     """Return candidates that nothing tells apart as a class, named by the first."""
     first = members[0]
     others, seen = [], [(first.trainer_name, dict(first.options))]
@@ -90,7 +90,7 @@ def _where(tally: QuantityTally) -> str:
     return every if tally.steps_off < tally.steps else tally.shape
 
 
-def excluded_by(first: Configuration, out: Iterable[tuple[Configuration, QuantityTally]]) -> tuple[Excluded, ...]:
+def excluded_by(first: Candidate, out: Iterable[tuple[Candidate, QuantityTally]]) -> tuple[Excluded, ...]:
     """Return near candidates that the log excludes, each with a logged value that it does not give."""
     found: dict[str, Excluded] = {}
     for one, tally in out:

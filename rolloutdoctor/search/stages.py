@@ -12,7 +12,7 @@ from rolloutdoctor.formulas.losses.aggregation import AGGREGATIONS
 from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import AdvantageRule, KlTerm, Objective
 from rolloutdoctor.search.candidates import (
-    Configuration,
+    Candidate,
     Known,
     essence,
     limited,
@@ -27,7 +27,8 @@ from rolloutdoctor.search.hypotheses.loss_terms import LOSS_TERMS
 from rolloutdoctor.search.hypotheses.metric_definitions import METRIC_DEFINITIONS
 from rolloutdoctor.search.hypotheses.partitions import PARTITIONS
 from rolloutdoctor.search.step import Step
-from rolloutdoctor.search.trials import Trial, closest, try_on
+from rolloutdoctor.search.trials import Trial, or_else, try_on
+from rolloutdoctor.search.words import whose
 from rolloutdoctor.trainers.options import Layer
 from rolloutdoctor.trainers.spec import Trainer
 
@@ -44,13 +45,13 @@ LEAST = 1e-4
 """Coefficients of a KL term below this are taken for 0, where the log cannot tell."""
 
 
-def advantage_candidates(steps: Sequence[Step], known: Known) -> list[Configuration]:
+def advantage_candidates(steps: Sequence[Step], known: Known) -> list[Candidate]:
     """Return the ways to compute advantages without a KL penalty: of trainers, and those that no trainer has."""
     found = _of_trainers(known)
     return found + _within_scale(steps, _recipes_beside(found, known))
 
 
-def _recipes_beside(found: Sequence[Configuration], known: Known) -> list[Configuration]:
+def _recipes_beside(found: Sequence[Candidate], known: Known) -> list[Candidate]:
     have = {essence(one.objective) for one in found}
     others = []
     for one in recipes((known.recorded or found[0]).objective):
@@ -61,7 +62,7 @@ def _recipes_beside(found: Sequence[Configuration], known: Known) -> list[Config
     return others
 
 
-def _within_scale(steps: Sequence[Step], found: Iterable[Configuration]) -> list[Configuration]:
+def _within_scale(steps: Sequence[Step], found: Iterable[Candidate]) -> list[Candidate]:
     """Those that some scale could bring to the logged advantages of the first steps; all have one for each row."""
     kept = list(found)
     for step in steps[:2]:
@@ -72,7 +73,7 @@ def _within_scale(steps: Sequence[Step], found: Iterable[Configuration]) -> list
     return kept
 
 
-def _of_trainers(known: Known) -> list[Configuration]:
+def _of_trainers(known: Known) -> list[Candidate]:
     found = [] if known.recorded is None else [limited(known.recorded, "advantage")]
     for trainer, version in known.trainers:
         found += of_trainer(trainer, version, trainer.choices.advantage, known.layers.get(trainer.name, ()))
@@ -93,11 +94,10 @@ def try_advantages(steps: Sequence[Step], known: Known) -> Trial:
         excluded = (*other.excluded, *trial.excluded)
         return Trial((*trial.fitting, *other.fitting), trial.nearest, excluded)
     regrouped = _within_scale(steps, _regrouped(_recipes_beside(_of_trainers(known), known)))
-    found = _or_other(trial, try_on(steps, regrouped, Step.advantages))
-    return closest(steps, found, Step.advantages)
+    return or_else(steps, trial, regrouped, Step.advantages)
 
 
-def _regrouped(candidates: Iterable[Configuration]) -> Iterator[Configuration]:
+def _regrouped(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
     names = ("groups-by-position", "groups-tiled", "group-is-batch")
     edits = [one for one in PARTITIONS if one.name in names]
     for one, edit in product(candidates, edits):
@@ -106,8 +106,8 @@ def _regrouped(candidates: Iterable[Configuration]) -> Iterator[Configuration]:
             yield replace(found, parts={**found.parts, "groups": edit.words}, edits=(edit,))
 
 
-def _penalised(steps: Sequence[Step], known: Known) -> Iterator[Configuration]:
-    """Configurations with a KL penalty in the reward, its coefficient solved on the first step."""
+def _penalised(steps: Sequence[Step], known: Known) -> Iterator[Candidate]:
+    """Candidates with a KL penalty in the reward, its coefficient solved on the first step."""
     for trainer, version in known.trainers:
         option, layers = trainer.choices.penalty_option, known.layers.get(trainer.name, ())
         if option is None or not steps or not steps[0].batch.has("ref_log_probs"):
@@ -120,7 +120,7 @@ def _penalised(steps: Sequence[Step], known: Known) -> Iterator[Configuration]:
                 yield from of_trainer(trainer, version, [{**choice, option: coef}], layers)
 
 
-def _on_axis(step: Step, one: Configuration) -> bool:
+def _on_axis(step: Step, one: Candidate) -> bool:
     """False if a configuration gives tokens of a row different advantages and the log does not, or the reverse."""
     by_row = one.objective.advantage.spec.axis is Axis.ROWS
     if step.by_row:
@@ -132,7 +132,7 @@ def _on_axis(step: Step, one: Configuration) -> bool:
 _ROW_RULE = AdvantageRule(estimator="grpo")
 
 
-def _solved(step: Step, start: Configuration) -> float | None:
+def _solved(step: Step, start: Candidate) -> float | None:
     logged = _logged_advantages(step)
     term = start.objective.kl_reward
     if logged is None or term is None:
@@ -170,11 +170,10 @@ def _logged_advantages(step: Step) -> tuple[Tensor, Tensor] | None:
     return index, value[index]
 
 
-def kl_candidates(known: Known, advantage: Configuration) -> list[Configuration]:
+def kl_candidates(known: Known, advantage: Candidate) -> list[Candidate]:
     """Return the KL terms of the loss, and the averages of their metric, given how advantages are computed."""
     found = []
-    for trainer, version in _able(known, advantage):
-        layers = _fixed(known, trainer, advantage)
+    for trainer, version, layers in _after(known, advantage):
         unit = {} if trainer.kl_option is None else {trainer.kl_option: 1.0}
         choices = [{**choice, **unit} for choice in trainer.choices.kl]
         found += [
@@ -193,7 +192,7 @@ def kl_candidates(known: Known, advantage: Configuration) -> list[Configuration]
     return found
 
 
-def try_kl(steps: Sequence[Step], known: Known, advantage: Configuration) -> Trial:
+def try_kl(steps: Sequence[Step], known: Known, advantage: Candidate) -> Trial:
     """Find the KL terms and the averages of their metric that some steps leave.
 
     Other averages than a trainer's own are tried where that gives not all values.
@@ -203,12 +202,7 @@ def try_kl(steps: Sequence[Step], known: Known, advantage: Configuration) -> Tri
     like = next((one for one in candidates if one.objective.kl_loss is not None), None)
     if trial.fitting or not trial.excluded or like is None:
         return trial
-    found = _or_other(trial, try_on(steps, _kl_recipes(like), Step.kl))
-    return closest(steps, found, Step.kl)
-
-
-def _or_other(trial: Trial, other: Trial) -> Trial:
-    return replace(other, excluded=(*other.excluded, *trial.excluded)) if other.fitting else trial
+    return or_else(steps, trial, _kl_recipes(like), Step.kl)
 
 
 _LOG_PROBS: tuple[Literal["policy_log_probs", "old_log_probs", "rollout_log_probs"], ...] = (
@@ -218,14 +212,14 @@ _LOG_PROBS: tuple[Literal["policy_log_probs", "old_log_probs", "rollout_log_prob
 )
 
 
-def _kl_recipes(like: Configuration) -> Iterator[Configuration]:
+def _kl_recipes(like: Candidate) -> Iterator[Candidate]:
     averages = [one for one in METRIC_DEFINITIONS if one.code == "RDM005"]
     for name, column in product(_KL_WORDS, _LOG_PROBS):
         term = KlTerm(estimator=name, coef=1.0, log_probs=column)
         objective = replace(like.objective, kl_loss=term)
         for edit in averages:
             parts = {"kl": kl_parts(objective)["kl"], "average": edit.words.removeprefix("the metric is ")}
-            yield Configuration(objective, None, dict(parts), parts, (edit,))
+            yield Candidate(objective, None, dict(parts), parts, (edit,))
 
 
 def kl_parts(objective: Objective) -> dict[str, str]:
@@ -233,9 +227,8 @@ def kl_parts(objective: Objective) -> dict[str, str]:
     term = objective.kl_loss or objective.kl_reward
     if term is None:
         return {"kl": "no KL term"}
-    whose = {"policy_log_probs": "policy", "old_log_probs": "old policy", "rollout_log_probs": "sampler"}
     clamp = f", clamped to {term.clamp:g}" if term.clamp else ""
-    parts = {"kl": f"{_KL_WORDS[term.estimator]} of {whose[term.log_probs]} and reference{clamp}"}
+    parts = {"kl": f"{_KL_WORDS[term.estimator]} of {whose(term.log_probs)} and reference{clamp}"}
     if term.ratio_weighted:
         parts["surrogate"] = "weighted by the importance ratio"
     if objective.kl_loss is None:
@@ -243,9 +236,7 @@ def kl_parts(objective: Objective) -> dict[str, str]:
     return parts
 
 
-def try_losses(
-    steps: Sequence[Step], known: Known, advantage: Configuration, terms: Sequence[Configuration | None]
-) -> Trial:
+def try_losses(steps: Sequence[Step], known: Known, advantage: Candidate, terms: Sequence[Candidate | None]) -> Trial:
     """Find the losses that some steps leave, given advantages and KL; the coefficient of the KL term is solved.
 
     Other aggregations and scales than a trainer's own are tried where these give not all values.
@@ -265,14 +256,12 @@ def try_losses(
     if trial.fitting or not trial.excluded or not plain:
         return trial
     others = (_with_coefficient(steps, one, kl) for kl in terms for one in _loss_recipes(plain[0][0]))
-    found = _or_other(trial, try_on(steps, others, Step.loss))
-    return closest(steps, found, Step.loss)
+    return or_else(steps, trial, others, Step.loss)
 
 
-def _plain_losses(known: Known, advantage: Configuration, kl: Configuration | None) -> Iterator[Configuration]:
+def _plain_losses(known: Known, advantage: Candidate, kl: Candidate | None) -> Iterator[Candidate]:
     """Yield the losses that settings of trainers make."""
-    for trainer, version in _able(known, advantage):
-        layers = _fixed(known, trainer, advantage)
+    for trainer, version, layers in _after(known, advantage):
         if kl is not None and kl.trainer is not None and kl.trainer.name == trainer.name:
             layers = (Layer("identified", kl.options), *layers)
         made = list(of_trainer(trainer, version, trainer.choices.loss, layers))
@@ -286,7 +275,7 @@ def _plain_losses(known: Known, advantage: Configuration, kl: Configuration | No
             yield replace(one, objective=objective, parts=loss_parts(objective))
 
 
-def _loss_recipes(like: Configuration) -> Iterator[Configuration]:
+def _loss_recipes(like: Candidate) -> Iterator[Candidate]:
     scales: list[Hypothesis | None] = [None, *(one for one in LOSS_TERMS if one.metrics is not None)]
     modes = [name for name in AGGREGATIONS if not name.endswith(("fixed-length", "-norm"))]
     for mode in modes:
@@ -295,7 +284,7 @@ def _loss_recipes(like: Configuration) -> Iterator[Configuration]:
         for scale in scales:
             parts = {**loss_parts(objective), "scale": "" if scale is None else scale.words}
             edits = () if scale is None else (scale,)
-            yield Configuration(objective, None, dict(parts), parts, edits)
+            yield Candidate(objective, None, dict(parts), parts, edits)
 
 
 def loss_parts(objective: Objective) -> dict[str, str]:
@@ -313,7 +302,7 @@ def loss_parts(objective: Objective) -> dict[str, str]:
     return parts
 
 
-def _with_coefficient(steps: Sequence[Step], one: Configuration, kl: Configuration | None) -> Configuration:
+def _with_coefficient(steps: Sequence[Step], one: Candidate, kl: Candidate | None) -> Candidate:
     """Solve for the coefficient of the KL term of the loss, one number over the steps."""
     objective, trainer = one.objective, one.trainer
     if kl is None or kl.objective.kl_loss is None:
@@ -343,22 +332,19 @@ def _with_coefficient(steps: Sequence[Step], one: Configuration, kl: Configurati
     return replace(one, objective=objective, options=options if trainer is not None else dict(said), parts=said)
 
 
-def _able(known: Known, advantage: Configuration) -> list[tuple[Trainer, tuple[int, ...]]]:
-    """The trainers to go on with: whose advantages they are, or all that are likely where no trainer has them."""
-    if advantage.trainer is None:
-        return list(known.trainers[:1])
-    return [pair for pair in known.trainers if pair[0].name == advantage.trainer.name]
+def _after(known: Known, advantage: Candidate) -> Iterator[tuple[Trainer, tuple[int, ...], tuple[Layer, ...]]]:
+    """The trainers to go on with, and the options that are known or found already.
+
+    That is the trainer whose advantages they are, or the likeliest where no trainer has them.
+    """
+    for trainer, version in known.trainers[:1] if advantage.trainer is None else known.trainers:
+        layers = tuple(known.layers.get(trainer.name, ()))
+        if advantage.trainer is None:
+            yield trainer, version, (*layers, Layer("a common configuration", trainer.must_state))
+        elif trainer.name == advantage.trainer_name:
+            yield trainer, version, (Layer("identified", advantage.options), *layers)
 
 
-def _fixed(known: Known, trainer: Trainer, advantage: Configuration) -> tuple[Layer, ...]:
-    """The options that are known or found already."""
-    layers = known.layers.get(trainer.name, ())
-    if advantage.trainer is None or advantage.trainer.name != trainer.name:
-        stated = Layer("a common configuration", trainer.must_state)
-        return (*layers, stated)
-    return (Layer("identified", advantage.options), *layers)
-
-
-def _with_advantage(objective: Objective, advantage: Configuration) -> Objective:
+def _with_advantage(objective: Objective, advantage: Candidate) -> Objective:
     found = advantage.objective
     return replace(objective, advantage=found.advantage, baseline_rows=found.baseline_rows, kl_reward=found.kl_reward)

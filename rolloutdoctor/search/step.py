@@ -22,7 +22,7 @@ from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.logged_digits import Digits, rounding_of
 from rolloutdoctor.results.errors import CannotComputeError, UsageError
-from rolloutdoctor.search.candidates import Configuration, essence
+from rolloutdoctor.search.candidates import Candidate, essence
 from rolloutdoctor.trainers.spec import Trainer
 
 Found = TypeVar("Found")
@@ -95,7 +95,7 @@ class Step:
         """True if the log has one advantage for each row, and none for tokens."""
         return "advantage" in self.batch.per_row
 
-    def evaluated(self, one: Configuration, *, rows_only: bool = False, per_token: bool = False) -> Evaluation | None:
+    def evaluated(self, one: Candidate, *, rows_only: bool = False, per_token: bool = False) -> Evaluation | None:
         """Evaluate the step under a candidate; None where that cannot be done.
 
         Args:
@@ -139,7 +139,7 @@ class Step:
 
     def compared(
         self,
-        one: Configuration,
+        one: Candidate,
         evaluation: Evaluation,
         metrics: Mapping[str, float],
         stages: Sequence[str] = STAGES,
@@ -151,7 +151,7 @@ class Step:
         trainer = one.trainer or self.names
         return audit_step(logged, evaluation, trainer, one.config, metrics, in_doubt=in_doubt, stages=stages)
 
-    def rows(self, one: Configuration) -> Evaluation | None:
+    def rows(self, one: Candidate) -> Evaluation | None:
         """Return the evaluation of the rows alone; None where it cannot be made."""
         objective = one.where_all_vote if self._all_vote and not one.evaluating else one.objective
         return self.once(
@@ -171,7 +171,7 @@ class Step:
             return bool((batch.rows.diff() > 0).all())
         return bool((seg.total(batch.column("response_mask"), batch.rows) > 0).all())
 
-    def whole(self, one: Configuration) -> Evaluation | None:
+    def whole(self, one: Candidate) -> Evaluation | None:
         """Return the evaluation of rows and tokens; None where it cannot be made.
 
         Candidates that differ in nothing but the coefficient of the KL share one pass over the tokens.
@@ -189,7 +189,7 @@ class Step:
 
         return self.once((id(unit), term.coef), scaled)
 
-    def _unit(self, one: Configuration) -> Evaluation | None:
+    def _unit(self, one: Candidate) -> Evaluation | None:
         """The evaluation with a KL coefficient of 1, without what no value of this step depends on."""
         batch, old = self.batch, one.objective.surrogate.old
         on_policy = batch.stored_name(old) == batch.stored_name("policy_log_probs")
@@ -201,7 +201,7 @@ class Step:
 
         return self.once(("whole", objective, one.evaluating), make)
 
-    def advantages(self, one: Configuration) -> Prediction | None:
+    def advantages(self, one: Candidate) -> Prediction | None:
         """Return the advantages under a candidate; None where they cannot be computed or compared."""
         evaluation = self.rows(one)
         if evaluation is None or evaluation.rows is None:
@@ -213,9 +213,7 @@ class Step:
         # Metrics have the names of one trainer: that those of another cannot be compared says nothing of its values.
         return self.once(key, lambda: self._advantages(one, evaluation, rows, values), keeps_none=False)
 
-    def _advantages(
-        self, one: Configuration, evaluation: Evaluation, rows: RowResult, values: Tensor
-    ) -> Prediction | None:
+    def _advantages(self, one: Candidate, evaluation: Evaluation, rows: RowResult, values: Tensor) -> Prediction | None:
         metrics = {}
         if not {"advantage", "advantages"} & (self.batch.per_row.keys() | self.batch.per_token.keys()):
             made = self.names.metrics(evaluation)
@@ -246,24 +244,22 @@ class Step:
             moved = seg.high(moved, self.batch.rows).clamp(min=0)
         return moved
 
-    def kl(self, one: Configuration) -> Prediction | None:
+    def kl(self, one: Candidate) -> Prediction | None:
         """Return the KL metrics, and the KL that was stored, under a candidate."""
         return self._metrics(one, _KL_KINDS, "kl")
 
-    def loss(self, one: Configuration) -> Prediction | None:
+    def loss(self, one: Candidate) -> Prediction | None:
         """Return the metrics of the loss under a candidate."""
         return self._metrics(one, _LOSS_KINDS, "loss")
 
-    def _metrics(self, one: Configuration, kinds: tuple[str, ...], stage: str) -> Prediction | None:
+    def _metrics(self, one: Candidate, kinds: tuple[str, ...], stage: str) -> Prediction | None:
         evaluation = self.whole(one)
         if evaluation is None:
             return None
         key = (id(evaluation), (one.trainer or self.names).name, stage, one.edits)
         return self.once(key, lambda: self._compare(one, evaluation, kinds, stage))
 
-    def _compare(
-        self, one: Configuration, evaluation: Evaluation, kinds: tuple[str, ...], stage: str
-    ) -> Prediction | None:
+    def _compare(self, one: Candidate, evaluation: Evaluation, kinds: tuple[str, ...], stage: str) -> Prediction | None:
         trainer, unit = one.trainer or self.names, self._unit(one)
         assert unit is not None
         # Metrics of the loss are with a coefficient of 1, but for the loss itself.
@@ -286,7 +282,7 @@ class Step:
         radius = float(metric_radius(evaluation, trainer.kind_of(name), value))
         return radius + rounding_of(self.digits, name, self.metrics[name])
 
-    def loss_residual(self, unit: Configuration) -> tuple[float, float, float] | None:
+    def loss_residual(self, unit: Candidate) -> tuple[float, float, float] | None:
         """Return what the KL term has to add to the logged loss, what it adds at a coefficient of 1, and the radius.
 
         None where no logged number holds the KL term.

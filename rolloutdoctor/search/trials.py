@@ -9,16 +9,16 @@ import torch
 
 from rolloutdoctor.audit.doubts import LayoutDoubt
 from rolloutdoctor.audit.tally import AuditTally, QuantityTally, add_tallies
-from rolloutdoctor.search.candidates import Configuration
+from rolloutdoctor.search.candidates import Candidate
 from rolloutdoctor.search.step import Prediction, Step
 
-Predict = Callable[[Step, Configuration], Prediction | None]
+Predict = Callable[[Step, Candidate], Prediction | None]
 
 NEAREST = 4
-"""Configurations that are counted on all rows where none gives all values of the trial."""
+"""Candidates that are counted on all rows where none gives all values of the trial."""
 
 MOST = 24
-"""Configurations that are counted on all rows at most."""
+"""Candidates that are counted on all rows at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,22 +33,22 @@ class Trial:
         doubt: why some that are none of these may yet have made the values; empty where there are no such.
     """
 
-    fitting: tuple[Configuration, ...]
-    nearest: tuple[Configuration, ...]
-    excluded: tuple[tuple[Configuration, QuantityTally], ...]
-    most: tuple[Configuration, ...] = ()
+    fitting: tuple[Candidate, ...]
+    nearest: tuple[Candidate, ...]
+    excluded: tuple[tuple[Candidate, QuantityTally], ...]
+    most: tuple[Candidate, ...] = ()
     doubt: str = ""
 
     @property
-    def kept(self) -> tuple[Configuration, ...]:
-        """Configurations to count on all rows."""
+    def kept(self) -> tuple[Candidate, ...]:
+        """Candidates to count on all rows."""
         return (self.fitting or self.nearest)[:MOST]
 
 
-def try_on(steps: Sequence[Step], candidates: Iterable[Configuration], predict: Predict) -> Trial:
+def try_on(steps: Sequence[Step], candidates: Iterable[Candidate], predict: Predict) -> Trial:
     """Hold configurations against some steps, the most informative first; each leaves where it first disagrees."""
-    fitting: list[Configuration] = []
-    excluded: list[tuple[Configuration, QuantityTally]] = []
+    fitting: list[Candidate] = []
+    excluded: list[tuple[Candidate, QuantityTally]] = []
     doubt = ""
     for one in candidates:
         tallies: AuditTally = {}
@@ -72,12 +72,13 @@ def try_on(steps: Sequence[Step], candidates: Iterable[Configuration], predict: 
     return Trial(tuple(fitting), nearest, tuple(excluded), doubt=doubt)
 
 
-def closest(steps: Sequence[Step], trial: Trial, predict: Predict) -> Trial:
-    """Return the trial with the configurations that give all values of most steps, where none gives those of all."""
-    if trial.fitting or len(steps) < 3:
-        return trial
-    found: list[tuple[Configuration, int, float]] = []
-    for one, _ in trial.excluded:
+def or_else(steps: Sequence[Step], trial: Trial, others: Iterable[Candidate], predict: Predict) -> Trial:
+    """Try others where none gives all values; return those that do, else those that give all values of most steps."""
+    other = try_on(steps, others, predict)
+    if other.fitting:
+        return replace(other, excluded=(*other.excluded, *trial.excluded))
+    found: list[tuple[int, float, Candidate]] = []
+    for one, _ in trial.excluded if len(steps) > 2 else ():
         off, agree = 0, 0.0
         for step in steps:
             prediction = predict(step, one)
@@ -87,11 +88,11 @@ def closest(steps: Sequence[Step], trial: Trial, predict: Predict) -> Trial:
             if 2 * off >= len(steps):
                 break
         else:
-            found.append((one, off, agree))
+            found.append((off, -agree, one))
     if not found:
         return trial
-    found.sort(key=lambda each: (each[1], -each[2]))
-    best = tuple(one for one, off, _ in found if off == found[0][1])
+    found.sort(key=lambda each: each[:2])
+    best = tuple(one for off, _, one in found if off == found[0][0])
     return replace(trial, nearest=best, most=best)
 
 
@@ -121,7 +122,7 @@ class Count:
         bits: bits of all agreeing values other than zero, and how many these are.
     """
 
-    def __init__(self, candidates: Sequence[Configuration]) -> None:
+    def __init__(self, candidates: Sequence[Candidate]) -> None:
         self.candidates = candidates
         self.tallies: list[AuditTally] = [{} for _ in candidates]
         self.apart = torch.zeros(len(candidates), len(candidates), dtype=torch.float64)

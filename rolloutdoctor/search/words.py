@@ -78,7 +78,7 @@ def parts_of(objective: Objective) -> dict[str, str]:
     term = objective.kl_reward
     if term is not None and term.coef and rule.sums_tokens | (spec.axis is Axis.ALL_TOKENS):
         clamp = f" clamped to {term.clamp:g}" if term.clamp else ""
-        parts["penalty"] = f"{term.coef:.6g} {term.estimator}{clamp} of {_column(term.log_probs)} in the reward"
+        parts["penalty"] = f"{term.coef:.6g} {term.estimator}{clamp} of {whose(term.log_probs)} in the reward"
     return parts
 
 
@@ -133,5 +133,6 @@ def _in_root(formula: str, number: str) -> str:
     return formula
 
 
-def _column(name: str) -> str:
+def whose(name: str) -> str:
+    """Return whose log-probs a column holds."""
     return {"policy_log_probs": "policy", "old_log_probs": "old policy", "rollout_log_probs": "sampler"}[name]
