@@ -24,7 +24,6 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.options import CheckOptions, ReadOptions
-from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import Run, StepRange
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.ops.evaluation_mode import one_thread
@@ -35,6 +34,7 @@ from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.results.identification import Identification
 from rolloutdoctor.results.run_comparison import RunComparison
 from rolloutdoctor.rules.table import pick
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.trainers.options import Layer
 
 if TYPE_CHECKING:

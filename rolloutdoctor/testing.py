@@ -12,7 +12,6 @@ from torch import Tensor
 from rolloutdoctor.commands.check import check
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch, StepKey
 from rolloutdoctor.engine.accumulate import RuleAccumulator
-from rolloutdoctor.engine.causes import find_causes
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.judge import judge
@@ -28,6 +27,7 @@ from rolloutdoctor.metric_names.table import TRAINERS as NAMES
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.results.findings import Report
 from rolloutdoctor.rules.table import RULES, find
+from rolloutdoctor.search.causes import find_causes
 from rolloutdoctor.trainers.options import Layer
 
 TokenValues = float | Sequence[Sequence[float]]

@@ -10,8 +10,8 @@ from parity.test_verl_advantages import CASES
 from parity.test_verl_policy import CORRECTIONS, INSIDE
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.hypotheses.fixes import FIXES, ChosenFix
 from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.search.hypotheses.fixes import FIXES, ChosenFix
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.slime.mis import MIS

@@ -95,7 +95,7 @@ def loaded_after(code):
     "code",
     [
         "import rolloutdoctor",
-        "import rolloutdoctor.hypotheses.fixes",
+        "import rolloutdoctor.search.hypotheses.fixes",
         "import rolloutdoctor.trainers.table",
         "import rolloutdoctor.results.findings",
         "import rolloutdoctor.data.schema",

@@ -14,9 +14,9 @@ from proof.table import claimed, markdown
 
 from rolloutdoctor.data.schema import COLUMNS
 from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS
-from rolloutdoctor.hypotheses.fixes import FIXES
-from rolloutdoctor.hypotheses.table import FAMILIES, FIX_CODE, HYPOTHESES
 from rolloutdoctor.rules.table import RULES
+from rolloutdoctor.search.hypotheses.fixes import FIXES
+from rolloutdoctor.search.hypotheses.table import FAMILIES, FIX_CODE, HYPOTHESES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -17,7 +17,7 @@ OTHERS = [name for name in MODULES if Path(name).parts[0] not in OWN_ROOMS]
 PROSE = {
     "cli/check.py": "an example of a command line",
     "cli/convert.py": "an example of a command line",
-    "hypotheses/fixes.py": "where a fix comes from, and how it stands upstream",
+    "search/hypotheses/fixes.py": "where a fix comes from, and how it stands upstream",
 }
 """Modules whose sentences for people name a trainer, with what these sentences are."""
 

@@ -86,9 +86,9 @@ def check(
     # Histograms take one process, and are not part of a state.
     draws = verbose and format_ is opt.Format.full and workers == 1 and engine is None and save_state is None
     from rolloutdoctor.commands.measure import is_measured
-    from rolloutdoctor.hypotheses.fixes import choose
     from rolloutdoctor.results.findings import Severity
     from rolloutdoctor.rules.table import pick
+    from rolloutdoctor.search.hypotheses.fixes import choose
 
     if any(map(is_measured, paths)):
         _refuse_beside(f"{paths[0]} holds measured tables, and the options they were measured with", _unused(context))

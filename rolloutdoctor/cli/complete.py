@@ -23,7 +23,7 @@ def codes(incomplete: str) -> list[tuple[str, str]]:
 
 def fixes(incomplete: str) -> list[tuple[str, str]]:
     """Names of fixes, with their variants once a colon is typed."""
-    from rolloutdoctor.hypotheses.fixes import FIXES
+    from rolloutdoctor.search.hypotheses.fixes import FIXES
 
     words = list(FIXES)
     if ":" in incomplete:

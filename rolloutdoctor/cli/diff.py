@@ -61,7 +61,7 @@ def diff(
     quiet: opt.QuietOption = False,
 ) -> None:
     """Compare the same run with and without fixes, or under other trainer options."""
-    from rolloutdoctor.hypotheses.fixes import choose
+    from rolloutdoctor.search.hypotheses.fixes import choose
 
     where = verdict.executor(engine, workers, state_dir)
     fixes = tuple(choose(text) for text in fix or [])

@@ -41,7 +41,7 @@ def measure(
     quiet: opt.QuietOption = False,
 ) -> None:
     """Measure a run into tables of rows, tokens and metrics."""
-    from rolloutdoctor.hypotheses.fixes import choose
+    from rolloutdoctor.search.hypotheses.fixes import choose
 
     fixes = tuple(choose(text) for text in fix or [])
     step_range = opt.step_range(steps)

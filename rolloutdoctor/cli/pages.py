@@ -81,9 +81,9 @@ def causes(code: str | None = None, *, as_json: bool = False) -> str:
     Raises:
         UsageError: if there is no such rule.
     """
-    from rolloutdoctor.hypotheses.hypothesis import Family, Hypothesis
-    from rolloutdoctor.hypotheses.table import FAMILIES, FIX_CODE, HYPOTHESES
     from rolloutdoctor.rules.table import find
+    from rolloutdoctor.search.hypotheses.hypothesis import Family, Hypothesis
+    from rolloutdoctor.search.hypotheses.table import FAMILIES, FIX_CODE, HYPOTHESES
     from rolloutdoctor.trainers.table import TRAINERS
 
     examples = {trainer.name: trainer.example() for trainer in TRAINERS.values()}
@@ -123,7 +123,7 @@ def causes(code: str | None = None, *, as_json: bool = False) -> str:
 
 def fixes(*, as_json: bool = False) -> str:
     """List the fixes, their variants, and how they stand upstream."""
-    from rolloutdoctor.hypotheses.fixes import FIXES
+    from rolloutdoctor.search.hypotheses.fixes import FIXES
 
     if as_json:
         body = [

@@ -57,7 +57,7 @@ def plot(
     quiet: opt.QuietOption = False,
 ) -> None:
     """Plot a run; with --fix, before and after the fix."""
-    from rolloutdoctor.hypotheses.fixes import choose
+    from rolloutdoctor.search.hypotheses.fixes import choose
 
     known_kind(kind)
     fixes = tuple(choose(text) for text in fix or [])

@@ -62,7 +62,7 @@ def recompute(
     quiet: opt.QuietOption = False,
 ) -> None:
     """Recompute advantage, KL, ratio, loss and gradient per token, and metrics per step."""
-    from rolloutdoctor.hypotheses.fixes import choose
+    from rolloutdoctor.search.hypotheses.fixes import choose
 
     if output is None and format_ is opt.NumbersFormat.full:
         raise UsageError("recompute writes the values of every token: name a file with -o OUT.parquet")

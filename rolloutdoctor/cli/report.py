@@ -44,7 +44,7 @@ def report(
     quiet: opt.QuietOption = False,
 ) -> None:
     """Write a self-contained HTML report of a run."""
-    from rolloutdoctor.hypotheses.fixes import choose
+    from rolloutdoctor.search.hypotheses.fixes import choose
 
     if PurePath(output).suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"{output or repr(output)}: a report is a page; name it FILE.html")

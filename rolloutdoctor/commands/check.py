@@ -1,10 +1,10 @@
 """`check`: run the rules over a run, and judge what they measured."""
 
 from dataclasses import replace
+from functools import partial
 
 from rolloutdoctor.engine.accumulate import RunState
-from rolloutdoctor.engine.causes import causes_of_run
-from rolloutdoctor.engine.devices import find_device
+from rolloutdoctor.engine.devices import find_device, find_dtype
 from rolloutdoctor.engine.joins import joined
 from rolloutdoctor.engine.judge import judge
 from rolloutdoctor.engine.options import CheckOptions
@@ -12,7 +12,9 @@ from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.serial import measure
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
+from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.results.findings import Report
+from rolloutdoctor.search.causes import columns_for_causes, find_causes
 
 
 def check(run: Run, options: CheckOptions, progress: Progress | None = None) -> Report:
@@ -34,7 +36,10 @@ def report_of(prepared: PreparedRun, state: RunState) -> Report:
     options = prepared.options
     device = find_device(options.device).type
     state = joined(prepared, state)
-    diagnosis = causes_of_run(prepared, state.audit)
+    columns, dtype = prepared.plan.columns | columns_for_causes(prepared.plan.context), find_dtype(options.dtype)
+    read = partial(prepared.run.batches, columns, steps=options.steps, split=options.split, dtype=dtype)
+    with evaluation_mode():
+        diagnosis = find_causes(read, prepared.metrics, prepared.plan.context, state.audit, dtype)
     found = judge(prepared.plan, state, prepared.configured, device=device, dtype=options.dtype, diagnosis=diagnosis)
     apart = _apart(prepared, state)
     return replace(found, notes=(*found.notes, apart)) if apart else found

@@ -23,7 +23,6 @@ from rolloutdoctor.engine.prepare import run_context
 from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer, run_file_steps
 from rolloutdoctor.engine.stored import check_columns
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation
-from rolloutdoctor.hypotheses.fixes import ChosenFix
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.objective.objective import Objective
@@ -32,6 +31,7 @@ from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.figures import AdvantagesData
 from rolloutdoctor.results.findings import InputSummary
 from rolloutdoctor.rules.base import counted
+from rolloutdoctor.search.hypotheses.fixes import ChosenFix
 
 
 @dataclass(frozen=True, kw_only=True)

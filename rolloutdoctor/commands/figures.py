@@ -16,7 +16,6 @@ from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation, reward_kl_tokens
 from rolloutdoctor.evaluation.row_changes import baseline_drift, is_change
 from rolloutdoctor.evaluation.rows import in_scope
-from rolloutdoctor.hypotheses.fixes import ChosenFix, choose
 from rolloutdoctor.objective.objective import KlBuffer, Objective
 from rolloutdoctor.objective.required_columns import (
     advantage_columns,
@@ -33,6 +32,7 @@ from rolloutdoctor.results.histograms import Histogram
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.kl_metric_corrupted import KlMetricCorrupted
 from rolloutdoctor.rules.step import StepView
+from rolloutdoctor.search.hypotheses.fixes import ChosenFix, choose
 from rolloutdoctor.trainers.spec import Trainer
 
 POLICY_ONLY = "policy part"

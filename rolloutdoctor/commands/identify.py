@@ -1,9 +1,15 @@
 """`identify`: which objective made the logged numbers of a run."""
 
-from rolloutdoctor.engine.identify import identify_run
+from rolloutdoctor.engine.comparable import comparable
+from rolloutdoctor.engine.configure import configure
+from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.io.run import Run
+from rolloutdoctor.ops.evaluation_mode import evaluation_mode
+from rolloutdoctor.results.errors import UnstatedError
 from rolloutdoctor.results.identification import Identification
+from rolloutdoctor.search.identify import Identifier, known_of
+from rolloutdoctor.search.identify_steps import StepReader
 
 
 def identify(run: Run, options: ReadOptions) -> Identification:
@@ -13,4 +19,12 @@ def identify(run: Run, options: ReadOptions) -> Identification:
         UsageError: if an option cannot be used.
         InputError: if a file cannot be read, or breaks the contract.
     """
-    return identify_run(run, options)
+    try:
+        configured = configure(run.metadata, options.trainer, options.layers)
+    except UnstatedError:
+        configured = None
+    known = known_of(run, options.trainer, options.layers, configured)
+    metrics, dtype = comparable(run.metrics, configured), find_dtype(options.dtype)
+    reader = StepReader(run, options, metrics, known.trainers[0][0], dtype)
+    with evaluation_mode():
+        return Identifier(run, known, reader).find()

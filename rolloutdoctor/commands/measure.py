@@ -17,7 +17,6 @@ from rolloutdoctor.engine.run_steps import run_file_steps
 from rolloutdoctor.engine.state_file import SavedState, load_state, saved_of
 from rolloutdoctor.engine.stored import HEAD, members_of, parquet_of
 from rolloutdoctor.engine.table_builder import FullTableBuilder
-from rolloutdoctor.hypotheses.fixes import ChosenFix, choose
 from rolloutdoctor.io.locations.targets import Target, shown
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
@@ -25,6 +24,7 @@ from rolloutdoctor.io.write.replacing import write_whole
 from rolloutdoctor.results.comparison import Comparison
 from rolloutdoctor.results.errors import InputError, UsageError
 from rolloutdoctor.results.findings import Report
+from rolloutdoctor.search.hypotheses.fixes import ChosenFix, choose
 
 MANIFEST = "_measured.json"
 """Says by which version, with which options and from which files the tables beside it were made; written last."""

@@ -17,12 +17,12 @@ from rolloutdoctor.engine.prepare import PreparedRun, whole_context, without_ref
 from rolloutdoctor.engine.refute import has_traces
 from rolloutdoctor.engine.state_file import LoggedNames, SavedState, TrainerInfo, logged_names
 from rolloutdoctor.engine.stored import json_of
-from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.results.errors import InputError, UsageError
 from rolloutdoctor.results.findings import NotApplicable, Report, Setting, Skipped
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.table import AnyRule, find
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.trainers.options import Config, parse_version
 from rolloutdoctor.trainers.table import find as find_trainer
 

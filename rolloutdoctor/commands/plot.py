@@ -20,7 +20,6 @@ from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.run_steps import StepConsumer, run_file_steps
-from rolloutdoctor.hypotheses.fixes import ChosenFix, choose
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.results.errors import InputError, UsageError
@@ -28,6 +27,7 @@ from rolloutdoctor.results.figures import Gallery, PictureData, known_kind
 from rolloutdoctor.results.findings import Report, Severity
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.table import RULES
+from rolloutdoctor.search.hypotheses.fixes import ChosenFix, choose
 
 GATHERED: dict[str, type[FigureAccumulator]] = {
     "advantages": AdvantagesFigure,

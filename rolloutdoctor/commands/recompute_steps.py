@@ -20,7 +20,6 @@ from rolloutdoctor.evaluation.evaluate import Evaluation, reward_kl_tokens
 from rolloutdoctor.evaluation.scores import log_ratios, ratios_at_loss, sampler_correction_of
 from rolloutdoctor.formulas.corrections.inside import inside_the_loss
 from rolloutdoctor.formulas.corrections.rejection import kept_tokens
-from rolloutdoctor.hypotheses.fixes import ChosenFix
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.objective.corrections import RolloutCorrection
 from rolloutdoctor.objective.objective import Objective
@@ -28,6 +27,7 @@ from rolloutdoctor.objective.required_columns import reward_kl_columns
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.results.comparison import Numbers, RecomputedStep
 from rolloutdoctor.results.errors import CannotComputeError
+from rolloutdoctor.search.hypotheses.fixes import ChosenFix
 
 TOKEN_COLUMNS = ("advantages_re", "kl_re", "ratio_re", "loss_re", "grad_re")
 LOGITS_COLUMN = "grad_logits_re"

@@ -8,11 +8,11 @@ from rolloutdoctor.commands.plot import check_and_draw
 from rolloutdoctor.commands.worst_rows import WorstRows
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun
-from rolloutdoctor.hypotheses.fixes import ChosenFix
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.results.figures import KINDS, PictureData
 from rolloutdoctor.rules.table import RULES
+from rolloutdoctor.search.hypotheses.fixes import ChosenFix
 from rolloutdoctor.views.html import Drawing, Page, render
 
 WIDE, NARROW = 10.0, 7.2

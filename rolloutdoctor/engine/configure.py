@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from rolloutdoctor.hypotheses.fixes import ChosenFix
 from rolloutdoctor.io.locations.small_files import MOST_BYTES, MOST_OPTIONS, flat, once, read_small
 from rolloutdoctor.io.locations.targets import shown
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.results.errors import UnstatedError, UsageError
 from rolloutdoctor.results.findings import Setting
+from rolloutdoctor.search.hypotheses.fixes import ChosenFix
 from rolloutdoctor.trainers.options import Config, Layer, parse_version, resolve
 from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import find

@@ -6,16 +6,15 @@ from typing import TypeVar
 
 import torch
 
-from rolloutdoctor.engine.comparable import comparable
-from rolloutdoctor.engine.identify_steps import StepReader
+from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.options import ReadOptions
-from rolloutdoctor.identification.configuration import Configuration, essence, of_trainer
-from rolloutdoctor.identification.contest import try_on
-from rolloutdoctor.identification.outcome import Preference, rank_of
-from rolloutdoctor.identification.step import IdentifiedStep
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.results.findings import Setting
+from rolloutdoctor.search.candidates import Candidate, Known, essence, of_trainer
+from rolloutdoctor.search.identify_steps import StepReader
+from rolloutdoctor.search.step import Step
+from rolloutdoctor.search.trials import try_on
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import TRAINERS
@@ -90,19 +89,20 @@ def _identified(
     version: tuple[int, ...],
     layers: Sequence[Layer],
     settings: Mapping[str, Setting],
-) -> Configuration | None:
+) -> Candidate | None:
     """The one way to compute advantages that the first telling steps leave; None if there is none, or several."""
     choices = [choice for choice in trainer.choices.advantage if not _contradicts(choice, settings)]
     candidates = list(of_trainer(trainer, version, choices, layers))
     if not candidates:
         return None
-    metrics = comparable(run.metrics, None)
-    steps = StepReader(run, options, metrics, trainer, advantages_alone=True).trial_steps()
-    fitting = try_on(steps, candidates, IdentifiedStep.advantages).fitting
+    steps = StepReader(
+        run, options, run.metrics, trainer, find_dtype(options.dtype), advantages_alone=True
+    ).trial_steps()
+    fitting = try_on(steps, candidates, Step.advantages).fitting
     if len({_kind(one) for one in fitting}) != 1 or not _is_telling(steps, fitting[0]):
         return None
     values = {name: one.value for name, one in settings.items()}
-    return min(fitting, key=lambda one: rank_of(one, Preference([trainer.name], values)))
+    return min(fitting, key=Known(((trainer, version),), settings=values).rank)
 
 
 def _contradicts(choice: Mapping[str, object], settings: Mapping[str, Setting]) -> bool:
@@ -110,13 +110,13 @@ def _contradicts(choice: Mapping[str, object], settings: Mapping[str, Setting]) 
     return any(name in stated and stated[name] != value for name, value in choice.items())
 
 
-def _kind(one: Configuration) -> tuple[object, ...]:
+def _kind(one: Candidate) -> tuple[object, ...]:
     """What decides the advantages, but for lone rows and for groups such as 7 and 007, which few files have."""
     rule = replace(one.objective.advantage, singleton="raw", numeric_ids="never")
     return essence(replace(one.objective, advantage=rule))
 
 
-def _is_telling(steps: Sequence[IdentifiedStep], one: Configuration) -> bool:
+def _is_telling(steps: Sequence[Step], one: Candidate) -> bool:
     """True if enough values other than 0 agree: a step of equal rewards fits whatever was computed."""
     found = [step.advantages(one) for step in steps]
     values = torch.cat([each.values[each.values.abs() > each.radii] for each in found if each is not None])

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from rolloutdoctor.audit.tally import STAGES, AuditTally
 from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.engine.accumulate import RunState, thinned
-from rolloutdoctor.engine.cause_search import Diagnosis, undiagnosed
 from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.coverage import nothing_found
 from rolloutdoctor.engine.follows import AUDIT, by_cause
@@ -22,6 +21,7 @@ from rolloutdoctor.rules.base import Context, counted
 from rolloutdoctor.rules.options_refuted import questions
 from rolloutdoctor.rules.table import AnyRule
 from rolloutdoctor.rules.table_rule import Measured
+from rolloutdoctor.search.cause_counts import Diagnosis, undiagnosed
 from rolloutdoctor.trainers.options import unused
 
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rolloutdoctor.data.batch import EVAL, TRAIN
-from rolloutdoctor.hypotheses.fixes import ChosenFix
 from rolloutdoctor.io.run import StepRange
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.rules.table import RULES, AnyRule
+from rolloutdoctor.search.hypotheses.fixes import ChosenFix
 from rolloutdoctor.trainers.options import Layer
 
 

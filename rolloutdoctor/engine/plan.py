@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from rolloutdoctor.data.batch import STAND_INS
 from rolloutdoctor.engine import coverage
-from rolloutdoctor.hypotheses.fixes import ChosenFix, choose
 from rolloutdoctor.objective.required_columns import optional_columns
 from rolloutdoctor.results.findings import NotApplicable, Skipped
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.table import AnyRule
+from rolloutdoctor.search.hypotheses.fixes import ChosenFix, choose
 
 
 @dataclass(frozen=True)

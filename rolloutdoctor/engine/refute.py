@@ -7,6 +7,7 @@ from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.ops.logged_digits import rounding_of
 from rolloutdoctor.results.audit import Refuted
+from rolloutdoctor.search.outcome import shown
 
 _DIGIT = 1e-4
 """Unit of the last digit where a loss is rounded to four."""
@@ -47,11 +48,11 @@ def _by_traces(configured: Configured, metrics: LoggedMetrics) -> Iterator[Refut
         step, value = values[0]
         yield Refuted(
             option=trace.option,
-            value=_shown(setting.value),
+            value=shown(setting.value),
             assumed=setting.assumed,
             words=_asked(f"{trace.metric} is logged {trace.words}", trace.option)
             if setting.assumed
-            else f"{trace.metric} is logged {trace.words}, and {trace.option} is {_shown(setting.value)} "
+            else f"{trace.metric} is logged {trace.words}, and {trace.option} is {shown(setting.value)} "
             f"({setting.origin})",
             evidence=f"{trace.metric} was logged {len(values):,} times, first at step {step} with {value:.6g}",
         )
@@ -74,11 +75,11 @@ def _by_rounded_losses(configured: Configured, metrics: LoggedMetrics) -> Iterat
     setting = configured.config.settings[option]
     yield Refuted(
         option=option,
-        value=_shown(setting.value),
+        value=shown(setting.value),
         assumed=setting.assumed,
         words=_asked(f"every logged {trainer.loss_metric} is 0 beside a KL that is not", option)
         if setting.assumed
-        else f"every logged {trainer.loss_metric} is 0, and {option} = {_shown(setting.value)} times the logged KL is "
+        else f"every logged {trainer.loss_metric} is 0, and {option} = {shown(setting.value)} times the logged KL is "
         f"{term.coef * min(kls):.3g} at least, which its digits would show",
         evidence=f"{len(losses):,} losses of 0; least KL {min(kls):.4g}",
     )
@@ -87,9 +88,3 @@ def _by_rounded_losses(configured: Configured, metrics: LoggedMetrics) -> Iterat
 def _asked(seen: str, option: str) -> str:
     """A question after an option that nobody stated, and of which the log shows that it is not the default."""
     return f"{seen}, and nothing states {option}: say it with --set {option}=VALUE"
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, bool) or value is None:
-        return {None: "null", True: "true", False: "false"}[value]
-    return f"{value:g}" if isinstance(value, float) else str(value)

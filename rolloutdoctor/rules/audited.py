@@ -168,7 +168,7 @@ class AuditedRule(Rule[AuditedMeasured]):
         causes = [cause for found in context.causes.values() for cause in found if cause.also]
         if not causes:
             return None
-        from rolloutdoctor.hypotheses.table import HYPOTHESES
+        from rolloutdoctor.search.hypotheses.table import HYPOTHESES
 
         own = {one.name for one in HYPOTHESES if one.code == self.code}
         return next((cause for cause in causes if cause.code != self.code and own & {*cause.also}), None)

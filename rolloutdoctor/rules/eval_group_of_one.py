@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
-from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import MIXED_SPLITS, Context, Judgement, Missing, counted
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.search.hypotheses.fixes import choose
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -79,5 +79,5 @@ class ReferenceNotInitial(NumbersRule):
             evidence="the logged KL of the first step",
             advice="check which weights the reference was loaded from; merge an adapter before another is "
             "trained on it",
-            measures={"kl_at_start": Measure(first, "nats")},
+            measures={"kl_at_start": Measure(first, "nats"), "onset": Measure(step_at(run, 0), "step")},
         )

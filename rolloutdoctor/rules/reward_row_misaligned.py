@@ -171,7 +171,7 @@ class RewardRowMisaligned(DirectRule):
         )
         if not len(found):
             return self._of_copies(run)
-        from rolloutdoctor.hypotheses.row_order import MISALIGNED_REWARDS, ROW_ORDERS
+        from rolloutdoctor.search.hypotheses.row_order import MISALIGNED_REWARDS, ROW_ORDERS
 
         relation, rows, kept, steps = found.select("relation", "tested", "kept", "steps").row(0)
         orders = found.filter(pl.col("relation") == relation)["order"].to_list()
@@ -219,10 +219,10 @@ def _orders(batch: "RolloutBatch") -> "tuple[list[str], Tensor]":
     """Names of the orders, and the row whose reward each row has in them, ``[O, N]``."""
     import torch
 
-    from rolloutdoctor.hypotheses.row_order import ROW_ORDERS
+    from rolloutdoctor.search.hypotheses.row_order import ROW_ORDERS
 
     # What the rewards would be, sorted, says nothing of whose they are.
-    told = {name: order for name, (_, order, _) in ROW_ORDERS.items() if not name.startswith("rewards-sorted")}
+    told = {name: order for name, (_, order) in ROW_ORDERS.items() if not name.startswith("rewards-sorted")}
     found = {name: order(_on_cpu(batch)) for name, order in told.items()}
     known = {name: source_N for name, source_N in found.items() if source_N is not None}
     return list(known), torch.stack(list(known.values()))

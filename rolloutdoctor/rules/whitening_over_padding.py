@@ -48,7 +48,7 @@ class WhiteningOverPadding(CauseRule):
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """Return why there are no moments over tokens to get wrong."""
-        from rolloutdoctor.hypotheses.table import HYPOTHESES
+        from rolloutdoctor.search.hypotheses.table import HYPOTHESES
 
         objective = context.objective
         if objective is None or any(one.applies(objective) for one in HYPOTHESES if one.code == self.code):

@@ -43,8 +43,8 @@ def measured(command, path, how, count):
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.engine.prepare import prepare
     from rolloutdoctor.engine.processes import Processes
-    from rolloutdoctor.hypotheses.fixes import choose
     from rolloutdoctor.io.run import open_run
+    from rolloutdoctor.search.hypotheses.fixes import choose
 
     executor = InTurn(count) if how == "parts" else Processes(count)
     run = open_run([path])

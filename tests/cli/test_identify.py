@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from engine.runs import VERL, small, write
-from identification.made import without_options
+from search.made import without_options
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
 STORED = Path(__file__).parent / "stored"

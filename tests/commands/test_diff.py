@@ -11,9 +11,9 @@ from rolloutdoctor.commands.breakdown import PARTS
 from rolloutdoctor.commands.diff import diff
 from rolloutdoctor.commands.diff_parts import DiffOptions
 from rolloutdoctor.evaluation.evaluate import evaluate_all
-from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import StepRange, open_run
 from rolloutdoctor.results.errors import InputError, UsageError
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.trainers.options import Layer
 
 

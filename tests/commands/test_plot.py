@@ -10,11 +10,11 @@ from rolloutdoctor.commands.check import check
 from rolloutdoctor.commands.plot import Pictures, check_and_draw, draw
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.run_steps import StepDispatcher
-from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import InputError, UsageError
 from rolloutdoctor.results.figures import KINDS, MOST_BANDS, Band, banded
 from rolloutdoctor.results.histograms import Histogram
+from rolloutdoctor.search.hypotheses.fixes import choose
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
 

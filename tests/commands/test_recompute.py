@@ -11,9 +11,9 @@ from engine.runs import TRL, VERL, random_columns, small, write
 from rolloutdoctor.commands.diff import diff
 from rolloutdoctor.commands.diff_parts import DiffOptions
 from rolloutdoctor.commands.recompute import RecomputeOptions, recompute
-from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import StepRange, open_run
 from rolloutdoctor.results.errors import InputError, UsageError
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.trainers.options import Layer
 
 SCALED = TRL | {"config": TRL["config"] | {"scale_rewards": "group"}}

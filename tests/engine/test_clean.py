@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine.test_causes import SETUPS, a_batch, by_name, planted
+from search.test_causes import SETUPS, a_batch, by_name, planted
 
 from rolloutdoctor.audit.tally import STAGES
 from rolloutdoctor.engine.configure import configure

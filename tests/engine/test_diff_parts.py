@@ -9,8 +9,8 @@ from rolloutdoctor.commands.diff_parts import DiffOptions, DiffWork
 from rolloutdoctor.engine.parts import plan_parts
 from rolloutdoctor.engine.processes import Processes
 from rolloutdoctor.engine.stored import members_of, state_of
-from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import open_run
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.views.diff_table import RENDERERS
 from rolloutdoctor.views.style import Style
 

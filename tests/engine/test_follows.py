@@ -6,8 +6,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from engine.test_causes import SETUPS, a_batch, configured, planted
 from engine.test_clean import noise
+from search.test_causes import SETUPS, a_batch, configured, planted
 
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.verdict import exit_code

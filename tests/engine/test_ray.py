@@ -31,9 +31,9 @@ from rolloutdoctor.engine.parts import Serial, tree_sum
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.ray_cluster import RayCluster
 from rolloutdoctor.engine.stored import members_of
-from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import DataError, InputError
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.views.diff_table import RENDERERS as DIFF_RENDERERS
 from rolloutdoctor.views.style import Style
 from rolloutdoctor.views.table import RENDERERS

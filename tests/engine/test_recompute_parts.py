@@ -14,9 +14,9 @@ from rolloutdoctor.commands.recompute_steps import PartFile
 from rolloutdoctor.engine.part_states import state_bytes, state_from
 from rolloutdoctor.engine.parts import Serial, plan_parts
 from rolloutdoctor.engine.processes import Processes
-from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import DataError, InputError, UsageError
+from rolloutdoctor.search.hypotheses.fixes import choose
 
 OPTIONS = RecomputeOptions(device="cpu", fixes=(choose("zero-std"),))
 

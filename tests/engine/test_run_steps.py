@@ -17,13 +17,13 @@ from rolloutdoctor.engine.run_steps import StepConsumer, StepDispatcher, run_fil
 from rolloutdoctor.evaluation import device
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, evaluate_all
 from rolloutdoctor.evaluation.together import StepsTogether
-from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.results.figures import KINDS
 from rolloutdoctor.rules.table import RULES
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.testing import toy_batch
 from rolloutdoctor.trainers.options import Layer
 

@@ -9,20 +9,19 @@ import torch
 from rolloutdoctor.commands.check import check
 from rolloutdoctor.commands.diff import diff
 from rolloutdoctor.commands.diff_parts import DiffOptions
-from rolloutdoctor.commands.identify import identify
 from rolloutdoctor.commands.plot import check_and_draw
-from rolloutdoctor.engine import identify_steps, run_steps
+from rolloutdoctor.engine import run_steps
 from rolloutdoctor.engine.accumulate import RuleAccumulator
-from rolloutdoctor.engine.options import CheckOptions, ReadOptions
+from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.run_steps import StepConsumer, StepDispatcher
 from rolloutdoctor.evaluation import together
 from rolloutdoctor.evaluation.device import Evaluator
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, evaluate
 from rolloutdoctor.evaluation.token_sums import PerToken
-from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import StepRange, open_run
 from rolloutdoctor.results.errors import CannotComputeError
 from rolloutdoctor.results.figures import KINDS
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.table import find
@@ -41,7 +40,6 @@ def outcomes(name):
     return (
         check(sample(name), CheckOptions(device="cpu", steps=steps)),
         diff(sample(name), DiffOptions(device="cpu", steps=steps, fixes=FIXES)),
-        identify(sample(name), ReadOptions(device="cpu", steps=steps)),
         check_and_draw(sample(name), KINDS, CheckOptions(device="cpu", steps=steps)),
     )
 
@@ -71,7 +69,6 @@ def test_nothing_shows_which_steps_shared_a_pass(name, monkeypatch):
     assert max(joined) > 4
     for tokens in (0, 150):
         monkeypatch.setattr(run_steps, "TOGETHER", tokens)
-        monkeypatch.setattr(identify_steps, "TOGETHER", tokens)
         assert repr(outcomes(name)) == repr(every)
 
 

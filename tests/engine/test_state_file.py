@@ -15,10 +15,10 @@ from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.state_file import load_state
 from rolloutdoctor.engine.stored import HEAD, archived, json_of, members_of, parquet_of, unarchived
-from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import StepRange, open_run
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError, UsageError
 from rolloutdoctor.rules.table import pick
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.trainers.options import Layer
 from rolloutdoctor.views.style import Style
 from rolloutdoctor.views.table import RENDERERS

@@ -9,10 +9,10 @@ import torch
 from rolloutdoctor.evaluation import blocks, rows
 from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_all
 from rolloutdoctor.evaluation.general import BY_ROW, token_terms
-from rolloutdoctor.hypotheses.fixes import FIXES, choose
 from rolloutdoctor.objective.objective import Objective, RowSet
 from rolloutdoctor.ops import rounding
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.search.hypotheses.fixes import FIXES, choose
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.table import find

@@ -18,8 +18,8 @@ from rolloutdoctor.evaluation.radii.advantages import advantage_radius
 from rolloutdoctor.evaluation.radii.loss import kl_radius, loss_radius, policy_radius
 from rolloutdoctor.evaluation.together import WITHIN_GROUPS, StepsTogether, is_within_groups, is_within_rows
 from rolloutdoctor.formulas.losses.aggregation import Layout
-from rolloutdoctor.hypotheses.fixes import FIXES, choose
 from rolloutdoctor.objective.objective import AdvantageRule
+from rolloutdoctor.search.hypotheses.fixes import FIXES, choose
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.table import find

@@ -12,11 +12,11 @@ from torch import Tensor
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import RowResult, evaluate, evaluate_rows, stored_kl
 from rolloutdoctor.formulas import kl
-from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.objective.objective import Objective, RowSet
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.results.errors import CannotComputeError
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.trainers.slime import trainer as slime
 
 EPS = 2**-24

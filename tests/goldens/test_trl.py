@@ -15,8 +15,8 @@ from proof.claims import compared
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_rows
-from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.trainers.trl import grpo as trl
 
 pytestmark = [compared("golden", SINGLE)]

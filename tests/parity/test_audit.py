@@ -10,14 +10,14 @@ import os
 from dataclasses import replace
 
 import pytest
-from identification.made import as_run
 from parity.real_draws import drawn, with_policy_loss, with_rarer_options, with_rollout_correction
 from parity.real_faults import CASES, SETUPS, checked, outcome, planted
 from parity.real_rows import FLAT_REWARDS
 from parity.real_runs import real_run
 from parity.test_verl_policy import VARIANTS
+from search.made import as_run
 
-from rolloutdoctor.engine.identify import identify_run
+from rolloutdoctor.commands.identify import identify
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.results.findings import Severity
 
@@ -156,7 +156,7 @@ def holds(stage, trainer, options):
 def test_identify_agrees_with_the_options(trainer):
     for number in range(IDENTIFIED):
         setup = drawn(trainer, number)
-        result = identify_run(as_run(trainer, real_run(setup), config=dict(setup.options)), ReadOptions())
+        result = identify(as_run(trainer, real_run(setup), config=dict(setup.options)), ReadOptions())
         assert result.recorded == "agrees", (number, setup, result.stages)
         for stage in result.stages:
             if stage.outcome != "untestable":
@@ -166,9 +166,7 @@ def test_identify_agrees_with_the_options(trainer):
 
 def identified(setup):
     """The stages of a run of TRL whose options nobody states."""
-    return {
-        stage.stage: stage for stage in identify_run(as_run("trl", real_run(setup), config={}), ReadOptions()).stages
-    }
+    return {stage.stage: stage for stage in identify(as_run("trl", real_run(setup), config={}), ReadOptions()).stages}
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ from proof.claims import ONLY_DOUBLE, agree, compared, covers, values_of
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import evaluate
-from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers import table
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve

@@ -11,8 +11,8 @@ from proof.claims import compared
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.evaluation.rows import std_flagged
-from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.ops.groups import Groups
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers import table
 

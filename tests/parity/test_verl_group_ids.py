@@ -13,9 +13,9 @@ from proof.claims import agree, compared, values_of
 
 from rolloutdoctor.evaluation.evaluate import evaluate_rows
 from rolloutdoctor.formulas.advantages.group_ids import by_number
-from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.results.errors import CannotComputeError
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.testing import random_batch
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), compared("package")]

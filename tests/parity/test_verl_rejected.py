@@ -15,8 +15,8 @@ from proof.claims import Bound, agree, compared, fail_alike, values_of
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_rows
-from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.ops.groups import Groups
+from rolloutdoctor.search.hypotheses.fixes import choose
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 

@@ -11,7 +11,7 @@ from parity.test_verl_policy import AGGREGATIONS, COEF, VARIANTS, actor_config, 
 from proof.claims import agree, compared, values_of
 
 from rolloutdoctor.evaluation.evaluate import evaluate_all
-from rolloutdoctor.hypotheses.fixes import choose
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.testing import random_batch
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), compared("package")]

@@ -13,9 +13,9 @@ from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_all, evaluate_r
 from rolloutdoctor.formulas import kl
 from rolloutdoctor.formulas.advantages.scores import Scores
 from rolloutdoctor.formulas.advantages.table import ESTIMATORS
-from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.objective.objective import AdvantageRule, Objective
 from rolloutdoctor.ops.groups import Groups
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.testing import random_batch, toy_batch
 from rolloutdoctor.trainers import table
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve

@@ -20,11 +20,11 @@ from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.evaluation.evaluate import evaluate, reward_kl_tokens, stored_kl
 from rolloutdoctor.evaluation.radii.loss import loss_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius
-from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.ops.rounding import SINGLE as SINGLE_UNIT
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.table import find
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.trainers.slime.trainer import rollout_mean
 
 FOLDER = Path(__file__).parents[2] / "sample_data"

@@ -16,8 +16,6 @@ from rolloutdoctor.commands.merge import check_same, merged, saved_state, told_o
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch, StepKey
 from rolloutdoctor.data.step_spans import StepSpans
 from rolloutdoctor.engine.accumulate import RuleAccumulator, RunState
-from rolloutdoctor.engine.cause_search import Diagnosis
-from rolloutdoctor.engine.causes import columns_for_causes, find_causes
 from rolloutdoctor.engine.devices import find_device, find_dtype
 from rolloutdoctor.engine.identified_options import ORIGIN
 from rolloutdoctor.engine.judge import judge
@@ -30,6 +28,8 @@ from rolloutdoctor.io.parquet.steps import StepRange
 from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError
 from rolloutdoctor.results.findings import Report
+from rolloutdoctor.search.cause_counts import Diagnosis
+from rolloutdoctor.search.causes import columns_for_causes, find_causes
 from rolloutdoctor.trainers.options import Layer
 
 CHUNK_SECONDS = 2.0

@@ -10,11 +10,11 @@ from proof.claims import ONLY_DOUBLE, agree, compared, values_of
 
 from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_rows
 from rolloutdoctor.formulas.advantages.table import ESTIMATORS, RESPONSE_ESTIMATORS, TOKEN_ESTIMATORS
-from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.objective.estimators import SPECS, Axis
 from rolloutdoctor.objective.objective import RowSet
 from rolloutdoctor.objective.required_columns import advantage_columns, has_time_axis
 from rolloutdoctor.results.errors import CannotComputeError
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.testing import random_batch, toy_batch
 from rolloutdoctor.trainers import table
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve

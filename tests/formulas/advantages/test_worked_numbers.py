@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_rows, stored_kl
-from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.results.errors import CannotComputeError
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.testing import toy_batch
 from rolloutdoctor.trainers import table
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve

@@ -15,9 +15,9 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.formulas.losses.surrogates import SURROGATES
 from rolloutdoctor.formulas.losses.terms import TokenInputs
-from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.objective.objective import Objective, Surrogate
 from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.testing import diagnose_one, random_batch, toy_batch
 from rolloutdoctor.trainers import table
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve

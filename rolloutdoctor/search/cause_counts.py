@@ -1,0 +1,214 @@
+"""Count over the steps of a run how many logged values each cause explains, and how much it changes."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import sqrt
+
+from rolloutdoctor.audit.factors import added_term, factor_of
+from rolloutdoctor.audit.tally import STAGES, AuditTally, QuantityTally, add_tallies
+from rolloutdoctor.audit.windows import OpenWindows
+from rolloutdoctor.evaluation.evaluate import Evaluation
+from rolloutdoctor.results.audit import Cause
+from rolloutdoctor.results.exact import ratio
+from rolloutdoctor.search.cause_search import Established, Search
+from rolloutdoctor.search.hypotheses.advantage_fits import AS_LOGGED
+from rolloutdoctor.search.hypotheses.table import FIX_CODE
+from rolloutdoctor.search.step import Step
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the disagreements of an audit come from.
+
+    Attributes:
+        causes: what was established, in the order of the stages.
+        fixes: quantity to the names of the known fixes with which its values agree.
+        unexplained: quantity to its tally, where no hypothesis gives the logged values.
+        partly: quantities of which a cause explains some values and not all, or that come after such ones.
+        given: quantities that agree only where the logged advantages, which nothing explains, are taken as they are.
+    """
+
+    causes: tuple[Cause, ...] = ()
+    fixes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unexplained: AuditTally = field(default_factory=dict)
+    partly: frozenset[str] = frozenset()
+    given: frozenset[str] = frozenset()
+
+
+def undiagnosed(audit: AuditTally) -> Diagnosis:
+    """Return the diagnosis where the rows are not at hand: every disagreement is unexplained."""
+    return Diagnosis(unexplained={name: tally for name, tally in audit.items() if tally.disagree})
+
+
+class CauseCount:
+    """What a cause explains and changes, over the steps of a run."""
+
+    def __init__(self) -> None:
+        self.base: AuditTally = {}
+        self.found: AuditTally = {}
+        self.steps: list[int] = []
+        self.rows = self.moved = self.flips = 0
+        self.shift = self.shift_max = 0.0
+        self.gradient = [0.0] * 5
+
+    def add(
+        self, step: int, base: AuditTally, found: AuditTally, before: Evaluation | None, after: Evaluation | None
+    ) -> None:
+        """Add one step, audited and evaluated before and after the edit."""
+        self.base, self.found = add_tallies(self.base, base), add_tallies(self.found, found)
+        if any(tally.disagree and name in found and not found[name].disagree for name, tally in base.items()):
+            self.steps.append(step)
+        if before is None or after is None:
+            return
+        self._advantages(before, after)
+        if before.per_token is None or after.per_token is None:
+            return
+        recorded_T, made_T = before.per_token.grad_T.double(), after.per_token.grad_T.double()
+        difference_T = made_T - recorded_T
+        sums = (recorded_T.abs(), difference_T.abs(), recorded_T.square(), made_T.square(), recorded_T * made_T)
+        self.gradient = [sum_ + float(x_T.nan_to_num(0.0).sum()) for sum_, x_T in zip(self.gradient, sums, strict=True)]
+
+    def _advantages(self, before: Evaluation, after: Evaluation) -> None:
+        old_N, new_N = (None if one.rows is None else one.rows.advantage_N for one in (before, after))
+        if old_N is None or new_N is None:
+            return
+        shift_N = (new_N - old_N).abs().nan_to_num(0.0)
+        self.rows += len(shift_N)
+        self.moved += int((shift_N > 1e-6 * old_N.abs().nan_to_num(0.0).clamp(min=1e-6)).sum())
+        self.flips += int((old_N * new_N < 0).sum())
+        self.shift += float(shift_N.sum())
+        self.shift_max = max(self.shift_max, float(shift_N.max()) if len(shift_N) else 0.0)
+
+    def measures(self) -> dict[str, tuple[float | None, str]]:
+        """How much the cause changes: advantages, and the gradient in log-prob space."""
+        recorded_l1, difference_l1, recorded_sq, made_sq, dot = self.gradient
+        found: dict[str, tuple[float | None, str]] = {}
+        if self.moved:
+            found |= {
+                "rows_changed": (self.moved, "rows"),
+                "rows_changed_share": (ratio(self.moved, self.rows), "share"),
+                "sign_flips": (self.flips, "rows"),
+                "advantage_shift_mean": (ratio(self.shift, self.rows), "advantage"),
+                "advantage_shift_max": (self.shift_max, "advantage"),
+            }
+        if difference_l1:
+            found |= {
+                "relative_change_l1": (ratio(difference_l1, recorded_l1), "share"),
+                "kappa": (ratio(dot, recorded_sq), "1"),
+                "cosine": (ratio(dot, sqrt(made_sq) * sqrt(recorded_sq)), "1"),
+            }
+        return found
+
+    def cause(self, one: Established) -> Cause:
+        """Return what was counted as a cause; its quantity is the one of most values."""
+        explains = (
+            name
+            for name, tally in self.base.items()
+            if tally.disagree and name in self.found and self.found[name].disagree < tally.disagree
+        )
+        quantity = max(sorted(one.quantities), key=lambda name: self.base[name].compared if name in self.base else 0)
+        base, found = self.base[quantity], self.found[quantity]
+        return Cause(
+            hypothesis=one.hypothesis.name,
+            code=one.hypothesis.code,
+            words=one.hypothesis.words,
+            remedy=one.hypothesis.remedy,
+            quantity=quantity,
+            compared=found.compared,
+            as_recorded=base.agree,
+            as_found=found.agree,
+            worst=found.worst,
+            explains=tuple(sorted(explains)),
+            also=one.also,
+            measures=self.measures(),
+            steps=(min(self.steps), max(self.steps), len(set(self.steps))) if self.steps else None,
+            references=one.hypothesis.references,
+        )
+
+
+def confirm(search: Search, steps: Iterable[Step], audit: AuditTally) -> Diagnosis:
+    """Count over all steps how many values each cause explains, and how much it changes."""
+    if not search.found:
+        return _with_factors(undiagnosed(audit))
+    counts = [CauseCount() for _ in search.found]
+    means: list[OpenWindows] = [{} for _ in range(len(counts) + 1)]
+    last: AuditTally = {}
+    for step in steps:
+        last = add_tallies(last, _count(search, step, counts, means))
+    causes, fixes = [], dict[str, tuple[str, ...]]()
+    for one, count in zip(search.found, counts, strict=True):
+        if one.hypothesis.code == FIX_CODE:
+            fixes |= {name: (*fixes.get(name, ()), one.hypothesis.name) for name in one.quantities}
+        elif one.hypothesis is not AS_LOGGED:
+            causes.append(count.cause(one))
+    as_logged = AS_LOGGED in search.edits
+    if as_logged:
+        last = {name: tally for name, tally in last.items() if not name.startswith(STAGES[0])}
+    off = {name: last.get(name, tally) for name, tally in audit.items() if tally.disagree}
+    left = {name: tally for name, tally in off.items() if name not in last or tally.disagree}
+    partly = frozenset(name for name in left if _follows(search, name, audit[name].stage))
+    unexplained = {name: tally for name, tally in left.items() if name not in partly}
+    given = frozenset(off.keys() - left.keys()) if as_logged else frozenset[str]()
+    return _with_factors(Diagnosis(tuple(causes), fixes, unexplained, partly, given))
+
+
+def _follows(search: Search, name: str, stage: str) -> bool:
+    """True if a quantity is explained in part, or comes after one that is: the cause says how much is left."""
+    partly = [one for one in search.found if one.partly]
+    return any(name in one.quantities or STAGES.index(stage) > STAGES.index(one.stage) for one in partly)
+
+
+def _count(search: Search, step: Step, counts: list[CauseCount], means: list[OpenWindows]) -> AuditTally:
+    """Add a step to the counts of every cause; return its audit under all of them."""
+    base: AuditTally = {}
+    before: Evaluation | None = None
+    for place in range(len(counts) + 1):
+        edits = search.edits[:place]
+        after = step.evaluated(search.edited(edits), per_token=True)
+        found: AuditTally = {}
+        if after is not None:
+            made = search.trainer.metrics(after)
+            found, means[place] = search.audited(step, edits, after, made, means[place])
+        if place:
+            # Some faults are in some steps only.
+            found = {name: _better(base.get(name), tally) for name, tally in found.items()}
+            counts[place - 1].add(step.batch.step, base, found, before, after)
+        base, before = found, after
+    return base
+
+
+def _with_factors(diagnosis: Diagnosis) -> Diagnosis:
+    """Take the metrics that are off by one factor, or by one added term, for what they are."""
+    found, unexplained = list(diagnosis.causes), dict(diagnosis.unexplained)
+    for name, tally in diagnosis.unexplained.items():
+        words = "" if tally.stage == STAGES[0] else factor_of(tally)
+        more = added_term(tally) if tally.stage == "loss" and not words else ""
+        if not words and not more:
+            continue
+        some = tally.steps_off < tally.steps and tally.first is not None
+        where = f" in {tally.steps_off:,} of {tally.steps:,} steps" if some else ""
+        del unexplained[name]
+        found.append(
+            Cause(
+                hypothesis="added-term" if more else "metric-scaled",
+                code="RDG005" if more else "RDM007",
+                words=f"the logged {name} is {words or more}{where}",
+                remedy="look for a term that no option names, such as the load-balancing loss of a router"
+                if more
+                else "divide once: look for the number of micro-batches, ranks or accumulation steps of that size",
+                quantity=name,
+                compared=tally.compared,
+                as_recorded=tally.agree,
+                as_found=tally.compared,
+                worst=1.0,
+                explains=(name,),
+                steps=(tally.first[0], tally.last_off, tally.steps_off) if some and tally.first else None,
+            )
+        )
+    return replace(diagnosis, causes=tuple(found), unexplained=unexplained)
+
+
+def _better(base: QuantityTally | None, found: QuantityTally) -> QuantityTally:
+    if base is None or base.compared != found.compared:
+        return found
+    return base if not base.disagree or base.disagree < found.disagree else found

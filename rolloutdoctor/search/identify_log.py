@@ -1,0 +1,94 @@
+"""Identify the advantages of a run of which only logged numbers are at hand."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rolloutdoctor.io.metrics import LoggedMetrics
+from rolloutdoctor.results.identification import Agreement, Stage
+from rolloutdoctor.search.candidates import Candidate, Known
+from rolloutdoctor.search.extrema import LARGEST_GROUP, Extremes, Fit, by_group, fits
+from rolloutdoctor.search.outcome import class_of, excluded_by
+from rolloutdoctor.trainers.spec import Trainer
+
+_FEWEST = 2
+"""Different numbers other than 0 that take more than chance to hit."""
+
+
+def extremes_of(metrics: LoggedMetrics, trainer: Trainer) -> list[Extremes]:
+    """Return the logged extremes of the advantages of every training step."""
+    names = [
+        name
+        for name in sorted(metrics.names())
+        if trainer.kind_of(name) == "advantages" and name.endswith(("advantages/max", "advantages/min"))
+    ]
+    return [
+        Extremes(name, {key.step: metrics.at(key)[name] for key in metrics.steps() if name in metrics.at(key)})
+        for name in names
+    ]
+
+
+def identify_extremes(candidates: Sequence[Candidate], logged: Sequence[Extremes], known: Known) -> Stage | None:
+    """Identify the advantages from their extremes; None where these are too few.
+
+    Args:
+        candidates: ways to compute advantages.
+        logged: the extremes.
+        known: by which candidate a class is named.
+    """
+    values = [value for one in logged for value in one.values.values()]
+    different = {value for value in values if value}
+    if len(different) < _FEWEST:
+        return None
+    found = list(fits([one for one in candidates if by_group(one)], logged, range(2, LARGEST_GROUP + 1)))
+    whole = [fit for fit in found if not fit.tally.disagree]
+    quantities = tuple(one.name for one in logged)
+    if not whole:
+        nearest = max(found, key=lambda fit: fit.tally.agree, default=None)
+        near = () if nearest is None else (replace(class_of([nearest.configuration], nearest.tally), where=""),)
+        return Stage("advantage", "none", len(values), classes=near, quantities=quantities)
+    whole.sort(key=lambda fit: (known.rank(fit.configuration), fit.size))
+    classes, first = _classes(whole), whole[0]
+    near_first = sorted((fit for fit in found if fit.tally.disagree and fit.size == first.size), key=_agreeing)
+    return Stage(
+        stage="advantage",
+        outcome="one" if len(classes) == 1 else "several",
+        compared=len(values),
+        distinct=len(different),
+        bits=23.0,
+        quantities=quantities,
+        classes=tuple(
+            class_of(
+                [fit.configuration for fit in each],
+                each[0].tally,
+                f"; rewards of 0 and 1 in groups of {each[0].size}: {each[0].example}",
+            )
+            for each in classes[:6]
+        ),
+        excluded=excluded_by(first.configuration, ((fit.configuration, fit.tally) for fit in near_first)),
+        separate="the rows, or more steps with other numbers of right responses" if len(whole) > 1 else "",
+        recorded=_agreement(found),
+    )
+
+
+def _agreeing(fit: Fit) -> int:
+    """By how many values a fit comes first."""
+    return -fit.tally.agree
+
+
+def _classes(whole: Sequence[Fit]) -> list[list[Fit]]:
+    """Candidates that fit with the same sizes are one class: by 0/1 rewards nothing tells them apart."""
+    sizes: dict[Candidate, list[Fit]] = {}
+    for fit in whole:
+        sizes.setdefault(fit.configuration, []).append(fit)
+    found: dict[tuple[tuple[int, float], ...], list[Fit]] = {}
+    for fits_of in sizes.values():
+        key = tuple((fit.size, round(fit.tally.worst, 3)) for fit in fits_of)
+        found.setdefault(key, []).append(fits_of[0])
+    return list(found.values())
+
+
+def _agreement(found: Sequence[Fit]) -> Agreement:
+    recorded = [fit.tally for fit in found if fit.configuration.is_recorded]
+    if not recorded:
+        return "absent"
+    return "agrees" if any(not tally.disagree for tally in recorded) else "contradicts"
