@@ -10,6 +10,7 @@ import typer.main
 import typer.testing
 from forked import Server
 from hypothesis import settings
+from proof.claims import claims_of
 
 # Small tensors gain nothing from threads, and on busy cores the barriers between them cost minutes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -82,13 +83,22 @@ def started():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Keep the first test of each slow family among the fast ones."""
-    families = set()
+    """Decide what is slow: `slow` families, and those that call real packages, but for a few of each.
+
+    The first test of a parametrized family stays among the fast ones, and so does the first that compares a value of an
+    option (`covers`) with the real package: stored results of the same functions are in `goldens`.
+    """
+    kept = set()
     for item in items:
-        family = item.nodeid.partition("[")[0]
-        if hasattr(item, "callspec") and item.get_closest_marker("slow") and family not in families:
-            families.add(family)
+        is_slow = item.get_closest_marker("slow") is not None
+        if not hasattr(item, "callspec") or not (is_slow or item.get_closest_marker("parity")):
+            continue
+        shown = {item.nodeid.partition("[")[0], *map(repr, claims_of(item))}
+        if shown <= kept:
+            item.add_marker("slow")
+        else:
             item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
+        kept |= shown
 
 
 def pytest_collection_finish():

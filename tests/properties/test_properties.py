@@ -138,6 +138,15 @@ def test_rloo_is_the_centred_score_times_g_over_g_minus_one(seed):
     torch.testing.assert_close(advantages(batch, "rloo"), wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["grpo", "rloo", "opo"])
+@given(seed=seeds)
+def test_an_advantage_is_the_score_less_its_baseline(name, seed):
+    batch = batch_of(seed)
+    rows = evaluate_rows(batch, objective("verl", adv_estimator=name, norm_adv_by_std_in_grpo=False), torch.float64)
+    wanted_N = batch.column("reward") - rows.baseline_N
+    torch.testing.assert_close(rows.advantage_N, wanted_N, rtol=1e-11, atol=1e-11, equal_nan=True)
+
+
 @given(u=st.floats(-600, 600))
 def test_k3_is_never_negative(u):
     value, slope = kl.term("k3", torch.tensor([u], dtype=torch.float64))
