@@ -10,6 +10,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rules import (
+    drift,
+    sampling,
+    test_engine_frozen,
+    test_position_shift,
+    test_reference_moved,
+    test_stale_prefix_cache,
+)
 from rules.checking import columns_of, folded, outcomes, report_on, values
 
 from rolloutdoctor.engine.judge import judge, measured_by
@@ -170,6 +178,27 @@ def test_order_of_steps_does_not_matter(setup):
         batches = run()
         random.Random(seed).shuffle(batches)
         assert repr(report_on(batches, logged=logged_by(setup), **SETUPS[setup])) == expected
+
+
+FAULTS = {
+    "RDO001": lambda: [one.batch() for one in sampling.run(4, spoilt=0.05)],
+    "RDO002": lambda: drift.run_of(drift.Policy(rate=0.1), 14, versions=lambda step, row: 0),
+    "RDO003": lambda: [one.batch(without=()) for one in sampling.run(4, temperature=0.8)],
+    "RDO009": lambda: test_stale_prefix_cache.run(test_stale_prefix_cache.stale),
+    "RDO010": lambda: test_engine_frozen.run(test_engine_frozen.model(), versions=lambda step, row: 0),
+    "RDO011": lambda: test_position_shift.run(shift=3.0),
+    "RDG011": lambda: test_reference_moved.run(test_reference_moved.FALL),
+}
+"""Runs in which a rule that compares steps finds something."""
+
+
+@pytest.mark.parametrize("code", FAULTS)
+def test_order_of_steps_of_a_fault_does_not_matter(code):
+    batches = FAULTS[code]()
+    expected = report_on(batches, trainer=None, select=[code])
+    assert expected.findings
+    random.Random(3).shuffle(batches)
+    assert repr(report_on(batches, trainer=None, select=[code])) == repr(expected)
 
 
 def without(batch, column):

@@ -1,4 +1,3 @@
-import random
 from dataclasses import replace
 
 import numpy as np
@@ -120,13 +119,6 @@ def test_a_long_step_is_sampled_by_rows():
     assert measures["tokens"] == one.tokens
     assert 2**12 < measures["sampled_tokens"] < 2**14
     assert measures["mean_abs_delta"] == pytest.approx(float(all_measures.abs().mean()), rel=0.1)
-
-
-def test_order_of_steps():
-    steps = [one.batch() for one in run(4, spoilt=0.05)]
-    expected = repr(found(steps))
-    random.Random(0).shuffle(steps)
-    assert repr(found(steps)) == expected
 
 
 def test_nothing_trained_is_no_verdict():

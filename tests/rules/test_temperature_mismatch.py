@@ -1,5 +1,4 @@
 import math
-import random
 from dataclasses import replace
 
 import polars as pl
@@ -112,13 +111,6 @@ def test_missing_columns():
     batch = toy_batch([[1, 0]])
     (skipped,) = report_on(batch, trainer=None, select=[CODE]).skipped
     assert "rollout_log_probs" in skipped.reason
-
-
-def test_order_of_steps():
-    steps = run(4, temperature=0.8)
-    expected = repr(report(steps))
-    random.Random(0).shuffle(steps)
-    assert repr(report(steps)) == expected
 
 
 def test_order_of_rows():
