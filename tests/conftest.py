@@ -90,8 +90,10 @@ def pytest_collection_modifyitems(items):
     """
     kept = set()
     for item in items:
-        is_slow = item.get_closest_marker("slow") is not None
-        if not hasattr(item, "callspec") or not (is_slow or item.get_closest_marker("parity")):
+        slow = item.get_closest_marker("slow")
+        if not hasattr(item, "callspec") or not (slow or item.get_closest_marker("parity")):
+            continue
+        if slow and slow.kwargs.get("every"):
             continue
         shown = {item.nodeid.partition("[")[0], *map(repr, claims_of(item))}
         if shown <= kept:

@@ -37,7 +37,7 @@ from rolloutdoctor.views.diff_table import RENDERERS as DIFF_RENDERERS
 from rolloutdoctor.views.style import Style
 from rolloutdoctor.views.table import RENDERERS
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow(every=True)]
 ray = pytest.importorskip("ray")
 STYLE = Style(width=100, color=False, unicode=True, verbose=False)
 OPTIONS = CheckOptions(device="cpu")

@@ -46,7 +46,7 @@ def outcomes(name):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", SOME)
 def test_nothing_shows_which_steps_shared_a_pass(name, monkeypatch):
     shared, joined = {False: [0], True: [0]}, [0]

@@ -97,6 +97,7 @@ def other_process(path):
     )
 
 
+@pytest.mark.slow
 def test_across_processes(tmp_path):
     path = tmp_path / "run.parquet"
     mine = recorder_at(path)

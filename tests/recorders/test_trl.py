@@ -37,6 +37,7 @@ def test_logged_values_follow_from_the_rows(tmp_path, loss_type):
     assert logged[3, "train"]["train_runtime"] > 0
 
 
+@pytest.mark.slow
 def test_several_iterations(tmp_path):
     trainer, rows, logged = run(tmp_path, num_iterations=2, steps=4)
     check_reproduces(trainer, rows, logged)
@@ -58,6 +59,7 @@ def test_several_optimiser_steps_from_one_generated_batch(tmp_path):
     assert {row["micro_batch_id"] for row in steps[3, "train"]} == {0, 1, 2, 3}
 
 
+@pytest.mark.slow
 def test_several_generated_batches_in_one_optimiser_step(tmp_path):
     options = {"gradient_accumulation_steps": 4, "steps_per_generation": 1, "num_iterations": 2, "steps": 2}
     trainer, rows, logged = run(tmp_path, loss_type="grpo", **options)
@@ -75,6 +77,7 @@ def test_a_batch_that_training_did_not_finish_is_left_out(tmp_path):
     assert {row["step"] for row in read(tmp_path)[0]} == {1}
 
 
+@pytest.mark.slow
 def test_truncated_rows_keep_their_tokens(tmp_path):
     trainer, rows, logged = run(tmp_path, mask_truncated_completions=True, max_completion_length=5, evaluate=True)
     check_reproduces(trainer, rows, logged)
@@ -131,6 +134,7 @@ def test_sampler_log_probs_and_tool_tokens(tmp_path, mode):
     assert np.isnan(rows[3]["rollout_log_probs"][0])
 
 
+@pytest.mark.slow
 def test_weighted_rewards_that_are_missing_at_times(tmp_path):
     options = {"reward_weights": [0.5, 2.0], "num_generations_eval": 1, "evaluate": True, "steps": 4}
     trainer, rows, logged = run(tmp_path, rewards=(sometimes, rarely), **options)

@@ -131,6 +131,7 @@ def test_grpo(tmp_path, name):
         assert logged[step, "train"]["num_tokens"] == total or not fresh
 
 
+@pytest.mark.slow
 def test_what_the_trainer_printed_agrees_with_the_rows(tmp_path, capsys):
     """A run file without its metrics, and the console of the training, which has four significant digits."""
     _, _, logged = run(tmp_path, rewards=(shade,), loss_type="grpo")
