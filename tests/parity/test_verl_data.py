@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from parity.padded import pack, pad, precision
-from parity.test_verl import objective
-from parity.test_verl_advantages import Config, full_batch, token_rewards, uids
+from parity.test_verl_advantages import Config, full_batch, objective, token_rewards, uids
 
 from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.formulas.losses.aggregation import Layout, row_weights

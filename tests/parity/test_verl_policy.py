@@ -25,8 +25,7 @@ pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), compared
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
-KL_NAMES = {"wide": [name + plus for name in ("k1", "abs", "k2", "k3") for plus in ("", "+")], "cut": ["k3", "k1+"]}
-"""The other names are the same estimators."""
+KL_NAMES = {"wide": [name + plus for name in sorted(verl.KL_TYPES) for plus in ("", "+")], "cut": ["k3", "k1+"]}
 METRICS = ("actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower")
 COEF, FACTOR = 0.07, 37
 CLIP = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.3}
