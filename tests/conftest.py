@@ -10,7 +10,6 @@ import typer.main
 import typer.testing
 from forked import Server
 from hypothesis import settings
-from proof.claims import claims_of
 
 # Small tensors gain nothing from threads, and on busy cores the barriers between them cost minutes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -85,9 +84,11 @@ def started():
 def pytest_collection_modifyitems(items):
     """Decide what is slow: `slow` families, and those that call real packages, but for a few of each.
 
-    The first test of a parametrized family stays among the fast ones, and so does the first that compares a value of an
-    option (`covers`) with the real package: stored results of the same functions are in `goldens`.
+    The first test of a parametrized family stays among the fast ones, unless `every` one is slow, and so does the first
+    that compares a value of an option (`covers`): stored results of the real functions are in `goldens`.
     """
+    from proof.claims import claims_of
+
     kept = set()
     for item in items:
         slow = item.get_closest_marker("slow")

@@ -13,14 +13,6 @@ from rolloutdoctor.results.findings import Severity
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def checked(folder, engine, **options):
     return rd.check(rd.open(record(folder / "run.parquet", engine, **options)))
 

@@ -90,6 +90,7 @@ def test_a_factor_of_ten_needs_no_correlation():
     assert found_in(run(jump=20.0, noise=1e-6)) is None
 
 
+@pytest.mark.slow
 def test_clean_excludes_what_is_there_in_99_of_100_runs():
     # The mean size of the normal noise, 0.01 nats, is 0.798 of that; a twentieth of it for each 100 tokens.
     true, covered = 0.05 * 0.01 * 0.798, 0

@@ -152,6 +152,7 @@ def rounding(batch: RolloutBatch, mine: Objective, found: Evaluation) -> Tensor:
     return 1e-14 * weight_T * mine.kl_loss.coef * (policy_T - old_T + ref_T - policy_T).exp()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("term", [pytest.param(name, marks=kl_of(name)) for name in KL_RULES])
 @pytest.mark.parametrize("surrogate", [pytest.param(name, marks=clipped_of(name)) for name in SURROGATE_RULES])
 @covers("verl", "loss_agg_mode", *VERL_MODES)
