@@ -188,6 +188,7 @@ def test_measures_by_lag():
 # Look-alikes.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "made",
     [

@@ -75,6 +75,7 @@ def test_a_slow_drift():
     assert values(found_in(run(stale, steps=40, policy=Policy(rate=0.03, length=32))))["gap_ratio"] > 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "made",
     [
