@@ -57,7 +57,7 @@ def test_means_over_windows_agree(averaged):
     assert {"RDG005", "RDM004", "RDG006"} <= {code for code, _ in found.clean}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     ("metric", "factor", "code"),
     [

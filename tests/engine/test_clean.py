@@ -155,7 +155,7 @@ CLEAN = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", CLEAN)
 def test_every_format_calls_the_same_rules_clean(name):
     report = check("trl", *a_run("trl", "advantages"))

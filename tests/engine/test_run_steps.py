@@ -172,7 +172,7 @@ def test_devices_and_types():
             call(name)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", ["verl_rejected", "healthy"])
 def test_no_step_outlives_its_rules(name, monkeypatch):
     """What a step holds goes with it: a cycle of references would keep it until garbage is collected."""

@@ -59,7 +59,7 @@ def test_weights_that_are_one_step_late(tmp_path, dtype):
     assert found.measures["onset_step"].value == 5
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("last", [0, 6])
 def test_an_engine_that_gets_no_weights(tmp_path, last):
     report = checked(tmp_path, Engine(behind=lambda step: max(0, step - last)), steps=16)
@@ -68,7 +68,7 @@ def test_an_engine_that_gets_no_weights(tmp_path, last):
     assert found.measures["frozen_from"].value == last
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_cache_that_was_not_cleared(tmp_path, dtype):
     report = checked(tmp_path, Engine(keeps_cache=True, dtype=dtype), steps=20)

@@ -21,7 +21,7 @@ from rolloutdoctor.rules.table import find
 from rolloutdoctor.trainers.slime.trainer import rollout_mean
 
 FOLDER = Path(__file__).parents[2] / "sample_data"
-NAMES = ("run", "verl_rejected", "slime_ppo", "healthy")
+NAMES = ("verl_rejected", "run", "slime_ppo", "healthy")
 FOUND = {
     "run": {
         ("RDA011", "info", "confirmed"),
@@ -120,6 +120,7 @@ def test_healthy_has_nothing_to_warn_of():
     assert all(found.severity < Severity.WARNING for found in report_of("healthy").findings)
 
 
+@pytest.mark.slow
 def test_verl_sample_is_worth_looking_at():
     report = report_of("verl_rejected")
     value = {found.code: {k: m.value for k, m in found.measures.items()} for found in report.findings}
@@ -143,6 +144,7 @@ WIDEST = 0.025
 """No radius is larger than this share of its value, or of 0.002: it would not tell one formula from another."""
 
 
+@pytest.mark.slow
 @every_dtype
 @every_sample
 def test_recomputed_advantages_are_the_logged_ones(name, dtype):
