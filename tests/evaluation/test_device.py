@@ -43,6 +43,7 @@ def rounded_otherwise(batch, dtype):
     return replace(batch, per_token={name: column.to(batch.per_token[name].dtype) for name, column in columns.items()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_another_rounding_agrees(name):
     fixed, turn = with_every_fix(OBJECTIVES[name]), list(OBJECTIVES).index(name)
