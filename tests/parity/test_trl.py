@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from objectives import objective_of
 from parity.padded import pack, pad, precision
 from parity.trl_generation import evaluation_share, sampler_ratio
 from proof.claims import agree, compared, covers, values_of
@@ -15,8 +16,6 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.trainers import table
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.trl import grpo as trl
 from rolloutdoctor.trainers.trl import metrics as trl_metrics
 
@@ -42,9 +41,7 @@ def trainer_class():
     return pytest.importorskip("trl.trainer.grpo_trainer").GRPOTrainer
 
 
-def objective(**options: object) -> Objective:
-    spec = table.TRAINERS["trl"]
-    return spec.objective(resolve(spec.options, parse_version(spec.newest), [Layer("test", options)], trainer="trl"))
+objective = partial(objective_of, "trl")
 
 
 class Ranks:

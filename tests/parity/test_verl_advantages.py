@@ -3,12 +3,13 @@
 import ast
 import math
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from objectives import objective_of
 from parity.padded import pack, pad, precision, rounding
 from proof.claims import Bound, agree, compared, covers, fail_alike, values_of
 
@@ -16,10 +17,7 @@ from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_rows
 from rolloutdoctor.evaluation.scores import log_ratios
 from rolloutdoctor.formulas.corrections.controller import next_coefficient
 from rolloutdoctor.formulas.corrections.rejection import STATISTICS, kept_tokens
-from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.trainers import table
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.verl import correction as verl_correction
 from rolloutdoctor.trainers.verl import trainer as verl
 
@@ -65,10 +63,7 @@ def apply_kl_penalty(algos):
     return kl_in_reward()
 
 
-def objective(**options: object) -> Objective:
-    spec = table.TRAINERS["verl"]
-    named = {name.replace("__", "."): value for name, value in options.items()}
-    return spec.objective(resolve(spec.options, parse_version(spec.newest), [Layer("test", named)], trainer="verl"))
+objective = partial(objective_of, "verl")
 
 
 class Config(dict):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from objectives import objective_of as objective
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_all, evaluate_rows
@@ -17,17 +18,10 @@ from rolloutdoctor.hypotheses.fixes import choose
 from rolloutdoctor.objective.objective import AdvantageRule, Objective
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.testing import random_batch, toy_batch
-from rolloutdoctor.trainers import table
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 
 OUTCOME = sorted(set(ESTIMATORS) - {"raw"})
 SCALES = [*[(name, scale) for name in OUTCOME for scale in ("group", "none")], ("grpo", "batch")]
 seeds = st.integers(0, 10_000)
-
-
-def objective(trainer: str, **options: object) -> Objective:
-    spec = table.TRAINERS[trainer]
-    return spec.objective(resolve(spec.options, parse_version(spec.newest), [Layer("test", options)], trainer=trainer))
 
 
 def full(trainer: str) -> Objective:

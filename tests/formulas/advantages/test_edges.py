@@ -5,21 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from objectives import objective_of as objective
 
 from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_rows
 from rolloutdoctor.hypotheses.fixes import choose
-from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.results.errors import CannotComputeError
 from rolloutdoctor.testing import toy_batch
-from rolloutdoctor.trainers import table
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 
 NAN = math.nan
-
-
-def objective(trainer: str, **options: object) -> Objective:
-    spec = table.TRAINERS[trainer]
-    return spec.objective(resolve(spec.options, parse_version(spec.newest), [Layer("test", options)], trainer=trainer))
 
 
 def verl_advantages(name, batch, fix=None, **options):

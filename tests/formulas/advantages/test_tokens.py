@@ -1,11 +1,13 @@
 """Estimators with a time axis: what they have in common, and rejected rows."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import oracles
 import pytest
 import torch
+from objectives import objective_of
 from proof.claims import ONLY_DOUBLE, agree, compared, covers, values_of
 
 from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_rows
@@ -15,17 +17,12 @@ from rolloutdoctor.objective.estimators import SPECS, Axis
 from rolloutdoctor.objective.required_columns import advantage_columns, has_time_axis
 from rolloutdoctor.results.errors import CannotComputeError
 from rolloutdoctor.testing import random_batch, toy_batch
-from rolloutdoctor.trainers import table
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.verl import advantages as verl_advantages
 
 TOKEN_NAMES = ("gae", "reinforce_plus_plus", "remax", "optimal_token_baseline", "tir_optimal_token_baseline")
 
 
-def objective(**options):
-    spec = table.TRAINERS["verl"]
-    named = {name.replace("__", "."): value for name, value in options.items()}
-    return spec.objective(resolve(spec.options, parse_version(spec.newest), [Layer("test", named)], trainer="verl"))
+objective = partial(objective_of, "verl")
 
 
 def full_batch(seed, *, dense, sizes=(6, 5, 4, 3, 2, 1, 1), **options):
@@ -42,9 +39,7 @@ def full_batch(seed, *, dense, sizes=(6, 5, 4, 3, 2, 1, 1), **options):
     return replace(batch, per_token=columns, per_row=row_columns)
 
 
-def in_slime(**options):
-    spec = table.TRAINERS["slime"]
-    return spec.objective(resolve(spec.options, parse_version(spec.newest), [Layer("test", options)], trainer="slime"))
+in_slime = partial(objective_of, "slime")
 
 
 @pytest.mark.parametrize(("gamma", "lambd"), [(0.99, 0.95), (1.0, 0.0), (0.0, 1.0)])

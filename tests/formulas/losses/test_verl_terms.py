@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from objectives import objective_of
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import evaluate
@@ -17,7 +18,7 @@ from rolloutdoctor.objective.objective import Objective, Surrogate
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.testing import diagnose_one, random_batch, toy_batch
 from rolloutdoctor.trainers import table
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.options import Layer, resolve
 from rolloutdoctor.trainers.verl import policy as verl_policy
 from rolloutdoctor.trainers.verl import trainer as verl
 
@@ -39,10 +40,8 @@ MODES = [mode for mode in verl_policy.LOSS_MODES if mode != "vanilla"]
 
 
 def objective(**options: object) -> Objective:
-    spec = table.TRAINERS["verl"]
-    needed = {"loss_mode=dro": {"policy_loss.dro_beta": 0.5}, "loss_mode=clip_cov": {"policy_loss.clip_cov_ratio": 1}}
-    named = {"adv_estimator": "grpo", **needed.get(f"loss_mode={options.get('loss_mode')}", {}), **options}
-    return spec.objective(resolve(spec.options, parse_version(spec.newest), [Layer("test", named)], trainer="verl"))
+    needed = {"dro": {"policy_loss.dro_beta": 0.5}, "clip_cov": {"policy_loss.clip_cov_ratio": 1}}
+    return objective_of("verl", **{"adv_estimator": "grpo", **needed.get(options.get("loss_mode"), {}), **options})
 
 
 def one_micro_batch(batch: RolloutBatch) -> RolloutBatch:
