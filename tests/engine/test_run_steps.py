@@ -157,7 +157,7 @@ def test_rules_and_pictures_share_one_evaluation_of_a_step(evaluated):
     assert all(len(objectives) == len(set(map(repr, objectives))) for _, objectives, _ in evaluated)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", ["run", "healthy", "verl_rejected", "slime_ppo"])
 def test_a_report_says_what_a_check_says(name):
     path = SAMPLES / f"{name}.parquet"

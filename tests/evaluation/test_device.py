@@ -82,6 +82,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("value", ["advantage_N", "policy_N", "grad_l1_N", "grad_sq_N", "versus_dot_N"])
@@ -136,6 +137,7 @@ def test_a_step_that_only_one_of_them_can_compute(moves, monkeypatch):
     assert not evaluator.compared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_wrong", [False, True])
 @pytest.mark.parametrize(
     "words",

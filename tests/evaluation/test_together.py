@@ -112,6 +112,7 @@ def test_together_as_alone(run, seed, is_cut):
             np.testing.assert_array_equal(one.losses, np.array(found.joined[label].losses)[:, number : number + 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, one in OBJECTIVES.items() if is_within_rows(one)])
 def test_every_objective_that_stays_within_rows(name):
     steps, objectives = [replace(full_batch(seed), step=seed) for seed in range(3)], {"": OBJECTIVES[name]}
@@ -170,6 +171,7 @@ def test_steps_of_which_each_batch_is_a_loss_are_not_joined():
         assert StepsTogether(steps, [{}] * 2, torch.float32).can_be_joined(objectives) == can
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", sorted(SHARED))
 def test_radii_are_those_of_the_step(run):
     objectives = objectives_of(run)

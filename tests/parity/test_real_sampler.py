@@ -22,7 +22,7 @@ def warned(report):
     return {found.code for found in report.findings if found.severity > Severity.INFO and found.follows_from is None}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_healthy_engine(tmp_path, dtype):
     report = checked(tmp_path, Engine(dtype=dtype))
@@ -50,7 +50,7 @@ def test_another_temperature(tmp_path, temperature, dtype):
     assert found.measures["temperature"].value == pytest.approx(temperature, rel=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_that_are_one_step_late(tmp_path, dtype):
     report = checked(tmp_path, Engine(behind=lambda step: int(step >= 5), dtype=dtype), prompt=SHORT)

@@ -176,10 +176,9 @@ def test_a_rule_counts_what_it_counts_alone(setup):
 @each_setup
 def test_order_of_steps_does_not_matter(setup):
     expected = repr(report_on(run(), logged=logged_by(setup), **SETUPS[setup]))
-    for seed in range(3):
-        batches = run()
-        random.Random(seed).shuffle(batches)
-        assert repr(report_on(batches, logged=logged_by(setup), **SETUPS[setup])) == expected
+    batches = run()
+    random.Random(0).shuffle(batches)
+    assert repr(report_on(batches, logged=logged_by(setup), **SETUPS[setup])) == expected
 
 
 FAULTS = {
