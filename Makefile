@@ -15,7 +15,7 @@ demo: $(VENV)/.core
 	@for run in verl_rejected slime_ppo healthy; do \
 		echo "\n$$run"; $(BIN)/rolloutdoctor check sample_data/$$run.parquet --format concise --exit-zero; done
 
-# Some three minutes on two cores: laws, stored results of the real functions, rules, hostile input, commands.
+# Some minutes on two cores: laws, stored results of the real functions, rules, hostile input, commands.
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
