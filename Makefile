@@ -15,10 +15,12 @@ demo: $(VENV)/.core
 	@for run in verl_rejected slime_ppo healthy; do \
 		echo "\n$$run"; $(BIN)/rolloutdoctor check sample_data/$$run.parquet --format concise --exit-zero; done
 
+# Some minutes on two cores: laws, stored results of the real functions, rules, hostile input, commands.
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-# What takes seconds each: the rest of the families of which `test` runs the first.
+# What takes seconds each, the real packages above all, Ray and a browser: the rest of the families of which `test` runs
+# the first test, and the first that covers each value of an option.
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m slow
 

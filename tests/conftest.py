@@ -82,13 +82,26 @@ def started():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Keep the first test of each slow family among the fast ones."""
-    families = set()
+    """Decide what is slow: `slow` families, and those that call real packages, but for a few of each.
+
+    The first test of a parametrized family stays among the fast ones, unless `every` one is slow, and so does the first
+    that compares a value of an option (`covers`): stored results of the real functions are in `goldens`.
+    """
+    from proof.claims import claims_of
+
+    kept = set()
     for item in items:
-        family = item.nodeid.partition("[")[0]
-        if hasattr(item, "callspec") and item.get_closest_marker("slow") and family not in families:
-            families.add(family)
+        slow = item.get_closest_marker("slow")
+        if not hasattr(item, "callspec") or not (slow or item.get_closest_marker("parity")):
+            continue
+        if slow and slow.kwargs.get("every"):
+            continue
+        shown = {item.nodeid.partition("[")[0], *map(repr, claims_of(item))}
+        if shown <= kept:
+            item.add_marker("slow")
+        else:
             item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
+        kept |= shown
 
 
 def pytest_collection_finish():

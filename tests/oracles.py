@@ -140,39 +140,13 @@ def gae(rewards, values, gamma, lam):
     return found
 
 
-def kl(name, policy, ref):
-    """One token."""
-    u = policy - ref
-    if name == "k1":
-        return u
-    if name == "abs":
-        return abs(u)
-    if name == "k2":
-        return u * u / 2
-    if name == "k3":
-        return math.exp(-u) - 1 + u
-    x = min(20.0, max(-20.0, -u))
-    return min(10.0, max(-10.0, math.exp(x) - 1 - x))
+def kl(name, u):
+    """An estimate of the KL from a log-ratio."""
+    return {"k1": u, "k2": u * u / 2}.get(name, math.exp(-u) - 1 + u)
 
 
 def clipped(value, low, high):
     return min(high, max(low, value))
-
-
-def dual_clip(log_ratio, advantage, low, high, cap=None, bound=None):
-    """verl's and slime's policy term of one token."""
-    if bound is not None:
-        log_ratio = clipped(log_ratio, -bound, bound)
-    ratio = math.exp(log_ratio)
-    value = max(-advantage * ratio, -advantage * clipped(ratio, 1 - low, 1 + high))
-    return min(value, -advantage * cap) if cap is not None and advantage < 0 else value
-
-
-def delta_clip(log_ratio, advantage, low, high, cap=None):
-    """TRL's policy term of one token."""
-    ratio = math.exp(log_ratio)
-    capped = ratio if cap is None else min(ratio, cap)
-    return -min(capped * advantage, clipped(ratio, 1 - low, 1 + high) * advantage)
 
 
 def aggregated(mode, terms, masks, *, length=None):
@@ -199,102 +173,5 @@ def aggregated(mode, terms, masks, *, length=None):
     return total / sum(max(count, 1) for count in counts)
 
 
-def whitened(values):
-    """A list over tokens, as verl whitens it."""
-    middle, spread = masked_moments(values)
-    return [(value - middle) / math.sqrt(spread + 1e-8) for value in values]
-
-
-def returns(rewards, masks, gamma=1.0):
-    """One row: discounted sums backwards, masked tokens skipped; None at masked tokens."""
-    found, carried = [], 0.0
-    for reward, on in zip(reversed(rewards), reversed(masks), strict=True):
-        carried = reward + gamma * carried if on else carried
-        found.insert(0, carried if on else None)
-    return found
-
-
-def masked_gae(rewards, values, masks, gamma, lam):
-    """One row, before whitening; None at masked tokens."""
-    found, carried, next_value = [], 0.0, 0.0
-    for reward, value, on in zip(reversed(rewards), reversed(values), reversed(masks), strict=True):
-        if on:
-            carried = reward + gamma * next_value - value + gamma * lam * carried
-            next_value = value
-        found.insert(0, carried if on else None)
-    return found
-
-
-def token_baselines(rows, groups, votes, *, compact, zero_tail):
-    """Optimal token baselines of whole rows: each is a list of (reward, path variance, mask); None at masked tokens."""
-    tables = []
-    for row in rows:
-        returned = returns([reward for reward, _, _ in row], [on for _, _, on in row])
-        weight, rank, table = 0.0, 0, {}
-        for position, ((_, variance, on), value) in enumerate(zip(row, returned, strict=True)):
-            if on:
-                weight += variance
-                table[rank if compact else position] = (position, value, weight)
-                rank += 1
-        tables.append(table)
-    found = []
-    for own, row in enumerate(rows):
-        members = [
-            other
-            for other in range(len(rows))
-            if groups[other] == groups[own] and votes[other] and (tables[other] or not compact)
-        ]
-        lengths = {other: len(tables[other]) for other in members}
-        tail = math.inf
-        others = [length for other, length in lengths.items() if other != own]
-        if zero_tail and own in members and others and lengths[own] > max(others):
-            tail = max(others)
-        result = [None] * len(row)
-        for place, (position, value, _) in tables[own].items():
-            at = [tables[other][place] for other in members if place in tables[other]]
-            baseline = sum(v * w for _, v, w in at) / (sum(w for _, _, w in at) + 1e-8)
-            used = len(members) > 1 and place < tail
-            result[position] = value - baseline if used else value
-        found.append(result)
-    return found
-
-
 def kept(statistic, low, high):
     return (low is None or statistic >= low) and statistic <= high
-
-
-def divergence(name, log_ratio):
-    u = clipped(log_ratio, -20.0, 20.0)
-    return {"k1": -u, "k2": u * u / 2, "k3": math.exp(u) - 1 - u}[name]
-
-
-def rejected(name, rows, low, high):
-    """Masks after rejection; each row is a list of (log-ratio, mask)."""
-    over, _, estimator = name.rpartition("_")
-    found = []
-    for row in rows:
-        values = [divergence(estimator, u) for u, on in row if on]
-        if over == "token":
-            found.append([on and kept(divergence(estimator, u), low, high) for u, on in row])
-            continue
-        total = math.fsum(values)
-        statistic = {"seq_sum": total, "seq_mean": total / (len(values) + 1e-8), "seq_max": max(values, default=0.0)}
-        found.append([on and kept(statistic[over], low, high) for _, on in row])
-    return found
-
-
-def importance(rows, level, high, low=None):
-    """Weights; each row is a list of (log-ratio, mask)."""
-    found = []
-    for row in rows:
-        total = math.fsum(u for u, on in row if on)
-        weights = []
-        for u, on in row:
-            weight = math.exp(clipped(u if level == "token" else total, -20.0, 20.0))
-            if low is None:
-                weight = min(weight, high)
-            elif not low <= weight <= high:
-                weight = 0.0
-            weights.append(weight if on else 0.0)
-        found.append(weights)
-    return found

@@ -66,7 +66,7 @@ def test_a_log_with_all_digits_is_not_said_to_be_rounded():
     assert not any("digit" in note for note in as_it_is("run").notes)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("words", ["4 significant digits", "3 decimals", "8 bits"])
 def test_a_wrong_option_is_seen_all_the_same(words):
     run = run_with("healthy", PRINTED[words])
@@ -76,6 +76,7 @@ def test_a_wrong_option_is_seen_all_the_same(words):
     assert any(one.severity == Severity.ERROR for one in report.findings)
 
 
+@pytest.mark.slow
 def test_identification_goes_by_the_digits_that_there_are():
     whole = identify(open_run([SAMPLES / "healthy.parquet"]), ReadOptions(device="cpu", steps=SOME))
     found = identify(run_with("healthy", PRINTED["4 significant digits"]), ReadOptions(device="cpu", steps=SOME))

@@ -116,12 +116,14 @@ def test_log_probs_of_few_digits_prove_no_fault(tmp_path, name, words):
     assert serious(report) <= serious(as_it_is(name))
 
 
+@pytest.mark.slow
 def test_a_wrong_advantage_is_seen_all_the_same(tmp_path):
     run = written(tmp_path, "healthy", ("advantage",), lambda x: STORED["8 bits"](1.05 * x))
     report = check(run, CheckOptions(device="cpu", steps=SOME_STEPS))
     assert "RDA004" in serious(report)
 
 
+@pytest.mark.slow
 def test_what_few_digits_cannot_tell_apart_is_one_class(tmp_path):
     run = written(tmp_path, "run", ("advantage",), STORED["8 bits"])
     stage = identify(run, ReadOptions(device="cpu", steps=SOME_STEPS)).stages[0]

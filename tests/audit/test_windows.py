@@ -57,7 +57,7 @@ def test_means_over_windows_agree(averaged):
     assert {"RDG005", "RDM004", "RDG006"} <= {code for code, _ in found.clean}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     ("metric", "factor", "code"),
     [
@@ -88,6 +88,7 @@ def test_a_window_that_is_not_whole_is_not_compared(averaged):
     assert "not all of which are in the file" in entries(only)["loss"].reason
 
 
+@pytest.mark.slow
 def test_where_generations_may_be_reused_a_difference_of_rewards_proves_nothing(averaged):
     wrong = averaged(lambda name, value: value + (name == "reward"), num_iterations=2)
     found = rd.check(rd.open(wrong))

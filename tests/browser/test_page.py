@@ -21,6 +21,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.slow(every=True),
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found; install Debian's package chromium"),
 ]
 
@@ -65,7 +66,6 @@ def browse(page, tmp_path, *flags):
     return subprocess.run(command, capture_output=True, encoding="utf-8", timeout=120, check=True).stdout
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 500])
 @pytest.mark.parametrize("dark", [False, True])
 def test_nothing_sticks_out_and_everything_is_seen(page, tmp_path, width, dark):

@@ -277,6 +277,7 @@ BOOK = tuple(name for name in TENSORS if name != "polars")
 PARSER = ("typer", "click", "pydantic", "rich")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "unwanted"),
     [
@@ -399,6 +400,7 @@ def test_steps_and_split_select(rolloutdoctor, tmp_path):
     assert rows("--steps", "5:") == 0
 
 
+@pytest.mark.slow
 def test_color_is_asked_for_or_not_there(rolloutdoctor, run):
     assert "\x1b[" not in rolloutdoctor("check", run).stdout
     assert "\x1b[" in rolloutdoctor("check", run, "--color", "always").stdout
@@ -407,6 +409,7 @@ def test_color_is_asked_for_or_not_there(rolloutdoctor, run):
     assert "\x1b[" not in rolloutdoctor("check", run, "--color", "never", env={"FORCE_COLOR": "1"}).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sample", ["run", "verl_rejected", "slime_ppo", "healthy"])
 def test_what_a_rule_finds_does_not_depend_on_what_else_is_selected(rolloutdoctor, sample):
     words = ["check", SAMPLES / f"{sample}.parquet", "--steps", ":15", "--format", "json"]

@@ -38,6 +38,7 @@ def test_compare_refuses_to_write_over_a_run(rolloutdoctor, tmp_path):
     assert "is a file of the run itself" in done.stderr
 
 
+@pytest.mark.slow
 def test_compare_says_what_can_be_broken_down(rolloutdoctor, tmp_path):
     a, b = _two(tmp_path)
     done = rolloutdoctor("compare", a, b, "--by", "lenth", "--device", "cpu")

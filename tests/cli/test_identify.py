@@ -113,6 +113,7 @@ def test_samples_without_their_options(rolloutdoctor, tmp_path, sample, trainer)
         assert any(all(wanted.get(name, value) == value for name, value in way.items()) for way in ways)
 
 
+@pytest.mark.slow
 def test_the_words_to_use_reproduce_the_run(rolloutdoctor, tmp_path):
     run = without_options(SAMPLES / "verl_rejected.parquet", tmp_path / "run.parquet")
     words = json.loads(rolloutdoctor("identify", run, "--format", "json").stdout)["use"]
@@ -131,6 +132,7 @@ def test_text(rolloutdoctor):
     assert _without_worst(found.stdout) == _without_worst(stored.read_text())
 
 
+@pytest.mark.slow
 def test_lines_fit_the_width_and_options_can_be_copied(rolloutdoctor):
     words = ("identify", SAMPLES / "verl_rejected.parquet", "--steps", ":10")
     use = json.loads(rolloutdoctor(*words, "--format", "json").stdout)["use"]

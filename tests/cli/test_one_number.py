@@ -10,7 +10,7 @@ import rolloutdoctor as rd
 from rolloutdoctor.views.style import shown
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
-RUNS = ("run", "verl_rejected", "slime_ppo", "healthy")
+RUNS = ("verl_rejected", "run", "slime_ppo", "healthy")
 
 SAME = {
     "RDA001": {
@@ -48,6 +48,7 @@ def run(request):
     return path, checked, compared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", SAME)
 def test_check_and_diff(run, code):
     _, checked, compared = run
@@ -60,6 +61,7 @@ def test_check_and_diff(run, code):
         assert checked[code].measures[name].value == pytest.approx(total[other].value, rel=1e-9), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["loss", "policy_loss"])
 def test_compare_and_diff(name, run):
     """A mean over the steps is the same mean in both."""

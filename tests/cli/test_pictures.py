@@ -155,6 +155,7 @@ def test_what_goes_wrong_while_drawing_leaves_the_file_as_it_was(rolloutdoctor, 
     assert [path.name for path in tmp_path.iterdir()] == [target.name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["plot", "kl"], ["report"], ["diff", "--fix", "zero-std"]])
 def test_a_disk_that_is_full_leaves_the_file_as_it_was(rolloutdoctor, tmp_path, monkeypatch, words):
     def full(number):

@@ -98,7 +98,7 @@ def test_closed_streams_do_not_become_files(run, printed, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["check", "rule"])
+@pytest.mark.parametrize("name", ["rule", "check"])
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_streams_that_were_closed_before_the_start(name, stream):
     """By a shell: Python itself finds them closed."""

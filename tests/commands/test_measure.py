@@ -131,6 +131,7 @@ def test_the_queries_of_the_page_run(folder, monkeypatch, capsys):
     assert "kl" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_states_without_tables_are_loaded_as_before(tmp_path):
     state = tmp_path / "state.json"
     command("check", str(SAMPLE), "--save-state", str(state), "--exit-zero")

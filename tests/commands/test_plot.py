@@ -129,7 +129,7 @@ def test_a_fix_that_masks_tokens_is_seen_in_their_kl_and_ratios():
     assert len(ratio.outside_after) == len(ratio.steps)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("fix", ["zero-std", "rejected-rows"])
 def test_a_fix_that_moves_no_ratio_is_refused_and_left_out_of_a_report(fix):
     """A page draws the ratios as they are; a picture of before and after would show the same twice."""

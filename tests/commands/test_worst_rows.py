@@ -94,6 +94,7 @@ def test_of_a_long_row_the_tokens_around_the_heaviest_are_kept(tmp_path):
     assert view.gap[heavy - view.first] == pytest.approx(2)
 
 
+@pytest.mark.slow
 def test_never_more_rows_than_some_and_none_of_a_log():
     assert len(views_of(SAMPLES / "run.parquet")[1]) <= MOST_ROWS
     from rolloutdoctor.commands.convert import ConvertOptions, open_any

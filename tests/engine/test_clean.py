@@ -49,7 +49,7 @@ def check(trainer, batches, logged, **more):
     return diagnose(batches, trainer=trainer, options=SETUPS[trainer], logged=logged, **more)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("trainer", SETUPS)
 @pytest.mark.parametrize("stage", ["advantages", "loss", "metrics"])
 def test_what_nothing_explains_leaves_no_rule_of_its_stage_clean(trainer, stage):
@@ -89,7 +89,7 @@ def test_a_fault_that_the_data_cannot_tell_from_the_cause_is_not_clean():
     assert "these data cannot tell" in next(one.reason for one in found.skipped if one.code == other)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(("trainer", "more"), [("verl", {}), ("trl", {"loss_type": "bnpo"})])
 def test_values_in_doubt_test_nothing(trainer, more):
     """Without micro_batch_id a value that disagrees may prove nothing, though others of its stage agree.
@@ -155,7 +155,7 @@ CLEAN = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", CLEAN)
 def test_every_format_calls_the_same_rules_clean(name):
     report = check("trl", *a_run("trl", "advantages"))

@@ -41,7 +41,7 @@ def path(tmp_path_factory):
     return write(folder / "mixed.parquet", columns, rows=mixed, row_group_size=17)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(("name", "start"), [("sorted.parquet", "spawn"), ("mixed.parquet", "forkserver")])
 def test_every_format_has_the_same_bytes(path, name, start, monkeypatch):
     monkeypatch.setattr(processes, "START", start)
@@ -145,7 +145,7 @@ def test_a_worker_that_dies_at_its_work_is_told(path, monkeypatch, death):
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_nobody_is_left_when_the_command_is_ended(tmp_path, how):
     columns = random_columns(0, steps=400, groups=8, longest=40)

@@ -38,7 +38,7 @@ from rolloutdoctor.views.diff_table import RENDERERS as DIFF_RENDERERS
 from rolloutdoctor.views.style import Style
 from rolloutdoctor.views.table import RENDERERS
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow(every=True)]
 ray = pytest.importorskip("ray")
 STYLE = Style(width=100, color=False, unicode=True, verbose=False)
 OPTIONS = CheckOptions(device="cpu")
@@ -73,7 +73,6 @@ def states(run, work, **options):
     return [members_of(state) for state in RayCluster(**options).measure(work, run)]
 
 
-@pytest.mark.slow
 def test_bytes_are_those_of_one_process_and_a_folder_of_states_resumes(path, tmp_path):
     run = open_run([path])
     one = rendered(run, None)
@@ -116,7 +115,6 @@ def test_a_comparison_has_the_bytes_of_one_process(path, tmp_path):
     assert [file.stat().st_mtime_ns for file in (*kept[:3], *kept[4:])] == before
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["die", "fail", "memory"])
 def test_a_part_that_fails_once_is_counted_once(path, tmp_path, fault):
     run = open_run([path])
@@ -126,7 +124,6 @@ def test_a_part_that_fails_once_is_counted_once(path, tmp_path, fault):
     assert len(list(tmp_path.iterdir())) == 8
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -205,7 +202,6 @@ def test_what_ray_prints_does_not_reach_the_report(path, monkeypatch, capsys):
     assert printed.err.splitlines() == ["a node joined", "a node has been marked dead", "a node left"]
 
 
-@pytest.mark.slow
 def test_a_driver_that_is_killed_goes_on_where_it_stood(nodes, started, tmp_path):
     cluster, _ = nodes
     folder, states = tmp_path / "parts", tmp_path / "states"
@@ -233,7 +229,6 @@ def test_a_driver_that_is_killed_goes_on_where_it_stood(nodes, started, tmp_path
     assert {each.name for each in folder.iterdir()} == {MANIFEST, *(part["file"] for part in parts)}
 
 
-@pytest.mark.slow
 def test_a_node_that_goes_loses_nothing(nodes, tmp_path):
     cluster, node = nodes
     run = open_run([write(tmp_path / "run.parquet", random_columns(3, steps=7), row_group_size=17)])
@@ -255,7 +250,6 @@ def test_a_node_that_goes_loses_nothing(nodes, tmp_path):
     assert len(found) == 7
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "more", "address"), [("check", ["--exit-zero"], "local"), ("diff", ["--fix", "zero-std"], "")]
 )

@@ -157,7 +157,7 @@ def test_rules_and_pictures_share_one_evaluation_of_a_step(evaluated):
     assert all(len(objectives) == len(set(map(repr, objectives))) for _, objectives, _ in evaluated)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", ["run", "healthy", "verl_rejected", "slime_ppo"])
 def test_a_report_says_what_a_check_says(name):
     path = SAMPLES / f"{name}.parquet"
@@ -172,7 +172,7 @@ def test_devices_and_types():
             call(name)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", ["verl_rejected", "healthy"])
 def test_no_step_outlives_its_rules(name, monkeypatch):
     """What a step holds goes with it: a cycle of references would keep it until garbage is collected."""

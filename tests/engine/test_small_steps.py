@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from objectives import objective_of
 
 from rolloutdoctor.commands.check import check
 from rolloutdoctor.commands.diff import diff
@@ -23,8 +24,6 @@ from rolloutdoctor.results.errors import CannotComputeError
 from rolloutdoctor.results.figures import KINDS
 from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
-from rolloutdoctor.trainers.table import find
 
 SOME = {"run": StepRange(0, 16), "verl_rejected": StepRange(0, 16), "slime_ppo": StepRange(0, 8)}
 FIXES = choose("zero-std"), choose("rejected-rows")
@@ -44,7 +43,7 @@ def outcomes(name):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", SOME)
 def test_nothing_shows_which_steps_shared_a_pass(name, monkeypatch):
     shared, joined = {False: [0], True: [0]}, [0]
@@ -89,17 +88,10 @@ class Looker(StepConsumer):
         super().add_all(steps)
 
 
-def objective_of(**options):
-    trainer = find("trl")
-    return trainer.objective(
-        resolve(trainer.options, parse_version(trainer.newest), [Layer("test", options)], trainer="trl")
-    )
-
-
 @pytest.mark.parametrize(("options", "is_shared"), [({}, True), ({"off_policy_mask_threshold": 0.5}, False)])
 def test_consumers_see_each_step_in_order(options, is_shared):
     steps = [(random_batch(number), {"loss": float(number)}) for number in range(3)]
-    looker = Looker(objective_of(**options))
+    looker = Looker(objective_of("trl", **options))
     dispatcher = StepDispatcher([looker], steps[0][0].column("policy_log_probs").dtype)
     dispatcher.steps(steps)
     assert [(seen.batch, seen.logged["loss"]) for seen in looker.seen] == [
@@ -115,7 +107,7 @@ def test_consumers_see_each_step_in_order(options, is_shared):
 def test_one_step_that_cannot_be_computed_leaves_every_step_to_itself(monkeypatch):
     """The others are evaluated all the same, and it says why it was not."""
     steps = [(random_batch(number), {}) for number in range(3)]
-    looker, evaluate_one = Looker(objective_of(off_policy_mask_threshold=0.5)), Evaluator.evaluate
+    looker, evaluate_one = Looker(objective_of("trl", off_policy_mask_threshold=0.5)), Evaluator.evaluate
 
     def failing(self, batch, request):
         if batch is steps[1][0]:
@@ -130,7 +122,7 @@ def test_one_step_that_cannot_be_computed_leaves_every_step_to_itself(monkeypatc
 
 
 def test_token_values_of_a_shared_pass_are_those_of_each_step():
-    looker = Looker(objective_of(), [AS_CONFIGURED])
+    looker = Looker(objective_of("trl"), [AS_CONFIGURED])
     steps = [(random_batch(number), {}) for number in range(3)]
     StepDispatcher([looker], steps[0][0].column("policy_log_probs").dtype).steps(steps)
     for seen, (batch, _) in zip(looker.seen, steps, strict=True):

@@ -43,6 +43,7 @@ def rounded_otherwise(batch, dtype):
     return replace(batch, per_token={name: column.to(batch.per_token[name].dtype) for name, column in columns.items()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_another_rounding_agrees(name):
     fixed, turn = with_every_fix(OBJECTIVES[name]), list(OBJECTIVES).index(name)
@@ -81,6 +82,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("value", ["advantage_N", "policy_N", "grad_l1_N", "grad_sq_N", "versus_dot_N"])
@@ -135,6 +137,7 @@ def test_a_step_that_only_one_of_them_can_compute(moves, monkeypatch):
     assert not evaluator.compared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_wrong", [False, True])
 @pytest.mark.parametrize(
     "words",

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from rolloutdoctor.data import several_steps
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.several_steps import can_join, joined, passes, rows_of
-from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate_all, evaluate_rows
+from rolloutdoctor.evaluation.evaluate import evaluate_all, evaluate_rows
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius
 from rolloutdoctor.evaluation.radii.loss import kl_radius, loss_radius, policy_radius
 from rolloutdoctor.evaluation.together import WITHIN_GROUPS, StepsTogether, is_within_groups, is_within_rows
 from rolloutdoctor.formulas.losses.aggregation import Layout
 from rolloutdoctor.objective.objective import AdvantageRule
-from rolloutdoctor.search.hypotheses.fixes import FIXES, choose
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.table import find
@@ -112,6 +112,7 @@ def test_together_as_alone(run, seed, is_cut):
             np.testing.assert_array_equal(one.losses, np.array(found.joined[label].losses)[:, number : number + 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, one in OBJECTIVES.items() if is_within_rows(one)])
 def test_every_objective_that_stays_within_rows(name):
     steps, objectives = [replace(full_batch(seed), step=seed) for seed in range(3)], {"": OBJECTIVES[name]}
@@ -170,6 +171,7 @@ def test_steps_of_which_each_batch_is_a_loss_are_not_joined():
         assert StepsTogether(steps, [{}] * 2, torch.float32).can_be_joined(objectives) == can
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", sorted(SHARED))
 def test_radii_are_those_of_the_step(run):
     objectives = objectives_of(run)
@@ -252,12 +254,6 @@ def test_an_unknown_field_of_the_rule_keeps_no_group_to_itself(monkeypatch):
     assert not is_within_groups(objective)
 
 
-def test_an_evaluation_of_one_step_has_no_whole():
-    step = a_step(1, 1)
-    assert all(one.whole is None for one in evaluate_all(step, objectives_of("trl")).values())
-    assert {one.name for one in fields(Evaluation)} >= {"whole"}
-
-
 def test_joined_columns_are_those_of_the_steps():
     steps = [a_step(number, number) for number in range(3)]
     whole = joined(steps)
@@ -301,10 +297,6 @@ def test_gathered_steps_may_be_let_go():
         seen += [one.step for one in each]
         each.clear()
     assert seen == [0, 1, 2, 3]
-
-
-def test_every_fix_is_tried():
-    assert {"zero-std", "rejected-rows"} <= set(FIXES)
 
 
 def test_steps_of_other_types_are_not_joined():

@@ -14,7 +14,7 @@ from fuzz.harness import complaint
 
 COUNT = int(os.environ.get("ROLLOUTDOCTOR_FUZZ", "140"))
 SEED = os.environ.get("ROLLOUTDOCTOR_FUZZ_SEED", "suite")
-PARTS = 7
+PARTS = 20
 
 
 @pytest.mark.slow

@@ -8,21 +8,20 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+from objectives import objective_of
 from proof.claims import Bound, agree, covers
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import RowResult
-from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.ops.groups import Groups
-from rolloutdoctor.trainers import table
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 
 DATA = Path(__file__).parent / "data"
 CASES = sorted(path.name for path in DATA.iterdir() if path.is_dir())
 LOG_PROBS = ("rollout_log_probs", "old_log_probs", "policy_log_probs", "ref_log_probs", "values")
 
 
+objective = objective_of
 DTYPES = {"f32": torch.float32, "f64": torch.float64}
 
 
@@ -245,15 +244,6 @@ def scalar(frame: pl.DataFrame, step: int, output: str, precision: str) -> float
 def failures(frame: pl.DataFrame | None, step: int) -> list[str]:
     """Exceptions that upstream raised for this step."""
     return [] if frame is None else [row["error"] for row in rows_of(frame, step, "error")]
-
-
-def objective(trainer: str, **options: object) -> Objective:
-    """What a trainer computes, in the newest version known or in ``NAME@VERSION``; dots in names are ``__``."""
-    trainer, _, version = trainer.partition("@")
-    spec = table.TRAINERS[trainer]
-    named = {name.replace("__", "."): value for name, value in options.items()}
-    numbers = parse_version(version or spec.newest)
-    return spec.objective(resolve(spec.options, numbers, [Layer("test", named)], trainer=trainer))
 
 
 def lost(frame: pl.DataFrame, step: int, output: str, of: RolloutBatch | None = None) -> Tensor | float:

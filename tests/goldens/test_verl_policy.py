@@ -12,8 +12,6 @@ from proof.claims import compared
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate
 from rolloutdoctor.objective.objective import Objective
-from rolloutdoctor.trainers import table
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.verl import trainer as verl
 
 pytestmark = [compared("golden")]
@@ -70,10 +68,8 @@ METRICS = ("actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower")
 
 
 def objective_of(mode: str, config: str) -> Objective:
-    spec = table.TRAINERS["verl"]
-    version = "0.9.0" if config.endswith("v0.9.0") else spec.newest
     named = {"adv_estimator": "grpo", "loss_mode": mode, **clip(0.2, 0.28), **CONFIGS[mode, config]}
-    return spec.objective(resolve(spec.options, parse_version(version), [Layer("test", named)], trainer="verl"))
+    return gold.objective("verl@0.9.0" if config.endswith("v0.9.0") else "verl", **named)
 
 
 def local_share(batch: RolloutBatch, found: Evaluation, variant: str) -> float:

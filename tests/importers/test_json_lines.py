@@ -120,6 +120,7 @@ def joined(first, rest, end):
 files = st.builds(joined, plain_row, st.lists(some_line, max_size=6), st.sampled_from(["\n", "", "\r\n"]))
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(raw=files, chunk_bytes=st.sampled_from([32, 300, 1000]))
 def test_mapped_lines_of_any_kind(raw, chunk_bytes):

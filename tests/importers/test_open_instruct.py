@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from importers.importing import DATA, converted, findings, findings_of_run
+from importers.importing import DATA, converted, findings
 
 from rolloutdoctor.commands.convert import ConvertOptions, detect_dump
 from rolloutdoctor.results.errors import DataError, InputError
@@ -63,11 +63,6 @@ def test_of_a_step_repeated_in_one_file_the_last_time_counts(tmp_path):
     assert [row["reward"] for row in rows if row["step"] == 2] == [7.0] * 12
 
 
-def test_round_trip(tmp_path):
-    converted(tmp_path / "run.parquet", DUMP)
-    assert findings(DUMP) == findings_of_run(tmp_path / "run.parquet")
-
-
 def test_the_metadata_file_is_no_rollouts():
     found = detect_dump([str(DUMP)], ConvertOptions())
     assert found.importer.name == "open-instruct"
@@ -86,15 +81,6 @@ def test_without_log_probs(tmp_path):
     (tmp_path / FIRST).write_text("".join(json.dumps(row) + "\n" for row in rows))
     found, _ = converted(tmp_path / "run.parquet", tmp_path)
     assert "rollout_log_probs" not in found[0]
-
-
-def test_a_torn_last_line_is_left_out_and_counted(tmp_path):
-    (tmp_path / FIRST).write_text((DUMP / FIRST).read_text()[:-30])
-    rows, sink = converted(tmp_path / "run.parquet", tmp_path)
-    assert len(rows) == 35
-    assert any("not written to its end" in note for note in sink.notes)
-    found = next(found for found in findings(tmp_path).findings if found.code == "RDI002")
-    assert found.measures["torn_lines"].value == 1
 
 
 @pytest.mark.parametrize(

@@ -105,14 +105,6 @@ def test_reward_is_the_one_that_trl_logged(tmp_path):
         assert sum(rewards) / len(rewards) == pytest.approx(logged[step], abs=1e-7)
 
 
-@pytest.mark.parametrize("name", ["overwritten", "mixed", "two_passes"])
-def test_round_trip(tmp_path, name):
-    converted(tmp_path / "run.parquet", TRL / name)
-    direct = findings(TRL / name / "completions")
-    assert direct == findings_of_run(tmp_path / "run.parquet")
-    assert [found.code for found in direct.findings if found.code == "RDI002"] == ["RDI002"]
-
-
 def test_without_a_trainer_state_it_says_so(tmp_path):
     shutil.copytree(TRL / "overwritten" / "completions", tmp_path / "completions")
     _, sink = converted(tmp_path / "run.parquet", tmp_path / "completions")

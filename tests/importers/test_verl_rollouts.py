@@ -54,24 +54,6 @@ def test_file_logger(tmp_path):
     assert {"step": 2, "split": "train", "name": "actor/kl_loss", "value": 0.25} in rows
 
 
-@pytest.mark.parametrize("layout", ["v0", "v1"])
-def test_round_trip(tmp_path, layout):
-    converted(tmp_path / "run.parquet", VERL / layout, VERL / "file_logger.jsonl")
-    assert findings(VERL / layout, VERL / "file_logger.jsonl") == findings_of_run(tmp_path / "run.parquet")
-
-
-def test_a_torn_last_line_is_left_out_and_counted(tmp_path):
-    text = (VERL / "v1" / "1.jsonl").read_text()
-    (tmp_path / "1.jsonl").write_text(text[:-30])
-    rows, sink = converted(tmp_path / "run.parquet", tmp_path)
-    assert len(rows) == 11
-    assert sink.notes == [f"{tmp_path}/1.jsonl: the last line was not written to its end, and is left out"]
-    report = findings(tmp_path / "1.jsonl")
-    assert [
-        (found.code, found.measures["torn_lines"].value) for found in report.findings if found.code == "RDI002"
-    ] == [("RDI002", 1)]
-
-
 def test_a_last_line_without_a_newline_counts(tmp_path):
     (tmp_path / "1.jsonl").write_text((VERL / "v1" / "1.jsonl").read_text().rstrip("\n"))
     rows, sink = converted(tmp_path / "run.parquet", tmp_path)

@@ -1,19 +1,16 @@
 """Small row groups that are read together: nothing shows it, neither in the values nor in what is said of bad ones."""
 
-from pathlib import Path
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run_files import FLOATS, MASK, refusal
+from run_files import FLOATS, MASK
 
 from rolloutdoctor.io import stream
 from rolloutdoctor.io.parquet.files import OpenFile
 from rolloutdoctor.io.run import open_run
-from rolloutdoctor.results.errors import DataError, InputError
 
 COLUMNS = ("reward", "rewards", "rank", "status", "prompt_ids", "response_mask", "kl", "response_ids")
 REWARDS = {"struct": pa.struct([("f", pa.float64())]), "map": pa.map_(pa.string(), pa.float64())}
@@ -96,49 +93,7 @@ def write(**changed):
     )
 
 
-def changed(cell, row, values):
-    cells = [list(cell)] * 18
-    cells[row] = values
-    return cells
-
-
-BAD = {
-    "a mask that is none": {"response_mask": pa.array(changed([1, 1], 11, [1, 2]), MASK)},
-    "a length that differs": {"kl": pa.array(changed([0.5, 0.5], 11, [0.5]), FLOATS)},
-    "a null in a mask": {"response_mask": pa.array(changed([1, 1], 11, [1, None]), MASK)},
-    "a split that is none": {"split": ["train"] * 11 + ["test"] + ["train"] * 6},
-    "a negative step": {"step": [0] * 11 + [-1] + [7] * 6},
-    "a null among the masks": {"response_mask": pa.array(changed([1, 1], 11, None), MASK)},
-}
-
-
 COLUMNS_OF_TOKENS = ("kl", "response_mask")
-
-
-@pytest.mark.parametrize("what", BAD)
-def test_the_same_is_said_of_a_bad_value(what, monkeypatch):
-    write(**BAD[what])
-    said = refusal(columns=COLUMNS_OF_TOKENS, error=DataError)
-    assert "row 11" in said
-    monkeypatch.setattr(stream, "SLICE_TOKENS", 1)
-    assert said == refusal(columns=COLUMNS_OF_TOKENS, error=DataError)
-
-
-def test_a_damaged_row_group_is_named():
-    write()
-    found = pq.ParquetFile("run.parquet").metadata.row_group(5).column(3)
-    body = bytearray(Path("run.parquet").read_bytes())
-    body[found.data_page_offset : found.data_page_offset + 8] = b"\xff" * 8
-    Path("run.parquet").write_bytes(body)
-    assert refusal(columns=COLUMNS_OF_TOKENS).startswith("run.parquet: row group 5 cannot be read")
-
-
-def test_rows_of_another_step_than_the_footer_says():
-    write()
-    run = open_run(["run.parquet"])
-    write(step=[0] * 10 + [7] * 2 + [0] * 6)
-    with pytest.raises(InputError, match="the statistics in the footer contradict the rows of step 0; write"):
-        list(run.batches(["kl"]))
 
 
 def groups_of_slices(monkeypatch):

@@ -65,7 +65,7 @@ def test_s3_gives_the_report_of_the_file(server, bucket):
     assert run.metrics.names() == {"kl"}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("given", ["s3://bucket/runs", "s3://bucket/runs/", "s3://bucket/runs/part-*.parquet"])
 def test_s3_folders_and_patterns(server, bucket, given):
     run = open_run([given])

@@ -26,15 +26,6 @@ def pack(batch: RolloutBatch, padded: Tensor) -> Tensor:
     return torch.cat([padded[row, :length] for row, length in enumerate(batch.rows.diff().tolist())])
 
 
-def error(own_T: Tensor, wanted_T: Tensor) -> float:
-    """Largest difference as a share of the largest magnitude; 0 for nothing."""
-    if not wanted_T.numel():
-        return 0.0
-    largest = float(wanted_T.abs().max())
-    worst = float((own_T.double() - wanted_T.double()).abs().max())
-    return worst / largest if largest else worst
-
-
 @contextmanager
 def precision(dtype: torch.dtype) -> Iterator[None]:
     """Call upstream in a precision.

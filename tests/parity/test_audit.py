@@ -89,14 +89,14 @@ def test_a_healthy_run_agrees(trainer, part):
             assert not any(entry.not_compared for entry in report.audit)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("trainer", SETUPS)
 def test_a_healthy_run_with_groups_of_equal_rewards_agrees(trainer):
     for number in range(FLAT):
         agrees(drawn(trainer, number, FLAT_REWARDS))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("trainer", SETUPS)
 def test_a_run_with_fully_masked_responses_agrees(trainer):
     """Nothing is found but what such responses do to the baselines of others (RDA001)."""
@@ -151,7 +151,7 @@ def holds(stage, trainer, options):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("trainer", SETUPS)
 def test_identify_agrees_with_the_options(trainer):
     for number in range(IDENTIFIED):

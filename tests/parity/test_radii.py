@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from parity.padded import pack, pad
-from parity.test_verl import KL_NAMES, MODES, OUTCOME, objective, upstream_advantages, upstream_loss
+from parity.padded import pack, pad, precision
+from parity.test_verl_advantages import KL_NAMES, Config, objective, upstream
+from parity.test_verl_policy import AGGREGATIONS
 
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate, evaluate_rows
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius
@@ -27,8 +28,17 @@ REWARDS = {
 }
 
 
-class Config(dict):
-    __getattr__ = dict.__getitem__
+OUTCOME = (
+    "grpo",
+    "grpo_vectorized",
+    "grpo_passk",
+    "reinforce_plus_plus_baseline",
+    "rloo",
+    "rloo_vectorized",
+    "opo",
+    "gpg",
+)
+"""Estimators of one advantage per row."""
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +51,35 @@ def batch_of(seed, rewards="normal", **options):
     return replace(batch, per_row={**batch.per_row, "reward": REWARDS[rewards](batch.column("reward"))})
 
 
+def upstream_loss(algos, batch, mine, mode, dtype, kl_name, coef, advantage_T, sizes):
+    """Policy loss plus KL loss as the actor adds them, and the gradient of their sum."""
+    from verl.workers.config import ActorConfig
+
+    rule = mine.surrogate
+    config = ActorConfig(
+        strategy="fsdp",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        loss_agg_mode=mode,
+        clip_ratio=rule.clip_low,
+        clip_ratio_low=rule.clip_low,
+        clip_ratio_high=rule.clip_high,
+        clip_ratio_c=rule.cap,
+    )
+    config.global_batch_info.update(sizes)
+    mask = pad(batch, batch.column("response_mask"))
+    leaf = pad(batch, batch.column("policy_log_probs"), dtype).requires_grad_()
+    old, ref = (pad(batch, batch.column(name), dtype) for name in ("old_log_probs", "ref_log_probs"))
+    with precision(dtype):
+        policy, metrics = algos.compute_policy_loss_vanilla(
+            old, leaf, pad(batch, advantage_T, dtype), mask, loss_agg_mode=mode, config=config
+        )
+        kl_mat = algos.kl_penalty(leaf, ref, kl_name)
+        kl_loss = algos.agg_loss(loss_mat=kl_mat, loss_mask=mask, loss_agg_mode=mode, **sizes)
+        (policy + coef * kl_loss).backward()
+    return policy.item(), kl_loss.item(), pack(batch, leaf.grad), metrics
+
+
 @pytest.mark.parametrize("rewards", REWARDS)
 @pytest.mark.parametrize("norm", [True, False], ids=["norm", "nonorm"])
 @pytest.mark.parametrize("name", OUTCOME)
@@ -49,7 +88,7 @@ def test_advantages(algos, name, norm, rewards):
     mine = objective(adv_estimator=name, norm_adv_by_std_in_grpo=norm)
     for seed in range(4):
         batch = batch_of(seed, rewards)
-        logged_T = upstream_advantages(algos, name, batch, torch.float32, config)
+        logged_T = upstream(algos, name, batch, torch.float32, config)
         for dtype in (torch.float32, torch.float64):
             rows = evaluate_rows(batch, mine, dtype)
             radius = advantage_radius(Evaluation(batch, mine, rows, None, dtype))
@@ -73,7 +112,7 @@ def test_equal_rewards(algos, name):
         if seed % 2:
             value_G = (value_G * 4).round() / 4
         batch = replace(batch, per_row={**batch.per_row, "reward": value_G[batch.groups.index_N]})
-        logged_T = upstream_advantages(algos, name, batch, torch.float32, Config(norm_adv_by_std_in_grpo=True))
+        logged_T = upstream(algos, name, batch, torch.float32, Config(norm_adv_by_std_in_grpo=True))
         found = Evaluation(batch, mine, evaluate_rows(batch, mine), None)
         radius_N = advantage_radius(found).likely
         gap_T = (torch.repeat_interleave(found.rows.advantage_N, batch.rows.diff()) - logged_T).abs()
@@ -87,7 +126,7 @@ def test_equal_rewards(algos, name):
 
 @pytest.mark.parametrize("spread", [1e-4, 0.05, 0.5])
 @pytest.mark.parametrize("kl_name", KL_NAMES)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", AGGREGATIONS)
 def test_loss(algos, mode, kl_name, spread):
     """The advantages are those that verl's own float32 arithmetic gives."""
     mine = objective(
@@ -107,7 +146,7 @@ def test_loss(algos, mode, kl_name, spread):
         "global_batch_size": len(batch),
         "loss_scale_factor": 37,
     }
-    advantage_T = upstream_advantages(algos, "grpo", batch, torch.float32, Config(norm_adv_by_std_in_grpo=True))
+    advantage_T = upstream(algos, "grpo", batch, torch.float32, Config(norm_adv_by_std_in_grpo=True))
     policy, kl_loss, _, logged = upstream_loss(
         algos, batch, mine, mode, torch.float32, kl_name, 0.07, advantage_T, sizes
     )

@@ -13,14 +13,6 @@ from rolloutdoctor.results.findings import Severity
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def checked(folder, engine, **options):
     return rd.check(rd.open(record(folder / "run.parquet", engine, **options)))
 
@@ -30,7 +22,7 @@ def warned(report):
     return {found.code for found in report.findings if found.severity > Severity.INFO and found.follows_from is None}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_healthy_engine(tmp_path, dtype):
     report = checked(tmp_path, Engine(dtype=dtype))
@@ -58,7 +50,7 @@ def test_another_temperature(tmp_path, temperature, dtype):
     assert found.measures["temperature"].value == pytest.approx(temperature, rel=0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_that_are_one_step_late(tmp_path, dtype):
     report = checked(tmp_path, Engine(behind=lambda step: int(step >= 5), dtype=dtype), prompt=SHORT)
@@ -67,7 +59,7 @@ def test_weights_that_are_one_step_late(tmp_path, dtype):
     assert found.measures["onset_step"].value == 5
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("last", [0, 6])
 def test_an_engine_that_gets_no_weights(tmp_path, last):
     report = checked(tmp_path, Engine(behind=lambda step: max(0, step - last)), steps=16)
@@ -76,7 +68,7 @@ def test_an_engine_that_gets_no_weights(tmp_path, last):
     assert found.measures["frozen_from"].value == last
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_cache_that_was_not_cleared(tmp_path, dtype):
     report = checked(tmp_path, Engine(keeps_cache=True, dtype=dtype), steps=20)

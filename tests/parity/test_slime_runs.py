@@ -55,7 +55,7 @@ def holds(members, options):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", HEALTHY[::4])
 def test_identify_agrees_with_the_options(name, tmp_path):
     options = RUNS[name].options

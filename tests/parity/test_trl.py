@@ -3,10 +3,12 @@
 from collections import defaultdict
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
 import torch
+from objectives import objective_of
 from parity.padded import pack, pad, precision
 from parity.trl_generation import evaluation_share, sampler_ratio
 from proof.claims import agree, compared, covers, values_of
@@ -15,8 +17,6 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.trainers import table
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.trl import grpo as trl
 from rolloutdoctor.trainers.trl import metrics as trl_metrics
 
@@ -42,9 +42,7 @@ def trainer_class():
     return pytest.importorskip("trl.trainer.grpo_trainer").GRPOTrainer
 
 
-def objective(**options: object) -> Objective:
-    spec = table.TRAINERS["trl"]
-    return spec.objective(resolve(spec.options, parse_version(spec.newest), [Layer("test", options)], trainer="trl"))
+objective = partial(objective_of, "trl")
 
 
 class Ranks:
@@ -278,15 +276,6 @@ def test_on_policy_and_scales(trainer_class, mode, scale):
     check(trainer_class, batch, options, torch.float64, on_policy=True)
 
 
-@pytest.mark.parametrize("mode", values_of("trl", "loss_type", ["grpo", "bnpo", "dr_grpo", "dapo"]))
-def test_evaluation_batches(trainer_class, mode):
-    """Every evaluation batch is a loss of its own; the logged loss weighs the last one by what is left of prompts."""
-    batch = random_batch(4, sizes=(4, 4, 4), adjacent=True, empty=0.0)
-    columns = {**batch.per_row, "micro_batch_id": torch.tensor([0] * 5 + [1] * 5 + [2] * 2)}
-    batch = replace(batch, split="eval", per_row=columns)
-    check(trainer_class, batch, {"loss_type": mode, "beta": 0.1}, torch.float64)
-
-
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
 TOKEN_MASK = {"use_vllm": True, "vllm_importance_sampling_mode": "token_mask"}
 GATES = {
@@ -325,15 +314,17 @@ def in_single(batch: RolloutBatch) -> RolloutBatch:
     return replace(batch, per_token=columns)
 
 
-@pytest.mark.parametrize("layout", ["uneven", "ranks and steps"])
-@pytest.mark.parametrize("beta", [0.0, 0.1], ids=["no kl", "kl"])
+@pytest.mark.parametrize(
+    ("layout", "beta", "dtype"),
+    [*product(("uneven", "ranks and steps"), (0.0, 0.1), (torch.float64,)), ("uneven", 0.1, torch.float32)],
+)
 @pytest.mark.parametrize("gate", [marked(gate, GATES[gate]) for gate in GATES])
 @pytest.mark.parametrize("level", values_of("trl", "importance_sampling_level", ["token", "sequence"]))
 @pytest.mark.parametrize("mode", values_of("trl", "loss_type", LOSS_TYPES))
-def test_every_loss_level_and_gate(trainer_class, mode, level, gate, beta, layout):
+def test_every_loss_level_and_gate(trainer_class, mode, level, gate, layout, beta, dtype):
     options = {"loss_type": mode, "importance_sampling_level": level, "beta": beta, **GATES[gate]}
     batch = laid_out(gated_batch(len(gate), unknown="use_vllm" in GATES[gate]), layout)
-    check(trainer_class, batch, options, torch.float64)
+    check(trainer_class, batch if dtype == torch.float64 else in_single(batch), options, dtype)
 
 
 @pytest.mark.parametrize("level", values_of("trl", "importance_sampling_level", ["token", "sequence"]))
@@ -343,15 +334,6 @@ def test_plain_kl_shapes_and_float32(trainer_class, mode, level):
     options |= {"sapo_temperature_pos": 1.7, "sapo_temperature_neg": 0.6, "vespo_k_pos": 1.2, "vespo_lambda_neg": 0.4}
     batch = laid_out(gated_batch(1, unknown=False), "accumulated")
     check(trainer_class, batch, options | {"use_bias_correction_kl": False}, torch.float64)
-    check(trainer_class, in_single(batch), options, torch.float32)
-
-
-@pytest.mark.parametrize("gate", [marked(gate, GATES[gate]) for gate in GATES])
-@pytest.mark.parametrize("level", values_of("trl", "importance_sampling_level", ["token", "sequence"]))
-@pytest.mark.parametrize("mode", values_of("trl", "loss_type", LOSS_TYPES))
-def test_every_gate_in_float32(trainer_class, mode, level, gate):
-    options = {"loss_type": mode, "importance_sampling_level": level, "beta": 0.1, **GATES[gate]}
-    batch = laid_out(gated_batch(len(gate), unknown="use_vllm" in GATES[gate]), "uneven")
     check(trainer_class, in_single(batch), options, torch.float32)
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from objectives import objective_of as objective
 from parity.padded import pad, precision
 from parity.trl_generation import generated, sampler_ratio, scored, weighed
 from proof.claims import agree, compared, covers
@@ -12,7 +13,6 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers import table
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), compared("package")]
 
@@ -23,11 +23,6 @@ CLASSES = {"trl": ("trl.trainer.grpo_trainer", "GRPOTrainer"), "trl-rloo": ("trl
 def trainer_class(name: str) -> type:
     module, cls = CLASSES[name]
     return getattr(pytest.importorskip(module), cls)
-
-
-def objective(trainer: str, **options: object):
-    spec = table.TRAINERS[trainer]
-    return spec.objective(resolve(spec.options, parse_version(spec.newest), [Layer("test", options)], trainer=trainer))
 
 
 def batch_of(seed: int, dtype: torch.dtype, *, size: int = 4, split: str = "train", masks: bool = True) -> RolloutBatch:

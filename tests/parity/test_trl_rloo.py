@@ -3,11 +3,13 @@
 import math
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import oracles
 import pytest
 import torch
+from objectives import objective_of
 from parity.padded import pack, pad, precision
 from parity.trl_generation import evaluation_share
 from proof.claims import ONLY_DOUBLE, agree, compared, covers, values_of
@@ -18,7 +20,6 @@ from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers import table
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), compared("package")]
 
@@ -29,10 +30,7 @@ LAYOUTS = {
 }
 
 
-def objective(**options: object) -> Objective:
-    spec = table.TRAINERS["trl-rloo"]
-    version = parse_version(spec.newest)
-    return spec.objective(resolve(spec.options, version, [Layer("test", options)], trainer="trl-rloo"))
+objective = partial(objective_of, "trl-rloo")
 
 
 def batch_of(seed: int, layout: str = "one", dtype: torch.dtype = torch.float64) -> RolloutBatch:

@@ -56,6 +56,7 @@ def packed() -> LogRatios:
     return LogRatios(DRIFT.reshape(-1), MASK.reshape(-1) == 1, torch.tensor([0, 4, 8, 12]))
 
 
+@pytest.mark.slow
 @given(names=names, value=value)
 @settings(max_examples=600, deadline=None)
 def test_rejection(names, value):
@@ -76,6 +77,7 @@ def test_rejection(names, value):
     assert torch.equal(kept_tokens(packed(), rules), mask.reshape(-1) == 1)
 
 
+@pytest.mark.slow
 @given(value=value)
 @example("1_nan")
 @settings(max_examples=600, deadline=None)

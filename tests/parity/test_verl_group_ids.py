@@ -7,8 +7,7 @@ import oracles
 import pytest
 import torch
 from parity.padded import precision
-from parity.test_verl import objective
-from parity.test_verl_advantages import Config, algos, upstream
+from parity.test_verl_advantages import Config, algos, objective, upstream
 from proof.claims import agree, compared, values_of
 
 from rolloutdoctor.evaluation.evaluate import evaluate_rows

@@ -9,6 +9,7 @@ from functools import cache
 
 import pytest
 import torch
+from objectives import objective_of
 from parity.padded import pack, pad, precision
 from proof.claims import agree, compared, covers, values_of
 
@@ -16,8 +17,6 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import evaluate_all
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.trainers import table
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.verl import policy as verl_policy
 from rolloutdoctor.trainers.verl import trainer as verl
 
@@ -25,8 +24,7 @@ pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore"), compared
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
-KL_NAMES = {"wide": [name + plus for name in ("k1", "abs", "k2", "k3") for plus in ("", "+")], "cut": ["k3", "k1+"]}
-"""The other names are the same estimators."""
+KL_NAMES = {"wide": [name + plus for name in sorted(verl.KL_TYPES) for plus in ("", "+")], "cut": ["k3", "k1+"]}
 METRICS = ("actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower")
 COEF, FACTOR = 0.07, 37
 CLIP = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.3}
@@ -50,12 +48,9 @@ def algos():
     return pytest.importorskip("verl.trainer.ppo.core_algos")
 
 
-def objective(*, version: str | None = None, **options: object) -> Objective:
-    spec = table.TRAINERS["verl"]
+def objective(*, version: str = "", **options: object) -> Objective:
     named = {"adv_estimator": "grpo", "loss_scale_factor": FACTOR, **CLIP, **options}
-    return spec.objective(
-        resolve(spec.options, parse_version(version or spec.newest), [Layer("test", named)], trainer="verl")
-    )
+    return objective_of(f"verl@{version}", **named)
 
 
 @cache

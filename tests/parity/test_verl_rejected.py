@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 from parity.padded import pack, pad, precision, rounding
-from parity.test_verl import objective
-from parity.test_verl_advantages import Config, full_batch, upstream
+from parity.test_verl_advantages import Config, full_batch, objective, upstream
 from proof.claims import Bound, agree, compared, fail_alike, values_of
 
 from rolloutdoctor.data.batch import RolloutBatch

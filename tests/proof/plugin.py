@@ -8,6 +8,9 @@ import pytest
 from proof.claims import RUNNING, claims_of
 
 CLAIMS: dict[str, None] = {}
+"""Of the tests that are to run."""
+COLLECTED: dict[str, None] = {}
+"""Of all tests that were collected."""
 LEFT_OUT: list[pytest.Item] = []
 """Tests that were collected and are not to run."""
 SEEN: set[Path] = set()
@@ -28,10 +31,10 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    if not LEFT_OUT and not any("::" in word for word in session.config.args):
-        SEEN.update(item.path for item in session.items)
-    for item in session.items:
-        CLAIMS.update((json.dumps(claim.plain()), None) for claim in claims_of(item))
+    for items, claims in (session.items, CLAIMS), ([*session.items, *LEFT_OUT], COLLECTED):
+        claims.update((json.dumps(claim.plain()), None) for item in items for claim in claims_of(item))
+    if not any("::" in word for word in session.config.args):
+        SEEN.update(item.path for item in [*session.items, *LEFT_OUT])
 
 
 @pytest.hookimpl(wrapper=True)

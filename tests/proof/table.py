@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from proof.claims import ONLY_DOUBLE
-from proof.plugin import CLAIMS, SEEN
+from proof.plugin import COLLECTED, SEEN
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = [f"tests/{name}" for name in ("parity", "goldens", "formulas/losses", "formulas/advantages", "trainers")]
@@ -42,7 +42,7 @@ def proof_of(*arguments: str) -> tuple[int, dict[str, list[dict]]]:
 def collected() -> tuple[int, list[dict]]:
     """Collect the tests once, unless all of them are in this session; the exit code, and every claim."""
     if SEEN.issuperset(path for folder in FOLDERS for path in (ROOT / folder).glob("test_*.py")):
-        return 0, [json.loads(claim) for claim in CLAIMS]
+        return 0, [json.loads(claim) for claim in COLLECTED]
     code, proof = proof_of("--collect-only", *FOLDERS)
     return code, proof["claims"]
 

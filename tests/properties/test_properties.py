@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from objectives import objective_of as objective
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_all, evaluate_rows
@@ -17,17 +18,10 @@ from rolloutdoctor.objective.objective import AdvantageRule, Objective
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.testing import random_batch, toy_batch
-from rolloutdoctor.trainers import table
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 
 OUTCOME = sorted(set(ESTIMATORS) - {"raw"})
 SCALES = [*[(name, scale) for name in OUTCOME for scale in ("group", "none")], ("grpo", "batch")]
 seeds = st.integers(0, 10_000)
-
-
-def objective(trainer: str, **options: object) -> Objective:
-    spec = table.TRAINERS[trainer]
-    return spec.objective(resolve(spec.options, parse_version(spec.newest), [Layer("test", options)], trainer=trainer))
 
 
 def full(trainer: str) -> Objective:
@@ -57,6 +51,7 @@ def advantages(batch: RolloutBatch, name: str, scale: str = "group", *, shift: f
 
 
 @pytest.mark.parametrize(("name", "scale"), SCALES, ids=str)
+@settings(max_examples=20)
 @given(seed=seeds, shift=st.floats(-10, 10))
 def test_a_shift_of_all_rewards_changes_nothing(name, scale, seed, shift):
     """Every group estimator; gpg up to its factor, which counts the scores other than zero."""
@@ -69,6 +64,7 @@ def test_a_shift_of_all_rewards_changes_nothing(name, scale, seed, shift):
 
 
 @pytest.mark.parametrize(("name", "scale"), SCALES, ids=str)
+@settings(max_examples=20)
 @given(seed=seeds, factor=st.floats(0.01, 100))
 def test_a_positive_factor(name, scale, seed, factor):
     """Scaled estimators ignore it, the others are proportional; whitening adds 1e-8 to the variance."""
@@ -138,6 +134,15 @@ def test_rloo_is_the_centred_score_times_g_over_g_minus_one(seed):
     torch.testing.assert_close(advantages(batch, "rloo"), wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["grpo", "rloo", "opo"])
+@given(seed=seeds)
+def test_an_advantage_is_the_score_less_its_baseline(name, seed):
+    batch = batch_of(seed)
+    rows = evaluate_rows(batch, objective("verl", adv_estimator=name, norm_adv_by_std_in_grpo=False), torch.float64)
+    wanted_N = batch.column("reward") - rows.baseline_N
+    torch.testing.assert_close(rows.advantage_N, wanted_N, rtol=1e-11, atol=1e-11, equal_nan=True)
+
+
 @given(u=st.floats(-600, 600))
 def test_k3_is_never_negative(u):
     value, slope = kl.term("k3", torch.tensor([u], dtype=torch.float64))
@@ -176,6 +181,7 @@ def equal_rewards(value: float, size: int) -> RolloutBatch:
     return toy_batch([[value] * size], lengths=[1 + row % 3 for row in range(size)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "scale"), SCALES, ids=str)
 @pytest.mark.parametrize("value", [0.1, 0.3, 2.7, -1.1, 1e-3])
 def test_equal_rewards_have_exactly_no_advantage(name, scale, value):

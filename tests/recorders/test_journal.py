@@ -194,6 +194,7 @@ def test_damaged_bytes_end_in_a_sentence_or_in_rows(tmp_path, data):
     assert not sentence or (sentence.startswith(str(journal)) and "\n" not in sentence)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_entry_ends_the_journal(tmp_path, data):

@@ -97,6 +97,7 @@ def other_process(path):
     )
 
 
+@pytest.mark.slow
 def test_across_processes(tmp_path):
     path = tmp_path / "run.parquet"
     mine = recorder_at(path)
@@ -108,6 +109,7 @@ def test_across_processes(tmp_path):
     assert (steps_of(path), steps_of(tmp_path / "run.2.parquet")) == ([1], [7])
 
 
+@pytest.mark.slow
 def test_a_name_is_free_again_when_its_process_was_killed(tmp_path):
     path = tmp_path / "run.parquet"
     other = other_process(path)

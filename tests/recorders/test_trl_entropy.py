@@ -55,6 +55,7 @@ def test_what_is_logged_follows_from_the_rows(tmp_path, name):
     assert any("gradients are those of the policy term and the KL term" in note for note in report.notes)
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
 def test_several_optimizer_steps_of_a_batch(tmp_path, loss_type):
     run(tmp_path, rewards=(shade,), entropy_coef=0.1, steps_per_generation=4, steps=4, loss_type=loss_type)
@@ -63,6 +64,7 @@ def test_several_optimizer_steps_of_a_batch(tmp_path, loss_type):
         assert audit[metric].compared == audit[metric].agree > 0
 
 
+@pytest.mark.slow
 def test_a_bonus_that_adapts_is_seen_to_be_applied(tmp_path):
     _, _, logged = run(tmp_path, rewards=(shade,), **RUNS["lowered"])
     config = config_of(**{name: value for name, value in RUNS["lowered"].items() if name in ADAPTIVE})
@@ -71,6 +73,7 @@ def test_a_bonus_that_adapts_is_seen_to_be_applied(tmp_path):
     assert any(value[APPLIED] for value in found.values())
 
 
+@pytest.mark.slow
 def test_means_of_several_steps_with_a_bonus_that_adapts(tmp_path):
     run(tmp_path, rewards=(shade,), **RUNS["raised"] | {"logging_steps": 2, "steps": 4, "evaluate": False})
     audit = {entry.quantity: entry for entry in rd.check(rd.open(tmp_path / "run.parquet"), dtype="float32").audit}
@@ -79,6 +82,7 @@ def test_means_of_several_steps_with_a_bonus_that_adapts(tmp_path):
     assert audit["policy_loss"].compared == audit["policy_loss"].agree == 2
 
 
+@pytest.mark.slow
 def test_the_gradient_alone_is_refused(tmp_path):
     run(tmp_path, rewards=(shade,), entropy_coef=0.1, steps=1)
     opened = rd.open(tmp_path / "run.parquet")

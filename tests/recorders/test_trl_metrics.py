@@ -131,6 +131,7 @@ def test_grpo(tmp_path, name):
         assert logged[step, "train"]["num_tokens"] == total or not fresh
 
 
+@pytest.mark.slow
 def test_what_the_trainer_printed_agrees_with_the_rows(tmp_path, capsys):
     """A run file without its metrics, and the console of the training, which has four significant digits."""
     _, _, logged = run(tmp_path, rewards=(shade,), loss_type="grpo")
@@ -157,7 +158,7 @@ RLOO = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", RLOO)
 def test_rloo(tmp_path, name):
     options = {"rewards": (shade,), "learning_rate": 5e-2, **RLOO[name]}
@@ -188,7 +189,7 @@ def test_rloo(tmp_path, name):
         assert found == pytest.approx([row["advantage"]] * len(found), rel=1e-6, abs=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", ["GRPOTrainer", "RLOOTrainer"])
 def test_a_killed_training_gives_the_findings_of_a_closed_one(tmp_path, name):
     """The journal as it is before the recording closes, every command's input, against the run file made of it."""
@@ -294,7 +295,7 @@ def check_two_ranks(folder):
     assert compared >= {("train", each) for each in GRPO_ALWAYS | CLIPPED}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize(
     "options", [{"steps": 7}, {"steps": 6, "logging_first_step": True, "num_iterations": 2}], ids=str
 )

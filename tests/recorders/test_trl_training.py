@@ -62,6 +62,7 @@ def test_training_is_bit_identical(tmp_path):
     assert [SYMBOLS[i] for i in row["prompt_ids"]] == list(row["prompt"])
 
 
+@pytest.mark.slow
 def test_a_failure_inside_the_recorder_leaves_training_alone(tmp_path, monkeypatch):
     from rolloutdoctor.recorders import _trl_recorder
 
@@ -114,6 +115,7 @@ def test_max_bytes_ends_the_recording(tmp_path):
     assert {row["step"] for row in rows} in ({1}, {1, 2}, {1, 2, 3})
 
 
+@pytest.mark.slow
 def test_every_second_generated_batch(tmp_path):
     rows, logged = run(tmp_path, steps=4, recording={"every": 2})[1:]
     assert sorted(steps_of(rows)) == [(1, "train"), (3, "train")]

@@ -65,6 +65,7 @@ def test_findings_are_among_the_metrics(tmp_path):
     assert watching.watching
 
 
+@pytest.mark.slow
 def test_training_is_bit_identical(tmp_path):
     plain, _ = trained(tmp_path / "plain", watched=False)
     watched, watching = trained(tmp_path / "watched")

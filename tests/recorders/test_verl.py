@@ -95,6 +95,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", ["grpo", "grpo_vectorized", "rloo", "opo", "reinforce_plus_plus"])
 def test_a_recorded_estimator_computes_the_same_and_its_rows_give_its_advantages(folder, name):
     path = folder / f"{name}.parquet"
@@ -124,6 +125,7 @@ def test_a_recorded_estimator_computes_the_same_and_its_rows_give_its_advantages
     assert (entry.quantity, entry.agree, entry.not_compared) == ("advantages", entry.compared, 0)
 
 
+@pytest.mark.slow
 def test_what_a_rejected_row_does_to_its_group_is_found(folder):
     """The headline of verl's fault needs no log-prob."""
     report = rd.check(rd.open(folder / "grpo.parquet"), select=["RDA001"])

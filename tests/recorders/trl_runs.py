@@ -1,4 +1,4 @@
-"""Tiny TRL trainings on the CPU with a recorder, and plain loops over what was recorded."""
+"""Tiny TRL trainings on the CPU with a recorder, and a look at what was recorded."""
 
 import os
 
@@ -153,95 +153,15 @@ def steps_of(rows):
     return steps
 
 
-def cut(rows, name):
-    parts = {}
-    for row in rows:
-        parts.setdefault(row[name], []).append(row)
-    return [parts[key] for key in sorted(parts)]
-
-
-def padded(rows, name):
-    width = max(len(row["response_ids"]) for row in rows)
-    return np.stack([np.pad(row[name].astype(np.float64), (0, width - len(row[name]))) for row in rows])
-
-
-def advantages(rows, trainer):
-    """TRL's advantages from the recorded rewards, for scale_rewards="group"."""
-    groups = {}
-    for row in rows:
-        groups.setdefault(row["group_id"], []).append(row)
-    expected = {}
-    for group in groups.values():
-        reward = np.array([np.nan if row["reward"] is None else row["reward"] for row in group])
-        known = reward[~np.isnan(reward)]
-        mean = known.mean() if len(known) else np.nan
-        std = known.std(ddof=1) if len(known) > 1 else 0.0
-        for row, value in zip(group, np.nan_to_num((reward - mean) / (std + 1e-4)), strict=True):
-            expected[row["sample_id"]] = value
-    return expected
-
-
-def loss_and_kl(rows, trainer, *, generation_tokens, windows=1):
-    """Loss of some micro-batches of one optimiser step, and the KL metric, from the recorded columns alone."""
-    args = trainer.args
-    train = rows[0]["split"] == "train"
-    accumulation = args.gradient_accumulation_steps if train else 1
-    losses, kls = [], []
-    for batch in cut(rows, "micro_batch_id"):
-        mask, policy, ref = (padded(batch, name) for name in ("response_mask", "policy_log_probs", "ref_log_probs"))
-        old = padded(batch, "old_log_probs") if "old_log_probs" in batch[0] else policy
-        advantage = np.array([row["advantage"] for row in batch])[:, None]
-        ratio = np.exp(policy - old)
-        kl = (np.exp(ref - policy) - (ref - policy) - 1) * (ratio if args.use_bias_correction_kl else 1)
-        token = -np.minimum(ratio * advantage, np.clip(ratio, 1 - args.epsilon, 1 + args.epsilon) * advantage)
-        if "is_weights" in batch[0]:
-            token = token * padded(batch, "is_weights")
-        token = (token + args.beta * kl) * mask
-        if args.loss_type == "grpo":
-            loss = (token.sum(1) / np.maximum(mask.sum(1), 1)).mean() / accumulation
-        elif args.loss_type == "bnpo":
-            loss = token.sum() / max(mask.sum(), 1) / accumulation
-        elif args.loss_type == "dr_grpo":
-            loss = token.sum() / (len(batch) * args.max_completion_length) / accumulation
-        else:
-            loss = token.sum() / (max(generation_tokens, 1) / windows)
-        losses.append(loss)
-        kls.append((kl * mask).sum() / max(mask.sum(), 1))
-    return sum(losses), float(np.mean(kls))
-
-
 def close(value, expected):
     """1e-6 relative; the loss of a balanced batch is a small difference of large terms, so also 2e-7 absolute."""
     return value == pytest.approx(expected, rel=1e-6, abs=2e-7)
 
 
-def tokens(rows):
-    return sum(row["response_mask"].sum(dtype=float) for row in rows)
-
-
-def check_reproduces(trainer, rows, logged):
-    """Every logged kl, loss and advantage follows from the rows."""
-    assert rows
-    for (step, split), batch in steps_of(rows).items():
-        expected = advantages(batch, trainer)
-        for row in batch:
-            # float32 cancellation in TRL's own mean sets the absolute term.
-            assert row["advantage"] == pytest.approx(expected[row["sample_id"]], rel=1e-6, abs=1e-6)
-        assert len({row["sample_id"] for row in batch}) == len(batch)
-        if split == "eval":
-            parts = cut(batch, "micro_batch_id")
-            values = [loss_and_kl(part, trainer, generation_tokens=tokens(part)) for part in parts]
-            losses, kls = zip(*values, strict=True)
-            # The evaluation loop repeats each loss for the rows of a full batch, and cuts the last one to what is
-            # left of the *prompts*, however many responses each of them got.
-            weights = [4.0] * len(parts)
-            weights[-1] = len(trainer.eval_dataset) % 4
-            assert close(logged[step, split]["loss"], np.average(losses, weights=weights))
-            assert close(logged[step, split]["kl"], np.mean(kls))
-            continue
-        windows = 1 + max(row["optim_step_id"] for row in batch)
-        for part in cut(batch, "optim_step_id"):
-            loss, kl = loss_and_kl(part, trainer, generation_tokens=tokens(batch), windows=windows)
-            entry = logged[step + part[0]["optim_step_id"], split]
-            assert close(entry["loss"], loss)
-            assert close(entry["kl"], kl)
+def check_reproduces(folder, **options):
+    """What the trainer logged follows from the recorded rows."""
+    report = rd.check(rd.open(folder / "run.parquet"), dtype="float32", options=options)
+    entries = {entry.quantity: entry for entry in report.audit}
+    assert not [entry for entry in entries.values() if not entry.agrees or entry.with_fixes]
+    for name in ("advantages", "loss", "kl"):
+        assert entries[name].compared, name

@@ -21,6 +21,8 @@ from rolloutdoctor.rules.table import RULES, find
 from rolloutdoctor.trainers.options import Layer
 
 Metrics = Mapping[str, float]
+JOINED: set[tuple[tuple[str, ...], frozenset[str]]] = set()
+"""Rules and columns of which steps were measured together and alone already."""
 
 
 def columns_of(batches: Sequence[RolloutBatch]) -> frozenset[str]:
@@ -59,7 +61,9 @@ def folded(
     dispatcher = StepDispatcher([fold], find_dtype(dtype))
     for batch, metrics in zip(batches, each, strict=True):
         dispatcher.step(batch, metrics)
-    if 0 < len(select) <= 3:
+    kind = tuple(select), columns_of(batches)
+    if 0 < len(select) <= 3 and kind not in JOINED:
+        JOINED.add(kind)
         assert_measured_alike(plan, [one for batch in batches for one in (companion(batch), batch)], dtype)
     return plan, fold, configured
 

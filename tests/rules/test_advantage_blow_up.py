@@ -4,21 +4,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from objectives import objective_of
 from rules.checking import found_by, report_on, values
 
 from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.testing import diagnose, diagnose_one, random_batch, toy_batch
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
-from rolloutdoctor.trainers.table import TRAINERS
 
 CODE = "RDA007"
 GRPO = {"trainer": "verl", "adv_estimator": "grpo"}
-
-
-def objective_of(trainer, **options):
-    spec = TRAINERS[trainer]
-    return spec.objective(resolve(spec.options, parse_version(spec.newest), [Layer("test", options)], trainer=trainer))
 
 
 def test_beyond_the_bound():

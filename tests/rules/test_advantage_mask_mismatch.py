@@ -116,6 +116,7 @@ def test_no_advantages_of_tokens():
     assert skipped.reason == "missing column advantages"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize(

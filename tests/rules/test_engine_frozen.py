@@ -1,5 +1,4 @@
 import math
-import random
 from dataclasses import replace
 
 import pytest
@@ -161,10 +160,3 @@ def test_what_is_not_known_does_not_count():
         sampler_T = torch.full((one.tokens,), math.nan)
         odd.append(replace(one, per_token={**one.per_token, "rollout_log_probs": sampler_T}))
     assert outcomes(report_on(odd, trainer=None, select=[CODE])) == {CODE: "skipped"}
-
-
-def test_order_of_steps():
-    steps = run(model(), versions=lambda step, row: 0)
-    expected = repr(report_on(steps, trainer=None, select=[CODE]))
-    random.Random(3).shuffle(steps)
-    assert repr(report_on(steps, trainer=None, select=[CODE])) == expected

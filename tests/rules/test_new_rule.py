@@ -27,6 +27,7 @@ def make(copy, *words):
     )
 
 
+@pytest.mark.slow
 def test_the_skeleton_runs(copy):
     done = make(copy, "made-up-fault", "RDO999")
     assert done.returncode == 0, done.stderr

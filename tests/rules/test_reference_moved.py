@@ -1,4 +1,3 @@
-import random
 from dataclasses import replace
 
 import numpy as np
@@ -56,13 +55,6 @@ def test_the_kl_falls_and_stays():
 @pytest.mark.parametrize("trainer", [None, "slime"])
 def test_it_needs_no_options(trainer):
     assert found_in(run(FALL), trainer) is not None
-
-
-def test_order_of_steps():
-    steps = run(FALL)
-    expected = repr(diagnose(steps, trainer="trl", select=[CODE]))
-    random.Random(0).shuffle(steps)
-    assert repr(diagnose(steps, trainer="trl", select=[CODE])) == expected
 
 
 def test_the_reference_is_the_policy():

@@ -56,27 +56,6 @@ def test_measures():
     assert found.examples[0].note == "advantage -47.5, without fully masked responses 2"
 
 
-@pytest.mark.parametrize(
-    ("options", "survivor", "alone"),
-    [
-        # the worked numbers of a group with rewards 100 (rejected) and 1: as configured, and with live voters only
-        ({"adv_estimator": "grpo"}, -49.5 / (99 / math.sqrt(2) + 1e-6), 1 / (1 + 1e-6)),
-        ({"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False}, -49.5, 1.0),
-        ({"adv_estimator": "rloo"}, -99.0, 1.0),
-        ({"adv_estimator": "rloo_vectorized"}, -99.0, 0.0),
-        # gpg scales by voters / nonzero voters: 2 / 2 and 1 / 1
-        ({"adv_estimator": "gpg"}, -49.5, 1.0),
-        # opo gives the rejected row no weight, so the survivor is its own baseline
-        ({"adv_estimator": "opo"}, 0.0, 1.0),
-    ],
-)
-def test_one_survivor(options, survivor, alone):
-    found = found_by(CODE, toy_batch([[100, 1]], mask=[[0, 0], [1, 1]]), trainer="verl", **options)
-    assert values(found)["advantage_shift_max"] == pytest.approx(abs(survivor - alone), rel=1e-9)
-    assert values(found)["live_rows"] == 1
-    assert values(found)["sign_flips"] == int(survivor * alone < 0)
-
-
 def test_trl():
     # Scores 1 (masked because truncated), 0 and 1. All vote: mean 2/3, std sqrt((1/9 + 4/9 + 1/9) / 2) = sqrt(1/3).
     # Live rows: mean 1/2, std sqrt(1/2).

@@ -1,4 +1,3 @@
-import random
 from dataclasses import replace
 
 import numpy as np
@@ -58,32 +57,6 @@ def test_confident_disagreement(spoilt):
     assert "from the sampler and" in finding.examples[0].note
 
 
-CLEAN = {
-    "float32": {"noise": 1e-4},
-    "bf16 kernels": {"noise": 0.05},
-    "bf16 logits": {"bfloat16_logits": True},
-    "low entropy": {"entropy": "low"},
-    "high entropy": {"entropy": "high"},
-    "turns": {"turns": 3, "observed": 0.0},
-    "turns without log-probs": {"turns": 3, "observed": float("nan")},
-    "inner iterations": {"drift": 0.05, "policy_ahead": 1.0},
-    "fixed length": {"lengths": (32, 32)},
-    "a version late": {"drift": 0.05, "lag": 1},
-    "top-p": {"top_p": 0.8},
-    "temperature": {"temperature": 0.6},
-    "hot": {"temperature": 1.3},
-    "mixture of experts": {"noise": 0.1},
-    "bf16 log-probs": {"bfloat16": True},
-}
-
-
-@pytest.mark.parametrize("options", CLEAN.values(), ids=CLEAN)
-def test_no_level_is_a_fault(options):
-    finding = found([one.batch() for one in run(3, **options)])
-    assert (finding.severity, finding.verdict) == (Severity.INFO, "confirmed")
-    assert values(finding)["confident_tokens"] == 0
-
-
 def test_equal_log_probs_are_no_finding():
     report = report_on(toy_batch([[1, 0]], rollout=-1.0), trainer=None, select=[CODE])
     (one,) = report.not_applicable
@@ -120,13 +93,6 @@ def test_a_long_step_is_sampled_by_rows():
     assert measures["tokens"] == one.tokens
     assert 2**12 < measures["sampled_tokens"] < 2**14
     assert measures["mean_abs_delta"] == pytest.approx(float(all_measures.abs().mean()), rel=0.1)
-
-
-def test_order_of_steps():
-    steps = [one.batch() for one in run(4, spoilt=0.05)]
-    expected = repr(found(steps))
-    random.Random(0).shuffle(steps)
-    assert repr(found(steps)) == expected
 
 
 def test_nothing_trained_is_no_verdict():

@@ -1,5 +1,4 @@
 import math
-import random
 from dataclasses import replace
 
 import pytest
@@ -189,6 +188,7 @@ def test_measures_by_lag():
 # Look-alikes.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "made",
     [
@@ -277,13 +277,6 @@ def test_tokens_without_a_value_and_masked_ones_do_not_count():
 def test_unstamped_rows_are_no_version():
     batches = run_of(STEADY, 10, stamps=lambda step, row: (step, step) if row % 2 else (-1, -1))
     assert found_in(batches) is None
-
-
-def test_order_of_steps():
-    steps = run_of(FAST, 8, versions=lagging, stamps=own)
-    expected = repr(report_on(steps, select=[CODE], trainer=None))
-    random.Random(1).shuffle(steps)
-    assert repr(report_on(steps, select=[CODE], trainer=None)) == expected
 
 
 def test_of_long_steps_some_tokens_are_looked_at(monkeypatch):

@@ -1,5 +1,3 @@
-import random
-
 import numpy as np
 import polars as pl
 import pytest
@@ -77,6 +75,7 @@ def test_a_slow_drift():
     assert values(found_in(run(stale, steps=40, policy=Policy(rate=0.03, length=32))))["gap_ratio"] > 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "made",
     [
@@ -126,13 +125,6 @@ def test_prompts_that_never_come_again():
     batches = [step_of(MODEL, step, prompts=tuple(range(5 * step, 5 * step + 5))) for step in range(6)]
     (skipped,) = report_on(batches, trainer=None, select=[CODE]).skipped
     assert skipped.reason.startswith("30 prompts of 128 tokens or more, which come again 0 times")
-
-
-def test_order_of_steps():
-    steps = run(stale)
-    expected = repr(report_on(steps, trainer=None, select=[CODE]))
-    random.Random(3).shuffle(steps)
-    assert repr(report_on(steps, trainer=None, select=[CODE])) == expected
 
 
 def score(version, age, gap):

@@ -1,5 +1,4 @@
 import math
-import random
 from dataclasses import replace
 
 import polars as pl
@@ -7,7 +6,6 @@ import pytest
 import torch
 from rules.checking import report_on, values
 from rules.sampling import run
-from rules.test_sampler_mismatch import CLEAN
 
 from rolloutdoctor.evaluation.slope_bins import WITHOUT, slopes_of
 from rolloutdoctor.results.findings import Severity
@@ -27,6 +25,7 @@ def found(steps, **options):
     return findings[0] if findings else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.3, 0.6, 0.7, 0.9, 1.3])
 @pytest.mark.parametrize("noise", [0.02, 0.05])
 def test_the_sampler_is_at_another_temperature(temperature, noise):
@@ -79,25 +78,6 @@ def test_another_base():
     assert "1.443 times the trainer's: a logarithm to another base" in finding.message
 
 
-LOOK_ALIKES = {name: options for name, options in CLEAN.items() if name not in ("temperature", "hot")} | {
-    "top-p 0.5": {"top_p": 0.5},
-    "top-k": {"top_k": 10},
-    "min-p": {"min_p": 0.1},
-    "placeholders": {"filled": 0.02},
-    "shift": {"late": 1},
-    "stale contexts": {"spoilt": 0.1},
-    "mixture of experts": {"rerouted": 0.3},
-    "one decimal": {"decimals": 1},
-    "temperature on both sides": {"temperature": 0.7, "trainer_temperature": 0.7},
-    "several versions": {"drift": 0.05, "lag": [0, 1, 2, 3] * 32, "version": 5},
-}
-
-
-@pytest.mark.parametrize("options", LOOK_ALIKES.values(), ids=LOOK_ALIKES)
-def test_look_alikes(options):
-    assert found(run(4, **options), columns=("entropy", "policy_version_min")) is None
-
-
 def test_a_collapsed_policy_is_no_verdict():
     (skipped,) = report(run(3, entropy="collapsed")).skipped
     assert "0 contexts" in skipped.reason
@@ -112,13 +92,6 @@ def test_missing_columns():
     batch = toy_batch([[1, 0]])
     (skipped,) = report_on(batch, trainer=None, select=[CODE]).skipped
     assert "rollout_log_probs" in skipped.reason
-
-
-def test_order_of_steps():
-    steps = run(4, temperature=0.8)
-    expected = repr(report(steps))
-    random.Random(0).shuffle(steps)
-    assert repr(report(steps)) == expected
 
 
 def test_order_of_rows():

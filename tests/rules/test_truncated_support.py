@@ -1,7 +1,6 @@
 import pytest
 from rules.checking import outcomes, report_on, values
 from rules.sampling import run
-from rules.test_sampler_mismatch import CLEAN
 
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.io.metadata import RunMetadata
@@ -34,33 +33,13 @@ CUT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "kind"), CUT.values(), ids=CUT)
 def test_a_cut_support(options, kind):
     finding = found(run(3, **options))
     assert (finding.severity, finding.verdict) == (Severity.WARNING, "exposed")
     assert kind in finding.headline
     assert values(finding)["mean_weight"] < 0.985
-
-
-LOOK_ALIKES = {name: options for name, options in CLEAN.items() if name != "top-p"} | {
-    "cold": {"temperature": 0.3},
-    "temperature 0.9": {"temperature": 0.9},
-    "half a unit": {"stretch": 0.7},
-    "placeholders": {"filled": 0.02},
-    "many placeholders": {"filled": 0.2},
-    "shift": {"late": 1},
-    "stale contexts": {"spoilt": 0.1},
-    "other inputs": {"spoilt": 1.0},
-    "mixture of experts": {"rerouted": 0.3},
-    "one decimal": {"decimals": 1},
-    "several versions": {"drift": 0.2, "lag": [0, 1, 2, 3] * 32, "version": 5},
-    "raw log-probs": {"top_p": 0.8, "reports": "raw"},
-}
-
-
-@pytest.mark.parametrize("options", LOOK_ALIKES.values(), ids=LOOK_ALIKES)
-def test_look_alikes(options):
-    assert found(run(3, **options)) is None
 
 
 def test_a_healthy_run_is_clean():

@@ -6,12 +6,12 @@ from dataclasses import replace
 import oracles
 import pytest
 import torch
+from objectives import objective_of
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.testing import diagnose, random_batch, toy_batch
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.slime import trainer as slime
 
 TRAJECTORY = [0, 0, 1, -1, 2, 2, 5, 6, 6, 6, -1, 9]
@@ -20,8 +20,7 @@ OPTIM = [0] * 6 + [1] * 6
 
 
 def objective(version: str = "0.3.1", **options: object) -> Objective:
-    layers = [Layer("test", options)]
-    return slime.objective(resolve(slime.OPTIONS, parse_version(version), layers, trainer="slime"))
+    return objective_of(f"slime@{version}", **options)
 
 
 def batch_of(seed: int, **per_row: list[int]) -> RolloutBatch:

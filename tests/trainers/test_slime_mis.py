@@ -2,20 +2,20 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import oracles
 import pytest
 import torch
+from objectives import objective_of
 from proof.claims import ONLY_DOUBLE, agree, compared, covers
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import evaluate
-from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.required_columns import loss_columns
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.slime import trainer as slime
 from rolloutdoctor.trainers.slime.mis import MIS
 
@@ -31,10 +31,15 @@ BOUNDS = {
 }
 
 
-def objective(**options: object) -> Objective:
-    options = {"use_tis": True, "custom_tis_function_path": MIS, "use_kl_loss": True, "kl_loss_coef": 0.1, **options}
-    layers = [Layer("test", {"kl_loss_type": "k2", **options})]
-    return slime.objective(resolve(slime.OPTIONS, parse_version("0.3.1"), layers, trainer="slime"))
+objective = partial(
+    objective_of,
+    "slime@0.3.1",
+    use_tis=True,
+    custom_tis_function_path=MIS,
+    use_kl_loss=True,
+    kl_loss_coef=0.1,
+    kl_loss_type="k2",
+)
 
 
 def batch_of(seed: int) -> RolloutBatch:

@@ -2,17 +2,17 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from objectives import objective_of
 
 from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_all, evaluate_rows
 from rolloutdoctor.objective.corrections import ImportanceWeights, Rejection, RolloutCorrection
 from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns, optional_columns
 from rolloutdoctor.results.errors import CannotComputeError, UsageError
 from rolloutdoctor.testing import diagnose, toy_batch
-from rolloutdoctor.trainers import table
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.verl import (
     correction as verl_correction,
 )
@@ -30,10 +30,7 @@ COEF = "actor/reward_kl_penalty_coeff"
 REJECTING = {"rollout_rs": "token_k1", "rollout_rs_threshold": 2}
 
 
-def objective(**options):
-    spec = table.TRAINERS["verl"]
-    named = {"adv_estimator": "rloo", **{name.replace("__", "."): value for name, value in options.items()}}
-    return spec.objective(resolve(spec.options, parse_version(spec.newest), [Layer("test", named)], trainer="verl"))
+objective = partial(objective_of, "verl", adv_estimator="rloo")
 
 
 @pytest.mark.parametrize(

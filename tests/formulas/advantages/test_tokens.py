@@ -1,32 +1,28 @@
-"""Estimators with a time axis against loops, and what they have in common."""
+"""Estimators with a time axis: what they have in common, and rejected rows."""
 
-import math
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 
 import oracles
 import pytest
 import torch
-from proof.claims import ONLY_DOUBLE, agree, compared, values_of
+from objectives import objective_of
+from proof.claims import ONLY_DOUBLE, agree, compared, covers, values_of
 
 from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_rows
 from rolloutdoctor.formulas.advantages.table import ESTIMATORS, RESPONSE_ESTIMATORS, TOKEN_ESTIMATORS
 from rolloutdoctor.objective.estimators import SPECS, Axis
-from rolloutdoctor.objective.objective import RowSet
 from rolloutdoctor.objective.required_columns import advantage_columns, has_time_axis
 from rolloutdoctor.results.errors import CannotComputeError
 from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.testing import random_batch, toy_batch
-from rolloutdoctor.trainers import table
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.verl import advantages as verl_advantages
 
 TOKEN_NAMES = ("gae", "reinforce_plus_plus", "remax", "optimal_token_baseline", "tir_optimal_token_baseline")
 
 
-def objective(**options):
-    spec = table.TRAINERS["verl"]
-    named = {name.replace("__", "."): value for name, value in options.items()}
-    return spec.objective(resolve(spec.options, parse_version(spec.newest), [Layer("test", named)], trainer="verl"))
+objective = partial(objective_of, "verl")
 
 
 def full_batch(seed, *, dense, sizes=(6, 5, 4, 3, 2, 1, 1), **options):
@@ -43,66 +39,34 @@ def full_batch(seed, *, dense, sizes=(6, 5, 4, 3, 2, 1, 1), **options):
     return replace(batch, per_token=columns, per_row=row_columns)
 
 
-def rows_of(batch, *names):
-    """Rows as lists of tuples."""
-    runs = [oracles.cut(batch.column(name).tolist(), batch.rows.tolist()) for name in names]
-    return [list(zip(*row, strict=True)) for row in zip(*runs, strict=True)]
+in_slime = partial(objective_of, "slime")
 
 
-def rewards_of(batch):
-    if "token_rewards" in batch.per_token:
-        return oracles.cut(batch.column("token_rewards").tolist(), batch.rows.tolist())
-    lengths = batch.rows.diff().tolist()
-    return [
-        [0.0] * (length - 1) + [reward] if length else []
-        for length, reward in zip(lengths, batch.column("reward").tolist(), strict=True)
-    ]
-
-
-def wanted(name, batch, gamma, lam, votes):
-    """Advantages of the loop, 0 at masked tokens."""
-    masks = oracles.cut(batch.column("response_mask").tolist(), batch.rows.tolist())
-    rewards = rewards_of(batch)
-    if name == "gae":
-        values = oracles.cut(batch.column("values").tolist(), batch.rows.tolist())
-        rows = [oracles.masked_gae(*row, gamma, lam) for row in zip(rewards, values, masks, strict=True)]
-    elif name == "reinforce_plus_plus":
-        rows = [oracles.returns(*row, gamma) for row in zip(rewards, masks, strict=True)]
-    elif name == "remax":
-        rows = [oracles.returns(*row) for row in zip(rewards, masks, strict=True)]
-        less = batch.column("reward_baseline").tolist()
-        rows = [[None if x is None else x - b for x in row] for row, b in zip(rows, less, strict=True)]
-    else:
-        columns = rows_of(batch, "old_log_probs", "sum_pi_squared", "response_mask")
-        rows = [
-            [(r, 1 - 2 * math.exp(old) + s, on) for r, (old, s, on) in zip(*pair, strict=True)]
-            for pair in zip(rewards, columns, strict=True)
-        ]
-        groups = batch.groups.index_N.tolist()
-        rows = oracles.token_baselines(rows, groups, votes, compact=name.startswith("tir"), zero_tail=True)
-    flat = [value for row in rows for value in row]
-    if name in ("gae", "reinforce_plus_plus"):
-        kept = iter(oracles.whitened([value for value in flat if value is not None]))
-        flat = [None if value is None else next(kept) for value in flat]
-    return torch.tensor([0.0 if value is None else value for value in flat], dtype=torch.float64)
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("dense", [False, True], ids=["scalar", "dense"])
-@pytest.mark.parametrize("live", [False, True], ids=["all vote", "live vote"])
-@pytest.mark.parametrize("name", values_of("verl", "adv_estimator", TOKEN_NAMES))
+@pytest.mark.parametrize(("gamma", "lambd"), [(0.99, 0.95), (1.0, 0.0), (0.0, 1.0)])
+@pytest.mark.parametrize("kl_type", values_of("slime", "kl_loss_type", ["k1", "k2", "k3", "low_var_kl"]))
+@covers("slime", "advantage_estimator", "ppo")
 @compared("loop", ONLY_DOUBLE)
-def test_against_loops(name, live, dense, seed):
-    batch = full_batch(seed, dense=dense, rejected=0.3)
-    mine = objective(adv_estimator=name, gamma=0.9, lam=0.8)
-    if live:
-        mine = replace(mine, baseline_rows=mine.baseline_rows.leaving_out(RowSet.REJECTED))
-    found = evaluate_rows(batch, mine, torch.float64)
-    votes = [bool(vote) for vote in found.in_baseline_N]
-    assert all(votes) is not live
-    own = wanted(name, batch, 0.9, 0.8, votes)
-    agree(found.advantage_T, own, torch.float64, "advantages", scale=max(1.0, float(own.abs().max())))
-    assert found.advantage_N is None
+def test_slime_gae(kl_type, gamma, lambd):
+    """The stored results of slime are in float32 alone."""
+    batch = random_batch(1, empty=0.0, dtype=torch.float64)
+    mine = in_slime(advantage_estimator="ppo", kl_coef=0.1, kl_loss_type=kl_type, gamma=gamma, lambd=lambd)
+    found = evaluate_rows(batch, mine, torch.float64).advantage_T.tolist()
+    for row, (start, stop) in enumerate(pairwise(batch.rows.tolist())):
+        columns = [batch.column(each)[start:stop].tolist() for each in ("old_log_probs", "ref_log_probs", "values")]
+        rewards = [-0.1 * oracles.kl(kl_type, old - ref) for old, ref in zip(*columns[:2], strict=True)]
+        rewards[-1] += float(batch.column("reward")[row])
+        agree(found[start:stop], oracles.gae(rewards, columns[2], gamma, lambd), torch.float64, "advantages")
+
+
+@pytest.mark.parametrize("normalised", values_of("slime", "rewards_normalization", [False, True]))
+@covers("slime", "advantage_estimator", "grpo")
+@compared("loop", ONLY_DOUBLE)
+def test_slime_rewards(normalised):
+    batch = random_batch(2, sizes=(5, 5, 5), empty=0.0, rejected=0.0)
+    found = evaluate_rows(batch, in_slime(rewards_normalization=normalised), torch.float64)
+    scores, groups = batch.column("reward").tolist(), batch.groups.index_N.tolist()
+    wanted = oracles.advantages("grpo", scores, groups, [True] * 15, [1] * 15) if normalised else scores
+    agree(found.advantage_N, wanted, torch.float64, "advantages")
 
 
 @pytest.mark.parametrize("name", TOKEN_NAMES)

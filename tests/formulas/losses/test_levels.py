@@ -5,20 +5,14 @@ from dataclasses import replace
 import oracles
 import pytest
 import torch
+from objectives import objective_of as objective
 from proof.claims import ONLY_DOUBLE, agree, compared, covers
 
 from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_rows
 from rolloutdoctor.formulas.losses.gates import high_entropy
-from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.testing import random_batch, toy_batch
 from rolloutdoctor.trainers import table
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
-
-
-def objective(trainer: str, version: str = "", **options: object) -> Objective:
-    spec = table.TRAINERS[trainer]
-    numbers = parse_version(version or spec.newest)
-    return spec.objective(resolve(spec.options, numbers, [Layer("test", options)], trainer=trainer))
+from rolloutdoctor.trainers.options import Layer, resolve
 
 
 def row_means(x_T, mask_T, lengths):
@@ -39,7 +33,7 @@ def test_slime_gspo_against_autograd(cap, seed):
     batch = random_batch(seed, sizes=(4, 4, 4), spread=0.8, dtype=torch.float64)
     options = {"use_kl_loss": True, "kl_loss_coef": 0.1, "kl_loss_type": "k2", "use_unbiased_kl": True}
     options |= {"use_tis": True, "tis_clip": 1.5, "tis_clip_low": 0.6, "use_opsm": True, "opsm_delta": 0.05}
-    mine = objective("slime", "0.3.2", advantage_estimator="gspo", eps_clip_c=cap, **options)
+    mine = objective("slime@0.3.2", advantage_estimator="gspo", eps_clip_c=cap, **options)
     found = evaluate(batch, mine, dtype=torch.float64, per_token=True)
     leaf = batch.column("policy_log_probs").clone().requires_grad_()
     old, ref, sampler = (batch.column(f"{name}_log_probs") for name in ("old", "ref", "rollout"))

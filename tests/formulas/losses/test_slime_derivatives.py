@@ -27,6 +27,7 @@ def kl_terms(kind, u):
     return {"k1": u, "k2": u**2 / 2, "k3": k3, "low_var_kl": k3}[kind]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("correction", [marked(name) for name in CORRECTIONS])
 @pytest.mark.parametrize("per_token", values_of("slime", "calculate_per_token_loss", [False, True]))
 @pytest.mark.parametrize("unbiased", values_of("slime", "use_unbiased_kl", [False, True]))

@@ -1,15 +1,13 @@
-"""verl's policy terms: against autograd of the same loss written a second time, against loops, and their laws."""
+"""verl's policy terms: their laws; `goldens` has loss and gradient of each."""
 
 import math
 from dataclasses import replace
 
 import pytest
 import torch
-from formulas.losses.test_derivatives import objective as plain_objective
-from formulas.losses.test_derivatives import spread_batch
 from hypothesis import given
 from hypothesis import strategies as st
-from proof.claims import ONLY_DOUBLE, agree, compared, covers
+from objectives import objective_of
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import evaluate
@@ -20,7 +18,7 @@ from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.testing import diagnose_one, random_batch, toy_batch
 from rolloutdoctor.trainers import table
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.options import Layer, resolve
 from rolloutdoctor.trainers.verl import policy as verl_policy
 from rolloutdoctor.trainers.verl import trainer as verl
 
@@ -42,118 +40,17 @@ MODES = [mode for mode in verl_policy.LOSS_MODES if mode != "vanilla"]
 
 
 def objective(**options: object) -> Objective:
-    spec = table.TRAINERS["verl"]
-    needed = {"loss_mode=dro": {"policy_loss.dro_beta": 0.5}, "loss_mode=clip_cov": {"policy_loss.clip_cov_ratio": 1}}
-    named = {"adv_estimator": "grpo", **needed.get(f"loss_mode={options.get('loss_mode')}", {}), **options}
-    return spec.objective(resolve(spec.options, parse_version(spec.newest), [Layer("test", named)], trainer="verl"))
+    needed = {"dro": {"policy_loss.dro_beta": 0.5}, "clip_cov": {"policy_loss.clip_cov_ratio": 1}}
+    return objective_of("verl", **{"adv_estimator": "grpo", **needed.get(options.get("loss_mode"), {}), **options})
 
 
 def one_micro_batch(batch: RolloutBatch) -> RolloutBatch:
     return replace(batch, per_row={**batch.per_row, "micro_batch_id": torch.zeros(len(batch), dtype=torch.int64)})
 
 
-def covariance(ell, adv):
-    """Over one micro-batch."""
-    return (adv - sum(adv) / len(adv)) * (ell - sum(ell) / len(ell))
-
-
-def row_terms(name, ell, old, adv, rule, chosen):
-    """Terms of the tokens of one row, none masked, as differentiable tensors."""
-    fixed = ell.detach()
-    delta = ell - old
-    ratio = delta.clamp(-20, 20).exp()
-    low, high, numbers = rule.clip_low, rule.clip_high, rule.numbers
-    match name:
-        case "gpg" | "reinforce":
-            return -adv * ell
-        case "dro":
-            return -(ell * adv - numbers["beta"] / 2 * delta**2)
-        case "cispo":
-            return -ratio.clamp(1 - low, 1 + high).detach() * adv * ell
-        case "sapo":
-            tau = torch.where(adv > 0, torch.full_like(adv, numbers["tau_pos"]), numbers["tau_neg"])
-            return -adv * 4 / tau / (1 + (-tau * (ratio - 1)).exp())
-        case "dppo_tv" | "dppo_kl":
-            new, before = fixed.exp(), old.exp()
-            far = new - before
-            rise, fall = far <= high, far >= -low
-            if name == "dppo_kl":
-                far = before * (old - fixed) + (1 - before) * ((1 - before + 1e-8) / (1 - new + 1e-8)).log()
-                rise, fall = (far <= high) | (new <= before), (far <= low) | (new >= before)
-            return -adv * ratio.clamp(max=rule.cap).detach() * ell * torch.where(adv > 0, rise, fall)
-        case "gspo":
-            s = (ell - fixed + delta.detach().mean()).clamp(max=10.0).exp()
-            return torch.max(-adv * s, -adv * s.clamp(1 - low, 1 + high))
-        case "geo_mean":
-            near = delta.clamp(-low, high)
-            sign = adv.sign()
-            kept = sign * torch.min(sign * delta, sign * near)
-            count = len(ell) + 1e-8
-            return (-(adv.sum() / count) * (kept.sum() / count).exp() / len(ell)).repeat(len(ell))
-        case "clip_cov":
-            r = delta.exp()
-            return torch.max(-adv * r, -adv * r.clamp(1 - low, 1 + high)) * ~chosen
-        case "kl_cov":
-            return -adv * delta.exp() + numbers["coef"] * delta.abs() * chosen
-    raise AssertionError(name)
-
-
-def test_every_kind_is_compared():
+def test_every_kind_is_here():
     assert {rule.kind for rule in RULES.values()} == {*verl_policy.LOSS_MODES.values(), "reinforce"} - {"ppo_dual_clip"}
     assert {rule.kind for rule in RULES.values()} <= SURROGATES.keys()
-
-
-def marked(name):
-    """What a term stands for."""
-    marks = [covers("verl", "loss_mode", "bypass_mode" if name == "reinforce" else name)]
-    # slime's cispo is verl's.
-    return pytest.param(
-        name, marks=[*marks, covers("slime", "advantage_estimator", name)] if name == "cispo" else marks
-    )
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", [marked(name) for name in RULES])
-@compared("autograd", ONLY_DOUBLE)
-def test_derivative(name, seed):
-    """Token sums over all rows: loss and gradient, with everything that no ratio-one batch reaches."""
-    batch, rule = spread_batch(seed), RULES[name]
-    mask_T = batch.column("response_mask")
-    if name in ("kl_cov", "clip_cov"):
-        # Their ratios are not clamped, so at e^21 the rest is lost in the loss.
-        batch = replace(
-            batch,
-            per_token=random_batch(seed, sizes=(5, 4, 4, 3), longest=30, spread=1.0, dtype=torch.float64).per_token,
-        )
-        mask_T = batch.column("response_mask")
-    found = evaluate(batch, plain_objective(rule, None, "token-sum"), dtype=torch.float64, per_token=True)
-    adv_T = torch.repeat_interleave(found.rows.advantage_N, batch.rows.diff())
-    ell_T = batch.column("policy_log_probs").clone().requires_grad_()
-    old_T = batch.column("old_log_probs")
-    chosen_T = torch.zeros_like(mask_T)
-    cov_t = covariance(ell_T.detach()[mask_T], adv_T[mask_T])
-    if name == "kl_cov":
-        wanted = sorted(range(len(cov_t)), key=lambda token: -cov_t[token])[: int(0.3 * len(cov_t))]
-        chosen_T[mask_T.nonzero().squeeze(1)[wanted]] = True
-    if name == "clip_cov":
-        delta_t, adv_t = (ell_T.detach() - old_T)[mask_T], adv_T[mask_T]
-        clipped_t = ((adv_t > 0) & (delta_t.exp() > 1.3)) | ((adv_t < 0) & (delta_t.exp() < 0.8))
-        chosen_T[mask_T] = (cov_t > 0.1) & (cov_t < 2.0) & ~clipped_t
-    if name.endswith("cov"):
-        assert 0 < int(chosen_T.sum()) < int(mask_T.sum())
-    terms = []
-    for start, stop in zip(batch.rows[:-1].tolist(), batch.rows[1:].tolist(), strict=True):
-        on = slice(start, stop)
-        here = mask_T[on]
-        if bool(here.any()):
-            columns = (column[on][here] for column in (ell_T, old_T, adv_T))
-            terms.append(row_terms(name, *columns, rule, chosen_T[on][here]).sum())
-    loss = torch.stack(terms).sum()
-    loss.backward()
-    scale = float(found.per_token.loss_T.abs().sum())
-    agree(found.loss, loss.item(), torch.float64, "loss", scale=scale)
-    wanted_T = ell_T.grad
-    agree(found.per_token.grad_T, wanted_T, torch.float64, "gradient", scale=1 + wanted_T.abs(), where=mask_T)
 
 
 @pytest.mark.parametrize("name", RULES)
