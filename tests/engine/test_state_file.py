@@ -250,7 +250,7 @@ EDITS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("edit", EDITS)
 def test_any_field_may_be_edited(tmp_path, content_of_a_state, edit):
     """A state that somebody edited is refused in one sentence, or is still the state of some check."""
