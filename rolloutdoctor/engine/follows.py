@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 
 from rolloutdoctor.audit.tally import STAGES
 from rolloutdoctor.results.findings import Finding, Severity
@@ -65,6 +66,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDT006", ("RDT001", "RDI012", "RDG003"), _began_earlier),
     ("RDT003", ("RDT001", "RDT006", "RDI012", "RDG003", "RDT008"), _began_earlier),
     ("RDT004", ("RDI012", "RDT006", "RDT008"), _began_earlier),
+    ("RDT005", ("RDT006", "RDI012"), _began_earlier),
     ("RDT001", ("RDT005", "RDG002", "RDG003"), _began_earlier),
     ("RDA006", ("RDA004",), _all_of_rows),
     ("RDI007", ("RDG005", "RDM004", "RDA001"), _always),
@@ -119,10 +121,16 @@ def by_cause(findings: Sequence[Finding], context: Context) -> tuple[Finding, ..
                 heaviest[cause.code] = max(heaviest[cause.code], found.weight)
 
     def place(found: Finding) -> tuple[object, ...]:
-        """Of equal weight what explains others comes first, then what logged values name, and last the audit's."""
+        """Of equal weight what explains others comes first, then what logged values name, and last the audit's.
+
+        Of several that say when they began the earliest comes first.
+        """
         lighter = heaviest[found.code] == found.weight
         is_bare = found.cause is None
-        return [-each for each in heaviest[found.code]], lighter, is_bare, found.code in AUDIT and is_bare, found.code
+        audited = found.code in AUDIT and is_bare
+        begun = found.measures.get("onset")
+        onset = inf if begun is None or begun.value is None else begun.value
+        return [-each for each in heaviest[found.code]], lighter, is_bare, audited, onset, found.code
 
     told.sort(key=place)
 

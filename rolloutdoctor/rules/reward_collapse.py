@@ -29,7 +29,7 @@ class RewardCollapse(NumbersRule):
     `reward_best` is the largest running median over a tenth of the logged steps, `reward_last` the median of the last
     tenth. A collapse is a fall of more than half of the range of these medians and of more than six standard errors of
     its noise, which is taken from the differences of neighbouring steps. `onset` is the first step after the best from
-    which the running median stays below the middle of both. An error where the reward ends at its lowest level.
+    which the running median stays below the middle of both. An error where it ends at or below the level of its start.
     Confirmed.
 
     ## What to do
@@ -75,7 +75,7 @@ class RewardCollapse(NumbersRule):
         after = crossing(values[top:], (best + level.last) / 2, below=True)
         onset = step_at(run, top + (after or 0))
         return Judgement(
-            severity=Severity.ERROR if level.last - lowest <= self.errors * error else Severity.WARNING,
+            severity=Severity.ERROR if level.last <= max(lowest, level.first) else Severity.WARNING,
             confirmed=True,
             headline=f"reward collapsed at step {onset}: from {number(best)} to {number(level.last)}",
             message=f"The reward fell from {number(best)} (step {step_at(run, top)}) to {number(level.last)}, "

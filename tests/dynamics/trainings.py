@@ -175,7 +175,7 @@ def clean(seed: int) -> Planted:
         "lr_scheduler_type": draw.choice(["constant", "linear", "cosine"]),
         "warmup_steps": draw.choice([0, 0, 5]),
     }
-    rewards = draw.choice([(_answers,), (_sevens,), (_answers, _sevens), (_noise,)])
+    rewards = draw.choice([(_answers,), (_answers, _sevens), (_noise,)])
     engine: Mapping[str, object] | None = {} if draw.random() < 0.3 else None
     return Planted(name="clean", training=Training(rewards=rewards, options=options, engine=engine, seed=seed))
 
