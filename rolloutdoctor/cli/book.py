@@ -54,10 +54,7 @@ def trainers(
 
 @guarded
 def metrics(
-    trainer: Annotated[
-        str | None,
-        typer.Argument(metavar="[TRAINER]", help="One trainer; all if omitted.", autocompletion=complete.writers),
-    ] = None,
+    trainer: Annotated[str | None, typer.Argument(metavar="[TRAINER]", help="One trainer; all if omitted.")] = None,
     format_: FormatOption = BookFormat.full,
 ) -> None:
     """List the metric names that are understood, with their exact definitions."""

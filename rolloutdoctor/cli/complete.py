@@ -38,13 +38,6 @@ def trainers(incomplete: str) -> list[tuple[str, str]]:
     return _starting(incomplete, [(trainer.name, trainer.title) for trainer in TRAINERS.values()])
 
 
-def writers(incomplete: str) -> list[tuple[str, str]]:
-    """Names of trainers whose metrics are understood."""
-    from rolloutdoctor.metric_names.table import SAME, TRAINERS
-
-    return _starting(incomplete, [(name, "") for name in (*TRAINERS, *SAME)])
-
-
 def options(incomplete: str) -> list[tuple[str, str]]:
     """Names of the trainers' options, each with an equals sign."""
     from rolloutdoctor.trainers.table import TRAINERS

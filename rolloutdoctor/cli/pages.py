@@ -238,15 +238,15 @@ def metrics(trainer: str | None = None, *, as_json: bool = False) -> str:
             first = {
                 name: one for name, table in chosen.items() for one in reversed(table) if one.quantity == each.name
             }
-            words = "; ".join(f"{name} {one.pattern}" for name, one in first.items())
+            words = "; ".join(f"{name}: {one.pattern}" for name, one in first.items())
             lines.append(_hanging(f"{each.name:<21}", words or "none", 21))
         return "\n".join([*lines, "", "`rolloutdoctor metrics TRAINER` defines a trainer's."])
     for quantity in dict.fromkeys(one.quantity for one in chosen[trainer]):
-        lines.append(f"{quantity}: {BY_NAME[quantity].title}, in {BY_NAME[quantity].unit}")
+        lines.append(f"{quantity} ({BY_NAME[quantity].unit})")
         for one in chosen[trainer]:
             if one.quantity == quantity:
                 lines.append(f"  {one.pattern}  ({one.releases()})")
-                lines.append(_indented(f"{one.definition} [{one.source}]", 6))
+                lines.append(_indented(f"{one.definition} ({one.source})", 6))
     return "\n".join(lines)
 
 

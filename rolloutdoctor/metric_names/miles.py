@@ -6,19 +6,11 @@ from rolloutdoctor.metric_names import slime
 from rolloutdoctor.metric_names.name import MetricName
 
 _LOSS = "miles/backends/training_utils/loss_hub/losses.py, policy_loss_function"
-_SOURCES = {
-    slime.UPDATE[0].source: _LOSS,
-    "slime/backends/megatron_utils/model.py, train": "miles/backends/training_utils/log_utils.py, log_train_step",
-    "slime/backends/megatron_utils/data.py, log_rollout_data": (
-        "miles/backends/training_utils/log_utils.py, log_rollout_data"
-    ),
-    "slime/ray/rollout.py, compute_metrics_from_samples": "miles/ray/rollout/metrics.py, _compute_metrics_from_samples",
-    "slime/utils/train_metric_utils.py, log_perf_data_raw": "miles/utils/train_metric_utils.py, log_perf_data_raw",
-}
 
 # fmt: off
 NAMES: tuple[MetricName, ...] = (
-    *(replace(one, source=_SOURCES[one.source], since="") for one in (*slime.UPDATE, *slime.SAMPLES)),
+    *(replace(one, source=_LOSS, since="") for one in slime.UPDATE),
+    *(replace(one, source="miles/backends/training_utils, miles/ray/rollout", since="") for one in slime.SAMPLES),
     MetricName("train/entropy_loss", "entropy",
         "as the loss, of the entropy, positive; 0 unless entropy_coef or observe_training_entropy is set", _LOSS,
         zero_when_off=True),

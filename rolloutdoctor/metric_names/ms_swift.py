@@ -2,9 +2,12 @@
 
 It has no `num_tokens`, no `completions/*_terminated_length`, and entropy only with `log_entropy`; the console and
 `logging.jsonl` also have `train_speed(s/it)` (before 4 `(iter/s)`). Values are means over micro-batches since the last
-line.
+line, clip ratios means of the ranks' means.
 """
 
+from dataclasses import replace
+
+from rolloutdoctor.metric_names import trl
 from rolloutdoctor.metric_names.name import MetricName
 
 _GRPO = "swift/rlhf_trainers/grpo_trainer.py"
@@ -33,17 +36,10 @@ NAMES: tuple[MetricName, ...] = (
         until="3.3"),
     MetricName("loss", "loss", "sum over micro-batches, mean over ranks and over the steps since the last line", _LOG),
     MetricName("grad_norm", "grad_norm", "L2 norm of all parameters before clipping, of the last step", _LOG),
-    MetricName("clip_ratio/region_mean", "clip_fraction",
-        "share of tokens of a rank below 1 - epsilon with A < 0, or above 1 + epsilon_high with A > 0, then over ranks",
-        _LOSS, "3.4"),
-    MetricName("cispo_clip_ratio", "clip_fraction", "share of tokens above epsilon_high with A > 0", _LOSS, "3.11"),
+    *(replace(one, source=_LOSS, since="3.11" if "cispo" in one.pattern else "3.4") for one in trl.CLIPS),
     MetricName("clip_ratio", "clip_fraction",
         "share of tokens whose clipped term is the larger; from 3.5 on with Liger only",
         f"{_GRPO}, compute_liger_loss"),
-    MetricName("clip_ratio/low_mean", "clip_fraction_low", "share of tokens below 1 - epsilon with A < 0", _LOSS,
-        "3.4"),
-    MetricName("clip_ratio/high_mean", "clip_fraction_high", "share of tokens above 1 + epsilon_high with A > 0", _LOSS,
-        "3.4"),
     MetricName("completions/mean_length", "response_length", "mean over rows of the tokens of the completion mask",
         _LENGTHS, "3.3"),
     MetricName("completion_length", "response_length", "mean over rows of the tokens of the completion mask", _OLD,

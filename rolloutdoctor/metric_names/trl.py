@@ -36,6 +36,18 @@ GENERATION: tuple[MetricName, ...] = (
 )
 """What a trainer derived from TRL's logs as TRL does."""
 
+CLIPS: tuple[MetricName, ...] = (
+    MetricName("clip_ratio/region_mean", "clip_fraction",
+        "share of tokens below 1 - epsilon with A < 0, or above 1 + epsilon_high with A > 0; of sequences where they "
+        "have one ratio", _LOSS, "0.17"),
+    MetricName("cispo_clip_ratio", "clip_fraction", "share of tokens above epsilon_high with A > 0", _LOSS, "0.26"),
+    MetricName("clip_ratio/low_mean", "clip_fraction_low", "share of tokens below 1 - epsilon with A < 0", _LOSS,
+        "0.17"),
+    MetricName("clip_ratio/high_mean", "clip_fraction_high", "share of tokens above 1 + epsilon_high with A > 0", _LOSS,
+        "0.17"),
+)
+"""How much of an update was clipped; before 1.9 means of the ranks' means."""
+
 NAMES: tuple[MetricName, ...] = (
     *GENERATION,
     MetricName("reward_std", "reward_std", "std (n - 1) over the completions of all ranks", _OF_GENERATION, "0.27"),
@@ -52,16 +64,9 @@ NAMES: tuple[MetricName, ...] = (
     MetricName("kl", "kl", "mean over completions of the mean k3 over their tokens", _FIRST, until="0.16"),
     MetricName("policy_loss", "policy_loss", "mean over ranks of the micro-batch's loss before the entropy bonus",
         _LOSS, "1.8"),
-    MetricName("clip_ratio/region_mean", "clip_fraction",
-        "share of tokens below 1 - epsilon with A < 0, or above 1 + epsilon_high with A > 0; of sequences where they "
-        "have one ratio", _LOSS, "0.17"),
-    MetricName("cispo_clip_ratio", "clip_fraction", "share of tokens above epsilon_high with A > 0", _LOSS, "0.26"),
+    *CLIPS,
     MetricName("clip_ratio", "clip_fraction",
-        "share of tokens whose clipped term is the larger; from 0.17 on with Liger only", _LIGER, "0.16"),
-    MetricName("clip_ratio/low_mean", "clip_fraction_low", "share of tokens below 1 - epsilon with A < 0", _LOSS,
-        "0.17"),
-    MetricName("clip_ratio/high_mean", "clip_fraction_high", "share of tokens above 1 + epsilon_high with A > 0", _LOSS,
-        "0.17"),
+        "share of tokens whose clipped term is the larger; from 0.17 on with Liger only", _LIGER, "0.16", "1.16"),
     MetricName("sampling/sampling_logp_difference/mean", "sampler_logp_gap",
         "mean over the tokens of a rank of the absolute difference, then over ranks; 0 without a token", _OF_GENERATION,
         "0.23"),

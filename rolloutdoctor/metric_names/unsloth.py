@@ -1,7 +1,7 @@
 """What Unsloth logs: TRL's names for what is generated, its own for the loss. Read: unsloth and unsloth-zoo of 2026.8.
 
-It adds `completion_length` to every line, beside TRL's `completions/mean_length`, and has no entropy.
-Releases are Unsloth's; which names of TRL there are depends on the release of TRL that is installed.
+It adds `completion_length` to every line, beside TRL's `completions/mean_length`, and has no entropy. Releases are
+Unsloth's; which names of TRL there are depends on the TRL that is installed. Clip ratios are means of the ranks' means.
 """
 
 from dataclasses import replace
@@ -23,14 +23,7 @@ NAMES: tuple[MetricName, ...] = (
     MetricName("kl", "kl",
         "mean over the rows of rank 0 of the mean k3 over their tokens, then over chunks; NaN where a row has no "
         "token, 0 with beta 0", _ZOO, "2025.2", zero_when_off=True),
-    MetricName("clip_ratio/region_mean", "clip_fraction",
-        "share of tokens of a rank's micro-batch below 1 - epsilon with A < 0, or above 1 + epsilon_high with A > 0, "
-        "then over ranks", _LOSS, "2026.2"),
-    MetricName("cispo_clip_ratio", "clip_fraction", "share of tokens above epsilon_high with A > 0", _LOSS, "2026.2"),
-    MetricName("clip_ratio/low_mean", "clip_fraction_low", "share of tokens below 1 - epsilon with A < 0", _LOSS,
-        "2026.2"),
-    MetricName("clip_ratio/high_mean", "clip_fraction_high", "share of tokens above 1 + epsilon_high with A > 0", _LOSS,
-        "2026.2"),
+    *(replace(one, source=_LOSS, since="2026.2") for one in trl.CLIPS),
     MetricName("sampling/sampling_logp_difference/mean", "sampler_logp_gap",
         "mean of the absolute difference over all cells of a rank, padding as 0, then over ranks: diluted by padding",
         _LOSS, "2025.10.12"),
