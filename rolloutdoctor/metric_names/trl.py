@@ -1,4 +1,4 @@
-"""What TRL's GRPO and RLOO trainers log. Read: 0.14 to 1.9 and 1.16; axolotl's GRPO is TRL's.
+"""What TRL's GRPO and RLOO trainers log. Read: 0.14 to 1.16; axolotl's GRPO is TRL's.
 
 Values are means over the micro-batches (generation batches) since the last line, NaN left out from 1.0 on. "Tokens" are
 those of the completion mask, from 0.26 on less those of tools.
@@ -66,7 +66,7 @@ NAMES: tuple[MetricName, ...] = (
         _LOSS, "1.8"),
     *CLIPS,
     MetricName("clip_ratio", "clip_fraction",
-        "share of tokens whose clipped term is the larger; from 0.17 on with Liger only", _LIGER, "0.16", "1.16"),
+        "share of tokens whose clipped term is the larger; from 0.17 on with Liger only", _LIGER, "0.16", "1.14"),
     MetricName("sampling/sampling_logp_difference/mean", "sampler_logp_gap",
         "mean over the tokens of a rank of the absolute difference, then over ranks; 0 without a token", _OF_GENERATION,
         "0.23"),
@@ -75,6 +75,6 @@ NAMES: tuple[MetricName, ...] = (
     MetricName("sampling/importance_sampling_ratio/mean", "is_weight",
         "mean over the tokens (or sequences) of a rank of the truncated or masked ratio, then over ranks",
         _OF_GENERATION, "0.23"),
-    MetricName("sample/staleness_mean", "version_lag", "mean over samples, asynchronous GRPO", _ASYNC, "1.16"),
+    MetricName("sample/staleness_mean", "version_lag", "mean over samples, asynchronous GRPO", _ASYNC, "1.11"),
 )
 # fmt: on

@@ -21,8 +21,9 @@ NAMES: tuple[MetricName, ...] = (
     MetricName("critic/score/mean", "reward", "mean over rows of the score, before any KL; from 0.6 without empty rows",
         _DATA),
     MetricName("critic/rewards/mean", "reward", "the same less the KL penalty of use_kl_in_reward", _DATA),
-    MetricName("actor/entropy", "entropy", "aggregated over the batch under the old policy, before the update", _FIT,
-        "0.4.1"),
+    MetricName("actor/entropy", "entropy",
+        "aggregated over the batch under the old policy; in 0.7 with an entropy bonus mean over micro-batches of the "
+        "update", _FIT, "0.4.1"),
     MetricName("actor/entropy_loss", "entropy",
         "aggregated over a micro-batch, then summed; positive, the loss subtracts it", _LOSS, "0.7.1"),
     MetricName("actor/entropy_loss", "entropy", "aggregated over the batch under the old policy; positive", _FIT, "0.4",
