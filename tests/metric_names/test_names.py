@@ -7,6 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from rolloutdoctor.cli import pages
 from rolloutdoctor.metric_names.name import MetricName, ordered
 from rolloutdoctor.metric_names.quantities import BY_NAME, QUANTITIES
 from rolloutdoctor.metric_names.table import SAME, TRAINERS, find, understood, whose
@@ -240,3 +241,15 @@ def test_an_unknown_trainer_is_said_to_be_one():
     assert find("axolotl") is TRAINERS[SAME["axolotl"]]
     with pytest.raises(UsageError, match=r"no metric names of 'slim'.*did you mean 'slime'"):
         find("slim")
+
+
+def test_the_command_lists_quantities_or_a_trainers_names():
+    overview = pages.metrics()
+    assert [line.split()[0] for line in overview.splitlines()[:-2] if not line.startswith(" ")] == list(BY_NAME)
+    assert "verl: critic/score/mean; slime: rollout/raw_reward" in " ".join(overview.split())
+    page = pages.metrics("verl").splitlines()
+    assert "  actor/pg_loss  (from 0.7, before 0.8)" in page
+    every = json.loads(pages.metrics(as_json=True))
+    assert [(one["trainer"], one["pattern"]) for one in every] == [
+        (trainer, one.pattern) for trainer, table in TRAINERS.items() for one in table
+    ]
