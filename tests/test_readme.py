@@ -14,6 +14,8 @@ from proof.table import claimed, markdown
 
 from rolloutdoctor.data.schema import COLUMNS
 from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS
+from rolloutdoctor.metric_names.quantities import QUANTITIES
+from rolloutdoctor.metric_names.table import TRAINERS as WRITERS
 from rolloutdoctor.rules.table import RULES
 from rolloutdoctor.search.hypotheses.fixes import FIXES
 from rolloutdoctor.search.hypotheses.table import FAMILIES, FIX_CODE, HYPOTHESES
@@ -61,6 +63,26 @@ def causes_table() -> str:
     return "\n".join(rows)
 
 
+def metrics_table() -> str:
+    lines = ["| quantity | unit | what it is |", "| --- | --- | --- |"]
+    lines += [f"| `{one.name}` | {one.unit} | {one.definition} |" for one in QUANTITIES]
+    for trainer, table in WRITERS.items():
+        lines += [
+            "",
+            f"## {trainer}",
+            "",
+            "| quantity | name | releases | what it is | where |",
+            "| --- | --- | --- | --- | --- |",
+        ]
+        lines += [
+            f"| `{one.quantity}` | `{one.pattern}` | {one.releases()} | {one.definition} | {one.source} |"
+            for quantity in dict.fromkeys(one.quantity for one in table)
+            for one in table
+            if one.quantity == quantity
+        ]
+    return "\n".join(lines)
+
+
 def parity_table() -> str:
     return markdown(claimed())
 
@@ -73,9 +95,10 @@ def parity_table() -> str:
         ("rows", "tables", row_table),
         ("fixes", "fixes", fixes_table),
         ("causes", "causes", causes_table),
+        ("metrics", "metrics", metrics_table),
         ("parity", "exact", parity_table),
     ],
-    ids=["rules", "columns", "rows", "fixes", "causes", "parity"],
+    ids=["rules", "columns", "rows", "fixes", "causes", "metrics", "parity"],
 )
 def test_table_is_what_the_code_says(name, page, table_of):
     path = ROOT / "docs" / f"{page}.md"

@@ -10,7 +10,7 @@ import rolloutdoctor
 from rolloutdoctor.trainers.table import TRAINERS
 
 ROOT = Path(rolloutdoctor.__file__).parent
-OWN_ROOMS = ("trainers", "importers", "recorders", "callbacks")
+OWN_ROOMS = ("trainers", "importers", "recorders", "callbacks", "metric_names")
 MODULES = {str(path.relative_to(ROOT)): path for path in sorted(ROOT.rglob("*.py"))}
 OTHERS = [name for name in MODULES if Path(name).parts[0] not in OWN_ROOMS]
 

@@ -54,6 +54,7 @@ app.command("rule", cls=GroupedCommand)(book.rule)
 app.command("causes", cls=GroupedCommand)(book.causes)
 app.command("fixes", cls=GroupedCommand)(book.fixes)
 app.command("trainers", cls=GroupedCommand)(book.trainers)
+app.command("metrics", cls=GroupedCommand)(book.metrics)
 app.command("schema", cls=GroupedCommand)(book.schema)
 
 

@@ -1,4 +1,4 @@
-"""``rolloutdoctor rule``, ``causes``, ``fixes``, ``trainers`` and ``schema``: the book, with options."""
+"""``rolloutdoctor rule``, ``causes``, ``fixes``, ``trainers``, ``metrics`` and ``schema``: the book, with options."""
 
 from typing import Annotated
 
@@ -50,6 +50,15 @@ def trainers(
 ) -> None:
     """List the trainers, their options and defaults."""
     show(pages.trainers(name, as_json=format_ is BookFormat.json) + "\n")
+
+
+@guarded
+def metrics(
+    trainer: Annotated[str | None, typer.Argument(metavar="[TRAINER]", help="One trainer; all if omitted.")] = None,
+    format_: FormatOption = BookFormat.full,
+) -> None:
+    """List the metric names that are understood, with their exact definitions."""
+    show(pages.metrics(trainer, as_json=format_ is BookFormat.json) + "\n")
 
 
 @guarded

@@ -28,6 +28,10 @@ def page_for(words: Sequence[str]) -> Callable[[], str] | None:
             return partial(rule, code)
         case ["trainers", name] if not name.startswith("-"):
             return partial(trainers, name)
+        case ["metrics"]:
+            return metrics
+        case ["metrics", name] if not name.startswith("-"):
+            return partial(metrics, name)
     return None
 
 
@@ -212,6 +216,37 @@ def trainers(name: str | None = None, *, as_json: bool = False) -> str:
         lines.append("")
     if not wanted:
         lines += [f"{planned}: {why}." for planned, why in PLANNED.items()]
+    return "\n".join(lines)
+
+
+def metrics(trainer: str | None = None, *, as_json: bool = False) -> str:
+    """List a trainer's metric names, by quantity; or every quantity, with the name that each trainer gives it.
+
+    Raises:
+        UsageError: if the metrics of that trainer are not known.
+    """
+    from rolloutdoctor.metric_names.quantities import BY_NAME, QUANTITIES
+    from rolloutdoctor.metric_names.table import TRAINERS, find
+
+    chosen = TRAINERS if trainer is None else {trainer: find(trainer)}
+    if as_json:
+        body = [{"trainer": name, **vars(one)} for name, table in chosen.items() for one in table]
+        return json.dumps([{key: entry[key] for key in entry if key != "spellings"} for entry in body], indent=2)
+    lines: list[str] = []
+    if trainer is None:
+        for each in QUANTITIES:
+            first = {
+                name: one for name, table in chosen.items() for one in reversed(table) if one.quantity == each.name
+            }
+            words = "; ".join(f"{name}: {one.pattern}" for name, one in first.items())
+            lines.append(_hanging(f"{each.name:<21}", words or "none", 21))
+        return "\n".join([*lines, "", "`rolloutdoctor metrics TRAINER` defines a trainer's."])
+    for quantity in dict.fromkeys(one.quantity for one in chosen[trainer]):
+        lines.append(f"{quantity} ({BY_NAME[quantity].unit})")
+        for one in chosen[trainer]:
+            if one.quantity == quantity:
+                lines.append(f"  {one.pattern}  ({one.releases()})")
+                lines.append(_indented(f"{one.definition} ({one.source})", 6))
     return "\n".join(lines)
 
 

@@ -7,16 +7,19 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class MetricName:
-    """A metric of a trainer.
+    """A metric of a trainer; its canonical value is ``offset + factor * logged``.
 
     Attributes:
-        pattern: its name in the log; ``*`` stands for any text (of a reward function, a data source).
+        pattern: its name in the log; ``*`` stands for any text (of a reward function, a data source), and what stands
+            in brackets may be missing (a prefix that some loggers add).
         quantity: the canonical quantity, a name in `quantities.QUANTITIES`.
         definition: mean of what over what, over which rows, per rank or over all, in one sentence.
         source: upstream file and function.
-        since: first release that logs it under this name; empty: the oldest that is known.
+        since: first release that logs it so; empty: the oldest that was read.
         until: first release that does not any more; empty: it is still logged.
-        factor: the canonical value is so many times the logged one (0.01 for percent).
+        factor: 0.01 for percent, -1 for the opposite sign.
+        offset: 1 for the share of all others.
+        zero_when_off: a log of nothing but zeros says that it was not computed, not that it is 0.
     """
 
     pattern: str
@@ -26,12 +29,51 @@ class MetricName:
     since: str = ""
     until: str = ""
     factor: float = 1.0
+    offset: float = 0.0
+    zero_when_off: bool = False
 
     @cached_property
-    def expression(self) -> re.Pattern[str]:
-        """Matches the names that it stands for."""
-        return re.compile(".+".join(map(re.escape, self.pattern.split("*"))))
+    def spellings(self) -> tuple[tuple[str, str, str], ...]:
+        """Text before the star, the star, and text after it, with what stands in brackets and without."""
+        found = re.sub(r"[][]", "", self.pattern), re.sub(r"\[[^]]*\]", "", self.pattern)
+        return tuple(one.partition("*") for one in dict.fromkeys(found))
 
     def matches(self, name: str) -> bool:
-        """Tell whether a logged name is this metric's."""
-        return self.expression.fullmatch(name) is not None
+        """Tell whether a logged name is this metric's.
+
+        >>> MetricName("rewards/*/mean", "reward", "", "").matches("rewards/format/mean")
+        True
+        """
+        return any(
+            name.startswith(head) and name.endswith(tail) and len(name) > len(head) + len(tail)
+            if star
+            else name == head
+            for head, star, tail in self.spellings
+        )
+
+    def canonical(self, logged: float) -> float:
+        """Return the value of the quantity, in its unit."""
+        return self.offset + self.factor * logged
+
+    def logged_at(self, release: str) -> bool:
+        """Tell whether a release logs it so.
+
+        >>> MetricName("entropy", "entropy", "", "", since="0.20").logged_at("1.9.0.dev0")
+        True
+        """
+        at = ordered(release)
+        return ordered(self.since) <= at and (not self.until or at < ordered(self.until))
+
+    def releases(self) -> str:
+        """Say which releases log it so."""
+        first, end = f"from {self.since}" if self.since else "", f"before {self.until}" if self.until else ""
+        return ", ".join(filter(None, (first, end))) or "all"
+
+
+def ordered(release: str) -> tuple[int, ...]:
+    """Return the leading numbers of a release, which are in the order of releases; none for an empty one."""
+    found = re.match(r"v?(\d{1,9}(?:\.\d{1,9})*)", release)
+    numbers = [int(part) for part in found[1].split(".")] if found else []
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return tuple(numbers)

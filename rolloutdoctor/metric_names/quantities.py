@@ -52,7 +52,8 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity("is_weight", "importance weight", "1", "mean importance weight of the rollout correction"),
     Quantity("is_truncated_share", "truncated weights", "1", "share of importance weights at their cap"),
     Quantity("version_lag", "version lag", "steps", "policy updates between sampling and training"),
-    Quantity("tokens", "tokens", "tokens", "tokens of the step, or of the run so far"),
+    Quantity("tokens", "tokens", "tokens", "tokens of the step, prompts included"),
+    Quantity("tokens_seen", "tokens so far", "tokens", "the same of the run so far"),
     Quantity("samples", "responses", "responses", "responses of the step"),
     Quantity("step_time", "step time", "s", "time of the step"),
 )

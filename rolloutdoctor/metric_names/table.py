@@ -1,40 +1,144 @@
 """The metrics of every trainer, and which of them a log has."""
 
 from collections.abc import Collection, Mapping
+from functools import cache
 
-from rolloutdoctor.metric_names import trl
+from rolloutdoctor.metric_names import (
+    areal,
+    llama_factory,
+    miles,
+    ms_swift,
+    nemo_rl,
+    open_instruct,
+    openrlhf,
+    prime_rl,
+    roll,
+    skyrl,
+    slime,
+    tinker_cookbook,
+    trl,
+    unsloth,
+    verl,
+)
 from rolloutdoctor.metric_names.name import MetricName
+from rolloutdoctor.metric_names.quantities import BY_NAME
+from rolloutdoctor.results.errors import UsageError, nearest
 
 TRAINERS: Mapping[str, tuple[MetricName, ...]] = {
     "trl": trl.NAMES,
+    "unsloth": unsloth.NAMES,
+    "verl": verl.NAMES,
+    "slime": slime.NAMES,
+    "miles": miles.NAMES,
+    "prime-rl": prime_rl.NAMES,
+    "nemo-rl": nemo_rl.NAMES,
+    "skyrl": skyrl.NAMES,
+    "ms-swift": ms_swift.NAMES,
+    "open-instruct": open_instruct.NAMES,
+    "openrlhf": openrlhf.NAMES,
+    "areal": areal.NAMES,
+    "roll": roll.NAMES,
+    "tinker-cookbook": tinker_cookbook.NAMES,
+    "llama-factory": llama_factory.NAMES,
 }
 """Name of a trainer to its metrics; of several names of one quantity the best comes first."""
 
+SAME = {"trl-rloo": "trl", "axolotl": "trl"}
+"""Trainers that log under the names of another."""
 
-def understood(names: Collection[str], trainer: str | None = None) -> dict[str, tuple[str, MetricName]]:
+_DIALECTS = {"unsloth": ("reward", "completion_length"), "miles": ("train/pg_loss", "train/ess_ratio")}
+"""Trainers with the names of another, which have the second name wherever they have the first."""
+
+_FEWEST_NAMES = 2
+"""Names that decide: a single one anybody may have chosen."""
+
+
+def find(trainer: str) -> tuple[MetricName, ...]:
+    """Return the metrics of a trainer.
+
+    Raises:
+        UsageError: if its metrics are not known.
+    """
+    name = SAME.get(trainer, trainer)
+    if name not in TRAINERS:
+        known = [*TRAINERS, *SAME]
+        raise UsageError(f"no metric names of {trainer!r} (known: {', '.join(known)}){nearest(trainer, known)}")
+    return TRAINERS[name]
+
+
+def understood(
+    names: Collection[str], trainer: str | None = None, release: str | None = None
+) -> dict[str, tuple[str, MetricName]]:
     """Return which canonical quantities a log has.
 
     Args:
         names: of the logged metrics.
-        trainer: who logged them; None: the trainer most of whose names are there.
+        trainer: who logged them; None, or one whose metrics are not known: the one that the names tell. Where they tell
+            none, the quantities on which all trainers agree that log such a name, with no definition but theirs.
+        release: of that trainer; None: any, the newest first.
 
     Returns:
         Canonical quantity to the name in the log and what it means, in the order of the trainer's table.
     """
-    table = TRAINERS.get(trainer or whose(names) or "", ())
+    table = TRAINERS.get(SAME.get(trainer or "", trainer or "")) or TRAINERS.get(whose(names) or "")
+    if table is None:
+        return _agreed(names)
+    known = {one: name for name in sorted(names, reverse=True) for _, one in _owners(name)}
     found: dict[str, tuple[str, MetricName]] = {}
     for one in table:
-        logged = sorted(name for name in names if one.matches(name))
-        if logged and one.quantity not in found:
-            found[one.quantity] = (logged[0], one)
+        if one in known and (release is None or one.logged_at(release)):
+            found.setdefault(one.quantity, (known[one], one))
     return found
 
 
 def whose(names: Collection[str]) -> str | None:
-    """Return the trainer that most of the known names in a log are of; None if none is known, or two are alike."""
+    """Return the trainer a release of which has more of these names than any other trainer; None in a tie.
+
+    >>> whose(["critic/score/mean", "response_length/mean", "response_length/clip_ratio"])
+    'verl'
+    """
+    known: dict[str, list[tuple[str, MetricName]]] = {}
+    for name in names:
+        for trainer, one in _owners(name):
+            known.setdefault(trainer, []).append((name, one))
     counts = {
-        trainer: sum(any(one.matches(name) for one in table) for name in names) for trainer, table in TRAINERS.items()
+        trainer: max(
+            len({name for name, one in here if one.logged_at(release)}) for release in {one.since for _, one in here}
+        )
+        for trainer, here in known.items()
+        if (mark := _DIALECTS.get(trainer)) is None or mark[0] not in names or mark[1] in names
     }
     best = max(counts.values(), default=0)
     leaders = [trainer for trainer, count in counts.items() if count == best]
-    return leaders[0] if best and len(leaders) == 1 else None
+    return leaders[0] if best >= _FEWEST_NAMES and len(leaders) == 1 else None
+
+
+@cache
+def _literal() -> dict[str, list[tuple[str, MetricName]]]:
+    """Trainers and metrics of the names without a star."""
+    found: dict[str, list[tuple[str, MetricName]]] = {}
+    for trainer, table in TRAINERS.items():
+        for one in table:
+            for head, star, _ in one.spellings:
+                found.setdefault(star or head, []).append((trainer, one))
+    return found
+
+
+def _owners(name: str) -> list[tuple[str, MetricName]]:
+    """Trainers that log a name, each with its metric, or metrics of different releases."""
+    starred = [(trainer, one) for trainer, one in _literal()["*"] if one.matches(name)]
+    return _literal().get(name, []) + starred
+
+
+def _agreed(names: Collection[str]) -> dict[str, tuple[str, MetricName]]:
+    """Quantities on which all trainers agree that log such a name."""
+    places = {one: place for place, one in enumerate(one for table in TRAINERS.values() for one in table)}
+    found: list[tuple[int, str, MetricName]] = []
+    for name in names:
+        metrics = [one for _, one in _owners(name)]
+        if len({(one.quantity, one.factor, one.offset) for one in metrics}) == 1:
+            one, is_off = metrics[0], any(one.zero_when_off for one in metrics)
+            words = BY_NAME[one.quantity].definition
+            plain = MetricName(name, one.quantity, words, "", "", "", one.factor, one.offset, is_off)
+            found.append((places[one], name, plain))
+    return {one.quantity: (name, one) for _, name, one in sorted(found, key=lambda each: each[:2], reverse=True)}

@@ -93,7 +93,9 @@ class Context:
     @cached_property
     def quantities(self) -> Mapping[str, tuple[str, MetricName]]:
         """Canonical quantity to the metric that holds it, and what that is."""
-        return understood(self.metrics, None if self.trainer is None else self.trainer.name)
+        stated = self.config if self.version_stated else None
+        release = None if stated is None else ".".join(map(str, stated.version))
+        return understood(self.metrics, None if self.trainer is None else self.trainer.name, release)
 
     @property
     def writer(self) -> "Trainer | None":

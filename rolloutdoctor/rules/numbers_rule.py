@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import RunTables
+from rolloutdoctor.metric_names.name import MetricName
 from rolloutdoctor.metric_names.quantities import BY_NAME
 from rolloutdoctor.rules.base import Context, Missing, logs_remedy, number
 from rolloutdoctor.rules.series import Values
@@ -61,7 +62,7 @@ class NumbersRule(TableRule):
         names = [name for name in (*self.about, *self.beside) if name in known]
         wide = run.by_step(*{known[name][0] for name in names})
         columns = {
-            name: pl.col(known[name][0]) * known[name][1].factor if name in names else pl.lit(None, pl.Float64)
+            name: _canonical(*known[name]) if name in names else pl.lit(None, pl.Float64)
             for name in (*self.about, *self.beside)
         }
         wide = wide.select("step", "split", **columns)
@@ -81,6 +82,12 @@ class NumbersRule(TableRule):
         return Missing(
             f"needs {self.fewest} steps with a logged {title}; the log has {len(run.table)}", "check a longer log"
         )
+
+
+def _canonical(logged: str, metric: MetricName) -> pl.Expr:
+    """Return a metric as its quantity; null throughout if the trainer logs 0 because it computed nothing."""
+    value = metric.factor * pl.col(logged) + metric.offset
+    return pl.when((pl.col(logged) != 0).any()).then(value) if metric.zero_when_off else value
 
 
 def series(run: Measured, name: str) -> Values:

@@ -520,3 +520,16 @@ class TrainerEntry(Model):
     version: Text
     options: list[TrainerOption]
     not_recomputed: dict[str, Text]
+
+
+class MetricEntry(Model):
+    trainer: Text
+    pattern: Text
+    quantity: Text
+    definition: Text
+    source: Text
+    since: str
+    until: str
+    factor: float
+    offset: float
+    zero_when_off: bool

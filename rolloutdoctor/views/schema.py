@@ -27,6 +27,7 @@ OUTPUTS: Mapping[str, tuple[str, Any, str]] = {
     "causes": ("causes --format json", list[models.CauseEntry], ""),
     "fixes": ("fixes --format json", list[models.Fix], ""),
     "trainers": ("trainers --format json", list[models.TrainerEntry], ""),
+    "metrics": ("metrics --format json", list[models.MetricEntry], ""),
 }
 """Name of an output to the command that prints it, its model and, of lines, the type of the first.
 

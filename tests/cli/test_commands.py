@@ -291,6 +291,8 @@ PARSER = ("typer", "click", "pydantic", "rich")
         (["fixes"], TENSORS + PARSER),
         (["trainers"], TENSORS + PARSER),
         (["trainers", "trl@1.10"], TENSORS + PARSER),
+        (["metrics"], TENSORS + PARSER),
+        (["metrics", "trl"], TENSORS + PARSER),
     ],
 )
 def test_the_book_imports_nothing_heavy(words, unwanted):
@@ -318,7 +320,9 @@ def test_one_rule_of_the_book_needs_no_trainer():
     assert found.returncode == 0, found.stderr
 
 
-@pytest.mark.parametrize("words", [["rule"], ["rule", "RDG001"], ["fixes"], ["trainers"], ["trainers", "verl@0.9.0"]])
+@pytest.mark.parametrize(
+    "words", [["rule"], ["rule", "RDG001"], ["fixes"], ["trainers"], ["metrics"], ["metrics", "verl"]]
+)
 def test_pages_are_the_same_with_and_without_options(rolloutdoctor, words):
     at_once, parsed = rolloutdoctor(*words), rolloutdoctor(*words, "--format", "full")
     assert (at_once.returncode, at_once.stdout, at_once.stderr) == (0, parsed.stdout, "")
@@ -330,7 +334,7 @@ def test_the_version_is_the_same_with_other_words(rolloutdoctor):
     assert at_once.stdout == parsed.stdout == f"rolloutdoctor {__version__}\n"
 
 
-@pytest.mark.parametrize("words", [["rule", "RDG01"], ["trainers", "tlr"], ["trainers", "trl@x"]])
+@pytest.mark.parametrize("words", [["rule", "RDG01"], ["trainers", "tlr"], ["trainers", "trl@x"], ["metrics", "tlr"]])
 def test_pages_that_are_not_there_fail_the_same_with_and_without_options(rolloutdoctor, words):
     at_once, parsed = rolloutdoctor(*words), rolloutdoctor(*words, "--format", "full")
     assert (at_once.returncode, at_once.stdout, at_once.stderr) == (2, "", parsed.stderr)
@@ -340,7 +344,7 @@ def test_pages_that_are_not_there_fail_the_same_with_and_without_options(rollout
 
 def test_help_names_every_command_and_every_option_has_words(rolloutdoctor):
     text = rolloutdoctor("--help").stdout
-    for command in ("check", "merge", "info", "rule", "fixes", "trainers"):
+    for command in ("check", "merge", "info", "rule", "fixes", "trainers", "metrics"):
         assert f"  {command} " in text
     help_text = rolloutdoctor("check", "--help").stdout
     options = (

@@ -73,7 +73,7 @@ def test_each_example_is_a_command_to_copy(rolloutdoctor, command):
     assert all(line.strip().startswith("rolloutdoctor ") and ";" not in line for line in commands)
 
 
-@pytest.mark.parametrize("page", [["rule"], ["fixes"], ["trainers", "trl"]])
+@pytest.mark.parametrize("page", [["rule"], ["fixes"], ["trainers", "trl"], ["metrics", "verl"]])
 def test_pages_of_the_book_fit_the_terminal(rolloutdoctor, page):
     done = rolloutdoctor(*page, env={"COLUMNS": "80"})
     assert done.returncode == 0

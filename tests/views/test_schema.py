@@ -34,6 +34,7 @@ BOOK = {
     "causes": ["causes"],
     "fixes": ["fixes"],
     "trainers": ["trainers"],
+    "metrics": ["metrics"],
 }
 
 

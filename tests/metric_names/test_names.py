@@ -1,0 +1,255 @@
+"""The tables of metric names hold together, and say of real and made-up logs who wrote them and what is in them."""
+
+import itertools
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from rolloutdoctor.cli import pages
+from rolloutdoctor.metric_names.name import MetricName, ordered
+from rolloutdoctor.metric_names.quantities import BY_NAME, QUANTITIES
+from rolloutdoctor.metric_names.table import SAME, TRAINERS, find, understood, whose
+from rolloutdoctor.results.errors import UsageError
+
+ROOT = Path(__file__).parents[2]
+IMPORTED = ROOT / "tests" / "importers" / "data"
+EVERY = [pytest.param(trainer, one, id=f"{trainer}-{one.pattern}") for trainer in TRAINERS for one in TRAINERS[trainer]]
+
+
+def examples(one):
+    return [f"{head}{'some' if star else ''}{tail}" for head, star, tail in one.spellings]
+
+
+def newest(trainer):
+    """Names that the newest release of a trainer logs."""
+    return {examples(one)[0] for one in TRAINERS[trainer] if not one.until}
+
+
+def quantities(names, **options):
+    return {quantity: name for quantity, (name, _) in understood(names, **options).items()}
+
+
+def test_quantities_have_one_name_each():
+    assert len(BY_NAME) == len(QUANTITIES)
+
+
+@pytest.mark.parametrize(("trainer", "one"), EVERY)
+def test_every_metric_is_whole(trainer, one):
+    assert one.quantity in BY_NAME
+    assert one.definition
+    assert "/" in one.source
+    assert one.pattern.count("*") <= 1
+    assert all(one.matches(name) for name in examples(one))
+    assert not one.until or ordered(one.since) < ordered(one.until)
+    assert one.factor
+
+
+def test_releases_are_in_the_order_of_numbers():
+    assert ordered("0.9") < ordered("0.20.dev0") < ordered("v1.9.0") == ordered("1.9") < ordered("1.10.0rc1")
+    assert ordered("2025.10.12") < ordered("2026.2")
+    assert ordered("") == ()
+    one = MetricName("kl", "kl", "", "", since="0.6.1", until="0.8")
+    found = [release for release in ("0.6", "0.6.1", "0.7.3", "0.8.0.dev0", "0.9") if one.logged_at(release)]
+    assert found == ["0.6.1", "0.7.3"]
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_one_name_has_one_meaning_in_a_release(trainer):
+    for one, other in itertools.combinations(TRAINERS[trainer], 2):
+        apart = [a.until and ordered(a.until) <= ordered(b.since) for a, b in ((one, other), (other, one))]
+        if not any(apart):
+            assert not any(other.matches(name) for name in examples(one)), (one, other)
+            assert not any(one.matches(name) for name in examples(other)), (one, other)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_all_names_of_a_release_are_its_own(trainer):
+    names = newest(trainer)
+    assert set(quantities(names, trainer=trainer)) == {one.quantity for one in TRAINERS[trainer] if not one.until}
+    if trainer == "miles":
+        assert whose(names) == "slime"
+        names |= {"train/ess_ratio"}
+    # Its three names are TRL's, too.
+    assert whose(names) == (None if trainer == "llama-factory" else trainer)
+
+
+def recorded():
+    """Names in the logs of real trainings, and in those that the samples have."""
+    for path in sorted(IMPORTED.glob("trl/*/trainer_state.json")):
+        lines = json.loads(path.read_text(encoding="utf-8"))["log_history"]
+        yield pytest.param("trl", {name for line in lines for name in line}, id=path.parent.name)
+    text = (ROOT / "tests" / "parity" / "data" / "slime_runs.json").read_text(encoding="utf-8")
+    yield pytest.param(
+        "slime", {name for run in json.loads(text) for step in run["metrics"] for name in step}, id="slime"
+    )
+    for sample, trainer in (("run", "trl"), ("healthy", "trl"), ("slime_ppo", "slime"), ("verl_rejected", "verl")):
+        names = pl.read_parquet(ROOT / "sample_data" / f"{sample}.metrics.parquet")["name"].unique()
+        yield pytest.param(trainer, set(names), id=sample)
+
+
+EXPECTED = {
+    "trl": {
+        "reward": "reward",
+        "reward_std": "reward_std",
+        "zero_variance_share": "frac_reward_zero_std",
+        "entropy": "entropy",
+        "kl": "kl",
+        "loss": "loss",
+        "grad_norm": "grad_norm",
+        "clip_fraction": "clip_ratio/region_mean",
+        "clip_fraction_low": "clip_ratio/low_mean",
+        "clip_fraction_high": "clip_ratio/high_mean",
+        "response_length": "completions/mean_length",
+        "response_length_max": "completions/max_length",
+        "truncated_share": "completions/clipped_ratio",
+        "learning_rate": "learning_rate",
+        "tokens_seen": "num_tokens",
+        "step_time": "step_time",
+    },
+    "slime": {
+        "reward": "rollout/raw_reward",
+        "entropy": "train/entropy_loss",
+        "kl": "train/kl_loss",
+        "loss": "train/loss",
+        "policy_loss": "train/pg_loss",
+        "clip_fraction": "train/pg_clipfrac",
+        "ppo_kl": "train/ppo_kl",
+        "sampler_logp_gap": "train/train_rollout_logprob_abs_diff",
+        "response_length": "rollout/response_lengths",
+        "truncated_share": "rollout/truncated",
+    },
+    "verl": {
+        "reward": "critic/score/mean",
+        "kl": "actor/kl_loss",
+        "policy_loss": "actor/pg_loss",
+        "clip_fraction": "actor/pg_clipfrac",
+        "ppo_kl": "actor/ppo_kl",
+        "response_length": "response_length/mean",
+        "response_length_max": "response_length/max",
+        "truncated_share": "response_length/clip_ratio",
+        "sampler_kl": "rollout_corr/kl",
+        "sampler_k3": "rollout_corr/k3_kl",
+        "sampler_ppl": "rollout_corr/rollout_ppl",
+        "trainer_ppl": "rollout_corr/training_ppl",
+    },
+}
+OTHERS = ("eval_", "train_", "rewards/", "total_flos", "epoch", "critic/", "prompt_length/", "rollout_corr/rollout_rs_")
+WITHOUT = {
+    *("step", "response_length/min", "actor/kl_coef", "actor/pg_clipfrac_lower", "response/aborted_ratio"),
+    *("clip_ratio/low_min", "clip_ratio/high_max", "completions/min_length"),
+    *(f"completions/{one}_terminated_length" for one in ("mean", "min", "max")),
+    *(f"rollout_corr/{one}" for one in ("chi2_seq", "chi2_token", "ppl_ratio", "rollout_log_ppl", "training_log_ppl")),
+    *(
+        f"rollout/{one}"
+        for one in ("advantages", "returns", "rewards", "values", "kl", "response_lengths", "truncated")
+    ),
+    *(f"rollout/{one}log_probs" for one in ("", "ref_", "rollout_")),
+}
+"""Recorded names of no canonical quantity."""
+
+
+@pytest.mark.parametrize(("trainer", "names"), [*recorded()])
+def test_recorded_logs_are_understood(trainer, names):
+    assert whose(names) == trainer
+    found = quantities(names)
+    expected = {quantity: name for quantity, name in EXPECTED[trainer].items() if name in names}
+    if "train/kl_loss" not in names and "rollout/kl" in names:
+        expected["kl"] = "rollout/kl"
+    assert found == expected
+    rest = {name for name in names - set(found.values()) - WITHOUT if not name.startswith(OTHERS)}
+    assert all("response_length_non_aborted" in name or "log_ppl" in name for name in rest), rest
+
+
+TRL_SUBSET = {"reward", "reward_std", "kl", "loss", "completions/mean_length", "frac_reward_zero_std"}
+
+
+@pytest.mark.parametrize(
+    ("names", "owner"),
+    [
+        ([], None),
+        (["reward", "loss", "kl"], None),
+        (["accuracy", "f1"], None),
+        # One name may be anybody's.
+        (["time/step"], None),
+        (["loss", "reward", "learning_rate", "epoch"], None),
+        # ms-swift logs all of these, too.
+        (TRL_SUBSET, None),
+        (TRL_SUBSET | {"num_tokens"}, "trl"),
+        (TRL_SUBSET | {"completion_length"}, "unsloth"),
+        (TRL_SUBSET | {"rollout_correction/kl"}, "ms-swift"),
+        # TRL up to 0.16, Unsloth on it, and the first ms-swift.
+        (["reward", "reward_std", "kl", "completion_length", "loss"], None),
+        # verl and ROLL.
+        (["critic/score/mean", "actor/pg_loss", "actor/kl_loss"], None),
+        (["critic/score/mean", "actor/pg_loss", "response_length/mean"], "verl"),
+        (["critic/score/mean", "actor/pg_loss", "token/response_length/mean"], "roll"),
+        (["train/loss", "train/pg_loss", "rollout/raw_reward"], "slime"),
+        (["train/loss", "train/pg_loss", "rollout/raw_reward", "train/ess_ratio", "train/train_rollout_kl"], "miles"),
+        # The console and W&B.
+        (["reward", "kl", "policy_loss", "response_length", "actor_lr"], "openrlhf"),
+        (["train/reward", "train/kl", "train/policy_loss", "train/rollout/reward_mean"], "openrlhf"),
+        (["train/reward", "train/loss", "train/probs_ratio_max", "train/gen_kl_error"], "nemo-rl"),
+        (["reward/all/mean", "is_truncated/all/mean", "mismatch_kl/mean"], "prime-rl"),
+    ],
+    ids=str,
+)
+def test_who_wrote_a_log(names, owner):
+    assert whose(names) == owner
+    assert whose(list(reversed(list(names)))) == owner
+
+
+def test_a_log_of_nobody_in_particular_is_understood_where_all_agree():
+    assert quantities(["reward", "loss", "kl", "mine"]) == {"reward": "reward", "loss": "loss", "kl": "kl"}
+    found = understood(["critic/score/mean", "critic/rewards/mean", "actor/pg_loss"])
+    assert {quantity: name for quantity, (name, _) in found.items()} == {
+        "reward": "critic/score/mean",
+        "policy_loss": "actor/pg_loss",
+    }
+    one = found["policy_loss"][1]
+    assert (one.definition, one.source) == (BY_NAME["policy_loss"].definition, "")
+    # Unsloth logs 0 with beta 0, TRL logs nothing.
+    assert understood(["kl"])["kl"][1].zero_when_off
+
+
+def test_the_trainer_decides_what_a_name_means():
+    names = ["kl", "reward", "completion_length"]
+    assert "row" in understood(names, "unsloth")["kl"][1].definition
+    assert not understood(names, "trl")["kl"][1].zero_when_off
+    assert quantities(names, trainer="trl-rloo") == quantities(names, trainer="trl")
+    assert quantities(names, trainer="a plug-in") == quantities(names)
+
+
+def test_the_release_decides_what_a_name_means():
+    old, new = (understood(["actor/pg_loss"], "verl", release)["policy_loss"][1] for release in ("0.7.1", "0.9.1"))
+    assert "summed over all mini-batches" in old.definition
+    assert "summed" not in new.definition
+    assert understood(["actor/entropy"], "verl", "0.3.0") == {}
+    # Without a release the newest comes first.
+    assert understood(["reward_std"], "trl")["reward_std"][1].since == "0.27"
+
+
+def test_values_become_canonical():
+    mixed = understood(["env/all/by_group/frac_mixed", "optim/lr"], "tinker-cookbook")["zero_variance_share"][1]
+    assert mixed.canonical(0.25) == 0.75
+    drift = understood(["actor/policykl"], "roll")["ppo_kl"][1]
+    assert drift.canonical(-0.5) == 0.5
+
+
+def test_an_unknown_trainer_is_said_to_be_one():
+    assert find("axolotl") is TRAINERS[SAME["axolotl"]]
+    with pytest.raises(UsageError, match=r"no metric names of 'slim'.*did you mean 'slime'"):
+        find("slim")
+
+
+def test_the_command_lists_quantities_or_a_trainers_names():
+    overview = pages.metrics()
+    assert [line.split()[0] for line in overview.splitlines()[:-2] if not line.startswith(" ")] == list(BY_NAME)
+    assert "verl: critic/score/mean; slime: rollout/raw_reward" in " ".join(overview.split())
+    page = pages.metrics("verl").splitlines()
+    assert "  actor/pg_loss  (from 0.7, before 0.8)" in page
+    every = json.loads(pages.metrics(as_json=True))
+    assert [(one["trainer"], one["pattern"]) for one in every] == [
+        (trainer, one.pattern) for trainer, table in TRAINERS.items() for one in table
+    ]
