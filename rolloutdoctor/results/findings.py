@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.audit import AuditEntry, Cause
 from rolloutdoctor.results.display import Displayed
+from rolloutdoctor.results.vitals import Vital
 
 if TYPE_CHECKING:
     import polars as pl
@@ -233,6 +234,7 @@ class Report(Displayed):
         audit: every logged quantity with the number of its values that follow from the rows and the options.
         not_applicable: the rules whose fault the recorded options or the rows rule out.
         excluded: of clean rules whose verdict rests on a sample: what the sample excludes.
+        vitals: what the trainer logged of the quantities that most logs have, over the run.
     """
 
     version: str
@@ -249,6 +251,7 @@ class Report(Displayed):
     audit: tuple[AuditEntry, ...] = ()
     not_applicable: tuple[NotApplicable, ...] = ()
     excluded: tuple[Excluded, ...] = ()
+    vitals: tuple[Vital, ...] = ()
 
     def __repr__(self) -> str:
         """In a line."""

@@ -6,9 +6,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from rolloutdoctor.results.comparison import OWN_NUMBERS, Numbers, Pair, RecomputedStep, Slice
-from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.results.findings import Measure, Report, Severity
 from rolloutdoctor.results.run_comparison import Part
 from rolloutdoctor.results.version import __version__
+from rolloutdoctor.views.style import where
+from rolloutdoctor.views.verdict import verdict
 
 _NUMBER = {"type": ["number", "null"]}
 _NUMBERS = {"type": "object", "additionalProperties": _NUMBER}
@@ -115,6 +117,7 @@ class Finding(Model):
     advice: Text
     measures: dict[str, Measure]
     per_step: list[Annotated[Any, *_made(dict, properties=_STEP, required=["step"], additionalProperties=_NUMBER)]]
+    where: Annotated[list[Text], BeforeValidator(lambda places: [*map(where, places[:3])])] = _at("examples")
     examples: list[Place]
     fix: Text | None
     references: list[Url]
@@ -173,7 +176,21 @@ class ExcludedEffect(Model):
     words: Text
 
 
+class Vital(Model):
+    name: Text
+    metric: Text
+    unit: Text
+    first: Number
+    last: Number
+    min: Number = _at("least")
+    max: Number = _at("largest")
+    steps: list[Whole]
+    series: list[Number]
+
+
 class Check(RunHead):
+    verdict: Annotated[Text, BeforeValidator(lambda fields: verdict(Report(**fields)))] = _at("__dict__")
+    vitals: list[Vital]
     findings: list[Finding]
     clean: list[Annotated[Code, BeforeValidator(lambda rule: rule[0])]]
     not_applicable: list[Untested]

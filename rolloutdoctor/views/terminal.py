@@ -1,6 +1,6 @@
 """The report for a person at a terminal: the verdict, then each finding in four lines; everything with -v."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -12,11 +12,15 @@ from rolloutdoctor.results.related import explanation
 from rolloutdoctor.views.audit_words import audit_line, audit_lines
 from rolloutdoctor.views.concise import counts, standing
 from rolloutdoctor.views.layout import as_text, assumptions, configuration, hanging, header, many
-from rolloutdoctor.views.style import COLORS, Style, plain, shown
+from rolloutdoctor.views.style import COLORS, Style, plain, shown, where
 from rolloutdoctor.views.verdict import verdict
+from rolloutdoctor.views.vital_lines import vital_lines
 
 _REASONS = 3
 """Reasons for which rules could not be tested that are named; the others are counted."""
+
+_CODES = 12
+"""Rules that are named by their codes; of more the number says enough."""
 
 _SIGNS = {"error": ("✖", "x"), "warning": ("▲", "!"), "info": ("●", "i")}
 
@@ -28,14 +32,16 @@ def render(report: Report, style: Style) -> str:
 
 def _parts(report: Report, style: Style) -> Iterator[RenderableType]:
     is_short = style.quiet and not style.verbose
-    if not is_short:
-        yield header(report)
-        yield ""
     yield Text(plain(verdict(report), 600), style="bold" if style.color else "")
     if not is_short:
         yield ""
+        if report.vitals and (style.verbose or not report.input.rows):
+            yield from vital_lines(report.vitals, style)
+            yield ""
         yield from _everything(report, style) if style.verbose else _in_short(report, style)
     yield Text(f"{counts(report)}.", style="bold" if style.color else "")
+    if not is_short:
+        yield header(report)
 
 
 def _in_short(report: Report, style: Style) -> Iterator[RenderableType]:
@@ -71,9 +77,14 @@ def _untested(report: Report) -> str:
     for one in report.skipped:
         by_reason.setdefault(one.reason, []).append(one.code)
     reasons = sorted(by_reason, key=lambda reason: -len(by_reason[reason]))
-    words = [f"{', '.join(by_reason[reason])} ({reason})" for reason in reasons[:_REASONS]]
+    words = [f"{_named(by_reason[reason])} ({reason})" for reason in reasons[:_REASONS]]
     left = sum(len(by_reason[reason]) for reason in reasons[_REASONS:])
     return "; ".join(words) + (f"; and {many(left, 'other rule')}" if left else "")
+
+
+def _named(codes: Sequence[str]) -> str:
+    """Name some rules by their codes; many by their number."""
+    return ", ".join(codes) if len(codes) <= _CODES else many(len(codes), "rule")
 
 
 def _everything(report: Report, style: Style) -> Iterator[RenderableType]:
@@ -146,12 +157,7 @@ def _grid(rows: Iterable[tuple[str, str]], style: Style) -> RenderableType:
 
 def _places(finding: Finding) -> Iterator[str]:
     for place in finding.examples:
-        where = [f"step {place.step}"]
-        if place.group_id is not None:
-            where.append(f"group {plain(place.group_id, 40)}")
-        if place.sample_id is not None:
-            where.append(f"row {plain(place.sample_id, 40)}")
-        yield f"{' '.join(where)}: {plain(place.note, 120)}"
+        yield where(place)
 
 
 def _measures(finding: Finding, width: int) -> str:

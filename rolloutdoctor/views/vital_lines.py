@@ -1,0 +1,47 @@
+"""Logged quantities over the run, a line each: from where to where they went, a sparkline, and where findings begin."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from rolloutdoctor.results.vitals import Vital, buckets
+from rolloutdoctor.views.style import Style
+
+_WIDTH = 24
+"""Columns of a sparkline."""
+
+_LEVELS = ("▁▂▃▄▅▆▇█", "_.-=+*#@")
+"""From the lowest to the highest, with and without Unicode."""
+
+
+def vital_lines(vitals: Sequence[Vital], style: Style) -> Iterator[RenderableType]:
+    """Yield one line for each quantity."""
+    wide = max(len(one.title) for one in vitals)
+    arrow = "→" if style.unicode else "->"
+    for one in vitals:
+        marks = ", ".join(f"{code} from step {step}" for step, code in one.marks)
+        line = Text(f"{one.title:<{wide}}  {_number(one.first):>9} {arrow} {_number(one.last):<9}")
+        line.append(f"{sparkline(one.series, unicode=style.unicode):<{_WIDTH}}", style="cyan" if style.color else "")
+        line.append(f"  {_number(one.least)} to {_number(one.largest)}", style="dim" if style.color else "")
+        if marks:
+            line.append(f"  {marks}", style="bold yellow" if style.color else "")
+        line.no_wrap, line.overflow = True, "ellipsis" if style.unicode else "crop"
+        yield line
+
+
+def sparkline(series: Sequence[float], *, unicode: bool = True) -> str:
+    """Draw a series in a line of text, its smallest mean at the bottom.
+
+    >>> sparkline([0.0, 1.0, 2.0, 3.0])
+    '▁▃▆█'
+    """
+    means, levels = buckets(series, _WIDTH), _LEVELS[0 if unicode else 1]
+    low, high = min(means), max(means)
+    if high == low:
+        return levels[0] * len(means)
+    return "".join(levels[round((len(levels) - 1) * (each - low) / (high - low))] for each in means)
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"
