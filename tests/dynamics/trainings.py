@@ -98,7 +98,7 @@ def _noise(completions, **kwargs):
 
 
 def _slow(completions, **kwargs):
-    time.sleep(3)
+    time.sleep(8)
     return _answers(completions, **kwargs)
 
 
