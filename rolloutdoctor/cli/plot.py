@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from rolloutdoctor.commands.convert import ConvertOptions
 
 EPILOG = (
-    "KIND: advantages (distribution, with zero and sign flips marked), kl (logged and recomputed series, KL per token, "
+    "KIND: overview (what the trainer logged, with the steps at which findings begin; of a log alone, too), "
+    "advantages (distribution, with zero and sign flips marked), kl (logged and recomputed series, KL per token, "
     "and the KL recovered from a corrupted series), baseline (drift of the group baseline against the share of fully "
     "masked responses), gradient (policy and KL parts, and what a fix changes), ratio (importance ratios with the clip "
     "range, and trainer against sampler; with --fix only for fixes that mask tokens), mismatch (the sampler's "
@@ -70,7 +71,7 @@ def plot(
     from rolloutdoctor.cli.progress import progress_bar
     from rolloutdoctor.commands.plot import draw
 
-    run = dumps.opened(paths, trainer, dump, quiet=quiet)
+    run = dumps.opened(paths, trainer, dump, quiet=quiet, logs_alone=True)
     check_target(output)
     options = opt.check_options(trainer, layers, step_range, split, device, dtype)
     with progress_bar(run.unit, quiet=quiet) as progress:

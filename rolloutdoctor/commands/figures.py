@@ -27,11 +27,21 @@ from rolloutdoctor.objective.required_columns import (
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.histogram import histogram
 from rolloutdoctor.results.errors import InputError
-from rolloutdoctor.results.figures import AdvantagesData, Band, BaselineData, GradientData, KlData, PictureData
+from rolloutdoctor.results.figures import (
+    AdvantagesData,
+    Band,
+    BaselineData,
+    GradientData,
+    KlData,
+    OverviewData,
+    PictureData,
+)
 from rolloutdoctor.results.histograms import Histogram
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.kl_metric_corrupted import KlMetricCorrupted
+from rolloutdoctor.rules.numbers_rule import NumbersRule
 from rolloutdoctor.rules.step import StepView
+from rolloutdoctor.rules.table import RULES
 from rolloutdoctor.search.hypotheses.fixes import ChosenFix, choose
 from rolloutdoctor.trainers.spec import Trainer
 
@@ -156,6 +166,24 @@ def label_of(fixes: Sequence[ChosenFix]) -> str:
 def columns_of(lines: pl.DataFrame) -> dict[str, Any]:
     """Return columns as tuples, in the order of their `steps`; NaN for null."""
     return {one.name: tuple(one) for one in lines.sort("steps").fill_null(math.nan)}
+
+
+class OverviewFigure(FigureAccumulator):
+    """What the trainer logged over the run; the report has it (`marks.marked`)."""
+
+    needs_objective = False
+    marking = tuple(rule.code for rule in RULES if isinstance(rule, NumbersRule))
+
+    def prepare(self, context: Context, of_fix: frozenset[str]) -> frozenset[str]:
+        """Nothing is read."""
+        return frozenset()
+
+    def gather(self, step: EvaluatedStep) -> None:
+        """Take in nothing."""
+
+    def data(self) -> OverviewData:
+        """Return a place for it."""
+        return OverviewData()
 
 
 class AdvantagesFigure(FigureAccumulator):

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
-from rolloutdoctor.results.figures import Gallery, Mark, MismatchData
-from rolloutdoctor.results.findings import Finding
+from rolloutdoctor.results.figures import Gallery, Mark, MismatchData, OverviewData
+from rolloutdoctor.results.findings import Finding, Report
 
 Values = Mapping[str, float | int | None]
 
@@ -47,11 +48,15 @@ def marks_of(findings: Iterable[Finding]) -> tuple[Mark, ...]:
     return tuple(found)
 
 
-def marked(gallery: Gallery, findings: Iterable[Finding]) -> Gallery:
-    """Return the pictures with what was found drawn in."""
-    from dataclasses import replace
-
-    data = gallery.drawn.get("mismatch")
-    if not isinstance(data, MismatchData):
-        return gallery
-    return Gallery({**gallery.drawn, "mismatch": replace(data, marks=marks_of(findings))}, gallery.left_out)
+def marked(gallery: Gallery, report: Report) -> Gallery:
+    """Return the pictures with what was found drawn in; the overview is made of the report alone."""
+    drawn, left_out = dict(gallery.drawn), dict(gallery.left_out)
+    data = drawn.get("mismatch")
+    if isinstance(data, MismatchData):
+        drawn["mismatch"] = replace(data, marks=marks_of(report.findings))
+    if drawn.pop("overview", None) is not None:
+        if report.vitals:
+            drawn = {"overview": OverviewData(report.vitals), **drawn}
+        else:
+            left_out["overview"] = "no logged metric has a name that is known here; `rolloutdoctor metrics` lists them"
+    return Gallery(drawn, left_out)

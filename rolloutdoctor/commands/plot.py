@@ -10,6 +10,7 @@ from rolloutdoctor.commands.figures import (
     FigureAccumulator,
     GradientFigure,
     KlFigure,
+    OverviewFigure,
     label_of,
 )
 from rolloutdoctor.commands.marks import marked
@@ -30,6 +31,7 @@ from rolloutdoctor.rules.table import RULES
 from rolloutdoctor.search.hypotheses.fixes import ChosenFix, choose
 
 GATHERED: dict[str, type[FigureAccumulator]] = {
+    "overview": OverviewFigure,
     "advantages": AdvantagesFigure,
     "kl": KlFigure,
     "baseline": BaselineFigure,
@@ -97,7 +99,7 @@ def draw(
     run_file_steps(run, consumers, replace(options, split=options.split or TRAIN), ready.metrics, progress)
     gallery = pictures.gallery()
     for one in rules:
-        gallery = marked(gallery, report_of(ready, one.state()).findings)
+        gallery = marked(gallery, report_of(ready, one.state()))
     if kind in gallery.left_out:
         raise InputError(f"no picture of {kind}: {gallery.left_out[kind]}")
     return gallery.drawn[kind]
@@ -140,4 +142,4 @@ def check_and_draw(
     gallery = pictures.gallery()
     if shown is not None and any(one.fix == SHOWN and one.severity >= Severity.WARNING for one in report.findings):
         gallery = Gallery({**gallery.drawn, **shown.gallery().drawn}, gallery.left_out)
-    return report, marked(gallery, report.findings)
+    return report, marked(gallery, report)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from rolloutdoctor.results.errors import UsageError, nearest
 from rolloutdoctor.results.histograms import Histogram
+from rolloutdoctor.results.vitals import Vital
 
 
 @dataclass(frozen=True)
@@ -311,9 +312,23 @@ class LengthsData:
     ended_rows: int = 0
 
 
-PictureData = AdvantagesData | KlData | BaselineData | GradientData | RatioData | MismatchData | LengthsData
+@dataclass(frozen=True)
+class OverviewData:
+    """What the trainer logged over the run.
+
+    Attributes:
+        vitals: the quantities, with the steps at which findings begin.
+    """
+
+    vitals: tuple[Vital, ...] = ()
+
+
+PictureData = (
+    OverviewData | AdvantagesData | KlData | BaselineData | GradientData | RatioData | MismatchData | LengthsData
+)
 
 KINDS: dict[str, tuple[str, ...]] = {
+    "overview": ("RDT", "RDO012", "RDG012", "RDG013"),
     "advantages": ("RDA",),
     "kl": ("RDM001",),
     "baseline": (),

@@ -189,8 +189,6 @@ class Vital(Model):
 
 
 class Check(RunHead):
-    verdict: Annotated[Text, BeforeValidator(lambda fields: verdict(Report(**fields)))] = _at("__dict__")
-    vitals: list[Vital]
     findings: list[Finding]
     clean: list[Annotated[Code, BeforeValidator(lambda rule: rule[0])]]
     not_applicable: list[Untested]
@@ -199,6 +197,8 @@ class Check(RunHead):
     audit: list[Audited]
     notes: list[Text]
     excluded: list[ExcludedEffect]
+    verdict: Annotated[Text, BeforeValidator(lambda fields: verdict(Report(**fields)))] = _at("__dict__")
+    vitals: list[Vital]
 
 
 def _slice(part: Slice) -> dict[str, object]:

@@ -39,9 +39,8 @@ def _parts(report: Report, style: Style) -> Iterator[RenderableType]:
             yield from vital_lines(report.vitals, style)
             yield ""
         yield from _everything(report, style) if style.verbose else _in_short(report, style)
-    yield Text(f"{counts(report)}.", style="bold" if style.color else "")
-    if not is_short:
         yield header(report)
+    yield Text(f"{counts(report)}.", style="bold" if style.color else "")
 
 
 def _in_short(report: Report, style: Style) -> Iterator[RenderableType]:

@@ -11,10 +11,12 @@ from rolloutdoctor.results.figures import (
     KlData,
     LengthsData,
     MismatchData,
+    OverviewData,
     RatioData,
     Spread,
 )
 from rolloutdoctor.results.histograms import Histogram
+from rolloutdoctor.results.vitals import Vital
 
 NAN = math.nan
 SOME = Histogram(-2, -9, (4, 0, 3, 0, 0, 1, 9, 0, 2, 7, 0, 0, 5, 0, 3))
@@ -85,7 +87,17 @@ def lengths(steps=12, **changes):
     return replace(data, **changes)
 
 
+def overview(steps=12, **changes):
+    marks = {"kl": ((3, "RDT004"),), "entropy": ((5, "RDT003"), (6, "RDT003"))}
+    vitals = (
+        Vital(name, name, name, "nats", tuple(range(steps)), tuple(0.5 + step % 3 for step in range(steps)), found)
+        for name, found in {"reward": (), **marks}.items()
+    )
+    return replace(OverviewData(tuple(vitals)[: 3 if steps else 0]), **changes)
+
+
 MAKE = {
+    "overview": overview,
     "advantages": advantages,
     "kl": kl,
     "baseline": baseline,
@@ -94,7 +106,7 @@ MAKE = {
     "mismatch": mismatch,
     "lengths": lengths,
 }
-OF_FIXES = tuple(MAKE)[:5]
+OF_FIXES = tuple(MAKE)[1:6]
 BY_STEP = ("kl", "gradient", "ratio", "mismatch", "lengths")
 
 

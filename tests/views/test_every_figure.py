@@ -58,7 +58,8 @@ def test_nothing_of_a_picture_lies_outside_it(kind):
     boxes = [text.get_window_extent() for text in (figure._suptitle, figure._supxlabel) if text is not None]
     for ax in figure.axes:
         boxes += [legend.get_window_extent() for legend in [ax.get_legend()] if legend is not None]
-        boxes += [ax.xaxis.label.get_window_extent(), ax.yaxis.label.get_window_extent(), ax.get_window_extent()]
+        labels = [label for label in (ax.xaxis.label, ax.yaxis.label) if label.get_text()]
+        boxes += [*(label.get_window_extent() for label in labels), ax.get_window_extent()]
     for box in boxes:
         assert -1 <= box.x0 <= box.x1 <= width + 1
         assert -1 <= box.y0 <= box.y1 <= height + 1

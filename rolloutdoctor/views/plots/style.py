@@ -212,7 +212,7 @@ def condensed(
 def step_axis(ax: Axes, steps: Sequence[int]) -> None:
     """Label the axis of steps, and give a single step room."""
     ax.set_xlabel("optimiser step")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, steps=[1, 2, 5, 10]))
     if steps and steps[0] == steps[-1]:
         ax.set_xlim(steps[0] - 1, steps[0] + 1)
         ax.set_xticks([steps[0]])
