@@ -10,7 +10,6 @@ from rolloutdoctor.engine.judge import judge
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.serial import measure
-from rolloutdoctor.engine.vitals import vitals_of
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.ops.evaluation_mode import evaluation_mode
@@ -43,8 +42,7 @@ def report_of(prepared: PreparedRun, state: RunState) -> Report:
         diagnosis = find_causes(read, prepared.metrics, prepared.plan.context, state.audit, dtype)
     found = judge(prepared.plan, state, prepared.configured, device=device, dtype=options.dtype, diagnosis=diagnosis)
     apart = _apart(prepared, state)
-    vitals = vitals_of(prepared.run.metrics, prepared.context, found.findings)
-    return replace(found, vitals=vitals, notes=(*found.notes, apart) if apart else found.notes)
+    return replace(found, notes=(*found.notes, apart)) if apart else found
 
 
 def _apart(prepared: PreparedRun, state: RunState) -> str:

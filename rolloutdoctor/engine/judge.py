@@ -10,6 +10,7 @@ from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.coverage import nothing_found
 from rolloutdoctor.engine.follows import AUDIT, by_cause
 from rolloutdoctor.engine.plan import Plan
+from rolloutdoctor.engine.vitals import vitals_of
 from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.objective.required_columns import CUT_COLUMNS, is_incomplete, loss_columns
 from rolloutdoctor.ops.logged_digits import WHOLE_LOG
@@ -86,6 +87,7 @@ def judge(
             bound = rule.excluded(total, context)
             excluded += [] if bound is None else [bound]
     made_by = context.made_by if configured is None else (configured.trainer.name, configured.version)
+    ordered = by_cause(findings, context)
     return Report(
         version=__version__,
         device=device,
@@ -94,13 +96,14 @@ def judge(
         trainer=made_by[0],
         trainer_version=made_by[1],
         config=configured.settings() if configured else {},
-        findings=by_cause(findings, context),
+        findings=ordered,
         clean=tuple(clean),
         skipped=tuple(sorted(skipped, key=lambda one: one.code)),
         notes=tuple(notes),
         audit=_audit(audit, diagnosis, _means_left(audit, state, context)) if stages else (),
         not_applicable=tuple(sorted(not_applicable, key=lambda one: one.code)),
         excluded=tuple(excluded),
+        vitals=vitals_of(state.tables.whole.metrics, context, ordered),
     )
 
 

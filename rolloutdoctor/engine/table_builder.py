@@ -17,6 +17,7 @@ from rolloutdoctor.engine.tables import (
     metrics_of,
     rows_of,
 )
+from rolloutdoctor.engine.vitals import vital_names
 from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS
 from rolloutdoctor.rules.audited import audited_stages
 from rolloutdoctor.rules.step import StepView
@@ -35,7 +36,7 @@ class TableBuilder:
     def __init__(self, plan: Plan) -> None:
         self._rules, self._stages = plan.rules, audited_stages(plan.rules)
         self._reads = sorted({name for rule in self._rules for name in rule.reads})
-        self._names = frozenset[str]().union(*(rule.metrics(plan.context) for rule in self._rules))
+        self._names = vital_names(plan.context).union(*(rule.metrics(plan.context) for rule in self._rules))
         self._rows: list[pl.DataFrame] = []
         self._metrics: list[pl.DataFrame] = []
         self._audit: list[pl.DataFrame] = []

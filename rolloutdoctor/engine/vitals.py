@@ -1,10 +1,10 @@
 """The quantities of a trainer's log that its first screen shows, with the steps at which findings about them begin."""
 
 from collections.abc import Sequence
-from math import isfinite
+
+import polars as pl
 
 from rolloutdoctor.data.batch import TRAIN
-from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.metric_names.quantities import BY_NAME
 from rolloutdoctor.results.findings import Finding, Severity
 from rolloutdoctor.results.vitals import Vital
@@ -33,24 +33,33 @@ KEEP = 512
 """Values of a quantity that are kept, evenly spread."""
 
 
-def vitals_of(metrics: LoggedMetrics, context: Context, findings: Sequence[Finding]) -> tuple[Vital, ...]:
-    """Return what a log has of these quantities in training steps; none where it has two values or fewer."""
+def vital_names(context: Context) -> frozenset[str]:
+    """Return the trainer's names of these quantities."""
+    return frozenset(context.quantities[name][0] for name in SHOWN if name in context.quantities)
+
+
+def vitals_of(metrics: pl.DataFrame, context: Context, findings: Sequence[Finding]) -> tuple[Vital, ...]:
+    """Return what was logged of these quantities in training steps; none where it has two values or fewer.
+
+    Args:
+        metrics: the table of metrics, sorted by step.
+        context: what is known of the run.
+        findings: of the run.
+    """
     found = []
+    logged = metrics.filter(pl.col("split") == TRAIN, pl.col("logged").is_finite())
     for name in SHOWN:
         if name not in context.quantities:
             continue
         metric, meaning = context.quantities[name]
-        logged = [(key.step, metrics.at(key).get(metric)) for key in metrics.steps() if key.split == TRAIN]
-        values = [(step, meaning.canonical(value)) for step, value in logged if value is not None and isfinite(value)]
-        if len(values) < 3 or (meaning.zero_when_off and not any(value for _, value in values)):
+        own = logged.filter(pl.col("metric") == metric)
+        if len(own) < 3 or (meaning.zero_when_off and not own["logged"].any()):
             continue
-        every = -(-len(values) // KEEP)
         # The last value is that of the run's end.
-        kept = values[::-every][::-1]
-        steps, series = zip(*kept, strict=True)
-        found.append(
-            Vital(name, BY_NAME[name].title, metric, BY_NAME[name].unit, steps, series, _marks(name, findings))
-        )
+        kept = own.reverse().gather_every(-(-len(own) // KEEP)).reverse()
+        series = tuple(map(meaning.canonical, kept["logged"]))
+        known, marks = BY_NAME[name], _marks(name, findings)
+        found.append(Vital(name, known.title, metric, known.unit, tuple(kept["step"]), series, marks))
     return tuple(found)
 
 

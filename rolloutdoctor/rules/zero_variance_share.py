@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.base import Context, Judgement, counted, number, percent
 from rolloutdoctor.rules.numbers_rule import NumbersRule, series, shown, step_at
 from rolloutdoctor.rules.table_rule import Measured
 
@@ -51,11 +51,9 @@ class ZeroVarianceShare(NumbersRule):
     most: float = 0.9
     lasting: int = 5
 
-    def unavailable_reason(self, context: Context) -> Missing | None:
+    def inapplicable_reason(self, context: Context) -> str | None:
         """Rollouts, which say it themselves."""
-        if context.has_rows:
-            return Missing("the rollouts are there, and RDA011 counts their groups", "see RDA011")
-        return super().unavailable_reason(context)
+        return "RDA011 counts the groups of the rollouts" if context.has_rows else None
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """Steps with most of them."""

@@ -5,6 +5,7 @@ from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.plan import available, make_plan, remedy
 from rolloutdoctor.engine.prepare import context_for
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.metric_names import trl
 from rolloutdoctor.objective.required_columns import LAYOUT_COLUMNS
 from rolloutdoctor.rules.table import RULES, find
 from rolloutdoctor.trainers.options import Layer
@@ -94,9 +95,9 @@ def test_nothing_is_read_for_a_rule_that_cannot_run():
 
 
 def test_everything_is_there():
-    plan = plan_for(beta=0.1, metrics=KL_METRICS | {"loss", "grad_norm", "frac_reward_zero_std"})
+    plan = plan_for(beta=0.1, metrics=KL_METRICS | {one.pattern for one in trl.NAMES})
     ruled_out = [one.code for one in plan.not_applicable]
-    assert ruled_out == ["RDG004", "RDO007"]
+    assert ruled_out == ["RDG004", "RDO007", "RDT001"]
     assert plan.rules == tuple(rule for rule in RULES if rule.code not in ruled_out)
     assert plan.skipped == ()
     assert [fix.label for fix in plan.fixes] == ["rejected-rows:singleton-raw", "zero-std:loss"]
@@ -113,10 +114,11 @@ def test_no_trainer():
     plan = plan_for(trainer=None)
     assert {"RDI001", "RDI002", "RDM002"} <= set(codes_of(plan.rules))
     assert not any(rule.needs_objective for rule in plan.rules)
-    assert len(plan.skipped) + len(plan.rules) == len(RULES)
+    assert len(plan.skipped) + len(plan.rules) + len(plan.not_applicable) == len(RULES)
     for skipped in plan.skipped:
-        if not find(skipped.code).needs_rows and skipped.code != "RDG002":  # it reads rows where there are any
-            assert "log" in skipped.reason
+        rule = find(skipped.code)
+        if not rule.needs_rows and not rule.needs_objective and rule.code != "RDG002":  # it reads rows if there are any
+            assert "log" in skipped.reason or "no metric that is known" in skipped.reason
             continue
         assert skipped.reason == "nothing says which trainer made the run, and with which options"
         assert skipped.remedy.startswith("name it with --trainer NAME")

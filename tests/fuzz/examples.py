@@ -15,6 +15,7 @@ from fuzz import logs, values
 from fuzz.harness import run
 
 from rolloutdoctor.data.schema import COLUMNS, Kind
+from rolloutdoctor.engine.stored import HEAD, archived, unarchived
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.rules.table import RULES
 from rolloutdoctor.trainers.table import TRAINERS
@@ -347,22 +348,26 @@ def _state():
         }
         found = pa.table(cells).replace_schema_metadata(RunMetadata("trl", "1.16.0", {"beta": 0.04}).encode())
         pq.write_table(found, folder / "run.parquet")
-        for name, steps in (("a.json", "0:2"), ("b.json", "2:")):
+        for name, steps in (("a.state", "0:2"), ("b.state", "2:")):
             code, _, err, _ = run(["check", "run.parquet", "--steps", steps, "--save-state", name], folder)
             assert code in (0, 1), err
-        return [json.loads((folder / name).read_text()) for name in ("a.json", "b.json")]
+        return [unarchived((folder / name).read_bytes()) for name in ("a.state", "b.state")]
 
 
 def states(draw, folder):
     """States of a check that somebody edited."""
-    bodies = list(_state())
+    bodies = [json.loads(members[HEAD]) for members in _state()]
     for _ in range(draw.choice([1, 1, 2])):
         which = draw.randrange(2)
         if isinstance(bodies[which], dict):
             bodies[which] = values.edited(draw, bodies[which])
-    for name, body in zip(("a.json", "b.json"), bodies, strict=True):
-        (folder / name).write_text(json.dumps(body), encoding="utf-8", errors="surrogatepass")
-    names = draw.choice([["a.json", "b.json"], ["a.json", "b.json"], ["a.json"], ["b.json", "a.json"]])
+    for name, members, body in zip(("a.state", "b.state"), _state(), bodies, strict=True):
+        text = json.dumps(body).encode("utf-8", "surrogatepass")
+        content = bytearray(archived(members | {HEAD: text}))
+        if draw.random() < 0.1:
+            content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        (folder / name).write_bytes(content)
+    names = draw.choice([["a.state", "b.state"], ["a.state", "b.state"], ["a.state"], ["b.state", "a.state"]])
     words = ["merge", *names, "--format", draw.choice(FORMATS["merge"])]
     if draw.random() < 0.2:
         words += ["--select", draw.choice([rule.code for rule in RULES])]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from rolloutdoctor.objective.objective import KlBuffer, Objective, RowSet
 from rolloutdoctor.results.errors import UsageError, nearest
@@ -90,6 +91,15 @@ def _unmasked_baseline_by_number(objective: Objective) -> Objective:
     return replace(_unmasked_baseline(objective), advantage=advantage)
 
 
+def _reads_ids_as_proposed(objective: Objective) -> bool:
+    return objective.advantage.numeric_ids == "proposed"
+
+
+def _copied_kl(objective: Objective) -> Objective:
+    return replace(objective, kl_buffer=KlBuffer.COPY)
+
+
+# No lambdas: a fix goes to worker processes by pickle.
 FIXES: dict[str, Fix] = {
     "zero-std": Fix(
         name="zero-std",
@@ -101,7 +111,7 @@ FIXES: dict[str, Fix] = {
         ),
         stage="loss",
         contested=True,
-        applies=lambda objective: objective.has_kl_loss,
+        applies=attrgetter("has_kl_loss"),
         variants={"loss": _mask_kl, "pr5640": _mask_completions, "renormalised": _mask_and_renormalise},
         notes={
             "loss": "mask the KL term in the loss; denominators stay, and metrics still count those rows",
@@ -111,7 +121,7 @@ FIXES: dict[str, Fix] = {
             "renormalised": "mask the rows and recompute every token count in a denominator; row counts stay, and "
             "metrics still count those rows",
         },
-        only_where={"pr5640": lambda objective: objective.advantage.flags_zero_std},
+        only_where={"pr5640": attrgetter("advantage.flags_zero_std")},
         references=(
             "https://github.com/huggingface/trl/issues/5588",
             "https://github.com/huggingface/trl/pull/5640",
@@ -141,7 +151,7 @@ FIXES: dict[str, Fix] = {
             "pr6452": "rloo_vectorized as in the pull request, which also reads group ids that are whole numbers as "
             "numbers, so that 7 and 007 are one group",
         },
-        only_where={"pr6452": lambda objective: objective.advantage.numeric_ids == "proposed"},
+        only_where={"pr6452": _reads_ids_as_proposed},
         references=(
             "https://github.com/verl-project/verl/pull/6452",
             "https://github.com/verl-project/verl/pull/6375",
@@ -156,8 +166,8 @@ FIXES: dict[str, Fix] = {
         ),
         stage="kl",
         contested=False,
-        applies=lambda objective: objective.stores_kl,
-        variants={"copy": lambda objective: replace(objective, kl_buffer=KlBuffer.COPY)},
+        applies=attrgetter("stores_kl"),
+        variants={"copy": _copied_kl},
         notes={"copy": "copy the KL before the reward is built"},
         only_where={},
         references=("https://github.com/THUDM/slime/pull/2114",),
