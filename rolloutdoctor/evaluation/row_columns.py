@@ -91,7 +91,12 @@ ROW_COLUMNS: Mapping[str, RowColumn] = {
         _of_batch("trained_tokens", "tokens", "response tokens that the mask trains", _trained),
         _of_rows("score", "reward", "the reward that the estimator sees, any KL penalty included", lambda x: x.score_N),
         _of_rows("in_baseline", "bool", "the row enters baselines and scales", lambda x: x.in_baseline_N),
-        _of_rows("zero_std", "bool", "the rewards of the row's group are all equal", lambda x: x.zero_std_N),
+        _of_rows(
+            "zero_std",
+            "bool",
+            "the baseline rows of the row's group, two or more, have equal rewards",
+            lambda x: x.zero_std_N,
+        ),
         _of_rows("advantage", "advantage", "recomputed; null: the estimator has one a token", lambda x: x.advantage_N),
         _of_rows("baseline", "reward", "what was subtracted from the score", lambda x: x.baseline_N),
         _of_tokens("weight", "1", "weight of a token of the row in the loss of the step", lambda x: x.weight_N),

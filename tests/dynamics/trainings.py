@@ -98,7 +98,7 @@ def _noise(completions, **kwargs):
 
 
 def _slow(completions, **kwargs):
-    time.sleep(8)
+    time.sleep(20)
     return _answers(completions, **kwargs)
 
 
@@ -148,7 +148,7 @@ def planted(seed: int) -> Iterator[Planted]:
     yield Planted(name="length-bonus", training=training(_length, max_completion_length=24), codes=("RDT006", "RDI012"))
     yield Planted(
         name="truncation-cap",
-        training=training(_answers, max_completion_length=2),
+        training=training(_answers, max_completion_length=1),
         codes=("RDI012", "RDT006", "RDT003"),
     )
     stalls = _Calls(_answers, _slow, _answers, at=(HALF, HALF + 1))

@@ -142,3 +142,16 @@ def found_by(code: str, batches: RolloutBatch | Sequence[RolloutBatch], **kwargs
 def values(finding: Finding) -> dict[str, float | int | None]:
     """The numbers over the whole run."""
     return {name: measure.value for name, measure in finding.measures.items()}
+
+
+def without(batch: RolloutBatch, column: str) -> RolloutBatch:
+    """Return a batch without a column."""
+    if column == "group_id":
+        return replace(batch, groups=None, group_ids=())
+    if column == "rewards":
+        return replace(batch, rewards={})
+    if column == "status":
+        return replace(batch, statuses=())
+    rows = {name: values for name, values in batch.per_row.items() if name != column}
+    tokens = {name: values for name, values in batch.per_token.items() if name != column}
+    return replace(batch, per_row=rows, per_token=tokens)

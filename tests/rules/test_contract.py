@@ -18,7 +18,7 @@ from rules import (
     test_reference_moved,
     test_stale_prefix_cache,
 )
-from rules.checking import columns_of, folded, outcomes, report_on, values
+from rules.checking import columns_of, folded, outcomes, report_on, values, without
 
 from rolloutdoctor.engine.judge import judge, measured_by
 from rolloutdoctor.ops.groups import Groups
@@ -200,18 +200,6 @@ def test_order_of_steps_of_a_fault_does_not_matter(code):
     assert expected.findings
     random.Random(3).shuffle(batches)
     assert repr(report_on(batches, trainer=None, select=[code])) == repr(expected)
-
-
-def without(batch, column):
-    if column == "group_id":
-        return dataclasses.replace(batch, groups=None, group_ids=())
-    if column == "rewards":
-        return dataclasses.replace(batch, rewards={})
-    if column == "status":
-        return dataclasses.replace(batch, statuses=())
-    rows = {name: values for name, values in batch.per_row.items() if name != column}
-    tokens = {name: values for name, values in batch.per_token.items() if name != column}
-    return dataclasses.replace(batch, per_row=rows, per_token=tokens)
 
 
 @cache
