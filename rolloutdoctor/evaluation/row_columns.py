@@ -94,7 +94,7 @@ ROW_COLUMNS: Mapping[str, RowColumn] = {
         _of_rows(
             "zero_std",
             "bool",
-            "the baseline rows of the row's group, two or more, have equal rewards",
+            "the group has two baseline rows or more, all of one reward",
             lambda x: x.zero_std_N,
         ),
         _of_rows("advantage", "advantage", "recomputed; null: the estimator has one a token", lambda x: x.advantage_N),
