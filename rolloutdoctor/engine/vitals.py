@@ -53,7 +53,7 @@ def vitals_of(metrics: pl.DataFrame, context: Context, findings: Sequence[Findin
             continue
         metric, meaning = context.quantities[name]
         own = logged.filter(pl.col("metric") == metric)
-        if len(own) < 3 or (meaning.zero_when_off and not own["logged"].any()):
+        if len(own) < 3 or (meaning.zero_when_off and not (own["logged"] != 0).any()):
             continue
         # The last value is that of the run's end.
         kept = own.reverse().gather_every(-(-len(own) // KEEP)).reverse()

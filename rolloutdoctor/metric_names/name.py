@@ -20,6 +20,7 @@ class MetricName:
         factor: 0.01 for percent, -1 for the opposite sign.
         offset: 1 for the share of all others.
         zero_when_off: a log of nothing but zeros says that it was not computed, not that it is 0.
+        before_update: the value of the first step is of the model that the training starts from.
     """
 
     pattern: str
@@ -31,6 +32,7 @@ class MetricName:
     factor: float = 1.0
     offset: float = 0.0
     zero_when_off: bool = False
+    before_update: bool = False
 
     @cached_property
     def spellings(self) -> tuple[tuple[str, str, str], ...]:

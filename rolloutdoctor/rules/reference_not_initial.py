@@ -27,8 +27,8 @@ class ReferenceNotInitial(NumbersRule):
 
     ## How it is measured
     `kl_at_start` is the logged KL of step 1. A warning above 0.01 nats, and above half of the median over the next five
-    steps. A log that starts later may be of a resumed run: skipped. Exposed: several updates within the first step move
-    the KL as well.
+    steps. It is skipped where the log starts later, as that of a resumed run does, and where the trainer's KL of a step
+    may be measured after updates within it (verl, slime). Exposed: a reference may differ on purpose.
 
     ## What to do
     Check which weights the reference was loaded from; for an adapter on top of another, merge that one first.
@@ -46,6 +46,13 @@ class ReferenceNotInitial(NumbersRule):
 
     fewest: int = 6
     floor: float = 0.01
+
+    def unavailable_reason(self, context: Context) -> Missing | None:
+        """A KL that is measured after updates within the first step, or nobody knows when."""
+        missing = super().unavailable_reason(context)
+        if missing is None and not context.quantities["kl"][1].before_update:
+            return Missing("nothing says that the KL of the first step is measured before an update", "no column helps")
+        return missing
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """A log that does not begin with the training."""
