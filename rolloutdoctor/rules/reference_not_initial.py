@@ -35,7 +35,7 @@ class ReferenceNotInitial(NumbersRule):
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_log
-    >>> diagnose_log("RDG012", kl=[0.2, 0.21, 0.2, 0.22, 0.2, 0.2])
+    >>> diagnose_log("RDG012", "trl", kl=[0.2, 0.21, 0.2, 0.22, 0.2, 0.2], beta=0.1)
     'RDG012 warning exposed: kl 0.205'
     """
 
