@@ -1,4 +1,4 @@
-"""Which finding follows from which: a cause comes first and counts for what follows from it."""
+"""Causal order of findings: a cause comes first and counts for what follows from it."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -87,7 +87,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
 
 
 def _causes_of(found: Finding, findings: Sequence[Finding], context: Context) -> Iterator[Finding]:
-    """What a finding may follow from, whatever that weighs. Information is the cause of information alone."""
+    """Yield the possible causes of a finding, whatever their weight. Information is the cause of information alone."""
     for code, follows, holds in FOLLOWS:
         for cause in findings if found.code in follows else ():
             counts = found.severity is Severity.INFO or cause.severity > Severity.INFO

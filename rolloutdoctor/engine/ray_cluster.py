@@ -24,7 +24,7 @@ from rolloutdoctor.results.errors import InputError, RolloutDoctorError, UsageEr
 from rolloutdoctor.results.version import __version__
 
 ATTEMPTS = 3
-"""How often a part is tried."""
+"""Number of times that a part is tried."""
 
 LEAST_PARTS = 64
 PART_BYTES = 2**28
