@@ -32,7 +32,7 @@ MAPPED = "mapped"
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """How to read a dump.
+    """Options of converting a dump.
 
     Attributes:
         importer: name of the importer; None: found out.

@@ -1,4 +1,4 @@
-"""What a change makes of every row: the table that `diff` queries, one line a row and changed side."""
+"""Changes of every row: the table that `diff` queries, one line a row and changed side."""
 
 import polars as pl
 import torch

@@ -201,7 +201,7 @@ def _configured(maker: TrainerInfo) -> Configured:
 
 
 def _logged(parts: Sequence[SavedState]) -> LoggedMetrics:
-    """What the parts logged together, as far as a plan looks at it: names and steps."""
+    """Return what the parts logged together, as far as a plan looks at it: names and steps."""
     found = {}
     for split in (TRAIN, EVAL):
         here = [part.logged[split] for part in parts]

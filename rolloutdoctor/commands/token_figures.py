@@ -35,7 +35,7 @@ POSITIONS = 24
 LAGS = 8
 
 TRUNCATED = ("length", "truncated", "max_tokens")
-"""What trainers and engines call a response that was cut off at its largest length."""
+"""Names that trainers and engines give a response that was cut off at its largest length."""
 
 _HAVE_LENGTHS = ("response_ids", "response_mask", "policy_log_probs", "old_log_probs", "rollout_log_probs")
 """Columns that tell the length of a response."""
@@ -157,7 +157,7 @@ def _spread(first: int, last: int, counts: Tensor) -> Spread:
 
 
 class LengthsFigure(FigureAccumulator):
-    """How long responses are, and how they end."""
+    """Figure of the lengths of responses, and of how they end."""
 
     needs_objective = False
     wanted = frozenset({"response_ids", "status"})

@@ -1,4 +1,4 @@
-"""What is new in a report: each finding is said once, and again only where its verdict changes for good."""
+"""News of a report: each finding is reported once, and again only where its verdict changes for good."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Change:
 
 
 def key_of(finding: Finding) -> str:
-    """What makes two findings the same: the rule, and the cause that was established."""
+    """Return the identity of a finding: the rule, and the cause that was established."""
     return finding.code if finding.cause is None else f"{finding.code} {finding.cause.hypothesis}"
 
 

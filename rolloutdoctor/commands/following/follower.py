@@ -330,7 +330,7 @@ class Follower:
 
 
 def _signature(prepared: PreparedRun) -> str:
-    """What the counts of a step depend on, apart from its rows: where it changes, steps do not add up."""
+    """Return what the counts of a step depend on apart from its rows; steps with different ones cannot be merged."""
     plan, context = prepared.plan, prepared.context
     trained = any(key.split == TRAIN for key in prepared.run.metrics.steps())
     parts = (

@@ -12,7 +12,7 @@ _FOLLOWED = "followed.json"
 
 @dataclass
 class Told:
-    """What was said of one finding.
+    """Last report of one finding.
 
     Attributes:
         severity: the word for it.
@@ -42,7 +42,7 @@ class Witness:
 
 @dataclass
 class Kept:
-    """What goes on where it was left.
+    """State from which an interrupted follow continues.
 
     Attributes:
         saved: the state of the check; None before the first step.
