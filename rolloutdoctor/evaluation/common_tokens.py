@@ -54,7 +54,7 @@ def can_agree(batch: RolloutBatch) -> Tensor:
 
 
 def common_tokens(batch: RolloutBatch, measured: Mapping[str, Tensor]) -> Tensor | None:
-    """How many trained tokens of each row are common to its group where that is no chance, ``[N]`` float64.
+    """Count the trained tokens of each row that its group shares more often than chance, ``[N]`` float64.
 
     Of a token that all rows of a group have at one place, let n be the nats of all rows but the least likely one. That
     the others drew what this one drew has the probability exp(-n). With L places the product over the places of

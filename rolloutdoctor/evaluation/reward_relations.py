@@ -1,4 +1,4 @@
-"""What rewards keep to where they are made from the response: relations between a row and its own reward."""
+"""Relations between a row and its own reward, which rewards made from the response satisfy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How far the trainer's log-probs are from the sampler's: the terms of a block that several rules share."""
+"""Gap between the log-probs of trainer and sampler: the terms of a block that several rules share."""
 
 import math
 from collections.abc import Mapping

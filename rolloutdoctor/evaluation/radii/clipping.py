@@ -40,7 +40,7 @@ def _bounds(rule: Surrogate) -> list[float]:
 
 
 def _lost(log_ratio: "Tensor | float") -> Tensor:
-    """How far rounding moves the logarithm of a ratio ``exp(d)`` and of a bound: ``u (|d| + 2 EXP_ULPS + 1)``."""
+    """Bound the effect of rounding on the log of a ratio ``exp(d)`` and of a bound: ``u (|d| + 2 EXP_ULPS + 1)``."""
     return rounding.stored(torch.as_tensor(log_ratio, dtype=torch.float64).abs() + 2 * rounding.EXP_ULPS + 1).likely
 
 
