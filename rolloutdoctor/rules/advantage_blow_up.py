@@ -76,7 +76,7 @@ class AdvantageBlowUp(TableRule):
         return (Part.GROUP_STD,)
 
     def columns(self, context: Context) -> frozenset[str]:
-        """What the advantages need, where the configuration divides by a group's standard deviation."""
+        """Return the columns of the advantages, where the configuration divides by a group's standard deviation."""
         if context.objective is None or not context.objective.advantage.is_group_score:
             return frozenset()
         return advantage_columns(context.objective)
@@ -135,7 +135,7 @@ class AdvantageBlowUp(TableRule):
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many rows, how far, and how much of the update."""
+        """Return the number of rows, the size of their advantages, and their share of the log-prob gradient."""
         excess, seen, place = pl.col("excess"), pl.col("seen"), pl.col("place")
         return {
             "rows": ((excess > 1).sum(), "rows"),

@@ -79,7 +79,7 @@ class AllTruncated(TableRule):
         return frozenset()
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """How the rows ended, and whether rewards differ."""
+        """Return the columns that show how the rows ended, and whether rewards differ."""
         return frozenset({"status", "response_mask", "reward"}) if "status" in context.columns else frozenset()
 
     def unavailable_reason(self, context: Context) -> Missing | None:
@@ -100,7 +100,7 @@ class AllTruncated(TableRule):
         )
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
-        """What the log says of the lengths of a step, and whether no group had a spread of rewards."""
+        """Read from the log the lengths of a step, and whether no group had a spread of rewards."""
         trainer, logged = step.writer, step.logged
         if trainer is None:
             return {}
@@ -142,7 +142,7 @@ class AllTruncated(TableRule):
         return pl.concat(found).sort(STEP_KEY)
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many steps, and how much of each."""
+        """Return the number of steps, and the share cut off in each."""
         is_whole = pl.col("is_whole")
         return {
             "truncated_windows": (is_whole.sum(), "windows"),
@@ -158,7 +158,7 @@ class AllTruncated(TableRule):
         return table.filter(pl.col("share") >= self.warn_from).with_columns(value="share")
 
     def note(self, place: Mapping[str, Any]) -> str:
-        """How much."""
+        """Name the share of responses cut off."""
         return f"{percent(place['share'])} of the responses cut off"
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:

@@ -17,7 +17,7 @@ from rolloutdoctor.rules.table_rule import Measured, Quantity, Rule
 
 @dataclass(frozen=True, eq=False)
 class AuditedMeasured(Measured):
-    """What a rule measured of a run, and the logged values of its stages.
+    """Measures of a rule in a run, and the logged values of its stages.
 
     Attributes:
         compared: values that were compared.
@@ -66,7 +66,7 @@ class AuditedRule(Rule[AuditedMeasured]):
         return frozenset()
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """What the trainer logged of its own numbers, and what the loss and the metrics are made of."""
+        """Return the columns that the trainer logged of its own numbers, and those of the loss and the metrics."""
         objective = context.objective
         if objective is None:
             return frozenset()
@@ -99,7 +99,7 @@ class AuditedRule(Rule[AuditedMeasured]):
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many logged values the rows and the options reproduce."""
+        """Return the numbers of logged values that were compared and reproduced."""
         return {"values_compared": (pl.sum("compared"), "values"), "values_agreeing": (pl.sum("agree"), "values")}
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
@@ -266,7 +266,7 @@ class CountingRule(DirectRule):
         return {**super().quantities(), **known}
 
     def shown(self, place: Mapping[str, Any]) -> str:
-        """How much of a row shows the fault."""
+        """Name the part of a row that shows the fault."""
         return f"{int(place['shown']):,} {self.shows}"
 
 

@@ -1,4 +1,4 @@
-"""What rules know of a run before and after it was read, what they say of it, and the words that they share.
+"""Context, judgement and shared wording of rules, before and after a run is read.
 
 This module and the rules import no tensors and no trainers, so that the rule book opens at once.
 """
@@ -28,7 +28,7 @@ KEEP_EXAMPLES = 5
 
 @dataclass(frozen=True)
 class Context:
-    """What is known before the first row is read.
+    """Facts that are known before the first row is read.
 
     Attributes:
         columns: canonical columns of the run.
@@ -105,7 +105,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Missing:
-    """Why a rule cannot run, and what would make it run."""
+    """Reason why a rule cannot run, and the remedy."""
 
     reason: str
     remedy: str
@@ -113,7 +113,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a rule makes of what it measured: the words and the weight of a finding.
+    """Wording and weight of the finding that a rule makes of its measures.
 
     Attributes:
         severity: how much it matters.
@@ -178,7 +178,7 @@ def sampling_option(context: Context, name: str) -> float | None:
 
 
 def logs_remedy() -> str:
-    """What brings logged metrics where nothing says which trainer made the run."""
+    """Name the logs to give where the trainer of the run is unknown."""
     from rolloutdoctor.trainers.table import TRAINERS
 
     own = ", ".join(trainer.log_file for trainer in TRAINERS.values() if trainer.log_file is not None)

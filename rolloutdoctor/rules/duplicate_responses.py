@@ -115,7 +115,7 @@ class DuplicateResponses(TableRule):
         return response_columns(context.columns) | {"group_id"}
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """How likely the responses were, which tokens are theirs, and which prompts recur in other steps."""
+        """Return the log-probs and token columns of the responses, and those that identify prompts in other steps."""
         named = {self._log_probs(context.columns), "response_mask", "rank", "generation_id"}
         return frozenset(named) | prompt_columns(context.columns)
 
@@ -183,7 +183,7 @@ class DuplicateResponses(TableRule):
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many copies, and what they cost."""
+        """Return the number of copies, and what they cost."""
         full, groups, copies = pl.sum("full"), pl.sum("is_group"), pl.sum("is_copy")
         is_told = pl.col("told").any()
         return {
@@ -213,7 +213,7 @@ class DuplicateResponses(TableRule):
         )
 
     def note(self, place: Mapping[str, Any]) -> str:
-        """What it repeats."""
+        """Name what the response repeats."""
         if not place["unlikely"]:
             return "begins as another response of its prompt"
         return f"the same response as {place['twin']}"

@@ -92,7 +92,7 @@ class EngineFrozen(TableRule):
         return frozenset({"old_log_probs", "rollout_log_probs", "response_ids"})
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """What tells a prompt and a version."""
+        """Return the columns that identify a prompt and a version."""
         named = {"response_mask", "policy_version_max", "optim_step_id", "ref_log_probs"}
         return prompt_columns(context.columns) | named
 
@@ -193,7 +193,7 @@ class EngineFrozen(TableRule):
         return None
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many pairs, and what moved in them."""
+        """Return the number of pairs, and what moved in them."""
         moved = pl.col("moved")
         return {
             "pairs": (pl.count("first"), "pairs"),

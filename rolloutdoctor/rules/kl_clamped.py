@@ -69,7 +69,7 @@ class KlClamped(CountingRule):
     most: float = 0.001
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """What the audit reads, and both models' log-probs."""
+        """Return the columns of the audit, and both models' log-probs."""
         return super().optional_columns(context) | {*PAIR, "response_mask"}
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":

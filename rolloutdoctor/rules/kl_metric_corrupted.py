@@ -342,6 +342,6 @@ class KlMetricCorrupted(TableRule):
 
 
 def _counts(run: Measured, *names: str) -> list[int]:
-    """How many steps have a value, and sums of flags and counts."""
+    """Count the steps with a value, and sum flags and counts."""
     sums = [pl.col(name).count() if name == "logged" else pl.sum(name) for name in names]
     return [int(count) for count in run.table.select(sums).row(0)]

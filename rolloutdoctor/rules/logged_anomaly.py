@@ -106,7 +106,7 @@ class LoggedAnomaly(TableRule):
         return table.with_columns(value=pl.when("is_finite").then(pl.col("kl")).otherwise(inf))
 
     def note(self, place: Mapping[str, Any]) -> str:
-        """What was logged."""
+        """Name the logged value."""
         if not place["is_finite"]:
             return "a logged loss, KL or gradient norm is NaN or Inf"
         return f"logged KL {number(place['kl'])}"
@@ -122,7 +122,7 @@ class LoggedAnomaly(TableRule):
         return None if len(run.table) else self._untold(context)
 
     def decisive_parts(self, run: Measured, context: Context) -> tuple[Part, ...]:
-        """Which KL may be negative."""
+        """Return the part that decides whether a KL may be negative."""
         return (Part.KL_LOSS, Part.KL_ESTIMATOR) if run["negative_kl_steps"] else ()
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:

@@ -29,7 +29,7 @@ OWN = {
     "reference": ("ref_log_probs", "policy_log_probs"),
     "old policy": ("old_log_probs", "policy_log_probs"),
 }
-"""Whose log-probs are compared with those of which column of the trainer."""
+"""Owner of the log-probs that are compared with each column of the trainer."""
 
 START = {"sampler": "", "reference": "reference_", "old policy": "old_policy_"}
 """Of the names of what is measured: that of the sampler is measured once for several rules."""
@@ -38,7 +38,7 @@ WHOSE = {"sampler": "trainer", "reference": "policy", "old policy": "policy"}
 
 
 class Limits(NamedTuple):
-    """What makes a shift visible.
+    """Limits from which on a shift is visible.
 
     Attributes:
         pairs: adjacent tokens of a row.
@@ -75,10 +75,10 @@ LEAST_PAIRS = 30
 
 
 ROWS = ("late_rows", "early_rows", "varying_rows", "error_ratio")
-"""What is counted of them."""
+"""Quantities that are counted of them."""
 
 COLUMNS = ("aligned", "late", "early", "z")
-"""What is measured of each pair of log-probs: see `_errors`."""
+"""Quantities that are measured of each pair of log-probs: see `_errors`."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class LogProbShift(DirectRule):
     remedy = "log the loss and the KL of every optimiser step beside the run"
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """What the audit reads, and both log-probs where they are there."""
+        """Return the columns of the audit, and both log-probs where they are there."""
         pairs = {name for pair in self._pairs(context) for name in OWN[pair]}
         return super().optional_columns(context) | pairs | ({"response_mask"} if pairs else set())
 
@@ -215,7 +215,7 @@ class LogProbShift(DirectRule):
         return {name: value for name, value in values.items() if name not in absent}
 
     def shown(self, place: Mapping[str, Any]) -> str:
-        """How much better a row fits one token away."""
+        """Name how much better a row fits one token away."""
         side = "late" if place["late"] < place["early"] else "early"
         error = f"squared error {place['aligned']:.3g} in place, {place[side]:.3g}"
         return f"{error} with the {place['whose']}'s {side}"

@@ -114,7 +114,7 @@ class LossNearZero(TableRule):
         return {"expected_loss_at_ratio_one": expected_N, "has_signal": signal_N}
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
-        """What was logged: of rows, how far the loss is from theirs; without rows, the loss and what explains it."""
+        """Return the distance of the logged loss from that of the rows; without rows, the loss and what explains it."""
         trainer, logged, evaluation = step.writer, step.logged, step.evaluation
         if trainer is None:
             return {}
@@ -175,7 +175,7 @@ class LossNearZero(TableRule):
         return f"{kind}, KL term only" if place["is_kl"] else kind
 
     def decisive_parts(self, run: Measured, context: Context) -> tuple[Part, ...]:
-        """How advantages become a loss, and whether a KL term is added: another loss of these rows might be near 0."""
+        """Return the parts that turn advantages into a loss, KL term included: another loss might be near 0."""
         return () if len(_log(run)) else (Part.POLICY_LOSS, Part.KL_LOSS)
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:

@@ -28,7 +28,7 @@ UNLIKELY = -1.0
 
 
 class _Sign(NamedTuple):
-    """Why the model cannot have sampled a token: words for a row, for the run, and what shows it."""
+    """Sign that the model cannot have sampled a token: words for a row, for the run, and what shows it."""
 
     of_row: str
     of_run: str
@@ -141,7 +141,7 @@ class MaskLeak(TableRule):
     """Placeholders for log-probs that are lost stand alone, and tokens of tools in runs."""
 
     def columns(self, context: Context) -> frozenset[str]:
-        """What is trained on."""
+        """Return the columns of the tokens and of the mask."""
         return frozenset({"response_mask"})
 
     def optional_columns(self, context: Context) -> frozenset[str]:
@@ -242,7 +242,7 @@ class MaskLeak(TableRule):
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many tokens, by sign, and their part of the gradient."""
+        """Return the number of tokens, by sign, and their share of the log-prob gradient."""
         leaked, gradient = pl.col("leaked"), pl.col("grad_l1")
         share = (leaked / pl.col("trained").clip(lower_bound=1)).clip(upper_bound=1)
 
@@ -267,7 +267,7 @@ class MaskLeak(TableRule):
         return table.with_columns(value="leaked")
 
     def note(self, place: Mapping[str, Any]) -> str:
-        """How many, by sign."""
+        """Name the number of tokens, by sign."""
         parts = [f"{int(place[name]):,} {sign.of_row}" for name, sign in SIGNS.items() if place[name]]
         return f"trained tokens: {', '.join(parts)}"
 

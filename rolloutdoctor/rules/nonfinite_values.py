@@ -158,7 +158,7 @@ class NonfiniteValues(TableRule):
         return run.rows.with_columns(bad_reward=bad.fill_null(False))
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many, and since when."""
+        """Return the number of values that are not finite, and the step of the first."""
         bad = (pl.col("all") > 0) | pl.col("bad_reward")
         return {
             "tokens": (pl.sum("trained"), "tokens"),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OptionsRefuted(CountingRule):
-    """What was logged contradicts an option that is recorded or given.
+    """Logged values contradict an option that is recorded or given.
 
     ## What it does
     Before any arithmetic, holds the names and values in the log against the options: a KL above zero refutes a
@@ -65,7 +65,7 @@ class OptionsRefuted(CountingRule):
         return super().inconclusive_reason(run, context)
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """What the audit reads, and how responses ended."""
+        """Return the columns of the audit, and how responses ended."""
         masks = {"status", "response_mask"} if self._masked_by(context) else frozenset()
         return super().optional_columns(context) | masks
 
@@ -133,7 +133,7 @@ def questions(context: Context) -> list[str]:
 
 
 def _stated(context: Context) -> list[Refuted]:
-    """What the run says of itself; an option that was only assumed contradicts nothing."""
+    """Return the contradicted options that the run states; one that was only assumed contradicts nothing."""
     return [one for one in context.refuted if not one.assumed]
 
 

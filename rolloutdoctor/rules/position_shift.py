@@ -154,7 +154,7 @@ class PositionShift(TableRule):
         )
 
     def excluded(self, run: Measured, context: Context) -> Excluded | None:
-        """How steeply the gap may grow with padding; twice the gap at much padding would be found."""
+        """Bound the growth of the gap with padding; twice the gap at much padding would be found."""
         of, rows = run.table.select(pl.sum(*_MOMENTS, "freedom")).to_dicts()[0], run.count("rows")
         slope, error = of["11"] / of["20"] if of["20"] else 0.0, inf
         if of["20"] and of["freedom"] > 0:
@@ -214,7 +214,7 @@ _MOMENTS = {"20": (2, 0), "11": (1, 1), "22": (2, 2), "31": (3, 1), "40": (4, 0)
 
 
 def _correlated(rows: pl.DataFrame) -> pl.DataFrame:
-    """How the mean gap of the rows of each step goes with their padding.
+    """Correlate the mean gap of the rows of each step with their padding.
 
     `gap` and `gap_padded` are the medians of rows without padding and of the more padded half of the others, whose
     median `padding` it is; `freedom` counts the degrees of freedom that are left to the moments.

@@ -64,7 +64,7 @@ class RatioNotOne(CountingRule):
     shows = "trained tokens whose policy and old log-probs differ before the first update"
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """What the audit reads, and what tells the rows of the first update."""
+        """Return the columns of the audit, and those that identify the rows of the first update."""
         return super().optional_columns(context) | {*PAIR, "response_mask", "optim_step_id"}
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":

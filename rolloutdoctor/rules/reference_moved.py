@@ -81,7 +81,7 @@ class ReferenceMoved(TableRule):
     """Steps before and after that must show it, so that one odd batch does not."""
 
     bits: float = 40.0
-    """How unlikely it is that all tokens are equal by rounding."""
+    """Bits of evidence needed that the tokens are not equal by rounding."""
 
     unsure_fall: float = 1 / 3
     """A fall to this, and not to a tenth, is neither a finding nor clean."""

@@ -62,7 +62,7 @@ class ResumedData(TableRule):
     fewest: int = 3
 
     def columns(self, context: Context) -> frozenset[str]:
-        """Which prompt each row answers."""
+        """Return the columns that identify the prompt of each row."""
         return prompt_columns(context.columns) or frozenset({"prompt_ids"})
 
     def metrics(self, context: Context) -> frozenset[str]:
@@ -88,7 +88,7 @@ class ResumedData(TableRule):
         return steps.join(found, on="step", how="left", maintain_order="left")
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many steps repeat earlier ones, and where."""
+        """Return the number of steps that repeat earlier ones, and where."""
         repeated = pl.col("first").is_not_null()
         return {
             "repeated_steps": (repeated.sum(), "steps"),

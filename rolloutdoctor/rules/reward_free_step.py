@@ -79,7 +79,7 @@ class RewardFreeStep(TableRule):
         )
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
-        """What the log says of a step: whether every group lacked reward variance, and the gradient norm."""
+        """Read from the log whether every group of a step lacked reward variance, and the gradient norm."""
         logged, trainer = step.logged, step.writer
         free = None if trainer is None or not step.training else trainer.reward_free(logged)
         norm = None if trainer is None else logged.get(trainer.grad_norm_metric)

@@ -149,7 +149,7 @@ class RewardMissingAsZero(DirectRule):
         return self.with_audit(lines.drop("logged"), run).with_columns(value=pl.when(is_place).then("value"))
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many logged values follow, how many rows have a witness, and what these change."""
+        """Return the numbers of reproduced values and of rows with a witness, and what these change."""
         return {
             **super().quantities(),
             "rows": (pl.sum("missing"), "rows"),

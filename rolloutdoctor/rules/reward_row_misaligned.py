@@ -98,7 +98,7 @@ class RewardRowMisaligned(DirectRule):
     """A chance of 1e-12, of which the orders and the reward functions that are tried take little."""
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """What the audit reads, and what rewards may be made from."""
+        """Return the columns of the audit, and those that rewards may be made from."""
         return super().optional_columns(context) | response_columns(context.columns) | {"reward", "rewards", "status"}
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
@@ -229,7 +229,7 @@ def _orders(batch: "RolloutBatch") -> "tuple[list[str], Tensor]":
 
 
 def _copies(batch: "RolloutBatch", relations: "Sequence[Relation]") -> dict[str, Any]:
-    """How far the rewards of equal responses are apart, and those of their groups; of the function most apart."""
+    """Compare the rewards of equal responses with those of their groups, by the function that differs most."""
     import torch
 
     found: dict[str, Any] = {}

@@ -47,7 +47,7 @@ MOST_FAR = 0.02
 
 @dataclass(frozen=True)
 class SamplerMismatch(TableRule):
-    """How far the sampler's log-probs are from the trainer's.
+    """The sampler's log-probs differ from the trainer's.
 
     ## What it does
     Describes delta, the trainer's log-prob before the update minus the sampler's, on trained tokens, and what

@@ -188,7 +188,7 @@ class SequenceIsLengthBias(TableRule):
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """What the thirds keep."""
+        """Return the share that each third keeps."""
         is_of = {name: pl.col("third") == number for number, name in enumerate(THIRDS)}
         found: dict[str, Quantity] = {"length_correlation": (pl.mean("correlation"), "1")}
         found |= {f"kept_{third}_share": (pl.col("kept").filter(here).mean(), "share") for third, here in is_of.items()}
@@ -217,7 +217,7 @@ class SequenceIsLengthBias(TableRule):
         return Missing(f"{counted(rows, 'row')} with both log-probs; needs {self.least_rows}", "widen --steps")
 
     def excluded(self, run: Measured, context: Context) -> Excluded | None:
-        """How many more of the long responses may be lost than of the short ones."""
+        """Bound the excess of lost responses among the long ones over the short ones."""
         if run["length_correlation"] is None:
             return None
         thirds = (run.table.filter(pl.col("third") == THIRDS.index(third)) for third in ("shortest", "longest"))

@@ -283,7 +283,7 @@ class StalePolicy(TableRule):
         )
 
     def _of_stamps(self, run: Measured, table: LagTable) -> list[str]:
-        """How stamps contradict the steps."""
+        """Describe how stamps contradict the steps."""
         found = []
         stopped, beyond = table.stopped(self.stopped_least), table.beyond()
         if stopped is not None:
@@ -320,7 +320,7 @@ class StalePolicy(TableRule):
         return after >= self.growth_factor * before and order >= 0.8 and after >= self.growth_least
 
     def _of_steps(self, table: LagTable) -> list[str]:
-        """How the gap rises over the run."""
+        """Describe how the gap rises over the run."""
         onset, ends = self._onset(table), table.growth()
         if onset is not None:
             step, low, high = onset
@@ -334,7 +334,7 @@ class StalePolicy(TableRule):
         return [told if since is None else f"{told}, and is twice what it was from step {since} on"]
 
     def _of_first_update(self, table: LagTable) -> list[str]:
-        """How the gap rises where the weights first change."""
+        """Describe how the gap rises where the weights first change."""
         found = table.first_update(self.first_factor, self.first_least)
         if found is None:
             return []
@@ -344,7 +344,7 @@ class StalePolicy(TableRule):
         ]
 
     def _of_lag(self, table: LagTable) -> list[str]:
-        """How the gap grows with the lag."""
+        """Describe how the gap grows with the lag."""
         lags = table.with_lag()
         largest = table.buckets.select(pl.max("middle")).item() or 0.0
         if lags is None or lags[0] < self.lag_factor or largest < self.lag_least:

@@ -135,7 +135,7 @@ class StalePrefixCache(TableRule):
         return pl.concat([counts, ranked(records)], how="diagonal")
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How much larger the gap is, and since when the prompts were known."""
+        """Return the growth of the gap, and since when the prompts were known."""
         gap, is_new, is_old = pl.col("gap"), pl.col("age") == 0, pl.col("age") > 0
         excess = pl.col("excess").filter(is_old)
         p = SCORE.map_elements(tail, pl.Float64)

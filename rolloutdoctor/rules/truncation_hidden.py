@@ -75,7 +75,7 @@ class TruncationHidden(TableRule):
     """A chance of 1e-7 for a run."""
 
     def columns(self, context: Context) -> frozenset[str]:
-        """How the rows ended."""
+        """Return the columns that show how the rows ended."""
         return frozenset({"status"})
 
     def optional_columns(self, context: Context) -> frozenset[str]:
@@ -142,7 +142,7 @@ class TruncationHidden(TableRule):
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many rows, and how large their advantages are."""
+        """Return the number of rows, and the size of their advantages."""
         hidden, known = pl.col("is_hidden") & _at_cap(), pl.col("longest").is_not_null()
         compared, below = pl.sum("compared"), pl.sum("below")
         return {
@@ -159,7 +159,7 @@ class TruncationHidden(TableRule):
         return table.filter("is_hidden").with_columns(value="tokens")
 
     def note(self, place: Mapping[str, Any]) -> str:
-        """How long it is."""
+        """Name the length of the response."""
         return f"{place['tokens']:,} tokens, status {place['status']}, and no end of sequence"
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
