@@ -146,7 +146,7 @@ class Search:
         return add_tallies(found, closed), means
 
     def _solved(self, stage: str) -> list[Hypothesis]:
-        """What the families of a stage suggest."""
+        """Return the hypotheses that the families of a stage suggest."""
         recorded = self._recorded.objective
         families = [one for one in FAMILIES if one.stage == stage and one.applies(recorded)]
         seen = [
@@ -309,7 +309,7 @@ class Search:
 
 
 def _bits(before: QuantityTally, after: QuantityTally) -> float:
-    """What the values of a quantity say for an edit with which they agree."""
+    """Return the evidence, in bits, of a quantity's values for an edit with which they agree."""
     if not (before.telling and 0 < after.radius < inf and 0 < before.radius < inf):
         return 0.0
     wider = log2(after.radius / before.radius)
@@ -317,7 +317,7 @@ def _bits(before: QuantityTally, after: QuantityTally) -> float:
 
 
 def _disagreeing(audits: Iterable[AuditTally], stage: str) -> dict[str, int]:
-    """How many values of each quantity of a stage disagree, over some steps."""
+    """Count the values of each quantity of a stage that disagree, over some steps."""
     total: dict[str, int] = {}
     for audit in audits:
         for name, tally in audit.items():

@@ -95,7 +95,7 @@ def by_group(one: Candidate) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """How a configuration does with groups of one size.
+    """Fit of a configuration to groups of one size.
 
     Attributes:
         configuration: what is computed.

@@ -23,7 +23,7 @@ MOST = 24
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """What some steps say of configurations.
+    """Result of testing configurations on some steps.
 
     Attributes:
         fitting: those that give every logged value of these steps.

@@ -27,7 +27,7 @@ LARGEST_STEP = 512
 """Rows by which a column is tried to be off, and rows of a block."""
 
 ENOUGH_BITS = 12.0
-"""How unlikely it is, as a binary logarithm, that other values are the same in another order."""
+"""Bits of evidence needed that values are not the same in another order by chance."""
 
 Step = tuple[Evaluation, Tensor]
 """An evaluation, and the logged advantages of its rows, ``[N]``."""
@@ -64,7 +64,7 @@ def recomputed(evaluation: Evaluation) -> tuple[Tensor, Tensor]:
 
 
 def units(batch: "RolloutBatch", unit: str) -> Tensor | None:
-    """Which group, rank or step each row is in, ``[N]`` int64."""
+    """Return the number of the group, rank or step of each row, ``[N]`` int64."""
     if unit == "group":
         return None if batch.groups is None else batch.groups.index_N
     found = batch.per_row.get("rank") if unit == "rank" else torch.zeros_like(places(batch))

@@ -178,7 +178,7 @@ def _divisor(epsilon: float, recorded: float, *, biased: bool, in_root: bool) ->
 
 
 def _terms(batch: "RolloutBatch") -> dict[str, Tensor]:
-    """What a reward may be made of: the reward functions, or the reward, and the length of the response."""
+    """Return the possible terms of a reward: the reward functions, or the reward, and the length of the response."""
     terms = dict(batch.rewards) or {"reward": batch.per_row["reward"]}
     return {name: x_N.nan_to_num(0.0) for name, x_N in terms.items()} | {"length": batch.rows.diff().double()}
 

@@ -55,7 +55,7 @@ def _mean_of(part: Callable[["Layout"], "Tensor"], *, of_rows: bool = False) -> 
 
 
 _OF = {"metric": ("kl", "drift"), "kl-metric": ("kl",), "drift-metric": ("drift",), "entropy-metric": ("entropy",)}
-"""How names of these hypotheses begin, and the kinds of metrics that they redefine; a trainer may log both kinds."""
+"""Prefixes of these hypotheses, and the kinds of metrics that they redefine; a trainer may log both kinds."""
 
 _WORDS = {
     "metric": "the metric is",

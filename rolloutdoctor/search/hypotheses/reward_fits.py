@@ -17,7 +17,7 @@ from rolloutdoctor.search.hypotheses.advantage_fits import logged_steps, recompu
 from rolloutdoctor.search.hypotheses.hypothesis import Family, Hypothesis, Seen, changing, has_groups
 
 ENOUGH_BITS = 24.0
-"""What the rewards of other rows have to say for themselves, as a binary logarithm: one run in ten million."""
+"""Bits of evidence that the rewards of other rows must give: one run in ten million."""
 
 MOST_TRIED = 1_000_000
 """Predictions of one group."""
