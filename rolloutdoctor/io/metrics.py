@@ -1,4 +1,4 @@
-"""What the trainer logged beside the rollouts: one number per step, split and name."""
+"""Metrics that the trainer logged beside the rollouts: one number per step, split and name."""
 
 import io
 import json

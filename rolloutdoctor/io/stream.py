@@ -33,7 +33,7 @@ MOST_OPEN_FILES = 64
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """What of a run is to be decoded.
+    """Steps and columns of a run to decode.
 
     Attributes:
         wanted: the columns.

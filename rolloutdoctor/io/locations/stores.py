@@ -1,4 +1,4 @@
-"""Where bytes come from: files of this machine, and object stores and web servers by their addresses.
+"""Sources of bytes: files of this machine, and object stores and web servers by their addresses.
 
 ``s3://`` and ``gs://`` go through pyarrow's file systems, ``hf://`` through that of huggingface_hub, and ``http(s)://``
 through requests for ranges of bytes. Credentials are found as these libraries find them: in the environment and in
@@ -49,7 +49,7 @@ class Address(NamedTuple):
 
     @property
     def name(self) -> str:
-        """How messages call it: without a query or a user, which may hold secrets."""
+        """Return the name for messages: without a query or a user, which may hold secrets."""
         shown = self.path.removeprefix(f"{self.scheme}://")
         place, slash, rest = shown.partition("/")
         return f"{self.scheme}://{place.rpartition('@')[2]}{slash}{rest}"
@@ -140,7 +140,7 @@ def is_there(path: str) -> bool:
 
 
 def _account(address: Address) -> str:
-    """What stands before an ``@`` in the name of a bucket; the path of hf:// has another use for it."""
+    """Return what stands before an ``@`` in the name of a bucket; the path of hf:// has another use for it."""
     return "" if address.scheme == "hf" else address.path.partition("/")[0].rpartition("@")[0]
 
 

@@ -1,4 +1,4 @@
-"""Where a result may be written to: a file of its own, never a file that is read, and nothing that is no file."""
+"""Targets of results: a file of its own, never a file that is read, and nothing that is no file."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Which columns of the contract a file has, under which names and types."""
+"""Columns of the contract in a file, with their names and types."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ class StoredColumn:
 
     @property
     def label(self) -> str:
-        """How messages name it: as the file does, with the canonical name if that differs."""
+        """Return the column's name for messages: the file's, with the canonical name if that differs."""
         return self.stored if self.stored == self.column.name else f"{self.stored} ({self.column.name})"
 
 

@@ -18,7 +18,7 @@ _INT64_MAX = 2**63 - 1
 
 
 class Place(NamedTuple):
-    """Where a column's cells are, for messages.
+    """Place of a column's cells, for messages.
 
     Attributes:
         file: its name.

@@ -1,4 +1,4 @@
-"""How large a Parquet file becomes in memory, from what its footer declares, before anything is decoded.
+"""Limit on the size in memory that the footer of a Parquet file declares, tested before anything is decoded.
 
 A few stored kilobytes may be decoded to any size: a page that repeats one value, a dictionary of one long text that
 every row points to, a zstd block of zeros. The footer's counts are believed; `pages` sees whether they are true.

@@ -1,4 +1,4 @@
-"""Whose a temporary file is: its name says which process made it, so that what a dead one left can be removed.
+"""Tags of temporary files with their process, so that stale ones can be removed.
 
 A name carries the process, when that started, and the place in which its number means something: the machine, and the
 namespace of process numbers there. Only what was made in the same place can be known to be left behind.
@@ -47,7 +47,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _start_of(pid: int) -> int:
-    """When a process started, in ticks of its machine; 0 where that cannot be known."""
+    """Return the time when a process started, in ticks of its machine; 0 where that cannot be known."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
