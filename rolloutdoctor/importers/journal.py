@@ -1,4 +1,4 @@
-"""What a recorder of rolloutdoctor leaves when its process is killed: `*.journal`, one for each rank."""
+"""Journals that a recorder of rolloutdoctor leaves when its process is killed: `*.journal`, one for each rank."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

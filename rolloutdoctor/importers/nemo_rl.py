@@ -23,7 +23,7 @@ _LOG_PROBS = {"rollout_log_probs": "generation_logprobs", "old_log_probs": "prev
 
 
 class NemoRl:
-    """What NeMo-RL's GRPO and PPO log of every step.
+    """Logs of every step from NeMo-RL's GRPO and PPO.
 
     Written by ``Logger.log_batched_dict_as_jsonl`` (nemo_rl/utils/logger.py), called by nemo_rl/algorithms/grpo.py,
     grpo_sync.py and ppo.py; read and compared with the writer of 7ea279abf. NeMo-RL v0.6 and later: earlier files have

@@ -22,7 +22,7 @@ _CHUNK_ROWS = 4096
 
 
 class OpenInstruct:
-    """What `--save_traces` with `--rollouts_save_path` makes open-instruct's GRPO save, 10,000 rows a file.
+    """Traces of open-instruct's GRPO: `--save_traces` with `--rollouts_save_path`, 10,000 rows a file.
 
     Written by ``_save_rollouts`` (open_instruct/rl_utils.py), called by ``DataPreparationActor``
     (open_instruct/data_loader.py); v0.1 to v0.3, read and compared with the writer of e6c3044aa. `prompt_idx` counts

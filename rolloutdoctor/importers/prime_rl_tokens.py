@@ -29,7 +29,7 @@ _WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
 
 
 class PrimeRlTokens:
-    """What `trainer.enable_token_export` makes prime-rl's trainer write, a file for each step and rank.
+    """Token exports of prime-rl's trainer: `trainer.enable_token_export`, a file for each step and rank.
 
     Written by ``TokenExporter`` (src/prime_rl/trainer/rl/token_export.py, `schema_version` 1; v0.5.1 and later), read
     and compared with the writer of 559b44772. A row is a whole sequence; the response begins at the first token of

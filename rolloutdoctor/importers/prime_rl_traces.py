@@ -205,7 +205,7 @@ def _text(value: object) -> str:
 
 
 def _place(file: Source) -> tuple[str, int, str, str]:
-    """Where a file is: the end of its path, its step, split and subset."""
+    """Return the place of a file: the end of its path, its step, split and subset."""
     found = _PLACE.search(Path(file.path).absolute().as_posix())
     if found is None:
         raise InputError(

@@ -19,7 +19,7 @@ FORMAT_VERSION = 2
 
 
 class SlimeDump:
-    """What slime's debug flags save, one file for each rollout.
+    """Dumps of slime's debug flags, one file for each rollout.
 
     The train file is format version 2 of ``slime/observability/train_data_utils.py``, the rollout file that of
     ``slime/observability/rollout_data_utils.py`` (slime 0.3.1). They are joined on `rollout_position`, because the

@@ -1,4 +1,4 @@
-"""How slime cut a rollout into optimiser steps and micro-batches: `dp_shards` of its train data."""
+"""Layout of a slime rollout in optimizer steps and micro-batches: `dp_shards` of its train data."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypeGuard

@@ -25,7 +25,7 @@ _MOST_BYTES = 2 * 2**30
 
 
 class TrlCompletions:
-    """What `log_completions=True` of TRL's GRPOTrainer leaves in ``<output_dir>/completions``.
+    """Completions of TRL's GRPOTrainer: `log_completions=True` writes them to ``<output_dir>/completions``.
 
     Written by ``GRPOTrainer.log`` (trl/trainer/grpo_trainer.py), read and compared with TRL 1.16. The files hold no
     group, no split and no configuration. Groups are runs of equal prompts, confirmed by the advantages: the group size,

@@ -18,7 +18,7 @@ Groups = dict[tuple[int, bytes], int]
 
 
 class VerlRollouts:
-    """What `trainer.rollout_data_dir` makes verl write, one file for each step.
+    """Rollouts that verl writes to `trainer.rollout_data_dir`, one file for each step.
 
     Written by ``_log_rollout_data`` and ``_write_generations`` of ``verl/trainer/ppo/v1/trainer_base.py`` (V1: with a
     `uid` ``{prompt}_{session}_{output}``, so the group is what is before the last two parts) and of

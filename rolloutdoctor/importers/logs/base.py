@@ -1,4 +1,4 @@
-"""What a reader of logged numbers is, and how a row of names and numbers becomes entries."""
+"""Interface of readers of logged numbers, and the conversion of a row of names and numbers to entries."""
 
 import math
 import re
