@@ -27,7 +27,7 @@ from rolloutdoctor.views.plots.style import (
 
 
 def title(data: AdvantagesData) -> str:
-    """What the picture says, in a sentence."""
+    """Summarise the picture in a sentence."""
     noun = data.unit[:-1]
     count = many(data.before.total, noun)
     if not data.before.total:

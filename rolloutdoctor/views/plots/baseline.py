@@ -9,7 +9,7 @@ from rolloutdoctor.views.plots.style import DARK, INK, PALE, bars, blank, empty,
 
 
 def title(data: BaselineData) -> str:
-    """What the picture says, in a sentence."""
+    """Summarise the picture in a sentence."""
     if not data.drift.total:
         return "No group has both fully masked and unmasked responses"
     if not data.moved:

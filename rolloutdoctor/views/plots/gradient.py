@@ -25,7 +25,7 @@ from rolloutdoctor.views.plots.style import (
 
 
 def title(data: GradientData) -> str:
-    """What the picture says, in a sentence."""
+    """Summarise the picture in a sentence."""
     if data.steps and not finite(data.whole):
         return "The gradient is NaN or infinite in every step"
     policy, kl = total(finite(data.policy)), total(finite(data.kl))

@@ -37,7 +37,7 @@ _MARKS: dict[str, Any] = {
 
 
 def title(data: KlData) -> str:
-    """What the picture says, in a sentence."""
+    """Summarise the picture in a sentence."""
     if not finite(data.recomputed):
         return f"{data.metric or 'KL'}: finite in no step" if data.steps else "No step has a KL metric"
     apart = _apart(data)

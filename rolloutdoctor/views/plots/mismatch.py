@@ -29,7 +29,7 @@ from rolloutdoctor.views.plots.style import (
 
 
 def title(data: MismatchData) -> str:
-    """What the picture says, in a sentence."""
+    """Summarise the picture in a sentence."""
     if not data.tokens:
         return "No trained token has a log-prob of both sampler and trainer"
     known = [one for one in data.by_step if math.isfinite(one.median)]

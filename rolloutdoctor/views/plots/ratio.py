@@ -28,7 +28,7 @@ from rolloutdoctor.views.plots.style import (
 
 
 def title(data: RatioData) -> str:
-    """What the picture says, in a sentence."""
+    """Summarise the picture in a sentence."""
     if data.log_ratio_after is not None and data.log_ratio.total:
         left = data.log_ratio_after.total
         return f"{data.fix} leaves {left:,} of {many(data.log_ratio.total, 'importance ratio')} in the policy loss"

@@ -1,4 +1,4 @@
-"""How every picture looks: large enough for a projector, and told apart by lightness and pattern, not by hue."""
+"""Style of all pictures: large enough for a projector, and distinguished by lightness and pattern, not by hue."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -71,7 +71,7 @@ class DisplayedFigure(Figure):
     """A figure that a notebook shows without pyplot."""
 
     def _repr_png_(self) -> bytes:
-        """What Jupyter asks for."""
+        """Return the picture that Jupyter asks for."""
         from io import BytesIO
 
         kept = BytesIO()
