@@ -1,4 +1,4 @@
-"""What an audit gives back: how many logged values follow from the rows and the recorded options."""
+"""Results of an audit: the number of logged values that the rows and the recorded options reproduce."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

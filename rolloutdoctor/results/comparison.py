@@ -1,4 +1,4 @@
-"""What `recompute` and `diff` give back: plain data that every view renders."""
+"""Results of `recompute` and `diff`: plain data that every view renders."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -185,7 +185,7 @@ class MovedGroup:
 
 @dataclass(frozen=True)
 class Effect:
-    """What one change, or several together, does to a run.
+    """Effect of one change, or of several together, on a run.
 
     Attributes:
         label: the fixes and options, joined by ``+``.

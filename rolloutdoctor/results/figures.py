@@ -1,4 +1,4 @@
-"""What a picture is made of: plain numbers, gathered in one pass over a run, that every view can draw."""
+"""Data of pictures: plain numbers, gathered in one pass over a run, that every view can draw."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -123,7 +123,7 @@ class KlData:
 
 @dataclass(frozen=True)
 class BaselineData:
-    """How far the baseline of a group moves when only some rows vote.
+    """Movement of a group's baseline when only some rows count in it.
 
     Attributes:
         fix: what the baseline is compared with.
@@ -209,7 +209,7 @@ class RatioData:
 
 @dataclass(frozen=True)
 class Mark:
-    """What a finding adds to a picture: a line through log-probs, or a step.
+    """Mark that a finding adds to a picture: a line through log-probs, or a step.
 
     Attributes:
         code: of the rule.
@@ -276,7 +276,7 @@ class MismatchData:
 
 @dataclass(frozen=True)
 class LengthsData:
-    """How long responses are and how they end; series have one entry a step, NaN where there is none.
+    """Lengths of responses and their ends; series have one entry a step, NaN where there is none.
 
     Attributes:
         lengths: response tokens of all rows.

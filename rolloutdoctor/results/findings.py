@@ -1,4 +1,4 @@
-"""What a check gives back: plain data that every view renders."""
+"""Results of a check: plain data that every view renders."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Severity(IntEnum):
-    """How much a finding matters: a confirmed fault is an error, an exposure a warning, a choice information."""
+    """Severity of a finding: a confirmed fault is an error, an exposure a warning, a choice information."""
 
     INFO = 1
     WARNING = 2
@@ -50,7 +50,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Example:
-    """Where to look: a step, and as far as it applies a group and a row.
+    """Place to look at: a step, and as far as it applies a group and a row.
 
     Attributes:
         step: optimiser step.
@@ -138,7 +138,7 @@ class NotApplicable:
 
 @dataclass(frozen=True)
 class Excluded:
-    """What a clean verdict that rests on a sample excludes: effects above an upper bound, at 99.9 % confidence.
+    """Effects that a clean verdict resting on a sample excludes: above an upper bound, at 99.9 % confidence.
 
     Attributes:
         code: code of the rule.
@@ -167,7 +167,7 @@ class Excluded:
 
     @property
     def too_wide(self) -> str | None:
-        """Why the sample does not exclude what the rule looks for; None where it does."""
+        """Explain why the sample does not exclude what the rule looks for; None where it does."""
         if self.bound <= self.limit:
             return None
         size = "any size" if self.bound == math.inf else f"up to {self.bound:.3g} {self.unit}".rstrip()
@@ -175,7 +175,7 @@ class Excluded:
 
     @property
     def needed(self) -> str:
-        """How large a sample would exclude it: the width of the interval falls with the root of the size."""
+        """Name the sample size that would exclude it: the width of the interval falls with the root of the size."""
         if not self.estimate < self.limit < self.bound < math.inf:
             return f"record more {self.of}"
         factor = ((self.bound - self.estimate) / (self.limit - self.estimate)) ** 2
@@ -184,7 +184,7 @@ class Excluded:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many rules could be tested (found or clean), of all that were selected."""
+    """Number of rules that could be tested (found or clean), of all that were selected."""
 
     tested: int
     rules: int
@@ -206,7 +206,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class InputSummary:
-    """How much was read."""
+    """Amount of data that was read."""
 
     rows: int = 0
     steps: int = 0
@@ -258,7 +258,7 @@ class Report(Displayed):
 
     @property
     def coverage(self) -> Coverage:
-        """How many rules could be tested; each rule is found, clean, not applicable or skipped."""
+        """Count the rules that could be tested; each rule is found, clean, not applicable or skipped."""
         tested = len(self.findings) + len(self.clean)
         return Coverage(tested, tested + len(self.not_applicable) + len(self.skipped))
 

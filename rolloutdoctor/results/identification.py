@@ -1,4 +1,4 @@
-"""What an identification gives back: the objectives that make the logged numbers, and what excludes the others."""
+"""Results of an identification: the objectives that reproduce the logged numbers, and what excludes the others."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -112,7 +112,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Identification(Displayed):
-    """Which objective made the logged numbers of a run.
+    """Objectives that made the logged numbers of a run.
 
     Attributes:
         input: how much was read.

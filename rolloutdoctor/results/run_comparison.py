@@ -1,4 +1,4 @@
-"""What `compare` gives back: two runs side by side, as plain data that every view renders."""
+"""Results of `compare`: two runs side by side, as plain data that every view renders."""
 
 import math
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ class OptionPair:
 
 @dataclass(frozen=True)
 class FindingPair:
-    """What became of a rule in both runs, where it fired in one of them at least.
+    """Findings of a rule in both runs, where it fired in one of them at least.
 
     Attributes:
         code: of the rule.
