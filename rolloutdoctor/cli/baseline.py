@@ -32,7 +32,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a rule: the same fault is found again, however large it is.
+    """Known finding of a rule: the same fault matches again, however large it is.
 
     Attributes:
         code: of the rule.

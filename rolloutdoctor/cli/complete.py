@@ -1,4 +1,4 @@
-"""What a shell can complete: codes, fixes, trainers, their options and kinds of pictures. None of it imports torch."""
+"""Shell completion: codes, fixes, trainers, their options and kinds of pictures. None of it imports torch."""
 
 from collections.abc import Iterable
 

@@ -28,7 +28,7 @@ EPILOG = (
 
 
 class By(StrEnum):
-    """What a picture is broken down by."""
+    """Keys by which a picture is broken down."""
 
     step = "step"
 

@@ -155,7 +155,7 @@ def required(require: list[str] | None, selected: "Sequence[AnyRule]") -> frozen
 def exit_code(
     report: "Report", fail_on: opt.FailOn, *, exit_zero: bool, must_test: frozenset[str] = frozenset()
 ) -> int:
-    """What a report makes of the process; says on stderr which required rules were skipped.
+    """Return the exit code of a report; says on stderr which required rules were skipped.
 
     Args:
         report: the report.
