@@ -1,4 +1,4 @@
-"""What TRL's GRPO and RLOO trainers log."""
+"""Metrics that TRL's GRPO and RLOO trainers log."""
 
 from rolloutdoctor.metric_names.name import MetricName
 

@@ -1,4 +1,4 @@
-"""What an option of a trainer is, and how values from several places become one configuration."""
+"""Options of trainers, and their configuration from values of several origins."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""What the rest of the package knows of a trainer."""
+"""Interface of trainers: all that the rest of the package knows of one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

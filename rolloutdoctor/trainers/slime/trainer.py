@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from rolloutdoctor.evaluation.evaluate import Evaluation
 
 EPSILON = 1e-6
-"""What slime adds to the standard deviation of a group."""
+"""Constant that slime adds to the standard deviation of a group."""
 
 ICEPOP = "slime.backends.megatron_utils.loss.icepop_function"
 
 MIS_FILE = "examples/train_infer_mismatch_helper/mis.py:compute_mis_weights_with_cp"
-"""How slime's own help spells it."""
+"""Path of slime's correction helper, as slime's own help spells it."""
 
 KL_TYPES = ("k1", "k2", "k3", "low_var_kl")
 

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 ALIASES = {"completion_mask": "response_mask"}
 
 EPSILON = 1e-4
-"""What TRL adds to the standard deviation of rewards."""
+"""Constant that TRL adds to the standard deviation of rewards."""
 
 METRIC_COLUMNS = frozenset({"entropy", "response_mask_pre", "rewards", "status"})
-"""What the metrics are made of beyond the loss."""
+"""Columns that the metrics need beyond those of the loss."""
 
 
 def objective(config: Config) -> Objective:
@@ -113,7 +113,7 @@ def surrogate(config: Config) -> Surrogate:
 
 
 def clip_range(config: Config) -> tuple[float, float]:
-    """How far below and above one the ratio may fall and rise."""
+    """Return how far below and above one the ratio may fall and rise."""
     low, high = config.number("epsilon"), config.optional_number("epsilon_high")
     return low, low if high is None else high
 
@@ -229,7 +229,7 @@ QUANTITIES = {
     "clip_ratio/*": "clip_extreme",
     **{name: quantity for one in LOSS_TYPES.values() for name, quantity in one.logs.items()},
 }
-"""What its metrics are, as far as they are no means of values of one sign."""
+"""Kinds of its metrics, as far as they are no means of values of one sign."""
 
 TRAINER = Trainer(
     name="trl",

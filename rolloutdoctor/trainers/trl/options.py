@@ -169,7 +169,7 @@ NOT_RECOMPUTED = {
     "aux_loss": "the loss of the router is not in the rows",
     "eval_loss on several ranks": "ranks repeat rows to fill their batches, and no column says which",
 }
-"""What both trainers log and no row gives."""
+"""Metrics that both trainers log and no row gives."""
 
 
 END_METRICS = (
@@ -178,7 +178,7 @@ END_METRICS = (
     "completions/max_length",
     "completions/mean_length",
 )
-"""How responses ended: TRL counts those without an end-of-sequence token as clipped, whatever ended them."""
+"""Metrics of how responses ended: TRL counts those without an end-of-sequence token as clipped, whatever ended them."""
 
 
 def scored_before(config: Config, *, numbered: bool, generated: bool) -> bool:
@@ -207,7 +207,7 @@ GENERATION_METRICS = (
     *("reward", "reward_std", "rewards/*", "frac_reward_zero_std", "completions/*", "sampling/*", "tools/*"),
     "num_tokens",
 )
-"""What both trainers log once for a generated batch."""
+"""Metrics that both trainers log once for a generated batch."""
 
 
 _REUSE = ("num_iterations", "steps_per_generation", "gradient_accumulation_steps")
