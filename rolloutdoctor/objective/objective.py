@@ -38,7 +38,7 @@ class Scope:
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageRule:
-    """How scores become advantages.
+    """Rule that turns scores into advantages.
 
     Attributes:
         estimator: name in `rolloutdoctor.objective.estimators`.
@@ -95,7 +95,7 @@ class AdvantageRule:
 
     @property
     def spec(self) -> EstimatorSpec:
-        """What is known of the estimator."""
+        """Return the properties of the estimator."""
         return SPECS[self.estimator]
 
     @property
@@ -183,7 +183,7 @@ class KlTerm:
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregation:
-    """How token terms become one loss.
+    """Aggregation of token terms to one loss.
 
     Attributes:
         mode: name in `rolloutdoctor.formulas.losses.aggregation`.
@@ -208,7 +208,7 @@ class Aggregation:
 
 @dataclass(frozen=True, kw_only=True)
 class EntropyBonus:
-    """What the loss loses: a coefficient times the mean entropy of the tokens that carry the policy term.
+    """Bonus subtracted from the loss: a coefficient times the mean entropy of the tokens with the policy term.
 
     Its gradient is one of all logits of a position: of the sampled token's log-prob it has no derivative.
 
@@ -234,7 +234,7 @@ class EntropyBonus:
 
 
 class KlBuffer(Enum):
-    """What the stored KL metric is."""
+    """Buffer that the stored KL metric comes from."""
 
     COPY = "a copy of the KL"
     REWARD = "the reward buffer: -coef * KL, with the reward added to the last token"

@@ -1,4 +1,4 @@
-"""How token terms become one loss: the weight that each mode gives to a token of a row.
+"""Aggregation of token terms to one loss: the weight that each mode gives to a token of a row.
 
 The loss of an optimiser step is ``sum_it weight_i * mask_it * term_it``. Every mode of the three trainers has
 this form, so a mode is a function that gives one weight per row.
@@ -16,7 +16,7 @@ from rolloutdoctor.ops import segments as seg
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """How a step was cut into optimiser steps and micro-batches, told to every row.
+    """Layout of a step in optimizer steps and micro-batches, by row.
 
     Attributes:
         micro_N: ``[N]`` int64, the row's micro-batch, numbered over ranks and optimiser steps.
@@ -161,7 +161,7 @@ def _numbered(*parts_N: Tensor) -> Tensor:
 
 
 def _distinct(part_N: Tensor, whole_N: Tensor) -> Tensor:
-    """How many parts the row's whole has, ``[N]`` float64; every part lies in one whole."""
+    """Count the parts of the row's whole, ``[N]`` float64; every part lies in one whole."""
     whole_P = torch.zeros(int(part_N.max()) + 1 if len(part_N) else 0, dtype=torch.int64, device=part_N.device)
     whole_P[part_N] = whole_N
     return torch.bincount(whole_P)[whole_N].double()
