@@ -25,7 +25,7 @@ _HALF, _BRAIN = 11, 8
 
 
 class Digits(NamedTuple):
-    """What the numbers of a metric were rounded to.
+    """Digits to which the numbers of a metric were rounded.
 
     Attributes:
         kind: digits after the point, significant digits, or significant bits.

@@ -7,7 +7,7 @@ from rolloutdoctor.ops.by_step import ByStep
 
 
 def lags_of(oldest_N: Tensor | None, newest_N: Tensor | None, most: int, by_step: ByStep) -> Tensor | None:
-    """How many versions the oldest part of each row is behind the newest of its step; None without stamps.
+    """Return the lag of each row's oldest part behind the newest version of its step; None without stamps.
 
     Args:
         oldest_N: oldest version that sampled each row, ``[N]`` int64, below 0 where it is unknown.
