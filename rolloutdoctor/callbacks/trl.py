@@ -35,7 +35,7 @@ SHARE = 0.01
 """Of the time of the training that looking may take."""
 
 FIRST_SECONDS = 0.5
-"""What the first look is taken to last; each other one is taken to last as long as the one before."""
+"""Assumed duration of the first look; each other one is assumed to last as long as the one before."""
 
 
 def watch(

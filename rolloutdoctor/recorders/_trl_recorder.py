@@ -75,7 +75,7 @@ class Recorder:
 
     @property
     def journal_path(self) -> Path:
-        """Where the recording is while it goes on."""
+        """Return the path of the recording while it goes on."""
         return self._writer.journal_path
 
     def close(self) -> None:
@@ -284,7 +284,7 @@ def _rows(passes: Sequence[Pass]) -> "pa.Table":
 def _rloo_log_probs(
     output: "Mapping[str, Tensor]", forwards: "Sequence[tuple[Tensor, Tensor | None]]"
 ) -> "dict[str, Tensor]":
-    """What RLOOTrainer scores with but hands on summed: the policy's log-probs, then those of a reference.
+    """Return what RLOOTrainer scores with but hands on summed: the policy's log-probs, then those of a reference.
 
     Raises:
         RuntimeError: if their sum is not what the trainer handed on, so that they are not what they seem.

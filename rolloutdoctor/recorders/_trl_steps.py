@@ -1,4 +1,4 @@
-"""Which rows belong to which optimiser step: micro-batches into passes, passes into steps."""
+"""Assignment of rows to optimizer steps: micro-batches into passes, passes into steps."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
