@@ -1,4 +1,4 @@
-"""Why a disagreement may prove nothing: rows or columns that the file does not hold.
+"""Reasons why a mismatch is inconclusive: rows or columns that the file does not hold.
 
 An agreement counts whatever is missing: no accident brings two numbers together within a rounding radius.
 """
@@ -24,7 +24,7 @@ OF_JOIN = "each optimizer step may have a line of its own"
 
 @dataclass(frozen=True, eq=False)
 class Doubts:
-    """What is missing of a step.
+    """Rows and columns missing of a step.
 
     Attributes:
         rows: why values over all rows of the step cannot be compared; empty if nothing suggests missing rows.
@@ -57,7 +57,7 @@ def doubts_of(batch: RolloutBatch, trainer: Trainer, config: Config | None, *, o
 
 
 def updates_of(batch: RolloutBatch) -> int | None:
-    """How many optimizer steps the rows of a step serve; None where nothing says."""
+    """Return the number of optimizer steps that the rows of a step serve; None if unknown."""
     optim_N = batch.per_row.get("optim_step_id")
     return None if optim_N is None or not len(optim_N) else len(torch.unique(optim_N))
 

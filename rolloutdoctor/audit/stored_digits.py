@@ -1,4 +1,4 @@
-"""What a file holds of values that the trainer had in full: columns stored in bfloat16, or with few digits."""
+"""Digits lost in storing: columns stored in bfloat16, or with few digits, of values that the trainer had in full."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -108,7 +108,7 @@ def _has_significant(told: Floats, kept: int) -> bool:
 
 
 def _is_stored(rounded: Floats, value: Floats) -> NDArray[np.bool_]:
-    """Where a value is a rounded one, in double or in single precision."""
+    """Return where a value is a rounded one, in double or in single precision."""
     found: NDArray[np.bool_] = (rounded == value) | (rounded.astype(np.float32) == value)
     return found
 

@@ -12,7 +12,7 @@ from rolloutdoctor.ops.rounding import SINGLE
 
 @dataclass(frozen=True)
 class StepValue:
-    """What one step adds to a mean.
+    """Contribution of one step to a mean.
 
     Attributes:
         stage: stage of the metric in the audit.

@@ -24,7 +24,7 @@ _PART = 2**18
 
 
 class StepKey(NamedTuple):
-    """What identifies a batch: training and evaluation rows of one logged step are two batches."""
+    """Identity of a batch: training and evaluation rows of one logged step are two batches."""
 
     step: int
     split: str
@@ -185,7 +185,7 @@ class RolloutBatch:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """Return the device of the tensors."""
         return self.rows.device
 
     def has(self, *names: str) -> bool:

@@ -12,7 +12,7 @@ METADATA_KEY = "rolloutdoctor"
 
 
 class Kind(Enum):
-    """What a column's cells are."""
+    """Kind of a column's cells."""
 
     INTEGER = "int64"
     NUMBER = "float64"
