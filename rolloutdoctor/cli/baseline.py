@@ -95,7 +95,7 @@ def read(path: str) -> tuple[Known, ...]:
     return found
 
 
-def held_against(report: "Report", known: Sequence[Known]) -> "tuple[Report, Report]":
+def compared_with_baseline(report: "Report", known: Sequence[Known]) -> "tuple[Report, Report]":
     """Return the report with what the baseline says of it, and the same with the new findings alone.
 
     The first is printed, the second decides the exit code. Known faults that were not found any more are said if their

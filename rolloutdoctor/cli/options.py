@@ -100,8 +100,8 @@ class NumbersFormat(StrEnum):
     jsonl = "jsonl"
 
 
-class BookFormat(StrEnum):
-    """Format of the rule book and its like."""
+class PageFormat(StrEnum):
+    """Format of the reference pages and of `info`."""
 
     full = "full"
     json = "json"

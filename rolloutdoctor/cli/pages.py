@@ -1,4 +1,4 @@
-"""The book as text: rules, fixes and trainers, printed from the code. Nothing here needs an option parser."""
+"""Reference pages as text: rules, fixes and trainers, printed from the code. Nothing here needs an option parser."""
 
 import inspect
 import json

@@ -9,7 +9,7 @@ import typer
 
 from rolloutdoctor.cli import complete
 from rolloutdoctor.cli import options as opt
-from rolloutdoctor.cli.border import FINDINGS, NOTHING_CHECKED
+from rolloutdoctor.cli.error_handling import FINDINGS, NOTHING_CHECKED
 from rolloutdoctor.cli.terminal import say
 from rolloutdoctor.results.errors import UsageError
 

@@ -64,7 +64,7 @@ def merged(
         InputError: if the parts were not checked in the same way, or overlap.
         UsageError: if a required rule was not measured.
     """
-    with told_of_contradictions(", ".join(name for name, _ in parts)):
+    with explaining_contradictions(", ".join(name for name, _ in parts)):
         return _merged(parts, rules, required=required)
 
 
@@ -94,7 +94,7 @@ def _merged(parts: Sequence[tuple[str, SavedState]], rules: Sequence[AnyRule] | 
 
 
 @contextmanager
-def told_of_contradictions(names: str) -> Iterator[None]:
+def explaining_contradictions(names: str) -> Iterator[None]:
     """Turn what judging a state raises into one sentence.
 
     Each number of it is one, and no check gives them together: an infinite first step beside a count of rows.

@@ -181,8 +181,8 @@ class _Turns:
         flying: dict[Any, Part] = {}
         while waiting or flying:
             # Read each turn: a cluster may have grown, or shrunk.
-            room = max(2, 2 * int(ray.cluster_resources().get("CPU", 1)))
-            while waiting and len(flying) < room and self._is_wanted(waiting[-1]):
+            limit = max(2, 2 * int(ray.cluster_resources().get("CPU", 1)))
+            while waiting and len(flying) < limit and self._is_wanted(waiting[-1]):
                 part = waiting.pop()
                 flying[self._submit(part)] = part
             flying = {ref: part for ref, part in flying.items() if self._is_wanted(part)}

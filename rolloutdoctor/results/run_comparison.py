@@ -200,7 +200,7 @@ class RunComparison(Displayed):
         joined: rows with one step and sample_id in both.
         matched: quantities of these rows, in causal order.
         first: where the rows differ first; None: nowhere, or nothing could be compared.
-        findings: rules that fired in one run at least, in the order of the rule book.
+        findings: rules that fired in one run at least, in the order of the table of rules.
         quantities: numbers of the steps, those of the rows first, then recomputed ones, then logged metrics.
         by: what the parts are parts by, or None.
         parts: the rows, broken down.

@@ -88,9 +88,9 @@ class AllTruncated(TableRule):
         names = None if trainer is None else trainer.end_metrics
         # Means over several steps hold as well as values of one.
         logged = names is not None and (context.metrics | context.averaged).issuperset(names)
-        return None if logged or "status" in context.columns else self._untold(context)
+        return None if logged or "status" in context.columns else self._not_logged(context)
 
-    def _untold(self, context: Context) -> Missing:
+    def _not_logged(self, context: Context) -> Missing:
         trainer = context.writer
         names = () if trainer is None or trainer.end_metrics is None else trainer.end_metrics
         log = context.recording.get("metrics", logs_remedy())
@@ -165,7 +165,7 @@ class AllTruncated(TableRule):
         """No step that says it, or lengths that are all equal and a share that counts another cap."""
         table = run.table
         if not len(table):
-            return self._untold(context)
+            return self._not_logged(context)
         size = _only_length(table)
         if size is None or size <= 1 or len(table) < self.fewest or table["from_rows"].any() or run["truncated_share"]:
             return None

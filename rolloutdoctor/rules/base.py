@@ -1,6 +1,6 @@
 """Context, judgement and shared wording of rules, before and after a run is read.
 
-This module and the rules import no tensors and no trainers, so that the rule book opens at once.
+This module and the rules import no tensors and no trainers, so that the pages of rules open at once.
 """
 
 from collections.abc import Mapping

@@ -293,18 +293,18 @@ def _errors(sample: "Sample", limits: Limits, by_step: "ByStep") -> "list[Tensor
     # Tokens that the next one of their row does not follow at once.
     is_last = np.append(place[1:] != place[:-1] + 1, True)
     is_last[sample.runs.cuts[1:] - 1] = True
-    last, room = np.flatnonzero(is_last), np.zeros(len(place))
+    last, buffer = np.flatnonzero(is_last), np.zeros(len(place))
 
     def total(before: "NDArray[np.float64]", after: "NDArray[np.float64]") -> "NDArray[np.float64]":
         """Sum of squared differences over the pairs of adjacent tokens of each row, ``[r]``."""
-        np.subtract(before, after, out=room[:-1])
-        room[last] = 0
-        return sample.by_row(np.square(room, out=room))
+        np.subtract(before, after, out=buffer[:-1])
+        buffer[last] = 0
+        return sample.by_row(np.square(buffer, out=buffer))
 
     count = np.maximum(sample.by_row(~is_last), 1)
-    room[:-1] = other[:-1]
-    room[last] = 0
-    mean = sample.by_row(room) / count
+    buffer[:-1] = other[:-1]
+    buffer[last] = 0
+    mean = sample.by_row(buffer) / count
     spread = total(other[:-1], sample.runs.spread(mean)[:-1]) / count
     varies = (count >= limits.pairs) & (spread > limits.spread**2)
     aligned = (total(other[:-1], own[:-1]) + total(other[1:], own[1:])) / 2

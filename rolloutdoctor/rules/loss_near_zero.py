@@ -88,9 +88,9 @@ class LossNearZero(TableRule):
             return None if bonus is None else Missing(bonus.no_gradient, remedy)
         trainer = context.writer
         names = () if trainer is None else (trainer.loss_metric, trainer.grad_norm_metric)
-        return None if names and context.metrics.issuperset(names) else self._untold(context)
+        return None if names and context.metrics.issuperset(names) else self._not_logged(context)
 
-    def _untold(self, context: Context) -> Missing:
+    def _not_logged(self, context: Context) -> Missing:
         return Missing(
             "no step logs both a loss and a gradient norm, and there are no rollouts",
             context.recording.get("metrics", logs_remedy()),
@@ -184,7 +184,7 @@ class LossNearZero(TableRule):
         if context.has_rows or judge_log(log, self.near_zero) is not None:
             return None
         if not len(log):
-            return self._untold(context)
+            return self._not_logged(context)
         if len(log) >= FEWEST_LINES:
             return None
         return Missing(

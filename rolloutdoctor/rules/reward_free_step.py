@@ -70,9 +70,9 @@ class RewardFreeStep(TableRule):
         """A log that does not say which steps had reward variance."""
         trainer = context.writer
         tells = trainer is not None and trainer.reward_free(dict.fromkeys(context.metrics, 0.0)) is not None
-        return None if tells and trainer and trainer.grad_norm_metric in context.metrics else self._untold(context)
+        return None if tells and trainer and trainer.grad_norm_metric in context.metrics else self._not_logged(context)
 
-    def _untold(self, context: Context) -> Missing:
+    def _not_logged(self, context: Context) -> Missing:
         return Missing(
             "no step logs both a gradient norm and how many groups had zero reward variance",
             context.recording.get("reward_free", logs_remedy()),
@@ -118,7 +118,7 @@ class RewardFreeStep(TableRule):
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """A log that does not say which steps had reward variance."""
-        return None if len(run.table) else self._untold(context)
+        return None if len(run.table) else self._not_logged(context)
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information with a magnitude; a warning where such steps are many."""

@@ -12,7 +12,7 @@ from rolloutdoctor.commands.following.feed import Feed, Fresh
 from rolloutdoctor.commands.following.kept import Kept, Witness
 from rolloutdoctor.commands.following.opening import Followed
 from rolloutdoctor.commands.following.trail import LAST_STEPS
-from rolloutdoctor.commands.merge import check_same, merged, saved_state, told_of_contradictions
+from rolloutdoctor.commands.merge import check_same, explaining_contradictions, merged, saved_state
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch, StepKey
 from rolloutdoctor.data.step_spans import StepSpans
 from rolloutdoctor.engine.accumulate import RuleAccumulator, RunState
@@ -288,7 +288,7 @@ class Follower:
         assert prepared is not None
         assert saved is not None
         diagnosis = self._diagnosis()
-        with told_of_contradictions("the state"):
+        with explaining_contradictions("the state"):
             return judge(
                 prepared.plan,
                 self._state,

@@ -92,7 +92,7 @@ def open_bytes(path: str) -> pa.NativeFile:
     if address is None:
         # Bytes, because arrow refuses names that are not UTF-8.
         return pa.OSFile(os.fsencode(path))
-    with _told(address):
+    with _explaining_errors(address):
         if address.scheme in _WEB:
             return pa.PythonFile(WebFile(address.path + address.query, _SECONDS), mode="r")
         return _store(address.scheme, address.query, _account(address)).open_input_file(_key(address))
@@ -118,7 +118,7 @@ def listing(address: Address) -> list[str] | None:
     if address.scheme in _WEB:
         return None
 
-    with _told(address):
+    with _explaining_errors(address):
         store = _store(address.scheme, address.query, _account(address))
         info = store.get_file_info(_key(address))
         if info.type == fs.FileType.File:
@@ -191,7 +191,7 @@ def _store(scheme: str, query: str, account: str) -> fs.FileSystem:
 
 
 @contextmanager
-def _told(address: Address) -> Iterator[None]:
+def _explaining_errors(address: Address) -> Iterator[None]:
     """Turn what the libraries raise into one sentence."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""One Parquet file of a run: its footer, its row groups, and the border where pyarrow's errors become ours."""
+"""One Parquet file of a run: its footer, its row groups, and the conversion of pyarrow's errors to ours."""
 
 import hashlib
 import re

@@ -32,10 +32,10 @@ def is_left_behind(name: str, *, prefix: str = "", suffix: str = "") -> bool:
     if found is None or found["place"] != _place():
         return False
     pid, start = int(found["pid"]), int(found["start"])
-    return not _is_alive(pid) or _start_of(pid) not in (start, 0)
+    return not _is_running(pid) or _start_of(pid) not in (start, 0)
 
 
-def _is_alive(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -20,9 +20,9 @@ from rolloutdoctor.views.plots.style import (
     blank,
     empty,
     many,
-    room,
     say_cut,
     short,
+    value_limits,
 )
 
 
@@ -70,7 +70,7 @@ def draw(data: AdvantagesData) -> Figure:
         under.yaxis.set_major_locator(MaxNLocator(nbins=2, integer=True))
         under.set_xlabel("advantage as configured, of the values whose sign the fix flips")
     ax.axvline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
-    ax.set_xlim(room(bins))
+    ax.set_xlim(value_limits(bins))
     say_cut(ax, bins, 0)
     if not below:
         ax.set_xlabel("advantage (as the loss uses it)")

@@ -119,14 +119,14 @@ def distribution(
         bars(ax, bins, 1, color=color, linewidth=2.0, label=labels[1])
         if any(labels):
             above(ax)
-    ax.set_xlim(room(bins))
+    ax.set_xlim(value_limits(bins))
     log_counts(ax)
     say_cut(ax, bins, 0)
     return bins
 
 
-def room(bins: Bins) -> tuple[float, float]:
-    """Limits of the axis of values: the bins, or some room around them where they are few."""
+def value_limits(bins: Bins) -> tuple[float, float]:
+    """Limits of the axis of values: the bins, or some margin around them where they are few."""
     low, high = bins.centers[0] - bins.width, bins.centers[-1] + bins.width
     spare = max(0.0, 12 * bins.width - (high - low)) / 2
     return low - spare, high + spare
@@ -210,7 +210,7 @@ def condensed(
 
 
 def step_axis(ax: Axes, steps: Sequence[int]) -> None:
-    """Label the axis of steps, and give a single step room."""
+    """Label the axis of steps, and leave a margin around a single step."""
     ax.set_xlabel("optimiser step")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
     if steps and steps[0] == steps[-1]:
@@ -265,7 +265,7 @@ def stems(ax: Axes, steps: Sequence[int], values: Sequence[float], **look: Any) 
 
 
 def from_zero(ax: Axes, values: Sequence[float]) -> None:
-    """Let the axis of values that are not negative begin at zero, with room above the highest."""
+    """Let the axis of values that are not negative begin at zero, with a margin above the highest."""
     top = max(finite(values), default=0.0)
     ax.set_ylim(0, 1.08 * top if 0 < top < 1e300 else 1)
 
