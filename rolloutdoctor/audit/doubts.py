@@ -72,7 +72,7 @@ class Unjoined:
         self._of_generation = _of_generation(batch, trainer.reuse(config)) if is_training and config is not None else ""
 
     def why(self, metric: str) -> str:
-        """Return why nothing follows from a metric; empty if its line is that of the rows."""
+        """Return why a metric proves nothing; empty if its line is that of the rows."""
         return self._of_generation if self._trainer.is_made_once(metric) else self._of_update
 
     def among(self, metrics: Iterable[str]) -> dict[str, str]:

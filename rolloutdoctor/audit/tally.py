@@ -40,7 +40,7 @@ class QuantityTally:
         agree: those within their radius.
         worst: largest difference in radii.
         first: step, row (empty for a value of the step), logged and recomputed value of the first that disagrees.
-        not_compared: values that disagree, though nothing follows from that.
+        not_compared: values that disagree inconclusively.
         reason: why nothing follows.
         steps: steps with a value that was compared.
         steps_off: steps with a value that disagrees.
@@ -187,7 +187,7 @@ def tally_value(stage: str, step: int, logged: float, recomputed: float, radius:
         logged: the value in the log.
         recomputed: the value that the rows give.
         radius: how far rounding may put the two apart.
-        doubt: why nothing would follow from a disagreement; empty if something does.
+        doubt: why a disagreement is inconclusive; empty if it is not.
     """
     units = _units(abs(logged - recomputed), radius) if logged != recomputed else 0.0
     if math.isnan(logged) and math.isnan(recomputed):

@@ -18,7 +18,7 @@ class StepValue:
         stage: stage of the metric in the audit.
         value: recomputed value.
         radius: how far rounding may put the trainer's value from it.
-        doubt: why nothing would follow from a disagreement; empty if something does.
+        doubt: why a disagreement is inconclusive; empty if it is not.
     """
 
     stage: str
@@ -41,7 +41,7 @@ class OpenWindow:
         steps: steps that were read, in order.
         values: recomputed value of each.
         radii: how far rounding may put the trainer's value from it.
-        doubt: why nothing would follow from a disagreement.
+        doubt: why a disagreement is inconclusive.
         size: steps with rows that the mean is over.
     """
 

@@ -122,7 +122,7 @@ class Watch:
             pass
 
         followed = Followed([str(self._recorder.journal_path)], None, ConvertOptions(), nothing)
-        # Beside the model on its device there may be no room.
+        # Beside the model on its device there may be no memory.
         options = CheckOptions(rules=pick(select, ignore), device="cpu")
         self._follower = Follower(followed, options, Kept(), keep=nothing, tell=nothing, say=self._say, causes=False)
         watching = self

@@ -41,7 +41,7 @@ def identify(
 ) -> None:
     """Find out which objective made the logged advantages, KL and loss of a run, whatever its options say.
 
-    Every configuration of the known trainers is held against the log, and recipes that none of them has. What gives
+    Every configuration of the known trainers is tested against the log, and recipes that none of them has. What gives
     all values within float32 rounding is named, with the options that state it.
     """
     step_range = opt.step_range(steps)

@@ -49,7 +49,7 @@ class MeasuredRun:
     _state: RunState
 
     def check(self) -> Report:
-        """Judge what was measured; the run is read again only where logged values do not follow from its options."""
+        """Judge what was measured; the run is read again only where its options do not reproduce logged values."""
         return report_of(self._prepared, self._state)
 
     def diff(self, *fixes: str) -> Comparison:

@@ -122,7 +122,7 @@ def _check_same(first_name: str, first: SavedState, name: str, part: SavedState)
 
 def _refusal(first_name: str, name: str, what: str, one: object, other: object) -> InputError:
     return InputError(
-        f"{first_name} and {name} do not add up: {what} is {one} in the first and {other} in the second; "
+        f"{first_name} and {name} cannot be merged: {what} is {one} in the first and {other} in the second; "
         "check the parts in the same way"
     )
 

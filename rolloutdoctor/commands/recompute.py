@@ -127,7 +127,7 @@ def _notes(run: Run, configured: Configured, options: RecomputeOptions, state: R
     if MASK_COLUMN in columns_of(configured, options) and configured.objective.correction.rejections:
         absent = [name for name in ("rollout_log_probs", "response_mask_pre") if name not in run.columns]
         if absent:
-            yield f"{MASK_COLUMN} is null: what is rejected does not follow without {' and '.join(absent)}"
+            yield f"{MASK_COLUMN} is null: the rejected tokens are unknown without {' and '.join(absent)}"
     for why, steps in sorted(state.failures.items()):
         yield f"{len(steps):,} steps could not be computed and are null, the first is step {min(steps)}: {why}"
     yield from merged_notes(state.merged)

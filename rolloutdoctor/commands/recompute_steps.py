@@ -187,7 +187,7 @@ class StepRecomputer:
         metrics = {} if not len(evaluation.batch) else dict(self._configured.trainer.metrics(evaluation))
         if evaluation.tokens is None:
             return Numbers(metrics=metrics)
-        # Of an entropy bonus neither the gradient follows from the rows, nor a coefficient that adapts unseen.
+        # Of an entropy bonus neither the gradient is known from the rows, nor a coefficient that adapts unseen.
         partial = evaluation.objective.entropy_bonus is not None
         return Numbers(
             None if isnan(evaluation.entropy_loss) else evaluation.loss,

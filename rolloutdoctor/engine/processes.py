@@ -87,8 +87,7 @@ class Processes:
                 process.kill()
             pool.shutdown(cancel_futures=True)
         raise InputError(
-            f"a worker process ended without a word (exit code {dead[0].exitcode}), for want of memory perhaps; "
-            "use fewer --workers"
+            f"a worker process died (exit code {dead[0].exitcode}), probably out of memory; use fewer --workers"
         )
 
 

@@ -217,7 +217,7 @@ class _Turns:
         except self._ray.exceptions.OutOfMemoryError:
             return self._again(part, waiting, f"the node had no memory left for {part.words}")
         except self._ray.exceptions.RayError as error:
-            return self._again(part, waiting, f"the worker of {part.words} ended without a word ({_name(error)})")
+            return self._again(part, waiting, f"the worker of {part.words} died ({_name(error)})")
         if kind == "state":
             return keep(part, content)
         if kind == "versions":

@@ -17,7 +17,7 @@ LEAST = 4.0
 """Nats of a token that counts: a model samples few with a probability below 0.018."""
 
 BEYOND = 40.0
-"""Nats from which on a group's common tokens are no chance: 4e-18, and 4e-12 in a run of a million groups."""
+"""Nats from which on a group's common tokens are beyond chance: 4e-18, and 4e-12 in a run of a million groups."""
 
 SEED = 30.0
 """Nats of a common prefix that siblings do not share by chance: they share a seed, which is another matter."""

@@ -1,4 +1,4 @@
-"""`evaluate(batch, objective)`: the whole physics of a step.
+"""`evaluate(batch, objective)`: advantages, loss, KL and d loss / d log-prob of a step under an objective.
 
 It makes two passes. The first is over rows: scores, baseline rows, advantages and the weight of each row's tokens in
 the loss. The second is over tokens, in blocks of whole rows that fit the cache: policy term, KL, ratio and the exact

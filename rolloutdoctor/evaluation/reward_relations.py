@@ -73,7 +73,7 @@ def _first_of_kind(feature_N: Tensor) -> Tensor:
 
 
 def relations_of(batch: RolloutBatch, hash_N: Tensor | None, is_cut_N: Tensor | None) -> list[Relation]:
-    """Return the relations that the rewards of a step can be held against, for every reward function.
+    """Return the relations that the rewards of a step can be tested against, for every reward function.
 
     Args:
         batch: the rows, on the CPU.

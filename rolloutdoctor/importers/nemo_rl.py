@@ -116,7 +116,7 @@ def _row(body: dict[str, object], where: str) -> tuple[dict[str, object], int]:
         if name not in body:
             raise InputError(
                 f"{where}: no {name}; NeMo-RL writes it with GRPO and PPO since v0.6, and without it the response "
-                "cannot be told from the prompt"
+                "cannot be distinguished from the prompt"
             )
     length = cells.natural({"input_lengths": _one(body, "input_lengths", where)}, "input_lengths", where)
     ids = cells.per_token(_one(body, "token_ids", where), Kind.TOKENS, f"{where}: token_ids")

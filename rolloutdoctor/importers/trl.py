@@ -56,7 +56,10 @@ class TrlCompletions:
         total = 2 * sum(Path(source.path).stat().st_size for source in paths)
         logs = _trainer_state(paths[0])
         if logs is None:
-            sink.note("no trainer_state.json beside the completions: evaluation rows cannot be told from training rows")
+            sink.note(
+                "no trainer_state.json beside the completions: evaluation rows cannot be distinguished from training "
+                "rows"
+            )
         history = logs or {}
         evaluations = {step: entry for (step, split), entry in history.items() if split == EVAL}
         for (step, split), entry in history.items():

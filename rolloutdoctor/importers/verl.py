@@ -166,7 +166,7 @@ def _text(value: object) -> str | None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        # A lone surrogate is valid JSON and not valid UTF-8.
+        # An unpaired surrogate is valid JSON and not valid UTF-8.
         return text.encode("utf-8", "replace").decode()
     return text
 

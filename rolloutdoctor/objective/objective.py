@@ -59,7 +59,7 @@ class AdvantageRule:
             them), the KL penalty inside the reward included; False: it is `reward` as logged.
         reward_keys: the reward functions that are normalised one by one; none: the score alone.
         reward_weights: their weights; none: all one.
-        normalised: the advantages are centred over the step's voters and divided by their standard deviation.
+        normalised: the advantages are centred over the step's baseline rows and divided by their standard deviation.
         reward_bounds: what the rewards are clamped to before any KL penalty; None: nothing.
         whitened: the advantages are whitened over the trained tokens of the step.
         whitened_over: what mean and variance of any whitening are over: the trained tokens of the step; those of the
@@ -299,7 +299,7 @@ class Objective:
     context_slices: int = 1
 
     def with_singleton_rule(self, singleton: Literal["raw", "zero"]) -> "Objective":
-        """Return the objective with another rule for the only voter of a group."""
+        """Return the objective with another rule for the only row in the baseline of a group."""
         return replace(self, advantage=replace(self.advantage, singleton=singleton))
 
     def in_single(self) -> "Objective":

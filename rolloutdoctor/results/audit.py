@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A logged value that does not follow from the rows.
+    """A logged value that the rows do not reproduce.
 
     Attributes:
         step: optimiser step.

@@ -230,7 +230,7 @@ class Report(Displayed):
         clean: ``(code, name)`` of the rules that found nothing where they could have.
         skipped: the rules that could not be tested, each with what would make it so.
         notes: what the numbers rest on that the reader should know, one sentence each.
-        audit: every logged quantity with the number of its values that follow from the rows and the options.
+        audit: every logged quantity with the number of its values that the rows and the options reproduce.
         not_applicable: the rules whose fault the recorded options or the rows rule out.
         excluded: of clean rules whose verdict rests on a sample: what the sample excludes.
     """

@@ -118,7 +118,7 @@ class Identification(Displayed):
         input: how much was read.
         stages: advantage, KL and loss.
         recorded: how the recorded options do over all stages.
-        recorded_options: the recorded options that were held against the log.
+        recorded_options: the recorded options that were tested against the log.
         use: words of a command line that state what was found; empty if no known trainer computes it.
     """
 

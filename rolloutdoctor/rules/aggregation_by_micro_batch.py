@@ -15,7 +15,7 @@ class AggregationByMicroBatch(CauseRule):
     """The loss averages over each micro-batch, and then over micro-batches.
 
     ## What it does
-    Where the logged loss does not follow from the recorded aggregation, tries means over each micro-batch, and the
+    Where the recorded aggregation does not reproduce the logged loss, tries means over each micro-batch, and the
     number of micro-batches or of ranks as a factor too many or too few.
 
     ## Why it matters
@@ -24,7 +24,7 @@ class AggregationByMicroBatch(CauseRule):
     went back to it because it scored better, so the finding gives the size and not a verdict on the recipe.
 
     ## How it is measured
-    Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how
+    Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how
     many values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
     g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two. Clean: a loss was logged, and every one agrees
     with the recorded aggregation.

@@ -27,7 +27,7 @@ class AllTruncated(TableRule):
 
     ## Why it matters
     A response that is cut off before its answer cannot be right. If all of them are, rewards do not differ, the policy
-    gradient is 0 or made of formatting alone, and the model never learns to stop. Training goes on without a word.
+    gradient is 0 or made of formatting alone, and the model never learns to stop. Training goes on without any warning.
 
     ## How it is measured
     A step counts as cut off as a whole if the logged share of responses that were cut off is 1 and the least length is

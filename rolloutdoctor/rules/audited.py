@@ -276,7 +276,7 @@ def judged(causes: tuple[Cause, ...], severity: Severity) -> Judgement:
     words = cause.words[:1].upper() + cause.words[1:]
     share = f"{cause.as_found:,} of {cause.compared:,} logged {cause.quantity}"
     others = [name for name in cause.explains if name != cause.quantity]
-    message = f"{words}: {share} follow from that, {cause.as_recorded:,} from the recorded options"
+    message = f"{words}: {share} are reproduced by that, {cause.as_recorded:,} by the recorded options"
     if others:
         listed = ", ".join(others[:4]) + (f" and {len(others) - 4} more" if len(others) > 4 else "")
         message += f"; it also explains {listed}"
@@ -285,7 +285,7 @@ def judged(causes: tuple[Cause, ...], severity: Severity) -> Judgement:
         first, last, count = cause.steps
         evidence += f"; in {counted(count, 'step')}, {first} to {last}" if count > 1 else f"; in step {first}"
     if cause.as_found < cause.compared:
-        evidence = f"{cause.compared - cause.as_found:,} values follow from neither"
+        evidence = f"{cause.compared - cause.as_found:,} values are reproduced by neither"
     if cause.also:
         evidence += f"; these data cannot tell it from {', '.join(cause.also)}"
     if len(causes) > 1:
@@ -309,7 +309,7 @@ def judged(causes: tuple[Cause, ...], severity: Severity) -> Judgement:
 
 @dataclass(frozen=True)
 class DiffersRule(AuditedRule):
-    """A rule for logged values that follow neither from the options nor from any hypothesis.
+    """A rule for logged values that neither the options nor any hypothesis reproduces.
 
     Attributes:
         what: the logged values, as the subject of a sentence.
@@ -343,7 +343,7 @@ class DiffersRule(AuditedRule):
         return Judgement(
             severity=Severity.ERROR,
             confirmed=True,
-            headline=f"{total:,} of {compared:,} {self.what} do not follow from the rows and the options ({name})",
+            headline=f"{total:,} of {compared:,} {self.what} are not reproduced by the rows and the options ({name})",
             message=f"no known cause explains {names}{so_made}",
             evidence=first,
             advice=(

@@ -46,7 +46,7 @@ class Context:
         unstated: what to state of the run where nothing says which trainer made it, or with which options.
         imported: True if an importer made the rows of rollout files, and looked at the files themselves.
         omits_rows: True if the rows come from files that need not hold all rows of a step.
-        splits_unknown: evaluation rows among the rows cannot be told from training rows.
+        splits_unknown: evaluation rows among the rows cannot be distinguished from training rows.
         world_size: how many ranks recorded; 0 if nothing says.
         missing_ranks: those of which no file was given.
         averaged: names of metrics that were logged as means over several steps, and so are no value of one.
@@ -137,7 +137,7 @@ class Judgement:
 
 
 MIXED_SPLITS = Missing(
-    "evaluation rows cannot be told from training rows",
+    "evaluation rows cannot be distinguished from training rows",
     "put trainer_state.json, which says when was evaluated, beside the folder of the dump",
 )
 
@@ -154,14 +154,14 @@ def baseline_per_token(context: Context) -> Missing | None:
 
 
 def made_otherwise(context: Context) -> Missing | None:
-    """Say that the logged advantages have another cause, so that nothing follows from those that the options give."""
+    """Say that the logged advantages have another cause, so that those of the options prove nothing."""
     for code, causes in sorted(context.causes.items()):
         for cause in causes:
             if "advantages" in cause.explains:
                 return Missing(
-                    f"the logged advantages do not follow from the recorded options, but from a cause of {code}: "
+                    f"the logged advantages are not reproduced by the recorded options, but by a cause of {code}: "
                     f"{cause.words}",
-                    f"mend what {code} says, or state the options of the run, and check again",
+                    f"fix what {code} reports, or pass the run's options with --set, then check again",
                 )
     return None
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 TOKENS = 4
-"""First tokens of each row that are looked at: contexts further on seldom come again."""
+"""First tokens of each row that are looked at: contexts further on seldom recur."""
 
 CONTEXTS = 128
 """Contexts that are compared, at each of these tokens."""
@@ -41,7 +41,7 @@ class EngineFrozen(TableRule):
     bf16 weights leave the engine where it was. Rewards stay flat or fall, and every update is more off-policy.
 
     ## How it is measured
-    Of prompts that come again, a sample of bounded size is kept: all records of the 128 contexts with the smallest
+    Of recurring prompts, a sample of bounded size is kept: all records of the 128 contexts with the smallest
     hashes that end at the first token, and as many at the second, third and fourth. A version is the newest stamp of a
     row, else its step. *Noise* is the standard deviation of one token's log-prob among siblings of one version, of the
     trainer. In a pair of versions the trainer moves if its mean changes by ten times that, and by 0.1 nats at least;
@@ -224,7 +224,7 @@ class EngineFrozen(TableRule):
         if run.count("pairs") < self.least_pairs:
             return Missing(
                 f"{counted(run.count('pairs'), 'pair')} of one context at two versions; needs {self.least_pairs}",
-                "widen --steps to where prompts come again",
+                "widen --steps to where prompts recur",
             )
         if run["noise"] is None:
             return Missing(

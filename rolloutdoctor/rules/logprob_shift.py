@@ -87,7 +87,7 @@ class LogProbShift(DirectRule):
 
     ## What it does
     Compares the sampler's log-probs with those of the trainer, and the reference's with those of the policy, in place
-    and moved by one token within each row. Where a logged KL, loss or ratio does not follow from the log-probs in the
+    and moved by one token within each row. Where a logged KL, loss or ratio is not reproduced by the log-probs in the
     file, tries the reference's and the old log-probs moved by one token.
 
     ## Why it matters
@@ -109,7 +109,7 @@ class LogProbShift(DirectRule):
     so many standard deviations that chance would do it once in a million runs of as many steps. Rows that are alike
     count once.
 
-    Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how many
+    Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how many
     values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
     g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two.
 

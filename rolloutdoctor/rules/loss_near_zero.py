@@ -193,7 +193,7 @@ class LossNearZero(TableRule):
         )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
-        """Information if the gradient is alive, a warning if many steps are dead, an error if it is cut off."""
+        """Information if there is a gradient, a warning if many steps have none, an error if it is cut off."""
         near = run.table.filter("is_near")
         if not len(near):
             return judge_log(_log(run), self.near_zero)

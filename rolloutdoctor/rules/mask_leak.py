@@ -104,11 +104,11 @@ class MaskLeak(TableRule):
     of more than 30 nats: that is a seed (`RDI009`). The share of the gradient takes the tokens of a row as equal.
 
     Rows end with the completion, so that trained padding past it is cut off. Clean is said where `trained_beyond` is
-    recorded, or every logged loss follows from the rows: with more tokens in it none would. Where a loss disagrees and
+    recorded, or the rows reproduce every logged loss: with more tokens in it none would. Where a loss disagrees and
     nothing explains it the rule is skipped.
 
     ## What to do
-    Mask these tokens. If observations are trained on purpose, there is nothing to mend.
+    Mask these tokens. If observations are trained on purpose, there is nothing to fix.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
@@ -226,7 +226,7 @@ class MaskLeak(TableRule):
         return found
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
-        """Logged losses that were compared, and those that follow from the rows."""
+        """Logged losses that were compared, and those that the rows reproduce."""
         losses = [one for one in step.audit.values() if one.stage == "loss"]
         return {"losses": sum(one.compared for one in losses), "losses_agree": sum(one.agree for one in losses)}
 

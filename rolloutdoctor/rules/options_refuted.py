@@ -24,9 +24,9 @@ class OptionsRefuted(CountingRule):
     whose other value gives the logged numbers: another estimator, scale or aggregation.
 
     ## Why it matters
-    Every number in this report follows from the options. Where one is wrong, the numbers are those of another run. An
+    Every number in this report depends on the options. Where one is wrong, the numbers are those of another run. An
     option that was only assumed here refutes nothing: it is taken from the log where that tells its value, and else
-    asked for, and what follows from it is left out.
+    asked for, and what depends on it is left out.
 
     ## How it is measured
     A name or value in the log that is impossible under the option; or all logged values of a quantity that agree,
@@ -126,8 +126,8 @@ def questions(context: Context) -> list[str]:
         names = _assumed_behind(cause, context)
         if names:
             found.append(
-                f"{cause.words}: {cause.as_found:,} of {cause.compared:,} logged {cause.quantity} follow from that, "
-                f"and nothing states {' or '.join(names)}: say it with --set {names[0]}=VALUE"
+                f"{cause.words}: {cause.as_found:,} of {cause.compared:,} logged {cause.quantity} are reproduced by "
+                f"that, and nothing states {' or '.join(names)}: say it with --set {names[0]}=VALUE"
             )
     return found
 

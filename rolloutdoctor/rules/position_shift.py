@@ -197,12 +197,12 @@ class PositionShift(TableRule):
         return Judgement(
             severity=Severity.WARNING,
             confirmed=False,
-            headline=f"the gap to the sampler goes with the left padding of a row (Spearman {whole:.2f}): "
-            f"{number(plain)} nats without, {number(padded)} with much of it",
+            headline=f"the gap to the sampler correlates with left padding (Spearman {whole:.2f}): "
+            f"median {number(plain)} nats unpadded, {number(padded)} most padded",
             message=(
-                f"in {counted(run.table['rows'].count(), 'step')} the gap of a row goes with its left padding in the "
-                f"micro-batch: Spearman {whole:.2f}, with the length of the response partialled out {response:.2f}, "
-                f"with that of the prompt {prompt:.2f}"
+                f"in {counted(run.table['rows'].count(), 'step')} the gap of a row correlates with its left padding in "
+                f"the micro-batch: Spearman {whole:.2f}, with the length of the response partialled out "
+                f"{response:.2f}, with that of the prompt {prompt:.2f}"
             ),
             evidence="the log-probs of sampler and trainer, the prompts' lengths and the micro-batches",
             advice=ADVICE,

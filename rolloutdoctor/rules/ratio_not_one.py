@@ -24,7 +24,7 @@ class RatioNotOne(CountingRule):
     """The importance ratio in the loss is not that of the policy and the old log-probs.
 
     ## What it does
-    Where the logged loss, clip fraction or drift does not follow from the log-probs in the file, tries a ratio of 1
+    Where the log-probs in the file do not reproduce the logged loss, clip fraction or drift, tries a ratio of 1
     everywhere, and one against the sampler's log-probs. Looks whether policy and old log-probs differ before the first
     update of a batch, which the loss agrees with: both are logged as they are.
 
@@ -33,7 +33,7 @@ class RatioNotOne(CountingRule):
     1 at the first inner step clips tokens of an on-policy update.
 
     ## How it is measured
-    Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how many
+    Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how many
     values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
     g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two.
 

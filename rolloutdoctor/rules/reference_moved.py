@@ -52,7 +52,7 @@ class ReferenceMoved(TableRule):
 
     ## What to do
     Check where the reference is loaded after a resume, and that it shares no weights with the policy. If the trainer
-    syncs it on purpose, there is nothing to mend.
+    syncs it on purpose, there is nothing to fix.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose, toy_batch
@@ -196,7 +196,7 @@ class ReferenceMoved(TableRule):
             return Missing(
                 f"the KL to the reference falls to a third or less at step {unsure[0]}: a reference that moved part of "
                 "the way to the policy and a policy that comes back are alike there",
-                "compare the reference's weights with those of the step before, or record prompts that come again",
+                "compare the reference's weights with those of the step before, or record prompts that recur",
             )
         return None
 

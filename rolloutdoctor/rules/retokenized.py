@@ -33,7 +33,7 @@ class Retokenized(TableRule):
 
     ## Why it matters
     A conversation that is decoded to text and tokenized again for training has other tokens where turns meet. The
-    log-probs of what was sampled are then held against those of something else, and the ratio is wrong exactly there.
+    log-probs of what was sampled are then compared with those of something else, and the ratio is wrong exactly there.
 
     ## How it is measured
     Absolute differences are counted in bins, four for each doubling, separately for five ranges of the log-prob,

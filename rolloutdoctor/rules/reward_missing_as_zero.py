@@ -28,7 +28,7 @@ class RewardMissingAsZero(DirectRule):
     """Rows that could not be scored enter the baseline with a reward of 0.
 
     ## What it does
-    Where rows have no reward (null or NaN) and the logged advantages do not follow without them, tries a reward of
+    Where rows have no reward (null or NaN) and the logged advantages are not reproduced without them, tries a reward of
     0 for each of them. Where rows have a reward of exactly 0, looks for a witness that they have none: every reward
     function of the row is null, or its status is aborted, error, timeout or failed.
 
@@ -37,7 +37,7 @@ class RewardMissingAsZero(DirectRule):
     of its siblings and is itself pushed away.
 
     ## How it is measured
-    Rewards that are null: every logged advantage is held against both formulas, each within its rounding radius. The
+    Rewards that are null: every logged advantage is compared with both formulas, each within its rounding radius. The
     finding gives how many values each explains, how many rows change, how many advantages change their sign
     (`sign_flips`), and with log-probs how much of the gradient differs: `relative_change_l1` =
     |g_made - g_recorded|_1 / |g_recorded|_1, in log-prob space.

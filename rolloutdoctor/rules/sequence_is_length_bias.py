@@ -92,7 +92,7 @@ class SequenceIsLengthBias(TableRule):
     along the response, and that is information, as is a correlation of 0.3 or more. Without a bound on sequences there
     is nothing to find, and responses of one length cannot show it.
 
-    Logged metrics of the weights, all of which follow from the rows, confirm it.
+    Logged metrics of the weights, all reproduced by the rows, confirm it.
 
     ## What to do
     Weigh tokens (truncated), or hold the geometric mean of a sequence to its bounds.
@@ -273,7 +273,7 @@ class SequenceIsLengthBias(TableRule):
             evidence=(
                 f"sampler and trainer differ by {number(gaps[0])} nats a token in the shortest third and "
                 f"{number(gaps[1])} in the longest; bounds of the configuration: {limits}"
-                + (f"; all {logged:,.0f} logged metrics of the weights follow from these rows" if shown else "")
+                + (f"; all {logged:,.0f} logged metrics of the weights are reproduced by these rows" if shown else "")
             ),
             advice="use token-level weights, or bound the geometric mean of the ratios of a sequence",
         )

@@ -28,7 +28,7 @@ class TruncationHidden(TableRule):
     ## What it does
     Looks for rows at the largest length of the run that have a `status` of stop and no end-of-sequence token, and holds
     the logged share of responses that were cut off against the rows. Looks for rows of the stated limit whose last
-    token ends them though the sampler gave it next to no chance.
+    token ends them though the sampler gave it almost no probability.
 
     ## Why it matters
     What handles truncated responses (a mask, a penalty, an alarm on the share) relies on that word. A response that
@@ -184,7 +184,7 @@ class TruncationHidden(TableRule):
         )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
-        """An error where rows say so themselves, a warning where the log does not follow from them."""
+        """An error where rows say so themselves, a warning where they do not reproduce the log."""
         hidden, cap, mass = run.count("hidden_rows"), run.count("length"), run["advantage_mass_share"]
         beside = run.table.select((pl.col("is_beside") & _at_cap()).sum()).item()
         at_limit, ended, nats = _ends(run.table)
@@ -208,7 +208,7 @@ class TruncationHidden(TableRule):
                 confirmed=True,
                 headline=f"{counted(ended, 'response')} at the limit end with a token that was not sampled",
                 message=f"{ended:,} of {counted(at_limit, 'response')} at the stated limit count as finished, "
-                "and the sampler gave their last token next to no chance: it was put there",
+                "and the sampler gave their last token almost no probability: it was put there",
                 evidence=f"the log-probs of these tokens: the chance of so many ends is below exp(-{self.nats:.0f})",
                 advice="take the finish reason from the engine; mask, penalise or count these rows as cut off",
                 measures={"forced_ends": Measure(ended, "rows")},

@@ -63,7 +63,7 @@ class Candidate:
 
     @cached_property
     def where_all_vote(self) -> Objective:
-        """The objective without choices about rows that a step need not have: rejected ones, and lone ones."""
+        """The objective without choices about rows that a step need not have: rejected ones, and single-row groups."""
         rule, scope = self.objective.advantage, self.objective.baseline_rows
         if rule.singleton != "raw":
             rule = replace(rule, singleton="raw")

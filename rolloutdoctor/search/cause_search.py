@@ -175,7 +175,7 @@ class Search:
         self._trials, self._off = trials, frozenset(off)
         self._try_stages(STAGES)
         if not self.found and any(name.startswith(STAGES[0]) for name in self._left(STAGES[0])):
-            # A loss that follows from the logged advantages is no second fault.
+            # A loss that the logged advantages reproduce is no second fault.
             self._establish(Established(AS_LOGGED, STAGES[0], frozenset()))
             self._try_stages(STAGES[1:])
 

@@ -153,7 +153,7 @@ class Identifier:
         other = recording.get("*", "")
         if name == "advantage":
             reason, remedy = (
-                "no logged advantages that the rows could be held against",
+                "no logged advantages that the rows could be compared with",
                 recording.get("advantages", other),
             )
         else:

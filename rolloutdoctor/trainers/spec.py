@@ -255,7 +255,7 @@ class Trainer:
 
     @cached_property
     def _kinds(self) -> dict[str, str]:
-        """Kinds of the metrics that were asked for: matching patterns takes its time, and names come again."""
+        """Kinds of the metrics that were asked for: matching patterns takes its time, and names recur."""
         return {}
 
     def example(self) -> Objective:

@@ -105,7 +105,7 @@ def _recorded(found: Identification) -> str:
     words = {
         "agrees": "agrees",
         "contradicts": "contradicts the log",
-        "cannot tell": "cannot be held against the log",
+        "cannot tell": "cannot be tested against the log",
         "absent": "no options are recorded",
     }[found.recorded]
     shown = [f"{plain(name)}={plain(_value(value))}" for name, value in found.recorded_options.items()]

@@ -111,8 +111,8 @@ def test_without_a_trainer_state_it_says_so(tmp_path):
     assert "no trainer_state.json" in sink.notes[0]
     report = findings(tmp_path / "completions")
     assert {one.code: one.reason for one in report.skipped}.items() >= {
-        "RDI002": "evaluation rows cannot be told from training rows",
-        "RDM002": "evaluation rows cannot be told from training rows",
+        "RDI002": "evaluation rows cannot be distinguished from training rows",
+        "RDM002": "evaluation rows cannot be distinguished from training rows",
     }.items()
     assert findings_of_run(tmp_path / "run.parquet").skipped == report.skipped
     # With the log it is known that there was an evaluation, and when.

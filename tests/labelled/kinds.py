@@ -235,7 +235,7 @@ REWARDS = (
         _summed("rewards - S * F.lengths(completion_ids_list)"), by=((1e-4, 1e-2, 0.1), "reward a token")),
     _kind("duplicate responses", "RDI009",
         (GENERATE, _ENDED, "return F.duplicated(self, completion_ids, S), logprobs"), by=_SHARE_OF_ROWS),
-    _kind("prompts come again", "RDI013", on=_with(learning_rate=1e-3), by=((2, 3, 4), "steps"),
+    _kind("prompts recur", "RDI013", on=_with(learning_rate=1e-3), by=((2, 3, 4), "steps"),
         change=lambda s: {"repeats": int(s)}),
 )
 

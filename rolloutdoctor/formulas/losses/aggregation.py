@@ -88,7 +88,7 @@ class Layout:
         optim_index_N = micro_index_N if separate else _numbered(optim_value_N)
         steps_N = one_N if separate else _distinct(optim_index_N, step_N)
         optim_rows_N = _summed(optim_index_N, one_N)
-        # Ranks pad an evaluation with rows that it had before, and how many does not follow from the rows.
+        # Ranks pad an evaluation with rows that it had before, and the rows do not show how many.
         one_rank = len(rank_N) > 0 and not bool((rank_N != rank_N[:1]).any())
         trajectory_index_N, trajectories_N = _trajectories(trajectory_N, optim_index_N)
         generation_index_N = step_N if generation_N is None else _numbered(step_N, generation_N)

@@ -217,7 +217,7 @@ def concatenated(parts: Sequence[Tensor]) -> Tensor:
 
 
 def empty(count: int, dtype: np.dtype) -> np.ndarray:
-    """Room for `count` values in arrow's memory.
+    """Space for `count` values in arrow's memory.
 
     Columns of a step come and go with those that arrow decodes. From one allocator, each takes the place of another;
     from two, the holes that either leaves are lost to the other, and memory grows with the number of steps.

@@ -118,8 +118,8 @@ def damaged(name: str, what: str) -> InputError:
 
 def _too_large(name: str, size: int, declared: int) -> InputError:
     return InputError(
-        f"{name}: the file declares up to {_shown(declared)} of cells in {_shown(size)}, which no run does; "
-        "it is not read"
+        f"{name}: the file declares up to {_shown(declared)} of data in {_shown(size)} (limit {LARGEST_RATIO}x); "
+        "refused as damaged or hostile"
     )
 
 

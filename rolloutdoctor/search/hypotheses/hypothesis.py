@@ -1,4 +1,4 @@
-"""`Hypothesis`: a named edit of the objective, the rows or the metrics, to be held against what a run logged."""
+"""`Hypothesis`: a named edit of the objective, the rows or the metrics, to be tested against what a run logged."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,6 +1,6 @@
 """slime: its flags with underscores, its objective, and its logged metrics.
 
-Read and compared: slime 0.3.1, and the commits after that release that mended `rollout/kl` and `eps_clip_c`.
+Read and compared: slime 0.3.1, and the commits after that release that fixed `rollout/kl` and `eps_clip_c`.
 """
 
 from collections.abc import Mapping
