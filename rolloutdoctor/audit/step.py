@@ -129,7 +129,7 @@ def window_values(
 
 
 def quantity_of(batch: RolloutBatch, name: str) -> str:
-    """Return what the audit calls a column or metric of a step: evaluation is told from training."""
+    """Return what the audit calls a column or metric of a step: evaluation is marked."""
     return name if batch.split == TRAIN else f"{name} (eval)"
 
 

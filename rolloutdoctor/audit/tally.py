@@ -183,7 +183,7 @@ def tally_value(stage: str, step: int, logged: float, recomputed: float, radius:
 
     Args:
         stage: one of `STAGES`.
-        step: optimiser step.
+        step: optimizer step.
         logged: the value in the log.
         recomputed: the value that the rows give.
         radius: how far rounding may put the two apart.
@@ -202,8 +202,8 @@ def tally_value(stage: str, step: int, logged: float, recomputed: float, radius:
     factors, offsets = _interval(logged, recomputed, radius)
     first = (step, "", logged, recomputed)
     ends = (*factors, *offsets)
-    told = min(abs(logged), abs(logged - recomputed))
-    bits = _down(math.log2(told / radius)) if told > radius > 0 and math.isfinite(told) else 0.0
+    distance = min(abs(logged), abs(logged - recomputed))
+    bits = _down(math.log2(distance / radius)) if distance > radius > 0 and math.isfinite(distance) else 0.0
     above = (logged - recomputed,) * 2
     telling = int(bits > 0)
     said = _down(_factor_bits(factors, recomputed, 0.0 if stage == "kl" else radius))
@@ -303,7 +303,7 @@ def tally_rows(
 
     Args:
         stage: one of `STAGES`.
-        step: optimiser step.
+        step: optimizer step.
         values: logged and recomputed values, and their radii, ``[n]`` float64 each.
         compared: ``[n]`` bool, the values to compare.
         doubted: ``[n]`` bool, values of which a disagreement proves nothing.
@@ -370,8 +370,8 @@ def _off_line(logged: Tensor, recomputed: Tensor) -> float:
 
 def _bits(logged: Tensor, gap: Tensor, radius: Tensor) -> Tensor:
     """Bits that each different logged value tells."""
-    told = torch.minimum(logged.abs(), gap)
-    bits = (told / radius).log2().nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
+    distance = torch.minimum(logged.abs(), gap)
+    bits = (distance / radius).log2().nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
     order = logged.argsort()
     again = torch.zeros_like(bits, dtype=torch.bool)
     again[order[1:]] = logged[order].diff() <= radius[order[1:]]

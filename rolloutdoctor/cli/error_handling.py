@@ -41,7 +41,7 @@ def until_the_end(opened: "AbstractContextManager[T]") -> T:
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
     """Turn what a command raises into a sentence and an exit code.
 
-    A fault of this program is told apart from a fault of its input, and shows its traceback with
+    A fault of this program is distinguished from a fault of its input, and shows its traceback with
     ``ROLLOUTDOCTOR_DEBUG=1``.
     """
 

@@ -145,11 +145,11 @@ def check_same(first_name: str, first: SavedState, name: str, part: SavedState) 
     made, remade = first.maker, part.maker
     if made is None or remade is None:
         if made is not remade:
-            raise refuse("the trainer", *("not said" if one is None else one.name for one in (made, remade)))
+            raise refuse("the trainer", *("not stated" if one is None else one.name for one in (made, remade)))
         return
-    told = {"name": "the trainer", "version": "its version", "version_origin": "the origin of its version"}
-    told |= {"version_assumed": "the origin of its version", "fixes": "the list of fixes"}
-    for what, words in told.items():
+    compared = {"name": "the trainer", "version": "its version", "version_origin": "the origin of its version"}
+    compared |= {"version_assumed": "the origin of its version", "fixes": "the list of fixes"}
+    for what, words in compared.items():
         if getattr(made, what) != getattr(remade, what):
             raise refuse(words, getattr(made, what) or "none", getattr(remade, what) or "none")
     for option, mine in made.config.items():

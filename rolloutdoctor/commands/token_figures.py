@@ -30,7 +30,7 @@ GRID_LOW, GRID_CELLS = -8.0, 96
 """The grid of log-probs: from here to 0, twelve cells to a nat."""
 
 POSITIONS = 24
-"""Places in a response are told apart by doublings: 0, 1, 2 and 3, 4 to 7, ..."""
+"""Places in a response are binned by doublings: 0, 1, 2 and 3, 4 to 7, ..."""
 
 LAGS = 8
 

@@ -35,7 +35,7 @@ class RolloutBatch:
     """All rows of one step and split.
 
     Attributes:
-        step: optimiser step as logged.
+        step: optimizer step as logged.
         split: ``train`` or ``eval``.
         rows: ``[N+1]`` int64 offsets into the token axis; empty rows are allowed.
         groups: the rows gathered into groups, or None if the file has no groups.

@@ -8,7 +8,7 @@ from rolloutdoctor.results.findings import Finding, Severity
 from rolloutdoctor.rules.base import Context
 
 Condition = Callable[[Finding, Finding, Context], bool]
-"""Tells of a cause and another finding whether the second follows from the first."""
+"""Predicate of a cause and another finding: the second follows from the first."""
 
 AUDIT = {"RDA004": STAGES[:1], "RDG005": STAGES[1:3], "RDM004": STAGES[3:]}
 """Code of a rule that reports what no hypothesis explains, and the stages of the audit that it reports."""
@@ -110,7 +110,7 @@ def by_cause(findings: Sequence[Finding], context: Context) -> tuple[Finding, ..
     """
     findings = sorted(findings, key=lambda found: ([-each for each in found.weight], found.code))
     causes = {found.code: list(_causes_of(found, findings, context)) for found in findings}
-    told = [replace(found, follows_from=_follows_from(found, causes[found.code])) for found in findings]
+    linked = [replace(found, follows_from=_follows_from(found, causes[found.code])) for found in findings]
     # A confirmed cause that weighs less than what it explains comes before it, and hides nothing.
     heaviest = {found.code: found.weight for found in findings}
     for found in findings:
@@ -124,10 +124,10 @@ def by_cause(findings: Sequence[Finding], context: Context) -> tuple[Finding, ..
         is_bare = found.cause is None
         return [-each for each in heaviest[found.code]], lighter, is_bare, found.code in AUDIT and is_bare, found.code
 
-    told.sort(key=place)
+    linked.sort(key=place)
 
     def below(code: str | None) -> Iterator[Finding]:
-        for found in told:
+        for found in linked:
             if found.follows_from == code:
                 yield found
                 yield from below(found.code)

@@ -132,7 +132,7 @@ class Evaluation:
 
     @property
     def loss(self) -> float:
-        """The step's loss: the mean of the losses of its optimiser steps."""
+        """The step's loss: the mean of the losses of its optimizer steps."""
         return _only(self.losses.total)
 
     @property

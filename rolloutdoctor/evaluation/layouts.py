@@ -18,7 +18,7 @@ def layout_of(batch: RolloutBatch, *, separate: bool) -> Layout:
 
 @remembered
 def uncut_layout(batch: RolloutBatch) -> Layout:
-    """The same of the step as one micro-batch and one optimiser step, of which only the trajectories are told."""
+    """The same of the step as one micro-batch and one optimizer step, of which only the trajectories are known."""
     return Layout.of(batch.rows, trajectory_N=batch.per_row.get("trajectory_id"))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from rolloutdoctor.data.batch import RolloutBatch
 
 LEAST = 8
-"""Rows between the smallest and the largest reward from which a line through lengths is told."""
+"""Rows between the smallest and the largest reward from which a line through lengths is recognised."""
 
 KINDS = 6
 """Different lengths among these."""

@@ -107,7 +107,7 @@ def sizes_by(gap: Gap, kind_n: Tensor, kinds: int) -> Tensor:
 
     Args:
         gap: the tokens.
-        kind_n: what the rows are told apart by, ``[n]`` int64 below `kinds`.
+        kind_n: what the rows are grouped by, ``[n]`` int64 below `kinds`.
         kinds: how many there are.
     """
     # All tokens are counted and those that are not unsure taken off again: their size is 0. To choose costs more.

@@ -29,8 +29,8 @@ class OpenInstruct:
     within a step, so the group is step and `prompt_idx`. The recorded step counts from 0 and the logged `training_step`
     from 1: `step` is the logged one. A run that resumes begins again with file 0, appends, and repeats the steps after
     its checkpoint: of a step that was written more than once, the last time in the first of its files counts. There is
-    no mask, so that the tokens of tools cannot be told from the model's, and there are no log-probs of trainer or
-    reference. Runs may share a directory; one is read at a time.
+    no mask, so that the tokens of tools cannot be distinguished from the model's, and there are no log-probs of trainer
+    or reference. Runs may share a directory; one is read at a time.
     """
 
     name = "open-instruct"

@@ -24,7 +24,7 @@ class SlimeDump:
     The train file is format version 2 of ``slime/observability/train_data_utils.py``, the rollout file that of
     ``slime/observability/rollout_data_utils.py`` (slime 0.3.1). They are joined on `rollout_position`, because the
     train file has no group, and its `rewards` are already normalised: the raw reward is the rollout's. `dp_shards` says
-    how the rollout was cut into optimiser steps and micro-batches; where it is not whole, these are left out. Rollout
+    how the rollout was cut into optimizer steps and micro-batches; where it is not whole, these are left out. Rollout
     files alone give rewards, masks and the sampler's log-probs. Evaluation files (``eval_*.pt``) carry no group and are
     left out.
     """

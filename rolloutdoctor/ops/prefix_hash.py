@@ -75,7 +75,7 @@ class PrefixHashes:
     def term_T(self) -> Tensor:
         """``[T]`` int64: what each token adds."""
         place_T = torch.arange(len(self.ids_T), device=self.ids_T.device) - self.runs.expand(self.runs.offsets[:-1])
-        # Counted from 1, so that an id of 0 is told from none.
+        # Counted from 1, so that an id of 0 differs from none.
         return pick(self._weights, place_T) * (self.ids_T.long() + 1)
 
     @cached_property
@@ -145,7 +145,7 @@ def _sums_of(
         else:
             np.subtract(np.arange(start, stop), origins[here].repeat(lengths), out=counted)
             np.take(weights, counted, out=terms, mode="clip")
-        # Counted from 1, so that an id of 0 is told from none.
+        # Counted from 1, so that an id of 0 differs from none.
         np.add(ids[start:stop], 1, out=counted, dtype=np.int64)
         np.multiply(terms, counted, out=terms)
         sums[rows[here]] += np.add.reduceat(terms, begins - start)

@@ -136,10 +136,10 @@ class Pass:
 
     Attributes:
         generation: the batch.
-        step: optimiser step of the first micro-batch, as logged.
-        suffix: tells a second pass in the same optimiser step apart.
-        number: of the generated batch; a second pass in the same optimiser step has another.
-        parts: of each micro-batch: its rows, what the loss saw of them, its number, and its optimiser step.
+        step: optimizer step of the first micro-batch, as logged.
+        suffix: distinguishes a second pass in the same optimizer step.
+        number: of the generated batch; a second pass in the same optimizer step has another.
+        parts: of each micro-batch: its rows, what the loss saw of them, its number, and its optimizer step.
     """
 
     generation: Generation

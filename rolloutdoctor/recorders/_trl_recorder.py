@@ -230,7 +230,7 @@ class Recorder:
         self._steps.add(self._split(), rows, forward, self._trainer.state.global_step)
 
     def on_step_end(self) -> None:
-        """An optimiser step is done."""
+        """An optimizer step is done."""
         self._steps.end_step()
 
     def on_evaluate(self) -> None:
@@ -301,7 +301,7 @@ def _add_callback(trainer: Trainer, recorder: Recorder) -> None:
     from transformers import TrainerCallback
 
     class RecorderCallback(TrainerCallback):
-        """Tells the recorder what only callbacks are told."""
+        """Callback that passes on to the recorder what only callbacks receive."""
 
         def on_step_end(self, *args: object, **kwargs: object) -> None:
             recorder.guarded(recorder.on_step_end)

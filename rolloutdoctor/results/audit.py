@@ -9,7 +9,7 @@ class Disagreement:
     """A logged value that the rows do not reproduce.
 
     Attributes:
-        step: optimiser step.
+        step: optimizer step.
         sample_id: name of the row; None for a value of the whole step.
         logged: the value in the log.
         recomputed: the value that the rows and the options give.

@@ -42,7 +42,7 @@ class RecomputedStep:
     """One step, recomputed.
 
     Attributes:
-        step: optimiser step.
+        step: optimizer step.
         split: ``train`` or ``eval``.
         rows: how many.
         tokens: how many, masked ones included.
@@ -167,7 +167,7 @@ class MovedGroup:
     """A group that moved.
 
     Attributes:
-        step: optimiser step.
+        step: optimizer step.
         split: ``train`` or ``eval``.
         group_id: its name, or None where the run has no groups.
         moved: how far: what `moved_by` of the effect says.

@@ -53,7 +53,7 @@ class Example:
     """Place to look at: a step, and as far as it applies a group and a row.
 
     Attributes:
-        step: optimiser step.
+        step: optimizer step.
         group_id: name of the group, or None.
         sample_id: name of the row, or None.
         weight: how large the effect is here, in the unit of the rule's headline measure; examples are sorted by it.
@@ -171,7 +171,7 @@ class Excluded:
         if self.bound <= self.limit:
             return None
         size = "any size" if self.bound == math.inf else f"up to {self.bound:.3g} {self.unit}".rstrip()
-        return f"{self.seen:,} {self.of} leave {self.effect} of {size} possible, and it counts from {self.limit:.3g} on"
+        return f"{self.seen:,} {self.of} leave {self.effect} of {size} possible; reported from {self.limit:.3g} on"
 
     @property
     def needed(self) -> str:

@@ -58,7 +58,7 @@ class Excluded:
     Attributes:
         options: as in `Member`.
         words: how it differs.
-        step: optimiser step of the value.
+        step: optimizer step of the value.
         sample_id: name of its row; None for a value of the whole step.
         logged: the value in the log.
         predicted: what the configuration gives.

@@ -150,7 +150,7 @@ class FirstDifference:
     """The earliest step in which rows differ, and there the first quantity in causal order.
 
     Attributes:
-        step: optimiser step.
+        step: optimizer step.
         split: ``train`` or ``eval``.
         quantity: name of the column.
         sample_id: the first row that differs; None for a quantity of the whole step.

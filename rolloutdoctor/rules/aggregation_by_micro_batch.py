@@ -30,7 +30,7 @@ class AggregationByMicroBatch(CauseRule):
     with the recorded aggregation.
 
     ## What to do
-    Divide by the token count of the whole optimiser step, and scale once.
+    Divide by the token count of the whole optimizer step, and scale once.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
@@ -48,7 +48,7 @@ class AggregationByMicroBatch(CauseRule):
     )
     stages = ("loss",)
     shown_by = frozenset({"loss", "policy_loss"})
-    remedy = "log the loss and the KL of every optimiser step beside the run"
+    remedy = "log the loss and the KL of every optimizer step beside the run"
     absent = "every step is one micro-batch"
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:

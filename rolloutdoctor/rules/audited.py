@@ -142,8 +142,8 @@ class AuditedRule(Rule[AuditedMeasured]):
         rival = self._rival(context)
         if rival is not None:
             return Missing(
-                f"these data cannot tell what {rival.code} reports from this fault: {rival.hypothesis} gives the same "
-                "values",
+                f"these data cannot distinguish what {rival.code} reports from this fault: {rival.hypothesis} gives "
+                "the same values",
                 f"settle what {rival.code} reports, and check again",
             )
         shown = {name: tally for name, tally in audit.items() if self._shows(name, context)}
@@ -287,7 +287,7 @@ def judged(causes: tuple[Cause, ...], severity: Severity) -> Judgement:
     if cause.as_found < cause.compared:
         evidence = f"{cause.compared - cause.as_found:,} values are reproduced by neither"
     if cause.also:
-        evidence += f"; these data cannot tell it from {', '.join(cause.also)}"
+        evidence += f"; these data cannot distinguish it from {', '.join(cause.also)}"
     if len(causes) > 1:
         evidence += f"; also: {'; '.join(one.words for one in causes[1:])}"
     return Judgement(

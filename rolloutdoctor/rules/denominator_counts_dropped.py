@@ -44,7 +44,7 @@ class DenominatorCountsDropped(CauseRule):
     references = ("https://github.com/huggingface/trl/issues/6369",)
     stages = ("loss",)
     shown_by = frozenset({"loss", "policy_loss"})
-    remedy = "log the loss and the KL of every optimiser step beside the run"
+    remedy = "log the loss and the KL of every optimizer step beside the run"
     absent = "no token was masked by rejection"
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:

@@ -240,8 +240,8 @@ class KlMetricCorrupted(TableRule):
         if differs and _overwrites(context):
             return None
         return Missing(
-            "no step has a logged KL that belongs to one optimiser step",
-            "log the KL of every optimiser step, or store it per token in the column kl",
+            "no step has a logged KL that belongs to one optimizer step",
+            "log the KL of every optimizer step, or store it per token in the column kl",
         )
 
     def unseen_reason(self, run: Measured, context: Context) -> Missing | None:

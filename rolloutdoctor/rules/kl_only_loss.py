@@ -80,7 +80,7 @@ class KlOnlyLoss(TableRule):
         return None
 
     def unavailable_reason(self, context: Context) -> Missing | None:
-        """A log from which the two parts of the loss cannot be told."""
+        """A log that does not give the two parts of the loss."""
         return None if self._is_logged(context) else self._not_logged(context)
 
     def _is_logged(self, context: Context) -> bool:
@@ -134,7 +134,7 @@ class KlOnlyLoss(TableRule):
         return f"loss {number(place['loss'])}, all of it KL"
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
-        """A log from which the two parts of the loss cannot be told."""
+        """A log that does not give the two parts of the loss."""
         return None if len(run.table) else self._not_logged(context)
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:

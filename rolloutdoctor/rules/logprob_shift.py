@@ -130,7 +130,7 @@ class LogProbShift(DirectRule):
     adds = tuple(start + name for start in START.values() for name in COLUMNS)
     needs_objective = False
     stages = ("kl", "loss")
-    remedy = "log the loss and the KL of every optimiser step beside the run"
+    remedy = "log the loss and the KL of every optimizer step beside the run"
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """Return the columns of the audit, and both log-probs where they are there."""

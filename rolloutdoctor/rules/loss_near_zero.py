@@ -126,7 +126,7 @@ class LossNearZero(TableRule):
             kl, ends, free = logged.get(trainer.kl_metrics[0]), trainer.end_metrics, trainer.reward_free(logged)
             all_cut = ends is not None and logged.get(ends[0]) == 1
             return {"logged": loss, "norm": norm, "no_norm": no_norm, "kl": kl, "free": free, "all_cut": all_cut}
-        # Of several optimiser steps the log may hold one.
+        # Of several optimizer steps the log may hold one.
         if evaluation is None or evaluation.tokens is None or bool((evaluation.tokens.layout.steps_N > 1).any()):
             return {}
         if name not in logged:

@@ -282,7 +282,7 @@ class MaskLeak(TableRule):
                 return None
             return Missing(
                 "nothing was found in the responses, and no column says whether padding past them is trained",
-                context.recording.get("trained_beyond", "record trained_beyond, or the loss of every optimiser step"),
+                context.recording.get("trained_beyond", "record trained_beyond, or the loss of every optimizer step"),
             )
         name = "rollout_log_probs"
         return Missing(

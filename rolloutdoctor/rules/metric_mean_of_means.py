@@ -11,7 +11,7 @@ class MetricMeanOfMeans(CauseRule):
 
     ## What it does
     Where a logged KL or drift disagrees with the trainer's own definition, tries other averages: over tokens, rows,
-    micro-batches, optimiser steps, and means of these.
+    micro-batches, optimizer steps, and means of these.
 
     ## Why it matters
     A mean of means weighs the tokens of short parts more. The curve is off by a share that changes with the

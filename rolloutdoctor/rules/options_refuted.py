@@ -127,7 +127,7 @@ def questions(context: Context) -> list[str]:
         if names:
             found.append(
                 f"{cause.words}: {cause.as_found:,} of {cause.compared:,} logged {cause.quantity} are reproduced by "
-                f"that, and nothing states {' or '.join(names)}: say it with --set {names[0]}=VALUE"
+                f"that, and nothing states {' or '.join(names)}: pass it with --set {names[0]}=VALUE"
             )
     return found
 

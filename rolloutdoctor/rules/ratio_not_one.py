@@ -59,7 +59,7 @@ class RatioNotOne(CountingRule):
     references = ("https://github.com/volcengine/verl/issues/6280",)
     stages = ("loss",)
     shown_by = frozenset({"loss", "policy_loss"})
-    remedy = "log the loss and the KL of every optimiser step beside the run"
+    remedy = "log the loss and the KL of every optimizer step beside the run"
     adds = COUNTED
     shows = "trained tokens whose policy and old log-probs differ before the first update"
 
@@ -100,7 +100,7 @@ class RatioNotOne(CountingRule):
     def direct(self, run: CountedMeasured, context: Context) -> Judgement | None:
         """A warning where they differ at all."""
         causes = [cause.hypothesis for found in context.causes.values() for cause in found]
-        # Which pass comes first is told by the line of the step.
+        # The line of the step shows which pass comes first.
         if not run.shown or context.trainer is None or OTHER_NUMBERS in causes:
             return None
         mean = run.size / run.looked_at

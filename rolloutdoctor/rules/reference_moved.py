@@ -42,8 +42,8 @@ class ReferenceMoved(TableRule):
     of that smallest, the largest half of the step before, and no other fall is a third of it in logarithms), and the
     mean log-prob of the policy changes by at most three times its median change between neighbouring steps: another
     data set, a restart or a jump of the policy changes that as well. Falls at equal distances are a schedule, and
-    information; a single sync of the reference that is not recorded cannot be told from a fault by the rows. A fall to
-    a third that is twice as large as any other leaves the rule without a verdict.
+    information; a single sync of the reference that is not recorded cannot be distinguished from a fault by the rows. A
+    fall to a third that is twice as large as any other leaves the rule without a verdict.
     Equal log-probs count in steps after the first, where an earlier step has different ones or the log-probs at the
     loss are not those before the update. Tokens may be equal by rounding: if as many were in the last step with
     different ones, that all of them are has a probability below 2^-40. Equal log-probs in all of six steps or more

@@ -32,7 +32,7 @@ class ResumedData(TableRule):
     ## How it is measured
     A step is the set of its prompts, by a hash that does not depend on the order of rows. Three or more consecutive
     steps with the prompts of consecutive earlier ones are a repetition; it takes three different sets, so updates that
-    share a generation are none. An epoch without shuffling repeats too. It is told apart by the logged epoch, which
+    share a generation are none. An epoch without shuffling repeats too. It is recognised by the logged epoch, which
     grows by about 1, or by what follows: after an epoch everything recurs, after a resumption the prompts that
     were not reached before. Without either it is information, and so are two such steps within one epoch by the log. A
     training set of fewer steps than a stretch cannot be looked at.

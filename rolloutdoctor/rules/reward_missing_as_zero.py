@@ -166,7 +166,7 @@ class RewardMissingAsZero(DirectRule):
         return f"reward 0, status {status}" if failed else "reward 0, and every reward function is null"
 
     def inconclusive_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
-        """Nothing tells a reward that is missing from a 0, or nothing was logged that could show what became of it."""
+        """A missing reward cannot be distinguished from a 0, or nothing logged shows what became of it."""
         if run["rows"] or self.code in context.causes:
             return None
         if run.table["reward"].is_nan().any():
@@ -174,7 +174,7 @@ class RewardMissingAsZero(DirectRule):
         if context.columns & {"rewards", "status"}:
             return None
         return Missing(
-            "nothing tells a reward that is missing from a 0",
+            "a missing reward cannot be distinguished from a 0",
             "record rewards that are missing as null, or the columns rewards (one number per function) or status",
         )
 

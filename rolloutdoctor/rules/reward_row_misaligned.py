@@ -181,7 +181,7 @@ class RewardRowMisaligned(DirectRule):
             if used
             else "no logged advantage says whether the trainer used these rewards, or the file alone has them so"
         )
-        also = f"; these data cannot tell it from {', '.join(orders[1:])}" if len(orders) > 1 else ""
+        also = f"; these data cannot distinguish it from {', '.join(orders[1:])}" if len(orders) > 1 else ""
         return Judgement(
             severity=Severity.ERROR if used else Severity.WARNING,
             confirmed=used,
@@ -208,7 +208,7 @@ class RewardRowMisaligned(DirectRule):
             + (", and agree no better than different ones" if is_chance else ""),
             evidence=f"the mean squared distance of their rewards is {number(apart / copies)}, that within their "
             f"groups {number(by_chance / copies)}: {number(better)} standard errors",
-            advice="join rewards to rows by sample id; if they are, the reward cannot tell responses to a prompt apart"
+            advice="join rewards to rows by sample id; if they are, the reward cannot distinguish responses to a prompt"
             if is_chance
             else "none if a judge model or a sampled test gives the rewards",
             measures={"copies": Measure(int(copies), "rows"), "differing_copies": Measure(int(differing), "rows")},

@@ -59,7 +59,7 @@ class SingletonGroup(TableRule):
         return advantage_columns(context.objective)
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """The mask tells which rows are live, logged advantages confirm."""
+        """The mask shows which rows are unmasked, logged advantages confirm."""
         return frozenset({"response_mask", "advantage", "advantages"}) if self.columns(context) else frozenset()
 
     def parts(self, context: Context) -> tuple[Part, ...]:

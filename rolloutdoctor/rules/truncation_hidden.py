@@ -42,7 +42,7 @@ class TruncationHidden(TableRule):
     where the product of these chances, times the ways to choose the rows, is below exp(-16), it is a warning. A logged
     share that is 0 in steps in which rows have a status of length is a warning: verl compares lengths with the padded
     width, and another limit may cut before that. Where no token ends the responses, and no share is logged, nothing can
-    be said; nor where rows of the limit end there and the log-probs do not tell.
+    be said; nor where rows of the limit end there and the log-probs do not show which.
 
     ## What to do
     Take the finish reason from the engine. Count, mask or penalise these rows as what they are.
@@ -179,7 +179,7 @@ class TruncationHidden(TableRule):
             return None
         return Missing(
             f"{counted(ended, 'response')} of {at_limit:,} at the limit ended there, with a chance of "
-            f"{percent(exp(-nats / ended))} each: too few, or too likely, to tell sampled ends from others",
+            f"{percent(exp(-nats / ended))} each: too few, or too likely, to distinguish sampled ends from others",
             "take the finish reason from the engine, and look at rows of the largest length that count as finished",
         )
 

@@ -111,7 +111,7 @@ class ZeroStdKl(TableRule):
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
         """Read from the log the gradient norm that only such groups can have, and the losses.
 
-        `told` logged losses can tell the objective with the KL term of such groups from the one without it.
+        `told` logged losses can distinguish the objective with the KL term of such groups from the one without.
         """
         trainer, rows, fixed = step.trainer, step.rows, step.fixed(self.fix)
         if not step.logged or trainer is None or rows is None or fixed is None or not bool(rows.zero_std_N.any()):

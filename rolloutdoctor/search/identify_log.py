@@ -76,7 +76,7 @@ def _agreeing(fit: Fit) -> int:
 
 
 def _classes(whole: Sequence[Fit]) -> list[list[Fit]]:
-    """Candidates that fit with the same sizes are one class: by 0/1 rewards nothing tells them apart."""
+    """Candidates that fit with the same sizes are one class: 0/1 rewards cannot distinguish them."""
     sizes: dict[Candidate, list[Fit]] = {}
     for fit in whole:
         sizes.setdefault(fit.configuration, []).append(fit)

@@ -68,7 +68,7 @@ def outcome_of(stage: str, trial: Trial, count: Count, known: Known, *, reason: 
 
 
 def class_of(members: Sequence[Candidate], tally: QuantityTally, more: str = "") -> IdentifiedClass:
-    """Return candidates that nothing tells apart as a class, named by the first."""
+    """Return indistinguishable candidates as a class, named by the first."""
     first = members[0]
     others, seen = [], [(first.trainer_name, dict(first.options))]
     for one in members[1:]:

@@ -42,7 +42,7 @@ _KL_WORDS = {
 
 
 LEAST = 1e-4
-"""Coefficients of a KL term below this are taken for 0, where the log cannot tell."""
+"""Coefficients of a KL term below this are taken for 0, where the log cannot distinguish them."""
 
 
 def advantage_candidates(steps: Sequence[Step], known: Known) -> list[Candidate]:

@@ -1,4 +1,4 @@
-"""An objective in words, part by part, and which data would tell two of them apart."""
+"""An objective in words, part by part, and which data would distinguish two of them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,7 +25,7 @@ SEPARATORS = {
     "scale": "several micro-batches or ranks",
     "coefficient": "a step with a larger KL",
 }
-"""Axis to the data that would tell two values of it apart."""
+"""Axis to the data that would distinguish two values of it."""
 
 
 def parts_of(objective: Objective) -> dict[str, str]:

@@ -63,7 +63,7 @@ def _stage_lines(stage: Stage) -> Iterator[str]:
             f"predicted {out.predicted:.7g})"
         )
     if stage.separate and stage.is_identified:
-        yield f"{_INDENT}to tell them apart: {stage.separate}"
+        yield f"{_INDENT}to distinguish them: {stage.separate}"
 
 
 def _belongs(one: IdentifiedClass) -> str:

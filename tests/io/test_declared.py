@@ -41,7 +41,9 @@ def numbers(rows=ROWS):
 @pytest.mark.parametrize("column", ["group_id", "sample_id", "status"])
 def test_one_long_text_in_every_row(tmp_path, column):
     path = written(tmp_path / "run.parquet", numbers() | {column: one_text_for_all()}, store_schema=False)
-    with pytest.raises(InputError, match=r"run\.parquet: the file declares up to 8\d\d GB of data in \d+\.?\d* KB \(limit 1000x\)"):
+    with pytest.raises(
+        InputError, match=r"run\.parquet: the file declares up to 8\d\d GB of data in \d+\.?\d* KB \(limit 1000x\)"
+    ):
         open_run([str(path)])
 
 

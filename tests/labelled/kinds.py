@@ -8,7 +8,7 @@ from labelled.trl_training import Edit, Training, constant, letters, shade, tied
 
 Strengths = tuple[float, float, float]
 STEPS: Strengths = (1 / 8, 1 / 2, 1)
-"""Share of the optimiser steps that have the fault."""
+"""Share of the optimizer steps that have the fault."""
 ROWS: Strengths = (0.1, 0.4, 1)
 """Share of the rows, or of the groups."""
 FACTORS: Strengths = (2, 4, 8)
@@ -267,7 +267,7 @@ MASKS = (
 LOG_PROBS = (
     _kind("old log-probs of older weights", "RDO006 RDO002",
         (SCORE, _OLD, _OLD.replace("self.model", "F.older(self, self.model, S)")), on=_TWICE,
-        by=((2, 4, 6), "optimiser steps")),
+        by=((2, 4, 6), "optimizer steps")),
     _kind("dropout in training", "RDO006", on=_TWICE, by=((0.01, 0.05, 0.2), "rate"),
         change=lambda s: {"model": {"attention_dropout": s}}),
     _kind("noise in the policy's log-probs", "RDO006",

@@ -101,7 +101,7 @@ def test_look_alikes(made):
 
 def test_without_new_prompts_a_gap_that_grows_for_all_is_not_excluded():
     (skipped,) = report_on(run(lambda step, first: 0, epochs=True), trainer=None, select=[CODE]).skipped
-    assert "possible, and it counts from 3 on" in skipped.reason
+    assert "possible; reported from 3 on" in skipped.reason
 
 
 def test_long_prompts_with_larger_gaps_that_come_again():

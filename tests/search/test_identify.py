@@ -1,4 +1,4 @@
-"""`identify` finds the configuration that made a run, says what excludes the others, and what nothing tells apart."""
+"""`identify` finds the configuration that made a run, says what excludes the others, and what is indistinguishable."""
 
 from dataclasses import replace
 

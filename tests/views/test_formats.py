@@ -83,7 +83,7 @@ def a_report(text="g7") -> Report:
         findings=(finding, info),
         clean=(("RDI001", "nonfinite-values"), ("RDM002", "eval-group-of-one")),
         skipped=(Skipped("RDM001", "kl-metric-corrupted", "missing column kl", "record it"),),
-        notes=("each logged step is taken as one optimiser step",),
+        notes=("each logged step is taken as one optimizer step",),
         not_applicable=(NotApplicable("RDG001", "zero-std-kl", NO_KL),),
     )
 

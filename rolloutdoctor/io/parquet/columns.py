@@ -87,7 +87,7 @@ def resolve(
         more = ", ..." if len(schema.names) > 30 else ""
         raise SchemaError(
             f"{name}: no column step (accepted names: {', '.join(names)}; the file has: {have}{more}); "
-            "add the optimiser step of every row as an integer"
+            "add the optimizer step of every row as an integer"
         )
     return stored
 

@@ -57,7 +57,7 @@ def step_numbers(column: pa.ChunkedArray, place: Place) -> np.ndarray:
     """
     if column.null_count:
         row = _first(pc.is_null(column))
-        raise place.error(row, "null where an optimiser step was expected; log a step for every row")
+        raise place.error(row, "null where an optimizer step was expected; log a step for every row")
     steps_N = _int64(column, place)
     if (steps_N < 0).any():
         row = int(np.argmax(steps_N < 0))

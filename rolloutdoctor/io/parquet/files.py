@@ -67,8 +67,8 @@ class RunFile:
 
     def stamp(self) -> str:
         """Return what distinguishes the file from others, and from itself before it was written again."""
-        told = (self.source.path, self.seen, self.rows, self.footer.serialized_size, self.chunks)
-        return hashlib.sha256(repr(told).encode()).hexdigest()
+        identity = (self.source.path, self.seen, self.rows, self.footer.serialized_size, self.chunks)
+        return hashlib.sha256(repr(identity).encode()).hexdigest()
 
     def check_unchanged(self) -> None:
         """Insist on the file that the footer was read from.

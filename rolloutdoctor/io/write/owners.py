@@ -16,7 +16,7 @@ _TAG = re.compile(r"(?P<pid>[0-9]+)-(?P<start>[0-9]+)-(?P<place>[0-9a-f]{10})-[0
 
 
 def tag() -> str:
-    """Return a word that is unique, and tells which process made it."""
+    """Return a unique word that names the process that made it."""
     return f"{os.getpid()}-{_start_of(os.getpid())}-{_place()}-{uuid4().hex[:8]}"
 
 

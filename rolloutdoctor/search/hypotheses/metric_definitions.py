@@ -116,7 +116,7 @@ _MEANS: tuple[tuple[str, str, Mean], ...] = (
     ("mean-of-positions", "the mean over all positions of the padded rows, padding as 0", _padded_mean),
     (
         "mean-of-optimiser-steps",
-        "the mean of the optimiser steps' token means",
+        "the mean of the optimizer steps' token means",
         _mean_of(lambda layout: layout.optim_N),
     ),
     (

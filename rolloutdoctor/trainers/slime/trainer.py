@@ -226,7 +226,7 @@ def _advantage(config: Config, estimator: str, kl_coef: float) -> AdvantageRule:
     """
     whitened = bool(config["normalize_advantages"])
     if estimator.startswith("reinforce_plus_plus") and not whitened:
-        raise UsageError(f"advantage_estimator = {estimator} needs normalize_advantages = true, and slime says so too")
+        raise UsageError(f"advantage_estimator = {estimator} needs normalize_advantages = true; slime requires it too")
     baseline = estimator == "reinforce_plus_plus_baseline"
     centred = bool(config["rewards_normalization"])
     scale: Literal["group", "none"]
@@ -272,7 +272,7 @@ def _gates(config: Config) -> tuple[TermWeight, ...]:
         raise UsageError("use_tis and use_rollout_logprobs are both true, and slime allows only one of them")
     function = config["custom_tis_function_path"]
     if config["get_mismatch_metrics"] and function is None:
-        raise UsageError("get_mismatch_metrics needs custom_tis_function_path, and slime says so too")
+        raise UsageError("get_mismatch_metrics needs custom_tis_function_path; slime requires it too")
     if (config["use_tis"] or config["get_mismatch_metrics"]) and function != MIS:
         low, high = config.number("tis_clip_low"), config.number("tis_clip")
         found.append(TermWeight(kind="importance", low=low, high=high, outside="cut" if function is None else "zero"))

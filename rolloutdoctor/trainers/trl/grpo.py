@@ -1,7 +1,7 @@
 """TRL's GRPOTrainer: options of its GRPOConfig, its objective, and its logged metrics.
 
 Read and compared: trl 1.16.0 and every minor release from 1.9.0 on. 1.10.0 changed the default of
-`use_bias_correction_kl`, how the loss types over the tokens of a generation batch share them out over its optimiser
+`use_bias_correction_kl`, how the loss types over the tokens of a generation batch share them out over its optimizer
 steps, and the mean that `luspo` takes; 1.11.0 lets a sampler give no log-prob for a token; 1.14.0 gave up the loss of
 its own that `use_liger_kernel` had. Before 1.9.0 tokens were counted before masks, and metrics were means of ranks.
 """

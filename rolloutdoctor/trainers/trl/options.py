@@ -63,14 +63,14 @@ OPTIONS = (
     Option("max_completion_length", "integer", 512, "fixed length that dr_grpo divides by", low=1, optional=True),
     Option("mask_truncated_completions", "flag", False, "fully mask truncated responses", decides=False),
     Option("sync_ref_model", "flag", False, "mix the policy into the reference now and then", decides=False),
-    Option("ref_model_sync_steps", "integer", 512, "optimiser steps from one such sync to the next", decides=False),
+    Option("ref_model_sync_steps", "integer", 512, "optimizer steps from one such sync to the next", decides=False),
     Option("ref_model_mixup_alpha", "number", 0.6, "share of the policy in such a mixture", decides=False),
-    Option("gradient_accumulation_steps", "integer", 1, "micro-batches per optimiser step", low=1, decides=False),
+    Option("gradient_accumulation_steps", "integer", 1, "micro-batches per optimizer step", low=1, decides=False),
     Option(
         "steps_per_generation", "integer", None, "micro-batches per generation", low=1, optional=True, decides=False
     ),
     Option("num_iterations", "integer", 1, "optimisation passes over each generated batch", low=1, decides=False),
-    Option("logging_steps", "number", 10, "optimiser steps that a logged line averages over", low=0),
+    Option("logging_steps", "number", 10, "optimizer steps that a logged line averages over", low=0),
     Option(
         "top_entropy_quantile", "number", 1.0, "share of tokens, by entropy, that carry the policy term", low=0, high=1
     ),

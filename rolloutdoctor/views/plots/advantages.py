@@ -143,7 +143,7 @@ def draw_by_step(data: AdvantagesData) -> Figure:
     ax.set_yticks([base for base, _ in names], [name for _, name in names])
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
-    ax.set_ylabel("optimiser steps")
+    ax.set_ylabel("optimizer steps")
     ax.set_xlabel("advantage (as the loss uses it)")
     above(ax, 3)
     return figure

@@ -38,8 +38,8 @@ def title(data: GradientData) -> str:
     if changed == 0:
         return f"{data.fix} does not change the gradient"
     full = sum(s > 1 - 1e-9 for _, s in pairs)
-    told = f"{data.fix} changes {short(changed)} % of the gradient"
-    return f"{told}; 100 % or more in {full:,} of {many(len(data.steps), 'step')}" if full else told
+    sentence = f"{data.fix} changes {short(changed)} % of the gradient"
+    return f"{sentence}; 100 % or more in {full:,} of {many(len(data.steps), 'step')}" if full else sentence
 
 
 def draw(data: GradientData) -> Figure:

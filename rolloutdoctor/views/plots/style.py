@@ -211,7 +211,7 @@ def condensed(
 
 def step_axis(ax: Axes, steps: Sequence[int]) -> None:
     """Label the axis of steps, and leave a margin around a single step."""
-    ax.set_xlabel("optimiser step")
+    ax.set_xlabel("optimizer step")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
     if steps and steps[0] == steps[-1]:
         ax.set_xlim(steps[0] - 1, steps[0] + 1)
