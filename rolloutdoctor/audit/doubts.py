@@ -63,7 +63,7 @@ def updates_of(batch: RolloutBatch) -> int | None:
 
 
 class Unjoined:
-    """Tells of metrics whether the line of the log may be of other rows than those of the step."""
+    """Doubts whether a metric's line of the log is of other rows than those of the step."""
 
     def __init__(self, batch: RolloutBatch, trainer: Trainer, config: Config | None) -> None:
         is_training = config is not None and batch.split == TRAIN
@@ -138,7 +138,7 @@ _FARTHER = 8
 
 
 class LayoutDoubt:
-    """Tells whether a metric depends on a cut into micro-batches that the file does not record.
+    """Doubt about a metric that depends on a cut into micro-batches that the file does not record.
 
     One other cut may give the same value by chance: where a token mean and the mean of the rows' means lie closer
     together than rounding, and most cuts give something else. Three are tried, of micro-batches of one size each.

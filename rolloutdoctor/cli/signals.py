@@ -36,7 +36,7 @@ class Stopped(BaseException):
 
 
 def heed() -> None:
-    """From now on raise `Stopped` for these signals, except for those that the parent process had ignored."""
+    """Raise `Stopped` for these signals from now on, except for those that the parent process had ignored."""
     for number in _WORDS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)

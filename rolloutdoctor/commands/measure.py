@@ -27,7 +27,7 @@ from rolloutdoctor.results.findings import Report
 from rolloutdoctor.search.hypotheses.fixes import ChosenFix, choose
 
 MANIFEST = "_measured.json"
-"""Says by which version, with which options and from which files the tables beside it were made; written last."""
+"""Record of the version, options and files that the tables beside it were made by; written last."""
 
 TABLES = ("rows", "tokens", "metrics", "audit")
 

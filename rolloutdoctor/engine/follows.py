@@ -119,7 +119,7 @@ def by_cause(findings: Sequence[Finding], context: Context) -> tuple[Finding, ..
                 heaviest[cause.code] = max(heaviest[cause.code], found.weight)
 
     def place(found: Finding) -> tuple[object, ...]:
-        """Of equal weight what explains others comes first, then what logged values name, and last the audit's."""
+        """Sort key: of equal weight what explains others is first, then what logged values name, and last the audit's."""
         lighter = heaviest[found.code] == found.weight
         is_bare = found.cause is None
         return [-each for each in heaviest[found.code]], lighter, is_bare, found.code in AUDIT and is_bare, found.code

@@ -208,7 +208,7 @@ def _sizes(here: RolloutBatch, evaluation: Evaluation, reference: Evaluation) ->
         return seg.total(torch.where(mask_T, x_T, 0.0), here.rows)
 
     def sizes(one: Evaluation) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the policy term, of the KL, and of the derivative, ``[T]``."""
+        """Magnitudes of the policy term, of the KL, and of the derivative, ``[T]``."""
         rows, sums, term = one.rows, one.tokens, one.objective.kl_loss
         assert rows is not None
         assert sums is not None

@@ -31,7 +31,7 @@ class RecordingJournal:
     recording: Mapping[str, str] = {}
 
     def detect(self, path: Path) -> str | None:
-        """By the name and the first bytes."""
+        """Recognise the format by the name and the first bytes."""
         return "the file is the journal of a recording that was not closed" if is_journal(path) else None
 
     def read(self, sources: Sequence[Source], sink: base.RunSink, options: base.ImportOptions) -> None:

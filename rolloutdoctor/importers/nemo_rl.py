@@ -49,7 +49,7 @@ class NemoRl:
     }
 
     def detect(self, path: Path) -> str | None:
-        """By file names and the keys of the first line."""
+        """Recognise the format by file names and the keys of the first line."""
         files = _files(path)
         first = lines.first_object(files[0]) if files else None
         if first is None or not first.keys() >= _KEYS:

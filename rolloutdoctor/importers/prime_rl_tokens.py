@@ -51,7 +51,7 @@ class PrimeRlTokens:
     }
 
     def detect(self, path: Path) -> str | None:
-        """By the keys of the first line."""
+        """Recognise the format by the keys of the first line."""
         files = _files(path)
         first = lines.first_object(files[0]) if files else None
         if first is None or not first.keys() >= _KEYS:
@@ -144,7 +144,7 @@ def _is_given(weights: object) -> bool:
 
 
 def _finished(files: Sequence[Source], sink: base.RunSink) -> list[Source]:
-    """Without the steps that prime-rl did not mark as complete, where it marks any."""
+    """Leave out the steps that prime-rl did not mark as complete, where it marks any."""
     marked = {file.path for file in files if (Path(file.path).parent / "STABLE").is_file()}
     if not marked:
         if files:

@@ -47,7 +47,7 @@ class PrimeRlTraces:
     }
 
     def detect(self, path: Path) -> str | None:
-        """By the path and the keys of the first line."""
+        """Recognise the format by the path and the keys of the first line."""
         files = _files(path)
         first = lines.first_object(files[0]) if files else None
         if first is None or not first.keys() >= _KEYS or not isinstance(first["traces"], list):

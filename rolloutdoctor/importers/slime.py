@@ -41,7 +41,7 @@ class SlimeDump:
     }
 
     def detect(self, path: Path) -> str | None:
-        """By file names; nothing is loaded."""
+        """Recognise the format by file names; nothing is loaded."""
         files = _files(path)
         if not files or not looks_like_one(files[0]):
             return None

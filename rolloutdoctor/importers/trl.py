@@ -42,7 +42,7 @@ class TrlCompletions:
     recording: Mapping[str, str] = {}
 
     def detect(self, path: Path) -> str | None:
-        """By file names and columns."""
+        """Recognise the format by file names and columns."""
         files = _files(path)
         if not files or not _has_columns(files[0]):
             return None

@@ -36,7 +36,7 @@ class VerlRollouts:
     recording: Mapping[str, str] = {}
 
     def detect(self, path: Path) -> str | None:
-        """By the keys of the first line."""
+        """Recognise the format by the keys of the first line."""
         for file in _files(path):
             first = lines.first_object(file)
             if first is not None:

@@ -166,7 +166,7 @@ class Run(Displayed):
         return (batch for batch in found if (batch.step, batch.split) not in self.dropped)
 
     def __repr__(self) -> str:
-        """In a line."""
+        """Summarise the run in a line."""
         who = self.metadata.trainer or "unknown trainer"
         size = f"{self.rows:,} rows, {len(self.columns)} columns" if self._files else "logged metrics alone"
         more = f" and {len(self.files) - 1:,} more" if len(self.files) > 1 else ""

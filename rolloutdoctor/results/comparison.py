@@ -91,7 +91,7 @@ class Recomputed(Displayed):
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        """In a line."""
+        """Summarise the comparison in a line."""
         return (
             f"<Recomputed {self.trainer} {self.trainer_version}: {len(self.steps):,} steps, {self.input.rows:,} rows>"
         )
@@ -243,7 +243,7 @@ class Comparison(Displayed):
     advantages: AdvantagesData | None = None
 
     def __repr__(self) -> str:
-        """In a line."""
+        """Summarise the comparison in a line."""
         labels = ", ".join(effect.label for effect in self.effects)
         return f"<Comparison {self.trainer} {self.trainer_version}: {labels}; {self.input.rows:,} rows>"
 

@@ -113,7 +113,7 @@ class Finding(Displayed):
         return weight_of(self.severity, self.verdict)
 
     def __repr__(self) -> str:
-        """In a line, without the numbers of every step."""
+        """Summarise the finding in a line, without the numbers of every step."""
         return f"<Finding {self.code} {self.severity.label} {self.verdict}: {self.headline}>"
 
 
@@ -251,7 +251,7 @@ class Report(Displayed):
     excluded: tuple[Excluded, ...] = ()
 
     def __repr__(self) -> str:
-        """In a line."""
+        """Summarise the report in a line."""
         who = f"{self.trainer} {self.trainer_version or ''}".rstrip() if self.trainer else "unknown trainer"
         codes = ", ".join(finding.code for finding in self.findings) or "nothing found"
         return f"<Report {who}: {codes}; {self.coverage.tested} of {self.coverage.rules} rules tested>"

@@ -129,7 +129,7 @@ class Identification(Displayed):
     use: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        """In a line."""
+        """Summarise the identification in a line."""
         stages = ", ".join(f"{stage.stage} {stage.outcome}" for stage in self.stages)
         return f"<Identification {stages}; recorded options: {self.recorded}>"
 

@@ -224,7 +224,7 @@ class RunComparison(Displayed):
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        """In a line."""
+        """Summarise the comparison in a line."""
         what = (
             "equal" if not self.differs else f"first difference at step {self.first.step}" if self.first else "differ"
         )

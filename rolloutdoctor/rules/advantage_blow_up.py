@@ -159,7 +159,7 @@ class AdvantageBlowUp(TableRule):
         return f"advantage {place['logged']:.4g}, {place['excess']:.3g} times the largest possible"
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
-        """Without logged advantages, or with those of another rule, nothing can be beyond the bound."""
+        """No advantage can be beyond the bound: none is logged, or those of another rule are."""
         otherwise = made_otherwise(context)
         if otherwise is not None:
             return otherwise

@@ -308,7 +308,7 @@ class DuplicateResponses(TableRule):
                 message="the same responses to the same prompts are in several steps",
                 evidence="equal tokens and log-probs: a replay buffer, or several updates for one generation"
                 if not resampled
-                else "equal tokens; only the sampler's log-probs would separate a replay buffer from a seed that repeats",
+                else "equal tokens; only the sampler's log-probs would separate a replay buffer from a repeated seed",
                 advice="no action if the trainer reuses its rollouts",
             )
         return None

@@ -183,7 +183,7 @@ class EngineFrozen(TableRule):
         return pl.concat([records.select(*STEP_KEY, "spare", "inside"), pairs], how="diagonal")
 
     def _since(self, pairs: pl.DataFrame) -> int | None:
-        """From which version on the sampler stays while the trainer moves."""
+        """Return the version from which on the sampler stays while the trainer moves."""
         moved = pairs.filter("moved")
         for start in pairs["first"].unique().sort():
             here = moved.filter(pl.col("first") >= start)

@@ -119,7 +119,7 @@ class KlMetricCorrupted(TableRule):
         return (Part.KL_LOSS, Part.KL_REWARD)
 
     def unavailable_reason(self, context: Context) -> Missing | None:
-        """Without any logged KL there is nothing to compare."""
+        """No logged KL to compare."""
         trainer = context.trainer
         if trainer is None or not self.columns(context) or "kl" in context.columns:
             return None

@@ -70,7 +70,7 @@ class ShapedRewardPhantom(TableRule):
     splits = ("train",)
 
     warn_above: float = 0.25
-    """From a quarter of the absolute advantage on, shaping is no side term of the update."""
+    """Share of the absolute advantage from which on shaping is no side term of the update."""
 
     def parts(self, context: Context) -> tuple[Part, ...]:
         """Only a division by the group's standard deviation blows a shaping term up."""

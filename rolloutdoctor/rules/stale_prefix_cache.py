@@ -170,7 +170,7 @@ class StalePrefixCache(TableRule):
         return f"no prompt has {self.least_length} tokens or more" if self._is_short(run) else None
 
     def excluded(self, run: Measured, context: Context) -> Excluded | None:
-        """By how much the gap of most prompts may have grown since they were first seen."""
+        """Bound the growth of the gap of most prompts since they were first seen."""
         from rolloutdoctor.ops.bounds import median_bound
 
         ratio, excess = run["gap_ratio"], run["excess_ratio"]

@@ -71,7 +71,7 @@ def identify_extremes(candidates: Sequence[Candidate], logged: Sequence[Extremes
 
 
 def _agreeing(fit: Fit) -> int:
-    """By how many values a fit comes first."""
+    """Sort key of a fit: the number of values that agree, the most first."""
     return -fit.tally.agree
 
 

@@ -148,7 +148,7 @@ def effect_lines(result: Comparison) -> tuple[list[str], list[list[str]]]:
 
 
 def group_lines(effect: Effect, *, text: int) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """For each group that moved: its title, and head and lines of the table of its rows.
+    """Yield for each group that moved its title, and head and lines of the table of its rows.
 
     Args:
         effect: whose groups.

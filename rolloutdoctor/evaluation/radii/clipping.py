@@ -66,7 +66,7 @@ def _above(bound: float) -> float:
 
 
 def _of_rows(evaluation: Evaluation, bounds: list[float]) -> Tensor:
-    """Of ratios of rows all tokens are undecided or none."""
+    """Tokens that are undecided; for ratios of rows, all tokens of a row or none."""
     batch, rule = evaluation.batch, evaluation.objective.surrogate
     drift_N, size_N, length_N = row_log_ratios(batch, "policy_log_probs", rule.old)
     if rule.level == "sequence":

@@ -44,7 +44,7 @@ def _with(one: Seen, side: str, value: float) -> Mapping[str, float]:
 
 
 def _gap(trial: Sequence[Seen], side: str, name: str) -> Callable[[float], float]:
-    """Gives how far the loss lies above the logged one with a clip range."""
+    """Distance of the loss above the logged one, for a clip range."""
     return lambda value: fsum(_with(one, side, value)[name] for one in trial) / len(trial) - trial[0].logged[name]
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rolloutdoctor.trainers.spec import Trainer
 
 Mean = Callable[["Tensor", "Tensor", "Layout"], float]
-"""Gives the mean of row sums over token counts, ``[N]`` each."""
+"""Function that returns the mean of row sums over token counts, ``[N]`` each."""
 
 
 def _token_mean(sum_N: "Tensor", count_N: "Tensor", layout: "Layout") -> float:
