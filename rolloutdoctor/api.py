@@ -403,7 +403,7 @@ def _opened(run: RunLike, trainer: str | None) -> Run:
 
 
 def objective_of(run: Run, *, trainer: str | None = None, options: Options | None = None) -> Objective:
-    """What the trainer of a run computes from a step, for `evaluate`.
+    """Return what the trainer of a run computes from a step, for `evaluate`.
 
     Raises:
         UsageError: if nothing says which trainer made the run, or an option cannot be used.

@@ -1,4 +1,4 @@
-"""Make `verl_rejected.parquet` and `verl_rejected.metrics.parquet`: rejected rows that vote, through verl's own code.
+"""Make `verl_rejected.parquet` and `verl_rejected.metrics.parquet`: verl keeps rejected rows in the baseline.
 
 Taken from `run.parquet`: prompts, responses, groups, the policy's log-probs (here verl's `old_log_probs`) and the
 reference's. The responses are scored anew: 1 for the right sum, less for a number further from it, since with rewards

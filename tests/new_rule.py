@@ -85,7 +85,7 @@ class @CLASS@(TableRule):
         return table.with_columns(value="found")
 
     def note(self, place: Mapping[str, Any]) -> str:
-        """How many."""
+        """Name the number of such tokens."""
         return f"{counted(place['found'], 'token')} of {place['trained_tokens']}"
 
     def vacuous_reason(self, run: Measured, context: Context) -> str | None:

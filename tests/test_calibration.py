@@ -18,7 +18,7 @@ def test_a_few_draws(tmp_path):
     assert not alarms.accused
     page = (tmp_path / "power.md").read_text()
     assert "| RDO001 | sampler-mismatch | 3 | 0 | 0.00% | 63.16% |" in page
-    assert "| RDI013 resumed-data | steps that come again | 1: 0%, 2: 0%, 3: 100%, 4: 100%, 5: 100% |" in page
+    assert "| RDI013 resumed-data | steps that recur | 1: 0%, 2: 0%, 3: 100%, 4: 100%, 5: 100% |" in page
     assert ET.parse(tmp_path / "power.svg").getroot().tag.endswith("svg")
 
 

@@ -1,4 +1,4 @@
-"""Why a disagreement may prove nothing: rows or columns that the file does not hold.
+"""Reasons why a mismatch is inconclusive: rows or columns that the file does not hold.
 
 An agreement counts whatever is missing: no accident brings two numbers together within a rounding radius.
 """
@@ -24,7 +24,7 @@ OF_JOIN = "each optimizer step may have a line of its own"
 
 @dataclass(frozen=True, eq=False)
 class Doubts:
-    """What is missing of a step.
+    """Rows and columns missing of a step.
 
     Attributes:
         rows: why values over all rows of the step cannot be compared; empty if nothing suggests missing rows.
@@ -57,13 +57,13 @@ def doubts_of(batch: RolloutBatch, trainer: Trainer, config: Config | None, *, o
 
 
 def updates_of(batch: RolloutBatch) -> int | None:
-    """How many optimizer steps the rows of a step serve; None where nothing says."""
+    """Return the number of optimizer steps that the rows of a step serve; None if unknown."""
     optim_N = batch.per_row.get("optim_step_id")
     return None if optim_N is None or not len(optim_N) else len(torch.unique(optim_N))
 
 
 class Unjoined:
-    """Tells of metrics whether the line of the log may be of other rows than those of the step."""
+    """Doubts whether a metric's line of the log is of other rows than those of the step."""
 
     def __init__(self, batch: RolloutBatch, trainer: Trainer, config: Config | None) -> None:
         is_training = config is not None and batch.split == TRAIN
@@ -72,7 +72,7 @@ class Unjoined:
         self._of_generation = _of_generation(batch, trainer.reuse(config)) if is_training and config is not None else ""
 
     def why(self, metric: str) -> str:
-        """Return why nothing follows from a metric; empty if its line is that of the rows."""
+        """Return why a metric proves nothing; empty if its line is that of the rows."""
         return self._of_generation if self._trainer.is_made_once(metric) else self._of_update
 
     def among(self, metrics: Iterable[str]) -> dict[str, str]:
@@ -138,7 +138,7 @@ _FARTHER = 8
 
 
 class LayoutDoubt:
-    """Tells whether a metric depends on a cut into micro-batches that the file does not record.
+    """Doubt about a metric that depends on a cut into micro-batches that the file does not record.
 
     One other cut may give the same value by chance: where a token mean and the mean of the rows' means lie closer
     together than rounding, and most cuts give something else. Three are tried, of micro-batches of one size each.

@@ -1,4 +1,4 @@
-"""What a step logged that can be compared with its rows: metrics, and advantages and KL that the trainer stored."""
+"""Logged values that can be compared with a step's rows: metrics, and advantages and KL that the trainer stored."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from rolloutdoctor.ops.logged_digits import Digits
 
 @dataclass(frozen=True, eq=False)
 class LoggedStep:
-    """What was logged at one step.
+    """Values that were logged at one step.
 
     Attributes:
         batch: the rows as they were logged.

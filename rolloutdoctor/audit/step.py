@@ -129,7 +129,7 @@ def window_values(
 
 
 def quantity_of(batch: RolloutBatch, name: str) -> str:
-    """Return what the audit calls a column or metric of a step: evaluation is told from training."""
+    """Return what the audit calls a column or metric of a step: evaluation is marked."""
     return name if batch.split == TRAIN else f"{name} (eval)"
 
 
@@ -209,7 +209,7 @@ def _holds_log_probs(evaluation: Evaluation, kind: str) -> bool:
 
 
 def _doubt_of_penalty(evaluation: Evaluation, logged: Tensor, recomputed: Tensor, radius: Tensor) -> str:
-    """Why a disagreement of advantages proves nothing, where a KL penalty of coarse log-probs is in them."""
+    """Explain why a mismatch of advantages is inconclusive, where a KL penalty of coarse log-probs is in them."""
     if not _holds_log_probs(evaluation, "advantages") or not _differ(logged, recomputed, radius):
         return ""
     return coarse_log_probs(evaluation.batch)

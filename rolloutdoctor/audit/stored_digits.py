@@ -1,4 +1,4 @@
-"""What a file holds of values that the trainer had in full: columns stored in bfloat16, or with few digits."""
+"""Digits lost in storing: columns stored in bfloat16, or with few digits, of values that the trainer had in full."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -33,7 +33,7 @@ def digits_stored(x: Tensor, evidence: float = STRONG) -> tuple[Digits, ...]:
 
     Args:
         x: the values.
-        evidence: `SOME` where all that follows is that small differences are not told, else `STRONG`.
+        evidence: `SOME` where all that follows is that small differences are lost, else `STRONG`.
 
     >>> digits_stored(torch.linspace(0.1, 1, 20).bfloat16().float())
     (Digits(kind='bits', kept=8),)
@@ -41,17 +41,17 @@ def digits_stored(x: Tensor, evidence: float = STRONG) -> tuple[Digits, ...]:
     ()
     """
     some = x[:: max(1, len(x) // _LOOKED_AT)].detach().cpu().double().numpy()
-    told: Floats = np.unique(np.abs(some[np.isfinite(some) & (some != 0)]))
-    if not len(told) or bool((told == np.floor(told)).all()):
+    sizes: Floats = np.unique(np.abs(some[np.isfinite(some) & (some != 0)]))
+    if not len(sizes) or bool((sizes == np.floor(sizes)).all()):
         return ()  # whole numbers are themselves
-    found = (_bits(told), _fewest(told, "decimals"), _fewest(told, "significant"))
-    return tuple(one for one in found if one is not None and _evidence(one, told) >= evidence)
+    found = (_bits(sizes), _fewest(sizes, "decimals"), _fewest(sizes, "significant"))
+    return tuple(one for one in found if one is not None and _evidence(one, sizes) >= evidence)
 
 
-def _evidence(digits: Digits, told: Floats) -> float:
+def _evidence(digits: Digits, sizes: Floats) -> float:
     """Bits of evidence in some values: of each how many times finer float32 is than the lattice."""
-    spacing = 2 * _radius(digits, torch.from_numpy(told)).numpy()
-    finer = spacing / np.spacing(told.astype(np.float32)).astype(np.float64)
+    spacing = 2 * _radius(digits, torch.from_numpy(sizes)).numpy()
+    finer = spacing / np.spacing(sizes.astype(np.float32)).astype(np.float64)
     return float(np.log2(np.maximum(finer, 1.0)).sum())
 
 
@@ -80,35 +80,35 @@ def _radius(digits: Digits, size: Tensor) -> Tensor:
     return torch.where(size > 0, 10.0 ** (exponent - digits.kept + 1) / 2, 0.0)
 
 
-def _bits(told: Floats) -> Digits | None:
-    single = told.astype(np.float32)
-    if (single != told).any():
+def _bits(sizes: Floats) -> Digits | None:
+    single = sizes.astype(np.float32)
+    if (single != sizes).any():
         return None
     held = single.view(np.uint32)
     return next((Digits("bits", kept) for kept, zero in _BITS if not (held & np.uint32(zero)).any()), None)
 
 
-def _fewest(told: Floats, kind: Literal["decimals", "significant"]) -> Digits | None:
+def _fewest(sizes: Floats, kind: Literal["decimals", "significant"]) -> Digits | None:
     """The fewest digits with which all values are what they are."""
     found = None
     for kept in range(6, 1, -1):
-        fits = _has_decimals(told, kept) if kind == "decimals" else _has_significant(told, kept)
+        fits = _has_decimals(sizes, kept) if kind == "decimals" else _has_significant(sizes, kept)
         if not fits:
             break
         found = Digits(kind, kept)
     return found
 
 
-def _has_decimals(told: Floats, kept: int) -> bool:
-    return bool(_is_stored(np.round(told, kept), told).all())
+def _has_decimals(sizes: Floats, kept: int) -> bool:
+    return bool(_is_stored(np.round(sizes, kept), sizes).all())
 
 
-def _has_significant(told: Floats, kept: int) -> bool:
-    return all(_is_stored(np.array([float(f"{x:.{kept - 1}e}")]), np.array([x])).all() for x in told.tolist())
+def _has_significant(sizes: Floats, kept: int) -> bool:
+    return all(_is_stored(np.array([float(f"{x:.{kept - 1}e}")]), np.array([x])).all() for x in sizes.tolist())
 
 
 def _is_stored(rounded: Floats, value: Floats) -> NDArray[np.bool_]:
-    """Where a value is a rounded one, in double or in single precision."""
+    """Return where a value is a rounded one, in double or in single precision."""
     found: NDArray[np.bool_] = (rounded == value) | (rounded.astype(np.float32) == value)
     return found
 

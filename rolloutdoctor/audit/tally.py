@@ -10,7 +10,7 @@ from torch import Tensor
 from rolloutdoctor.data.batch import RolloutBatch
 
 STAGES = ("advantages", "kl", "loss", "metrics")
-"""What a quantity is about, in the order in which a trainer computes it: a fault in one reaches those after it."""
+"""Stages of quantities, in the order in which a trainer computes them: a fault in one reaches those after it."""
 
 
 INCOMPLETE = "some groups do not have the configured number of rows"
@@ -18,7 +18,7 @@ INCOMPLETE = "some groups do not have the configured number of rows"
 
 
 ENOUGH_BITS = 8.0
-"""What logged values have to say for an explanation: some hundred are tried.
+"""Evidence that logged values must give for an explanation, in bits: some hundred are tried.
 
 A value says as many bits as its radius fits into its size, or into its distance from what the options give: a value of
 0 follows from many formulas, and one whose radius is as wide as that distance from both."""
@@ -29,7 +29,7 @@ Lengths = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class QuantityTally:
-    """How the logged values of one quantity compare with the recomputed ones; tallies of steps add up.
+    """Comparison of the logged values of one quantity with the recomputed ones; tallies of steps add up.
 
     The intervals hold every factor (offset) that would carry all disagreeing values to the logged ones within their
     radii; where the lower end is not above the upper one there is such a factor (offset).
@@ -40,7 +40,7 @@ class QuantityTally:
         agree: those within their radius.
         worst: largest difference in radii.
         first: step, row (empty for a value of the step), logged and recomputed value of the first that disagrees.
-        not_compared: values that disagree, though nothing follows from that.
+        not_compared: values that disagree inconclusively.
         reason: why nothing follows.
         steps: steps with a value that was compared.
         steps_off: steps with a value that disagrees.
@@ -133,7 +133,7 @@ class QuantityTally:
 
     @property
     def shape(self) -> str:
-        """How the disagreeing values differ from the recomputed ones, in words."""
+        """Describe how the disagreeing values differ from the recomputed ones."""
         if not self.disagree:
             return ""
         where = ""
@@ -183,11 +183,11 @@ def tally_value(stage: str, step: int, logged: float, recomputed: float, radius:
 
     Args:
         stage: one of `STAGES`.
-        step: optimiser step.
+        step: optimizer step.
         logged: the value in the log.
         recomputed: the value that the rows give.
         radius: how far rounding may put the two apart.
-        doubt: why nothing would follow from a disagreement; empty if something does.
+        doubt: why a disagreement is inconclusive; empty if it is not.
     """
     units = _units(abs(logged - recomputed), radius) if logged != recomputed else 0.0
     if math.isnan(logged) and math.isnan(recomputed):
@@ -202,8 +202,8 @@ def tally_value(stage: str, step: int, logged: float, recomputed: float, radius:
     factors, offsets = _interval(logged, recomputed, radius)
     first = (step, "", logged, recomputed)
     ends = (*factors, *offsets)
-    told = min(abs(logged), abs(logged - recomputed))
-    bits = _down(math.log2(told / radius)) if told > radius > 0 and math.isfinite(told) else 0.0
+    distance = min(abs(logged), abs(logged - recomputed))
+    bits = _down(math.log2(distance / radius)) if distance > radius > 0 and math.isfinite(distance) else 0.0
     above = (logged - recomputed,) * 2
     telling = int(bits > 0)
     said = _down(_factor_bits(factors, recomputed, 0.0 if stage == "kl" else radius))
@@ -218,7 +218,7 @@ def _down(bits: float) -> float:
 
 
 def _factor_bits(factors: tuple[float, float], recomputed: float, radius: float) -> float:
-    """What a value says for a whole factor or one over it, in bits.
+    """Return the evidence of a value for a whole factor or one over it, in bits.
 
     Of a mean of counts or of rewards of a few kinds many multiples are such means, too: every p-th of those with the
     denominator of p / q, the simplest fraction within the radius. A KL, of radius 0 here, is no such mean.
@@ -262,7 +262,7 @@ def _interval(logged: float, recomputed: float, radius: float) -> tuple[tuple[fl
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Which rows of a step some values are of.
+    """Rows of a step that some values belong to.
 
     Attributes:
         batch: the step.
@@ -277,7 +277,7 @@ class Rows:
         return self.batch.sample_name(int(self.row_of(torch.tensor([place], device=self.batch.device))))
 
     def spread(self, is_off: Tensor, compared: Tensor) -> tuple[tuple[int, int], Lengths]:
-        """How disagreeing values are spread over groups, and over rows by their length; see `QuantityTally`."""
+        """Return the spread of disagreeing values over groups, and over rows by length; see `QuantityTally`."""
         off_n, agree_n = (self.row_of(which.nonzero().squeeze(1)) for which in (is_off, compared & ~is_off))
         ends: list[float] = []
         for rows_n in (off_n, agree_n):
@@ -303,7 +303,7 @@ def tally_rows(
 
     Args:
         stage: one of `STAGES`.
-        step: optimiser step.
+        step: optimizer step.
         values: logged and recomputed values, and their radii, ``[n]`` float64 each.
         compared: ``[n]`` bool, the values to compare.
         doubted: ``[n]`` bool, values of which a disagreement proves nothing.
@@ -370,8 +370,8 @@ def _off_line(logged: Tensor, recomputed: Tensor) -> float:
 
 def _bits(logged: Tensor, gap: Tensor, radius: Tensor) -> Tensor:
     """Bits that each different logged value tells."""
-    told = torch.minimum(logged.abs(), gap)
-    bits = (told / radius).log2().nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
+    distance = torch.minimum(logged.abs(), gap)
+    bits = (distance / radius).log2().nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
     order = logged.argsort()
     again = torch.zeros_like(bits, dtype=torch.bool)
     again[order[1:]] = logged[order].diff() <= radius[order[1:]]

@@ -12,13 +12,13 @@ from rolloutdoctor.ops.rounding import SINGLE
 
 @dataclass(frozen=True)
 class StepValue:
-    """What one step adds to a mean.
+    """Contribution of one step to a mean.
 
     Attributes:
         stage: stage of the metric in the audit.
         value: recomputed value.
         radius: how far rounding may put the trainer's value from it.
-        doubt: why nothing would follow from a disagreement; empty if something does.
+        doubt: why a disagreement is inconclusive; empty if it is not.
     """
 
     stage: str
@@ -41,7 +41,7 @@ class OpenWindow:
         steps: steps that were read, in order.
         values: recomputed value of each.
         radii: how far rounding may put the trainer's value from it.
-        doubt: why nothing would follow from a disagreement.
+        doubt: why a disagreement is inconclusive.
         size: steps with rows that the mean is over.
     """
 

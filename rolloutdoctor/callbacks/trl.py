@@ -35,7 +35,7 @@ SHARE = 0.01
 """Of the time of the training that looking may take."""
 
 FIRST_SECONDS = 0.5
-"""What the first look is taken to last; each other one is taken to last as long as the one before."""
+"""Assumed duration of the first look; each other one is assumed to last as long as the one before."""
 
 
 def watch(
@@ -122,7 +122,7 @@ class Watch:
             pass
 
         followed = Followed([str(self._recorder.journal_path)], None, ConvertOptions(), nothing)
-        # Beside the model on its device there may be no room.
+        # Beside the model on its device there may be no memory.
         options = CheckOptions(rules=pick(select, ignore), device="cpu")
         self._follower = Follower(followed, options, Kept(), keep=nothing, tell=nothing, say=self._say, causes=False)
         watching = self

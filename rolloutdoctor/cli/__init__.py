@@ -36,7 +36,7 @@ def _run() -> None:
 
 def main() -> None:
     """Run the command line, and raise `SystemExit`."""
-    from rolloutdoctor.cli.border import guarded
+    from rolloutdoctor.cli.error_handling import guarded
     from rolloutdoctor.cli.pages import page_for
     from rolloutdoctor.cli.process import prepare_process
     from rolloutdoctor.cli.terminal import show

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from rolloutdoctor.cli import (
-    book,
     check,
     compare,
     convert,
@@ -21,9 +20,10 @@ from rolloutdoctor.cli import (
     pages,
     plot,
     recompute,
+    reference,
     report,
 )
-from rolloutdoctor.cli.border import fail, guarded
+from rolloutdoctor.cli.error_handling import fail, guarded
 from rolloutdoctor.cli.help import GroupedCommand
 from rolloutdoctor.cli.parsing import Commands
 from rolloutdoctor.cli.settings import find_settings
@@ -50,12 +50,12 @@ app.command("report", cls=GroupedCommand, epilog=report.EPILOG)(report.report)
 app.command("identify", cls=GroupedCommand, epilog=identify.EPILOG)(identify.identify)
 app.command("info", cls=GroupedCommand)(info.info)
 app.command("convert", cls=GroupedCommand, epilog=convert.EPILOG)(convert.convert)
-app.command("rule", cls=GroupedCommand)(book.rule)
-app.command("causes", cls=GroupedCommand)(book.causes)
-app.command("fixes", cls=GroupedCommand)(book.fixes)
-app.command("trainers", cls=GroupedCommand)(book.trainers)
-app.command("metrics", cls=GroupedCommand)(book.metrics)
-app.command("schema", cls=GroupedCommand)(book.schema)
+app.command("rule", cls=GroupedCommand)(reference.rule)
+app.command("causes", cls=GroupedCommand)(reference.causes)
+app.command("fixes", cls=GroupedCommand)(reference.fixes)
+app.command("trainers", cls=GroupedCommand)(reference.trainers)
+app.command("metrics", cls=GroupedCommand)(reference.metrics)
+app.command("schema", cls=GroupedCommand)(reference.schema)
 
 
 def _version(wanted: bool) -> None:

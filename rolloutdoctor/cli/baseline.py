@@ -32,7 +32,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a rule: the same fault is found again, however large it is.
+    """Known finding of a rule: the same fault matches again, however large it is.
 
     Attributes:
         code: of the rule.
@@ -95,7 +95,7 @@ def read(path: str) -> tuple[Known, ...]:
     return found
 
 
-def held_against(report: "Report", known: Sequence[Known]) -> "tuple[Report, Report]":
+def compared_with_baseline(report: "Report", known: Sequence[Known]) -> "tuple[Report, Report]":
     """Return the report with what the baseline says of it, and the same with the new findings alone.
 
     The first is printed, the second decides the exit code. Known faults that were not found any more are said if their

@@ -10,8 +10,8 @@ from rolloutdoctor.cli import baseline as base
 from rolloutdoctor.cli import complete, dumps, verdict
 from rolloutdoctor.cli import follow as following
 from rolloutdoctor.cli import options as opt
-from rolloutdoctor.cli.border import guarded
 from rolloutdoctor.cli.each import check_several, runs_at
+from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.listing import list_rule, one_rule
 from rolloutdoctor.cli.merge import judge_saved
 from rolloutdoctor.cli.terminal import say
@@ -185,7 +185,7 @@ def check(
     known = () if baseline is None else base.read(baseline)
 
     def finish(report: "Report", gallery: Gallery | None = None) -> int:
-        report, new = base.held_against(report, known)
+        report, new = base.compared_with_baseline(report, known)
         text = RENDERERS[format_.value](report, style)
         if gallery is not None:
             text += histograms(gallery, style)

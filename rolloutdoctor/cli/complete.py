@@ -1,10 +1,10 @@
-"""What a shell can complete: codes, fixes, trainers, their options and kinds of pictures. None of it imports torch."""
+"""Shell completion: codes, fixes, trainers, their options and kinds of pictures. None of it imports torch."""
 
 from collections.abc import Iterable
 
 
 def _starting(begun: str, words: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [(word, told) for word, told in words if word.lower().startswith(begun.lower())]
+    return [(word, help_) for word, help_ in words if word.lower().startswith(begun.lower())]
 
 
 def codes(incomplete: str) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ import typer
 
 from rolloutdoctor.cli import dumps
 from rolloutdoctor.cli import options as opt
-from rolloutdoctor.cli.border import guarded
+from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.inputs import note_file
 from rolloutdoctor.cli.output import check_target
 from rolloutdoctor.cli.terminal import say

@@ -6,7 +6,7 @@ import typer
 
 from rolloutdoctor.cli import dumps, verdict
 from rolloutdoctor.cli import options as opt
-from rolloutdoctor.cli.border import FINDINGS, guarded
+from rolloutdoctor.cli.error_handling import FINDINGS, guarded
 from rolloutdoctor.cli.output import check_target
 
 if TYPE_CHECKING:

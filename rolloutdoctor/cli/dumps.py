@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rolloutdoctor.cli.border import until_the_end
+from rolloutdoctor.cli.error_handling import until_the_end
 from rolloutdoctor.cli.inputs import note_file, note_run
 from rolloutdoctor.cli.terminal import say
 from rolloutdoctor.io.locations.small_files import read_small

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rolloutdoctor.cli import dumps, verdict
 from rolloutdoctor.cli import options as opt
-from rolloutdoctor.cli.border import ABNORMAL, FINDINGS, NOTHING_CHECKED
+from rolloutdoctor.cli.error_handling import ABNORMAL, FINDINGS, NOTHING_CHECKED
 from rolloutdoctor.cli.output import check_target, write_whole
 from rolloutdoctor.cli.terminal import say, show
 from rolloutdoctor.results.errors import UsageError
@@ -15,7 +15,7 @@ from rolloutdoctor.results.escapes import visible_lines
 
 if TYPE_CHECKING:
     from rolloutdoctor.commands.convert import ConvertOptions
-    from rolloutdoctor.commands.each import FoundRun
+    from rolloutdoctor.commands.each import NamedRun
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.io.run import Run
     from rolloutdoctor.results.several import CheckedRun
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _WORST_FIRST = (ABNORMAL, FINDINGS, NOTHING_CHECKED, 0)
 
 
-def runs_at(paths: list[str], dump: "ConvertOptions") -> "list[FoundRun]":
+def runs_at(paths: list[str], dump: "ConvertOptions") -> "list[NamedRun]":
     """Find the runs that the paths name.
 
     Raises:

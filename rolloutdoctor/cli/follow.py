@@ -56,7 +56,7 @@ _SOONEST, _LATEST, _SLOWER = 1.0, 30.0, 1.3
 
 @dataclass(frozen=True)
 class FollowOptions:
-    """How to follow.
+    """Options of following.
 
     Attributes:
         state: file to keep what was counted in.

@@ -6,7 +6,7 @@ import typer
 
 from rolloutdoctor.cli import dumps
 from rolloutdoctor.cli import options as opt
-from rolloutdoctor.cli.border import FINDINGS, NOTHING_CHECKED, guarded
+from rolloutdoctor.cli.error_handling import FINDINGS, NOTHING_CHECKED, guarded
 from rolloutdoctor.cli.output import check_target
 from rolloutdoctor.cli.terminal import say
 
@@ -33,15 +33,15 @@ def identify(
     steps: opt.StepsOption = None,
     split: opt.SplitOption = None,
     format_: Annotated[
-        opt.BookFormat, typer.Option("--format", help="Text, or JSON for programs.")
-    ] = opt.BookFormat.full,
+        opt.PageFormat, typer.Option("--format", help="Text, or JSON for programs.")
+    ] = opt.PageFormat.full,
     output_file: opt.OutputOption = None,
     color: opt.ColorOption = opt.Color.auto,
     quiet: opt.QuietOption = False,
 ) -> None:
     """Find out which objective made the logged advantages, KL and loss of a run, whatever its options say.
 
-    Every configuration of the known trainers is held against the log, and recipes that none of them has. What gives
+    Every configuration of the known trainers is tested against the log, and recipes that none of them has. What gives
     all values within float32 rounding is named, with the options that state it.
     """
     step_range = opt.step_range(steps)

@@ -6,7 +6,7 @@ import typer
 
 from rolloutdoctor.cli import dumps
 from rolloutdoctor.cli import options as opt
-from rolloutdoctor.cli.border import guarded
+from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.output import check_target
 from rolloutdoctor.results.escapes import json_text
 
@@ -27,8 +27,8 @@ def info(
     steps: opt.StepsOption = None,
     split: opt.SplitOption = None,
     format_: Annotated[
-        opt.BookFormat, typer.Option("--format", help="Text, or JSON for programs.")
-    ] = opt.BookFormat.full,
+        opt.PageFormat, typer.Option("--format", help="Text, or JSON for programs.")
+    ] = opt.PageFormat.full,
     output_file: opt.OutputOption = None,
 ) -> None:
     """Show what a run contains, which rules can run, and what to record for the others."""
@@ -43,7 +43,7 @@ def info(
     options = CheckOptions(trainer=trainer, layers=layers, steps=step_range, split=split.value if split else None)
     found = describe(run, options)
     style = opt.style_of(opt.Color.never, to_file=output_file is not None, verbose=False)
-    text = as_json(found, style) if format_ is opt.BookFormat.json else _as_text(found, style.width)
+    text = as_json(found, style) if format_ is opt.PageFormat.json else _as_text(found, style.width)
     opt.deliver(text, output_file)
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rolloutdoctor.cli import options as opt
-from rolloutdoctor.cli.border import NOTHING_CHECKED
+from rolloutdoctor.cli.error_handling import NOTHING_CHECKED
 from rolloutdoctor.cli.inputs import refuse_inputs
 from rolloutdoctor.cli.output import check_target
 from rolloutdoctor.cli.terminal import say, show
@@ -84,7 +84,7 @@ def _replacing(path: str) -> Iterator[Any]:
     target = Target.of(path)
     refuse_inputs(target)
     replacement = Replacement(target, "this list")
-    with replacement.told():
+    with replacement.explaining_errors():
         yield replacement.file
     replacement.complete()
     replacement.place()

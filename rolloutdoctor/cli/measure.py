@@ -6,7 +6,7 @@ import typer
 
 from rolloutdoctor.cli import dumps
 from rolloutdoctor.cli import options as opt
-from rolloutdoctor.cli.border import guarded
+from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.terminal import say
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import typer
 
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli import verdict
-from rolloutdoctor.cli.border import guarded
+from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.inputs import note_file
 from rolloutdoctor.cli.output import check_target
 

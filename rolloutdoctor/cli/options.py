@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Device(StrEnum):
-    """Where the evaluation runs."""
+    """Devices of the evaluation."""
 
     auto = "auto"
     cpu = "cpu"
@@ -38,7 +38,7 @@ class Dtype(StrEnum):
 
 
 class Split(StrEnum):
-    """Which rows."""
+    """Splits of the rows."""
 
     train = "train"
     eval = "eval"
@@ -54,7 +54,7 @@ class FailOn(StrEnum):
 
 
 class Color(StrEnum):
-    """When to colour."""
+    """Settings of colour."""
 
     auto = "auto"
     always = "always"
@@ -84,7 +84,7 @@ class DiffFormat(StrEnum):
 
 
 class Parts(StrEnum):
-    """What a comparison is broken down by."""
+    """Parts by which a comparison is broken down."""
 
     step = "step"
     group = "group"
@@ -100,8 +100,8 @@ class NumbersFormat(StrEnum):
     jsonl = "jsonl"
 
 
-class BookFormat(StrEnum):
-    """Format of the rule book and its like."""
+class PageFormat(StrEnum):
+    """Format of the reference pages and of `info`."""
 
     full = "full"
     json = "json"
@@ -248,7 +248,7 @@ def check_options(
     device: Device,
     dtype: Dtype,
 ) -> "CheckOptions":
-    """What these options ask to read, with every rule."""
+    """Build the check options from those of the command line, with every rule."""
     from rolloutdoctor.engine.options import CheckOptions
 
     return CheckOptions(
@@ -262,7 +262,7 @@ def check_options(
 
 
 def style_of(color: Color, *, to_file: bool, verbose: bool) -> "Style":
-    """What the place that shows the result can do.
+    """Return the capabilities of the terminal or file that shows the result.
 
     ``NO_COLOR``, ``FORCE_COLOR`` and ``TERM=dumb`` are honoured; away from a terminal the width is fixed.
     """

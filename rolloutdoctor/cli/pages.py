@@ -1,4 +1,4 @@
-"""The book as text: rules, fixes and trainers, printed from the code. Nothing here needs an option parser."""
+"""Reference pages as text: rules, fixes and trainers, printed from the code. Nothing here needs an option parser."""
 
 import inspect
 import json
@@ -120,7 +120,7 @@ def causes(code: str | None = None, *, as_json: bool = False) -> str:
         return f"{wanted} has no causes: it looks at the rows themselves; `rolloutdoctor rule {wanted}` explains it."
     lines += [
         "",
-        "Each is an edit of the objective, the rows or a metric, held against the logged values; the fixes of",
+        "Each is an edit of the objective, the rows or a metric, tested against the logged values; the fixes of",
     ]
     return "\n".join([*lines[1:], "`rolloutdoctor fixes` are tried first."])
 

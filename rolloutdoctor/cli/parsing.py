@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from rolloutdoctor.cli.border import INTERRUPTED, fail
+from rolloutdoctor.cli.error_handling import INTERRUPTED, fail
 from rolloutdoctor.cli.terminal import write
 from rolloutdoctor.results.escapes import sentence, visible_lines
 

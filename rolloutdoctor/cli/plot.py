@@ -7,7 +7,7 @@ import typer
 
 from rolloutdoctor.cli import complete, dumps
 from rolloutdoctor.cli import options as opt
-from rolloutdoctor.cli.border import guarded
+from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.output import check_target, write_whole
 from rolloutdoctor.results.figures import KINDS, known_kind
 
@@ -29,7 +29,7 @@ EPILOG = (
 
 
 class By(StrEnum):
-    """What a picture is broken down by."""
+    """Keys by which a picture is broken down."""
 
     step = "step"
 

@@ -1,4 +1,4 @@
-"""What a process of its own may choose before anything heavy is imported; a library leaves these to its caller."""
+"""Settings of the process, made before anything heavy is imported; a library leaves them to its caller."""
 
 import atexit
 import gc

@@ -88,7 +88,7 @@ def bytes_bar(*, quiet: bool) -> "AbstractContextManager[Progress | None]":
 
 
 def amounts(done: int, total: int) -> str:
-    """How much is done of how much.
+    """Format the amount done and the total.
 
     >>> amounts(12_345_678, 58_900_000), amounts(950, 1_600), amounts(950, 10_000), amounts(999_960, 2_000_000_000)
     ('12.3M/58.9M', '950/1,600', '950/10.0k', '1.0M/2.0B')

@@ -7,7 +7,7 @@ import typer
 
 from rolloutdoctor.cli import dumps
 from rolloutdoctor.cli import options as opt
-from rolloutdoctor.cli.border import guarded
+from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.output import check_target, write_whole
 from rolloutdoctor.results.errors import UsageError
 

@@ -56,7 +56,7 @@ def find_settings(start: Path | None = None) -> FileSettings:
     try:
         start = start or Path.cwd()
     except OSError as error:
-        # Libraries that are imported next end the process without a word that a user could act on.
+        # Libraries that are imported next end the process without a message that a user could act on.
         raise UsageError(f"the working directory is gone ({error.strerror}); change to another one") from None
     for folder in [start, *start.parents]:
         own, project = folder / "rolloutdoctor.toml", folder / "pyproject.toml"
@@ -71,7 +71,7 @@ def find_settings(start: Path | None = None) -> FileSettings:
 
 
 def _read(path: Path) -> dict[str, object]:
-    what_to_do = "mend the file or run from another directory"
+    what_to_do = "fix the file or run from another directory"
     try:
         return tomllib.loads(read_small(path, name=path.name, expected=what_to_do))
     except RecursionError:

@@ -36,7 +36,7 @@ class Stopped(BaseException):
 
 
 def heed() -> None:
-    """From now on raise `Stopped` for these signals, except for those that the parent process had ignored."""
+    """Raise `Stopped` for these signals from now on, except for those that the parent process had ignored."""
     for number in _WORDS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)
@@ -77,7 +77,7 @@ def report(stop: Stopped) -> None:
 
 
 def _of_writing(name: str, function: str) -> object:
-    """What this function answers; where its module is not imported, or not to its end, nothing has been begun."""
+    """Call a function of a writing module; where the module is not fully imported, no file was begun."""
     call = getattr(sys.modules.get(f"rolloutdoctor.io.write.{name}"), function, None)
     return None if call is None else call()
 
@@ -106,7 +106,7 @@ def _is_importing(frame: "FrameType | None") -> bool:
 
 
 def _not_lost(found: "sys.UnraisableHookArgs") -> None:
-    """What is raised while an object is collected is printed and lost; a signal comes again."""
+    """Print an exception raised during garbage collection, where it is lost; raise a signal again."""
     global _received
     if isinstance(found.exc_value, Stopped):
         number, _received = found.exc_value.args[0], None

@@ -1,4 +1,4 @@
-"""Where text leaves the process: everything that is printed goes through here, escaped."""
+"""Output of text: everything that is printed goes through here, escaped."""
 
 import os
 import sys

@@ -9,7 +9,7 @@ import typer
 
 from rolloutdoctor.cli import complete
 from rolloutdoctor.cli import options as opt
-from rolloutdoctor.cli.border import FINDINGS, NOTHING_CHECKED
+from rolloutdoctor.cli.error_handling import FINDINGS, NOTHING_CHECKED
 from rolloutdoctor.cli.terminal import say
 from rolloutdoctor.results.errors import UsageError
 
@@ -155,7 +155,7 @@ def required(require: list[str] | None, selected: "Sequence[AnyRule]") -> frozen
 def exit_code(
     report: "Report", fail_on: opt.FailOn, *, exit_zero: bool, must_test: frozenset[str] = frozenset()
 ) -> int:
-    """What a report makes of the process; says on stderr which required rules were skipped.
+    """Return the exit code of a report; says on stderr which required rules were skipped.
 
     Args:
         report: the report.

@@ -31,7 +31,7 @@ def check(run: Run, options: CheckOptions, progress: Progress | None = None) -> 
 def report_of(prepared: PreparedRun, state: RunState) -> Report:
     """Judge what was measured of a run, in one process or several.
 
-    Where logged values do not follow from the options, the run is read again to find out why.
+    Where the options do not reproduce logged values, the run is read again to find out why.
     """
     options = prepared.options
     device = find_device(options.device).type

@@ -35,7 +35,7 @@ from rolloutdoctor.results.version import __version__
 
 @dataclass(frozen=True)
 class _Seen:
-    """What one pass over a run gives."""
+    """Results of one pass over a run."""
 
     prepared: PreparedRun
     report: Report

@@ -10,7 +10,7 @@ from rolloutdoctor.data.batch import PROMPTS, RolloutBatch, StepKey
 from rolloutdoctor.results.run_comparison import FirstDifference, Matched
 
 IDS = ("response_ids", "response")
-"""What says which response a row holds, best first."""
+"""Columns that identify the response of a row, best first."""
 
 AFTER_IDS = (
     "response_mask",

@@ -32,7 +32,7 @@ MAPPED = "mapped"
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """How to read a dump.
+    """Options of converting a dump.
 
     Attributes:
         importer: name of the importer; None: found out.
@@ -282,14 +282,14 @@ def _converted(found: Detected, path: Path, options: ConvertOptions, advance: Pr
     """Convert a dump into a temporary file.
 
     Raises:
-        InputError: if it cannot be read, or there is no room for the file.
+        InputError: if it cannot be read, or there is no space for the file.
     """
     try:
         return convert(found, path, options, advance)
     except OutputError as error:
         raise InputError(
             f"a dump is read through a temporary file, and {path.parent.parent} cannot take it "
-            f"({error.why or error}); set TMPDIR to a folder with more room"
+            f"({error.why or error}); set TMPDIR to a folder with more space"
         ) from None
 
 

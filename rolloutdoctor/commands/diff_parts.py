@@ -1,4 +1,4 @@
-"""What `diff` keeps of a part of a run: tables that add up to the same in any order."""
+"""State of `diff` for a part of a run: tables whose concatenation is the same in any order."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ from rolloutdoctor.search.hypotheses.fixes import ChosenFix
 
 @dataclass(frozen=True, kw_only=True)
 class DiffOptions(ReadOptions):
-    """What to compare, and how; an evaluation trains nothing, so the two splits are never mixed.
+    """Options of a diff; an evaluation trains nothing, so the two splits are never mixed.
 
     Attributes:
         fixes: the other side has these.
@@ -64,7 +64,7 @@ METRICS = pl.DataFrame(
 
 @dataclass(frozen=True, eq=False)
 class DiffState:
-    """What is kept of a part of a run; parts add up by standing one after another.
+    """State of `diff` for a part of a run; the states of parts are concatenated.
 
     Attributes:
         input: what was read.
@@ -109,7 +109,7 @@ class DiffState:
         return replace(self, frames=frames)
 
     def notes(self) -> list[str]:
-        """Which steps could not be evaluated, and why, and which groups are one to the trainer."""
+        """Return the steps that could not be evaluated, with the reason, and the groups that are one to the trainer."""
         failures = [
             f"{counted(len(steps), 'step')} could not be evaluated, the first is step {min(steps)}: {why}"
             for why, steps in sorted(self.failed.items())
@@ -175,7 +175,7 @@ def sides_of(run: Run, configured: Configured, options: DiffOptions) -> dict[str
 def columns_of(
     run: Run, metrics: LoggedMetrics, configured: Configured, sides: Mapping[str, Objective]
 ) -> tuple[frozenset[str], list[str]]:
-    """What to read, and what the numbers lack."""
+    """Return the columns to read, and what the numbers lack."""
     context = run_context(run, metrics, configured)
     needed = frozenset().union(*(advantage_columns(objective) for objective in sides.values()))
     absent = absent_columns(run, needed)

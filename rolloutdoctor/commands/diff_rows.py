@@ -1,4 +1,4 @@
-"""What a change makes of every row: the table that `diff` queries, one line a row and changed side."""
+"""Changes of every row: the table that `diff` queries, one line a row and changed side."""
 
 import polars as pl
 import torch
@@ -119,7 +119,7 @@ def _per_token(part: RowResult, rows: Tensor) -> Tensor:
 
 
 def with_changes(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add what changes of each row, told from rounding.
+    """Add what changes of each row, beyond rounding.
 
     `shifted` has another advantage (`undefined`: NaN on one side only) and `shift` its size, `flips` the other sign;
     `drifted` has another baseline and `drift` its size; `same` keeps advantage and scopes, and of these `rescaled`

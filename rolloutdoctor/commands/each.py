@@ -33,7 +33,7 @@ _RANK = re.compile(r"\.rank[0-9]+\.parquet(\.[0-9]+)?(\.journal)?$")
 
 
 @dataclass(frozen=True)
-class FoundRun:
+class NamedRun:
     """Files of one run.
 
     Attributes:
@@ -45,7 +45,7 @@ class FoundRun:
     paths: tuple[str, ...]
 
 
-def find_runs(paths: Sequence[str], *, as_dump: bool = False) -> list[FoundRun]:
+def find_runs(paths: Sequence[str], *, as_dump: bool = False) -> list[NamedRun]:
     """Find the runs that paths name, in natural order.
 
     Files of one folder are one run if they say the same of themselves, and either each holds other ranks or each holds
@@ -59,9 +59,9 @@ def find_runs(paths: Sequence[str], *, as_dump: bool = False) -> list[FoundRun]:
     Raises:
         InputError: if nothing is found.
     """
-    found: list[FoundRun] = []
+    found: list[NamedRun] = []
     for given in paths:
-        here = [FoundRun(Source.of(given).name, (given,))] if as_dump else list(_found(given))
+        here = [NamedRun(Source.of(given).name, (given,))] if as_dump else list(_found(given))
         if not here:
             raise InputError(f"{Source.of(given).name}: no run was found there (*.parquet, a dump, or a log)")
         found += here
@@ -69,7 +69,7 @@ def find_runs(paths: Sequence[str], *, as_dump: bool = False) -> list[FoundRun]:
     return list(distinct.values())
 
 
-def _found(given: str) -> Iterator[FoundRun]:
+def _found(given: str) -> Iterator[NamedRun]:
     if address_of(given) is not None:
         yield from _by_what_they_say([source.path for source in expand([given]).files])
         return
@@ -79,10 +79,10 @@ def _found(given: str) -> Iterator[FoundRun]:
     if Path(given).is_dir():
         yield from _of_folder(given)
         return
-    yield FoundRun(Source.of(given).name, (given,))
+    yield NamedRun(Source.of(given).name, (given,))
 
 
-def _of_pattern(pattern: str) -> Iterator[FoundRun]:
+def _of_pattern(pattern: str) -> Iterator[NamedRun]:
     files: dict[str, list[str]] = {}
     matches = sorted(glob.glob(pattern, recursive=True), key=natural_key)  # noqa: PTH207 - keeps the name as given
     for match in matches:
@@ -92,15 +92,15 @@ def _of_pattern(pattern: str) -> Iterator[FoundRun]:
         elif _is_run_file(match) or is_journal_name(match):
             files.setdefault(str(Path(match).parent), []).append(match)
         elif not match.endswith((".metrics.parquet", ".metrics.jsonl")):
-            yield FoundRun(Source.of(match).name, (match,))
+            yield NamedRun(Source.of(match).name, (match,))
     for inside in files.values():
         yield from _by_what_they_say(with_journals(list(filter(_is_run_file, inside)), inside))
 
 
-def _of_folder(folder: str) -> Iterator[FoundRun]:
+def _of_folder(folder: str) -> Iterator[NamedRun]:
     name = Source.of(folder).name
     if _quietly(lambda: detect_dump([folder], ConvertOptions())) is not None:
-        yield FoundRun(name, (folder,))
+        yield NamedRun(name, (folder,))
         return
     entries = sorted((each for each in os.listdir(folder) if not each.startswith((".", "_"))), key=natural_key)  # noqa: PTH208
     paths = [os.path.join(folder, each) for each in entries]  # noqa: PTH118 - keeps the name as given
@@ -110,13 +110,13 @@ def _of_folder(folder: str) -> Iterator[FoundRun]:
     if not files:
         logs = _quietly(lambda: logs_of([folder])) or ()
         found = list(_by_values([log.path for log in logs]))
-        yield from [FoundRun(name, (folder,))] if len(found) == 1 else found
+        yield from [NamedRun(name, (folder,))] if len(found) == 1 else found
     for path in paths:
         if Path(path).is_dir():
             yield from _of_folder(path)
 
 
-def _by_values(logs: Sequence[str]) -> Iterator[FoundRun]:
+def _by_values(logs: Sequence[str]) -> Iterator[NamedRun]:
     """Put logs together that are of one run: of one trainer, and with one value of each metric at a step."""
     runs: list[list[tuple[str, LoggedMetrics | None]]] = []
     for path in logs:
@@ -129,7 +129,7 @@ def _by_values(logs: Sequence[str]) -> Iterator[FoundRun]:
             mine.append((path, table))
     for run in runs:
         more = f" and {len(run) - 1:,} more" if len(run) > 1 else ""
-        yield FoundRun(f"{Source.of(run[0][0]).name}{more}", tuple(path for path, _ in run))
+        yield NamedRun(f"{Source.of(run[0][0]).name}{more}", tuple(path for path, _ in run))
 
 
 def _quietly(look: Callable[[], Found]) -> Found | None:
@@ -143,7 +143,7 @@ def _is_run_file(path: str) -> bool:
     return path.endswith(".parquet") and not path.endswith(".metrics.parquet")
 
 
-def _by_what_they_say(paths: Sequence[str]) -> Iterator[FoundRun]:
+def _by_what_they_say(paths: Sequence[str]) -> Iterator[NamedRun]:
     """Put files together that are of one run."""
     runs: list[list[tuple[str, RunFile | None]]] = []
     for path in sorted(paths, key=is_journal_name):
@@ -167,7 +167,7 @@ def _by_what_they_say(paths: Sequence[str]) -> Iterator[FoundRun]:
     for run in runs:
         first = Source.of(run[0][0]).name
         more = f" and {len(run) - 1:,} more" if len(run) > 1 else ""
-        yield FoundRun(f"{first}{more}", tuple(path for path, _ in run))
+        yield NamedRun(f"{first}{more}", tuple(path for path, _ in run))
 
 
 def _is_one_run(one: RunFile | None, other: RunFile) -> bool:
@@ -206,7 +206,7 @@ def _steps(file: RunFile) -> tuple[int, int] | None:
     return min(group.low for group in groups), max(group.high for group in groups)
 
 
-def check_each(runs: Sequence[FoundRun], opening: Opening, options: CheckOptions) -> Iterator[CheckedRun]:
+def check_each(runs: Sequence[NamedRun], opening: Opening, options: CheckOptions) -> Iterator[CheckedRun]:
     """Check one run after the other; one that cannot be read, or checked, does not stop the others.
 
     Args:
@@ -219,7 +219,7 @@ def check_each(runs: Sequence[FoundRun], opening: Opening, options: CheckOptions
         yield _checked(each, opening, options)
 
 
-def _checked(found: FoundRun, opening: Opening, options: CheckOptions) -> CheckedRun:
+def _checked(found: NamedRun, opening: Opening, options: CheckOptions) -> CheckedRun:
     try:
         with opening(list(found.paths)) as run:
             return CheckedRun(found.name, found.paths, check(run, options))

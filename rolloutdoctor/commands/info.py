@@ -21,7 +21,7 @@ TIERS = {
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What `info` shows.
+    """Facts that `info` shows.
 
     Attributes:
         files: names of the files.
@@ -61,7 +61,7 @@ class RunInfo:
 
     @property
     def tier_meaning(self) -> str:
-        """How much can be computed, in words."""
+        """Describe how much can be computed."""
         return TIERS[self.tier]
 
 

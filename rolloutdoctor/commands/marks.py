@@ -1,4 +1,4 @@
-"""What findings add to pictures."""
+"""Marks that findings add to pictures."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping

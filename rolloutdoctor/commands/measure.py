@@ -27,7 +27,7 @@ from rolloutdoctor.results.findings import Report
 from rolloutdoctor.search.hypotheses.fixes import ChosenFix, choose
 
 MANIFEST = "_measured.json"
-"""Says by which version, with which options and from which files the tables beside it were made; written last."""
+"""Record of the version, options and files that the tables beside it were made by; written last."""
 
 TABLES = ("rows", "tokens", "metrics", "audit")
 
@@ -49,7 +49,7 @@ class MeasuredRun:
     _state: RunState
 
     def check(self) -> Report:
-        """Judge what was measured; the run is read again only where logged values do not follow from its options."""
+        """Judge what was measured; the run is read again only where its options do not reproduce logged values."""
         return report_of(self._prepared, self._state)
 
     def diff(self, *fixes: str) -> Comparison:

@@ -64,7 +64,7 @@ def merged(
         InputError: if the parts were not checked in the same way, or overlap.
         UsageError: if a required rule was not measured.
     """
-    with told_of_contradictions(", ".join(name for name, _ in parts)):
+    with explaining_contradictions(", ".join(name for name, _ in parts)):
         return _merged(parts, rules, required=required)
 
 
@@ -94,7 +94,7 @@ def _merged(parts: Sequence[tuple[str, SavedState]], rules: Sequence[AnyRule] | 
 
 
 @contextmanager
-def told_of_contradictions(names: str) -> Iterator[None]:
+def explaining_contradictions(names: str) -> Iterator[None]:
     """Turn what judging a state raises into one sentence.
 
     Each number of it is one, and no check gives them together: an infinite first step beside a count of rows.
@@ -122,7 +122,7 @@ def _check_same(first_name: str, first: SavedState, name: str, part: SavedState)
 
 def _refusal(first_name: str, name: str, what: str, one: object, other: object) -> InputError:
     return InputError(
-        f"{first_name} and {name} do not add up: {what} is {one} in the first and {other} in the second; "
+        f"{first_name} and {name} cannot be merged: {what} is {one} in the first and {other} in the second; "
         "check the parts in the same way"
     )
 
@@ -145,11 +145,11 @@ def check_same(first_name: str, first: SavedState, name: str, part: SavedState) 
     made, remade = first.maker, part.maker
     if made is None or remade is None:
         if made is not remade:
-            raise refuse("the trainer", *("not said" if one is None else one.name for one in (made, remade)))
+            raise refuse("the trainer", *("not stated" if one is None else one.name for one in (made, remade)))
         return
-    told = {"name": "the trainer", "version": "its version", "version_origin": "the origin of its version"}
-    told |= {"version_assumed": "the origin of its version", "fixes": "the list of fixes"}
-    for what, words in told.items():
+    compared = {"name": "the trainer", "version": "its version", "version_origin": "the origin of its version"}
+    compared |= {"version_assumed": "the origin of its version", "fixes": "the list of fixes"}
+    for what, words in compared.items():
         if getattr(made, what) != getattr(remade, what):
             raise refuse(words, getattr(made, what) or "none", getattr(remade, what) or "none")
     for option, mine in made.config.items():
@@ -201,7 +201,7 @@ def _configured(maker: TrainerInfo) -> Configured:
 
 
 def _logged(parts: Sequence[SavedState]) -> LoggedMetrics:
-    """What the parts logged together, as far as a plan looks at it: names and steps."""
+    """Return what the parts logged together, as far as a plan looks at it: names and steps."""
     found = {}
     for split in (TRAIN, EVAL):
         here = [part.logged[split] for part in parts]

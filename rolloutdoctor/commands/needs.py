@@ -1,4 +1,4 @@
-"""What the commands that recompute need of a run: its trainer, and columns."""
+"""Requirements of the commands that recompute: the trainer of a run, and its columns."""
 
 from rolloutdoctor.data.batch import STAND_INS
 from rolloutdoctor.engine.configure import Configured

@@ -40,10 +40,10 @@ GATHERED: dict[str, type[FigureAccumulator]] = {
     "mismatch": MismatchFigure,
     "lengths": LengthsFigure,
 }
-"""What gathers each picture; `rolloutdoctor.views.plots` has what draws it, under the same name."""
+"""Classes that gather each picture; `rolloutdoctor.views.plots` draws it under the same name."""
 
 SHOWN = "rejected-rows"
-"""What a report compares the advantages with where a finding names it."""
+"""Fix that a report compares the advantages with, where a finding names it."""
 
 
 class Pictures:

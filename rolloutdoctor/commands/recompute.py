@@ -123,11 +123,11 @@ def _wanted(
 
 
 def _notes(run: Run, configured: Configured, options: RecomputeOptions, state: RecomputeState) -> Iterator[str]:
-    """What the numbers rest on."""
+    """Yield the notes on what the numbers rest on."""
     if MASK_COLUMN in columns_of(configured, options) and configured.objective.correction.rejections:
         absent = [name for name in ("rollout_log_probs", "response_mask_pre") if name not in run.columns]
         if absent:
-            yield f"{MASK_COLUMN} is null: what is rejected does not follow without {' and '.join(absent)}"
+            yield f"{MASK_COLUMN} is null: the rejected tokens are unknown without {' and '.join(absent)}"
     for why, steps in sorted(state.failures.items()):
         yield f"{len(steps):,} steps could not be computed and are null, the first is step {min(steps)}: {why}"
     yield from merged_notes(state.merged)
@@ -151,7 +151,7 @@ def _notes(run: Run, configured: Configured, options: RecomputeOptions, state: R
 
 
 def _about_float32(objective: Objective, trainer: Trainer) -> str:
-    """What of the numbers is in float32, and what is not."""
+    """Say which numbers are in float32, and which are not."""
     if objective.advantage.single:
         return (
             f"group statistics are float32 sums, as {trainer.title}'s: where rewards are equal the advantage is their "

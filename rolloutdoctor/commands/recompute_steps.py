@@ -37,7 +37,7 @@ FIXED = "_fixed"
 
 @dataclass(frozen=True, kw_only=True)
 class RecomputeOptions(ReadOptions):
-    """What to recompute, and how; in float64 unless asked otherwise.
+    """Options of recomputing, in float64 by default.
 
     Attributes:
         fixes: the second set of columns and numbers has these.
@@ -68,7 +68,7 @@ class PartFile:
 
 @dataclass(frozen=True)
 class RecomputeState:
-    """What is kept of a part of a run.
+    """State of `recompute` for a part of a run.
 
     Attributes:
         steps: numbers of each step, in the order in which they were read.
@@ -187,7 +187,7 @@ class StepRecomputer:
         metrics = {} if not len(evaluation.batch) else dict(self._configured.trainer.metrics(evaluation))
         if evaluation.tokens is None:
             return Numbers(metrics=metrics)
-        # Of an entropy bonus neither the gradient follows from the rows, nor a coefficient that adapts unseen.
+        # Of an entropy bonus neither the gradient is known from the rows, nor a coefficient that adapts unseen.
         partial = evaluation.objective.entropy_bonus is not None
         return Numbers(
             None if isnan(evaluation.entropy_loss) else evaluation.loss,
@@ -224,7 +224,7 @@ class StepRecomputer:
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
     def state(self) -> RecomputeState:
-        """What was kept."""
+        """Return the state of the steps seen so far."""
         return RecomputeState(tuple(self._steps), self._groups, self._failures, self._merged.count)
 
 

@@ -44,7 +44,7 @@ MEASURES: dict[str, tuple[pl.Expr, str]] = {
 RECOMPUTED = ("loss", "policy_loss", "kl_loss", "grad_l1", "grad_l2")
 
 ROW_PARTS = ("reward", "length", "status")
-"""What rows can be broken down by."""
+"""Keys by which rows can be broken down."""
 
 _READ = ("reward", "response_mask", "entropy", "rollout_log_probs", "old_log_probs", "policy_log_probs", "status")
 _COLUMNS = ("reward", "tokens", "trained_tokens", "loss", "policy_loss", "kl_loss", "grad_l1", "grad_sq")

@@ -30,12 +30,12 @@ GRID_LOW, GRID_CELLS = -8.0, 96
 """The grid of log-probs: from here to 0, twelve cells to a nat."""
 
 POSITIONS = 24
-"""Places in a response are told apart by doublings: 0, 1, 2 and 3, 4 to 7, ..."""
+"""Places in a response are binned by doublings: 0, 1, 2 and 3, 4 to 7, ..."""
 
 LAGS = 8
 
 TRUNCATED = ("length", "truncated", "max_tokens")
-"""What trainers and engines call a response that was cut off at its largest length."""
+"""Names that trainers and engines give a response that was cut off at its largest length."""
 
 _HAVE_LENGTHS = ("response_ids", "response_mask", "policy_log_probs", "old_log_probs", "rollout_log_probs")
 """Columns that tell the length of a response."""
@@ -157,7 +157,7 @@ def _spread(first: int, last: int, counts: Tensor) -> Spread:
 
 
 class LengthsFigure(FigureAccumulator):
-    """How long responses are, and how they end."""
+    """Figure of the lengths of responses, and of how they end."""
 
     needs_objective = False
     wanted = frozenset({"response_ids", "status"})

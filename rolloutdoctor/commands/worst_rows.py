@@ -55,7 +55,7 @@ _WHY = {
     "advantage": "the largest logged advantage of the run: {value:.4g} in size",
     "gap": "sampler and trainer differ most here: {value:.4g} nats, summed over the tokens",
 }
-"""What the rows of a run are sorted by to what is said of the first."""
+"""Reasons why a row is listed, by the key that the rows are sorted by."""
 
 
 class WorstRows(StepConsumer):

@@ -24,7 +24,7 @@ _PART = 2**18
 
 
 class StepKey(NamedTuple):
-    """What identifies a batch: training and evaluation rows of one logged step are two batches."""
+    """Identity of a batch: training and evaluation rows of one logged step are two batches."""
 
     step: int
     split: str
@@ -35,7 +35,7 @@ class RolloutBatch:
     """All rows of one step and split.
 
     Attributes:
-        step: optimiser step as logged.
+        step: optimizer step as logged.
         split: ``train`` or ``eval``.
         rows: ``[N+1]`` int64 offsets into the token axis; empty rows are allowed.
         groups: the rows gathered into groups, or None if the file has no groups.
@@ -185,7 +185,7 @@ class RolloutBatch:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """Return the device of the tensors."""
         return self.rows.device
 
     def has(self, *names: str) -> bool:

@@ -12,7 +12,7 @@ METADATA_KEY = "rolloutdoctor"
 
 
 class Kind(Enum):
-    """What a column's cells are."""
+    """Kind of a column's cells."""
 
     INTEGER = "int64"
     NUMBER = "float64"
@@ -60,7 +60,7 @@ class Column:
 
 
 COLUMNS: tuple[Column, ...] = (
-    Column("step", Kind.INTEGER, "optimiser step as logged", ("global_step", "iteration")),
+    Column("step", Kind.INTEGER, "optimizer step as logged", ("global_step", "iteration")),
     Column(
         "group_id",
         Kind.IDENTIFIER,
@@ -137,8 +137,8 @@ COLUMNS: tuple[Column, ...] = (
         ("rollout_is_weights", "importance_sampling_ratio"),
     ),
     Column("sum_pi_squared", Kind.FLOATS, "sum over the vocabulary of the squared policy probability"),
-    Column("micro_batch_id", Kind.INTEGER, "which micro-batch of the optimiser step the row was in"),
-    Column("optim_step_id", Kind.INTEGER, "which optimiser step, where one logged step holds several"),
+    Column("micro_batch_id", Kind.INTEGER, "which micro-batch of the optimizer step the row was in"),
+    Column("optim_step_id", Kind.INTEGER, "which optimizer step, where one logged step holds several"),
     Column(
         "generation_id",
         Kind.INTEGER,

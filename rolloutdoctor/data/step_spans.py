@@ -7,7 +7,7 @@ from rolloutdoctor.data.batch import StepKey
 
 
 class StepSpans:
-    """A set of steps and splits. Consecutive steps take no more room than one.
+    """A set of steps and splits. Consecutive steps take no more space than one.
 
     >>> spans = StepSpans([StepKey(3, "train"), StepKey(1, "train"), StepKey(2, "train")])
     >>> StepKey(2, "train") in spans, StepKey(2, "eval") in spans, spans.spans("train")

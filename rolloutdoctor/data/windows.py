@@ -24,7 +24,7 @@ class Window:
 
     @property
     def size(self) -> int:
-        """How many steps with rows the means are over."""
+        """Return the number of steps with rows that the means are over."""
         return (self.last - self.first + 1) // self.span
 
     def holds(self, step: int) -> bool:

@@ -50,7 +50,7 @@ def thinned(keys: Sequence[StepKey]) -> tuple[int, list[StepKey]]:
 
 @dataclass(frozen=True)
 class RunState:
-    """What a check has seen so far; states of parts of a run add up to the state of the whole.
+    """State of a check in a run so far; the states of its parts are concatenated into the state of the whole.
 
     Attributes:
         input: how much was read.
@@ -97,7 +97,7 @@ class RunState:
 
     @cached_property
     def queried(self) -> Mapping[frozenset[str], RunTables]:
-        """What rules query, by the splits that they look at."""
+        """Return the tables that rules query, by the splits that they look at."""
         whole = replace(self.tables.whole, steps=steps_frame(self.seen))
         return {frozenset(splits): whole.in_splits(splits) for splits in ((TRAIN,), (EVAL,), (TRAIN, EVAL))}
 

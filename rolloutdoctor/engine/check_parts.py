@@ -34,7 +34,7 @@ class CheckWork(Work[RunState]):
 
 
 def reading_identity(options: ReadOptions) -> Sequence[object]:
-    """What a state depends on of the options that every command has; the steps belong to the part."""
+    """Return the shared options that a state depends on; the steps belong to the part."""
     layers = [(layer.origin, sorted(layer.values.items(), key=lambda one: one[0])) for layer in options.layers]
     return (options.trainer, layers, options.split, options.device, options.dtype)
 

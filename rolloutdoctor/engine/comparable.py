@@ -1,4 +1,4 @@
-"""Which of the logged metrics can be compared with one step."""
+"""Selection of the logged metrics that can be compared with one step."""
 
 from rolloutdoctor.data.batch import TRAIN
 from rolloutdoctor.engine.configure import Configured

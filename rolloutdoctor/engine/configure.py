@@ -45,7 +45,7 @@ def _loader() -> Any:  # noqa: ANN401 - a class of a package that may be absent
 
 @dataclass(frozen=True)
 class Configured:
-    """What the run was made with.
+    """Trainer and options that a run was made with.
 
     Attributes:
         trainer: who made it.

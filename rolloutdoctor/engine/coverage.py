@@ -1,4 +1,4 @@
-"""What makes a rule clean, not applicable or skipped: the options that decide, and whether they are only assumed."""
+"""Verdicts clean, not applicable and skipped, by the options that decide and whether they are only assumed."""
 
 from collections.abc import Iterable
 
@@ -88,7 +88,7 @@ def _assumed(part: Part, context: Context) -> list[str]:
 
 
 def _absence(part: Part, context: Context) -> str:
-    """Which recorded option leaves a part out, in a sentence."""
+    """Name the recorded option that leaves a part out, in a sentence."""
     options = _options(part, context)
     if options.never:
         return options.never

@@ -1,4 +1,4 @@
-"""Which finding follows from which: a cause comes first and counts for what follows from it."""
+"""Causal order of findings: a cause comes first and counts for what follows from it."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from rolloutdoctor.results.findings import Finding, Severity
 from rolloutdoctor.rules.base import Context
 
 Condition = Callable[[Finding, Finding, Context], bool]
-"""Tells of a cause and another finding whether the second follows from the first."""
+"""Predicate of a cause and another finding: the second follows from the first."""
 
 AUDIT = {"RDA004": STAGES[:1], "RDG005": STAGES[1:3], "RDM004": STAGES[3:]}
 """Code of a rule that reports what no hypothesis explains, and the stages of the audit that it reports."""
@@ -89,7 +89,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
 
 
 def _causes_of(found: Finding, findings: Sequence[Finding], context: Context) -> Iterator[Finding]:
-    """What a finding may follow from, whatever that weighs. Information is the cause of information alone."""
+    """Yield the possible causes of a finding, whatever their weight. Information is the cause of information alone."""
     for code, follows, holds in FOLLOWS:
         for cause in findings if found.code in follows else ():
             counts = found.severity is Severity.INFO or cause.severity > Severity.INFO
@@ -112,7 +112,7 @@ def by_cause(findings: Sequence[Finding], context: Context) -> tuple[Finding, ..
     """
     findings = sorted(findings, key=lambda found: ([-each for each in found.weight], found.code))
     causes = {found.code: list(_causes_of(found, findings, context)) for found in findings}
-    told = [replace(found, follows_from=_follows_from(found, causes[found.code])) for found in findings]
+    linked = [replace(found, follows_from=_follows_from(found, causes[found.code])) for found in findings]
     # A confirmed cause that weighs less than what it explains comes before it, and hides nothing.
     heaviest = {found.code: found.weight for found in findings}
     for found in findings:
@@ -121,9 +121,9 @@ def by_cause(findings: Sequence[Finding], context: Context) -> tuple[Finding, ..
                 heaviest[cause.code] = max(heaviest[cause.code], found.weight)
 
     def place(found: Finding) -> tuple[object, ...]:
-        """Of equal weight what explains others comes first, then what logged values name, and last the audit's.
+        """Sort key: of equal weight what explains others is first, then what logged values name, and last the audit's.
 
-        Of several that say when they began the earliest comes first.
+        Of several that say when they began the earliest is first.
         """
         lighter = heaviest[found.code] == found.weight
         is_bare = found.cause is None
@@ -132,10 +132,10 @@ def by_cause(findings: Sequence[Finding], context: Context) -> tuple[Finding, ..
         onset = inf if begun is None or begun.value is None else begun.value
         return [-each for each in heaviest[found.code]], lighter, is_bare, audited, onset, found.code
 
-    told.sort(key=place)
+    linked.sort(key=place)
 
     def below(code: str | None) -> Iterator[Finding]:
-        for found in told:
+        for found in linked:
             if found.follows_from == code:
                 yield found
                 yield from below(found.code)

@@ -1,4 +1,4 @@
-"""How often Python looks for garbage."""
+"""Frequency of Python's garbage collection during a command."""
 
 import gc
 from collections.abc import Iterator

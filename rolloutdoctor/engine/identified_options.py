@@ -111,7 +111,7 @@ def _contradicts(choice: Mapping[str, object], settings: Mapping[str, Setting]) 
 
 
 def _kind(one: Candidate) -> tuple[object, ...]:
-    """What decides the advantages, but for lone rows and for groups such as 7 and 007, which few files have."""
+    """Return the options that decide the advantages, less those of single rows and of groups such as 7 and 007."""
     rule = replace(one.objective.advantage, singleton="raw", numeric_ids="never")
     return essence(replace(one.objective, advantage=rule))
 

@@ -167,7 +167,7 @@ def _audit(audit: AuditTally, diagnosis: Diagnosis, left: Mapping[str, str]) -> 
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What a rule has seen of the run.
+    """Rows, steps and values of the run that a rule could look at.
 
     Attributes:
         run: the tables, as the rule sees them.
@@ -244,7 +244,7 @@ def _never_measured(rule: AnyRule, seen: Seen, state: RunState) -> Skipped:
 
 
 def _notes(plan: Plan, state: RunState) -> list[str]:
-    """What the numbers rest on."""
+    """Return the notes on what the numbers rest on."""
     notes: list[str] = []
     for why, (step, count) in _by_step(state):
         how = " in full" if is_incomplete(why) else ""

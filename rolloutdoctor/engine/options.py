@@ -13,7 +13,7 @@ from rolloutdoctor.trainers.options import Layer
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """What to read of a run, and how.
+    """Options of reading a run.
 
     Attributes:
         trainer: ``NAME`` or ``NAME@VERSION``; None: as the file says.
@@ -43,7 +43,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions(ReadOptions):
-    """What to check, and how.
+    """Options of a check.
 
     Attributes:
         rules: the rules to run.

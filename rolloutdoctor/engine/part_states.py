@@ -23,7 +23,7 @@ _NAME = "part"
 
 
 def run_identity(run: Run) -> str:
-    """A digest of what every part is told of the whole run: its columns, its metadata, its logged metrics."""
+    """A digest of what every part knows of the whole run: its columns, its metadata, its logged metrics."""
     logged = [(key, sorted(run.metrics.at(key).items())) for key in run.metrics.steps()]
     whole = (sorted(run.columns), run.metadata, logged, sorted(run.metrics.left_out), sorted(run.dropped))
     return hashlib.sha256(repr(whole).encode()).hexdigest()

@@ -40,13 +40,13 @@ class Part:
 
     @property
     def words(self) -> str:
-        """What messages call it."""
+        """Return the name of the part for messages."""
         start, stop = ("" if end is None else str(end) for end in (self.steps.start, self.steps.stop))
         return f"steps {start}:{stop}"
 
 
 class Work(ABC, Generic[State]):
-    """What a command does with each part; it goes to other processes and machines by pickle.
+    """Work of a command on each part; it is sent to other processes and machines by pickle.
 
     Attributes:
         kind: class of the states.

@@ -1,4 +1,4 @@
-"""What can run on the columns at hand, and which columns that takes."""
+"""Plan of a check: the rules that can run on the columns at hand, and the columns that they need."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from rolloutdoctor.search.hypotheses.fixes import ChosenFix, choose
 
 @dataclass(frozen=True)
 class Plan:
-    """What a check will do.
+    """Rules that a check runs, and what they need.
 
     Attributes:
         context: what is known before the first row.

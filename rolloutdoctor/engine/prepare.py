@@ -19,7 +19,7 @@ from rolloutdoctor.rules.base import Context
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """What is known of a run before its first row is read.
+    """Facts about a run that are known before its first row is read.
 
     Attributes:
         run: the run.
@@ -86,7 +86,7 @@ def context_for(
     configured: Configured | None,
     averaged: frozenset[str] = frozenset(),
 ) -> Context:
-    """What is known before the first row is read."""
+    """Build the context of the rules, known before the first row is read."""
     if configured is None:
         return Context(columns=columns, metrics=metrics)
     return Context(
@@ -101,7 +101,7 @@ def context_for(
 
 
 def run_context(run: Run, metrics: LoggedMetrics, configured: Configured | None) -> Context:
-    """What is known of a run, given those of its logged metrics that can be compared with one step."""
+    """Build the context of a run from those of its logged metrics that can be compared with one step."""
     context = whole_context(run.columns, run.metadata, metrics, configured, has_rows=not run.metrics_only)
     return replace(context, files=run.files)
 

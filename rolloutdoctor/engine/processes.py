@@ -27,7 +27,7 @@ PROGRESS_SECONDS = 0.1
 """Time between two looks at how far the workers are."""
 
 START = "spawn"
-"""How a worker is started: a fork would copy locks that threads of arrow and torch hold."""
+"""Start method of workers: a fork would copy locks that threads of arrow and torch hold."""
 
 DEATH_SECONDS = 10
 """Longest wait for the process that died: the pool may see its pipe close before the system says whose end it was."""
@@ -87,8 +87,7 @@ class Processes:
                 process.kill()
             pool.shutdown(cancel_futures=True)
         raise InputError(
-            f"a worker process ended without a word (exit code {dead[0].exitcode}), for want of memory perhaps; "
-            "use fewer --workers"
+            f"a worker process died (exit code {dead[0].exitcode}), probably out of memory; use fewer --workers"
         )
 
 

@@ -24,7 +24,7 @@ from rolloutdoctor.results.errors import InputError, RolloutDoctorError, UsageEr
 from rolloutdoctor.results.version import __version__
 
 ATTEMPTS = 3
-"""How often a part is tried."""
+"""Number of times that a part is tried."""
 
 LEAST_PARTS = 64
 PART_BYTES = 2**28
@@ -181,8 +181,8 @@ class _Turns:
         flying: dict[Any, Part] = {}
         while waiting or flying:
             # Read each turn: a cluster may have grown, or shrunk.
-            room = max(2, 2 * int(ray.cluster_resources().get("CPU", 1)))
-            while waiting and len(flying) < room and self._is_wanted(waiting[-1]):
+            limit = max(2, 2 * int(ray.cluster_resources().get("CPU", 1)))
+            while waiting and len(flying) < limit and self._is_wanted(waiting[-1]):
                 part = waiting.pop()
                 flying[self._submit(part)] = part
             flying = {ref: part for ref, part in flying.items() if self._is_wanted(part)}
@@ -217,7 +217,7 @@ class _Turns:
         except self._ray.exceptions.OutOfMemoryError:
             return self._again(part, waiting, f"the node had no memory left for {part.words}")
         except self._ray.exceptions.RayError as error:
-            return self._again(part, waiting, f"the worker of {part.words} ended without a word ({_name(error)})")
+            return self._again(part, waiting, f"the worker of {part.words} died ({_name(error)})")
         if kind == "state":
             return keep(part, content)
         if kind == "versions":

@@ -33,10 +33,10 @@ def has_traces(configured: Configured | None, metrics: LoggedMetrics) -> bool:
 
 def _by_traces(configured: Configured, metrics: LoggedMetrics) -> Iterator[Refuted]:
     """Metrics that the trainer would not have logged."""
-    settings, told = configured.config.settings, set()
+    settings, reported = configured.config.settings, set()
     for trace in configured.trainer.traces:
         setting = settings[trace.option]
-        if trace.option in told or trace.fits(setting.value):
+        if trace.option in reported or trace.fits(setting.value):
             continue
         values = [
             (key.step, metrics.at(key)[trace.metric]) for key in metrics.steps() if trace.metric in metrics.at(key)
@@ -44,7 +44,7 @@ def _by_traces(configured: Configured, metrics: LoggedMetrics) -> Iterator[Refut
         values = [(step, value) for step, value in values if value != 0 or not trace.nonzero]
         if not values:
             continue
-        told.add(trace.option)
+        reported.add(trace.option)
         step, value = values[0]
         yield Refuted(
             option=trace.option,
@@ -87,4 +87,4 @@ def _by_rounded_losses(configured: Configured, metrics: LoggedMetrics) -> Iterat
 
 def _asked(seen: str, option: str) -> str:
     """A question after an option that nobody stated, and of which the log shows that it is not the default."""
-    return f"{seen}, and nothing states {option}: say it with --set {option}=VALUE"
+    return f"{seen}, and nothing states {option}: pass it with --set {option}=VALUE"

@@ -1,4 +1,4 @@
-"""What would make more of a run known: which options to state, and which recorder or flag records a column."""
+"""Remedies that make more of a run known: options to state, and the recorder or flag that records a column."""
 
 from collections.abc import Mapping
 

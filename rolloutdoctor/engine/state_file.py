@@ -26,7 +26,7 @@ _MOST_BYTES = 2**32
 
 @dataclass(frozen=True)
 class LoggedNames:
-    """Which metrics were logged in a split, and at which steps."""
+    """Names of the metrics logged in a split, and the steps at which they were logged."""
 
     steps: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class TrainerInfo:
 
 @dataclass(frozen=True)
 class SavedState:
-    """What a check of a part of a run has seen, with all that judging it takes.
+    """State of a check of a part of a run, with all that is needed to judge it.
 
     Attributes:
         version: of this package.
@@ -104,7 +104,7 @@ class SavedState:
 
 
 def logged_names(metrics: LoggedMetrics) -> dict[str, LoggedNames]:
-    """Which names a trainer logged, by split."""
+    """Return the names that a trainer logged, by split."""
     found, logged = {}, metrics.steps()
     for split in SPLITS:
         keys = [key for key in logged if key.split == split]

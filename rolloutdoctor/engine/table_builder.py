@@ -78,7 +78,7 @@ class TableBuilder:
 
 
 def _measured(rule: AnyRule, view: StepView) -> Mapping[str, Tensor | None]:
-    """What a rule adds to the rows: of what it measured of their tokens, and of them."""
+    """Return the columns that a rule adds to the rows, measured of their tokens and of the rows themselves."""
     found = {**view.token_measures.get(rule.code, {}), **rule.measure_rows(view)}
     return {name: x_N for name, x_N in found.items() if name in rule.adds}
 

@@ -17,7 +17,7 @@ LEAST = 4.0
 """Nats of a token that counts: a model samples few with a probability below 0.018."""
 
 BEYOND = 40.0
-"""Nats from which on a group's common tokens are no chance: 4e-18, and 4e-12 in a run of a million groups."""
+"""Nats from which on a group's common tokens are beyond chance: 4e-18, and 4e-12 in a run of a million groups."""
 
 SEED = 30.0
 """Nats of a common prefix that siblings do not share by chance: they share a seed, which is another matter."""
@@ -54,7 +54,7 @@ def can_agree(batch: RolloutBatch) -> Tensor:
 
 
 def common_tokens(batch: RolloutBatch, measured: Mapping[str, Tensor]) -> Tensor | None:
-    """How many trained tokens of each row are common to its group where that is no chance, ``[N]`` float64.
+    """Count the trained tokens of each row that its group shares more often than chance, ``[N]`` float64.
 
     Of a token that all rows of a group have at one place, let n be the nats of all rows but the least likely one. That
     the others drew what this one drew has the probability exp(-n). With L places the product over the places of

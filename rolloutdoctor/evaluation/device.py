@@ -43,7 +43,7 @@ UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """What a step is evaluated for, as `evaluate_all` takes it."""
+    """Objectives and measures that a step is evaluated for, as `evaluate_all` takes them."""
 
     objectives: Mapping[str, Objective]
     dtype: torch.dtype
@@ -175,7 +175,7 @@ def _on_cpu(
 
 
 def _kl_sizes(here: RolloutBatch) -> Tensor:
-    """What a token's KL is made of, whatever its estimator, ``[T]`` float64."""
+    """Sum the magnitudes of the terms of a token's KL, whatever its estimator, ``[T]`` float64."""
     if not here.has("policy_log_probs", "ref_log_probs"):
         return torch.ones(here.tokens, dtype=torch.float64)
     u_T = here.column("policy_log_probs").double() - here.column("ref_log_probs")
@@ -183,7 +183,7 @@ def _kl_sizes(here: RolloutBatch) -> Tensor:
 
 
 def _row_size(here: RolloutBatch, rows: RowResult) -> Tensor:
-    """What scores, baselines, advantages and weights of a step are made of at most."""
+    """Return the largest magnitude among the terms of scores, baselines, advantages and weights."""
     penalty, score_N = rows.objective.kl_reward, rows.score_N.abs()
     if penalty is not None:
         score_N = score_N + abs(penalty.coef) * seg.total(_kl_sizes(here), here.rows)
@@ -200,7 +200,7 @@ def _row_size(here: RolloutBatch, rows: RowResult) -> Tensor:
 
 
 def _sizes(here: RolloutBatch, evaluation: Evaluation, reference: Evaluation) -> dict[str, Tensor]:
-    """What the sums of the second pass are made of, ``[N]`` float64 by their names in `TokenSums`."""
+    """Sum the magnitudes of the terms in the second pass, ``[N]`` float64 by their names in `TokenSums`."""
     mask_T = here.column("response_mask")
     policy_T, kl_T = here.column("policy_log_probs").double(), _kl_sizes(here)
 
@@ -208,7 +208,7 @@ def _sizes(here: RolloutBatch, evaluation: Evaluation, reference: Evaluation) ->
         return seg.total(torch.where(mask_T, x_T, 0.0), here.rows)
 
     def sizes(one: Evaluation) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the policy term, of the KL, and of the derivative, ``[T]``."""
+        """Magnitudes of the policy term, of the KL, and of the derivative, ``[T]``."""
         rows, sums, term = one.rows, one.tokens, one.objective.kl_loss
         assert rows is not None
         assert sums is not None

@@ -1,4 +1,4 @@
-"""What the entropy of the policy decides: the tokens that carry the policy term, and the bonus of the loss."""
+"""Terms that depend on the policy's entropy: the tokens that carry the policy term, and the bonus of the loss."""
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ def open_tokens(batch: RolloutBatch, objective: Objective, layout: Layout) -> Te
 
 
 def bonus_tokens(batch: RolloutBatch, objective: Objective, layout: Layout) -> Tensor:
-    """What the entropy bonus adds to the loss of the step by token, ``[T]`` float64: at most 0.
+    """Return what the entropy bonus adds to the loss of the step by token, ``[T]`` float64: at most 0.
 
     Source: TRL ``GRPOTrainer._compute_loss``.
     """

@@ -1,4 +1,4 @@
-"""`evaluate(batch, objective)`: the whole physics of a step.
+"""`evaluate(batch, objective)`: advantages, loss, KL and d loss / d log-prob of a step under an objective.
 
 It makes two passes. The first is over rows: scores, baseline rows, advantages and the weight of each row's tokens in
 the loss. The second is over tokens, in blocks of whole rows that fit the cache: policy term, KL, ratio and the exact
@@ -109,7 +109,7 @@ class Evaluation:
 
     @cached_property
     def entropy_loss_N(self) -> Tensor:
-        """What the entropy bonus adds to the loss of the step by row, ``[N]`` float64."""
+        """Return what the entropy bonus adds to the loss of the step by row, ``[N]`` float64."""
         part = self._part()
         if self.objective.entropy_bonus is None:
             return torch.zeros_like(part.weight_N)
@@ -117,7 +117,7 @@ class Evaluation:
 
     @property
     def entropy_loss(self) -> float:
-        """What the entropy bonus adds to the step's loss; NaN where its coefficient is not known of the step."""
+        """Return what the entropy bonus adds to the step's loss; NaN where its coefficient is not known of the step."""
         return _only(self.losses.entropy)
 
     @property
@@ -132,12 +132,12 @@ class Evaluation:
 
     @property
     def loss(self) -> float:
-        """The step's loss: the mean of the losses of its optimiser steps."""
+        """The step's loss: the mean of the losses of its optimizer steps."""
         return _only(self.losses.total)
 
     @property
     def loss_at_ratio_one(self) -> float:
-        """What the loss would be if policy and old log-probs were equal, the KL part as it is.
+        """Return the loss with policy and old log-probs equal, the KL part as it is.
 
         At ratio one a clipped surrogate is minus the advantage, so this is where the aggregation mode shows: row
         means of centred advantages cancel, token means do not if length goes with reward. Terms that hold the

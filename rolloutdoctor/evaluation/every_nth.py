@@ -39,7 +39,7 @@ class EveryNth:
 
     @cached_property
     def trained_T(self) -> Tensor:
-        """Which of the tokens are trained, ``[t]`` bool."""
+        """Return the mask of trained tokens, ``[t]`` bool."""
         return self.pick(self._block.trained_T)
 
     def pick(self, x_T: Tensor) -> Tensor:

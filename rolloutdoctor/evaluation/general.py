@@ -95,7 +95,7 @@ class GeneralEvaluator:
         return torch.where(in_count_N, row_weights(counted_N, self.layout, rule), 0.0)
 
     def _given(self, block: Block) -> TokenInputs:
-        """What the policy term sees of a block."""
+        """Return the inputs of the policy term for a block."""
         policy_T = block.column("policy_log_probs")
         old_T = policy_T if self.on_policy else block.column(self.objective.surrogate.old)
         if self.advantage_N is not None:
@@ -204,7 +204,7 @@ class GeneralEvaluator:
         return grad_T
 
     def _values(self, block: Block) -> tuple[TokenInputs, PolicyTerm, Tensor | None, Tensor]:
-        """What the policy term sees, the term, the KL and the derivative, of the tokens of a block."""
+        """Return the inputs of the policy term, the term, the KL and the derivative, of the tokens of a block."""
         given = self._given(block)
         term = SURROGATES[self.objective.surrogate.kind](given, self.objective.surrogate)
         grad_T = self.policy_scope.inside(block, block.expand(self.policy_weight_N) * term.slope_T)
@@ -368,7 +368,7 @@ class GeneralEvaluator:
 
 
 def token_terms(objective: Objective) -> dict[str, object]:
-    """What decides the terms of a token beside its columns and the values of its row, unknown fields included."""
+    """Return the fields that decide the terms of a token, beside its columns and the values of its row."""
     return {one.name: getattr(objective, one.name) for one in fields(objective) if one.name not in BY_ROW}
 
 

@@ -38,7 +38,7 @@ def counts_steps(stamps: list[tuple[int, int]]) -> bool:
 
 
 class LagTable:
-    """What the gaps of a run say, by step and lag."""
+    """Gaps between sampler and trainer, by step and lag."""
 
     def __init__(self, lines: pl.DataFrame) -> None:
         """Read the lines of steps and lags, in their order.
@@ -111,7 +111,7 @@ class LagTable:
         return (steps[1][0], steps[0][1], after) if after >= least else None
 
     def with_lag(self) -> tuple[float, int] | None:
-        """How many times larger the gap is at the larger lag, and in how many places that could be compared.
+        """Return the ratio of the gap at the larger lag to that at the smaller, and the number of places compared.
 
         Two lags of one step are compared, so that nothing else changes; and where steps have one lag each, two
         neighbouring steps between which it falls by half of the largest or more.

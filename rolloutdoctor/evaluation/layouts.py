@@ -1,4 +1,4 @@
-"""How a step was cut up, worked out once for all objectives that it is evaluated under."""
+"""Layout of a step, computed once for all objectives that it is evaluated under."""
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.remembered import remembered
@@ -7,7 +7,7 @@ from rolloutdoctor.objective.required_columns import LAYOUT_COLUMNS
 
 
 def layout_of(batch: RolloutBatch, *, separate: bool) -> Layout:
-    """How a step was cut into optimiser steps and micro-batches, from the columns that are there.
+    """Return the layout of a step: optimizer steps and micro-batches, from the columns that are there.
 
     Args:
         batch: the step.
@@ -18,7 +18,7 @@ def layout_of(batch: RolloutBatch, *, separate: bool) -> Layout:
 
 @remembered
 def uncut_layout(batch: RolloutBatch) -> Layout:
-    """The same of the step as one micro-batch and one optimiser step, of which only the trajectories are told."""
+    """The same of the step as one micro-batch and one optimizer step, of which only the trajectories are known."""
     return Layout.of(batch.rows, trajectory_N=batch.per_row.get("trajectory_id"))
 
 

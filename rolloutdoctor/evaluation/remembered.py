@@ -1,4 +1,4 @@
-"""What several ask of one step, or of one evaluation, is worked out once, and forgotten with it."""
+"""Cache per object, such as a step or an evaluation, dropped with the object (weak keys)."""
 
 from collections.abc import Callable
 from functools import wraps

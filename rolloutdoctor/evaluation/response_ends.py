@@ -1,4 +1,4 @@
-"""How responses end, token by token; shared by the rules about masks, end-of-sequence tokens and truncation."""
+"""Ends of responses, token by token; shared by the rules about masks, end-of-sequence tokens and truncation."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -99,7 +99,7 @@ def common_end(last_N: Tensor, stopped_N: Tensor, by_step: ByStep, share: float,
 
 
 def trained_after(batch: RolloutBatch, token_N: Tensor) -> Tensor:
-    """How many trained tokens of each row come after the first occurrence of its token, ``[N]`` float64."""
+    """Count the trained tokens of each row after the first occurrence of its token, ``[N]`` float64."""
     found_N = torch.zeros(len(batch), dtype=torch.float64, device=batch.device)
     for rows, tokens in cut(batch):
         offsets, ids_T = batch.rows[rows.start : rows.stop + 1] - tokens.start, batch.tokens_of("response_ids", tokens)

@@ -43,7 +43,7 @@ def response_hashes(block: TokenBlock, name: str | None, followed: int) -> dict[
         told_T = block.trained_T if is_finite else block.trained_T & value_T.isfinite()
         value_T, told_n = torch.where(told_T, value_T, 0.0), block.row_sum(told_T)
     each_nK = parts_of(block).total(value_T).reshape(-1, len(LENGTHS) + 1)
-    # Of rows that are not trained nothing is told, whatever they hold.
+    # Rows that are not trained are left out, whatever they hold.
     *nats_K, log_prob_n = running_sums(torch.where((told_n > 0)[:, None], each_nK, 0.0)).unbind(1)
     found |= {"log_prob": log_prob_n, "told": told_n}
     if has_ids:

@@ -1,4 +1,4 @@
-"""What rewards keep to where they are made from the response: relations between a row and its own reward."""
+"""Relations between a row and its own reward, which rewards made from the response satisfy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 from rolloutdoctor.data.batch import RolloutBatch
 
 LEAST = 8
-"""Rows between the smallest and the largest reward from which a line through lengths is told."""
+"""Rows between the smallest and the largest reward from which a line through lengths is recognised."""
 
 KINDS = 6
 """Different lengths among these."""
@@ -73,7 +73,7 @@ def _first_of_kind(feature_N: Tensor) -> Tensor:
 
 
 def relations_of(batch: RolloutBatch, hash_N: Tensor | None, is_cut_N: Tensor | None) -> list[Relation]:
-    """Return the relations that the rewards of a step can be held against, for every reward function.
+    """Return the relations that the rewards of a step can be tested against, for every reward function.
 
     Args:
         batch: the rows, on the CPU.

@@ -1,4 +1,4 @@
-"""What a fix changes of rows, told from rounding: every command that speaks of a change takes it from here."""
+"""Changes that a fix makes to rows, separated from rounding; shared by all commands that report a change."""
 
 import numpy as np
 from torch import Tensor

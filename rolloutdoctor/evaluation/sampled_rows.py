@@ -62,12 +62,12 @@ class LoggedGap:
             return extremes(self.apart_T) if len(block) else (0.0, 0.0)
         trainer, sampler = (block.column(name).numpy() for name in (self._other, self._own))
         mask = None if trained_T is None else trained_T.numpy()
-        room = np.empty(min(_PIECE, len(block)), np.result_type(trainer, sampler))
+        buffer = np.empty(min(_PIECE, len(block)), np.result_type(trainer, sampler))
         found = []
         # Some tokens at a time: few blocks are asked for more than these.
         for start in range(0, len(block), _PIECE):
             here = slice(start, start + _PIECE)
-            apart = np.subtract(trainer[here], sampler[here], out=room[: len(trainer[here])])
+            apart = np.subtract(trainer[here], sampler[here], out=buffer[: len(trainer[here])])
             if mask is not None and not mask[here].all():
                 np.copyto(apart, 0.0, where=~mask[here])
             found += [float(apart.min()), float(apart.max())]

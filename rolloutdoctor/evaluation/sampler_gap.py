@@ -1,4 +1,4 @@
-"""How far the trainer's log-probs are from the sampler's: the terms of a block that several rules share."""
+"""Gap between the log-probs of trainer and sampler: the terms of a block that several rules share."""
 
 import math
 from collections.abc import Mapping
@@ -107,7 +107,7 @@ def sizes_by(gap: Gap, kind_n: Tensor, kinds: int) -> Tensor:
 
     Args:
         gap: the tokens.
-        kind_n: what the rows are told apart by, ``[n]`` int64 below `kinds`.
+        kind_n: what the rows are grouped by, ``[n]`` int64 below `kinds`.
         kinds: how many there are.
     """
     # All tokens are counted and those that are not unsure taken off again: their size is 0. To choose costs more.

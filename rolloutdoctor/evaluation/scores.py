@@ -1,4 +1,4 @@
-"""What the estimators see of a step: scores, token rewards, the KL penalty inside them, and importance weights."""
+"""Inputs of the estimators for a step: scores, token rewards, the KL penalty inside them, and importance weights."""
 
 import torch
 from torch import Tensor
@@ -86,7 +86,7 @@ def mask_before(batch: RolloutBatch) -> Tensor:
 
 
 def reward_penalty(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> Tensor | None:
-    """What the KL penalty takes from every token reward, ``[T]`` float64; None if the trainer takes nothing."""
+    """Return the KL penalty in every token reward, ``[T]`` float64; None if the trainer subtracts none."""
     if objective.kl_reward is None or not objective.advantage.sums_tokens:
         return None
     kl_T = reward_kl_tokens(batch, objective, dtype)
@@ -94,7 +94,7 @@ def reward_penalty(batch: RolloutBatch, objective: Objective, dtype: torch.dtype
 
 
 def log_ratios(batch: RolloutBatch, dtype: torch.dtype) -> LogRatios:
-    """How far the trainer's log-probs are from the sampler's, on the mask before rejection.
+    """Return the log-ratios of trainer and sampler, on the mask before rejection.
 
     Raises:
         CannotComputeError: if no token is left, where verl fails.
@@ -154,7 +154,7 @@ def sampler_correction_of(
 def token_scores(
     batch: RolloutBatch, objective: Objective, in_baseline_N: Tensor, weight_T: Tensor | None, dtype: torch.dtype
 ) -> TokenScores:
-    """What an estimator with a time axis sees: the trained tokens alone.
+    """Return the inputs of an estimator with a time axis: the trained tokens alone.
 
     The reward of a row is at its last token, unless the batch has `token_rewards`.
     """
@@ -190,7 +190,7 @@ def token_scores(
 
 
 def whitening_population(batch: RolloutBatch, rule: AdvantageRule) -> Population | None:
-    """What the moments of a whitening are over; None: the trained tokens, or a column is missing.
+    """Return the population of the moments of a whitening; None: the trained tokens, or a column is missing.
 
     Of an estimator over the trained tokens the masked ones count as 0.
     """
@@ -221,7 +221,7 @@ def response_scores(
     groups: Groups | None,
     dtype: torch.dtype,
 ) -> ResponseScores:
-    """What an estimator over all response tokens sees.
+    """Return the inputs of an estimator over all response tokens.
 
     Args:
         batch: the step.

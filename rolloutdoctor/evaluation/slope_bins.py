@@ -15,7 +15,7 @@ WITHOUT = -1000
 
 @dataclass(frozen=True)
 class Slopes:
-    """What the slopes of many contexts say together.
+    """Slopes of many contexts, combined.
 
     Attributes:
         contexts: how many.

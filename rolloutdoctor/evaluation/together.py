@@ -67,7 +67,7 @@ def is_within_rows(objective: Objective) -> bool:
 
 
 class SharedPass(NamedTuple):
-    """What one pass over several steps gave.
+    """Results of one pass over several steps.
 
     Attributes:
         joined: the evaluations of all steps as one batch, by the name of the objective.
@@ -239,7 +239,7 @@ class StepsTogether:
         ]
 
     def _layouts_of(self, layout: Layout) -> list[Layout]:
-        """How each of the steps was cut up; objectives share it."""
+        """Return the layout of each of the steps; objectives share it."""
         if self._layouts is None or self._layouts[0] is not layout:
             self._layouts = layout, layout.of_steps(self._rows)
         return self._layouts[1]

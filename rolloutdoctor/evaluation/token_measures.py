@@ -1,4 +1,4 @@
-"""What rules measure of tokens, block by block: no rule needs a whole column, and terms of a block are made once."""
+"""Measures of tokens for rules, block by block: no rule needs a whole column, and terms of a block are made once."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property

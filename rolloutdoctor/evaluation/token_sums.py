@@ -1,4 +1,4 @@
-"""What the second pass of an evaluation gives back."""
+"""Results of the second pass of an evaluation."""
 
 from dataclasses import dataclass
 
@@ -59,7 +59,7 @@ class TokenSums:
 
 @dataclass(frozen=True, eq=False)
 class PerToken:
-    """What `recompute` writes, ``[T]`` each, 0 where the mask is 0."""
+    """Token values that `recompute` writes, ``[T]`` each, 0 where the mask is 0."""
 
     advantage_T: Tensor
     kl_T: Tensor

@@ -1,4 +1,4 @@
-"""How far sampler and trainer are apart where a turn begins, against the rest of the same responses."""
+"""Gap between sampler and trainer where a turn begins, against the rest of the same responses."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What an importer is, and the sink that it streams canonical rows, logged metrics and facts into."""
+"""Interface of importers, and the sink that they stream canonical rows, logged metrics and facts into."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ _ROW_GROUP_BYTES = 16 * 2**20
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """What the user said about a dump.
+    """Options that the user gave for a dump.
 
     Attributes:
         columns: canonical column to where the dump has it.
@@ -75,7 +75,7 @@ class ReadsByStep(Protocol):
 
 
 class RunSink:
-    """Where an importer writes to: a run file with its metrics table, which appear together at the end or not at all.
+    """Sink of an importer: a run file with its metrics table, which appear together at the end or not at all.
 
     Args:
         path: name of the run file.

@@ -1,4 +1,4 @@
-"""What a recorder of rolloutdoctor leaves when its process is killed: `*.journal`, one for each rank."""
+"""Journals that a recorder of rolloutdoctor leaves when its process is killed: `*.journal`, one for each rank."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -31,7 +31,7 @@ class RecordingJournal:
     recording: Mapping[str, str] = {}
 
     def detect(self, path: Path) -> str | None:
-        """By the name and the first bytes."""
+        """Recognise the format by the name and the first bytes."""
         return "the file is the journal of a recording that was not closed" if is_journal(path) else None
 
     def read(self, sources: Sequence[Source], sink: base.RunSink, options: base.ImportOptions) -> None:

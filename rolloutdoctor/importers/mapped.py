@@ -84,7 +84,7 @@ def _stored_in_lines(file: Source, sink: base.RunSink, options: base.ImportOptio
 
 
 def _wanted(where: dict[str, Place], options: base.ImportOptions) -> dict[str, Place]:
-    """Without the texts where nobody wants them: they are most of a file."""
+    """Leave out the texts where nobody wants them: they are most of a file."""
     return where if options.text else {name: path for name, path in where.items() if name not in ("prompt", "response")}
 
 

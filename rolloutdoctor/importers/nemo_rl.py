@@ -23,7 +23,7 @@ _LOG_PROBS = {"rollout_log_probs": "generation_logprobs", "old_log_probs": "prev
 
 
 class NemoRl:
-    """What NeMo-RL's GRPO and PPO log of every step.
+    """Logs of every step from NeMo-RL's GRPO and PPO.
 
     Written by ``Logger.log_batched_dict_as_jsonl`` (nemo_rl/utils/logger.py), called by nemo_rl/algorithms/grpo.py,
     grpo_sync.py and ppo.py; read and compared with the writer of 7ea279abf. NeMo-RL v0.6 and later: earlier files have
@@ -49,7 +49,7 @@ class NemoRl:
     }
 
     def detect(self, path: Path) -> str | None:
-        """By file names and the keys of the first line."""
+        """Recognise the format by file names and the keys of the first line."""
         files = _files(path)
         first = lines.first_object(files[0]) if files else None
         if first is None or not first.keys() >= _KEYS:
@@ -116,7 +116,7 @@ def _row(body: dict[str, object], where: str) -> tuple[dict[str, object], int]:
         if name not in body:
             raise InputError(
                 f"{where}: no {name}; NeMo-RL writes it with GRPO and PPO since v0.6, and without it the response "
-                "cannot be told from the prompt"
+                "cannot be distinguished from the prompt"
             )
     length = cells.natural({"input_lengths": _one(body, "input_lengths", where)}, "input_lengths", where)
     ids = cells.per_token(_one(body, "token_ids", where), Kind.TOKENS, f"{where}: token_ids")

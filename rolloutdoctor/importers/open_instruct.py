@@ -22,15 +22,15 @@ _CHUNK_ROWS = 4096
 
 
 class OpenInstruct:
-    """What `--save_traces` with `--rollouts_save_path` makes open-instruct's GRPO save, 10,000 rows a file.
+    """Traces of open-instruct's GRPO: `--save_traces` with `--rollouts_save_path`, 10,000 rows a file.
 
     Written by ``_save_rollouts`` (open_instruct/rl_utils.py), called by ``DataPreparationActor``
     (open_instruct/data_loader.py); v0.1 to v0.3, read and compared with the writer of e6c3044aa. `prompt_idx` counts
     within a step, so the group is step and `prompt_idx`. The recorded step counts from 0 and the logged `training_step`
     from 1: `step` is the logged one. A run that resumes begins again with file 0, appends, and repeats the steps after
     its checkpoint: of a step that was written more than once, the last time in the first of its files counts. There is
-    no mask, so that the tokens of tools cannot be told from the model's, and there are no log-probs of trainer or
-    reference. Runs may share a directory; one is read at a time.
+    no mask, so that the tokens of tools cannot be distinguished from the model's, and there are no log-probs of trainer
+    or reference. Runs may share a directory; one is read at a time.
     """
 
     name = "open-instruct"
@@ -45,7 +45,7 @@ class OpenInstruct:
     }
 
     def detect(self, path: Path) -> str | None:
-        """By file names and the keys of the first line."""
+        """Recognise the format by file names and the keys of the first line."""
         files = _files(path)
         first = lines.first_object(files[0]) if files else None
         if first is None or not first.keys() >= _KEYS:

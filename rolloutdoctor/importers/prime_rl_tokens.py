@@ -29,7 +29,7 @@ _WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
 
 
 class PrimeRlTokens:
-    """What `trainer.enable_token_export` makes prime-rl's trainer write, a file for each step and rank.
+    """Token exports of prime-rl's trainer: `trainer.enable_token_export`, a file for each step and rank.
 
     Written by ``TokenExporter`` (src/prime_rl/trainer/rl/token_export.py, `schema_version` 1; v0.5.1 and later), read
     and compared with the writer of 559b44772. A row is a whole sequence; the response begins at the first token of
@@ -51,7 +51,7 @@ class PrimeRlTokens:
     }
 
     def detect(self, path: Path) -> str | None:
-        """By the keys of the first line."""
+        """Recognise the format by the keys of the first line."""
         files = _files(path)
         first = lines.first_object(files[0]) if files else None
         if first is None or not first.keys() >= _KEYS:
@@ -144,7 +144,7 @@ def _is_given(weights: object) -> bool:
 
 
 def _finished(files: Sequence[Source], sink: base.RunSink) -> list[Source]:
-    """Without the steps that prime-rl did not mark as complete, where it marks any."""
+    """Leave out the steps that prime-rl did not mark as complete, where it marks any."""
     marked = {file.path for file in files if (Path(file.path).parent / "STABLE").is_file()}
     if not marked:
         if files:

@@ -47,7 +47,7 @@ class PrimeRlTraces:
     }
 
     def detect(self, path: Path) -> str | None:
-        """By the path and the keys of the first line."""
+        """Recognise the format by the path and the keys of the first line."""
         files = _files(path)
         first = lines.first_object(files[0]) if files else None
         if first is None or not first.keys() >= _KEYS or not isinstance(first["traces"], list):
@@ -205,7 +205,7 @@ def _text(value: object) -> str:
 
 
 def _place(file: Source) -> tuple[str, int, str, str]:
-    """Where a file is: the end of its path, its step, split and subset."""
+    """Return the place of a file: the end of its path, its step, split and subset."""
     found = _PLACE.search(Path(file.path).absolute().as_posix())
     if found is None:
         raise InputError(

@@ -19,12 +19,12 @@ FORMAT_VERSION = 2
 
 
 class SlimeDump:
-    """What slime's debug flags save, one file for each rollout.
+    """Dumps of slime's debug flags, one file for each rollout.
 
     The train file is format version 2 of ``slime/observability/train_data_utils.py``, the rollout file that of
     ``slime/observability/rollout_data_utils.py`` (slime 0.3.1). They are joined on `rollout_position`, because the
     train file has no group, and its `rewards` are already normalised: the raw reward is the rollout's. `dp_shards` says
-    how the rollout was cut into optimiser steps and micro-batches; where it is not whole, these are left out. Rollout
+    how the rollout was cut into optimizer steps and micro-batches; where it is not whole, these are left out. Rollout
     files alone give rewards, masks and the sampler's log-probs. Evaluation files (``eval_*.pt``) carry no group and are
     left out.
     """
@@ -41,7 +41,7 @@ class SlimeDump:
     }
 
     def detect(self, path: Path) -> str | None:
-        """By file names; nothing is loaded."""
+        """Recognise the format by file names; nothing is loaded."""
         files = _files(path)
         if not files or not looks_like_one(files[0]):
             return None

@@ -1,10 +1,10 @@
-"""How slime cut a rollout into optimiser steps and micro-batches: `dp_shards` of its train data."""
+"""Layout of a slime rollout in optimizer steps and micro-batches: `dp_shards` of its train data."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypeGuard
 
 Cut = tuple[int, int]
-"""Optimiser step of the rollout, and micro-batch of that step on the sample's rank."""
+"""Optimizer step of the rollout, and micro-batch of that step on the sample's rank."""
 
 _MOST = 10**7
 
@@ -14,7 +14,7 @@ def cuts(train: Mapping[str, object]) -> dict[int, Cut] | None:
 
     A shard lists the positions of its samples (`partition`), its micro-batches as numbers into that list
     (`micro_batch_indices`, ``DataIterator`` of slime/backends/megatron_utils/data.py), and how many of them each
-    optimiser step takes, one after another (`num_microbatches`, ``train`` of slime/backends/megatron_utils/model.py).
+    optimizer step takes, one after another (`num_microbatches`, ``train`` of slime/backends/megatron_utils/model.py).
 
     Args:
         train: the train data of one rollout, format version 2.

@@ -25,7 +25,7 @@ _MOST_BYTES = 2 * 2**30
 
 
 class TrlCompletions:
-    """What `log_completions=True` of TRL's GRPOTrainer leaves in ``<output_dir>/completions``.
+    """Completions of TRL's GRPOTrainer: `log_completions=True` writes them to ``<output_dir>/completions``.
 
     Written by ``GRPOTrainer.log`` (trl/trainer/grpo_trainer.py), read and compared with TRL 1.16. The files hold no
     group, no split and no configuration. Groups are runs of equal prompts, confirmed by the advantages: the group size,
@@ -42,7 +42,7 @@ class TrlCompletions:
     recording: Mapping[str, str] = {}
 
     def detect(self, path: Path) -> str | None:
-        """By file names and columns."""
+        """Recognise the format by file names and columns."""
         files = _files(path)
         if not files or not _has_columns(files[0]):
             return None
@@ -56,7 +56,10 @@ class TrlCompletions:
         total = 2 * sum(Path(source.path).stat().st_size for source in paths)
         logs = _trainer_state(paths[0])
         if logs is None:
-            sink.note("no trainer_state.json beside the completions: evaluation rows cannot be told from training rows")
+            sink.note(
+                "no trainer_state.json beside the completions: evaluation rows cannot be distinguished from training "
+                "rows"
+            )
         history = logs or {}
         evaluations = {step: entry for (step, split), entry in history.items() if split == EVAL}
         for (step, split), entry in history.items():

@@ -1,4 +1,4 @@
-"""How the rows of TRL's completions files were grouped and scored: what reproduces every advantage they log."""
+"""Grouping and scoring of the rows of TRL's completions files, such that every logged advantage is reproduced."""
 
 import hashlib
 import math
@@ -32,7 +32,7 @@ class File:
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """Return the number of rows."""
         return len(self.advantage)
 
     def scores(self, name: str) -> np.ndarray:
@@ -68,7 +68,7 @@ class File:
 
 @dataclass(frozen=True)
 class Scheme:
-    """How rows became advantages.
+    """Scheme by which rows became advantages.
 
     Attributes:
         size: `num_generations`, or None if only the prompts say which rows belong together.

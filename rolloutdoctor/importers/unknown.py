@@ -1,4 +1,4 @@
-"""What a file holds that is neither a run file nor a dump nor a log: in words, with what is known instead."""
+"""Files that are neither a run file nor a dump nor a log: described in words, with the formats that are known."""
 
 import csv
 from pathlib import Path

@@ -18,7 +18,7 @@ Groups = dict[tuple[int, bytes], int]
 
 
 class VerlRollouts:
-    """What `trainer.rollout_data_dir` makes verl write, one file for each step.
+    """Rollouts that verl writes to `trainer.rollout_data_dir`, one file for each step.
 
     Written by ``_log_rollout_data`` and ``_write_generations`` of ``verl/trainer/ppo/v1/trainer_base.py`` (V1: with a
     `uid` ``{prompt}_{session}_{output}``, so the group is what is before the last two parts) and of
@@ -36,7 +36,7 @@ class VerlRollouts:
     recording: Mapping[str, str] = {}
 
     def detect(self, path: Path) -> str | None:
-        """By the keys of the first line."""
+        """Recognise the format by the keys of the first line."""
         for file in _files(path):
             first = lines.first_object(file)
             if first is not None:
@@ -166,7 +166,7 @@ def _text(value: object) -> str | None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        # A lone surrogate is valid JSON and not valid UTF-8.
+        # An unpaired surrogate is valid JSON and not valid UTF-8.
         return text.encode("utf-8", "replace").decode()
     return text
 

@@ -1,4 +1,4 @@
-"""What a run file says of itself: the JSON under the key `rolloutdoctor` of its Parquet metadata."""
+"""Metadata of a run file: the JSON under the key `rolloutdoctor` of its Parquet metadata."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -43,7 +43,7 @@ class RunMetadata:
 
     @property
     def world_size(self) -> int:
-        """How many ranks recorded; 0 if nothing says."""
+        """Return the number of ranks that recorded; 0 if unknown."""
         found = self.recording.get("world_size")
         return found if type(found) is int and 0 < found <= _MOST_RANKS else 0
 

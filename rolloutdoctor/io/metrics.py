@@ -1,4 +1,4 @@
-"""What the trainer logged beside the rollouts: one number per step, split and name."""
+"""Metrics that the trainer logged beside the rollouts: one number per step, split and name."""
 
 import io
 import json
@@ -269,7 +269,7 @@ def _json_row(line: str, where: str) -> tuple[StepKey, str, float] | None:
         )
     step, name, value, split = row.get("step"), row.get("name"), row.get("value"), row.get("split", TRAIN)
     if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**63:
-        raise DataError(f"{where}: step {step!r} where an integer of 0 or more was expected; log the optimiser step")
+        raise DataError(f"{where}: step {step!r} where an integer of 0 or more was expected; log the optimizer step")
     if not isinstance(name, str):
         raise DataError(f"{where}: name {name!r} where a string was expected; log the metric's name")
     if split not in (TRAIN, EVAL):

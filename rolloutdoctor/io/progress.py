@@ -1,4 +1,4 @@
-"""How far a command is, and in what it counts."""
+"""Progress of a command, and the unit in which it counts."""
 
 from collections.abc import Callable, Iterable
 from typing import Literal
@@ -11,7 +11,7 @@ Unit = Literal["tokens", "rows"]
 
 
 def common_unit(units: Iterable[Unit]) -> Unit:
-    """What several files, or runs, can all be counted in.
+    """Return the unit in which several files, or runs, can all be counted.
 
     >>> common_unit(["tokens", "tokens"]), common_unit(["tokens", "rows"]), common_unit([])
     ('tokens', 'rows', 'rows')

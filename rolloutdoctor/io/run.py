@@ -166,7 +166,7 @@ class Run(Displayed):
         return (batch for batch in found if (batch.step, batch.split) not in self.dropped)
 
     def __repr__(self) -> str:
-        """In a line."""
+        """Summarise the run in a line."""
         who = self.metadata.trainer or "unknown trainer"
         size = f"{self.rows:,} rows, {len(self.columns)} columns" if self._files else "logged metrics alone"
         more = f" and {len(self.files) - 1:,} more" if len(self.files) > 1 else ""
@@ -241,7 +241,7 @@ class Run(Displayed):
         return part
 
     def size(self, steps: StepRange | None = None, split: str | None = None) -> int:
-        """How many tokens or rows, as `unit` says, the row groups have that may hold these steps."""
+        """Count the tokens or rows, as `unit` says, of the row groups that may hold these steps."""
         wanted = steps or StepRange()
         return sum(found.size(self.unit) for found in self._index if found.may_hold(wanted, split))
 
@@ -255,7 +255,7 @@ class Run(Displayed):
         return max((_decoded(self._files[each.file], each.group) for each in found), default=0)
 
     def stored_files(self) -> tuple[RunFile, ...]:
-        """What the footers of the files say, in reading order."""
+        """Return the footers of the files, in reading order."""
         return self._files
 
     def reads(self, path: "str | os.PathLike[str]") -> bool:

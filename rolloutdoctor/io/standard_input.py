@@ -10,7 +10,7 @@ from rolloutdoctor.io.write.scratch import scratch_folder
 from rolloutdoctor.results.errors import InputError
 
 STANDARD_INPUT = "-"
-"""What names it among paths."""
+"""Name of standard input among paths."""
 
 
 @contextmanager

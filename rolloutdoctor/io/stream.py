@@ -33,7 +33,7 @@ MOST_OPEN_FILES = 64
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """What of a run is to be decoded.
+    """Steps and columns of a run to decode.
 
     Attributes:
         wanted: the columns.
@@ -88,7 +88,7 @@ def read_steps(
         request: columns and steps.
         progress: called with what is done and what there is to do.
         unit: in which that is counted.
-        partial_step: told of a batch that goes without a column that some of its rows have.
+        partial_step: called with a batch that goes without a column that some of its rows have.
         several_files: rows without a name are named by their file, too.
     """
     plan = [found for found in row_groups if found.may_hold(request.steps, request.split)]

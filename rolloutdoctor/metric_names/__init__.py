@@ -1,1 +1,1 @@
-"""What trainers log, and under which names."""
+"""Names under which trainers log their metrics."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Quantity:
-    """What a metric is about, whatever a trainer calls it.
+    """Quantity that a metric is about, whatever a trainer calls it.
 
     Attributes:
         name: canonical name.

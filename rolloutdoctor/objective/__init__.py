@@ -1,1 +1,1 @@
-"""What a trainer computes, as plain data: names and numbers, no tensors."""
+"""Objectives of trainers, as plain data: names and numbers, no tensors."""

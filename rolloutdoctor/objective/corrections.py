@@ -1,4 +1,4 @@
-"""What an objective does about log-probs that differ: weights, rejections and other multipliers of the policy term."""
+"""Corrections of log-probs that differ: weights, rejections and other multipliers of the policy term."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -38,7 +38,7 @@ class Rejection:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutCorrection:
-    """What is done about the sampler and the trainer giving different log-probs.
+    """Correction for different log-probs of sampler and trainer.
 
     Attributes:
         weights: importance weights of the policy term, or None.

@@ -10,7 +10,7 @@ from typing import Literal
 
 
 class Axis(Enum):
-    """What an estimator gives one advantage to."""
+    """Unit to which an estimator gives one advantage."""
 
     ROWS = "rows"
     TRAINED_TOKENS = "tokens that the mask keeps"
@@ -19,7 +19,7 @@ class Axis(Enum):
 
 @dataclass(frozen=True)
 class EstimatorSpec:
-    """What is known of an estimator beside its formula.
+    """Properties of an estimator beside its formula.
 
     Attributes:
         name: in `SPECS` and in the table of formulas.

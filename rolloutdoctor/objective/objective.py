@@ -38,7 +38,7 @@ class Scope:
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageRule:
-    """How scores become advantages.
+    """Rule that turns scores into advantages.
 
     Attributes:
         estimator: name in `rolloutdoctor.objective.estimators`.
@@ -59,7 +59,7 @@ class AdvantageRule:
             them), the KL penalty inside the reward included; False: it is `reward` as logged.
         reward_keys: the reward functions that are normalised one by one; none: the score alone.
         reward_weights: their weights; none: all one.
-        normalised: the advantages are centred over the step's voters and divided by their standard deviation.
+        normalised: the advantages are centred over the step's baseline rows and divided by their standard deviation.
         reward_bounds: what the rewards are clamped to before any KL penalty; None: nothing.
         whitened: the advantages are whitened over the trained tokens of the step.
         whitened_over: what mean and variance of any whitening are over: the trained tokens of the step; those of the
@@ -95,7 +95,7 @@ class AdvantageRule:
 
     @property
     def spec(self) -> EstimatorSpec:
-        """What is known of the estimator."""
+        """Return the properties of the estimator."""
         return SPECS[self.estimator]
 
     @property
@@ -183,7 +183,7 @@ class KlTerm:
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregation:
-    """How token terms become one loss.
+    """Aggregation of token terms to one loss.
 
     Attributes:
         mode: name in `rolloutdoctor.formulas.losses.aggregation`.
@@ -208,7 +208,7 @@ class Aggregation:
 
 @dataclass(frozen=True, kw_only=True)
 class EntropyBonus:
-    """What the loss loses: a coefficient times the mean entropy of the tokens that carry the policy term.
+    """Bonus subtracted from the loss: a coefficient times the mean entropy of the tokens with the policy term.
 
     Its gradient is one of all logits of a position: of the sampled token's log-prob it has no derivative.
 
@@ -234,7 +234,7 @@ class EntropyBonus:
 
 
 class KlBuffer(Enum):
-    """What the stored KL metric is."""
+    """Buffer that the stored KL metric comes from."""
 
     COPY = "a copy of the KL"
     REWARD = "the reward buffer: -coef * KL, with the reward added to the last token"
@@ -299,7 +299,7 @@ class Objective:
     context_slices: int = 1
 
     def with_singleton_rule(self, singleton: Literal["raw", "zero"]) -> "Objective":
-        """Return the objective with another rule for the only voter of a group."""
+        """Return the objective with another rule for the only row in the baseline of a group."""
         return replace(self, advantage=replace(self.advantage, singleton=singleton))
 
     def in_single(self) -> "Objective":

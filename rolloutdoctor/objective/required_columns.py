@@ -1,4 +1,4 @@
-"""Which columns an objective needs, so that only these are read."""
+"""Columns that an objective needs, so that only these are read."""
 
 from collections.abc import Sequence
 

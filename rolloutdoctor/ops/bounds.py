@@ -8,7 +8,7 @@ Z = 3.2905
 
 
 def reach(error: float, freedom: float) -> float:
-    """How far above an estimate the bound is: Z standard errors, times the first term of Student's t.
+    """Return the distance of the bound above an estimate: Z standard errors, times the first term of Student's t.
 
     Args:
         error: standard error.

@@ -65,7 +65,7 @@ class ByStep:
         return ByStep(Runs(self.runs.offsets.cpu()))
 
     def count(self, chosen_N: Tensor | NDArray[Any]) -> NDArray[np.int64]:
-        """How many rows of each step are chosen, ``[S]``, from ``[N]`` bool; or the sum of whole numbers."""
+        """Count the chosen rows of each step, ``[S]``, from ``[N]`` bool; or sum whole numbers."""
         return self.sum(chosen_N).astype(np.int64)
 
     def any(self, chosen_N: Tensor | NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -39,7 +39,7 @@ def count(values: NDArray[np.bool_], cuts: NDArray[np.int64]) -> NDArray[np.int6
 
 
 def _of_words(words: NDArray[np.uint64], cuts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many bytes of each run of words are 1; longer runs are added up in pieces."""
+    """Count the bytes of each run of words that are 1; longer runs are added up in pieces."""
     sizes = np.diff(cuts)
     # Of an empty run numpy would give the value that follows it.
     filled = sizes > 0 if sizes.min(initial=1) == 0 else slice(None)

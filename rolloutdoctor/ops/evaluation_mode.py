@@ -1,4 +1,4 @@
-"""How torch and numpy are set while steps are evaluated."""
+"""Settings of torch and numpy during the evaluation of steps."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

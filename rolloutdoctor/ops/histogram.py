@@ -34,7 +34,7 @@ def histogram(x: Tensor) -> Histogram:
 
 
 def _power(low: float, high: float) -> int:
-    """The finest width that holds the range in `FINE_BINS` bins with room for rounding."""
+    """The finest width that holds the range in `FINE_BINS` bins with a margin for rounding."""
     # Halved first: the difference of two large numbers of opposite sign must not overflow.
     span = (high / 2 - low / 2) / (FINE_BINS / 2 - 1)
     power = max(-40, math.ceil(math.log(max(max(abs(low), abs(high)) / _EXACT, span, 1e-300), 3)))

@@ -25,7 +25,7 @@ _HALF, _BRAIN = 11, 8
 
 
 class Digits(NamedTuple):
-    """What the numbers of a metric were rounded to.
+    """Digits to which the numbers of a metric were rounded.
 
     Attributes:
         kind: digits after the point, significant digits, or significant bits.
@@ -63,10 +63,10 @@ def digits_of(values: Iterable[float]) -> tuple[Digits, ...]:
     >>> digits_of([0.1234567, 0.25, 0.5])
     ()
     """
-    told = _told(values)
-    if len(told) < _FEWEST:
+    sizes = _sizes(values)
+    if len(sizes) < _FEWEST:
         return ()
-    return tuple(found for found in (_decimals(told), _significant(told), _bits(told)) if found is not None)
+    return tuple(found for found in (_decimals(sizes), _significant(sizes), _bits(sizes)) if found is not None)
 
 
 def digits_by_name(values: Mapping[str, Sequence[float]]) -> dict[str, tuple[Digits, ...]]:
@@ -85,14 +85,14 @@ def digits_by_name(values: Mapping[str, Sequence[float]]) -> dict[str, tuple[Dig
     """
     found, few, every = dict[str, tuple[Digits, ...]](), list[str](), list[float]()
     for name, numbers in values.items():
-        told = _told(numbers)
-        digits = digits_of(told)
+        sizes = _sizes(numbers)
+        digits = digits_of(sizes)
         if digits:
             found[name] = digits
-        elif len(told) < _FEWEST:
+        elif len(sizes) < _FEWEST:
             few.append(name)
-        if not _are_whole(told):
-            every += told
+        if not _are_whole(sizes):
+            every += sizes
     common = digits_of(every)
     return found | dict.fromkeys((*few, WHOLE_LOG), common) if common else found
 
@@ -119,37 +119,37 @@ def of_means(
     return found
 
 
-def _told(values: Iterable[float]) -> list[float]:
-    """The different numbers that tell something, by size."""
+def _sizes(values: Iterable[float]) -> list[float]:
+    """The different sizes of numbers whose digits can be looked at, ascending."""
     return sorted({abs(x) for x in values if _LEAST < abs(x) < _MOST})
 
 
-def _are_whole(told: Sequence[float]) -> bool:
-    return all(x == int(x) for x in told)
+def _are_whole(sizes: Sequence[float]) -> bool:
+    return all(x == int(x) for x in sizes)
 
 
-def _decimals(told: Sequence[float]) -> Digits | None:
-    if _are_whole(told):
+def _decimals(sizes: Sequence[float]) -> Digits | None:
+    if _are_whole(sizes):
         return None
-    count = next((count for count in reversed(_DECIMALS) if any(round(x, count) != x for x in told)), None)
+    count = next((count for count in reversed(_DECIMALS) if any(round(x, count) != x for x in sizes)), None)
     return _one_more("decimals", count, _DECIMALS)
 
 
-def _significant(told: Sequence[float]) -> Digits | None:
-    count = next((count for count in reversed(_SIGNIFICANT) if not all(_has(x, count) for x in told)), None)
+def _significant(sizes: Sequence[float]) -> Digits | None:
+    count = next((count for count in reversed(_SIGNIFICANT) if not all(_has(x, count) for x in sizes)), None)
     found = _one_more("significant", count, _SIGNIFICANT)
     # Whole numbers are printed whole, unless they have more digits.
-    return None if found is not None and _are_whole(told) and told[-1] < 10.0**found.kept else found
+    return None if found is not None and _are_whole(sizes) and sizes[-1] < 10.0**found.kept else found
 
 
 def _has(x: float, count: int) -> bool:
     return float(f"{x:.{count - 1}e}") == x
 
 
-def _bits(told: Sequence[float]) -> Digits | None:
-    if _are_whole(told):
+def _bits(sizes: Sequence[float]) -> Digits | None:
+    if _are_whole(sizes):
         return None
-    return next((Digits("bits", bits) for bits in (_BRAIN, _HALF) if all(_fits(x, bits) for x in told)), None)
+    return next((Digits("bits", bits) for bits in (_BRAIN, _HALF) if all(_fits(x, bits) for x in sizes)), None)
 
 
 def _fits(x: float, bits: int) -> bool:

@@ -75,7 +75,7 @@ class PrefixHashes:
     def term_T(self) -> Tensor:
         """``[T]`` int64: what each token adds."""
         place_T = torch.arange(len(self.ids_T), device=self.ids_T.device) - self.runs.expand(self.runs.offsets[:-1])
-        # Counted from 1, so that an id of 0 is told from none.
+        # Counted from 1, so that an id of 0 differs from none.
         return pick(self._weights, place_T) * (self.ids_T.long() + 1)
 
     @cached_property
@@ -124,7 +124,7 @@ def _sums_of(
     sums = np.zeros(len(cuts) - 1, np.int64)
     rows = np.flatnonzero(np.diff(cuts))
     starts, ends, origins = cuts[:-1][rows], cuts[1:][rows], origins[rows]
-    room = np.empty((2, min(_FEW, int(cuts[-1]))), np.int64)
+    buffer = np.empty((2, min(_FEW, int(cuts[-1]))), np.int64)
     for start in range(0, int(cuts[-1]), _FEW):
         stop = min(start + _FEW, int(cuts[-1]))
         here = slice(*np.searchsorted(starts, [start, stop]).tolist())
@@ -133,7 +133,7 @@ def _sums_of(
             here = slice(here.start - 1, here.stop)
         begins = np.maximum(starts[here], start)
         lengths = np.minimum(ends[here], stop) - begins
-        terms, counted = room[:, : stop - start]
+        terms, counted = buffer[:, : stop - start]
         is_new = np.ones(len(begins), bool)
         np.not_equal(origins[here][1:], origins[here][:-1], out=is_new[1:])
         heads = np.flatnonzero(is_new)
@@ -145,7 +145,7 @@ def _sums_of(
         else:
             np.subtract(np.arange(start, stop), origins[here].repeat(lengths), out=counted)
             np.take(weights, counted, out=terms, mode="clip")
-        # Counted from 1, so that an id of 0 is told from none.
+        # Counted from 1, so that an id of 0 differs from none.
         np.add(ids[start:stop], 1, out=counted, dtype=np.int64)
         np.multiply(terms, counted, out=terms)
         sums[rows[here]] += np.add.reduceat(terms, begins - start)

@@ -108,7 +108,7 @@ def total(magnitude: Value, count: Value, unit: float = SINGLE) -> Radius:
 
 
 def _independent(count: Value) -> Value:
-    """How many roundings in one direction `count` independent ones of mean zero come to."""
+    """Bound the sum of `count` independent roundings of mean zero, in roundings of one direction."""
     if isinstance(count, Tensor):
         return torch.minimum(count, DEVIATIONS * count.sqrt())
     return min(count, DEVIATIONS * math.sqrt(count))

@@ -71,7 +71,7 @@ class Runs:
 
     @cached_property
     def _places(self) -> int:
-        """How many elements there are: a GPU is waited for once."""
+        """Return the number of elements: a GPU is waited for once."""
         return int(self.offsets[-1])
 
     def first(self, is_here: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,7 +136,7 @@ class Runs:
         return Runs(torch.from_numpy(np.searchsorted(places, self.cuts)))
 
     def count(self, places: Tensor) -> Tensor:
-        """How many of some places each run holds, float64 ``[R]``."""
+        """Count the places in each run, float64 ``[R]``."""
         run_of = torch.searchsorted(self.offsets, places, right=True) - 1
         return torch.bincount(run_of, minlength=len(self)).double()
 
@@ -181,7 +181,7 @@ def total(x: Tensor, offsets: Tensor) -> Tensor:
 
 
 def trues(x: Tensor, offsets: Tensor) -> Tensor:
-    """How many values of each run are true, int64 ``[R]``.
+    """Count the true values of each run, int64 ``[R]``.
 
     >>> trues(torch.tensor([True, False, True]), torch.tensor([0, 2, 2, 3])).tolist()
     [1, 0, 1]

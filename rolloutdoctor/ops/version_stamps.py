@@ -7,12 +7,12 @@ from rolloutdoctor.ops.by_step import ByStep
 
 
 def lags_of(oldest_N: Tensor | None, newest_N: Tensor | None, most: int, by_step: ByStep) -> Tensor | None:
-    """How many versions the oldest part of each row is behind the newest of its step; None without stamps.
+    """Return the lag of each row's oldest part behind the newest version of its step; None without stamps.
 
     Args:
         oldest_N: oldest version that sampled each row, ``[N]`` int64, below 0 where it is unknown.
         newest_N: the newest, likewise.
-        most: so many lags are told apart; the last holds all beyond it.
+        most: so many lags are counted separately; the last holds all beyond it.
         by_step: the rows by step.
 
     >>> lags_of(torch.tensor([3, 5, -1]), torch.tensor([4, 5, -1]), 8, ByStep.of_sizes([3])).tolist()

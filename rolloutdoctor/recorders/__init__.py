@@ -1,1 +1,1 @@
-"""What a user adds to a trainer so that it logs a run file, one file for each trainer."""
+"""Recorders that a user adds to a trainer so that it logs a run file, one module for each trainer."""

@@ -80,7 +80,7 @@ class BackgroundWriter:
 
     @property
     def journal_path(self) -> Path:
-        """Where the recording is while it goes on."""
+        """Return the path of the recording while it goes on."""
         return self._journal.path
 
     def put(self, make: "Callable[[], pa.Table]", key: tuple[int, str] | None = None) -> bool:

@@ -22,7 +22,7 @@ def floats(tensor: "Tensor") -> np.ndarray:
 
 
 class Cut:
-    """How padded rows become lists: made once, used by every column of the same rows.
+    """Conversion of padded rows to lists: made once, used by every column of the same rows.
 
     Args:
         slots: ``[N, T]`` bool, the slots that hold tokens.

@@ -1,4 +1,4 @@
-"""Which of TRL's options a run file keeps: those that change the maths, and no others."""
+"""TRL options that a run file keeps: those that change the maths, and no others."""
 
 from collections.abc import Mapping, Sequence
 from enum import Enum

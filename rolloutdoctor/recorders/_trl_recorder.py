@@ -75,7 +75,7 @@ class Recorder:
 
     @property
     def journal_path(self) -> Path:
-        """Where the recording is while it goes on."""
+        """Return the path of the recording while it goes on."""
         return self._writer.journal_path
 
     def close(self) -> None:
@@ -230,7 +230,7 @@ class Recorder:
         self._steps.add(self._split(), rows, forward, self._trainer.state.global_step)
 
     def on_step_end(self) -> None:
-        """An optimiser step is done."""
+        """An optimizer step is done."""
         self._steps.end_step()
 
     def on_evaluate(self) -> None:
@@ -284,7 +284,7 @@ def _rows(passes: Sequence[Pass]) -> "pa.Table":
 def _rloo_log_probs(
     output: "Mapping[str, Tensor]", forwards: "Sequence[tuple[Tensor, Tensor | None]]"
 ) -> "dict[str, Tensor]":
-    """What RLOOTrainer scores with but hands on summed: the policy's log-probs, then those of a reference.
+    """Return what RLOOTrainer scores with but hands on summed: the policy's log-probs, then those of a reference.
 
     Raises:
         RuntimeError: if their sum is not what the trainer handed on, so that they are not what they seem.
@@ -301,7 +301,7 @@ def _add_callback(trainer: Trainer, recorder: Recorder) -> None:
     from transformers import TrainerCallback
 
     class RecorderCallback(TrainerCallback):
-        """Tells the recorder what only callbacks are told."""
+        """Callback that passes on to the recorder what only callbacks receive."""
 
         def on_step_end(self, *args: object, **kwargs: object) -> None:
             recorder.guarded(recorder.on_step_end)

@@ -1,4 +1,4 @@
-"""Which rows belong to which optimiser step: micro-batches into passes, passes into steps."""
+"""Assignment of rows to optimizer steps: micro-batches into passes, passes into steps."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ class Steps:
         self._generation_step: int | None = None
         self._wanted = True
         self._generation: dict[str, Generation] = {}
-        # The passes of the optimiser step in progress, and the micro-batches counted in it so far.
+        # The passes of the optimizer step in progress, and the micro-batches counted in it so far.
         self._pass: Pass | None = None
         self.step: int | None = None
         self._passes: list[Pass] = []
@@ -47,7 +47,7 @@ class Steps:
 
         Args:
             split: ``train`` or ``eval``.
-            done: optimiser steps that are done.
+            done: optimizer steps that are done.
 
         Raises:
             RuntimeError: if the loss of the batch before went by unseen.
@@ -63,7 +63,7 @@ class Steps:
         if split == "eval":
             return f"eval-{number}", number
         if done != self._generation_step:
-            # Batches of one optimiser step go together.
+            # Batches of one optimizer step go together.
             self._generation_step = done
             self._wanted = self._counted_steps % self._every == 0
             self._counted_steps += 1
@@ -74,7 +74,7 @@ class Steps:
         self._generation[generation.split] = generation
 
     def add(self, split: str, rows: list[int], forward: "Forward", done: int) -> None:
-        """Take one micro-batch: its rows, log-probs and entropies, and how many optimiser steps are done."""
+        """Take one micro-batch: its rows, log-probs and entropies, and how many optimizer steps are done."""
         generation = self._generation[split]
         generation.touched = True
         if split == "eval":
@@ -96,7 +96,7 @@ class Steps:
             self._pass = None
 
     def end_step(self) -> None:
-        """Emit the optimiser step that just ended, if its generated batch was trained on to its end."""
+        """Emit the optimizer step that just ended, if its generated batch was trained on to its end."""
         if self._pass is None:
             self._emit_step()
 
@@ -112,7 +112,7 @@ class Steps:
             self._emit_step()
             self.step, self._micro_batches = step, 0
             generation.passes = 0
-        # Rows trained on twice before one optimiser step are two rows of that step.
+        # Rows trained on twice before one optimizer step are two rows of that step.
         suffix = f"+{generation.passes}" if generation.passes else ""
         number = generation.number * self._iterations + generation.passes
         generation.passes += 1

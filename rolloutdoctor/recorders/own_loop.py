@@ -88,10 +88,10 @@ class StepRecorder:
         metrics: Mapping[str, SupportsFloat | None] | None = None,
         **columns: object,
     ) -> None:
-        """Record the rows of one optimiser step, and what was logged for it.
+        """Record the rows of one optimizer step, and what was logged for it.
 
         Args:
-            step: the optimiser step, as logged.
+            step: the optimizer step, as logged.
             split: ``train`` or ``eval``.
             lengths: ``[N]``, tokens of each response; needed where a column is padded.
             metrics: logged numbers by name.

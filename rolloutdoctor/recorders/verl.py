@@ -194,7 +194,7 @@ def _scores(scores: "Tensor") -> dict[str, object]:
 
 
 def _last(marked: "Tensor") -> "Tensor":
-    """How long each row is up to its last marked slot, ``[N]``; 0 without one."""
+    """Return the length of each row up to its last marked slot, ``[N]``; 0 without one."""
     import torch
 
     return (marked * torch.arange(1, marked.shape[1] + 1, device=marked.device)).amax(1)

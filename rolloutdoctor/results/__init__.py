@@ -1,1 +1,1 @@
-"""What commands return and views render: plain data, errors and escaped text. Imports nothing of this package."""
+"""Results that commands return and views render: plain data, errors, escaped text. Imports nothing of this package."""

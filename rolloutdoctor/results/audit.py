@@ -1,4 +1,4 @@
-"""What an audit gives back: how many logged values follow from the rows and the recorded options."""
+"""Results of an audit: the number of logged values that the rows and the recorded options reproduce."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A logged value that does not follow from the rows.
+    """A logged value that the rows do not reproduce.
 
     Attributes:
-        step: optimiser step.
+        step: optimizer step.
         sample_id: name of the row; None for a value of the whole step.
         logged: the value in the log.
         recomputed: the value that the rows and the options give.

@@ -1,4 +1,4 @@
-"""What `recompute` and `diff` give back: plain data that every view renders."""
+"""Results of `recompute` and `diff`: plain data that every view renders."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ class RecomputedStep:
     """One step, recomputed.
 
     Attributes:
-        step: optimiser step.
+        step: optimizer step.
         split: ``train`` or ``eval``.
         rows: how many.
         tokens: how many, masked ones included.
@@ -91,7 +91,7 @@ class Recomputed(Displayed):
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        """In a line."""
+        """Summarise the comparison in a line."""
         return (
             f"<Recomputed {self.trainer} {self.trainer_version}: {len(self.steps):,} steps, {self.input.rows:,} rows>"
         )
@@ -167,7 +167,7 @@ class MovedGroup:
     """A group that moved.
 
     Attributes:
-        step: optimiser step.
+        step: optimizer step.
         split: ``train`` or ``eval``.
         group_id: its name, or None where the run has no groups.
         moved: how far: what `moved_by` of the effect says.
@@ -185,7 +185,7 @@ class MovedGroup:
 
 @dataclass(frozen=True)
 class Effect:
-    """What one change, or several together, does to a run.
+    """Effect of one change, or of several together, on a run.
 
     Attributes:
         label: the fixes and options, joined by ``+``.
@@ -243,7 +243,7 @@ class Comparison(Displayed):
     advantages: AdvantagesData | None = None
 
     def __repr__(self) -> str:
-        """In a line."""
+        """Summarise the comparison in a line."""
         labels = ", ".join(effect.label for effect in self.effects)
         return f"<Comparison {self.trainer} {self.trainer_version}: {labels}; {self.input.rows:,} rows>"
 

@@ -1,4 +1,4 @@
-"""How results show themselves in a notebook: a view says what it makes of each kind of result."""
+"""Display of results in a notebook: views register a renderer for each kind of result."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -17,6 +17,6 @@ class Displayed:
     """Base of results that a notebook shows as HTML."""
 
     def _repr_html_(self) -> str | None:
-        """What Jupyter asks for; None where no view is at hand, and the text is shown."""
+        """Return the page that Jupyter asks for; None where no view is at hand, and the text is shown."""
         view = _views.get(type(self))
         return None if view is None else view(self)

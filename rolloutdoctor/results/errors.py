@@ -1,4 +1,4 @@
-"""What can go wrong at the border, each with its exit code.
+"""Errors that users see, each with its exit code.
 
 Every message is one sentence that names the file, the column and the row where it applies, what was
 expected, and what to do. Errors are raised where data or options enter and caught once, in the command line.
@@ -27,7 +27,7 @@ class InputError(RolloutDoctorError):
 
 
 class SeveralRunsError(InputError):
-    """What was given as one run is of several: two trainers, two sets of options, or two values of one metric."""
+    """Error of an input given as one run that holds several: two trainers, sets of options, or values of one metric."""
 
 
 class SchemaError(InputError):

@@ -1,4 +1,4 @@
-r"""How text of any origin leaves the process: control characters shown, never sent; quotations cut; JSON pure.
+r"""Escaping of text of any origin on output: control characters shown, never sent; quotations cut; JSON pure.
 
 Text is kept as it came until it leaves: what is shown escaped is still what the file holds. Escaped are the C0 and C1
 controls with DEL, marks and overrides of the writing direction, the separators of lines and paragraphs, and

@@ -1,4 +1,4 @@
-"""What a picture is made of: plain numbers, gathered in one pass over a run, that every view can draw."""
+"""Data of pictures: plain numbers, gathered in one pass over a run, that every view can draw."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -100,7 +100,7 @@ class KlData:
     Attributes:
         metric: the trainer's name of the logged series.
         estimator: of the tokens.
-        steps: optimiser steps.
+        steps: optimizer steps.
         logged: as logged.
         recomputed: from the log-probs, by the trainer's definition of the metric.
         inverted: solved back out of a series that holds the reward.
@@ -124,7 +124,7 @@ class KlData:
 
 @dataclass(frozen=True)
 class BaselineData:
-    """How far the baseline of a group moves when only some rows vote.
+    """Movement of a group's baseline when only some rows count in it.
 
     Attributes:
         fix: what the baseline is compared with.
@@ -152,7 +152,7 @@ class GradientData:
 
     Attributes:
         fix: what the gradient is compared with, or None.
-        steps: optimiser steps.
+        steps: optimizer steps.
         whole: L1 norm of the gradient.
         policy: L1 norm of the policy part.
         kl: L1 norm of the KL part.
@@ -181,7 +181,7 @@ class RatioData:
         gap_of: the column that the sampler's log-probs are taken from.
         clip_low: how far below one the ratio may fall.
         clip_high: how far above one it may rise.
-        steps: optimiser steps.
+        steps: optimizer steps.
         below: share of the step's finite ratios that are below the clip range.
         above: share of the step's finite ratios that are above it.
         outside: tokens of the run with a ratio below or above it.
@@ -210,7 +210,7 @@ class RatioData:
 
 @dataclass(frozen=True)
 class Mark:
-    """What a finding adds to a picture: a line through log-probs, or a step.
+    """Mark that a finding adds to a picture: a line through log-probs, or a step.
 
     Attributes:
         code: of the rule.
@@ -277,12 +277,12 @@ class MismatchData:
 
 @dataclass(frozen=True)
 class LengthsData:
-    """How long responses are and how they end; series have one entry a step, NaN where there is none.
+    """Lengths of responses and their ends; series have one entry a step, NaN where there is none.
 
     Attributes:
         lengths: response tokens of all rows.
         truncated_lengths: of the rows that were cut off, or None where nothing says which.
-        steps: optimiser steps.
+        steps: optimizer steps.
         lower: a tenth of the step's rows are no longer than this.
         median: of the step's rows.
         upper: nine tenths are no longer.
@@ -292,7 +292,7 @@ class LengthsData:
         by_status: what `truncated` rests on: True: the column status.
         end_tokens: ids that finished rows end with, the commonest first.
         middle: median length of all rows, a length that a row has (of an even number the smaller middle one); or None.
-        truncated_rows: rows that were cut off, told as in `truncated`.
+        truncated_rows: rows that were cut off, as in `truncated`.
         ended_rows: rows whose last token is one of the end tokens.
     """
 

@@ -1,4 +1,4 @@
-"""What a check gives back: plain data that every view renders."""
+"""Results of a check: plain data that every view renders."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Severity(IntEnum):
-    """How much a finding matters: a confirmed fault is an error, an exposure a warning, a choice information."""
+    """Severity of a finding: a confirmed fault is an error, an exposure a warning, a choice information."""
 
     INFO = 1
     WARNING = 2
@@ -51,10 +51,10 @@ class Measure:
 
 @dataclass(frozen=True)
 class Example:
-    """Where to look: a step, and as far as it applies a group and a row.
+    """Place to look at: a step, and as far as it applies a group and a row.
 
     Attributes:
-        step: optimiser step.
+        step: optimizer step.
         group_id: name of the group, or None.
         sample_id: name of the row, or None.
         weight: how large the effect is here, in the unit of the rule's headline measure; examples are sorted by it.
@@ -114,7 +114,7 @@ class Finding(Displayed):
         return weight_of(self.severity, self.verdict)
 
     def __repr__(self) -> str:
-        """In a line, without the numbers of every step."""
+        """Summarise the finding in a line, without the numbers of every step."""
         return f"<Finding {self.code} {self.severity.label} {self.verdict}: {self.headline}>"
 
 
@@ -139,7 +139,7 @@ class NotApplicable:
 
 @dataclass(frozen=True)
 class Excluded:
-    """What a clean verdict that rests on a sample excludes: effects above an upper bound, at 99.9 % confidence.
+    """Effects that a clean verdict resting on a sample excludes: above an upper bound, at 99.9 % confidence.
 
     Attributes:
         code: code of the rule.
@@ -168,15 +168,15 @@ class Excluded:
 
     @property
     def too_wide(self) -> str | None:
-        """Why the sample does not exclude what the rule looks for; None where it does."""
+        """Explain why the sample does not exclude what the rule looks for; None where it does."""
         if self.bound <= self.limit:
             return None
         size = "any size" if self.bound == math.inf else f"up to {self.bound:.3g} {self.unit}".rstrip()
-        return f"{self.seen:,} {self.of} leave {self.effect} of {size} possible, and it counts from {self.limit:.3g} on"
+        return f"{self.seen:,} {self.of} leave {self.effect} of {size} possible; reported from {self.limit:.3g} on"
 
     @property
     def needed(self) -> str:
-        """How large a sample would exclude it: the width of the interval falls with the root of the size."""
+        """Name the sample size that would exclude it: the width of the interval falls with the root of the size."""
         if not self.estimate < self.limit < self.bound < math.inf:
             return f"record more {self.of}"
         factor = ((self.bound - self.estimate) / (self.limit - self.estimate)) ** 2
@@ -185,7 +185,7 @@ class Excluded:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many rules could be tested (found or clean), of all that were selected."""
+    """Number of rules that could be tested (found or clean), of all that were selected."""
 
     tested: int
     rules: int
@@ -207,7 +207,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class InputSummary:
-    """How much was read."""
+    """Amount of data that was read."""
 
     rows: int = 0
     steps: int = 0
@@ -231,7 +231,7 @@ class Report(Displayed):
         clean: ``(code, name)`` of the rules that found nothing where they could have.
         skipped: the rules that could not be tested, each with what would make it so.
         notes: what the numbers rest on that the reader should know, one sentence each.
-        audit: every logged quantity with the number of its values that follow from the rows and the options.
+        audit: every logged quantity with the number of its values that the rows and the options reproduce.
         not_applicable: the rules whose fault the recorded options or the rows rule out.
         excluded: of clean rules whose verdict rests on a sample: what the sample excludes.
         vitals: what the trainer logged of the quantities that most logs have, over the run.
@@ -254,14 +254,14 @@ class Report(Displayed):
     vitals: tuple[Vital, ...] = ()
 
     def __repr__(self) -> str:
-        """In a line."""
+        """Summarise the report in a line."""
         who = f"{self.trainer} {self.trainer_version or ''}".rstrip() if self.trainer else "unknown trainer"
         codes = ", ".join(finding.code for finding in self.findings) or "nothing found"
         return f"<Report {who}: {codes}; {self.coverage.tested} of {self.coverage.rules} rules tested>"
 
     @property
     def coverage(self) -> Coverage:
-        """How many rules could be tested; each rule is found, clean, not applicable or skipped."""
+        """Count the rules that could be tested; each rule is found, clean, not applicable or skipped."""
         tested = len(self.findings) + len(self.clean)
         return Coverage(tested, tested + len(self.not_applicable) + len(self.skipped))
 

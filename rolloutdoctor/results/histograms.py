@@ -69,7 +69,7 @@ class Histogram:
         return found
 
     def merged(self, size: int, power: int | None = None) -> "Histogram":
-        """Put an odd number of bins into one; with `power` None the width is told by the caller's `size`."""
+        """Put an odd number of bins into one; with `power` None the caller's `size` gives the width."""
         half, power = size // 2, self.power if power is None else power
         if not self.counts:
             return Histogram(power, 0, (), self.nonfinite)

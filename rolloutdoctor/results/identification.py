@@ -1,4 +1,4 @@
-"""What an identification gives back: the objectives that make the logged numbers, and what excludes the others."""
+"""Results of an identification: the objectives that reproduce the logged numbers, and what excludes the others."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -58,7 +58,7 @@ class Excluded:
     Attributes:
         options: as in `Member`.
         words: how it differs.
-        step: optimiser step of the value.
+        step: optimizer step of the value.
         sample_id: name of its row; None for a value of the whole step.
         logged: the value in the log.
         predicted: what the configuration gives.
@@ -112,13 +112,13 @@ class Stage:
 
 @dataclass(frozen=True)
 class Identification(Displayed):
-    """Which objective made the logged numbers of a run.
+    """Objectives that made the logged numbers of a run.
 
     Attributes:
         input: how much was read.
         stages: advantage, KL and loss.
         recorded: how the recorded options do over all stages.
-        recorded_options: the recorded options that were held against the log.
+        recorded_options: the recorded options that were tested against the log.
         use: words of a command line that state what was found; empty if no known trainer computes it.
     """
 
@@ -129,7 +129,7 @@ class Identification(Displayed):
     use: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        """In a line."""
+        """Summarise the identification in a line."""
         stages = ", ".join(f"{stage.stage} {stage.outcome}" for stage in self.stages)
         return f"<Identification {stages}; recorded options: {self.recorded}>"
 

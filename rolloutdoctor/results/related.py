@@ -1,4 +1,4 @@
-"""Which finding says more of what another one measures."""
+"""Relations between findings: the one that says more of what another one measures."""
 
 from collections.abc import Iterable
 

@@ -8,7 +8,7 @@ class RowView:
     """One response, and why it is shown.
 
     Attributes:
-        step: optimiser step.
+        step: optimizer step.
         split: ``train`` or ``eval``.
         sample_id: name of the row.
         group_id: name of its group, or None.

@@ -1,4 +1,4 @@
-"""What `compare` gives back: two runs side by side, as plain data that every view renders."""
+"""Results of `compare`: two runs side by side, as plain data that every view renders."""
 
 import math
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ class OptionPair:
 
 @dataclass(frozen=True)
 class FindingPair:
-    """What became of a rule in both runs, where it fired in one of them at least.
+    """Findings of a rule in both runs, where it fired in one of them at least.
 
     Attributes:
         code: of the rule.
@@ -150,7 +150,7 @@ class FirstDifference:
     """The earliest step in which rows differ, and there the first quantity in causal order.
 
     Attributes:
-        step: optimiser step.
+        step: optimizer step.
         split: ``train`` or ``eval``.
         quantity: name of the column.
         sample_id: the first row that differs; None for a quantity of the whole step.
@@ -200,7 +200,7 @@ class RunComparison(Displayed):
         joined: rows with one step and sample_id in both.
         matched: quantities of these rows, in causal order.
         first: where the rows differ first; None: nowhere, or nothing could be compared.
-        findings: rules that fired in one run at least, in the order of the rule book.
+        findings: rules that fired in one run at least, in the order of the table of rules.
         quantities: numbers of the steps, those of the rows first, then recomputed ones, then logged metrics.
         by: what the parts are parts by, or None.
         parts: the rows, broken down.
@@ -224,7 +224,7 @@ class RunComparison(Displayed):
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        """In a line."""
+        """Summarise the comparison in a line."""
         what = (
             "equal" if not self.differs else f"first difference at step {self.first.step}" if self.first else "differ"
         )

@@ -1,4 +1,4 @@
-"""What a check of several runs gives back."""
+"""Results of a check of several runs."""
 
 from dataclasses import dataclass
 

@@ -76,7 +76,7 @@ class AdvantageBlowUp(TableRule):
         return (Part.GROUP_STD,)
 
     def columns(self, context: Context) -> frozenset[str]:
-        """What the advantages need, where the configuration divides by a group's standard deviation."""
+        """Return the columns of the advantages, where the configuration divides by a group's standard deviation."""
         if context.objective is None or not context.objective.advantage.is_group_score:
             return frozenset()
         return advantage_columns(context.objective)
@@ -135,7 +135,7 @@ class AdvantageBlowUp(TableRule):
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many rows, how far, and how much of the update."""
+        """Return the number of rows, the size of their advantages, and their share of the log-prob gradient."""
         excess, seen, place = pl.col("excess"), pl.col("seen"), pl.col("place")
         return {
             "rows": ((excess > 1).sum(), "rows"),
@@ -159,7 +159,7 @@ class AdvantageBlowUp(TableRule):
         return f"advantage {place['logged']:.4g}, {place['excess']:.3g} times the largest possible"
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
-        """Without logged advantages, or with those of another rule, nothing can be beyond the bound."""
+        """No advantage can be beyond the bound: none is logged, or those of another rule are."""
         otherwise = made_otherwise(context)
         if otherwise is not None:
             return otherwise

@@ -104,7 +104,7 @@ class AdvantageMaskMismatch(TableRule):
         }
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
-        """How far float32 may put the advantage of each row from the exact one."""
+        """Return the float32 radius of the advantage of each row."""
         is_known = step.rows is not None and step.rows.advantage_N is not None
         return {"radius": step.advantage_radius() if is_known else None}
 
@@ -124,7 +124,7 @@ class AdvantageMaskMismatch(TableRule):
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many rows and tokens."""
+        """Return the numbers of rows and tokens."""
         has_zero, varying = pl.col("has_zero"), pl.col("is_varying")
         zeros = pl.col("zero").filter(has_zero).sum()
         return {
@@ -143,7 +143,7 @@ class AdvantageMaskMismatch(TableRule):
         return table.with_columns(value=pl.col("zero") * pl.col("has_zero") + pl.col("is_varying"))
 
     def note(self, place: Mapping[str, Any]) -> str:
-        """How many there are, and the range."""
+        """Name the number of tokens, and the range of their advantages."""
         return (
             f"{int(place['zero'])} of {int(place['trained'])} trained tokens have an advantage of 0; they range from "
             f"{place['low']:.4g} to {place['high']:.4g}"

@@ -7,7 +7,7 @@ from rolloutdoctor.rules.audited import DiffersRule
 
 @dataclass(frozen=True)
 class AdvantagesDiffer(DiffersRule):
-    """The logged advantages do not follow from the rewards, the groups and the recorded options.
+    """The logged advantages are not reproduced by the rewards, the groups and the recorded options.
 
     ## What it does
     Recomputes every advantage that was logged, per row, per token or as a metric, and compares it within the rounding

@@ -15,7 +15,7 @@ class AggregationByMicroBatch(CauseRule):
     """The loss averages over each micro-batch, and then over micro-batches.
 
     ## What it does
-    Where the logged loss does not follow from the recorded aggregation, tries means over each micro-batch, and the
+    Where the recorded aggregation does not reproduce the logged loss, tries means over each micro-batch, and the
     number of micro-batches or of ranks as a factor too many or too few.
 
     ## Why it matters
@@ -24,13 +24,13 @@ class AggregationByMicroBatch(CauseRule):
     went back to it because it scored better, so the finding gives the size and not a verdict on the recipe.
 
     ## How it is measured
-    Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how
+    Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how
     many values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
     g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two. Clean: a loss was logged, and every one agrees
     with the recorded aggregation.
 
     ## What to do
-    Divide by the token count of the whole optimiser step, and scale once.
+    Divide by the token count of the whole optimizer step, and scale once.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
@@ -48,7 +48,7 @@ class AggregationByMicroBatch(CauseRule):
     )
     stages = ("loss",)
     shown_by = frozenset({"loss", "policy_loss"})
-    remedy = "log the loss and the KL of every optimiser step beside the run"
+    remedy = "log the loss and the KL of every optimizer step beside the run"
     absent = "every step is one micro-batch"
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:

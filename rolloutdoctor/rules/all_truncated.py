@@ -27,7 +27,7 @@ class AllTruncated(TableRule):
 
     ## Why it matters
     A response that is cut off before its answer cannot be right. If all of them are, rewards do not differ, the policy
-    gradient is 0 or made of formatting alone, and the model never learns to stop. Training goes on without a word.
+    gradient is 0 or made of formatting alone, and the model never learns to stop. Training goes on without any warning.
 
     ## How it is measured
     A step counts as cut off as a whole if the logged share of responses that were cut off is 1 and the least length is
@@ -79,7 +79,7 @@ class AllTruncated(TableRule):
         return frozenset()
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """How the rows ended, and whether rewards differ."""
+        """Return the columns that show how the rows ended, and whether rewards differ."""
         return frozenset({"status", "response_mask", "reward"}) if "status" in context.columns else frozenset()
 
     def unavailable_reason(self, context: Context) -> Missing | None:
@@ -88,9 +88,9 @@ class AllTruncated(TableRule):
         names = None if trainer is None else trainer.end_metrics
         # Means over several steps hold as well as values of one.
         logged = names is not None and (context.metrics | context.averaged).issuperset(names)
-        return None if logged or "status" in context.columns else self._untold(context)
+        return None if logged or "status" in context.columns else self._not_logged(context)
 
-    def _untold(self, context: Context) -> Missing:
+    def _not_logged(self, context: Context) -> Missing:
         trainer = context.writer
         names = () if trainer is None or trainer.end_metrics is None else trainer.end_metrics
         log = context.recording.get("metrics", logs_remedy())
@@ -100,7 +100,7 @@ class AllTruncated(TableRule):
         )
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
-        """What the log says of the lengths of a step, and whether no group had a spread of rewards."""
+        """Read from the log the lengths of a step, and whether no group had a spread of rewards."""
         trainer, logged = step.writer, step.logged
         if trainer is None:
             return {}
@@ -142,7 +142,7 @@ class AllTruncated(TableRule):
         return pl.concat(found).sort(STEP_KEY)
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many steps, and how much of each."""
+        """Return the number of steps, and the share cut off in each."""
         is_whole = pl.col("is_whole")
         return {
             "truncated_windows": (is_whole.sum(), "windows"),
@@ -158,14 +158,14 @@ class AllTruncated(TableRule):
         return table.filter(pl.col("share") >= self.warn_from).with_columns(value="share")
 
     def note(self, place: Mapping[str, Any]) -> str:
-        """How much."""
+        """Name the share of responses cut off."""
         return f"{percent(place['share'])} of the responses cut off"
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """No step that says it, or lengths that are all equal and a share that counts another cap."""
         table = run.table
         if not len(table):
-            return self._untold(context)
+            return self._not_logged(context)
         size = _only_length(table)
         if size is None or size <= 1 or len(table) < self.fewest or table["from_rows"].any() or run["truncated_share"]:
             return None

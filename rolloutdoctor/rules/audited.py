@@ -17,7 +17,7 @@ from rolloutdoctor.rules.table_rule import Measured, Quantity, Rule
 
 @dataclass(frozen=True, eq=False)
 class AuditedMeasured(Measured):
-    """What a rule measured of a run, and the logged values of its stages.
+    """Measures of a rule in a run, and the logged values of its stages.
 
     Attributes:
         compared: values that were compared.
@@ -66,7 +66,7 @@ class AuditedRule(Rule[AuditedMeasured]):
         return frozenset()
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """What the trainer logged of its own numbers, and what the loss and the metrics are made of."""
+        """Return the columns that the trainer logged of its own numbers, and those of the loss and the metrics."""
         objective = context.objective
         if objective is None:
             return frozenset()
@@ -99,7 +99,7 @@ class AuditedRule(Rule[AuditedMeasured]):
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many logged values the rows and the options reproduce."""
+        """Return the numbers of logged values that were compared and reproduced."""
         return {"values_compared": (pl.sum("compared"), "values"), "values_agreeing": (pl.sum("agree"), "values")}
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
@@ -142,8 +142,8 @@ class AuditedRule(Rule[AuditedMeasured]):
         rival = self._rival(context)
         if rival is not None:
             return Missing(
-                f"these data cannot tell what {rival.code} reports from this fault: {rival.hypothesis} gives the same "
-                "values",
+                f"these data cannot distinguish what {rival.code} reports from this fault: {rival.hypothesis} gives "
+                "the same values",
                 f"settle what {rival.code} reports, and check again",
             )
         shown = {name: tally for name, tally in audit.items() if self._shows(name, context)}
@@ -266,7 +266,7 @@ class CountingRule(DirectRule):
         return {**super().quantities(), **known}
 
     def shown(self, place: Mapping[str, Any]) -> str:
-        """How much of a row shows the fault."""
+        """Name the part of a row that shows the fault."""
         return f"{int(place['shown']):,} {self.shows}"
 
 
@@ -276,7 +276,7 @@ def judged(causes: tuple[Cause, ...], severity: Severity) -> Judgement:
     words = cause.words[:1].upper() + cause.words[1:]
     share = f"{cause.as_found:,} of {cause.compared:,} logged {cause.quantity}"
     others = [name for name in cause.explains if name != cause.quantity]
-    message = f"{words}: {share} follow from that, {cause.as_recorded:,} from the recorded options"
+    message = f"{words}: {share} are reproduced by that, {cause.as_recorded:,} by the recorded options"
     if others:
         listed = ", ".join(others[:4]) + (f" and {len(others) - 4} more" if len(others) > 4 else "")
         message += f"; it also explains {listed}"
@@ -285,9 +285,9 @@ def judged(causes: tuple[Cause, ...], severity: Severity) -> Judgement:
         first, last, count = cause.steps
         evidence += f"; in {counted(count, 'step')}, {first} to {last}" if count > 1 else f"; in step {first}"
     if cause.as_found < cause.compared:
-        evidence = f"{cause.compared - cause.as_found:,} values follow from neither"
+        evidence = f"{cause.compared - cause.as_found:,} values are reproduced by neither"
     if cause.also:
-        evidence += f"; these data cannot tell it from {', '.join(cause.also)}"
+        evidence += f"; these data cannot distinguish it from {', '.join(cause.also)}"
     if len(causes) > 1:
         evidence += f"; also: {'; '.join(one.words for one in causes[1:])}"
     return Judgement(
@@ -309,7 +309,7 @@ def judged(causes: tuple[Cause, ...], severity: Severity) -> Judgement:
 
 @dataclass(frozen=True)
 class DiffersRule(AuditedRule):
-    """A rule for logged values that follow neither from the options nor from any hypothesis.
+    """A rule for logged values that neither the options nor any hypothesis reproduces.
 
     Attributes:
         what: the logged values, as the subject of a sentence.
@@ -343,7 +343,7 @@ class DiffersRule(AuditedRule):
         return Judgement(
             severity=Severity.ERROR,
             confirmed=True,
-            headline=f"{total:,} of {compared:,} {self.what} do not follow from the rows and the options ({name})",
+            headline=f"{total:,} of {compared:,} {self.what} are not reproduced by the rows and the options ({name})",
             message=f"no known cause explains {names}{so_made}",
             evidence=first,
             advice=(

@@ -1,6 +1,6 @@
-"""What rules know of a run before and after it was read, what they say of it, and the words that they share.
+"""Context, judgement and shared wording of rules, before and after a run is read.
 
-This module and the rules import no tensors and no trainers, so that the rule book opens at once.
+This module and the rules import no tensors and no trainers, so that the pages of rules open at once.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ KEEP_EXAMPLES = 5
 
 @dataclass(frozen=True)
 class Context:
-    """What is known before the first row is read.
+    """Facts that are known before the first row is read.
 
     Attributes:
         columns: canonical columns of the run.
@@ -46,7 +46,7 @@ class Context:
         unstated: what to state of the run where nothing says which trainer made it, or with which options.
         imported: True if an importer made the rows of rollout files, and looked at the files themselves.
         omits_rows: True if the rows come from files that need not hold all rows of a step.
-        splits_unknown: evaluation rows among the rows cannot be told from training rows.
+        splits_unknown: evaluation rows among the rows cannot be distinguished from training rows.
         world_size: how many ranks recorded; 0 if nothing says.
         missing_ranks: those of which no file was given.
         averaged: names of metrics that were logged as means over several steps, and so are no value of one.
@@ -107,7 +107,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Missing:
-    """Why a rule cannot run, and what would make it run."""
+    """Reason why a rule cannot run, and the remedy."""
 
     reason: str
     remedy: str
@@ -115,7 +115,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a rule makes of what it measured: the words and the weight of a finding.
+    """Wording and weight of the finding that a rule makes of its measures.
 
     Attributes:
         severity: how much it matters.
@@ -139,7 +139,7 @@ class Judgement:
 
 
 MIXED_SPLITS = Missing(
-    "evaluation rows cannot be told from training rows",
+    "evaluation rows cannot be distinguished from training rows",
     "put trainer_state.json, which says when was evaluated, beside the folder of the dump",
 )
 
@@ -156,14 +156,14 @@ def baseline_per_token(context: Context) -> Missing | None:
 
 
 def made_otherwise(context: Context) -> Missing | None:
-    """Say that the logged advantages have another cause, so that nothing follows from those that the options give."""
+    """Say that the logged advantages have another cause, so that those of the options prove nothing."""
     for code, causes in sorted(context.causes.items()):
         for cause in causes:
             if "advantages" in cause.explains:
                 return Missing(
-                    f"the logged advantages do not follow from the recorded options, but from a cause of {code}: "
+                    f"the logged advantages are not reproduced by the recorded options, but by a cause of {code}: "
                     f"{cause.words}",
-                    f"mend what {code} says, or state the options of the run, and check again",
+                    f"fix what {code} reports, or pass the run's options with --set, then check again",
                 )
     return None
 
@@ -180,7 +180,7 @@ def sampling_option(context: Context, name: str) -> float | None:
 
 
 def logs_remedy() -> str:
-    """What brings logged metrics where nothing says which trainer made the run."""
+    """Name the logs to give where the trainer of the run is unknown."""
     from rolloutdoctor.trainers.table import TRAINERS
 
     own = ", ".join(trainer.log_file for trainer in TRAINERS.values() if trainer.log_file is not None)

@@ -112,7 +112,7 @@ class DeadGroups(TableRule):
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many groups are dead, and what they cost."""
+        """Return the number of zero-variance groups, and what they cost."""
         dead, prompt = pl.col("dead"), pl.col("prompt")
         right = pl.sum("right") / pl.sum("rows")
         by_chance = (right ** pl.col("rows") + (1 - right) ** pl.col("rows")).mean()

@@ -15,7 +15,7 @@ class DenominatorCountsDropped(CauseRule):
     """The denominator of the loss counts tokens that rejection had masked, or leaves them out against the options.
 
     ## What it does
-    Where the logged loss does not follow from the options, tries a denominator that counts tokens before rejection,
+    Where the options do not reproduce the logged loss, tries a denominator that counts tokens before rejection,
     and one that counts them after it.
 
     ## Why it matters
@@ -23,7 +23,7 @@ class DenominatorCountsDropped(CauseRule):
     trainers keep them on purpose, so this is about what the options say.
 
     ## How it is measured
-    Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how
+    Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how
     many values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
     g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two. Clean: a loss was logged, and every one agrees
     with the recorded denominator.
@@ -44,7 +44,7 @@ class DenominatorCountsDropped(CauseRule):
     references = ("https://github.com/huggingface/trl/issues/6369",)
     stages = ("loss",)
     shown_by = frozenset({"loss", "policy_loss"})
-    remedy = "log the loss and the KL of every optimiser step beside the run"
+    remedy = "log the loss and the KL of every optimizer step beside the run"
     absent = "no token was masked by rejection"
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:

@@ -65,7 +65,7 @@ class DuplicateResponses(TableRule):
     chance for each pair). Where every response is likelier than that, the rule is skipped. If every group has
     a single response, temperature 0 looks the same, and the finding is a warning; if groups have several, sampling was
     on, and it is an error. Copies with larger chances are information from a quarter of the rows on. Across steps 256
-    responses, chosen by their hash, are followed; one that comes again with the same `rollout_log_probs` is the same
+    responses, chosen by their hash, are followed; one that recurs with the same `rollout_log_probs` is the same
     sample, trained on again (a replay buffer, or several updates for one generation), and information.
     Prefixes of 32, 64 and so on up to 2,048 tokens are compared, too: two different responses of one prompt that share
     one whose trained tokens have more than 50 nats did not come by it by chance (1e-13 for 10^8 pairs). Engines with
@@ -115,7 +115,7 @@ class DuplicateResponses(TableRule):
         return response_columns(context.columns) | {"group_id"}
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """How likely the responses were, which tokens are theirs, and which prompts recur in other steps."""
+        """Return the log-probs and token columns of the responses, and those that identify prompts in other steps."""
         named = {self._log_probs(context.columns), "response_mask", "rank", "generation_id"}
         return frozenset(named) | prompt_columns(context.columns)
 
@@ -133,7 +133,7 @@ class DuplicateResponses(TableRule):
 
         `is_copy` repeats a response of its group, `is_across` is the first of its group that repeats one of another,
         and they are impossible where chance is out; `prefixed` and `prefixed_across` are the same of prefixes.
-        `resampled`, `replayed` and `prefix_again` are the last ones of those that come again in another step.
+        `resampled`, `replayed` and `prefix_again` are the last ones of those that recur in another step.
         """
         has_tokens, nats = pl.col("tokens") > 0, pl.col("nats")
         size, copies = pl.col("size"), pl.col("copies")
@@ -183,7 +183,7 @@ class DuplicateResponses(TableRule):
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many copies, and what they cost."""
+        """Return the number of copies, and what they cost."""
         full, groups, copies = pl.sum("full"), pl.sum("is_group"), pl.sum("is_copy")
         is_told = pl.col("told").any()
         return {
@@ -213,7 +213,7 @@ class DuplicateResponses(TableRule):
         )
 
     def note(self, place: Mapping[str, Any]) -> str:
-        """What it repeats."""
+        """Name what the response repeats."""
         if not place["unlikely"]:
             return "begins as another response of its prompt"
         return f"the same response as {place['twin']}"
@@ -275,7 +275,8 @@ class DuplicateResponses(TableRule):
             return Judgement(
                 severity=Severity.WARNING,
                 confirmed=False,
-                headline=f"{counted(resampled, 'response')} of {SAMPLE} come again in another step: no chance",
+                headline=f"{counted(resampled, 'response')} of {SAMPLE} recur in later steps, more often than "
+                "sampling explains",
                 message="the sampler gave the same response to the same prompt in several steps, token by token",
                 evidence=f"log-probs that differ, so it was sampled again; chance of a copy below exp(-{least:.0f})",
                 advice="look for a seed that is set again at every step, or a cache of responses in the engine",
@@ -307,7 +308,7 @@ class DuplicateResponses(TableRule):
                 message="the same responses to the same prompts are in several steps",
                 evidence="equal tokens and log-probs: a replay buffer, or several updates for one generation"
                 if not resampled
-                else "equal tokens; only the sampler's log-probs would tell a replay buffer from a seed that repeats",
+                else "equal tokens; only the sampler's log-probs would separate a replay buffer from a repeated seed",
                 advice="no action if the trainer reuses its rollouts",
             )
         return None
@@ -320,7 +321,7 @@ class DuplicateResponses(TableRule):
         if across:
             where.append(f"{counted(across, 'row')} as one of another group of their prompt")
         if again:
-            where.append(f"{counted(again, 'beginning')} of {PREFIXES} come again in another step")
+            where.append(f"{counted(again, 'beginning')} of {PREFIXES} recur in another step")
         length = f", up to {run['longest_prefix']:,.0f} tokens or more" if run["longest_prefix"] else ""
         groups = run.table.filter("prefixed").select(pl.struct(GROUP).n_unique()).item()
         alike = groups == run.table["is_group"].sum()
@@ -347,7 +348,7 @@ class DuplicateResponses(TableRule):
             where.append(f"{counted(inside, 'row')} repeat a response of their group")
         if across:
             ranks = f", {other_ranks:,} of them on another rank" if other_ranks else ""
-            where.append(f"{counted(across, 'response')} come again in another group of the step{ranks}")
+            where.append(f"{counted(across, 'response')} recur in another group of the step{ranks}")
         cause = "every request of a group has the same seed" if inside else "groups share a seed, or rows were mixed up"
         if across and other_ranks:
             cause = "ranks sample with the same seed"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 TOKENS = 4
-"""First tokens of each row that are looked at: contexts further on seldom come again."""
+"""First tokens of each row that are looked at: contexts further on seldom recur."""
 
 CONTEXTS = 128
 """Contexts that are compared, at each of these tokens."""
@@ -41,7 +41,7 @@ class EngineFrozen(TableRule):
     bf16 weights leave the engine where it was. Rewards stay flat or fall, and every update is more off-policy.
 
     ## How it is measured
-    Of prompts that come again, a sample of bounded size is kept: all records of the 128 contexts with the smallest
+    Of recurring prompts, a sample of bounded size is kept: all records of the 128 contexts with the smallest
     hashes that end at the first token, and as many at the second, third and fourth. A version is the newest stamp of a
     row, else its step. *Noise* is the standard deviation of one token's log-prob among siblings of one version, of the
     trainer. In a pair of versions the trainer moves if its mean changes by ten times that, and by 0.1 nats at least;
@@ -92,7 +92,7 @@ class EngineFrozen(TableRule):
         return frozenset({"old_log_probs", "rollout_log_probs", "response_ids"})
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """What tells a prompt and a version."""
+        """Return the columns that identify a prompt and a version."""
         named = {"response_mask", "policy_version_max", "optim_step_id", "ref_log_probs"}
         return prompt_columns(context.columns) | named
 
@@ -183,7 +183,7 @@ class EngineFrozen(TableRule):
         return pl.concat([records.select(*STEP_KEY, "spare", "inside"), pairs], how="diagonal")
 
     def _since(self, pairs: pl.DataFrame) -> int | None:
-        """From which version on the sampler stays while the trainer moves."""
+        """Return the version from which on the sampler stays while the trainer moves."""
         moved = pairs.filter("moved")
         for start in pairs["first"].unique().sort():
             here = moved.filter(pl.col("first") >= start)
@@ -193,7 +193,7 @@ class EngineFrozen(TableRule):
         return None
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many pairs, and what moved in them."""
+        """Return the number of pairs, and what moved in them."""
         moved = pl.col("moved")
         return {
             "pairs": (pl.count("first"), "pairs"),
@@ -224,7 +224,7 @@ class EngineFrozen(TableRule):
         if run.count("pairs") < self.least_pairs:
             return Missing(
                 f"{counted(run.count('pairs'), 'pair')} of one context at two versions; needs {self.least_pairs}",
-                "widen --steps to where prompts come again",
+                "widen --steps to where prompts recur",
             )
         if run["noise"] is None:
             return Missing(

@@ -65,7 +65,7 @@ class EosNotTrained(TableRule):
     warn_from: float = 0.1
 
     def columns(self, context: Context) -> frozenset[str]:
-        """Which tokens there are, which are trained, and which rows were stopped."""
+        """Return the columns of the tokens, of the mask, and of the rows that were stopped."""
         return frozenset({"response_ids", "response_mask", "status"})
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
@@ -87,7 +87,7 @@ class EosNotTrained(TableRule):
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many rows, and what they would add."""
+        """Return the number of rows, and what they would add."""
         known, masked = pl.col("end").is_not_null(), pl.col("masked")
         lost = (pl.col("grad_l1") / pl.col("trained")).filter(masked).sum()
         return {

@@ -67,7 +67,7 @@ class EvalGroupOfOne(TableRule):
         return frozenset({"response_mask", "reward"})
 
     def metrics(self, context: Context) -> frozenset[str]:
-        """What TRL logs of the standard deviation."""
+        """Return TRL's metrics of the reward's standard deviation."""
         return frozenset({_FLAGGED})
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
@@ -89,7 +89,7 @@ class EvalGroupOfOne(TableRule):
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many rows, and how many are fully masked."""
+        """Return the number of rows, and of those that are fully masked."""
         return {
             "rows": (pl.sum("single"), "rows"),
             "masked_rows": (pl.sum("masked"), "rows"),
@@ -101,7 +101,7 @@ class EvalGroupOfOne(TableRule):
         return table.filter("single").with_columns(value=pl.col("masked") + 1)
 
     def note(self, place: Mapping[str, Any]) -> str:
-        """What it is."""
+        """Name the kind of row."""
         return "no trained token" if place["masked"] else "alone in its group"
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:

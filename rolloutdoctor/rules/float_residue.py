@@ -59,7 +59,7 @@ class FloatResidue(TableRule):
     warn_above: float = 0.01
 
     def columns(self, context: Context) -> frozenset[str]:
-        """What the advantages need, where they are the standard scores of their groups."""
+        """Return the columns of the advantages, where they are the standard scores of their groups."""
         if context.objective is None or not context.objective.advantage.is_group_score:
             return frozenset()
         return advantage_columns(context.objective)
@@ -108,7 +108,7 @@ class FloatResidue(TableRule):
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many groups, and how large."""
+        """Return the number of groups, and the size of their advantages."""
         residue, place = pl.col("residue"), pl.col("place")
         return {
             "groups": (place.filter(residue > 0).n_unique(), "groups"),

@@ -18,22 +18,22 @@ class GroupPartition(CountingRule):
     """The advantages compare rows that are not the responses to one prompt.
 
     ## What it does
-    Where the logged advantages do not follow from the groups in the file, tries other groups: blocks of consecutive
+    Where the groups in the file do not reproduce the logged advantages, tries other groups: blocks of consecutive
     rows, every n-th row (tiled prompts), the rows of a rank or of a micro-batch, the segments of a trajectory, the
     whole step, every row alone, and the fall-back to the whole step where groups differ in size. Where the trainer
-    makes that fall-back by itself, the advantages follow from it: then the steps in which it does are counted.
+    makes that fall-back by itself, it reproduces the advantages: then the steps in which it does are counted.
 
     ## Why it matters
     A baseline over other prompts compares easy prompts with hard ones: the advantage then says how hard the prompt
     was, and not how good the response was. Such runs partly work, which is why nobody looks.
 
     ## How it is measured
-    Every logged advantage is held against both formulas, each within its rounding radius. The finding gives how
+    Every logged advantage is compared with both formulas, each within its rounding radius. The finding gives how
     many values each explains, how many rows change, how many advantages change their sign (`sign_flips`), and with
     log-probs how much of the gradient differs: `relative_change_l1` = |g_made - g_recorded|_1 / |g_recorded|_1, in
     log-prob space.
 
-    A fall-back is an error where all logged advantages follow from one baseline for the step, a warning where none is
+    A fall-back is an error where one baseline for the step reproduces all logged advantages, a warning where none is
     logged: rows may then be missing from the file alone.
 
     ## What to do
@@ -69,7 +69,7 @@ class GroupPartition(CountingRule):
         return {"looked_at": 1, "shown": len(step.compared) == 1}
 
     def direct(self, run: CountedMeasured, context: Context) -> Judgement | None:
-        """An error where the logged advantages follow from the fall-back, else a warning."""
+        """An error where the fall-back reproduces the logged advantages, else a warning."""
         if not run.shown or run.agree < run.compared:
             return None
         made = run.is_reproduced
@@ -79,7 +79,7 @@ class GroupPartition(CountingRule):
             headline=f"one baseline for all prompts in {counted(run.shown, 'step')} of {run.looked_at:,}",
             message=f"in {counted(run.shown, 'step')} the groups differ in size, and the trainer then compares all "
             "rows of the step with each other, whatever their prompt",
-            evidence=f"all {run.compared:,} logged advantages follow from that"
+            evidence=f"all {run.compared:,} logged advantages are reproduced by that"
             if made
             else "the numbers of rows in the file; no logged advantage could be compared",
             advice="fill each group up to the same number of responses, or group by an explicit prompt id",

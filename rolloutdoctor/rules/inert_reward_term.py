@@ -145,7 +145,7 @@ class InertRewardTerm(TableRule):
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many functions cancel, and what they are of the reward."""
+        """Return the number of reward functions that cancel, and their share of the reward."""
         function, squares, of_step = pl.col("function"), pl.col("squares"), pl.col("step").n_unique() == 1
         inert = pl.when(of_step).then("inert_in_step").otherwise("inert_in_run")
         constant = pl.when(of_step).then("constant_in_step").otherwise("constant_in_run")

@@ -25,7 +25,7 @@ class KlClamped(CountingRule):
     """A clamp cuts the KL of some tokens, and with it their gradient.
 
     ## What it does
-    Where the logged KL or loss does not follow from the recorded estimator, tries it with the clamps that trainers
+    Where the recorded estimator does not reproduce the logged KL or loss, tries it with the clamps that trainers
     use: the log-ratio at 20, the KL at 10. Where the recorded estimator has such a clamp, counts the trained tokens
     beyond it.
 
@@ -34,7 +34,7 @@ class KlClamped(CountingRule):
     back.
 
     ## How it is measured
-    Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how
+    Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how
     many values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
     g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two.
 
@@ -58,7 +58,7 @@ class KlClamped(CountingRule):
     references = ("https://github.com/volcengine/verl/issues/2928",)
     stages = ("kl", "loss")
     shown_by = frozenset({"kl", "kl_loss", "loss", "reward_kl", "stored_kl"})
-    remedy = "log the loss and the KL of every optimiser step beside the run"
+    remedy = "log the loss and the KL of every optimizer step beside the run"
     part_names = (
         Part.KL_LOSS,
         Part.KL_REWARD,
@@ -69,7 +69,7 @@ class KlClamped(CountingRule):
     most: float = 0.001
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """What the audit reads, and both models' log-probs."""
+        """Return the columns of the audit, and both models' log-probs."""
         return super().optional_columns(context) | {*PAIR, "response_mask"}
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":

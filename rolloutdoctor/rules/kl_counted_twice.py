@@ -13,7 +13,7 @@ class KlCountedTwice(DirectRule):
     """The KL counts twice: in the reward and in the loss, or in the loss two times.
 
     ## What it does
-    Where the logged advantages or losses do not follow from the options, tries a KL penalty in the reward beside
+    Where the options do not reproduce the logged advantages or losses, tries a KL penalty in the reward beside
     the one in the loss, and a KL term that was added two times. Options that put a KL in both are a warning by
     themselves.
 
@@ -22,7 +22,7 @@ class KlCountedTwice(DirectRule):
     misleads.
 
     ## How it is measured
-    Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how
+    Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how
     many values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
     g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two.
 
@@ -45,7 +45,7 @@ class KlCountedTwice(DirectRule):
     )
     stages = ("advantages", "kl", "loss")
     shown_by = frozenset({"advantages", "loss"})
-    remedy = "log the loss and the KL of every optimiser step beside the run"
+    remedy = "log the loss and the KL of every optimizer step beside the run"
     part_names = (Part.KL_LOSS,)
 
     def direct(self, run: AuditedMeasured, context: Context) -> Judgement | None:

@@ -13,7 +13,7 @@ class KlGradient(DirectRule):
     """The KL in the loss is not the estimator that is recorded, and its gradient is another one.
 
     ## What it does
-    Where the logged KL or loss does not follow from the recorded estimator, tries k1, k2, k3, the absolute log-
+    Where the recorded estimator does not reproduce the logged KL or loss, tries k1, k2, k3, the absolute log-
     ratio, with and without the importance ratio as weight, and of the policy's, the old and the sampler's log-
     probs. Where the options put k1 in the loss, not weighted by the importance ratio, says so as information.
 
@@ -22,7 +22,7 @@ class KlGradient(DirectRule):
     and k3 that of the forward KL. A KL of the old log-probs has no gradient at all.
 
     ## How it is measured
-    Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how
+    Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how
     many values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
     g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two.
 
@@ -42,7 +42,7 @@ class KlGradient(DirectRule):
     references = ("https://github.com/huggingface/trl/issues/4637",)
     stages = ("kl", "loss")
     shown_by = frozenset({"kl", "kl_loss", "loss", "reward_kl", "stored_kl"})
-    remedy = "log the loss and the KL of every optimiser step beside the run"
+    remedy = "log the loss and the KL of every optimizer step beside the run"
     part_names = (
         Part.KL_LOSS,
         Part.KL_REWARD,

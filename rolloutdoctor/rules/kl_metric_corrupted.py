@@ -119,7 +119,7 @@ class KlMetricCorrupted(TableRule):
         return (Part.KL_LOSS, Part.KL_REWARD)
 
     def unavailable_reason(self, context: Context) -> Missing | None:
-        """Without any logged KL there is nothing to compare."""
+        """No logged KL to compare."""
         trainer = context.trainer
         if trainer is None or not self.columns(context) or "kl" in context.columns:
             return None
@@ -240,8 +240,8 @@ class KlMetricCorrupted(TableRule):
         if differs and _overwrites(context):
             return None
         return Missing(
-            "no step has a logged KL that belongs to one optimiser step",
-            "log the KL of every optimiser step, or store it per token in the column kl",
+            "no step has a logged KL that belongs to one optimizer step",
+            "log the KL of every optimizer step, or store it per token in the column kl",
         )
 
     def unseen_reason(self, run: Measured, context: Context) -> Missing | None:
@@ -342,6 +342,6 @@ class KlMetricCorrupted(TableRule):
 
 
 def _counts(run: Measured, *names: str) -> list[int]:
-    """How many steps have a value, and sums of flags and counts."""
+    """Count the steps with a value, and sum flags and counts."""
     sums = [pl.col(name).count() if name == "logged" else pl.sum(name) for name in names]
     return [int(count) for count in run.table.select(sums).row(0)]

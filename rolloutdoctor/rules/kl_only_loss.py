@@ -68,7 +68,7 @@ class KlOnlyLoss(TableRule):
 
     def parts(self, context: Context) -> tuple[Part, ...]:
         """The KL term in the loss, unless the log shows it."""
-        return () if self._told(context) else (Part.KL_LOSS,)
+        return () if self._is_logged(context) else (Part.KL_LOSS,)
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """Rows that give the two parts of the loss exactly."""
@@ -80,15 +80,15 @@ class KlOnlyLoss(TableRule):
         return None
 
     def unavailable_reason(self, context: Context) -> Missing | None:
-        """A log from which the two parts of the loss cannot be told."""
-        return None if self._told(context) else self._untold(context)
+        """A log that does not give the two parts of the loss."""
+        return None if self._is_logged(context) else self._not_logged(context)
 
-    def _told(self, context: Context) -> bool:
+    def _is_logged(self, context: Context) -> bool:
         trainer = context.writer
         names = dict.fromkeys(context.metrics, 0.0)
         return trainer is not None and trainer.loss_parts(names, context.config) is not None
 
-    def _untold(self, context: Context) -> Missing:
+    def _not_logged(self, context: Context) -> Missing:
         return Missing(
             "the log does not give the policy and the KL part of the loss",
             context.recording.get("loss_parts", f"name the trainer with --trainer NAME, and {logs_remedy()}"),
@@ -134,8 +134,8 @@ class KlOnlyLoss(TableRule):
         return f"loss {number(place['loss'])}, all of it KL"
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
-        """A log from which the two parts of the loss cannot be told."""
-        return None if len(run.table) else self._untold(context)
+        """A log that does not give the two parts of the loss."""
+        return None if len(run.table) else self._not_logged(context)
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information; a warning where the gradient is dead as well."""

@@ -17,7 +17,7 @@ from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 @dataclass(frozen=True)
 class LengthBias(TableRule):
-    """What a token weighs in the loss depends on the length of its response.
+    """The weight of a token in the loss depends on the length of its response.
 
     ## What it does
     Fits the weight of a token under the configured aggregation to a power of the response's length, and correlates
@@ -60,7 +60,7 @@ class LengthBias(TableRule):
     errors: float = 5.0
 
     def columns(self, context: Context) -> frozenset[str]:
-        """What the loss needs."""
+        """Return the columns of the loss."""
         return loss_columns(context.objective) if context.objective is not None else frozenset()
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
@@ -83,7 +83,7 @@ class LengthBias(TableRule):
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How weight and advantage correlate with length."""
+        """Return the correlations of weight and advantage with length."""
         length, log_length = pl.col("length_off"), pl.col("log_length_off")
         advantage, log_weight = pl.col("advantage_off"), pl.col("log_weight_off")
         spread = (length**2).sum().sqrt() * (advantage**2).sum().sqrt()
@@ -108,7 +108,7 @@ class LengthBias(TableRule):
         return None if (run.table["length_off"] != 0).any() else "all responses of a step have the same length"
 
     def excluded(self, run: Measured, context: Context) -> Excluded:
-        """How large the correlation of advantage and length may be, whatever their distributions."""
+        """Bound the correlation of advantage and length, whatever their distributions."""
         size = abs(run["advantage_length_correlation"] or 0.0)
         squares = (pl.col("length_off") ** 2).sum().sqrt() * (pl.col("advantage_off") ** 2).sum().sqrt()
         product = pl.col("length_off") * pl.col("advantage_off")
@@ -125,7 +125,7 @@ class LengthBias(TableRule):
         )
 
     def decisive_parts(self, run: Measured, context: Context) -> tuple[Part, ...]:
-        """How tokens are weighed."""
+        """Return the part that weights tokens."""
         return (Part.POLICY_LOSS,)
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:

@@ -69,9 +69,9 @@ class LoggedAnomaly(TableRule):
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A log without any of the three."""
-        return None if context.metrics & self.metrics(context) else self._untold(context)
+        return None if context.metrics & self.metrics(context) else self._not_logged(context)
 
-    def _untold(self, context: Context) -> Missing:
+    def _not_logged(self, context: Context) -> Missing:
         return Missing(
             "no step has a logged loss, KL or gradient norm under a name that is known",
             context.recording.get("metrics", logs_remedy()),
@@ -106,7 +106,7 @@ class LoggedAnomaly(TableRule):
         return table.with_columns(value=pl.when("is_finite").then(pl.col("kl")).otherwise(inf))
 
     def note(self, place: Mapping[str, Any]) -> str:
-        """What was logged."""
+        """Name the logged value."""
         if not place["is_finite"]:
             return "a logged loss, KL or gradient norm is NaN or Inf"
         return f"logged KL {number(place['kl'])}"
@@ -119,10 +119,10 @@ class LoggedAnomaly(TableRule):
                 f"the logged KL is negative in {counted(negative, 'step')}, and nothing says which estimator it is",
                 context.unstated,
             )
-        return None if len(run.table) else self._untold(context)
+        return None if len(run.table) else self._not_logged(context)
 
     def decisive_parts(self, run: Measured, context: Context) -> tuple[Part, ...]:
-        """Which KL may be negative."""
+        """Return the part that decides whether a KL may be negative."""
         return (Part.KL_LOSS, Part.KL_ESTIMATOR) if run["negative_kl_steps"] else ()
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:

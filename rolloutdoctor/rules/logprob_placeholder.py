@@ -115,7 +115,7 @@ class LogProbPlaceholder(TableRule):
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many, and how much of the weights."""
+        """Return the number of placeholders, and their share of the weights."""
         found, tails = pl.col("found"), pl.col("tails")
         return {
             "tokens": (found.sum().cast(pl.Int64), "tokens"),
@@ -187,7 +187,7 @@ class LogProbPlaceholder(TableRule):
 
 
 def _placeholders(block: "TokenBlock", places: "Tensor", is_sampled_n: "Tensor") -> "dict[str, Tensor]":
-    """What there is of placeholders in each row, ``[n]`` float64, on the CPU.
+    """Count the placeholders in each row, ``[n]`` float64, on the CPU.
 
     Args:
         block: the rows.

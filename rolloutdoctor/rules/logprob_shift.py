@@ -29,7 +29,7 @@ OWN = {
     "reference": ("ref_log_probs", "policy_log_probs"),
     "old policy": ("old_log_probs", "policy_log_probs"),
 }
-"""Whose log-probs are compared with those of which column of the trainer."""
+"""Owner of the log-probs that are compared with each column of the trainer."""
 
 START = {"sampler": "", "reference": "reference_", "old policy": "old_policy_"}
 """Of the names of what is measured: that of the sampler is measured once for several rules."""
@@ -38,7 +38,7 @@ WHOSE = {"sampler": "trainer", "reference": "policy", "old policy": "policy"}
 
 
 class Limits(NamedTuple):
-    """What makes a shift visible.
+    """Limits from which on a shift is visible.
 
     Attributes:
         pairs: adjacent tokens of a row.
@@ -75,10 +75,10 @@ LEAST_PAIRS = 30
 
 
 ROWS = ("late_rows", "early_rows", "varying_rows", "error_ratio")
-"""What is counted of them."""
+"""Quantities that are counted of them."""
 
 COLUMNS = ("aligned", "late", "early", "z")
-"""What is measured of each pair of log-probs: see `_errors`."""
+"""Quantities that are measured of each pair of log-probs: see `_errors`."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class LogProbShift(DirectRule):
 
     ## What it does
     Compares the sampler's log-probs with those of the trainer, and the reference's with those of the policy, in place
-    and moved by one token within each row. Where a logged KL, loss or ratio does not follow from the log-probs in the
+    and moved by one token within each row. Where a logged KL, loss or ratio is not reproduced by the log-probs in the
     file, tries the reference's and the old log-probs moved by one token.
 
     ## Why it matters
@@ -109,7 +109,7 @@ class LogProbShift(DirectRule):
     so many standard deviations that chance would do it once in a million runs of as many steps. Rows that are alike
     count once.
 
-    Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how many
+    Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how many
     values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
     g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two.
 
@@ -130,10 +130,10 @@ class LogProbShift(DirectRule):
     adds = tuple(start + name for start in START.values() for name in COLUMNS)
     needs_objective = False
     stages = ("kl", "loss")
-    remedy = "log the loss and the KL of every optimiser step beside the run"
+    remedy = "log the loss and the KL of every optimizer step beside the run"
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """What the audit reads, and both log-probs where they are there."""
+        """Return the columns of the audit, and both log-probs where they are there."""
         pairs = {name for pair in self._pairs(context) for name in OWN[pair]}
         return super().optional_columns(context) | pairs | ({"response_mask"} if pairs else set())
 
@@ -215,7 +215,7 @@ class LogProbShift(DirectRule):
         return {name: value for name, value in values.items() if name not in absent}
 
     def shown(self, place: Mapping[str, Any]) -> str:
-        """How much better a row fits one token away."""
+        """Name how much better a row fits one token away."""
         side = "late" if place["late"] < place["early"] else "early"
         error = f"squared error {place['aligned']:.3g} in place, {place[side]:.3g}"
         return f"{error} with the {place['whose']}'s {side}"
@@ -293,18 +293,18 @@ def _errors(sample: "Sample", limits: Limits, by_step: "ByStep") -> "list[Tensor
     # Tokens that the next one of their row does not follow at once.
     is_last = np.append(place[1:] != place[:-1] + 1, True)
     is_last[sample.runs.cuts[1:] - 1] = True
-    last, room = np.flatnonzero(is_last), np.zeros(len(place))
+    last, buffer = np.flatnonzero(is_last), np.zeros(len(place))
 
     def total(before: "NDArray[np.float64]", after: "NDArray[np.float64]") -> "NDArray[np.float64]":
         """Sum of squared differences over the pairs of adjacent tokens of each row, ``[r]``."""
-        np.subtract(before, after, out=room[:-1])
-        room[last] = 0
-        return sample.by_row(np.square(room, out=room))
+        np.subtract(before, after, out=buffer[:-1])
+        buffer[last] = 0
+        return sample.by_row(np.square(buffer, out=buffer))
 
     count = np.maximum(sample.by_row(~is_last), 1)
-    room[:-1] = other[:-1]
-    room[last] = 0
-    mean = sample.by_row(room) / count
+    buffer[:-1] = other[:-1]
+    buffer[last] = 0
+    mean = sample.by_row(buffer) / count
     spread = total(other[:-1], sample.runs.spread(mean)[:-1]) / count
     varies = (count >= limits.pairs) & (spread > limits.spread**2)
     aligned = (total(other[:-1], own[:-1]) + total(other[1:], own[1:])) / 2

@@ -7,7 +7,7 @@ from rolloutdoctor.rules.audited import DiffersRule
 
 @dataclass(frozen=True)
 class LossDiffers(DiffersRule):
-    """The logged loss or KL does not follow from the log-probs, the advantages and the recorded options.
+    """The logged loss or KL is not reproduced by the log-probs, the advantages and the recorded options.
 
     ## What it does
     Recomputes the loss, its parts and the KL as the trainer defines them, and compares them with the log. Where they
@@ -15,7 +15,7 @@ class LossDiffers(DiffersRule):
     that counts twice. What none of them explains is reported here, with its shape.
 
     ## Why it matters
-    A loss that does not follow from the rows means that the update was made of other rows or by other options.
+    A loss that the rows do not reproduce means that the update was made of other rows or by other options.
 
     ## How it is measured
     A value agrees if it differs by no more than its rounding radius, which is derived from the terms it is made of.
@@ -38,4 +38,4 @@ class LossDiffers(DiffersRule):
     shown_by = frozenset({"kl", "kl_loss", "loss", "policy_loss", "reward_kl", "stored_kl"})
     shown_by_each = True
     what = "logged losses and KLs"
-    remedy = "log the loss and the KL of every optimiser step beside the run"
+    remedy = "log the loss and the KL of every optimizer step beside the run"

@@ -13,7 +13,7 @@ FEWEST_LINES, FEWEST_STILL = 10, 3
 
 
 def judge_log(log: pl.DataFrame, near_zero: float) -> Judgement | None:
-    """What a log without rollouts tells of its losses.
+    """Judge the losses of a log without rollouts.
 
     Args:
         log: a line a step with the `logged` loss and `norm` of the gradient; `no_norm` where that is 0 and no rounding

@@ -88,9 +88,9 @@ class LossNearZero(TableRule):
             return None if bonus is None else Missing(bonus.no_gradient, remedy)
         trainer = context.writer
         names = () if trainer is None else (trainer.loss_metric, trainer.grad_norm_metric)
-        return None if names and context.metrics.issuperset(names) else self._untold(context)
+        return None if names and context.metrics.issuperset(names) else self._not_logged(context)
 
-    def _untold(self, context: Context) -> Missing:
+    def _not_logged(self, context: Context) -> Missing:
         return Missing(
             "no step logs both a loss and a gradient norm, and there are no rollouts",
             context.recording.get("metrics", logs_remedy()),
@@ -114,7 +114,7 @@ class LossNearZero(TableRule):
         return {"expected_loss_at_ratio_one": expected_N, "has_signal": signal_N}
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
-        """What was logged: of rows, how far the loss is from theirs; without rows, the loss and what explains it."""
+        """Return the distance of the logged loss from that of the rows; without rows, the loss and what explains it."""
         trainer, logged, evaluation = step.writer, step.logged, step.evaluation
         if trainer is None:
             return {}
@@ -126,7 +126,7 @@ class LossNearZero(TableRule):
             kl, ends, free = logged.get(trainer.kl_metrics[0]), trainer.end_metrics, trainer.reward_free(logged)
             all_cut = ends is not None and logged.get(ends[0]) == 1
             return {"logged": loss, "norm": norm, "no_norm": no_norm, "kl": kl, "free": free, "all_cut": all_cut}
-        # Of several optimiser steps the log may hold one.
+        # Of several optimizer steps the log may hold one.
         if evaluation is None or evaluation.tokens is None or bool((evaluation.tokens.layout.steps_N > 1).any()):
             return {}
         if name not in logged:
@@ -175,7 +175,7 @@ class LossNearZero(TableRule):
         return f"{kind}, KL term only" if place["is_kl"] else kind
 
     def decisive_parts(self, run: Measured, context: Context) -> tuple[Part, ...]:
-        """How advantages become a loss, and whether a KL term is added: another loss of these rows might be near 0."""
+        """Return the parts that turn advantages into a loss, KL term included: another loss might be near 0."""
         return () if len(_log(run)) else (Part.POLICY_LOSS, Part.KL_LOSS)
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
@@ -184,7 +184,7 @@ class LossNearZero(TableRule):
         if context.has_rows or judge_log(log, self.near_zero) is not None:
             return None
         if not len(log):
-            return self._untold(context)
+            return self._not_logged(context)
         if len(log) >= FEWEST_LINES:
             return None
         return Missing(
@@ -193,7 +193,7 @@ class LossNearZero(TableRule):
         )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
-        """Information if the gradient is alive, a warning if many steps are dead, an error if it is cut off."""
+        """Information if there is a gradient, a warning if many steps have none, an error if it is cut off."""
         near = run.table.filter("is_near")
         if not len(near):
             return judge_log(_log(run), self.near_zero)

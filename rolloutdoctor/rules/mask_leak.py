@@ -28,7 +28,7 @@ UNLIKELY = -1.0
 
 
 class _Sign(NamedTuple):
-    """Why the model cannot have sampled a token: words for a row, for the run, and what shows it."""
+    """Sign that the model cannot have sampled a token: words for a row, for the run, and what shows it."""
 
     of_row: str
     of_run: str
@@ -104,11 +104,11 @@ class MaskLeak(TableRule):
     of more than 30 nats: that is a seed (`RDI009`). The share of the gradient takes the tokens of a row as equal.
 
     Rows end with the completion, so that trained padding past it is cut off. Clean is said where `trained_beyond` is
-    recorded, or every logged loss follows from the rows: with more tokens in it none would. Where a loss disagrees and
+    recorded, or the rows reproduce every logged loss: with more tokens in it none would. Where a loss disagrees and
     nothing explains it the rule is skipped.
 
     ## What to do
-    Mask these tokens. If observations are trained on purpose, there is nothing to mend.
+    Mask these tokens. If observations are trained on purpose, there is nothing to fix.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
@@ -141,7 +141,7 @@ class MaskLeak(TableRule):
     """Placeholders for log-probs that are lost stand alone, and tokens of tools in runs."""
 
     def columns(self, context: Context) -> frozenset[str]:
-        """What is trained on."""
+        """Return the columns of the tokens and of the mask."""
         return frozenset({"response_mask"})
 
     def optional_columns(self, context: Context) -> frozenset[str]:
@@ -226,7 +226,7 @@ class MaskLeak(TableRule):
         return found
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
-        """Logged losses that were compared, and those that follow from the rows."""
+        """Logged losses that were compared, and those that the rows reproduce."""
         losses = [one for one in step.audit.values() if one.stage == "loss"]
         return {"losses": sum(one.compared for one in losses), "losses_agree": sum(one.agree for one in losses)}
 
@@ -242,7 +242,7 @@ class MaskLeak(TableRule):
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many tokens, by sign, and their part of the gradient."""
+        """Return the number of tokens, by sign, and their share of the log-prob gradient."""
         leaked, gradient = pl.col("leaked"), pl.col("grad_l1")
         share = (leaked / pl.col("trained").clip(lower_bound=1)).clip(upper_bound=1)
 
@@ -267,7 +267,7 @@ class MaskLeak(TableRule):
         return table.with_columns(value="leaked")
 
     def note(self, place: Mapping[str, Any]) -> str:
-        """How many, by sign."""
+        """Name the number of tokens, by sign."""
         parts = [f"{int(place[name]):,} {sign.of_row}" for name, sign in SIGNS.items() if place[name]]
         return f"trained tokens: {', '.join(parts)}"
 
@@ -282,7 +282,7 @@ class MaskLeak(TableRule):
                 return None
             return Missing(
                 "nothing was found in the responses, and no column says whether padding past them is trained",
-                context.recording.get("trained_beyond", "record trained_beyond, or the loss of every optimiser step"),
+                context.recording.get("trained_beyond", "record trained_beyond, or the loss of every optimizer step"),
             )
         name = "rollout_log_probs"
         return Missing(

@@ -7,7 +7,7 @@ from rolloutdoctor.rules.audited import DiffersRule
 
 @dataclass(frozen=True)
 class MetricDiffers(DiffersRule):
-    """A logged metric does not follow from the rows and the trainer's own definition of it.
+    """A logged metric is not reproduced by the rows and the trainer's own definition of it.
 
     ## What it does
     Recomputes every other metric that the trainer defines and that was logged: rewards, lengths, clip fractions,

@@ -11,14 +11,14 @@ class MetricMeanOfMeans(CauseRule):
 
     ## What it does
     Where a logged KL or drift disagrees with the trainer's own definition, tries other averages: over tokens, rows,
-    micro-batches, optimiser steps, and means of these.
+    micro-batches, optimizer steps, and means of these.
 
     ## Why it matters
     A mean of means weighs the tokens of short parts more. The curve is off by a share that changes with the
     lengths, and two runs with other micro-batches cannot be compared.
 
     ## How it is measured
-    Every logged value is held against each average within its rounding radius; the finding names the one that gives
+    Every logged value is compared with each average within its rounding radius; the finding names the one that gives
     all of them. Clean: every logged KL and drift agrees with the trainer's own average.
 
     ## What to do

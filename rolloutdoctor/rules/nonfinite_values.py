@@ -76,7 +76,7 @@ class NonfiniteValues(TableRule):
     `undefined_advantages` counts rows whose advantage the trainer itself computes as NaN from finite values: an
     estimator that weighs rewards by length divides by the trained tokens of the group, which are none where all of its
     rows were rejected. The mask keeps such a NaN out of the loss, but not out of its gradient, so verl skips the whole
-    optimiser step. Recomputed gradients leave masked tokens out, so they say what the step would be without those rows.
+    optimizer step. Recomputed gradients leave masked tokens out, so they say what the step would be without those rows.
     If these are the only ones, the verdict is exposed: the rows and the configuration would make it happen.
 
     ## What to do
@@ -158,7 +158,7 @@ class NonfiniteValues(TableRule):
         return run.rows.with_columns(bad_reward=bad.fill_null(False))
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many, and since when."""
+        """Return the number of values that are not finite, and the step of the first."""
         bad = (pl.col("all") > 0) | pl.col("bad_reward")
         return {
             "tokens": (pl.sum("trained"), "tokens"),

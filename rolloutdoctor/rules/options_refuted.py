@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OptionsRefuted(CountingRule):
-    """What was logged contradicts an option that is recorded or given.
+    """Logged values contradict an option that is recorded or given.
 
     ## What it does
     Before any arithmetic, holds the names and values in the log against the options: a KL above zero refutes a
@@ -24,9 +24,9 @@ class OptionsRefuted(CountingRule):
     whose other value gives the logged numbers: another estimator, scale or aggregation.
 
     ## Why it matters
-    Every number in this report follows from the options. Where one is wrong, the numbers are those of another run. An
+    Every number in this report depends on the options. Where one is wrong, the numbers are those of another run. An
     option that was only assumed here refutes nothing: it is taken from the log where that tells its value, and else
-    asked for, and what follows from it is left out.
+    asked for, and what depends on it is left out.
 
     ## How it is measured
     A name or value in the log that is impossible under the option; or all logged values of a quantity that agree,
@@ -65,7 +65,7 @@ class OptionsRefuted(CountingRule):
         return super().inconclusive_reason(run, context)
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """What the audit reads, and how responses ended."""
+        """Return the columns of the audit, and how responses ended."""
         masks = {"status", "response_mask"} if self._masked_by(context) else frozenset()
         return super().optional_columns(context) | masks
 
@@ -126,14 +126,14 @@ def questions(context: Context) -> list[str]:
         names = _assumed_behind(cause, context)
         if names:
             found.append(
-                f"{cause.words}: {cause.as_found:,} of {cause.compared:,} logged {cause.quantity} follow from that, "
-                f"and nothing states {' or '.join(names)}: say it with --set {names[0]}=VALUE"
+                f"{cause.words}: {cause.as_found:,} of {cause.compared:,} logged {cause.quantity} are reproduced by "
+                f"that, and nothing states {' or '.join(names)}: pass it with --set {names[0]}=VALUE"
             )
     return found
 
 
 def _stated(context: Context) -> list[Refuted]:
-    """What the run says of itself; an option that was only assumed contradicts nothing."""
+    """Return the contradicted options that the run states; one that was only assumed contradicts nothing."""
     return [one for one in context.refuted if not one.assumed]
 
 

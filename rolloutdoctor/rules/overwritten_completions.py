@@ -13,7 +13,7 @@ from rolloutdoctor.rules.base import MIXED_SPLITS, Context, Judgement, Missing, 
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 COUNTS = ("lost_rows", "mixed_rows", "repeated_rows", "torn_lines")
-"""What an importer logs of each step."""
+"""Counts that an importer logs of each step."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class OverwrittenCompletions(TableRule):
         return frozenset()
 
     def metrics(self, context: Context) -> frozenset[str]:
-        """What the importer counted."""
+        """Return the counts of the importer."""
         return frozenset(f"{IMPORT_METRICS}{name}" for name in COUNTS)
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
@@ -67,7 +67,7 @@ class OverwrittenCompletions(TableRule):
         return lines.select(*STEP_KEY, **counts).with_columns(lost_steps=(pl.col("lost_rows") > 0).cast(pl.Int64))
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many rows and steps."""
+        """Return the numbers of rows and steps."""
         units = {"lost_rows": "rows", "lost_steps": "steps", "mixed_rows": "rows", "repeated_rows": "rows"}
         return {name: (pl.sum(name), unit) for name, unit in {**units, "torn_lines": "lines"}.items()}
 
@@ -76,7 +76,7 @@ class OverwrittenCompletions(TableRule):
         return table.with_columns(value=pl.sum_horizontal("lost_rows", "mixed_rows", "torn_lines"))
 
     def note(self, place: Mapping[str, Any]) -> str:
-        """What happened to them."""
+        """Name what happened to the rows."""
         return _words(place)
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:

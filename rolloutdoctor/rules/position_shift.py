@@ -154,7 +154,7 @@ class PositionShift(TableRule):
         )
 
     def excluded(self, run: Measured, context: Context) -> Excluded | None:
-        """How steeply the gap may grow with padding; twice the gap at much padding would be found."""
+        """Bound the growth of the gap with padding; twice the gap at much padding would be found."""
         of, rows = run.table.select(pl.sum(*_MOMENTS, "freedom")).to_dicts()[0], run.count("rows")
         slope, error = of["11"] / of["20"] if of["20"] else 0.0, inf
         if of["20"] and of["freedom"] > 0:
@@ -197,12 +197,12 @@ class PositionShift(TableRule):
         return Judgement(
             severity=Severity.WARNING,
             confirmed=False,
-            headline=f"the gap to the sampler goes with the left padding of a row (Spearman {whole:.2f}): "
-            f"{number(plain)} nats without, {number(padded)} with much of it",
+            headline=f"the gap to the sampler correlates with left padding (Spearman {whole:.2f}): "
+            f"median {number(plain)} nats unpadded, {number(padded)} most padded",
             message=(
-                f"in {counted(run.table['rows'].count(), 'step')} the gap of a row goes with its left padding in the "
-                f"micro-batch: Spearman {whole:.2f}, with the length of the response partialled out {response:.2f}, "
-                f"with that of the prompt {prompt:.2f}"
+                f"in {counted(run.table['rows'].count(), 'step')} the gap of a row correlates with its left padding in "
+                f"the micro-batch: Spearman {whole:.2f}, with the length of the response partialled out "
+                f"{response:.2f}, with that of the prompt {prompt:.2f}"
             ),
             evidence="the log-probs of sampler and trainer, the prompts' lengths and the micro-batches",
             advice=ADVICE,
@@ -214,7 +214,7 @@ _MOMENTS = {"20": (2, 0), "11": (1, 1), "22": (2, 2), "31": (3, 1), "40": (4, 0)
 
 
 def _correlated(rows: pl.DataFrame) -> pl.DataFrame:
-    """How the mean gap of the rows of each step goes with their padding.
+    """Correlate the mean gap of the rows of each step with their padding.
 
     `gap` and `gap_padded` are the medians of rows without padding and of the more padded half of the others, whose
     median `padding` it is; `freedom` counts the degrees of freedom that are left to the moments.

@@ -24,7 +24,7 @@ BINARY, DECIMAL = {"bfloat16": 7, "float16": 10}, {"1": 1, "2": 2, "3": 3, "4": 
 """Digits behind the first one of a number of each lattice, or behind the point; float32 has 23 binary ones."""
 
 COUNTS = ("values", "positive", "power", "low_power", *BINARY, *(f"coarse:{name}" for name in BINARY), *DECIMAL)
-"""What is added up by row: `power` is the power of two below a value, `low_power` the same where floats of its size
+"""Counts summed by row: `power` is the power of two below a value, `low_power` the same where floats of its size
 have four decimal digits, else the limit of that."""
 
 COARSE = 0.01
@@ -148,7 +148,7 @@ class QuantizedLogProbs(TableRule):
         }
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How coarse the values are."""
+        """Return the coarseness of the values."""
         none = pl.when(pl.sum("sampler:values") > 0).then(0.0)
         spacing, coarse = (
             pl.coalesce(*(self._coarsest(side)[name] for side in SIDES), none) for name in ("spacing", "coarse")

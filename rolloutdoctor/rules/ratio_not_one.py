@@ -24,7 +24,7 @@ class RatioNotOne(CountingRule):
     """The importance ratio in the loss is not that of the policy and the old log-probs.
 
     ## What it does
-    Where the logged loss, clip fraction or drift does not follow from the log-probs in the file, tries a ratio of 1
+    Where the log-probs in the file do not reproduce the logged loss, clip fraction or drift, tries a ratio of 1
     everywhere, and one against the sampler's log-probs. Looks whether policy and old log-probs differ before the first
     update of a batch, which the loss agrees with: both are logged as they are.
 
@@ -33,7 +33,7 @@ class RatioNotOne(CountingRule):
     1 at the first inner step clips tokens of an on-policy update.
 
     ## How it is measured
-    Every logged loss and KL is held against both formulas, each within its rounding radius. The finding gives how many
+    Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how many
     values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
     g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two.
 
@@ -59,12 +59,12 @@ class RatioNotOne(CountingRule):
     references = ("https://github.com/volcengine/verl/issues/6280",)
     stages = ("loss",)
     shown_by = frozenset({"loss", "policy_loss"})
-    remedy = "log the loss and the KL of every optimiser step beside the run"
+    remedy = "log the loss and the KL of every optimizer step beside the run"
     adds = COUNTED
     shows = "trained tokens whose policy and old log-probs differ before the first update"
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """What the audit reads, and what tells the rows of the first update."""
+        """Return the columns of the audit, and those that identify the rows of the first update."""
         return super().optional_columns(context) | {*PAIR, "response_mask", "optim_step_id"}
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
@@ -100,7 +100,7 @@ class RatioNotOne(CountingRule):
     def direct(self, run: CountedMeasured, context: Context) -> Judgement | None:
         """A warning where they differ at all."""
         causes = [cause.hypothesis for found in context.causes.values() for cause in found]
-        # Which pass comes first is told by the line of the step.
+        # The line of the step shows which pass comes first.
         if not run.shown or context.trainer is None or OTHER_NUMBERS in causes:
             return None
         mean = run.size / run.looked_at

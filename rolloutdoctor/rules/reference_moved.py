@@ -42,8 +42,8 @@ class ReferenceMoved(TableRule):
     of that smallest, the largest half of the step before, and no other fall is a third of it in logarithms), and the
     mean log-prob of the policy changes by at most three times its median change between neighbouring steps: another
     data set, a restart or a jump of the policy changes that as well. Falls at equal distances are a schedule, and
-    information; a single sync of the reference that is not recorded cannot be told from a fault by the rows. A fall to
-    a third that is twice as large as any other leaves the rule without a verdict.
+    information; a single sync of the reference that is not recorded cannot be distinguished from a fault by the rows. A
+    fall to a third that is twice as large as any other leaves the rule without a verdict.
     Equal log-probs count in steps after the first, where an earlier step has different ones or the log-probs at the
     loss are not those before the update. Tokens may be equal by rounding: if as many were in the last step with
     different ones, that all of them are has a probability below 2^-40. Equal log-probs in all of six steps or more
@@ -52,7 +52,7 @@ class ReferenceMoved(TableRule):
 
     ## What to do
     Check where the reference is loaded after a resume, and that it shares no weights with the policy. If the trainer
-    syncs it on purpose, there is nothing to mend.
+    syncs it on purpose, there is nothing to fix.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose, toy_batch
@@ -81,7 +81,7 @@ class ReferenceMoved(TableRule):
     """Steps before and after that must show it, so that one odd batch does not."""
 
     bits: float = 40.0
-    """How unlikely it is that all tokens are equal by rounding."""
+    """Bits of evidence needed that the tokens are not equal by rounding."""
 
     unsure_fall: float = 1 / 3
     """A fall to this, and not to a tenth, is neither a finding nor clean."""
@@ -196,7 +196,7 @@ class ReferenceMoved(TableRule):
             return Missing(
                 f"the KL to the reference falls to a third or less at step {unsure[0]}: a reference that moved part of "
                 "the way to the policy and a policy that comes back are alike there",
-                "compare the reference's weights with those of the step before, or record prompts that come again",
+                "compare the reference's weights with those of the step before, or record prompts that recur",
             )
         return None
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 DOUBLE = 2.0**-29
-"""What float64 loses of what float32 loses: unit roundoffs of 2^-53 and 2^-24."""
+"""Error of float64 as a share of that of float32: unit roundoffs of 2^-53 and 2^-24."""
 
 FIX = "rejected-rows:singleton-raw"
 
@@ -73,7 +73,7 @@ class RejectedInBaseline(TableRule):
     adds = ("compared", "is_rejected", "drift", "is_drifted", "radius", "fixed_radius", "logged", "before_rejection")
 
     def columns(self, context: Context) -> frozenset[str]:
-        """What the advantages need, and the mask; nothing for estimators without a group baseline."""
+        """Return the columns of the advantages, and the mask; none for estimators without a group baseline."""
         if context.objective is None or not has_baseline_per_row(context.objective):
             return frozenset()
         return advantage_columns(context.objective) | {"response_mask"}
@@ -156,7 +156,7 @@ class RejectedInBaseline(TableRule):
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How far baselines and advantages move, and what that does to the gradient."""
+        """Return the shifts of baselines and advantages, and their effect on the gradient."""
         live, drifted = pl.col("is_live"), pl.col("is_drifted")
         shift, drift = pl.col("shift").filter(live), pl.col("drift").filter(drifted)
         changed, dot, fixed_sq = pl.sum("fixed_versus_l1"), pl.sum("fixed_versus_dot"), pl.sum("fixed_grad_sq")

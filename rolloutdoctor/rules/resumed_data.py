@@ -20,7 +20,7 @@ EPOCH_SLACK = 0.1
 
 @dataclass(frozen=True)
 class ResumedData(TableRule):
-    """The prompts of earlier steps come again in the same order: the data loader started over.
+    """The prompts of earlier steps recur in the same order: the data loader started over.
 
     ## What it does
     Compares the prompts of each step with those of all earlier steps, and looks for stretches that repeat.
@@ -32,8 +32,8 @@ class ResumedData(TableRule):
     ## How it is measured
     A step is the set of its prompts, by a hash that does not depend on the order of rows. Three or more consecutive
     steps with the prompts of consecutive earlier ones are a repetition; it takes three different sets, so updates that
-    share a generation are none. An epoch without shuffling repeats too. It is told apart by the logged epoch, which
-    grows by about 1, or by what follows: after an epoch everything comes again, after a resumption the prompts that
+    share a generation are none. An epoch without shuffling repeats too. It is recognised by the logged epoch, which
+    grows by about 1, or by what follows: after an epoch everything recurs, after a resumption the prompts that
     were not reached before. Without either it is information, and so are two such steps within one epoch by the log. A
     training set of fewer steps than a stretch cannot be looked at.
 
@@ -62,7 +62,7 @@ class ResumedData(TableRule):
     fewest: int = 3
 
     def columns(self, context: Context) -> frozenset[str]:
-        """Which prompt each row answers."""
+        """Return the columns that identify the prompt of each row."""
         return prompt_columns(context.columns) or frozenset({"prompt_ids"})
 
     def metrics(self, context: Context) -> frozenset[str]:
@@ -88,7 +88,7 @@ class ResumedData(TableRule):
         return steps.join(found, on="step", how="left", maintain_order="left")
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many steps repeat earlier ones, and where."""
+        """Return the number of steps that repeat earlier ones, and where."""
         repeated = pl.col("first").is_not_null()
         return {
             "repeated_steps": (repeated.sum(), "steps"),
@@ -173,7 +173,7 @@ def _repeats(steps: Sequence[int], sets: Sequence[int], epochs: Sequence[float |
         end = place + size
         while end < len(sets) and sets[source + end - place] == sets[end]:
             end += 1
-        # The first epoch ends where it first repeats: all of it would have to come again before anything else.
+        # The first epoch ends where it first repeats: all of it would have to recur before anything else.
         goes_on = end < len(sets) and new[sets[end]] >= place
         found += [(step, steps[place], steps[source], later, goes_on) for step in steps[place:end]]
         place = end

@@ -33,7 +33,7 @@ class Retokenized(TableRule):
 
     ## Why it matters
     A conversation that is decoded to text and tokenized again for training has other tokens where turns meet. The
-    log-probs of what was sampled are then held against those of something else, and the ratio is wrong exactly there.
+    log-probs of what was sampled are then compared with those of something else, and the ratio is wrong exactly there.
 
     ## How it is measured
     Absolute differences are counted in bins, four for each doubling, separately for five ranges of the log-prob,
@@ -146,7 +146,7 @@ class Retokenized(TableRule):
         return table.with_columns(value="turns")
 
     def note(self, place: Mapping[str, Any]) -> str:
-        """How many."""
+        """Name the number of turns."""
         return f"{int(place['turns']):,} turns behind its first"
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
@@ -164,7 +164,7 @@ class Retokenized(TableRule):
         return None if run["turns"] else "no response has a second turn behind masked tokens"
 
     def excluded(self, run: Measured, context: Context) -> Excluded | None:
-        """How far apart the first tokens of most turns may be."""
+        """Bound the gap at the first tokens of most turns."""
         found, other = run["start_median_low"], run["other_median_high"]
         if found is None or other is None:
             return None

@@ -70,16 +70,16 @@ class RewardFreeStep(TableRule):
         """A log that does not say which steps had reward variance."""
         trainer = context.writer
         tells = trainer is not None and trainer.reward_free(dict.fromkeys(context.metrics, 0.0)) is not None
-        return None if tells and trainer and trainer.grad_norm_metric in context.metrics else self._untold(context)
+        return None if tells and trainer and trainer.grad_norm_metric in context.metrics else self._not_logged(context)
 
-    def _untold(self, context: Context) -> Missing:
+    def _not_logged(self, context: Context) -> Missing:
         return Missing(
             "no step logs both a gradient norm and how many groups had zero reward variance",
             context.recording.get("reward_free", logs_remedy()),
         )
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
-        """What the log says of a step: whether every group lacked reward variance, and the gradient norm."""
+        """Read from the log whether every group of a step lacked reward variance, and the gradient norm."""
         logged, trainer = step.logged, step.writer
         free = None if trainer is None or not step.training else trainer.reward_free(logged)
         norm = None if trainer is None else logged.get(trainer.grad_norm_metric)
@@ -118,7 +118,7 @@ class RewardFreeStep(TableRule):
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """A log that does not say which steps had reward variance."""
-        return None if len(run.table) else self._untold(context)
+        return None if len(run.table) else self._not_logged(context)
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information with a magnitude; a warning where such steps are many."""

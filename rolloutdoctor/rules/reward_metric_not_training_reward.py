@@ -18,7 +18,7 @@ class RewardMetricNotTrainingReward(CauseRule):
     The curve that everybody watches then rises while the reward that trains falls, or the other way round.
 
     ## How it is measured
-    Every logged value is held against each definition within its rounding radius. Clean: the logged reward
+    Every logged value is compared with each definition within its rounding radius. Clean: the logged reward
     metrics agree with the recorded rewards.
 
     ## What to do

@@ -28,7 +28,7 @@ class RewardMissingAsZero(DirectRule):
     """Rows that could not be scored enter the baseline with a reward of 0.
 
     ## What it does
-    Where rows have no reward (null or NaN) and the logged advantages do not follow without them, tries a reward of
+    Where rows have no reward (null or NaN) and the logged advantages are not reproduced without them, tries a reward of
     0 for each of them. Where rows have a reward of exactly 0, looks for a witness that they have none: every reward
     function of the row is null, or its status is aborted, error, timeout or failed.
 
@@ -37,7 +37,7 @@ class RewardMissingAsZero(DirectRule):
     of its siblings and is itself pushed away.
 
     ## How it is measured
-    Rewards that are null: every logged advantage is held against both formulas, each within its rounding radius. The
+    Rewards that are null: every logged advantage is compared with both formulas, each within its rounding radius. The
     finding gives how many values each explains, how many rows change, how many advantages change their sign
     (`sign_flips`), and with log-probs how much of the gradient differs: `relative_change_l1` =
     |g_made - g_recorded|_1 / |g_recorded|_1, in log-prob space.
@@ -149,7 +149,7 @@ class RewardMissingAsZero(DirectRule):
         return self.with_audit(lines.drop("logged"), run).with_columns(value=pl.when(is_place).then("value"))
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many logged values follow, how many rows have a witness, and what these change."""
+        """Return the numbers of reproduced values and of rows with a witness, and what these change."""
         return {
             **super().quantities(),
             "rows": (pl.sum("missing"), "rows"),
@@ -166,7 +166,7 @@ class RewardMissingAsZero(DirectRule):
         return f"reward 0, status {status}" if failed else "reward 0, and every reward function is null"
 
     def inconclusive_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
-        """Nothing tells a reward that is missing from a 0, or nothing was logged that could show what became of it."""
+        """A missing reward cannot be distinguished from a 0, or nothing logged shows what became of it."""
         if run["rows"] or self.code in context.causes:
             return None
         if run.table["reward"].is_nan().any():
@@ -174,7 +174,7 @@ class RewardMissingAsZero(DirectRule):
         if context.columns & {"rewards", "status"}:
             return None
         return Missing(
-            "nothing tells a reward that is missing from a 0",
+            "a missing reward cannot be distinguished from a 0",
             "record rewards that are missing as null, or the columns rewards (one number per function) or status",
         )
 

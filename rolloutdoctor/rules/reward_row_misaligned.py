@@ -43,11 +43,11 @@ class RewardRowMisaligned(DirectRule):
     """The rewards that made the advantages are those of other rows.
 
     ## What it does
-    Where the logged advantages do not follow from the rewards in the file, tries the same rewards on other rows:
+    Where the rewards in the file do not reproduce the logged advantages, tries the same rewards on other rows:
     one row or one group late or early, rotated within their groups, reversed, sorted, and in the order of length or
     rank.
 
-    Where the rewards in the file are wrong themselves, the advantages follow from them. Then it looks at what a reward
+    Where the rewards in the file are wrong themselves, they reproduce the advantages. Then it looks at what a reward
     shows of its own response: a reward function that is a line in the response's length, equal responses to one
     prompt, and truncated responses with the lowest reward. If the rows break such a relation, and all of them keep it
     with the rewards in one of these orders, the rewards are those of other rows. Equal responses to one prompt with
@@ -57,7 +57,7 @@ class RewardRowMisaligned(DirectRule):
     Every response is then pushed for what another one did. The mean reward is unchanged, so no curve shows it.
 
     ## How it is measured
-    Every logged advantage is held against both formulas, each within its rounding radius. The finding gives how
+    Every logged advantage is compared with both formulas, each within its rounding radius. The finding gives how
     many values each explains, how many rows change, how many advantages change their sign (`sign_flips`), and with
     log-probs how much of the gradient differs: `relative_change_l1` = |g_made - g_recorded|_1 / |g_recorded|_1, in
     log-prob space.
@@ -98,7 +98,7 @@ class RewardRowMisaligned(DirectRule):
     """A chance of 1e-12, of which the orders and the reward functions that are tried take little."""
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """What the audit reads, and what rewards may be made from."""
+        """Return the columns of the audit, and those that rewards may be made from."""
         return super().optional_columns(context) | response_columns(context.columns) | {"reward", "rewards", "status"}
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
@@ -177,11 +177,11 @@ class RewardRowMisaligned(DirectRule):
         orders = found.filter(pl.col("relation") == relation)["order"].to_list()
         words, used = ROW_ORDERS[orders[0]][0], run.is_reproduced
         trained = (
-            f"the trainer used these rewards: all {run.compared:,} logged advantages follow from them"
+            f"the trainer used these rewards: all {run.compared:,} logged advantages are reproduced by them"
             if used
             else "no logged advantage says whether the trainer used these rewards, or the file alone has them so"
         )
-        also = f"; these data cannot tell it from {', '.join(orders[1:])}" if len(orders) > 1 else ""
+        also = f"; these data cannot distinguish it from {', '.join(orders[1:])}" if len(orders) > 1 else ""
         return Judgement(
             severity=Severity.ERROR if used else Severity.WARNING,
             confirmed=used,
@@ -208,7 +208,7 @@ class RewardRowMisaligned(DirectRule):
             + (", and agree no better than different ones" if is_chance else ""),
             evidence=f"the mean squared distance of their rewards is {number(apart / copies)}, that within their "
             f"groups {number(by_chance / copies)}: {number(better)} standard errors",
-            advice="join rewards to rows by sample id; if they are, the reward cannot tell responses to a prompt apart"
+            advice="join rewards to rows by sample id; if they are, the reward cannot distinguish responses to a prompt"
             if is_chance
             else "none if a judge model or a sampled test gives the rewards",
             measures={"copies": Measure(int(copies), "rows"), "differing_copies": Measure(int(differing), "rows")},
@@ -229,7 +229,7 @@ def _orders(batch: "RolloutBatch") -> "tuple[list[str], Tensor]":
 
 
 def _copies(batch: "RolloutBatch", relations: "Sequence[Relation]") -> dict[str, Any]:
-    """How far the rewards of equal responses are apart, and those of their groups; of the function most apart."""
+    """Compare the rewards of equal responses with those of their groups, by the function that differs most."""
     import torch
 
     found: dict[str, Any] = {}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 LAGS = range(8)
-"""Version lags that are told apart."""
+"""Version lags that are counted separately."""
 
 SURE, APART = log(0.5), 2.0
 """A token that the sampler gave one half or more, and the trainer two nats less."""
@@ -32,7 +32,7 @@ POSITIONS = (0, 1, 4, 16, 64, 256, 1024, 4096, 16384)
 """Positions in a response at which a bin of positions begins."""
 
 OFTEN_KEPT = 64
-"""Places of a confident disagreement that are told apart."""
+"""Places of a confident disagreement that are counted separately."""
 
 TOKEN_CAP, TOKEN_BAND, ROW_CAP, ROW_BAND = 2.0, (0.5, 5.0), 3.0, (0.999, 1.001)
 """The usual bounds: truncated weights of tokens (verl), IcePop's mask, TRL's cap of sequences, verl's geometric
@@ -47,7 +47,7 @@ MOST_FAR = 0.02
 
 @dataclass(frozen=True)
 class SamplerMismatch(TableRule):
-    """How far the sampler's log-probs are from the trainer's.
+    """The sampler's log-probs differ from the trainer's.
 
     ## What it does
     Describes delta, the trainer's log-prob before the update minus the sampler's, on trained tokens, and what

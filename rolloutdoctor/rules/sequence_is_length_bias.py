@@ -92,7 +92,7 @@ class SequenceIsLengthBias(TableRule):
     along the response, and that is information, as is a correlation of 0.3 or more. Without a bound on sequences there
     is nothing to find, and responses of one length cannot show it.
 
-    Logged metrics of the weights, all of which follow from the rows, confirm it.
+    Logged metrics of the weights, all reproduced by the rows, confirm it.
 
     ## What to do
     Weigh tokens (truncated), or hold the geometric mean of a sequence to its bounds.
@@ -188,7 +188,7 @@ class SequenceIsLengthBias(TableRule):
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """What the thirds keep."""
+        """Return the share that each third keeps."""
         is_of = {name: pl.col("third") == number for number, name in enumerate(THIRDS)}
         found: dict[str, Quantity] = {"length_correlation": (pl.mean("correlation"), "1")}
         found |= {f"kept_{third}_share": (pl.col("kept").filter(here).mean(), "share") for third, here in is_of.items()}
@@ -217,7 +217,7 @@ class SequenceIsLengthBias(TableRule):
         return Missing(f"{counted(rows, 'row')} with both log-probs; needs {self.least_rows}", "widen --steps")
 
     def excluded(self, run: Measured, context: Context) -> Excluded | None:
-        """How many more of the long responses may be lost than of the short ones."""
+        """Bound the excess of lost responses among the long ones over the short ones."""
         if run["length_correlation"] is None:
             return None
         thirds = (run.table.filter(pl.col("third") == THIRDS.index(third)) for third in ("shortest", "longest"))
@@ -273,7 +273,7 @@ class SequenceIsLengthBias(TableRule):
             evidence=(
                 f"sampler and trainer differ by {number(gaps[0])} nats a token in the shortest third and "
                 f"{number(gaps[1])} in the longest; bounds of the configuration: {limits}"
-                + (f"; all {logged:,.0f} logged metrics of the weights follow from these rows" if shown else "")
+                + (f"; all {logged:,.0f} logged metrics of the weights are reproduced by these rows" if shown else "")
             ),
             advice="use token-level weights, or bound the geometric mean of the ratios of a sequence",
         )

@@ -70,7 +70,7 @@ class ShapedRewardPhantom(TableRule):
     splits = ("train",)
 
     warn_above: float = 0.25
-    """From a quarter of the absolute advantage on, shaping is no side term of the update."""
+    """Share of the absolute advantage from which on shaping is no side term of the update."""
 
     def parts(self, context: Context) -> tuple[Part, ...]:
         """Only a division by the group's standard deviation blows a shaping term up."""
@@ -144,7 +144,7 @@ class ShapedRewardPhantom(TableRule):
         return lines
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many groups, and how much of the update they are."""
+        """Return the number of groups, and their share of the log-prob gradient."""
         of_step = pl.col("step").n_unique() == 1
         outcome = pl.when(of_step).then("outcome_in_step").otherwise("outcome_in_run")
         shaped = outcome & pl.col("is_shaped")

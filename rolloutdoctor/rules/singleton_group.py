@@ -53,13 +53,13 @@ class SingletonGroup(TableRule):
     splits = ("train",)
 
     def columns(self, context: Context) -> frozenset[str]:
-        """What the advantages need; nothing for estimators without a group baseline."""
+        """Return the columns of the advantages; none for estimators without a group baseline."""
         if context.objective is None or not has_baseline_per_row(context.objective):
             return frozenset()
         return advantage_columns(context.objective)
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """The mask tells which rows are live, logged advantages confirm."""
+        """The mask shows which rows are unmasked, logged advantages confirm."""
         return frozenset({"response_mask", "advantage", "advantages"}) if self.columns(context) else frozenset()
 
     def parts(self, context: Context) -> tuple[Part, ...]:
@@ -97,7 +97,7 @@ class SingletonGroup(TableRule):
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many, and how much advantage they carry."""
+        """Return the number of single-response groups, and the advantage that they carry."""
         size, single = pl.col("size"), pl.col("is_single")
         return {
             "groups": (single.sum(), "groups"),

@@ -265,15 +265,15 @@ class StalePolicy(TableRule):
         notes = [*([] if faults else self._of_first_update(table)), *self._of_lag(table), *self._of_rows(run)]
         if not faults and not notes:
             return None
-        told = [*faults, *notes]
+        sentences = [*faults, *notes]
         by_lag = table.buckets.head(MOST_LAGS).rows(named=True) if table.stamps else []
         ess = {f"ess_lag_{one['lag']}": Measure(one["ess"], "share") for one in by_lag}
         middle = {f"gap_median_lag_{one['lag']}": Measure(one["middle"], "nats") for one in by_lag}
         return Judgement(
             severity=Severity.WARNING if faults or not corrected else Severity.INFO,
             confirmed=False,
-            headline=told[0],
-            message="; ".join(told),
+            headline=sentences[0],
+            message="; ".join(sentences),
             evidence="the log-probs of sampler and trainer"
             + (", the version stamps" if table.stamps else "; no version stamps")
             + ("; the objective corrects for the sampler's log-probs" if corrected and not faults else ""),
@@ -283,7 +283,7 @@ class StalePolicy(TableRule):
         )
 
     def _of_stamps(self, run: Measured, table: LagTable) -> list[str]:
-        """How stamps contradict the steps."""
+        """Describe how stamps contradict the steps."""
         found = []
         stopped, beyond = table.stopped(self.stopped_least), table.beyond()
         if stopped is not None:
@@ -320,7 +320,7 @@ class StalePolicy(TableRule):
         return after >= self.growth_factor * before and order >= 0.8 and after >= self.growth_least
 
     def _of_steps(self, table: LagTable) -> list[str]:
-        """How the gap rises over the run."""
+        """Describe how the gap rises over the run."""
         onset, ends = self._onset(table), table.growth()
         if onset is not None:
             step, low, high = onset
@@ -330,11 +330,11 @@ class StalePolicy(TableRule):
         if ends is None or not self._grows(table):
             return []
         since = self._since(table)
-        told = f"the gap to the sampler grows over the run, from {number(ends[0])} to {number(ends[1])}"
-        return [told if since is None else f"{told}, and is twice what it was from step {since} on"]
+        growth = f"the gap to the sampler grows over the run, from {number(ends[0])} to {number(ends[1])}"
+        return [growth if since is None else f"{growth}, and is twice what it was from step {since} on"]
 
     def _of_first_update(self, table: LagTable) -> list[str]:
-        """How the gap rises where the weights first change."""
+        """Describe how the gap rises where the weights first change."""
         found = table.first_update(self.first_factor, self.first_least)
         if found is None:
             return []
@@ -344,7 +344,7 @@ class StalePolicy(TableRule):
         ]
 
     def _of_lag(self, table: LagTable) -> list[str]:
-        """How the gap grows with the lag."""
+        """Describe how the gap grows with the lag."""
         lags = table.with_lag()
         largest = table.buckets.select(pl.max("middle")).item() or 0.0
         if lags is None or lags[0] < self.lag_factor or largest < self.lag_least:

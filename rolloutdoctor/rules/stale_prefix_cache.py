@@ -27,7 +27,7 @@ LEAST_TOKENS = 32
 
 @dataclass(frozen=True)
 class StalePrefixCache(TableRule):
-    """The engine serves prompts that come again from keys and values of older weights.
+    """The engine serves recurring prompts from keys and values of older weights.
 
     ## What it does
     Compares the gap of sampler and trainer after prompts that were served before, at an older version, with that
@@ -35,13 +35,13 @@ class StalePrefixCache(TableRule):
 
     ## Why it matters
     A prefix cache that survives a weight sync gives the new weights the old model's view of the prompt. Only prompts
-    that come again are hurt, more so the longer they are cached, so that means over a step hide it.
+    that recur are hurt, more so the longer they are cached, so that means over a step hide it.
 
     ## How it is measured
     Prompts of 128 tokens and more, of which engines cache at least one block; all records of the 128 prompts with the
     smallest hashes are kept. The gap is the mean of its sizes on trained tokens with a sampler probability below 0.9,
-    of 32 tokens or more. `gap_ratio` is the median over records of prompts that come again of their gap over that at
-    the version at which they were first seen: hard prompts that come again have it too, then and now. `p_value` is of
+    of 32 tokens or more. `gap_ratio` is the median over records of recurring prompts of their gap over that at
+    the version at which they were first seen: hard recurring prompts have it too, then and now. `p_value` is of
     the hypothesis that at one version and length the gap has nothing to do with the versions since the prompt was
     first seen: a permutation test of ranks, stratified by versions and doublings of the length. Plain lag, and an
     engine that does not update at all, are the same for all prompts of a version. Found from a ratio of 3 and p below
@@ -135,7 +135,7 @@ class StalePrefixCache(TableRule):
         return pl.concat([counts, ranked(records)], how="diagonal")
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How much larger the gap is, and since when the prompts were known."""
+        """Return the growth of the gap, and since when the prompts were known."""
         gap, is_new, is_old = pl.col("gap"), pl.col("age") == 0, pl.col("age") > 0
         excess = pl.col("excess").filter(is_old)
         p = SCORE.map_elements(tail, pl.Float64)
@@ -160,9 +160,9 @@ class StalePrefixCache(TableRule):
         if self._is_short(run) or min(first, later) >= self.least_records:
             return None
         return Missing(
-            f"{counted(first, 'prompt')} of 128 tokens or more, which come again {later:,} times, and it "
-            f"takes {self.least_records} of either",
-            "widen --steps to where prompts come again",
+            f"{counted(first, 'prompt')} of 128 tokens or more, which recur {later:,} times; "
+            f"needs {self.least_records} of either",
+            "widen --steps to where prompts recur",
         )
 
     def vacuous_reason(self, run: Measured, context: Context) -> str | None:
@@ -170,7 +170,7 @@ class StalePrefixCache(TableRule):
         return f"no prompt has {self.least_length} tokens or more" if self._is_short(run) else None
 
     def excluded(self, run: Measured, context: Context) -> Excluded | None:
-        """By how much the gap of most prompts may have grown since they were first seen."""
+        """Bound the growth of the gap of most prompts since they were first seen."""
         from rolloutdoctor.ops.bounds import median_bound
 
         ratio, excess = run["gap_ratio"], run["excess_ratio"]
@@ -179,13 +179,13 @@ class StalePrefixCache(TableRule):
         last = run.table.filter("last", pl.col("age") > 0).select(pl.coalesce("excess", "against_first")).to_series()
         return Excluded(
             code=self.code,
-            effect="a growth of the gap after prompts that come again",
+            effect="a growth of the gap after recurring prompts",
             bound=median_bound(last.to_list()),
             unit="times",
             estimate=ratio if excess is None else excess,
             limit=self.factor,
             seen=len(last),
-            of="prompts that come again",
+            of="recurring prompts",
         )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
@@ -203,7 +203,7 @@ class StalePrefixCache(TableRule):
             headline=f"after prompts that were served before, the gap to the sampler is {number(ratio)} times "
             "what it was at first",
             message=(
-                f"the median gap is {number(run['gap_seen_before'])} nats after prompts that come again at a later "
+                f"the median gap is {number(run['gap_seen_before'])} nats after recurring prompts at a later "
                 f"version ({later:,} records) and {number(run['gap_first_seen'])} after prompts seen for the first "
                 f"time ({first:,}); it grows with the versions since then (p = {number(p)})"
             ),

@@ -66,7 +66,7 @@ class StdDifficultyBias(TableRule):
         return (Part.GROUP_STD,)
 
     def columns(self, context: Context) -> frozenset[str]:
-        """What the advantages need, where a group's standard deviation divides."""
+        """Return the columns of the advantages, where a group's standard deviation divides."""
         if context.objective is None or not has_part(context.objective, Part.GROUP_STD):
             return frozenset()
         return advantage_columns(context.objective) | {"reward", "group_id"}

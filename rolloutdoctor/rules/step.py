@@ -82,7 +82,7 @@ class StepView:
     _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def cached(self, name: str, make: Callable[[], T]) -> T:
-        """What a rule works out of a step for its count and for its examples alike.
+        """Return what a rule computes of a step once, for its count and for its examples.
 
         Args:
             name: of what is worked out; the same for the same thing.
@@ -119,7 +119,7 @@ class StepView:
         return ByStep.of_sizes([len(groups) for groups in self._compared_of_each], self.batch.device)
 
     def lags(self, most: int) -> Tensor | None:
-        """How many versions each row is behind the newest of its step, ``[N]``; see `version_stamps.lags_of`."""
+        """Return how many versions each row is behind the newest of its step, ``[N]``; see `version_stamps.lags_of`."""
         rows = self.batch.per_row
         stamps = rows.get("policy_version_min"), rows.get("policy_version_max")
         return self.cached(f"lags {most}", lambda: lags_of(*stamps, most, self.by_step))
@@ -154,7 +154,7 @@ class StepView:
         return torch.split(x_N, self.by_step.size.tolist())
 
     def of_each(self, make: "Callable[[StepView], Tensor]") -> Tensor:
-        """What is to be worked out for each step by itself, one after another, ``[N]``."""
+        """Compute each step by itself and concatenate, ``[N]``."""
         return make(self) if not self.parts else torch.cat([make(each) for each in self.parts])
 
     @property
@@ -236,7 +236,7 @@ class StepView:
         return self.cached("slopes", lambda: slopes(self.batch, measured, self.fresh_N))
 
     def sampler_gap(self, code: str) -> Gap | None:
-        """How far trainer and sampler are apart, if the rule measured that; see `evaluation.sampler_gap`."""
+        """Return the gap between trainer and sampler, if the rule measured it; see `evaluation.sampler_gap`."""
         measured = self.token_measures.get(code)
         return self.cached("sampler gap", lambda: joined_gap(measured)) if measured else None
 
@@ -266,7 +266,7 @@ class StepView:
         return seg.total(kept_T, batch.rows) / seg.total(mask_T, batch.rows)
 
     def advantage_radius(self, fix: str | None = None) -> Tensor:
-        """How far float32 may put the advantage of each row from the exact one, ``[N]`` float64.
+        """Return the float32 radius of the advantage of each row, ``[N]`` float64.
 
         Args:
             fix: ``NAME:VARIANT`` of a fix; None: of the objective as configured.
@@ -285,7 +285,7 @@ class StepView:
         return own_N + self.cached("stored advantages", lambda: self._stored_radius(logged_N))
 
     def _stored_radius(self, logged_N: Tensor) -> Tensor:
-        """How far logged advantages may be from those that the trainer had, ``[N]``."""
+        """Return the radius of logged advantages around those that the trainer had, ``[N]``."""
         found = [(stored_radius(x_N), x_N) for x_N in self.split(logged_N)]
         return torch.cat([torch.zeros_like(x_N) if radius_N is None else radius_N for radius_N, x_N in found])
 
@@ -299,7 +299,7 @@ class StepView:
 
     @property
     def audit(self) -> AuditTally:
-        """How every logged quantity compares with its recomputed value; empty without an evaluation."""
+        """Comparison of every logged quantity with its recomputed value; empty without an evaluation."""
         return self.cached("audit", self._audit)
 
     def _audit(self) -> AuditTally:
@@ -322,7 +322,7 @@ class StepView:
         }
 
     def window_values(self, names: Collection[str]) -> Mapping[str, StepValue]:
-        """What the step adds to metrics that were logged as means over several steps."""
+        """Return what the step adds to metrics that were logged as means over several steps."""
         evaluation, trainer = self.evaluation, self.trainer
         if evaluation is None or trainer is None:
             return {}
@@ -331,7 +331,7 @@ class StepView:
         return window_values(logged, evaluation, trainer, self.config, made)
 
     def radius(self, name: str, value: float) -> float:
-        """How far a logged metric may lie from its recomputed value: rounding of the trainer, and of its log."""
+        """Return the radius of a logged metric: rounding of the trainer, and of its log."""
         assert self.evaluation is not None
         assert self.trainer is not None
         found = metric_radius(self.evaluation, self.trainer.kind_of(name), value)
@@ -342,12 +342,12 @@ class StepView:
         return self.logged.get(name) == 0 and not rounding_of(self.digits, name, 0.0)
 
     def stored_radius(self, stored_T: Tensor) -> Tensor:
-        """How far float32 may put each stored KL, or value of a reward buffer, from the exact one, ``[T]`` float64."""
+        """Return the float32 radius of each stored KL, or value of a reward buffer, ``[T]`` float64."""
         assert self.evaluation is not None
         return token_kl_radius(self.evaluation, stored_T).likely
 
     def stored_mean_radius(self, stored_T: Tensor) -> float:
-        """How far float32 may put the logged mean of stored KLs from the exact one."""
+        """Return the float32 radius of the logged mean of stored KLs."""
         assert self.evaluation is not None
         return float(stored_mean_radius(self.evaluation, stored_T))
 
@@ -366,7 +366,7 @@ class StepView:
         return (GroupStats(groups, everyone_N).spread(reward_N) == 0) & (groups.size_G > 1)
 
     def float32_advantages(self, epsilon: float) -> Tensor:
-        """What float32 arithmetic makes of group-normalised advantages, ``[N]``."""
+        """Return group-normalised advantages in float32 arithmetic, ``[N]``."""
         return self.cached(f"float32 {epsilon}", lambda: residue(self.scores(), self.compared, epsilon))
 
     def flagged_rows(self, scale: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a rule is: its columns, one query over the tables of a run, its measures as expressions, a judgement."""
+"""Rules over tables: columns, one query over the tables of a run, measures as expressions, a judgement."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ Quantity = tuple[pl.Expr, str]
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """What a rule measured of a run.
+    """Measures of a rule in a run.
 
     Attributes:
         table: its own table.

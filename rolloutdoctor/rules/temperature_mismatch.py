@@ -170,7 +170,7 @@ class TemperatureMismatch(TableRule):
         return None
 
     def excluded(self, run: Measured, context: Context) -> Excluded | None:
-        """How far the temperature of the sampler may be from the trainer's, or -log p from the entropy."""
+        """Bound the difference of the sampler's temperature from the trainer's, or of -log p from the entropy."""
         slope = slopes_of(run.table)
         if "rollout_log_probs" in context.columns and slope is not None:
             return Excluded(
@@ -246,7 +246,7 @@ class TemperatureMismatch(TableRule):
         )
 
     def _whose(self, run: Measured) -> str:
-        """Whose log-probs are those of the distribution that was sampled from."""
+        """Name the model whose log-probs are those of the distribution that was sampled from."""
         deviations, excess = run["surprise_deviations"], run["surprise_share"] or 0.0
         if deviations is None:
             return "with `entropy` logged, it would be known which of the two was sampled from"
@@ -282,7 +282,7 @@ class TemperatureMismatch(TableRule):
 
 
 def _calibration(sample: "Sample", *chosen_N: "Tensor | None") -> dict[str, Any]:
-    """How the tokens of each step fit the entropy, where it is logged; of rows that are chosen, ``[N]`` bool each."""
+    """Compare the tokens of each step with the logged entropy, for all rows and for those chosen, ``[N]`` bool each."""
     import numpy as np
 
     if sample.entropy is None:

@@ -28,7 +28,7 @@ class TruncationHidden(TableRule):
     ## What it does
     Looks for rows at the largest length of the run that have a `status` of stop and no end-of-sequence token, and holds
     the logged share of responses that were cut off against the rows. Looks for rows of the stated limit whose last
-    token ends them though the sampler gave it next to no chance.
+    token ends them though the sampler gave it almost no probability.
 
     ## Why it matters
     What handles truncated responses (a mask, a penalty, an alarm on the share) relies on that word. A response that
@@ -42,7 +42,7 @@ class TruncationHidden(TableRule):
     where the product of these chances, times the ways to choose the rows, is below exp(-16), it is a warning. A logged
     share that is 0 in steps in which rows have a status of length is a warning: verl compares lengths with the padded
     width, and another limit may cut before that. Where no token ends the responses, and no share is logged, nothing can
-    be said; nor where rows of the limit end there and the log-probs do not tell.
+    be said; nor where rows of the limit end there and the log-probs do not show which.
 
     ## What to do
     Take the finish reason from the engine. Count, mask or penalise these rows as what they are.
@@ -75,7 +75,7 @@ class TruncationHidden(TableRule):
     """A chance of 1e-7 for a run."""
 
     def columns(self, context: Context) -> frozenset[str]:
-        """How the rows ended."""
+        """Return the columns that show how the rows ended."""
         return frozenset({"status"})
 
     def optional_columns(self, context: Context) -> frozenset[str]:
@@ -142,7 +142,7 @@ class TruncationHidden(TableRule):
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
-        """How many rows, and how large their advantages are."""
+        """Return the number of rows, and the size of their advantages."""
         hidden, known = pl.col("is_hidden") & _at_cap(), pl.col("longest").is_not_null()
         compared, below = pl.sum("compared"), pl.sum("below")
         return {
@@ -159,7 +159,7 @@ class TruncationHidden(TableRule):
         return table.filter("is_hidden").with_columns(value="tokens")
 
     def note(self, place: Mapping[str, Any]) -> str:
-        """How long it is."""
+        """Name the length of the response."""
         return f"{place['tokens']:,} tokens, status {place['status']}, and no end of sequence"
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
@@ -179,12 +179,12 @@ class TruncationHidden(TableRule):
             return None
         return Missing(
             f"{counted(ended, 'response')} of {at_limit:,} at the limit ended there, with a chance of "
-            f"{percent(exp(-nats / ended))} each: too few, or too likely, to tell sampled ends from others",
+            f"{percent(exp(-nats / ended))} each: too few, or too likely, to distinguish sampled ends from others",
             "take the finish reason from the engine, and look at rows of the largest length that count as finished",
         )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
-        """An error where rows say so themselves, a warning where the log does not follow from them."""
+        """An error where rows say so themselves, a warning where they do not reproduce the log."""
         hidden, cap, mass = run.count("hidden_rows"), run.count("length"), run["advantage_mass_share"]
         beside = run.table.select((pl.col("is_beside") & _at_cap()).sum()).item()
         at_limit, ended, nats = _ends(run.table)
@@ -208,7 +208,7 @@ class TruncationHidden(TableRule):
                 confirmed=True,
                 headline=f"{counted(ended, 'response')} at the limit end with a token that was not sampled",
                 message=f"{ended:,} of {counted(at_limit, 'response')} at the stated limit count as finished, "
-                "and the sampler gave their last token next to no chance: it was put there",
+                "and the sampler gave their last token almost no probability: it was put there",
                 evidence=f"the log-probs of these tokens: the chance of so many ends is below exp(-{self.nats:.0f})",
                 advice="take the finish reason from the engine; mask, penalise or count these rows as cut off",
                 measures={"forced_ends": Measure(ended, "rows")},

@@ -11,16 +11,16 @@ class WhiteningOverPadding(CauseRule):
     """Advantages are whitened over padding, over masked tokens, or rank by rank.
 
     ## What it does
-    Where the objective whitens its advantages and the logged ones do not follow, tries other tokens for the mean and
-    the variance: all response tokens, all positions of rows padded to the longest of the step, one moment over these
-    and the other over the trained tokens, and the tokens of each rank by itself.
+    Where the objective whitens its advantages and the logged ones are not reproduced, tries other tokens for the mean
+    and the variance: all response tokens, all positions of rows padded to the longest of the step, one moment over
+    these and the other over the trained tokens, and the tokens of each rank by itself.
 
     ## Why it matters
     A mean that counts padding is not that of the trained tokens: what is left of it is a constant push on every token
     of the step, up or down. A variance that counts zeros is too small, and the step too large.
 
     ## How it is measured
-    Every logged advantage is held against both formulas, each within its rounding radius. The finding gives how
+    Every logged advantage is compared with both formulas, each within its rounding radius. The finding gives how
     many values each explains, how many rows change, how many advantages change their sign (`sign_flips`), and with
     log-probs how much of the gradient differs: `relative_change_l1` = |g_made - g_recorded|_1 / |g_recorded|_1, in
     log-prob space. Moments by rank need the column rank. An objective that does not whiten is tested for whitening

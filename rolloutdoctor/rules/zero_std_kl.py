@@ -109,9 +109,9 @@ class ZeroStdKl(TableRule):
         return {"logits": tokens.logits_sq_N, "logits_low": tokens.logits_low_sq_N}
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
-        """What the log says of such groups: the norm of a gradient that only they can have, and the losses.
+        """Read from the log the gradient norm that only such groups can have, and the losses.
 
-        `told` logged losses can tell the objective with the KL term of such groups from the one without it.
+        `told` logged losses can distinguish the objective with the KL term of such groups from the one without.
         """
         trainer, rows, fixed = step.trainer, step.rows, step.fixed(self.fix)
         if not step.logged or trainer is None or rows is None or fixed is None or not bool(rows.zero_std_N.any()):
@@ -145,7 +145,7 @@ class ZeroStdKl(TableRule):
         return None if bool((advantage_N.nan_to_num(0.0) != 0).any()) else norm
 
     def _rounded_advantages(self, step: "StepView") -> "Tensor":
-        """What the trainer's float32 arithmetic may have made of the equal rewards, ``[N]``."""
+        """Return the advantages that the trainer's float32 arithmetic may have made of equal rewards, ``[N]``."""
         assert step.evaluation is not None
         rule = step.evaluation.objective.advantage
         scaled = rule.spec.is_standard_score and rule.scale == "group"
@@ -253,5 +253,5 @@ class ZeroStdKl(TableRule):
 
 
 def _share(x: pl.Expr) -> pl.Expr:
-    """What zero-variance groups have of a sum."""
+    """Return the share of zero-variance groups in a sum."""
     return x.filter("zero_std").sum() / x.sum()

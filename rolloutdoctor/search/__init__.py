@@ -1,1 +1,1 @@
-"""What a trainer computed, found by its log: hypotheses, candidates, trials on some steps, counts on all of them."""
+"""Search for what a trainer computed, by its log: hypotheses, candidates, trials on some steps, counts on all."""

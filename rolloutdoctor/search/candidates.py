@@ -46,7 +46,7 @@ class Candidate:
 
     @property
     def trainer_name(self) -> str | None:
-        """Whose options make it; None for a recipe."""
+        """Return the name of the trainer whose options make it; None for a recipe."""
         return None if self.trainer is None else self.trainer.name
 
     @cached_property
@@ -63,7 +63,7 @@ class Candidate:
 
     @cached_property
     def where_all_vote(self) -> Objective:
-        """The objective without choices about rows that a step need not have: rejected ones, and lone ones."""
+        """The objective without choices about rows that a step need not have: rejected ones, and single-row groups."""
         rule, scope = self.objective.advantage, self.objective.baseline_rows
         if rule.singleton != "raw":
             rule = replace(rule, singleton="raw")
@@ -91,7 +91,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known before the first row.
+    """Trainers, options and settings that are known before the first row.
 
     Attributes:
         trainers: who may have made the run, the most likely first, each with the version to take.
@@ -112,7 +112,7 @@ class Known:
         return one.trainer is None, place, one.is_recorded, self._unusual(one)
 
     def _unusual(self, one: Candidate) -> int:
-        """How many options differ from those that are recorded, or the trainer's defaults."""
+        """Count the options that differ from those that are recorded, or from the trainer's defaults."""
         if one.trainer is None:
             return 0
         known = self.settings if one.trainer_name == self.trainers[0][0].name else {}

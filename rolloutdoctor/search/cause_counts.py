@@ -18,7 +18,7 @@ from rolloutdoctor.search.step import Step
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the disagreements of an audit come from.
+    """Causes of the disagreements of an audit.
 
     Attributes:
         causes: what was established, in the order of the stages.
@@ -41,7 +41,7 @@ def undiagnosed(audit: AuditTally) -> Diagnosis:
 
 
 class CauseCount:
-    """What a cause explains and changes, over the steps of a run."""
+    """Counts of the values that a cause explains and changes, over the steps of a run."""
 
     def __init__(self) -> None:
         self.base: AuditTally = {}
@@ -80,7 +80,7 @@ class CauseCount:
         self.shift_max = max(self.shift_max, float(shift_N.max()) if len(shift_N) else 0.0)
 
     def measures(self) -> dict[str, tuple[float | None, str]]:
-        """How much the cause changes: advantages, and the gradient in log-prob space."""
+        """Return what the cause changes: advantages, and the gradient in log-prob space."""
         recorded_l1, difference_l1, recorded_sq, made_sq, dot = self.gradient
         found: dict[str, tuple[float | None, str]] = {}
         if self.moved:

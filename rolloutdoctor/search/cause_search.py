@@ -146,7 +146,7 @@ class Search:
         return add_tallies(found, closed), means
 
     def _solved(self, stage: str) -> list[Hypothesis]:
-        """What the families of a stage suggest."""
+        """Return the hypotheses that the families of a stage suggest."""
         recorded = self._recorded.objective
         families = [one for one in FAMILIES if one.stage == stage and one.applies(recorded)]
         seen = [
@@ -175,7 +175,7 @@ class Search:
         self._trials, self._off = trials, frozenset(off)
         self._try_stages(STAGES)
         if not self.found and any(name.startswith(STAGES[0]) for name in self._left(STAGES[0])):
-            # A loss that follows from the logged advantages is no second fault.
+            # A loss that the logged advantages reproduce is no second fault.
             self._establish(Established(AS_LOGGED, STAGES[0], frozenset()))
             self._try_stages(STAGES[1:])
 
@@ -309,7 +309,7 @@ class Search:
 
 
 def _bits(before: QuantityTally, after: QuantityTally) -> float:
-    """What the values of a quantity say for an edit with which they agree."""
+    """Return the evidence, in bits, of a quantity's values for an edit with which they agree."""
     if not (before.telling and 0 < after.radius < inf and 0 < before.radius < inf):
         return 0.0
     wider = log2(after.radius / before.radius)
@@ -317,7 +317,7 @@ def _bits(before: QuantityTally, after: QuantityTally) -> float:
 
 
 def _disagreeing(audits: Iterable[AuditTally], stage: str) -> dict[str, int]:
-    """How many values of each quantity of a stage disagree, over some steps."""
+    """Count the values of each quantity of a stage that disagree, over some steps."""
     total: dict[str, int] = {}
     for audit in audits:
         for name, tally in audit.items():

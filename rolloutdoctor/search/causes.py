@@ -1,4 +1,4 @@
-"""Find what a trainer computed instead, where its log does not follow from the rows and the recorded options.
+"""Find what a trainer computed instead, where the rows and the recorded options do not reproduce its log.
 
 A hypothesis is an audit under an edit. The stages of the audit are gone through in the order in which a trainer
 computes: what is established at one stage holds for those after it, so that wrong advantages are not taken for a wrong

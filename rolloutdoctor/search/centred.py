@@ -14,7 +14,7 @@ _LOOSE = 1e-3
 
 
 class CentredScores:
-    """Tells of a step which configurations could have made its advantages, whatever they divide by."""
+    """Filter of the configurations that could have made a step's advantages, whatever they divide by."""
 
     def __init__(self, step: Step) -> None:
         self._step = step

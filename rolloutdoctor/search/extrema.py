@@ -87,7 +87,7 @@ def by_group(one: Candidate) -> bool:
     """Return True if the advantages of a candidate depend on the rewards of its group alone."""
     rule = one.objective.advantage
     if one.trainer is None and (rule.singleton == "zero" or RowSet.REJECTED in one.objective.baseline_rows.without):
-        # Neither lone rows nor masked ones are in an extreme.
+        # Neither single rows nor masked ones are in an extreme.
         return False
     alone = not rule.whitened and not rule.normalised and rule.scale != "batch"
     return alone and rule.spec.within_groups and not rule.spec.weighs_lengths
@@ -95,7 +95,7 @@ def by_group(one: Candidate) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """How a configuration does with groups of one size.
+    """Fit of a configuration to groups of one size.
 
     Attributes:
         configuration: what is computed.

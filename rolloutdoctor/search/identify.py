@@ -124,7 +124,7 @@ class Identifier:
         return bool({"advantage", "advantages"} & self._run.columns) or of_them
 
     def _of_log(self) -> Identification:
-        """What logged numbers without rows tell: the extremes of the advantages."""
+        """Identify from logged numbers without rows, by the extremes of the advantages."""
         logged = extremes_of(self._run.metrics, self._names)
         found = identify_extremes(advantage_candidates([], self._known), logged, self._known) if logged else None
         how = self._names.recording.get("*", "")
@@ -153,7 +153,7 @@ class Identifier:
         other = recording.get("*", "")
         if name == "advantage":
             reason, remedy = (
-                "no logged advantages that the rows could be held against",
+                "no logged advantages that the rows could be compared with",
                 recording.get("advantages", other),
             )
         else:

@@ -71,12 +71,12 @@ def identify_extremes(candidates: Sequence[Candidate], logged: Sequence[Extremes
 
 
 def _agreeing(fit: Fit) -> int:
-    """By how many values a fit comes first."""
+    """Sort key of a fit: the number of values that agree, the most first."""
     return -fit.tally.agree
 
 
 def _classes(whole: Sequence[Fit]) -> list[list[Fit]]:
-    """Candidates that fit with the same sizes are one class: by 0/1 rewards nothing tells them apart."""
+    """Candidates that fit with the same sizes are one class: 0/1 rewards cannot distinguish them."""
     sizes: dict[Candidate, list[Fit]] = {}
     for fit in whole:
         sizes.setdefault(fit.configuration, []).append(fit)

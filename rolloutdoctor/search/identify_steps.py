@@ -105,7 +105,7 @@ class StepReader:
 
 
 def _information(batch: RolloutBatch) -> tuple[int, int]:
-    """How many different advantages or rewards a step has, and how many groups of different rewards."""
+    """Count the different advantages or rewards of a step, and its groups of different rewards."""
     value = batch.per_row.get("advantage")
     if value is None:
         value = batch.per_row.get("reward")

@@ -45,7 +45,7 @@ def find_offset(batches: Iterable[RolloutBatch], metrics: LoggedMetrics, search:
 
 
 def _differs(tried: Sequence[RolloutBatch], metrics: LoggedMetrics, search: Search, offset: int) -> bool | None:
-    """Whether a metric of the rows does not follow under an offset; None where too few could be compared."""
+    """Whether a metric of the rows is not reproduced under an offset; None where too few could be compared."""
     total: AuditTally = {}
     for batch in tried:
         total = add_tallies(total, search.audit((search.step(batch, metrics, offset),)))

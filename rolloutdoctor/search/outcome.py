@@ -1,4 +1,4 @@
-"""What the counts of a stage come to: classes, what excludes the others, and what would tell the rest apart."""
+"""Outcome of the counts of a stage: classes, what excludes the others, and what would distinguish the rest."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -68,7 +68,7 @@ def outcome_of(stage: str, trial: Trial, count: Count, known: Known, *, reason: 
 
 
 def class_of(members: Sequence[Candidate], tally: QuantityTally, more: str = "") -> IdentifiedClass:
-    """Return candidates that nothing tells apart as a class, named by the first."""
+    """Return indistinguishable candidates as a class, named by the first."""
     first = members[0]
     others, seen = [], [(first.trainer_name, dict(first.options))]
     for one in members[1:]:
@@ -105,7 +105,7 @@ def excluded_by(first: Candidate, out: Iterable[tuple[Candidate, QuantityTally]]
 
 
 def _agreement(count: Count, trial: Trial, best: float) -> Agreement:
-    """How the recorded options do: they give every value, or others give more."""
+    """Judge the recorded options: they reproduce every value, or others reproduce more."""
     for number, one in enumerate(count.candidates):
         tally = count.tally(number) if one.is_recorded else None
         if tally is not None and tally.compared:

@@ -42,7 +42,7 @@ _KL_WORDS = {
 
 
 LEAST = 1e-4
-"""Coefficients of a KL term below this are taken for 0, where the log cannot tell."""
+"""Coefficients of a KL term below this are taken for 0, where the log cannot distinguish them."""
 
 
 def advantage_candidates(steps: Sequence[Step], known: Known) -> list[Candidate]:
@@ -317,7 +317,7 @@ def _with_coefficient(steps: Sequence[Step], one: Candidate, kl: Candidate | Non
         # No logged number holds the KL term: the policy's part is compared alone.
         return one
     if all(abs(residual) <= radius for residual, _, radius in parts):
-        # Whatever would be solved for is rounding: 0, or any coefficient that the radii leave room for.
+        # Whatever would be solved for is rounding: 0, or any coefficient that the radii allow.
         ends = ((abs(residual) + radius) / abs(slope) for residual, slope, radius in parts if slope)
         if min(ends, default=0) > LEAST:
             return one

@@ -33,7 +33,7 @@ _LOSS_KINDS = ("loss", "policy_loss")
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What a candidate gives for a step.
+    """Values that a candidate predicts for a step, compared with the log.
 
     Attributes:
         tallies: quantity to how it compares with the log.
@@ -237,7 +237,7 @@ class Step:
         return Prediction(tallies, values.double(), radii.double())
 
     def _stored(self, *, by_row: bool) -> Tensor | None:
-        """How far storing may have moved each logged advantage, of rows or of tokens; None if it did not."""
+        """Return the radius of each logged advantage, of rows or of tokens, due to storing; None if it is 0."""
         name = next((name for name in ("advantage", "advantages") if self.batch.has(name)), None)
         moved = None if name is None else stored_radius(self.batch.column(name))
         if moved is not None and by_row and name == "advantages":
@@ -307,7 +307,7 @@ class Step:
 
 
 def _decisive(objective: Objective) -> object:
-    """What decides the result of the rows: objectives of two trainers often have it in common."""
+    """Return what decides the result of the rows: objectives of two trainers often have it in common."""
     rule = objective.advantage
     if rule.spec.axis is not Axis.ROWS:
         return objective

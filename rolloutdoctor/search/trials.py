@@ -23,7 +23,7 @@ MOST = 24
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """What some steps say of configurations.
+    """Result of testing configurations on some steps.
 
     Attributes:
         fitting: those that give every logged value of these steps.
@@ -59,7 +59,7 @@ def try_on(steps: Sequence[Step], candidates: Iterable[Candidate], predict: Pred
             tallies = add_tallies(tallies, found.tallies)
             if any(tally.disagree for tally in found.tallies.values()):
                 break
-        total = told(tallies)
+        total = conclusive_total(tallies)
         if total is not None and total.disagree:
             excluded.append((one, total))
         elif total is not None and total.compared:
@@ -101,11 +101,11 @@ def whole(tallies: Iterable[QuantityTally]) -> QuantityTally:
     return reduce(add, tallies)
 
 
-def told(tallies: AuditTally) -> QuantityTally | None:
-    """Return the sum of the tallies of quantities that tell something; None if none does.
+def conclusive_total(tallies: AuditTally) -> QuantityTally | None:
+    """Return the sum of the tallies of conclusive quantities; None if there is none.
 
-    A quantity that disagrees at some step, where a cut into micro-batches that is not recorded may be why, tells
-    nothing at the others: some cut always brings a few values within their radius.
+    A quantity that disagrees at some step, where a cut into micro-batches that is not recorded may be why, is
+    inconclusive at the others: some cut always brings a few values within their radius.
     """
     able = [tally for tally in tallies.values() if tally.disagree or tally.reason != LayoutDoubt.reason]
     return whole(able) if able else None
@@ -153,8 +153,10 @@ class Count:
                 self.logged |= set(first.values[telling].float().tolist())
 
     def tally(self, number: int) -> QuantityTally | None:
-        """Return how one of the configurations compares with the log; None where nothing tells."""
-        return told({name: one for name, one in self.tallies[number].items() if one.compared or one.not_compared})
+        """Return how one of the configurations compares with the log; None where nothing is conclusive."""
+        return conclusive_total(
+            {name: one for name, one in self.tallies[number].items() if one.compared or one.not_compared}
+        )
 
     def classes(self) -> list[list[int]]:
         """Gather the configurations whose values differ by less than their radius everywhere, the best first."""

@@ -1,4 +1,4 @@
-"""An objective in words, part by part, and which data would tell two of them apart."""
+"""An objective in words, part by part, and which data would distinguish two of them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,7 +25,7 @@ SEPARATORS = {
     "scale": "several micro-batches or ranks",
     "coefficient": "a step with a larger KL",
 }
-"""Axis to the data that would tell two values of it apart."""
+"""Axis to the data that would distinguish two values of it."""
 
 
 def parts_of(objective: Objective) -> dict[str, str]:
@@ -41,11 +41,11 @@ def parts_of(objective: Objective) -> dict[str, str]:
     if spec.has_groups:
         parts["groups"] = "groups by group_id"
     if RowSet.REJECTED in objective.baseline_rows.without:
-        parts["votes"] = "only unmasked rows vote"
+        parts["votes"] = "only unmasked rows count in the baseline"
     elif spec.has_groups:
-        parts["votes"] = "all rows vote"
+        parts["votes"] = "all rows count in the baseline"
     if spec.has_groups and spec.axis is Axis.ROWS and spec.baseline == "mean":
-        alone = {"raw": "a lone row keeps its reward", "zero": "a lone row gets 0"}
+        alone = {"raw": "a single row keeps its raw reward", "zero": "a single row gets 0"}
         parts["alone"] = alone[rule.singleton]
     if rule.whitened:
         parts["whitening"] = "whitened over the trained tokens"
@@ -65,7 +65,7 @@ def parts_of(objective: Objective) -> dict[str, str]:
 _QUIET = ("votes", "alone", "unequal", "ids")
 """Axes that a sentence leaves out where they say what is usual."""
 
-_USUAL = ("all rows vote", "a lone row keeps its reward", "a lone row gets 0")
+_USUAL = ("all rows count in the baseline", "a single row keeps its raw reward", "a single row gets 0")
 
 
 def sentence(parts: Mapping[str, str]) -> str:

@@ -36,5 +36,5 @@ class LazyMetrics(Mapping[str, float]):
             yield from self._of(prefix)
 
     def __len__(self) -> int:
-        """How many metrics there are in all groups."""
+        """Return the number of metrics in all groups."""
         return sum(len(self._of(prefix)) for prefix in self._groups)

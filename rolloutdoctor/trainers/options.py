@@ -1,4 +1,4 @@
-"""What an option of a trainer is, and how values from several places become one configuration."""
+"""Options of trainers, and their configuration from values of several origins."""
 
 import math
 import re
@@ -248,7 +248,7 @@ def unused(options: Iterable[Option], config: Config) -> list[str]:
         last, why = option.works_after
         found.append(
             f"{option.name} = {setting.value} ({setting.origin}) has no effect: up to release {last} {why}; if the run "
-            "was made with later code, say so with --trainer NAME@VERSION"
+            "was made with later code, pass --trainer NAME@VERSION"
         )
     return found
 

@@ -1,4 +1,4 @@
-"""What the rest of the package knows of a trainer."""
+"""Interface of trainers: all that the rest of the package knows of one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -255,7 +255,7 @@ class Trainer:
 
     @cached_property
     def _kinds(self) -> dict[str, str]:
-        """Kinds of the metrics that were asked for: matching patterns takes its time, and names come again."""
+        """Kinds of the metrics that were asked for: matching patterns takes its time, and names recur."""
         return {}
 
     def example(self) -> Objective:

@@ -1,4 +1,4 @@
-"""The audit in words: what follows from the rows and the options, what does not, and what could not be compared."""
+"""Wording of the audit: logged values that are reproduced, that are not, and that could not be compared."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,20 +9,20 @@ _LISTED = 6
 
 
 def audit_lines(audit: Sequence[AuditEntry]) -> Iterator[str]:
-    """Yield the sentences of the audit; none if nothing was logged that the rows can be held against."""
+    """Yield the sentences of the audit; none if nothing was logged that can be compared with the rows."""
     compared = [entry for entry in audit if entry.compared]
     agreeing = [entry for entry in compared if entry.agrees and not entry.with_fixes]
     if agreeing:
-        yield f"{_counted(agreeing)} follow from the rows and the options"
+        yield f"{_counted(agreeing)} are reproduced by the rows and the options"
     for fixes in dict.fromkeys(entry.with_fixes for entry in compared if entry.with_fixes):
         entries = [entry for entry in compared if entry.with_fixes == fixes]
-        yield f"{_counted(entries)} follow with the fix {', '.join(fixes)}: the run has it"
+        yield f"{_counted(entries)} are reproduced with the fix {', '.join(fixes)}: the run has it"
     differing = [entry for entry in compared if not entry.agrees]
     for entry in differing[:_LISTED]:
         yield _difference(entry)
     if len(differing) > _LISTED:
         names = ", ".join(entry.quantity for entry in differing[_LISTED:])
-        yield f"nor do some values of {names}"
+        yield f"nor are some values of {names}"
     for reason in dict.fromkeys(entry.reason for entry in audit if entry.not_compared):
         entries = [entry for entry in audit if entry.not_compared and entry.reason == reason]
         names = ", ".join(entry.quantity for entry in entries[:_LISTED])
@@ -40,7 +40,7 @@ def audit_line(audit: Sequence[AuditEntry]) -> str:
     names = ", ".join(_named(entry) for entry in differing[:_LISTED])
     more = f" and {len(differing) - _LISTED} more" if len(differing) > _LISTED else ""
     total = sum(entry.compared for entry in compared)
-    return f"{values:,} of {total:,} logged values follow from the rows and the options; not all of {names}{more}"
+    return f"{values:,} of {total:,} logged values are reproduced by the rows and the options; not all of {names}{more}"
 
 
 def _counted(entries: Sequence[AuditEntry]) -> str:
@@ -60,7 +60,7 @@ def _named(entry: AuditEntry) -> str:
 
 
 def _difference(entry: AuditEntry) -> str:
-    text = f"{entry.compared - entry.agree:,} of {entry.compared:,} {_named(entry)} do not"
+    text = f"{entry.compared - entry.agree:,} of {entry.compared:,} {_named(entry)} are not"
     if entry.first is not None:
         row = f", row {entry.first.sample_id}" if entry.first.sample_id else ""
         text += (

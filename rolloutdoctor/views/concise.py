@@ -20,7 +20,7 @@ def render(report: Report, style: Style) -> str:
 
 
 def counts(report: Report) -> str:
-    """How many of the rules could be tested, what these found, and what became of the others.
+    """Count the rules that could be tested, what these found, and what became of the others.
 
     >>> from rolloutdoctor.results.findings import InputSummary
     >>> counts(Report("0.1.0", "cpu", "float32", InputSummary(), clean=(("RDI001", "nonfinite-values"),)))
@@ -38,7 +38,7 @@ def standing(finding: Finding) -> str:
 
 
 def severities(report: Report) -> str:
-    """How many findings of each kind, and how many that follow from others of them."""
+    """Count the findings of each kind, and those that follow from others of them."""
     labels = [finding.severity.label for finding in report.causes]
     parts = [
         f"{labels.count(label)} {label}{'s' if labels.count(label) != 1 and label != 'info' else ''}"

@@ -100,11 +100,11 @@ def _effect(effect: Effect) -> Iterator[RenderableType]:
 
 
 def _fitted(head: list[str], lines: list[list[str]], left: int, style: Style) -> Iterator[RenderableType]:
-    """A table, less the columns that the width has no room for; which these are is said."""
+    """A table, less the columns that do not fit the width; which these are is said."""
     keep = max(fitting(head, lines, style.width), left + 1)
     yield numbers(head[:keep], [line[:keep] for line in lines], left=left)
     if keep < len(head):
-        yield Text(f"  no room here for: {', '.join(head[keep:])}")
+        yield Text(f"  too narrow to show: {', '.join(head[keep:])}")
 
 
 def _rows(head: list[str], lines: list[list[str]]) -> Table:

@@ -64,7 +64,7 @@ def moved_metrics(metrics: Mapping[str, Pair]) -> list[list[str]]:
 
 
 def advantages(total: Mapping[str, Measure]) -> str:
-    """What happens to advantages, in a sentence."""
+    """Describe the change of advantages in a sentence."""
     rows = total["changed_rows"]
     if rows.value is None:
         return "not computed"
@@ -84,7 +84,7 @@ def advantages(total: Mapping[str, Measure]) -> str:
 
 
 def baselines(total: Mapping[str, Measure]) -> str:
-    """What happens to baselines, in a sentence; empty if nothing."""
+    """Describe the change of baselines in a sentence; empty if there is none."""
     if not total["drifted_rows"].value:
         return ""
     return (
@@ -94,7 +94,7 @@ def baselines(total: Mapping[str, Measure]) -> str:
 
 
 def gradient(total: Mapping[str, Measure]) -> str:
-    """What happens to the gradient, in a few words; empty if there is none."""
+    """Describe the change of the gradient in a few words; empty if there is none."""
     if total["grad_l1_before"].value is None:
         return ""
     return (
@@ -148,7 +148,7 @@ def effect_lines(result: Comparison) -> tuple[list[str], list[list[str]]]:
 
 
 def group_lines(effect: Effect, *, text: int) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """For each group that moved: its title, and head and lines of the table of its rows.
+    """Yield for each group that moved its title, and head and lines of the table of its rows.
 
     Args:
         effect: whose groups.

@@ -38,14 +38,14 @@ def _bars(counts: tuple[int, ...], most: int, style: Style) -> str:
 
 
 def _axis(bins: Bins) -> str:
-    """The first value under its bin, the last one under its own, and zero between them where there is room."""
+    """The first value under its bin, the last one under its own, and zero between them where it fits."""
     low, high = f"{bins.centers[0]:.3g}", f"{bins.centers[-1]:.3g}"
     if len(bins.centers) == 1:
         return low
-    room = max(len(bins.centers), len(low) + 1 + len(high))
-    line = f"{low}{high:>{room - len(low)}}"
+    width = max(len(bins.centers), len(low) + 1 + len(high))
+    line = f"{low}{high:>{width - len(low)}}"
     zero = next((index for index, center in enumerate(bins.centers) if center == 0), 0)
-    clear = len(low) < zero < room - len(high) - 1
+    clear = len(low) < zero < width - len(high) - 1
     return f"{line[:zero]}0{line[zero + 1 :]}" if clear else line
 
 

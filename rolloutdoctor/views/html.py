@@ -49,7 +49,7 @@ class Page:
         report: what the rules found.
         drawings: the pictures.
         gallery: what the pictures are made of, and why others are missing.
-        definitions: code of a rule to its page in the rule book.
+        definitions: code of a rule to its page.
         lead: kind of the picture that is at the top, or None.
         rows: the worst rows.
     """
@@ -77,7 +77,7 @@ def render(page: Page) -> str:
     templates.filters |= {
         "audit_line": audit_line,
         "audit_lines": audit_lines,
-        "book": _book,
+        "page": _page,
         "by_reason": _by_reason,
         "cell": cell,
         "counts": counts,
@@ -158,8 +158,8 @@ def _steps(gallery: Gallery) -> list[dict[str, float | None]]:
     return [{"step": step} | {name: values.get(step) for name, values in columns.items()} for step in steps]
 
 
-def _book(words: str) -> Iterator[tuple[str, str]]:
-    """A page of the rule book, as tags and their text; its example is for programmers."""
+def _page(words: str) -> Iterator[tuple[str, str]]:
+    """The page of a rule, as tags and their text; its example is for programmers."""
     paragraph: list[str] = []
     shown_part = True
     for line in [*words.splitlines(), ""]:

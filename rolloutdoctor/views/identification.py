@@ -63,7 +63,7 @@ def _stage_lines(stage: Stage) -> Iterator[str]:
             f"predicted {out.predicted:.7g})"
         )
     if stage.separate and stage.is_identified:
-        yield f"{_INDENT}to tell them apart: {stage.separate}"
+        yield f"{_INDENT}to distinguish them: {stage.separate}"
 
 
 def _belongs(one: IdentifiedClass) -> str:
@@ -105,7 +105,7 @@ def _recorded(found: Identification) -> str:
     words = {
         "agrees": "agrees",
         "contradicts": "contradicts the log",
-        "cannot tell": "cannot be held against the log",
+        "cannot tell": "cannot be tested against the log",
         "absent": "no options are recorded",
     }[found.recorded]
     shown = [f"{plain(name)}={plain(_value(value))}" for name, value in found.recorded_options.items()]

@@ -15,7 +15,7 @@ from rolloutdoctor.views.style import Style, plain
 
 
 class Subject(Protocol):
-    """What a result says of the run that it is about."""
+    """Result of a run: its input, options and version, as the head of every page shows them."""
 
     @property
     def version(self) -> str: ...  # noqa: D102
@@ -126,7 +126,7 @@ def hanging(first: Text, rest: Text, width: int) -> Table:
 
 
 def fitting(head: Sequence[str], lines: Sequence[Sequence[str]], width: int) -> int:
-    """How many columns of such a table, from the left, fit a width; what does not fit must not vanish silently."""
+    """Return how many columns, from the left, fit a width; what does not fit must not vanish silently."""
     used = 2 + 2
     for place, name in enumerate(head):
         longest = max(len(name), *(len(line[place]) for line in lines)) if lines else len(name)

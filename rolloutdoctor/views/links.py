@@ -1,4 +1,4 @@
-"""Which picture shows a finding."""
+"""Links from findings to the pictures that show them."""
 
 from collections.abc import Collection
 

@@ -44,7 +44,7 @@ def _unless(empty: object, **names: Any) -> Any:  # noqa: ANN401 - a field of an
 
 
 def _made(how: Callable[[Any], object], **schema: object) -> tuple[BeforeValidator, WithJsonSchema]:
-    """What makes a value that has no fields of its own, and its schema."""
+    """Return the validator of a value that has no fields of its own, and its schema."""
     return BeforeValidator(how), WithJsonSchema({"type": "object", **schema})
 
 

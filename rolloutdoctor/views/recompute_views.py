@@ -1,4 +1,4 @@
-"""What `recompute` found, for people and for programs: the numbers of every step beside what the trainer logged."""
+"""Views of `recompute`, for people and for programs: the numbers of every step beside what the trainer logged."""
 
 import math
 from collections.abc import Callable, Iterator

@@ -45,13 +45,13 @@ def verdict(result: RunComparison) -> str:
             "other options, not other data."
         )
     where = f"row {plain(first.sample_id, 40)}" + ("" if first.token is None else f", token {first.token:,}")
-    told = f" ({where}: {_values(first.a, first.b)})" if first.a is not None else f" ({where})"
+    row = f" ({where}: {_values(first.a, first.b)})" if first.a is not None else f" ({where})"
     if first.quantity == "prompt":
-        return f"The runs answer different prompts from {at} on: {first.rows:,} of {many(first.of, 'row')} there{told}."
+        return f"The runs answer different prompts from {at} on: {first.rows:,} of {many(first.of, 'row')} there{row}."
     order = [one.quantity for one in result.matched]
     before = order[: order.index(first.quantity)]
     equal = f" In that step {_listed(before)} {'is' if len(before) == 1 else 'are'} equal." if before else ""
-    return f"The runs part at {at}: {first.quantity} differs in {first.rows:,} of {many(first.of, 'row')}{told}.{equal}"
+    return f"The runs part at {at}: {first.quantity} differs in {first.rows:,} of {many(first.of, 'row')}{row}.{equal}"
 
 
 def _listed(words: list[str]) -> str:

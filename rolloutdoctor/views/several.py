@@ -69,8 +69,8 @@ def _codes(run: CheckedRun) -> str:
         parts.append(f"{', '.join(codes)} {'follows' if len(codes) == 1 else 'follow'} from {cause}")
     size, coverage = run.report.input, run.report.coverage
     applicable = coverage.rules - len(run.report.not_applicable)
-    told = "; ".join(parts) or f"{coverage.tested} of {applicable} rules tested"
-    return f"{told} ({many(size.rows, 'row')}, {many(size.steps, 'step')})"
+    words = "; ".join(parts) or f"{coverage.tested} of {applicable} rules tested"
+    return f"{words} ({many(size.rows, 'row')}, {many(size.steps, 'step')})"
 
 
 def full(runs: Runs, names: Sequence[str], style: Style) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""How text may look, and how text that came out of a file is made harmless."""
+"""Style of text, and the escaping of text that came out of a file."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from rolloutdoctor.results.findings import Example, Measure, Setting, Severity
 
 @dataclass(frozen=True)
 class Style:
-    """What the place that shows a report can do.
+    """Capabilities of the terminal, file or page that shows a report.
 
     Attributes:
         width: columns of text.

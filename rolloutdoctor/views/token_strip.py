@@ -62,7 +62,7 @@ def strip(row: RowView) -> Strip:
         look += [f"u{abs(level)}" for level in lined[place : place + 1] if level]
         if row.trained and not row.trained[place]:
             look.append("masked")
-        # Tokens without an id are told by their place.
+        # Tokens without an id are named by their place.
         shown = str(row.ids[place]) if row.ids else f"#{row.first + place}"
         tokens.append(Token(shown, " ".join(look), _words(row, place)))
     gradients = "weight in the gradient (derivative of the loss with respect to the token's log-prob)"

@@ -1,4 +1,4 @@
-"""The verdict on a run in a sentence: what is wrong, how much of the update, and what to do."""
+"""The verdict on a run in a sentence: what is wrong, its share of the log-prob gradient, and what to do."""
 
 from math import isfinite
 
@@ -33,7 +33,9 @@ def verdict(report: Report) -> str:
     compared = sum(entry.compared for entry in report.audit)
     if not compared:
         return "Healthy: no fault was found. No logged value could be compared with the rows."
-    return f"Healthy: {many(compared, 'logged value')} follow from the rows and the options, and no fault was found."
+    return (
+        f"Healthy: {many(compared, 'logged value')} are reproduced by the rows and the options, and no fault was found."
+    )
 
 
 def _of_faults(faults: list[Finding]) -> str:
@@ -41,6 +43,6 @@ def _of_faults(faults: list[Finding]) -> str:
     sentence = worst.headline[:1].upper() + worst.headline[1:]
     share = next((worst.measures[name] for name in _OF_UPDATE if name in worst.measures), None)
     if share is not None and share.value and isfinite(share.value):
-        sentence += f"; {shown(share)} of the update"
+        sentence += f"; {shown(share)} of the log-prob gradient"
     others = f" {many(len(faults) - 1, 'more fault')} below." if len(faults) > 1 else ""
     return f"{sentence}. To fix it: {worst.advice}.{others}"

@@ -165,7 +165,7 @@ def _all_cut(share: float, seed: int) -> Run:
 
 
 def _resumed(steps: float, seed: int) -> Run:
-    """The first steps come again after the sixth, and new ones follow."""
+    """The first steps recur after the sixth, and new ones follow."""
     order = [*range(6), *range(int(steps)), *range(6, 12 - int(steps))]
     draw = np.random.default_rng(seed)
     shift = int(draw.integers(0, 1000))
@@ -279,7 +279,7 @@ CASES = (
     Case("RDI010", "gap at the start of turns, nats", (0.01, 0.03, 0.1, 0.3, 1.0), _turns),
     Case("RDI011", "hidden rows at the cap", (2, 4, 6, 10, 30), _hidden),
     Case("RDI012", "share of responses cut off", (0.5, 0.9, 0.95, 0.99, 1.0), _all_cut),
-    Case("RDI013", "steps that come again", (1, 2, 3, 4, 5), _resumed),
+    Case("RDI013", "steps that recur", (1, 2, 3, 4, 5), _resumed),
     Case("RDA011", "share of dead groups", (0.01, 0.03, 0.1, 0.3), _rewards(_dead), warns=False),
     Case("RDA012", "share of wrong responses", (0.5, 0.4, 0.3, 0.15), _rewards(_rare), warns=False),
     Case(

@@ -263,10 +263,10 @@ def test_the_command_line(rolloutdoctor, tmp_path):
     assert load(str(state)).saved.state.input.steps == 24
     # As JSON, standard output holds the report alone.
     assert json.loads(rolloutdoctor("check", path, *words, "--format", "json").stdout)["input"]["steps"] == 24
-    # Other options do not add up with what was kept.
+    # Other options cannot be merged with what was kept.
     refused = rolloutdoctor("check", path, *words, "--set", "beta=0.1")
     assert refused.returncode == 2
-    assert "do not add up: beta is 0.04" in refused.stderr
+    assert "cannot be merged: beta is 0.04" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -81,11 +81,11 @@ def rejected():
 
 @pytest.mark.slow
 def test_verdict_and_diff(rolloutdoctor, rejected):
-    """The share of the update in the first sentence is that of the diff and of the picture."""
+    """The share of the gradient in the first sentence is that of the diff and of the picture."""
     path, total = rejected
     share = shown(total["spurious_share_l1"])
     said = " ".join(rolloutdoctor("check", path, "-q").stdout.split())
-    assert f"; {share} of the update" in said
+    assert f"; {share} of the log-prob gradient" in said
     found = " ".join(rolloutdoctor("diff", path, "--fix", "rejected-rows").stdout.split())
     assert f"spurious share {share} (L1)" in found
 

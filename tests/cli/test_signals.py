@@ -305,7 +305,7 @@ def test_a_file_system_that_is_really_full(folder):
     found = subprocess.run(
         ["unshare", "-m", "sh", "-c", script, "sh", str(folder), *words], capture_output=True, text=True, check=False
     )
-    why = "cannot be written (No space left on device); make room, or name a file elsewhere"
+    why = "cannot be written (No space left on device); free space, or name a file elsewhere"
     assert found.stderr == f"rolloutdoctor: tmp/out.parquet: {why}\n"
     assert (found.returncode, found.stdout) == (2, "out.parquet\n")
 

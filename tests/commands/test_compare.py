@@ -1,4 +1,4 @@
-"""`compare`: rows joined and held against each other, everything else side by side."""
+"""`compare`: rows joined and compared with each other, everything else side by side."""
 
 import json
 

@@ -86,7 +86,7 @@ def test_a_fault_that_the_data_cannot_tell_from_the_cause_is_not_clean():
     found = check("trl", [batch], [{name: metrics[name] for name in ("kl", "reward")}])
     codes = {one.code for one in found.findings} & {"RDG007", "RDM004"}
     (other,) = {"RDG007", "RDM004"} - codes
-    assert "these data cannot tell" in next(one.reason for one in found.skipped if one.code == other)
+    assert "these data cannot distinguish" in next(one.reason for one in found.skipped if one.code == other)
 
 
 @pytest.mark.slow(every=True)

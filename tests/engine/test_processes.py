@@ -96,7 +96,7 @@ def test_a_worker_that_dies_is_told(path):
             for child in killed:
                 child.kill()
 
-    with pytest.raises(InputError, match=r"a worker process ended without a word \(exit code -9\)"):
+    with pytest.raises(InputError, match=r"a worker process died \(exit code -9\)"):
         measure_with(Processes(2), prepare(open_run([path]), CheckOptions(device="cpu")), kill)
     assert not multiprocessing.active_children()
 
@@ -140,7 +140,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.parametrize("death", [_DiesInTheMiddleOfItsResult, _ClosesItsPipeAndDiesLater])
 def test_a_worker_that_dies_at_its_work_is_told(path, monkeypatch, death):
     monkeypatch.setattr(processes, "_measured", death())
-    with pytest.raises(InputError, match=r"a worker process ended without a word \(exit code -9\)"):
+    with pytest.raises(InputError, match=r"a worker process died \(exit code -9\)"):
         measure_with(Processes(2), prepare(open_run([path]), CheckOptions(device="cpu")))
     assert not multiprocessing.active_children()
 

@@ -127,7 +127,7 @@ def test_a_part_that_fails_once_is_counted_once(path, tmp_path, fault):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("die", r"the worker of steps 1:2 ended without a word \(WorkerCrashedError\); tried 2 times"),
+        ("die", r"the worker of steps 1:2 died \(WorkerCrashedError\); tried 2 times"),
         ("fail", "the disk went away; tried 2 times"),
         ("memory", "the node had no memory left for steps 1:2; tried 2 times"),
     ],

@@ -150,7 +150,7 @@ def test_states_of_other_checks_do_not_add_up(tmp_path, columns, given, words):
     other = save(tmp_path / "b.state", [run], steps=StepRange(3, 6), **given)
     with pytest.raises(InputError, match=words) as caught:
         merged([one, other])
-    assert str(caught.value).startswith("a.state and b.state do not add up: ")
+    assert str(caught.value).startswith("a.state and b.state cannot be merged: ")
     assert str(caught.value).endswith("check the parts in the same way")
 
 

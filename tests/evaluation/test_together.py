@@ -61,7 +61,7 @@ def objectives_of(run):
 
 
 def a_step(seed, step, *, is_cut=True):
-    """Groups with and without spread, rejected rows, groups of one, several ranks, optimiser steps, micro-batches."""
+    """Groups with and without spread, rejected rows, groups of one, several ranks, optimizer steps, micro-batches."""
     generator = torch.Generator().manual_seed(seed)
     sizes = tuple(torch.randint(1, 6, (4,), generator=generator).tolist())
     batch = random_batch(seed, sizes=sizes, longest=30)

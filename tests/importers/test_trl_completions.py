@@ -111,8 +111,8 @@ def test_without_a_trainer_state_it_says_so(tmp_path):
     assert "no trainer_state.json" in sink.notes[0]
     report = findings(tmp_path / "completions")
     assert {one.code: one.reason for one in report.skipped}.items() >= {
-        "RDI002": "evaluation rows cannot be told from training rows",
-        "RDM002": "evaluation rows cannot be told from training rows",
+        "RDI002": "evaluation rows cannot be distinguished from training rows",
+        "RDM002": "evaluation rows cannot be distinguished from training rows",
     }.items()
     assert findings_of_run(tmp_path / "run.parquet").skipped == report.skipped
     # With the log it is known that there was an evaluation, and when.
@@ -130,7 +130,7 @@ def test_an_option_that_was_assumed_is_asked_for_and_not_refuted(tmp_path):
     state.write_text(json.dumps(history))
     report = findings(tmp_path / "run")
     assert "RDI014" not in {one.code for one in report.findings}
-    asked = "kl is logged where beta is above 0, and nothing states beta: say it with --set beta=VALUE"
+    asked = "kl is logged where beta is above 0, and nothing states beta: pass it with --set beta=VALUE"
     assert report.notes[-1] == asked
     assert {one.code: f"{one.reason}: {one.remedy}" for one in report.skipped}["RDI014"] == asked
     with open_any([str(tmp_path / "run")], trainer=None, options=ConvertOptions(), tell=lambda text: None) as run:

@@ -21,7 +21,7 @@ def test_no_step():
     write(reward=[1.0], **{"od d": [1]})
     assert refusal(error=SchemaError) == (
         "run.parquet: no column step (accepted names: step, global_step, iteration; the file has: reward, od d); "
-        "add the optimiser step of every row as an integer"
+        "add the optimizer step of every row as an integer"
     )
 
 
@@ -105,7 +105,7 @@ def mask(*cells):
     [
         (
             {"step": [0, None]},
-            "column step, row 1: null where an optimiser step was expected; log a step for every row",
+            "column step, row 1: null where an optimizer step was expected; log a step for every row",
         ),
         ({"step": [0, -3]}, "column step, row 1: step -3 where 0 or more was expected; number steps from 0"),
         (

@@ -41,7 +41,9 @@ def numbers(rows=ROWS):
 @pytest.mark.parametrize("column", ["group_id", "sample_id", "status"])
 def test_one_long_text_in_every_row(tmp_path, column):
     path = written(tmp_path / "run.parquet", numbers() | {column: one_text_for_all()}, store_schema=False)
-    with pytest.raises(InputError, match=r"run\.parquet: the file declares up to 8\d\d GB of cells in \d+\.?\d* KB, "):
+    with pytest.raises(
+        InputError, match=r"run\.parquet: the file declares up to 8\d\d GB of data in \d+\.?\d* KB \(limit 1000x\)"
+    ):
         open_run([str(path)])
 
 
@@ -60,7 +62,7 @@ def test_a_list_that_repeats_one_number(tmp_path, monkeypatch):
     lists = pa.LargeListArray.from_arrays(pa.array([0, 5_000_000]), pa.array(np.zeros(5_000_000, np.float32)))
     columns = {"step": [1], "group_id": ["a"], "reward": [0.0], "policy_log_probs": lists}
     path = written(tmp_path / "run.parquet", columns)
-    with pytest.raises(InputError, match="the file declares up to 20 MB of cells in 1"):
+    with pytest.raises(InputError, match="the file declares up to 20 MB of data in 1"):
         open_run([str(path)])
 
 

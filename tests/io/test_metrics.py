@@ -74,14 +74,14 @@ NO_OBJECT = 'not a JSON object, or one with a key twice; write {"step": 0, "name
         ('{"step": 0', NO_OBJECT),
         ("[1]", NO_OBJECT),
         ("[" * 100_000, NO_OBJECT),
-        ('{"name": "a", "value": 1}', "step None where an integer of 0 or more was expected; log the optimiser step"),
+        ('{"name": "a", "value": 1}', "step None where an integer of 0 or more was expected; log the optimizer step"),
         (
             '{"step": -1, "name": "a", "value": 1}',
-            "step -1 where an integer of 0 or more was expected; log the optimiser step",
+            "step -1 where an integer of 0 or more was expected; log the optimizer step",
         ),
         (
             '{"step": true, "name": "a", "value": 1}',
-            "step True where an integer of 0 or more was expected; log the optimiser step",
+            "step True where an integer of 0 or more was expected; log the optimizer step",
         ),
         ('{"step": 0, "value": 1}', "name None where a string was expected; log the metric's name"),
         (

@@ -18,7 +18,7 @@ def drawn(number: int) -> Training:
         return values[int(draw.integers(len(values)))]
 
     cls = "RLOO" if number % 5 == 4 else "GRPO"
-    # How a generation is cut: K optimiser steps of it, or several generations in one step.
+    # How a generation is cut: K optimizer steps of it, or several generations in one step.
     accumulation = one_of(1, 2, 2, 4)
     several = accumulation > 1 and draw.random() < 0.2
     steps_of_generation = one_of(1, 1, 2, 4)

@@ -16,7 +16,7 @@ def drawn(count: int, share: float, seed: object) -> np.ndarray:
 
 
 def on(trainer: Any, share: float, steps: int = 1) -> bool:
-    """True in that share of the optimiser steps, evenly spread; of eight steps one eighth is the sixth.
+    """True in that share of the optimizer steps, evenly spread; of eight steps one eighth is the sixth.
 
     That one is no first pass over its generation where there are several. With `steps` so many follow each other: those
     that use what is made once for a generation.
@@ -88,7 +88,7 @@ def late(x: Tensor) -> Tensor:
 
 
 def older(trainer: Any, model: Any, steps: float) -> Any:
-    """The model as it was so many optimiser steps ago."""
+    """The model as it was so many optimizer steps ago."""
     kept = vars(trainer).setdefault("_kept_weights", {})
     step = trainer.state.global_step
     kept.setdefault(step, deepcopy(model.state_dict()))

@@ -8,7 +8,7 @@ from labelled.trl_training import Edit, Training, constant, letters, shade, tied
 
 Strengths = tuple[float, float, float]
 STEPS: Strengths = (1 / 8, 1 / 2, 1)
-"""Share of the optimiser steps that have the fault."""
+"""Share of the optimizer steps that have the fault."""
 ROWS: Strengths = (0.1, 0.4, 1)
 """Share of the rows, or of the groups."""
 FACTORS: Strengths = (2, 4, 8)
@@ -235,7 +235,7 @@ REWARDS = (
         _summed("rewards - S * F.lengths(completion_ids_list)"), by=((1e-4, 1e-2, 0.1), "reward a token")),
     _kind("duplicate responses", "RDI009",
         (GENERATE, _ENDED, "return F.duplicated(self, completion_ids, S), logprobs"), by=_SHARE_OF_ROWS),
-    _kind("prompts come again", "RDI013", on=_with(learning_rate=1e-3), by=((2, 3, 4), "steps"),
+    _kind("prompts recur", "RDI013", on=_with(learning_rate=1e-3), by=((2, 3, 4), "steps"),
         change=lambda s: {"repeats": int(s)}),
 )
 
@@ -267,7 +267,7 @@ MASKS = (
 LOG_PROBS = (
     _kind("old log-probs of older weights", "RDO006 RDO002",
         (SCORE, _OLD, _OLD.replace("self.model", "F.older(self, self.model, S)")), on=_TWICE,
-        by=((2, 4, 6), "optimiser steps")),
+        by=((2, 4, 6), "optimizer steps")),
     _kind("dropout in training", "RDO006", on=_TWICE, by=((0.01, 0.05, 0.2), "rate"),
         change=lambda s: {"model": {"attention_dropout": s}}),
     _kind("noise in the policy's log-probs", "RDO006",

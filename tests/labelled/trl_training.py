@@ -57,7 +57,7 @@ class Training:
         edits: changes of the trainer's source; see `in_trainer` for the names that they use beside the trainer's.
         strength: `S` in edits.
         sync_reference: how often the reference is synchronised without an option that says so; 0: never.
-        repeats: how many steps' prompts come again after the fourth step; 0: none.
+        repeats: how many steps' prompts recur after the fourth step; 0: none.
         evaluate: evaluate every third step.
         seed: of the training.
     """
@@ -177,7 +177,7 @@ def _saved_model(changes: tuple[tuple[str, object], ...]) -> Path:
 
 
 def _prompts(training: Training):
-    """Additions of different lengths, each once but for those that come again."""
+    """Additions of different lengths, each once but for those that recur."""
     draw = np.random.default_rng(training.seed)
     numbers = draw.integers(1, 10 ** draw.integers(1, 5, 400))[:, None] + np.arange(2) * 3
     texts = list(dict.fromkeys(f"{a}+{b}=" for a, b in numbers.tolist()))

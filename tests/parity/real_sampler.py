@@ -70,7 +70,7 @@ class Engine:
 def record(path: Path, engine: Engine, *, steps: int = 12, prompt: int = CACHED, seed: int = 0) -> Path:
     """Sample, score, record and update for some steps, with prompts of so many tokens."""
     model = tiny_model(seed)
-    optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     draw = np.random.default_rng(seed)
     prompts = torch.from_numpy(draw.integers(0, VOCABULARY, (POOL, prompt)))
     past: list[Model] = []
@@ -97,9 +97,9 @@ def record(path: Path, engine: Engine, *, steps: int = 12, prompt: int = CACHED,
                 old_log_probs=trainer,
             )
             advantage = reward - reward.reshape(-1, SIZE).mean(1).repeat_interleave(SIZE)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             (-(advantage[:, None] * trainer).mean()).backward()
-            optimiser.step()
+            optimizer.step()
     return recorder.path
 
 

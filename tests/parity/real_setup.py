@@ -27,7 +27,7 @@ class Setup:
         options: those recorded.
         drift: how far the policy is from the old log-probs; 0: equal.
         rewards: kind of rewards, one of `REWARDS`.
-        layout: how the step was cut: "whole", "micro-batches", "two updates" (two optimiser steps), or "unrecorded",
+        layout: how the step was cut: "whole", "micro-batches", "two updates" (two optimizer steps), or "unrecorded",
             micro-batches that the file does not tell.
         rejected: share of rows that a filter masked.
         unscored: share of rows without a reward.

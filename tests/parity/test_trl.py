@@ -125,7 +125,7 @@ def upstream(
     advantage_N=None,
     items=None,
 ):
-    """Loss of the step, gradient and metrics, as TRL has them after all its optimiser steps.
+    """Loss of the step, gradient and metrics, as TRL has them after all its optimizer steps.
 
     Advantages are recomputed ones where none are given; `items` is what the generation counted as its tokens.
     """
@@ -181,7 +181,7 @@ def upstream(
                 seen.append(accelerator.seen)
                 given.append(accelerator.given)
                 if attempt == "use":
-                    # The data-parallel wrapper averages over ranks; a logged step is the mean of its optimiser steps.
+                    # The data-parallel wrapper averages over ranks; a logged step is the mean of its optimizer steps.
                     share = 1 / len(ranks) / len(optims) if training else evaluation_share(batch, micro)
                     total = total + loss * share
             if attempt == "count":
@@ -195,7 +195,7 @@ def upstream(
 
 
 def laid_out(batch: RolloutBatch, layout: str) -> RolloutBatch:
-    """Cut 12 rows into micro-batches, optimiser steps and ranks."""
+    """Cut 12 rows into micro-batches, optimizer steps and ranks."""
     cut = {
         "one": {},
         "accumulated": {"micro_batch_id": [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]},

@@ -76,7 +76,7 @@ def upstream(
             "old_logps": (old[here] * mask[here]).sum(1),
             "advantages": advantage_N[here],
         }
-        # The Trainer divides by the micro-batches of an optimiser step.
+        # The Trainer divides by the micro-batches of an optimizer step.
         share = 1 / len(cells) if training else evaluation_share(batch, micro)
         total = total + trainer_class._compute_loss(trainer, None, inputs) * share
     total.backward()

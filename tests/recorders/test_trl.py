@@ -50,7 +50,7 @@ def test_several_iterations(tmp_path):
     assert (first[key]["policy_log_probs"] != second[key]["policy_log_probs"]).any()
 
 
-def test_several_optimiser_steps_from_one_generated_batch(tmp_path):
+def test_several_optimizer_steps_from_one_generated_batch(tmp_path):
     _, rows, _ = run(tmp_path, steps_per_generation=4, steps=4)
     check_reproduces(tmp_path)
     steps = steps_of(rows)
@@ -60,7 +60,7 @@ def test_several_optimiser_steps_from_one_generated_batch(tmp_path):
 
 
 @pytest.mark.slow
-def test_several_generated_batches_in_one_optimiser_step(tmp_path):
+def test_several_generated_batches_in_one_optimizer_step(tmp_path):
     options = {"gradient_accumulation_steps": 4, "steps_per_generation": 1, "num_iterations": 2, "steps": 2}
     _, rows, _ = run(tmp_path, loss_type="grpo", **options)
     check_reproduces(tmp_path)

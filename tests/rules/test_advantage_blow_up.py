@@ -113,7 +113,7 @@ def test_what_was_only_assumed_is_asked_for():
     report = diagnose([rows], trainer="trl", select=[CODE, "RDI014"])
     assert not report.findings
     assert "RDI014" in {one.code for one in report.skipped}
-    assert "nothing states scale_rewards or multi_objective_aggregation: say it with --set scale_rewards" in "".join(
+    assert "nothing states scale_rewards or multi_objective_aggregation: pass it with --set scale_rewards" in "".join(
         report.notes
     )
 

@@ -133,7 +133,7 @@ def test_the_same_response_in_another_step():
     assert values(found)["replayed_responses"] == 1
     # The trainer's log-probs of one sample change with the weights.
     assert find(*steps(9.0, 9.5, "old_log_probs")).severity.label == "info"
-    # Likely ones may come again.
+    # Likely ones may recur.
     assert outcomes(report_on(steps(0.2, 0.3), trainer=None, select=["RDI009"])) == {"RDI009": "skipped"}
 
 

@@ -54,7 +54,7 @@ def test_an_engine_that_stops():
 
 
 def test_prompts_of_an_epoch():
-    # Each prompt comes again after four steps.
+    # Each prompt recurs after four steps.
     batches = []
     for step in range(16):
         prompts = tuple(range(6 * (step % 4), 6 * (step % 4) + 6))
@@ -106,7 +106,7 @@ def test_small_moves_of_a_trainer_whose_engine_gives_the_same_numbers():
 
 
 def with_reference(policy, steps, versions=None):
-    """Steps whose reference is version 0, with prompts that never come again."""
+    """Steps whose reference is version 0, with prompts that never recur."""
     made = []
     for step in range(steps):
         kwargs = {"prompts": tuple(range(8 * step, 8 * step + 8)), "versions": versions}
@@ -144,7 +144,7 @@ def test_stamps_are_versions():
 def test_no_verdict():
     (skipped,) = report_on(run(model(), 2, prompts=(0, 1)), trainer=None, select=[CODE]).skipped
     assert skipped.reason.endswith("; needs 20")
-    assert skipped.remedy == "widen --steps to where prompts come again"
+    assert skipped.remedy == "widen --steps to where prompts recur"
     alone = run(model(), 12, prompts=tuple(range(20)), group=1)
     (skipped,) = report_on(alone, trainer=None, select=[CODE]).skipped
     assert skipped.reason.startswith("no two siblings begin with the same token")

@@ -204,11 +204,11 @@ def test_nan_in_the_rows_explains_nan_in_the_log():
     assert found_by(CODE, batch, trainer="trl", logged={"kl": 0.1}, beta=0.1).severity == Severity.WARNING
 
 
-def test_metric_of_one_of_several_optimiser_steps_is_not_compared():
+def test_metric_of_one_of_several_optimizer_steps_is_not_compared():
     batch = rows(per_row={"optim_step_id": [0, 1]})
     report = diagnose([batch], trainer="trl", options={"beta": 0.1}, logged={"kl": 9.0}, select=[CODE])
     assert not report.findings
-    assert report.skipped[0].reason == "no step has a logged KL that belongs to one optimiser step"
+    assert report.skipped[0].reason == "no step has a logged KL that belongs to one optimizer step"
 
 
 def test_no_kl_term_is_clean():
@@ -292,4 +292,4 @@ def test_a_run_of_which_nothing_could_be_compared_is_not_clean():
     batch = toy_batch([[1, 0]], ref=-1.5, per_row={"optim_step_id": [0, 1]})
     report = diagnose([batch], trainer="trl", options={"beta": 0.1}, logged={"kl": 0.1}, select=["RDM001"])
     assert not report.clean
-    assert report.skipped[0].reason == "no step has a logged KL that belongs to one optimiser step"
+    assert report.skipped[0].reason == "no step has a logged KL that belongs to one optimizer step"

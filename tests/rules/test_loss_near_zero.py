@@ -166,7 +166,7 @@ def test_norm_of_zero_at_a_dead_step_is_not_a_cut():
     assert (found.severity, found.verdict) == (Severity.WARNING, "exposed")
 
 
-def test_norm_of_one_of_several_optimiser_steps_is_not_compared():
+def test_norm_of_one_of_several_optimizer_steps_is_not_compared():
     batch = toy_batch([[1, 0], [1, 0]], per_row={"optim_step_id": [0, 0, 1, 1]})
     found = found_by(CODE, batch, logged={"grad_norm": 0.0, "loss": 0.5}, **TRL)
     assert (found.severity, found.verdict) == (Severity.INFO, "exposed")

@@ -110,7 +110,7 @@ def test_null_rewards_and_nothing_logged_is_no_verdict():
 
 def test_nothing_that_could_witness():
     (skipped,) = diagnose([toy_batch([[0, 1]])], **NONE, select=[CODE]).skipped
-    assert skipped.reason == "nothing tells a reward that is missing from a 0"
+    assert skipped.reason == "a missing reward cannot be distinguished from a 0"
     assert "status" in skipped.remedy
 
 

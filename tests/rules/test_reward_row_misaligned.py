@@ -146,7 +146,7 @@ def test_equal_responses_that_agree_by_chance():
     finding = outcome(steps_of_copies(order, steps=12))
     assert (finding.severity, finding.verdict) == (Severity.WARNING, "exposed")
     assert "agree no better than different ones" in finding.message
-    assert "the reward cannot tell responses to a prompt apart" in finding.advice
+    assert "the reward cannot distinguish responses to a prompt" in finding.advice
     # Too few to say so.
     assert outcome(steps_of_copies(order, steps=1)).severity == Severity.INFO
 

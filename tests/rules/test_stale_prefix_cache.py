@@ -67,7 +67,7 @@ def test_a_weak_drift_is_told_from_what_all_prompts_grow_by():
 
 def test_clean_says_what_it_excludes():
     (bound,) = report_on(run(lambda step, first: step), trainer=None, select=[CODE]).excluded
-    assert bound.words.startswith("a growth of the gap after prompts that come again above 1.")
+    assert bound.words.startswith("a growth of the gap after recurring prompts above 1.")
     assert bound.estimate < bound.bound < bound.limit == 3
 
 
@@ -101,7 +101,7 @@ def test_look_alikes(made):
 
 def test_without_new_prompts_a_gap_that_grows_for_all_is_not_excluded():
     (skipped,) = report_on(run(lambda step, first: 0, epochs=True), trainer=None, select=[CODE]).skipped
-    assert "possible, and it counts from 3 on" in skipped.reason
+    assert "possible; reported from 3 on" in skipped.reason
 
 
 def test_long_prompts_with_larger_gaps_that_come_again():
@@ -113,7 +113,7 @@ def test_long_prompts_with_larger_gaps_that_come_again():
         easy = step_of(quiet, step, prompts=tuple(range(100 + 4 * step, 104 + 4 * step)))
         batches += [hard if step % 2 else easy]
     (skipped,) = report_on(batches, trainer=None, select=[CODE]).skipped
-    assert skipped.reason.startswith("4 prompts that come again leave a growth of the gap")
+    assert skipped.reason.startswith("4 recurring prompts leave a growth of the gap")
 
 
 def test_short_prompts():
@@ -124,7 +124,7 @@ def test_short_prompts():
 def test_prompts_that_never_come_again():
     batches = [step_of(MODEL, step, prompts=tuple(range(5 * step, 5 * step + 5))) for step in range(6)]
     (skipped,) = report_on(batches, trainer=None, select=[CODE]).skipped
-    assert skipped.reason.startswith("30 prompts of 128 tokens or more, which come again 0 times")
+    assert skipped.reason.startswith("30 prompts of 128 tokens or more, which recur 0 times")
 
 
 def score(version, age, gap):

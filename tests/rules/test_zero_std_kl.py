@@ -184,7 +184,7 @@ def test_float32_residue_is_no_proof():
     assert found_by(CODE, batch, logged={"grad_norm": 1.0}, trainer="trl", beta=0.1).verdict == "exposed"
 
 
-def test_several_optimiser_steps_are_no_proof():
+def test_several_optimizer_steps_are_no_proof():
     batch = dead(per_row={"optim_step_id": [0, 0, 1, 1]})
     assert found_by(CODE, batch, logged={"grad_norm": 1.0}, **TRL).verdict == "exposed"
 

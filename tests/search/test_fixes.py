@@ -309,7 +309,7 @@ def test_trl_bnpo_micro_batch_that_is_all_masked():
 
 
 def test_trl_dapo_counts_over_the_generation_batch():
-    # Group 1 is trained in one optimiser step and group 2 in another; the tokens are shared out over both.
+    # Group 1 is trained in one optimizer step and group 2 in another; the tokens are shared out over both.
     objective = objective_of("trl", beta=0.1)
     found = factors(objective, "zero-std:renormalised", optim_step_id=[0, 0, 1, 1])
     assert found == pytest.approx([30 / 16, 30 / 16])

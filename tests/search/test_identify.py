@@ -1,4 +1,4 @@
-"""`identify` finds the configuration that made a run, says what excludes the others, and what nothing tells apart."""
+"""`identify` finds the configuration that made a run, says what excludes the others, and what is indistinguishable."""
 
 from dataclasses import replace
 
@@ -120,10 +120,10 @@ def test_a_recipe_of_no_known_trainer_is_found(changes, words):
 def test_rows_that_vote_are_told_apart_by_masked_responses_alone():
     base = objective_of("verl", {"algorithm.adv_estimator": "grpo"})
     objective = replace(base, baseline_rows=base.baseline_rows.leaving_out(RowSet.REJECTED))
-    assert "only unmasked rows vote" in found("verl", objective).stages[0].classes[0].words
+    assert "only unmasked rows count in the baseline" in found("verl", objective).stages[0].classes[0].words
     plain = found("verl", base, masked=0.0).stages[0]
     assert "a group with a fully masked response" in plain.separate
-    assert any("only unmasked rows vote" in each.apart for each in plain.classes[0].equivalent)
+    assert any("only unmasked rows count in the baseline" in each.apart for each in plain.classes[0].equivalent)
 
 
 @pytest.mark.slow

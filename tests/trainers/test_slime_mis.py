@@ -204,7 +204,7 @@ def test_weights_rejections_and_metrics(rule):
     advantage_T = torch.repeat_interleave(found.rows.advantage_N, batch.rows.diff())
     policy_T = torch.maximum(-ratio_T * advantage_T, -ratio_T.clamp(0.8, 1.2) * advantage_T) * gate_T
     kl_T = 0.1 * (leaf - batch.column("ref_log_probs")) ** 2 / 2
-    # Two optimiser steps of six rows; the denominators are those of the mask before rejection.
+    # Two optimizer steps of six rows; the denominators are those of the mask before rejection.
     length_N = torch.tensor([max(int(row.sum()), 1) for row in mask_T.split(batch.rows.diff().tolist())])
     weight_T = torch.repeat_interleave(1 / (length_N.double() * 12), batch.rows.diff())
     loss = (torch.where(kept_T, policy_T + kl_T, 0.0) * weight_T).sum()

@@ -1,7 +1,7 @@
 """Every option of the real trainers is understood, refused with a reason, or named here: no number depends on it.
 
 Given rows with their log-probs, masks, rewards and values, most options of a trainer are settled: how rows were sampled
-and scored, what model gave the log-probs, how the optimiser went on from the gradient. Those are listed. An option that
+and scored, what model gave the log-probs, how the optimizer went on from the gradient. Those are listed. An option that
 a new version brings is in no list, and fails here.
 """
 
@@ -63,7 +63,7 @@ RUNNER = words("""
     torch_empty_cache_steps trackio_bucket_id trackio_space_id trackio_static_space_id train_sampling_strategy use_cache
     use_cpu warmup_steps weight_decay
 """)
-"""The runner that TRL's trainers share: which batch on which device, and what the optimiser makes of the gradient. Its
+"""The runner that TRL's trainers share: which batch on which device, and what the optimizer makes of the gradient. Its
 own loss is replaced, and with it go `label_smoothing_factor` and `average_tokens_across_devices`."""
 
 ACTOR = "actor_rollout_ref.actor"

@@ -65,8 +65,8 @@ def test_advantages_by_step_has_a_ridge_for_each_band():
 def test_kl_shows_logged_recomputed_solved_back_and_tokens():
     figure = figure_of("kl", kl())
     assert axes_of(figure) == {
-        ("optimiser step", "rollout/kl, nats"),
-        ("optimiser step", "KL, nats"),
+        ("optimizer step", "rollout/kl, nats"),
+        ("optimizer step", "KL, nats"),
         ("KL of one token (k1), nats; 34 trained tokens with a KL term", "tokens per bin\nof 0.111 (log)"),
     }
     first = ["recomputed", "disagreement", "as logged"]

@@ -41,7 +41,7 @@ def a_report(text="g7") -> Report:
         verdict="confirmed",
         headline="fully masked responses shift 3 advantages, by 0.5 on average and 49.5 at most",
         message="1 fully masked response still counts in the baseline of 1 group",
-        evidence="the logged advantages of 3 rows equal 'all rows vote' within 1e-07",
+        evidence="the logged advantages of 3 rows equal 'all rows count in the baseline' within 1e-07",
         advice="leave them out of the group mean and std",
         measures={
             "rejected_rows": Measure(1, "rows"),
@@ -51,7 +51,7 @@ def a_report(text="g7") -> Report:
             "rows_share": Measure(0.0123456, "share"),
         },
         per_step=({"step": 3, "split": "train", "rejected_rows": 1, "kappa": math.inf},),
-        examples=(Example(3, text, text, 49.5, "advantage -49.5, with live voters only 1"),),
+        examples=(Example(3, text, text, 49.5, "advantage -49.5, with unmasked rows only 1"),),
         fix="rejected-rows",
         references=("https://github.com/verl-project/verl/pull/6452",),
     )
@@ -83,7 +83,7 @@ def a_report(text="g7") -> Report:
         findings=(finding, info),
         clean=(("RDI001", "nonfinite-values"), ("RDM002", "eval-group-of-one")),
         skipped=(Skipped("RDM001", "kl-metric-corrupted", "missing column kl", "record it"),),
-        notes=("each logged step is taken as one optimiser step",),
+        notes=("each logged step is taken as one optimizer step",),
         not_applicable=(NotApplicable("RDG001", "zero-std-kl", NO_KL),),
     )
 
@@ -129,7 +129,7 @@ def test_json_holds_the_keys_of_the_contract_and_never_rounds():
     assert found["measures"]["relative_change_l1"]["value"] is None  # NaN has no word in JSON
     assert found["per_step"] == [{"step": 3, "split": "train", "rejected_rows": 1, "kappa": None}]
     assert found["examples"] == [
-        {"step": 3, "group_id": "g7", "sample_id": "g7", "note": "advantage -49.5, with live voters only 1"}
+        {"step": 3, "group_id": "g7", "sample_id": "g7", "note": "advantage -49.5, with unmasked rows only 1"}
     ]
     assert body["clean"] == ["RDI001", "RDM002"]
     assert body["skipped"][0]["remedy"] == "record it"

@@ -174,7 +174,7 @@ def test_the_page_says_what_there_is_to_say():
         "Not applicable: use_kl_loss = false: there is no KL term in the loss.",
         "error: fully masked responses shift 3 advantages, by 0.5 on average and 49.5 at most",
         "RDA001 rejected-in-baseline, confirmed",
-        "step 3 group g7 row g7: advantage -49.5, with live voters only 1",
+        "step 3 group g7 row g7: advantage -49.5, with unmasked rows only 1",
         "command line",
         "assumed: newest verl known here",
         "RDM001 kl-metric-corrupted Skipped: missing column kl. To run it: record it.",

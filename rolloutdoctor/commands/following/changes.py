@@ -1,9 +1,9 @@
-"""What is new in a report: each finding is said once, and again only where its verdict changes for good."""
+"""News of a report: each finding is reported once, and again only where its verdict changes for good."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rolloutdoctor.commands.following.kept import Told
+from rolloutdoctor.commands.following.kept import Reported
 from rolloutdoctor.results.findings import Finding, Report, Severity, weight_of
 
 HOLDS_FOR = 16
@@ -26,37 +26,37 @@ class Change:
 
 
 def key_of(finding: Finding) -> str:
-    """What makes two findings the same: the rule, and the cause that was established."""
+    """Return the identity of a finding: the rule, and the cause that was established."""
     return finding.code if finding.cause is None else f"{finding.code} {finding.cause.hypothesis}"
 
 
-def changes(report: Report, told: dict[str, Told], step: int, counted: int) -> Iterator[Change]:
-    """Yield what is new in a report, and note it in `told`.
+def changes(report: Report, reported: dict[str, Reported], step: int, counted: int) -> Iterator[Change]:
+    """Yield what is new in a report, and note it in `reported`.
 
     Args:
         report: what was found in all steps that were counted.
-        told: what was said before.
+        reported: what was reported before.
         step: the last step that was counted.
         counted: how many were.
     """
     here = {key_of(finding): finding for finding in report.findings}
     for key, finding in here.items():
-        before, now = told.get(key), (finding.severity.label, finding.verdict)
+        before, now = reported.get(key), (finding.severity.label, finding.verdict)
         follows = f", follows from {finding.follows_from}" if finding.follows_from else ""
         words = f"{finding.code} {finding.name} {finding.verdict}{follows}: {finding.headline}"
         if before is None:
-            told[key] = Told(*now)
+            reported[key] = Reported(*now)
             yield Change(finding, f"step {step}: {finding.severity.label} {words}", is_new=True)
         elif (before.severity, before.verdict) == now:
             before.since = None
-        elif _weight(*now) > _weight(before.severity, before.verdict) or _held(before, counted):
-            told[key] = Told(*now)
+        elif _weight(*now) > _weight(before.severity, before.verdict) or _is_settled(before, counted):
+            reported[key] = Reported(*now)
             was = f"{before.severity}, {before.verdict}"
             yield Change(finding, f"step {step}: {finding.severity.label} {words} (was {was})", is_new=False)
-    for key, before in told.items():
-        if key not in here and before.verdict != "gone" and _held(before, counted):
+    for key, before in reported.items():
+        if key not in here and before.verdict != "gone" and _is_settled(before, counted):
             was = f"{before.severity}, {before.verdict}"
-            told[key] = Told(before.severity, "gone")
+            reported[key] = Reported(before.severity, "gone")
             yield Change(None, f"step {step}: {key} is no longer found (was {was})", is_new=False)
 
 
@@ -64,8 +64,8 @@ def _weight(severity: str, verdict: str) -> tuple[int, bool]:
     return (0, False) if verdict == "gone" else weight_of(Severity[severity.upper()], verdict)
 
 
-def _held(before: Told, counted: int) -> bool:
-    """True once a finding has been less than was said for some steps."""
+def _is_settled(before: Reported, counted: int) -> bool:
+    """True once a finding has been below what was reported for some steps."""
     if before.since is None:
         before.since = counted
     return counted - before.since >= HOLDS_FOR

@@ -25,7 +25,7 @@ from rolloutdoctor.trainers.table import ALIASES
 
 
 class DumpFeed:
-    """What a trainer dumps, read through its importer and a temporary run file.
+    """Dump of a trainer, read through its importer and a temporary run file.
 
     A dump of one file for each step is read file by file, and no file again once its steps were counted. Of other
     dumps a row may be named by its place in the whole: they are read again whenever they have grown.

@@ -1,4 +1,4 @@
-"""What is followed: something that grows, of which the steps that are whole can be read."""
+"""Feeds that are followed: something that grows, whose complete steps can be read."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager

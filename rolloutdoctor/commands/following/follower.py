@@ -12,7 +12,7 @@ from rolloutdoctor.commands.following.feed import Feed, Fresh
 from rolloutdoctor.commands.following.kept import Kept, Witness
 from rolloutdoctor.commands.following.opening import Followed
 from rolloutdoctor.commands.following.trail import LAST_STEPS
-from rolloutdoctor.commands.merge import check_same, merged, saved_state, told_of_contradictions
+from rolloutdoctor.commands.merge import check_same, explaining_contradictions, merged, saved_state
 from rolloutdoctor.data.batch import TRAIN, RolloutBatch, StepKey
 from rolloutdoctor.data.step_spans import StepSpans
 from rolloutdoctor.engine.accumulate import RuleAccumulator, RunState
@@ -288,7 +288,7 @@ class Follower:
         assert prepared is not None
         assert saved is not None
         diagnosis = self._diagnosis()
-        with told_of_contradictions("the state"):
+        with explaining_contradictions("the state"):
             return judge(
                 prepared.plan,
                 self._state,
@@ -330,7 +330,7 @@ class Follower:
 
 
 def _signature(prepared: PreparedRun) -> str:
-    """What the counts of a step depend on, apart from its rows: where it changes, steps do not add up."""
+    """Return what the counts of a step depend on apart from its rows; steps with different ones cannot be merged."""
     plan, context = prepared.plan, prepared.context
     trained = any(key.split == TRAIN for key in prepared.run.metrics.steps())
     parts = (

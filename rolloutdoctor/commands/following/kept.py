@@ -11,13 +11,13 @@ _FOLLOWED = "followed.json"
 
 
 @dataclass
-class Told:
-    """What was said of one finding.
+class Reported:
+    """Last report of one finding.
 
     Attributes:
-        severity: the word for it.
+        severity: its label.
         verdict: ``confirmed``, ``exposed``, or ``gone``.
-        since: number of steps counted when it was first seen to be less than was said; None while it is not.
+        since: number of steps counted when it was first seen to be less than was reported; None while it is not.
     """
 
     severity: str
@@ -42,17 +42,17 @@ class Witness:
 
 @dataclass
 class Kept:
-    """What goes on where it was left.
+    """State from which an interrupted follow continues.
 
     Attributes:
         saved: the state of the check; None before the first step.
-        told: code and cause of a finding to what was said of it.
+        told: code and cause of a finding to what was last reported of it.
         witnesses: the first step that was counted, and the last.
         signature: what the counts depend on, apart from the rows.
     """
 
     saved: SavedState | None = None
-    told: dict[str, Told] = field(default_factory=dict)
+    told: dict[str, Reported] = field(default_factory=dict)
     witnesses: tuple[Witness, ...] = ()
     signature: str = ""
 

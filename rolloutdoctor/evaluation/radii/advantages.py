@@ -145,7 +145,7 @@ def _whitened_tokens(evaluation: Evaluation) -> Radius:
 
 
 def _of_difference(before: Tensor, weight: Tensor, size: Tensor) -> Radius:
-    """How far whitened values are off because slime takes a variance as ``E[x^2] - E[x]^2``.
+    """Bound the error of whitened values that comes from slime's variance as ``E[x^2] - E[x]^2``.
 
     That loses ``d = n u (m^2 + v) / v`` of it. The factor ``v^(-1/2)`` then is off by ``(1 - d)^(-1/2) - 1`` of itself,
     and by anything from d = 1 on: there the trainer's own result is rounding, or NaN.
@@ -164,7 +164,7 @@ def _of_difference(before: Tensor, weight: Tensor, size: Tensor) -> Radius:
 
 
 def _of_root(share: Tensor) -> Tensor:
-    """How far ``v^(-1/2)`` is off, relative to itself, where v is off by a share of itself below 1."""
+    """Bound the relative error of ``v^(-1/2)``, where the relative error of v is below 1."""
     return (1 - share).clamp(min=1e-300).rsqrt() - 1
 
 

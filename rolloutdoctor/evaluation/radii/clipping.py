@@ -40,7 +40,7 @@ def _bounds(rule: Surrogate) -> list[float]:
 
 
 def _lost(log_ratio: "Tensor | float") -> Tensor:
-    """How far rounding moves the logarithm of a ratio ``exp(d)`` and of a bound: ``u (|d| + 2 EXP_ULPS + 1)``."""
+    """Bound the effect of rounding on the log of a ratio ``exp(d)`` and of a bound: ``u (|d| + 2 EXP_ULPS + 1)``."""
     return rounding.stored(torch.as_tensor(log_ratio, dtype=torch.float64).abs() + 2 * rounding.EXP_ULPS + 1).likely
 
 
@@ -66,7 +66,7 @@ def _above(bound: float) -> float:
 
 
 def _of_rows(evaluation: Evaluation, bounds: list[float]) -> Tensor:
-    """Of ratios of rows all tokens are undecided or none."""
+    """Tokens that are undecided; for ratios of rows, all tokens of a row or none."""
     batch, rule = evaluation.batch, evaluation.objective.surrogate
     drift_N, size_N, length_N = row_log_ratios(batch, "policy_log_probs", rule.old)
     if rule.level == "sequence":

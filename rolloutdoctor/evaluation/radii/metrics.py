@@ -47,7 +47,7 @@ def _reward_kl(evaluation: Evaluation, _: float) -> Radius:
 
 
 def _stored_kl(evaluation: Evaluation, _: float) -> Radius:
-    """What the trainer stored as its KL: the KL itself, or the reward buffer."""
+    """Return the radius of the KL that the trainer stored: the KL itself, or the reward buffer."""
     kl_T = stored_kl(evaluation.batch, evaluation.objective, evaluation.dtype)
     assert kl_T is not None
     return stored_mean_radius(evaluation, kl_T)
@@ -120,7 +120,7 @@ def _scores(evaluation: Evaluation) -> tuple[Radius, float]:
 
 
 def _sampler_gap(evaluation: Evaluation, value: float) -> Radius:
-    """What compares the log-probs of sampler and trainer: differences, ratios and exponentials of two float32 means."""
+    """Return the radius of a comparison of sampler and trainer: differences, ratios, exponentials of float32 means."""
     batch = evaluation.batch
     if not batch.has("old_log_probs", "rollout_log_probs") or not batch.tokens:
         return rounding.stored(value) * 8
@@ -173,7 +173,7 @@ METRICS: dict[str, Callable[[Evaluation, float], Radius]] = {
     "values": _values,
     "zero_std": _mean,
 }
-"""What a metric is, as trainers name it in `Trainer.quantities`, to its radius given its recomputed value."""
+"""Radius of a metric given its recomputed value, by its kind as trainers name it in `Trainer.quantities`."""
 
 
 def metric_radius(evaluation: Evaluation, kind: str, value: float) -> Radius:

@@ -32,7 +32,7 @@ def row_weight_radius(evaluation: Evaluation) -> Radius:
 
 
 def _lost(evaluation: Evaluation) -> Radius:
-    """How far rounding moves the log of a row's ratio, ``[N]``; where the sampler is corrected for, that is a part."""
+    """Bound the rounding of the log of a row's ratio, ``[N]``; where the sampler is corrected for, that is a part."""
     objective = evaluation.objective
     pairs = [("policy_log_probs", objective.surrogate.old)]
     pairs += [("old_log_probs", "rollout_log_probs") for gate in objective.gates if gate.kind == "importance"]

@@ -13,7 +13,7 @@ from rolloutdoctor.ops.rounding import Radius
 
 
 def sides(evaluation: Evaluation) -> int:
-    """How often the roundings of a token count: in the trainer's number, and in ours if it is float32."""
+    """Return how often the roundings of a token count: in the trainer's number, and in ours if it is float32."""
     return 2 if evaluation.dtype == torch.float32 else 1
 
 

@@ -38,7 +38,7 @@ def grpo(scores: Scores, rule: AdvantageRule) -> Advantages:
 
 
 def _scale(std: Tensor, count: Tensor, rule: AdvantageRule) -> Tensor:
-    """What centred scores are divided by, given the unbiased standard deviation of `count` scores."""
+    """Return the divisor of centred scores, given the unbiased standard deviation of `count` scores."""
     if rule.biased_std:
         std = std * ((count - 1).clamp(min=0) / count.clamp(min=1)).sqrt()
     return (std.square() + rule.epsilon).sqrt() if rule.epsilon_in_root else std + rule.epsilon

@@ -11,7 +11,7 @@ def opo(scores: Scores, rule: AdvantageRule) -> Advantages:
 
     A row with no token left has no weight, so it does not move the baseline; but it still counts as a sibling, and
     a group with no token at all has the baseline 0 / 0, which is NaN upstream too. verl's mask keeps that NaN out of
-    the loss but not out of its gradient, and the optimiser step is skipped; rule ``nonfinite-values`` names the rows.
+    the loss but not out of its gradient, and the optimizer step is skipped; rule ``nonfinite-values`` names the rows.
 
     Source: arXiv 2505.23585; verl ``compute_opo_outcome_advantage``.
     """

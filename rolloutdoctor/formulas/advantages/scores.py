@@ -1,4 +1,4 @@
-"""What an outcome estimator sees, and what it gives back."""
+"""Inputs and outputs of an outcome estimator."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -64,7 +64,7 @@ def _advantages(scores: TokenScores, rule: AdvantageRule, position_V: Tensor, me
 
 
 def _tail_start(member_N: Tensor, scores: TokenScores) -> Tensor:
-    """From which position a row has no baseline, ``[N]`` int64.
+    """Return the position from which a row has no baseline, ``[N]`` int64.
 
     That is the second largest number of trained tokens for the only longest row of a group of two or more, and never
     for every other row.

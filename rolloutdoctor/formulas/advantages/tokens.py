@@ -64,7 +64,7 @@ def _generalised(scores: TokenScores, rule: AdvantageRule) -> Tensor:
 
 
 def gae_returns(scores: TokenScores, rule: AdvantageRule) -> Tensor:
-    """What the critic is trained on: generalised advantages, not whitened, plus values, ``[V]``.
+    """Return the targets of the critic: generalised advantages, not whitened, plus values, ``[V]``.
 
     Source: verl ``compute_gae_advantage_return``.
     """

@@ -14,7 +14,7 @@ Moments = Literal["both", "mean", "variance", "mean-own-centre", "variance-own-c
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """What mean and variance are taken over, where that is not the trained tokens of the step.
+    """Population of mean and variance, where that is not the trained tokens of the step.
 
     Attributes:
         masked: how many masked tokens count with each value, ``[n]``; None: none.

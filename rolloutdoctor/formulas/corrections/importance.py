@@ -64,7 +64,7 @@ def importance_weights(ratios: LogRatios, rule: ImportanceWeights, together_N: T
 
 
 def _mean(ratios: LogRatios, rule: ImportanceWeights, bounded_T: Tensor, together_N: Tensor | None) -> Tensor:
-    """Mean of the weights of tokens, or of rows with a token, told to every row, ``[N]`` float64."""
+    """Mean of the weights of tokens, or of rows with a token, expanded to rows, ``[N]`` float64."""
     if rule.level == "token":
         sum_N, count_N = ratios.row_sum(bounded_T), ratios.count_N
     else:

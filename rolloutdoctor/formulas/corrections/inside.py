@@ -39,7 +39,7 @@ def inside_the_loss(
 def inside_metrics(
     ratios: LogRatios, rule: RolloutCorrection, together_N: Tensor | None, trainer_T: Tensor, sampler_T: Tensor
 ) -> dict[str, Tensor]:
-    """What the loss of each micro-batch logs about it, ``[M]`` each, without the prefix ``rollout_corr/``.
+    """Compute what the loss of each micro-batch logs about it, ``[M]`` each, without the prefix ``rollout_corr/``.
 
     Source: verl ``compute_rollout_correction_and_rejection_mask``.
     """

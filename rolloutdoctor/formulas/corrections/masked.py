@@ -1,4 +1,4 @@
-"""What the importance weights and the rejection share: ratios, and means over trained tokens as verl takes them."""
+"""Log-ratios shared by importance weights and rejection, and means over trained tokens as verl takes them."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +15,7 @@ SAFETY_BOUND = 20.0
 
 @dataclass(frozen=True, eq=False)
 class LogRatios:
-    """How far the trainer's log-probs are from the sampler's, on the mask before rejection.
+    """Log-ratios of trainer to sampler, on the mask before rejection.
 
     Statistics are those of each part of the step: of all of it where a driver corrects it as one, of each micro-batch
     where the loss does.

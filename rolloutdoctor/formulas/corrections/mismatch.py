@@ -1,4 +1,4 @@
-"""How far the trainer's log-probs are from the sampler's: perplexities, KL and chi-squared."""
+"""Mismatch of trainer and sampler: perplexities, KL and chi-squared of their log-probs."""
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ def mismatch_metrics(ratios: LogRatios, trainer_T: Tensor, sampler_T: Tensor) ->
 
 
 def probability_metrics(ratios: LogRatios, trainer_T: Tensor, sampler_T: Tensor) -> dict[str, float]:
-    """How far the two probabilities of a token are apart, over all tokens, without the prefix ``training/``.
+    """Compare the two probabilities of a token, over all tokens, without the prefix ``training/``.
 
     Of a single token there is neither a spread nor a correlation; verl logs NaN, and here the names are left out.
 

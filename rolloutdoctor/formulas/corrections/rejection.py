@@ -40,7 +40,7 @@ STATISTICS = (
     "seq_max_k2",
     "seq_max_k3",
 )
-"""What verl rejects by; the largest k1 of a row is not among them."""
+"""Statistics that verl rejects by; the largest k1 of a row is not among them."""
 
 
 def statistic(ratios: LogRatios, name: str) -> tuple[Tensor, Tensor | None]:

@@ -60,7 +60,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Corrected:
-    """What the helper makes of some rows.
+    """Result of the helper for some rows.
 
     Attributes:
         kept_T: ``[T]`` bool, trained tokens that are not rejected.
@@ -121,7 +121,7 @@ def _kept(rows: Rows, rule: SamplerCorrection, level: str, found: dict[str, Tens
 
 
 def _factor(rows: Rows, weight_T: Tensor, level: str) -> Tensor:
-    """What the weights of a micro-batch are divided by, ``[N]`` float64: their mean over tokens, or over rows."""
+    """Return the divisor of the weights of a micro-batch, ``[N]`` float64: their mean over tokens, or over rows."""
     micro_N = rows.micro_N
     if level == "token":
         total_M = seg.total_by(micro_N, rows.row_sum(weight_T))

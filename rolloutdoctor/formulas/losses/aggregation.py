@@ -1,6 +1,6 @@
-"""How token terms become one loss: the weight that each mode gives to a token of a row.
+"""Aggregation of token terms to one loss: the weight that each mode gives to a token of a row.
 
-The loss of an optimiser step is ``sum_it weight_i * mask_it * term_it``. Every mode of the three trainers has
+The loss of an optimizer step is ``sum_it weight_i * mask_it * term_it``. Every mode of the three trainers has
 this form, so a mode is a function that gives one weight per row.
 """
 
@@ -16,23 +16,23 @@ from rolloutdoctor.ops import segments as seg
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """How a step was cut into optimiser steps and micro-batches, told to every row.
+    """Layout of a step in optimizer steps and micro-batches, by row.
 
     Attributes:
-        micro_N: ``[N]`` int64, the row's micro-batch, numbered over ranks and optimiser steps.
+        micro_N: ``[N]`` int64, the row's micro-batch, numbered over ranks and optimizer steps.
         micro_rows_N: ``[N]`` float64, rows in the row's micro-batch.
         forward_N: ``[N]`` int64, the row's micro-batch with those that other ranks ran at the same time.
         forward_rows_N: ``[N]`` float64, rows in these.
-        micros_N: ``[N]`` float64, micro-batches in the row's optimiser step, over all ranks.
-        optim_N: ``[N]`` int64, the row's optimiser step.
-        optim_rows_N: ``[N]`` float64, rows in the row's optimiser step.
+        micros_N: ``[N]`` float64, micro-batches in the row's optimizer step, over all ranks.
+        optim_N: ``[N]`` int64, the row's optimizer step.
+        optim_rows_N: ``[N]`` float64, rows in the row's optimizer step.
         generation_N: ``[N]`` int64, the batch over which rewards were normalised and tokens counted.
-        steps_N: ``[N]`` float64, optimiser steps in the row's logged step.
-        generations_N: ``[N]`` float64, generation batches in the row's optimiser step.
-        share_N: ``[N]`` float64, weight of the row's optimiser step in the loss of the step.
-        ranks_N: ``[N]`` float64, data-parallel ranks in the row's optimiser step.
+        steps_N: ``[N]`` float64, optimizer steps in the row's logged step.
+        generations_N: ``[N]`` float64, generation batches in the row's optimizer step.
+        share_N: ``[N]`` float64, weight of the row's optimizer step in the loss of the step.
+        ranks_N: ``[N]`` float64, data-parallel ranks in the row's optimizer step.
         trajectory_N: ``[N]`` int64, the trajectory that the row is a part of: its own, unless several rows share one.
-        trajectories_N: ``[N]`` float64, trajectories in the row's optimiser step.
+        trajectories_N: ``[N]`` float64, trajectories in the row's optimizer step.
     """
 
     micro_N: Tensor
@@ -64,7 +64,7 @@ class Layout:
         prompts: int | None = None,
         place_N: Tensor | None = None,
     ) -> "Layout":
-        """Number the parts from the columns that are there; none of them: one micro-batch, one optimiser step.
+        """Number the parts from the columns that are there; none of them: one micro-batch, one optimizer step.
 
         Args:
             rows: ``[N+1]`` row offsets, for the number of rows and the device.
@@ -88,7 +88,7 @@ class Layout:
         optim_index_N = micro_index_N if separate else _numbered(optim_value_N)
         steps_N = one_N if separate else _distinct(optim_index_N, step_N)
         optim_rows_N = _summed(optim_index_N, one_N)
-        # Ranks pad an evaluation with rows that it had before, and how many does not follow from the rows.
+        # Ranks pad an evaluation with rows that it had before, and the rows do not show how many.
         one_rank = len(rank_N) > 0 and not bool((rank_N != rank_N[:1]).any())
         trajectory_index_N, trajectories_N = _trajectories(trajectory_N, optim_index_N)
         generation_index_N = step_N if generation_N is None else _numbered(step_N, generation_N)
@@ -132,7 +132,7 @@ class Layout:
         return _summed(self.forward_N, x_N)
 
     def optim_total(self, x_N: Tensor) -> Tensor:
-        """Sum of `x_N` over the row's optimiser step, ``[N]`` float64."""
+        """Sum of `x_N` over the row's optimizer step, ``[N]`` float64."""
         return _summed(self.optim_N, x_N)
 
     def trajectory_total(self, x_N: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class Layout:
 
 
 def _summed(index_N: Tensor, x_N: Tensor) -> Tensor:
-    """Sum of `x_N` over rows of equal index, told to every row."""
+    """Sum of `x_N` over rows of equal index, expanded to rows."""
     return seg.pick(seg.total_by(index_N, x_N), index_N)
 
 
@@ -161,7 +161,7 @@ def _numbered(*parts_N: Tensor) -> Tensor:
 
 
 def _distinct(part_N: Tensor, whole_N: Tensor) -> Tensor:
-    """How many parts the row's whole has, ``[N]`` float64; every part lies in one whole."""
+    """Count the parts of the row's whole, ``[N]`` float64; every part lies in one whole."""
     whole_P = torch.zeros(int(part_N.max()) + 1 if len(part_N) else 0, dtype=torch.int64, device=part_N.device)
     whole_P[part_N] = whole_N
     return torch.bincount(whole_P)[whole_N].double()
@@ -184,7 +184,7 @@ def _evaluation_shares(batch_N: Tensor, prompts: int | None) -> Tensor:
 
 
 def _trajectories(trajectory_N: Tensor | None, optim_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Index of the row's trajectory ``[N]`` int64, and how many its optimiser step has ``[N]`` float64."""
+    """Index of the row's trajectory ``[N]`` int64, and how many its optimizer step has ``[N]`` float64."""
     row_N = torch.arange(len(optim_N), device=optim_N.device)
     if trajectory_N is None:
         return row_N, _summed(optim_N, torch.ones_like(row_N))
@@ -214,7 +214,7 @@ def _padded_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
 
 
 def _longest(index_N: Tensor, x_N: Tensor) -> Tensor:
-    """Largest `x_N` among rows of equal index, told to every row."""
+    """Largest `x_N` among rows of equal index, expanded to rows."""
     high_P = torch.zeros(int(index_N.max()) + 1 if len(index_N) else 0, dtype=x_N.dtype, device=x_N.device)
     return high_P.scatter_reduce(0, index_N, x_N, "amax")[index_N]
 
@@ -225,12 +225,12 @@ def _row_sums(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
 
 
 def _generation_token_mean(length_N: Tensor, layout: Layout, rule: Aggregation) -> Tensor:
-    """TRL ``dapo``: tokens of the generation batch, rescaled to one optimiser step."""
+    """TRL ``dapo``: tokens of the generation batch, rescaled to one optimizer step."""
     return _unscaled_token_mean(length_N, layout, rule) * layout.steps_N / layout.generations_N
 
 
 def _unscaled_token_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
-    """The same before 1.10: divided by the tokens of the generation batch, whatever its optimiser steps."""
+    """The same before 1.10: divided by the tokens of the generation batch, whatever its optimizer steps."""
     return 1 / layout.generation_total(length_N).clamp(min=1)
 
 
@@ -303,13 +303,13 @@ AGGREGATIONS: dict[str, Callable[[Tensor, Layout, Aggregation], Tensor]] = {
     "token-sum": _token_sum,
     "trajectory-mean-token-mean": _sample_mean,
 }
-"""Mode to the weight of a token of every row, ``[N]`` float64, within the row's optimiser step."""
+"""Mode to the weight of a token of every row, ``[N]`` float64, within the row's optimizer step."""
 
 
 def row_weights(length_N: Tensor, layout: Layout, rule: Aggregation) -> Tensor:
     """Weight of a token of every row in the loss of the step, ``[N]`` float64.
 
-    The loss of a step is the mean of the losses of its optimiser steps, `layout.share_N` being their weights.
+    The loss of a step is the mean of the losses of its optimizer steps, `layout.share_N` being their weights.
 
     Args:
         length_N: ``[N]`` float64, tokens of each row that are counted in denominators.

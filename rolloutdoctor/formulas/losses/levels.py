@@ -28,7 +28,7 @@ def log_weights(given: TokenInputs, rule: Surrogate) -> Tensor:
 
 
 def gathered(given: TokenInputs, rule: Surrogate, slope_T: Tensor) -> Tensor:
-    """From the derivatives by `log_weights` to those by each token's own log-prob, ``[T]``.
+    """Convert the derivatives by `log_weights` to those by each token's own log-prob, ``[T]``.
 
     A ratio of a row depends on every token of it, so each token gathers what all terms of the row contribute. The
     gradient flows through the mean; verl's gspo, where it does not, is another term.

@@ -39,7 +39,7 @@ def band(given: TokenInputs, micro_T: Tensor, rule: Surrogate) -> Tensor:
         raise CannotComputeError(
             f"clip_cov draws at random in {int(drawn_M.sum())} of {int((count_M > 0).sum())} micro-batches (one of "
             f"{int(count_M[worst])} trained tokens drops {int(wanted_M[worst])} of {int(found_M[worst])} candidates), "
-            "and no log tells which tokens it dropped"
+            "and no log records which tokens it dropped"
         )
     return chosen_T
 

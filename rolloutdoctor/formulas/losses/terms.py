@@ -1,4 +1,4 @@
-"""What a policy term sees, and what it gives back."""
+"""Inputs and outputs of a policy term."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""Readers of logged numbers: one file a format, told from each other by content."""
+"""Readers of logged numbers: one file a format, recognised by content."""

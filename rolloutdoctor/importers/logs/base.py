@@ -1,4 +1,4 @@
-"""What a reader of logged numbers is, and how a row of names and numbers becomes entries."""
+"""Interface of readers of logged numbers, and the conversion of a row of names and numbers to entries."""
 
 import math
 import re
@@ -64,7 +64,7 @@ def entries_of(row: Mapping[str, object], where: str) -> Iterator[Entry]:
         return
     named = next((name for name in STEPS if row.get(name) is not None), None)
     if named is None:
-        raise DataError(f"{where}: no step; the number of the optimiser step has to be in one of {', '.join(STEPS)}")
+        raise DataError(f"{where}: no step; the number of the optimizer step has to be in one of {', '.join(STEPS)}")
     step = cells.natural(dict(row), named, where)
     if is_long(row):
         split = EVAL if row.get("split") == EVAL else TRAIN

@@ -1,4 +1,4 @@
-"""What trainers print: lines with numbers, and progress bars and anything else between them."""
+"""Console output of trainers: lines with numbers, and progress bars and anything else between them."""
 
 import ast
 import re
@@ -41,7 +41,7 @@ class _Printed:
 
 
 class TrlConsole:
-    """What the transformers Trainer prints: a Python dict a line, floats with four digits and no step.
+    """Console of the transformers Trainer: a Python dict a line, floats with four digits and no step.
 
     ``ProgressCallback.on_log`` and ``PrinterCallback.on_log`` (transformers/trainer_callback.py). Steps are counted
     from the lines: where a progress bar says how many steps there were, and the lines are that number's share, they
@@ -76,7 +76,7 @@ class TrlConsole:
 
 
 class VerlConsole:
-    """What verl prints: ``step:3 - critic/score/mean:0.036 - ...`` a line.
+    """Console of verl: ``step:3 - critic/score/mean:0.036 - ...`` a line.
 
     ``concat_dict_to_str`` (verl/utils/logger/aggregate_logger.py); Ray puts the name of the process before it.
     """
@@ -95,7 +95,7 @@ class VerlConsole:
 
 
 class SlimeConsole:
-    """What slime prints: ``step 3: {...}`` and ``rollout 3: {...}``, a Python dict behind its kind and number.
+    """Console of slime: ``step 3: {...}`` and ``rollout 3: {...}``, a Python dict behind its kind and number.
 
     ``train`` in slime/backends/megatron_utils/model.py and slime/observability/*_metrics.py.
     """
@@ -114,7 +114,7 @@ class SlimeConsole:
 
 
 def _interval(logged: int, totals: Mapping[int, int], reached: Mapping[int, int]) -> int | None:
-    """How many steps a line stands for: those of the progress bar that was drawn most and reached its end."""
+    """Return the steps that a line stands for: those of the progress bar that was drawn most and reached its end."""
     ended = [total for total in totals if reached[total] == total and logged and total % logged == 0]
     return max(ended, key=lambda total: (totals[total], total)) // logged if ended else None
 

@@ -72,7 +72,7 @@ def read_trainer_state(source: Source) -> Mapping[tuple[int, str], Mapping[str, 
 
 
 def trainer_entries(row: Mapping[str, object], where: str) -> Iterator[Entry]:
-    """What the transformers Trainer logged with one call; a value of an evaluation begins with ``eval_``."""
+    """Yield what the transformers Trainer logged with one call; a value of an evaluation begins with ``eval_``."""
     step = cells.natural(dict(row), "step", where)
     for name, value in row.items():
         if name != "step" and is_number(value):

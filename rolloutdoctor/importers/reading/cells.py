@@ -54,7 +54,7 @@ def number(value: object, what: str) -> float | None:
 
 
 def shown(value: object) -> str:
-    """What a value looks like, short and on one line, for messages.
+    """Describe a value, short and on one line, for messages.
 
     >>> shown("a" * 100)
     "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"

@@ -23,14 +23,14 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 _NUMBERS = bytes.maketrans(b"123456789\t\r\n[,:-", b"000000000       ")
 _LONG_INTEGER = b" " + b"0" * 19
-"""How the shortest integer beyond 64 bits begins, of either sign, once `_NUMBERS` has made digits and what comes before
-a number alike. Digits behind a decimal point are often more, and harmless."""
+"""Beginning of the shortest integer beyond 64 bits, of either sign, once `_NUMBERS` has mapped digits, and what comes
+before a number, to one character each. Digits behind a decimal point are often more, and harmless."""
 
 _KEY = re.compile(rb'"\s*:')
-"""What follows every key, and may be in a text; fewer keys than that may be one that is there twice."""
+"""Text that follows every key, and may be in a text; fewer keys than that may be one that is there twice."""
 
 CHUNK_BYTES = 8 * 2**20
-"""What is read at a time."""
+"""Bytes that are read at a time."""
 
 _is_growing = ContextVar("is_growing", default=False)
 
@@ -171,7 +171,7 @@ def _loaded(raw: bytes) -> object:
 
 
 def _keys(body: object) -> int:
-    """How many keys a document has; fewer, where a list holds objects behind something else."""
+    """Count the keys of a document; too few, where a list holds objects behind something else."""
     found, waiting = 0, [body]
     while waiting:
         inner = waiting.pop()

@@ -1,1 +1,1 @@
-"""Where a file lies: local paths, web, hub and cloud stores, and bounded reads of small files."""
+"""Locations of files: local paths, web, hub and cloud stores, and bounded reads of small files."""

@@ -1,4 +1,4 @@
-"""Where bytes come from: files of this machine, and object stores and web servers by their addresses.
+"""Sources of bytes: files of this machine, and object stores and web servers by their addresses.
 
 ``s3://`` and ``gs://`` go through pyarrow's file systems, ``hf://`` through that of huggingface_hub, and ``http(s)://``
 through requests for ranges of bytes. Credentials are found as these libraries find them: in the environment and in
@@ -49,7 +49,7 @@ class Address(NamedTuple):
 
     @property
     def name(self) -> str:
-        """How messages call it: without a query or a user, which may hold secrets."""
+        """Return the name for messages: without a query or a user, which may hold secrets."""
         shown = self.path.removeprefix(f"{self.scheme}://")
         place, slash, rest = shown.partition("/")
         return f"{self.scheme}://{place.rpartition('@')[2]}{slash}{rest}"
@@ -92,7 +92,7 @@ def open_bytes(path: str) -> pa.NativeFile:
     if address is None:
         # Bytes, because arrow refuses names that are not UTF-8.
         return pa.OSFile(os.fsencode(path))
-    with _told(address):
+    with _explaining_errors(address):
         if address.scheme in _WEB:
             return pa.PythonFile(WebFile(address.path + address.query, _SECONDS), mode="r")
         return _store(address.scheme, address.query, _account(address)).open_input_file(_key(address))
@@ -118,7 +118,7 @@ def listing(address: Address) -> list[str] | None:
     if address.scheme in _WEB:
         return None
 
-    with _told(address):
+    with _explaining_errors(address):
         store = _store(address.scheme, address.query, _account(address))
         info = store.get_file_info(_key(address))
         if info.type == fs.FileType.File:
@@ -140,7 +140,7 @@ def is_there(path: str) -> bool:
 
 
 def _account(address: Address) -> str:
-    """What stands before an ``@`` in the name of a bucket; the path of hf:// has another use for it."""
+    """Return what stands before an ``@`` in the name of a bucket; the path of hf:// has another use for it."""
     return "" if address.scheme == "hf" else address.path.partition("/")[0].rpartition("@")[0]
 
 
@@ -191,7 +191,7 @@ def _store(scheme: str, query: str, account: str) -> fs.FileSystem:
 
 
 @contextmanager
-def _told(address: Address) -> Iterator[None]:
+def _explaining_errors(address: Address) -> Iterator[None]:
     """Turn what the libraries raise into one sentence."""
     try:
         yield

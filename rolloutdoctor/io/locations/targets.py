@@ -1,4 +1,4 @@
-"""Where a result may be written to: a file of its own, never a file that is read, and nothing that is no file."""
+"""Targets of results: a file of its own, never a file that is read, and nothing that is no file."""
 
 import errno
 import os
@@ -37,7 +37,7 @@ def unwritable(name: str, error: OSError) -> OutputError:
     """Say why a file cannot be written."""
     why = error.strerror or str(error) or type(error).__name__
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return OutputError(f"{name}: cannot be written ({why}); make room, or name a file elsewhere", why)
+        return OutputError(f"{name}: cannot be written ({why}); free space, or name a file elsewhere", why)
     return OutputError(f"{name}: cannot be written ({why}); name a file that can be written", why)
 
 

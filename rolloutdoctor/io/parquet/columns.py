@@ -1,4 +1,4 @@
-"""Which columns of the contract a file has, under which names and types."""
+"""Columns of the contract in a file, with their names and types."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ class StoredColumn:
 
     @property
     def label(self) -> str:
-        """How messages name it: as the file does, with the canonical name if that differs."""
+        """Return the column's name for messages: the file's, with the canonical name if that differs."""
         return self.stored if self.stored == self.column.name else f"{self.stored} ({self.column.name})"
 
 
@@ -87,7 +87,7 @@ def resolve(
         more = ", ..." if len(schema.names) > 30 else ""
         raise SchemaError(
             f"{name}: no column step (accepted names: {', '.join(names)}; the file has: {have}{more}); "
-            "add the optimiser step of every row as an integer"
+            "add the optimizer step of every row as an integer"
         )
     return stored
 

@@ -18,7 +18,7 @@ _INT64_MAX = 2**63 - 1
 
 
 class Place(NamedTuple):
-    """Where a column's cells are, for messages.
+    """Place of a column's cells, for messages.
 
     Attributes:
         file: its name.
@@ -57,7 +57,7 @@ def step_numbers(column: pa.ChunkedArray, place: Place) -> np.ndarray:
     """
     if column.null_count:
         row = _first(pc.is_null(column))
-        raise place.error(row, "null where an optimiser step was expected; log a step for every row")
+        raise place.error(row, "null where an optimizer step was expected; log a step for every row")
     steps_N = _int64(column, place)
     if (steps_N < 0).any():
         row = int(np.argmax(steps_N < 0))
@@ -217,7 +217,7 @@ def concatenated(parts: Sequence[Tensor]) -> Tensor:
 
 
 def empty(count: int, dtype: np.dtype) -> np.ndarray:
-    """Room for `count` values in arrow's memory.
+    """Space for `count` values in arrow's memory.
 
     Columns of a step come and go with those that arrow decodes. From one allocator, each takes the place of another;
     from two, the holes that either leaves are lost to the other, and memory grows with the number of steps.

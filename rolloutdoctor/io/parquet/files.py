@@ -1,4 +1,4 @@
-"""One Parquet file of a run: its footer, its row groups, and the border where pyarrow's errors become ours."""
+"""One Parquet file of a run: its footer, its row groups, and the conversion of pyarrow's errors to ours."""
 
 import hashlib
 import re
@@ -32,7 +32,7 @@ _LEAST_ROWS = 32
 
 @dataclass(frozen=True)
 class RunFile:
-    """What the footer of a run file says. Nothing is held open; plain data, it can be sent to another process.
+    """Footer of a run file. Nothing is held open; plain data, it can be sent to another process.
 
     Attributes:
         source: what to open, and its name in messages.
@@ -53,7 +53,7 @@ class RunFile:
 
     @property
     def name(self) -> str:
-        """How messages call the file."""
+        """Return the name of the file for messages."""
         return self.source.name
 
     @property
@@ -66,9 +66,9 @@ class RunFile:
         return [int(self.footer.row_group(group).num_rows) for group in range(self.footer.num_row_groups)]
 
     def stamp(self) -> str:
-        """What tells the file from another one, or from itself before it was written again."""
-        told = (self.source.path, self.seen, self.rows, self.footer.serialized_size, self.chunks)
-        return hashlib.sha256(repr(told).encode()).hexdigest()
+        """Return what distinguishes the file from others, and from itself before it was written again."""
+        identity = (self.source.path, self.seen, self.rows, self.footer.serialized_size, self.chunks)
+        return hashlib.sha256(repr(identity).encode()).hexdigest()
 
     def check_unchanged(self) -> None:
         """Insist on the file that the footer was read from.

@@ -1,4 +1,4 @@
-"""What a Parquet footer says of each column chunk, without pyarrow: it aborts the process on some damaged footers.
+"""Parquet footers, read without pyarrow, which aborts the process on some damaged ones.
 
 The footer is a struct of Thrift's compact protocol, and only its few fields that tell sizes are looked at; see
 parquet.thrift of Apache Parquet for their numbers.

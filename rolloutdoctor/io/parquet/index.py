@@ -1,4 +1,4 @@
-"""Which row groups hold which steps, and how many rows each step has."""
+"""Index of the steps that each row group holds, and of the rows of each step."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ class RowGroup:
     tokens: int = 0
 
     def size(self, unit: Unit) -> int:
-        """How many tokens, or rows, it has."""
+        """Return the number of tokens, or of rows."""
         return self.tokens if unit == "tokens" else self.rows
 
     @property
@@ -215,7 +215,7 @@ class _Statistics:
         return None if leaf is None else self._file.chunks[group][leaf].ends
 
     def _number(self, end: bytes) -> int | None:
-        """What an integer column stores in so many bytes; None if its width is another."""
+        """Decode a bound of an integer column from its bytes; None if their number is not its width."""
         column = self._file.footer.schema.column(self._step)
         if len(end) != {"INT32": 4, "INT64": 8}.get(column.physical_type):
             return None

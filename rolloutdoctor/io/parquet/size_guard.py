@@ -1,4 +1,4 @@
-"""How large a Parquet file becomes in memory, from what its footer declares, before anything is decoded.
+"""Limit on the size in memory that the footer of a Parquet file declares, tested before anything is decoded.
 
 A few stored kilobytes may be decoded to any size: a page that repeats one value, a dictionary of one long text that
 every row points to, a zstd block of zeros. The footer's counts are believed; `pages` sees whether they are true.
@@ -118,8 +118,8 @@ def damaged(name: str, what: str) -> InputError:
 
 def _too_large(name: str, size: int, declared: int) -> InputError:
     return InputError(
-        f"{name}: the file declares up to {_shown(declared)} of cells in {_shown(size)}, which no run does; "
-        "it is not read"
+        f"{name}: the file declares up to {_shown(declared)} of data in {_shown(size)} (limit {LARGEST_RATIO}x); "
+        "refused as damaged or hostile"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a slice of a file holds of each step, and how such chunks become a batch."""
+"""Chunks of steps: the rows of each step in a slice of a file, and their assembly into a batch."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

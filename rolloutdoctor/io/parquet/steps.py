@@ -1,4 +1,4 @@
-"""`StepRange`: which optimiser steps the user asked for."""
+"""`StepRange`: which optimizer steps the user asked for."""
 
 import re
 from dataclasses import dataclass

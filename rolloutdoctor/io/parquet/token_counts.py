@@ -1,4 +1,4 @@
-"""How many response tokens a file holds, from its footer."""
+"""Number of response tokens in a file, from its footer."""
 
 from rolloutdoctor.data.schema import COLUMNS
 from rolloutdoctor.io.parquet.files import RunFile

@@ -1,4 +1,4 @@
-"""What each kind of column is in Arrow and Parquet, and how its cells become an array."""
+"""Arrow and Parquet types of each kind of column, and the conversion of its cells to an array."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

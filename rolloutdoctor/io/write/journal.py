@@ -37,7 +37,7 @@ _DROPPED = b"rolloutdoctor.dropped"
 
 @dataclass(frozen=True)
 class Dropped:
-    """What a recorder let go because writing could not keep up.
+    """Steps and rows that a recorder dropped because writing could not keep up.
 
     Attributes:
         steps: ``step`` and ``split`` of the rows that are missing.
@@ -199,7 +199,7 @@ class Journal:
 
 
 class JournalTail:
-    """What is appended to a journal while somebody writes it; it is never read twice.
+    """Reader of what is appended to a journal during recording; nothing is read twice.
 
     Args:
         source: the journal.

@@ -1,4 +1,4 @@
-"""Whose a temporary file is: its name says which process made it, so that what a dead one left can be removed.
+"""Tags of temporary files with their process, so that stale ones can be removed.
 
 A name carries the process, when that started, and the place in which its number means something: the machine, and the
 namespace of process numbers there. Only what was made in the same place can be known to be left behind.
@@ -16,7 +16,7 @@ _TAG = re.compile(r"(?P<pid>[0-9]+)-(?P<start>[0-9]+)-(?P<place>[0-9a-f]{10})-[0
 
 
 def tag() -> str:
-    """Return a word that is unique, and tells which process made it."""
+    """Return a unique word that names the process that made it."""
     return f"{os.getpid()}-{_start_of(os.getpid())}-{_place()}-{uuid4().hex[:8]}"
 
 
@@ -32,10 +32,10 @@ def is_left_behind(name: str, *, prefix: str = "", suffix: str = "") -> bool:
     if found is None or found["place"] != _place():
         return False
     pid, start = int(found["pid"]), int(found["start"])
-    return not _is_alive(pid) or _start_of(pid) not in (start, 0)
+    return not _is_running(pid) or _start_of(pid) not in (start, 0)
 
 
-def _is_alive(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -47,7 +47,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _start_of(pid: int) -> int:
-    """When a process started, in ticks of its machine; 0 where that cannot be known."""
+    """Return the time when a process started, in ticks of its machine; 0 where that cannot be known."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:

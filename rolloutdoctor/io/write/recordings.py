@@ -126,7 +126,7 @@ def _create(run_path: Path, header: bytes) -> Begun | None:
         while True:
             path = _journal(run_path, number)
             try:
-                # Locked before it has its name: who finds it there knows at once whether it is alive.
+                # Locked before it has its name: who finds it there knows at once whether it is in use.
                 os.link(temporary, path)
                 return Begun(file, path, run_path)
             except FileExistsError:

@@ -71,7 +71,7 @@ class Replacement:
         Raises:
             OutputError: if it does not fit, or cannot be written for another reason.
         """
-        with self.told():
+        with self.explaining_errors():
             self.file.flush()
             number = self.file.fileno()
             old = self.target.found
@@ -91,7 +91,7 @@ class Replacement:
             TakenError: if it was to be fresh and another file has the name.
             OutputError: if it cannot be put there.
         """
-        with self.told():
+        with self.explaining_errors():
             if self._fresh:
                 _link(self._temporary, self.target)
             else:
@@ -116,7 +116,7 @@ class Replacement:
         _remove(self._temporary)
 
     @contextlib.contextmanager
-    def told(self) -> Iterator[None]:
+    def explaining_errors(self) -> Iterator[None]:
         """Turn a failure to write into one sentence; whatever it is, nothing is left behind."""
         try:
             yield
@@ -145,7 +145,7 @@ def write_whole(content: bytes | Iterable[bytes], target: Target, what: str = "t
         _write_into(pieces, target)
         return
     replacement = Replacement(target, what)
-    with replacement.told():
+    with replacement.explaining_errors():
         for piece in pieces:
             replacement.file.write(piece)
     replacement.complete()

@@ -25,7 +25,7 @@ def scratch_folder(prefix: str = PREFIX) -> Iterator[Path]:
         prefix: of its name.
 
     Raises:
-        InputError: if there is no room for temporary files.
+        InputError: if there is no space for temporary files.
     """
     sweep_scratch()
     try:

@@ -111,7 +111,7 @@ class _TableWriter:
     def _written(self) -> Iterator[None]:
         """Turn what cannot be written into one sentence, and leave nothing behind."""
         try:
-            with self._replacement.told():
+            with self._replacement.explaining_errors():
                 yield
         except BaseException:
             self.abort()

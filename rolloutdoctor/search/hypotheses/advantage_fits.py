@@ -27,7 +27,7 @@ LARGEST_STEP = 512
 """Rows by which a column is tried to be off, and rows of a block."""
 
 ENOUGH_BITS = 12.0
-"""How unlikely it is, as a binary logarithm, that other values are the same in another order."""
+"""Bits of evidence needed that values are not the same in another order by chance."""
 
 Step = tuple[Evaluation, Tensor]
 """An evaluation, and the logged advantages of its rows, ``[N]``."""
@@ -36,7 +36,7 @@ Step = tuple[Evaluation, Tensor]
 def logged_steps(trials: Sequence[Sequence[Seen]]) -> list[Step]:
     """The steps of which advantages were logged."""
     return [
-        (one.evaluation, told(one.evaluation, one.advantage_N))
+        (one.evaluation, filled_advantages(one.evaluation, one.advantage_N))
         for trial in trials
         for one in trial
         if one.evaluation.rows is not None
@@ -45,14 +45,14 @@ def logged_steps(trials: Sequence[Sequence[Seen]]) -> list[Step]:
     ]
 
 
-def told(evaluation: Evaluation, logged_N: Tensor) -> Tensor:
+def filled_advantages(evaluation: Evaluation, logged_N: Tensor) -> Tensor:
     """The logged advantages; the recomputed one where none was logged, or a mask left 0 of it."""
     rows = evaluation.rows
     assert rows is not None
-    untold_N = logged_N.isnan()
+    missing_N = logged_N.isnan()
     if rows.rejected_N is not None:
-        untold_N = untold_N | (rows.rejected_N & (logged_N == 0))
-    return torch.where(untold_N, recomputed(evaluation)[0], logged_N)
+        missing_N = missing_N | (rows.rejected_N & (logged_N == 0))
+    return torch.where(missing_N, recomputed(evaluation)[0], logged_N)
 
 
 def recomputed(evaluation: Evaluation) -> tuple[Tensor, Tensor]:
@@ -64,7 +64,7 @@ def recomputed(evaluation: Evaluation) -> tuple[Tensor, Tensor]:
 
 
 def units(batch: "RolloutBatch", unit: str) -> Tensor | None:
-    """Which group, rank or step each row is in, ``[N]`` int64."""
+    """Return the number of the group, rank or step of each row, ``[N]`` int64."""
     if unit == "group":
         return None if batch.groups is None else batch.groups.index_N
     found = batch.per_row.get("rank") if unit == "rank" else torch.zeros_like(places(batch))
@@ -110,7 +110,7 @@ def _reordered(unit: str) -> AdvantagesEdit:
             return None
         value_N, radius_N = recomputed(evaluation)
         source_N = torch.empty_like(unit_N)
-        source_N[by_unit(unit_N, told(evaluation, logged_N))] = by_unit(unit_N, value_N)
+        source_N[by_unit(unit_N, filled_advantages(evaluation, logged_N))] = by_unit(unit_N, value_N)
         return value_N[source_N], Radius.of(radius_N[source_N])
 
     return edit
@@ -207,15 +207,15 @@ def _solve_blocks(trials: Sequence[Sequence[Seen]]) -> Iterator[Hypothesis]:
         gone = (total[size:] - total[:-size]).abs() <= 2 * (error[size:] - error[:-size]) + 1e-12
         full = (some[size:] - some[:-size]) > 1
         for offset in range(size):
-            told = bool(gone[offset::size].all()) and int(full[offset::size].sum()) > 1
-            if found < 6 and told and (size, offset) != (usual_size(evaluation.batch), 0):
+            is_clear = bool(gone[offset::size].all()) and int(full[offset::size].sum()) > 1
+            if found < 6 and is_clear and (size, offset) != (usual_size(evaluation.batch), 0):
                 found += 1
                 yield _blocks(size, offset)
 
 
 def _as_logged(evaluation: Evaluation, logged_N: Tensor) -> tuple[Tensor, Radius]:
-    told_N = told(evaluation, logged_N)
-    return told_N, rounding.stored(told_N)
+    logged_N = filled_advantages(evaluation, logged_N)
+    return logged_N, rounding.stored(logged_N)
 
 
 AS_LOGGED = Hypothesis(

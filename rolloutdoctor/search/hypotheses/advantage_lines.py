@@ -19,9 +19,9 @@ from rolloutdoctor.search.hypotheses.advantage_fits import (
     advantage_family,
     advantages_of,
     by_unit,
+    filled_advantages,
     logged_steps,
     recomputed,
-    told,
     units,
 )
 from rolloutdoctor.search.hypotheses.hypothesis import UPSTREAM, AdvantagesEdit, Hypothesis, Seen, changing
@@ -54,7 +54,7 @@ def _line(unit: str, evaluation: Evaluation, logged_N: Tensor) -> tuple[Tensor, 
 
 def _on_line(unit: str) -> AdvantagesEdit:
     def edit(evaluation: Evaluation, logged_N: Tensor) -> tuple[Tensor, Radius] | None:
-        found = _line(unit, evaluation, told(evaluation, logged_N))
+        found = _line(unit, evaluation, filled_advantages(evaluation, logged_N))
         return None if found is None else (found[0] * recomputed(evaluation)[0] + found[1], Radius.of(found[2]))
 
     return edit
@@ -107,9 +107,9 @@ def _is_standardised(evaluation: Evaluation, logged_N: Tensor, unit: str) -> boo
     """True if the logged advantages of each unit have a mean of 0 and a standard deviation of about 1."""
     unit_N = units(evaluation.batch, unit)
     parts = [] if unit_N is None else [logged_N[unit_N == one] for one in torch.unique(unit_N).tolist()]
-    told = [part for part in parts if len(part) > 1 and bool((part != part[0]).any())]
-    centred = all(abs(float(x.mean())) < 1e-4 for x in told)
-    return centred and all(any(0.99 < float(x.std(correction=d)) < 1.0001 for d in (0, 1)) for x in told)
+    varying = [part for part in parts if len(part) > 1 and bool((part != part[0]).any())]
+    centred = all(abs(float(x.mean())) < 1e-4 for x in varying)
+    return centred and all(any(0.99 < float(x.std(correction=d)) < 1.0001 for d in (0, 1)) for x in varying)
 
 
 # The divisor.
@@ -178,7 +178,7 @@ def _divisor(epsilon: float, recorded: float, *, biased: bool, in_root: bool) ->
 
 
 def _terms(batch: "RolloutBatch") -> dict[str, Tensor]:
-    """What a reward may be made of: the reward functions, or the reward, and the length of the response."""
+    """Return the possible terms of a reward: the reward functions, or the reward, and the length of the response."""
     terms = dict(batch.rewards) or {"reward": batch.per_row["reward"]}
     return {name: x_N.nan_to_num(0.0) for name, x_N in terms.items()} | {"length": batch.rows.diff().double()}
 

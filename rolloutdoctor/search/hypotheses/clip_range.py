@@ -12,7 +12,7 @@ from rolloutdoctor.search.hypotheses.loss_terms import CLIPPED
 _WIDEST = {"clip_low": 1.0, "clip_high": 16.0}
 _HALVINGS = 40
 _ENOUGH_BITS = 8.0
-"""What is enough for a number: those of few digits are few."""
+"""Bits of evidence that are enough for a number: those of few digits are few."""
 _ENOUGH_STEPS = 3
 """Steps from which on the others say whether a number is right that one of them gave."""
 
@@ -44,7 +44,7 @@ def _with(one: Seen, side: str, value: float) -> Mapping[str, float]:
 
 
 def _gap(trial: Sequence[Seen], side: str, name: str) -> Callable[[float], float]:
-    """Gives how far the loss lies above the logged one with a clip range."""
+    """Distance of the loss above the logged one, for a clip range."""
     return lambda value: fsum(_with(one, side, value)[name] for one in trial) / len(trial) - trial[0].logged[name]
 
 
@@ -78,7 +78,7 @@ def _interval(trial: Sequence[Seen], side: str) -> tuple[float, float] | None:
 
 
 def _share_bits(trial: Sequence[Seen], side: str, value: float) -> float:
-    """What a logged share of clipped tokens says for a clip range: it is one of as many as tokens are clipped."""
+    """Return the evidence, in bits, of a logged share of clipped tokens for a clip range, of as many as are clipped."""
     if len(trial) > 1:
         return 0.0
     one = trial[0]

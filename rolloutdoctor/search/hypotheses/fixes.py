@@ -45,7 +45,7 @@ class Fix:
 
     def trainers(self, variant: str | None = None) -> tuple[str, ...]:
         """Names of the trainers that it applies to: with a variant, or with any."""
-        # The rule book names fixes, and is opened without any trainer.
+        # The pages of rules name fixes, and load no trainer.
         from rolloutdoctor.trainers.table import TRAINERS
 
         chosen = self.variants if variant is None else (variant,)

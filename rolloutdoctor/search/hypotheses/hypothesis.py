@@ -1,4 +1,4 @@
-"""`Hypothesis`: a named edit of the objective, the rows or the metrics, to be held against what a run logged."""
+"""`Hypothesis`: a named edit of the objective, the rows or the metrics, to be tested against what a run logged."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 ObjectiveEdit = Callable[[Objective], Objective]
 RowsEdit = Callable[["RolloutBatch", Objective], "RolloutBatch | None"]
-"""Gives the rows as the trainer would have seen them, in the same order; None where nothing would be different."""
+"""Edit of the rows to those that the trainer would have seen, in the same order; None where nothing would differ."""
 MetricsEdit = Callable[["Evaluation", "Trainer", Mapping[str, float]], Mapping[str, float]]
-"""Gives the metrics that are not as recomputed, by name, given those that are."""
+"""Edit that returns the metrics that are not as recomputed, by name, given those that are."""
 AdvantagesEdit = Callable[["Evaluation", "Tensor"], "tuple[Tensor, Radius] | None"]
-"""Gives the advantage of each row and its radius, ``[N]``, from the recomputed and the logged ones (NaN: not logged).
+"""Edit of the advantage of each row and its radius, ``[N]``, given the recomputed and the logged ones (NaN: none).
 
 None where it does not apply. Of the logged values it may use fewer than it gives."""
 

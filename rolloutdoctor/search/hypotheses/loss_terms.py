@@ -31,7 +31,7 @@ _MODES = {
     "micro-batch-padded-mean": "the mean over all positions of the padded rows, padding and masked tokens as zeros",
     "micro-batch-row-sum": "the token sum of each row, averaged over a micro-batch, then over micro-batches",
     "generation-token-mean": "the mean over all tokens of the generation batch",
-    "token-mean": "the mean over all tokens of the optimiser step",
+    "token-mean": "the mean over all tokens of the optimizer step",
     "token-sum": "the sum over all tokens",
     "seq-mean-token-mean": "the token mean of each row, averaged over rows",
     "seq-mean-token-sum": "the token sum of each row, averaged over rows",
@@ -61,7 +61,7 @@ def _aggregated(mode: str) -> Hypothesis:
         stage="kl",
         words=f"the loss is {_MODES[mode]}",
         remedy=(
-            "divide by the token count of the whole optimiser step: with a mean in each micro-batch, a token's weight "
+            "divide by the token count of the whole optimizer step: with a mean in each micro-batch, a token's weight "
             "depends on which rows it shares a micro-batch with"
             if by_micro_batch
             else "state the aggregation that the run really had, and check again"
@@ -146,7 +146,7 @@ def _kl_of_old(objective: Objective) -> Objective:
 
 
 def by_rank(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
-    """Return the rows as if every rank had optimiser steps of its own: their losses and metrics are averaged."""
+    """Return the rows as if every rank had optimizer steps of its own: their losses and metrics are averaged."""
     rank_N = batch.per_row.get("rank")
     if rank_N is None or not len(batch) or bool((rank_N == rank_N[0]).all()):
         return None

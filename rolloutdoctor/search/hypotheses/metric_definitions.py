@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rolloutdoctor.trainers.spec import Trainer
 
 Mean = Callable[["Tensor", "Tensor", "Layout"], float]
-"""Gives the mean of row sums over token counts, ``[N]`` each."""
+"""Function that returns the mean of row sums over token counts, ``[N]`` each."""
 
 
 def _token_mean(sum_N: "Tensor", count_N: "Tensor", layout: "Layout") -> float:
@@ -55,7 +55,7 @@ def _mean_of(part: Callable[["Layout"], "Tensor"], *, of_rows: bool = False) -> 
 
 
 _OF = {"metric": ("kl", "drift"), "kl-metric": ("kl",), "drift-metric": ("drift",), "entropy-metric": ("entropy",)}
-"""How names of these hypotheses begin, and the kinds of metrics that they redefine; a trainer may log both kinds."""
+"""Prefixes of these hypotheses, and the kinds of metrics that they redefine; a trainer may log both kinds."""
 
 _WORDS = {
     "metric": "the metric is",
@@ -116,7 +116,7 @@ _MEANS: tuple[tuple[str, str, Mean], ...] = (
     ("mean-of-positions", "the mean over all positions of the padded rows, padding as 0", _padded_mean),
     (
         "mean-of-optimiser-steps",
-        "the mean of the optimiser steps' token means",
+        "the mean of the optimizer steps' token means",
         _mean_of(lambda layout: layout.optim_N),
     ),
     (

@@ -13,11 +13,11 @@ from rolloutdoctor.evaluation.radii.advantages import advantage_radius
 from rolloutdoctor.ops import rounding
 from rolloutdoctor.ops.rounding import Radius
 from rolloutdoctor.search.hypotheses import row_order
-from rolloutdoctor.search.hypotheses.advantage_fits import logged_steps, recomputed, told
+from rolloutdoctor.search.hypotheses.advantage_fits import filled_advantages, logged_steps, recomputed
 from rolloutdoctor.search.hypotheses.hypothesis import Family, Hypothesis, Seen, changing, has_groups
 
 ENOUGH_BITS = 24.0
-"""What the rewards of other rows have to say for themselves, as a binary logarithm: one run in ten million."""
+"""Bits of evidence that the rewards of other rows must give: one run in ten million."""
 
 MOST_TRIED = 1_000_000
 """Predictions of one group."""
@@ -92,8 +92,8 @@ def _bounded_rows(steps: Sequence[tuple[Evaluation, Tensor]], *, upper: bool) ->
         for group in _groups(evaluation, logged_N):
             order = (side * group.reward_n).argsort()
             one, other = order[:-1], order[1:]
-            told = (group.logged_n[other] - group.logged_n[one]).abs() > LEAST_SPAN * group.error_n.max()
-            one, other = one[told], other[told]
+            apart = (group.logged_n[other] - group.logged_n[one]).abs() > LEAST_SPAN * group.error_n.max()
+            one, other = one[apart], other[apart]
             made_kn, error_kn = group.predicted(one, other, group.reward_n[one], group.reward_n[other])
             beyond_kn = side * (group.reward_n - group.reward_n[other][:, None]) > 0
             yield from made_kn[beyond_kn & (side * (group.reward_n - made_kn) > 2 * error_kn)].tolist()
@@ -207,7 +207,7 @@ def _found(evaluation: Evaluation, logged_N: Tensor) -> tuple[Tensor, float] | N
 
 
 def _of_other_rows(evaluation: Evaluation, logged_N: Tensor) -> tuple[Tensor, Radius] | None:
-    found, batch = _found(evaluation, told(evaluation, logged_N)), evaluation.batch
+    found, batch = _found(evaluation, filled_advantages(evaluation, logged_N)), evaluation.batch
     if found is None:
         return None
     moved = replace(batch, per_row={**batch.per_row, "reward": found[0]})

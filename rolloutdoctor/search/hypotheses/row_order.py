@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rolloutdoctor.data.batch import RolloutBatch
 
 Order = Callable[["RolloutBatch"], Tensor | None]
-"""Gives the row whose reward each row gets, ``[N]``; None if a column is missing."""
+"""Function that returns the row whose reward each row gets, ``[N]``; None if a column is missing."""
 
 REMEDY = "join rewards to rows by sample id, not by position, wherever rows are reordered, filtered or gathered"
 REFERENCES = ("https://github.com/verl-project/verl/issues/2185", "https://github.com/huggingface/trl/issues/3098")
@@ -124,7 +124,7 @@ MISALIGNED_REWARDS = tuple(
 
 
 Source = Callable[["RolloutBatch"], tuple[Tensor, Tensor] | None]
-"""Gives the token whose value each token gets, ``[T]``, and where it gets 0 instead, ``[T]`` bool."""
+"""Function that returns the token whose value each token gets, ``[T]``, and where it gets 0 instead, ``[T]`` bool."""
 
 
 def _misplaced(column: str, source: Source) -> "Callable[[RolloutBatch, Objective], RolloutBatch | None]":

@@ -48,7 +48,7 @@ def _kl(evaluation: Evaluation) -> dict[str, float]:
 
 
 def _rollout(evaluation: Evaluation) -> dict[str, float]:
-    """What slime logs of the rollouts, but for their KL."""
+    """Recompute what slime logs of the rollouts, but for their KL."""
     batch, rows, objective = evaluation.batch, evaluation.rows, evaluation.objective
     found = _lengths_and_ends(batch)
     whole = objective.context_slices == 1
@@ -70,7 +70,7 @@ def _rollout(evaluation: Evaluation) -> dict[str, float]:
 
 
 def _lengths_and_ends(batch: RolloutBatch) -> dict[str, float]:
-    """What slime logs of response lengths, and of responses that were cut."""
+    """Recompute what slime logs of response lengths, and of responses that were cut."""
     length_N = batch.rows.diff().double()
     found = {}
     if batch.per_token:
@@ -130,7 +130,7 @@ def _returns(evaluation: Evaluation, rows: RowResult) -> Tensor:
 
 
 def _train(evaluation: Evaluation) -> dict[str, float]:
-    """What the loss logs: everything is aggregated like the loss."""
+    """Recompute what the loss logs: everything is aggregated like the loss."""
     rows, tokens = evaluation.rows, evaluation.tokens
     if rows is None or rows.length_N is None or tokens is None:
         return {}

@@ -1,6 +1,6 @@
 """slime: its flags with underscores, its objective, and its logged metrics.
 
-Read and compared: slime 0.3.1, and the commits after that release that mended `rollout/kl` and `eps_clip_c`.
+Read and compared: slime 0.3.1, and the commits after that release that fixed `rollout/kl` and `eps_clip_c`.
 """
 
 from collections.abc import Mapping
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from rolloutdoctor.evaluation.evaluate import Evaluation
 
 EPSILON = 1e-6
-"""What slime adds to the standard deviation of a group."""
+"""Constant that slime adds to the standard deviation of a group."""
 
 ICEPOP = "slime.backends.megatron_utils.loss.icepop_function"
 
 MIS_FILE = "examples/train_infer_mismatch_helper/mis.py:compute_mis_weights_with_cp"
-"""How slime's own help spells it."""
+"""Path of slime's correction helper, as slime's own help spells it."""
 
 KL_TYPES = ("k1", "k2", "k3", "low_var_kl")
 
@@ -226,7 +226,7 @@ def _advantage(config: Config, estimator: str, kl_coef: float) -> AdvantageRule:
     """
     whitened = bool(config["normalize_advantages"])
     if estimator.startswith("reinforce_plus_plus") and not whitened:
-        raise UsageError(f"advantage_estimator = {estimator} needs normalize_advantages = true, and slime says so too")
+        raise UsageError(f"advantage_estimator = {estimator} needs normalize_advantages = true; slime requires it too")
     baseline = estimator == "reinforce_plus_plus_baseline"
     centred = bool(config["rewards_normalization"])
     scale: Literal["group", "none"]
@@ -272,7 +272,7 @@ def _gates(config: Config) -> tuple[TermWeight, ...]:
         raise UsageError("use_tis and use_rollout_logprobs are both true, and slime allows only one of them")
     function = config["custom_tis_function_path"]
     if config["get_mismatch_metrics"] and function is None:
-        raise UsageError("get_mismatch_metrics needs custom_tis_function_path, and slime says so too")
+        raise UsageError("get_mismatch_metrics needs custom_tis_function_path; slime requires it too")
     if (config["use_tis"] or config["get_mismatch_metrics"]) and function != MIS:
         low, high = config.number("tis_clip_low"), config.number("tis_clip")
         found.append(TermWeight(kind="importance", low=low, high=high, outside="cut" if function is None else "zero"))

@@ -53,7 +53,7 @@ def applied_coefs(config: Config, logged: "StepMetrics") -> "StepMetrics":
 
 
 def _applied_after(before: float, after: float, config: Config) -> float | None:
-    """What the next step applies, where one step moved the coefficient from `before` to `after`; None: unclear."""
+    """Return the coefficient of the next step, where one step moved it from `before` to `after`; None: unclear."""
     delta = config.number("entropy_coef_delta")
     raised = min(before + delta, config.number("entropy_coef_max"))
     lowered = max(before - delta, config.number("entropy_coef_min"))

@@ -1,7 +1,7 @@
 """TRL's GRPOTrainer: options of its GRPOConfig, its objective, and its logged metrics.
 
 Read and compared: trl 1.16.0 and every minor release from 1.9.0 on. 1.10.0 changed the default of
-`use_bias_correction_kl`, how the loss types over the tokens of a generation batch share them out over its optimiser
+`use_bias_correction_kl`, how the loss types over the tokens of a generation batch share them out over its optimizer
 steps, and the mean that `luspo` takes; 1.11.0 lets a sampler give no log-prob for a token; 1.14.0 gave up the loss of
 its own that `use_liger_kernel` had. Before 1.9.0 tokens were counted before masks, and metrics were means of ranks.
 """
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 ALIASES = {"completion_mask": "response_mask"}
 
 EPSILON = 1e-4
-"""What TRL adds to the standard deviation of rewards."""
+"""Constant that TRL adds to the standard deviation of rewards."""
 
 METRIC_COLUMNS = frozenset({"entropy", "response_mask_pre", "rewards", "status"})
-"""What the metrics are made of beyond the loss."""
+"""Columns that the metrics need beyond those of the loss."""
 
 
 def objective(config: Config) -> Objective:
@@ -113,7 +113,7 @@ def surrogate(config: Config) -> Surrogate:
 
 
 def clip_range(config: Config) -> tuple[float, float]:
-    """How far below and above one the ratio may fall and rise."""
+    """Return how far below and above one the ratio may fall and rise."""
     low, high = config.number("epsilon"), config.optional_number("epsilon_high")
     return low, low if high is None else high
 
@@ -229,7 +229,7 @@ QUANTITIES = {
     "clip_ratio/*": "clip_extreme",
     **{name: quantity for one in LOSS_TYPES.values() for name, quantity in one.logs.items()},
 }
-"""What its metrics are, as far as they are no means of values of one sign."""
+"""Kinds of its metrics, as far as they are no means of values of one sign."""
 
 TRAINER = Trainer(
     name="trl",

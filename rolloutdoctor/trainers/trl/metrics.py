@@ -72,7 +72,7 @@ def _kl_of_penalty(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts")
 
 
 def _clips(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts") -> dict[str, float]:
-    """How much of an update the surrogate clipped, `clip_ratio/*` or `cispo_clip_ratio`."""
+    """Recompute the clipped share of an update, `clip_ratio/*` or `cispo_clip_ratio`."""
     surrogate, rows = evaluation.objective.surrogate, evaluation.rows
     if surrogate.kind == "ppo_delta_clip":
         return _clip_ratios(evaluation, tokens, counts)
@@ -99,7 +99,7 @@ def _row_weight(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts") ->
 
 
 def _correction(evaluation: Evaluation) -> dict[str, float]:
-    """How far the sampler was from the trainer, where the loss is corrected for it."""
+    """Recompute the metrics of sampler against trainer, where the loss is corrected for it."""
     rows, found = evaluation.rows, dict[str, float]()
     if evaluation.tokens is None or rows is None or rows.length_N is None:
         return found
@@ -301,7 +301,7 @@ def _ranks(evaluation: Evaluation, part_N: Tensor) -> Iterator[Tensor]:
 
 
 def _sampling(evaluation: Evaluation, gate: TermWeight) -> dict[str, float]:
-    """How far the sampler was from the trainer: means of the ranks' means, extremes over all; 0 without a value."""
+    """Recompute the metrics of sampler against trainer: means of the ranks' means, extremes over all; 0 if empty."""
     batch, dtype = evaluation.batch, evaluation.dtype
     mask_T = batch.column("response_mask")
     trainer_T, sampler_T = (

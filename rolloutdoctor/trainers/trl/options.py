@@ -63,14 +63,14 @@ OPTIONS = (
     Option("max_completion_length", "integer", 512, "fixed length that dr_grpo divides by", low=1, optional=True),
     Option("mask_truncated_completions", "flag", False, "fully mask truncated responses", decides=False),
     Option("sync_ref_model", "flag", False, "mix the policy into the reference now and then", decides=False),
-    Option("ref_model_sync_steps", "integer", 512, "optimiser steps from one such sync to the next", decides=False),
+    Option("ref_model_sync_steps", "integer", 512, "optimizer steps from one such sync to the next", decides=False),
     Option("ref_model_mixup_alpha", "number", 0.6, "share of the policy in such a mixture", decides=False),
-    Option("gradient_accumulation_steps", "integer", 1, "micro-batches per optimiser step", low=1, decides=False),
+    Option("gradient_accumulation_steps", "integer", 1, "micro-batches per optimizer step", low=1, decides=False),
     Option(
         "steps_per_generation", "integer", None, "micro-batches per generation", low=1, optional=True, decides=False
     ),
     Option("num_iterations", "integer", 1, "optimisation passes over each generated batch", low=1, decides=False),
-    Option("logging_steps", "number", 10, "optimiser steps that a logged line averages over", low=0),
+    Option("logging_steps", "number", 10, "optimizer steps that a logged line averages over", low=0),
     Option(
         "top_entropy_quantile", "number", 1.0, "share of tokens, by entropy, that carry the policy term", low=0, high=1
     ),
@@ -169,7 +169,7 @@ NOT_RECOMPUTED = {
     "aux_loss": "the loss of the router is not in the rows",
     "eval_loss on several ranks": "ranks repeat rows to fill their batches, and no column says which",
 }
-"""What both trainers log and no row gives."""
+"""Metrics that both trainers log and no row gives."""
 
 
 END_METRICS = (
@@ -178,7 +178,7 @@ END_METRICS = (
     "completions/max_length",
     "completions/mean_length",
 )
-"""How responses ended: TRL counts those without an end-of-sequence token as clipped, whatever ended them."""
+"""Metrics of how responses ended: TRL counts those without an end-of-sequence token as clipped, whatever ended them."""
 
 
 def scored_before(config: Config, *, numbered: bool, generated: bool) -> bool:
@@ -207,7 +207,7 @@ GENERATION_METRICS = (
     *("reward", "reward_std", "rewards/*", "frac_reward_zero_std", "completions/*", "sampling/*", "tools/*"),
     "num_tokens",
 )
-"""What both trainers log once for a generated batch."""
+"""Metrics that both trainers log once for a generated batch."""
 
 
 _REUSE = ("num_iterations", "steps_per_generation", "gradient_accumulation_steps")

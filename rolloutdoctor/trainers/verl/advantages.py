@@ -10,7 +10,7 @@ from rolloutdoctor.trainers.options import Config, Option
 from rolloutdoctor.trainers.spec import every
 
 EPSILON = 1e-6
-"""What verl adds to the standard deviation of a group."""
+"""Constant that verl adds to the standard deviation of a group."""
 
 _ESTIMATOR = "algorithm.adv_estimator"
 _IN_REWARD = "algorithm.use_kl_in_reward"
@@ -57,7 +57,7 @@ NUMERIC_IDS: dict[str, Literal["proposed", "always"]] = {
 """Estimators that read group ids as numbers; rloo_vectorized does so in the pull request of the fix `rejected-rows`."""
 
 COEFFICIENT_METRIC = "actor/reward_kl_penalty_coeff"
-"""Where verl logs the coefficient that an adaptive controller had at a step."""
+"""Metric in which verl logs the coefficient of an adaptive controller at a step."""
 
 _WITH_PENALTY = {_IN_REWARD: (True,)}
 

@@ -24,7 +24,7 @@ STATISTICS = (
     "seq_max_k2",
     "seq_max_k3",
 )
-"""What rejects tokens and rows."""
+"""Statistics that tokens and rows are rejected by."""
 
 OPTIONS = (
     Option(_IS, "word", None, "importance weights of the policy term, null: none", choices=_LEVELS, optional=True),

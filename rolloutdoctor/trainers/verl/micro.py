@@ -1,4 +1,4 @@
-"""How verl's metrics of the actor come from its micro-batches, and those of the correction inside the loss."""
+"""Metrics of verl's actor from its micro-batches, and those of the correction inside the loss."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def over_micro_batches(name: str, value_N: "Tensor", layout: "Layout") -> float:
-    """What verl logs of a metric that every micro-batch has, given the value of a row's micro-batch, ``[N]``.
+    """Return what verl logs of a metric of micro-batches, given the value of a row's micro-batch, ``[N]``.
 
     The mean over the micro-batches and ranks of a mini-batch; of these the largest where the name holds ``max``, the
     smallest where it holds ``min``, else the mean. Source: verl ``Metric.aggregate_dp`` and ``reduce_metrics``.

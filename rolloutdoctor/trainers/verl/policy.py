@@ -167,7 +167,7 @@ def _numbers(config: Config, mode: str) -> dict[str, float]:
 
 
 def aggregations(config: Config, configured: Aggregation) -> tuple[Aggregation, Aggregation | None]:
-    """How the terms are aggregated, and how those of the policy are where the mode forces another way on them.
+    """Return the aggregation of all terms, and that of the policy terms where the mode forces another one on them.
 
     sapo takes the mean of row means whatever is set, and so did gspo before 0.9.1; geo_mean has one term per row and
     no denominator of the mini-batch. The bypass loss takes the mean of a row over the tokens that it keeps, while

@@ -213,7 +213,7 @@ NOT_RECOMPUTED = {
 
 
 def _actor(evaluation: "Evaluation") -> dict[str, float]:
-    """What the actor logs of its loss."""
+    """Recompute what the actor logs of its loss."""
     found: dict[str, float] = {}
     rows, tokens = evaluation.rows, evaluation.tokens
     if tokens is None or rows is None or rows.length_N is None:

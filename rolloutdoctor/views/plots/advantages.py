@@ -20,14 +20,14 @@ from rolloutdoctor.views.plots.style import (
     blank,
     empty,
     many,
-    room,
     say_cut,
     short,
+    value_limits,
 )
 
 
 def title(data: AdvantagesData) -> str:
-    """What the picture says, in a sentence."""
+    """Summarise the picture in a sentence."""
     noun = data.unit[:-1]
     count = many(data.before.total, noun)
     if not data.before.total:
@@ -70,7 +70,7 @@ def draw(data: AdvantagesData) -> Figure:
         under.yaxis.set_major_locator(MaxNLocator(nbins=2, integer=True))
         under.set_xlabel("advantage as configured, of the values whose sign the fix flips")
     ax.axvline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
-    ax.set_xlim(room(bins))
+    ax.set_xlim(value_limits(bins))
     say_cut(ax, bins, 0)
     if not below:
         ax.set_xlabel("advantage (as the loss uses it)")
@@ -143,7 +143,7 @@ def draw_by_step(data: AdvantagesData) -> Figure:
     ax.set_yticks([base for base, _ in names], [name for _, name in names])
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
-    ax.set_ylabel("optimiser steps")
+    ax.set_ylabel("optimizer steps")
     ax.set_xlabel("advantage (as the loss uses it)")
     above(ax, 3)
     return figure

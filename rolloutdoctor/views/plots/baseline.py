@@ -5,11 +5,11 @@ from matplotlib.ticker import MaxNLocator
 
 from rolloutdoctor.results.figures import BaselineData
 from rolloutdoctor.results.histograms import on_one_grid
-from rolloutdoctor.views.plots.style import DARK, INK, PALE, bars, blank, empty, many, room, short
+from rolloutdoctor.views.plots.style import DARK, INK, PALE, bars, blank, empty, many, short, value_limits
 
 
 def title(data: BaselineData) -> str:
-    """What the picture says, in a sentence."""
+    """Summarise the picture in a sentence."""
     if not data.drift.total:
         return "No group has both fully masked and unmasked responses"
     if not data.moved:
@@ -46,6 +46,6 @@ def draw(data: BaselineData) -> Figure:
     side.axhline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
     side.set_xlabel(f"groups per bin of {short(bins.width)}")
     side.set_xlim(left=0)
-    side.set_ylim(room(bins))
+    side.set_ylim(value_limits(bins))
     side.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     return figure

@@ -24,7 +24,7 @@ _LABELS = {
 
 
 def title(data: RunComparison) -> str:
-    """What the picture says, in a sentence."""
+    """Summarise the picture in a sentence."""
     chosen = panels(data)
     if not chosen:
         return "The runs have no quantity of the same steps"

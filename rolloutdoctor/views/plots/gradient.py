@@ -25,7 +25,7 @@ from rolloutdoctor.views.plots.style import (
 
 
 def title(data: GradientData) -> str:
-    """What the picture says, in a sentence."""
+    """Summarise the picture in a sentence."""
     if data.steps and not finite(data.whole):
         return "The gradient is NaN or infinite in every step"
     policy, kl = total(finite(data.policy)), total(finite(data.kl))
@@ -38,8 +38,8 @@ def title(data: GradientData) -> str:
     if changed == 0:
         return f"{data.fix} does not change the gradient"
     full = sum(s > 1 - 1e-9 for _, s in pairs)
-    told = f"{data.fix} changes {short(changed)} % of the gradient"
-    return f"{told}; 100 % or more in {full:,} of {many(len(data.steps), 'step')}" if full else told
+    sentence = f"{data.fix} changes {short(changed)} % of the gradient"
+    return f"{sentence}; 100 % or more in {full:,} of {many(len(data.steps), 'step')}" if full else sentence
 
 
 def draw(data: GradientData) -> Figure:

@@ -37,21 +37,21 @@ _MARKS: dict[str, Any] = {
 
 
 def title(data: KlData) -> str:
-    """What the picture says, in a sentence."""
+    """Summarise the picture in a sentence."""
     if not finite(data.recomputed):
         return f"{data.metric or 'KL'}: finite in no step" if data.steps else "No step has a KL metric"
     apart = _apart(data)
     if apart is not None and not finite(data.inverted):
         both = sum(map(math.isfinite, data.logged))
-        told = f"at most {short(apart)} nats apart" if apart else "equal"
+        words = f"at most {short(apart)} nats apart" if apart else "equal"
         average = short(mean(data.recomputed))
-        return f"{data.metric}: logged and recomputed are {told} in {many(both, 'step')}, mean {average} nats"
-    told = f"mean recomputed {short(mean(data.recomputed))}"
+        return f"{data.metric}: logged and recomputed are {words} in {many(both, 'step')}, mean {average} nats"
+    words = f"mean recomputed {short(mean(data.recomputed))}"
     if finite(data.logged):
-        told = f"mean logged {short(mean(data.logged))}, recomputed {short(mean(data.recomputed))}"
+        words = f"mean logged {short(mean(data.logged))}, recomputed {short(mean(data.recomputed))}"
     if finite(data.inverted):
-        told += f", recovered {short(mean(data.inverted))}"
-    return f"{data.metric or 'KL'}: {told} nats"
+        words += f", recovered {short(mean(data.inverted))}"
+    return f"{data.metric or 'KL'}: {words} nats"
 
 
 def _apart(data: KlData) -> float | None:
@@ -113,6 +113,6 @@ def _tokens(ax: Axes, data: KlData) -> None:
     bins = distribution(ax, data.tokens, after, labels)
     ax.axvline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
     lost = f", {many(data.tokens.nonfinite, 'token')} not finite" if data.tokens.nonfinite else ""
-    told = f"{many(data.tokens.total, 'trained token')} with a KL term"
-    ax.set_xlabel(f"KL of one token ({data.estimator}), nats; {told}{lost}")
+    words = f"{many(data.tokens.total, 'trained token')} with a KL term"
+    ax.set_xlabel(f"KL of one token ({data.estimator}), nats; {words}{lost}")
     ax.set_ylabel(f"tokens per bin\nof {short(bins.width)} (log)")

@@ -25,7 +25,7 @@ from rolloutdoctor.views.plots.style import (
 
 
 def title(data: LengthsData) -> str:
-    """What the picture says, in a sentence."""
+    """Summarise the picture in a sentence."""
     if not data.lengths.total:
         return "There is no response"
     total = data.lengths.total

@@ -29,17 +29,17 @@ from rolloutdoctor.views.plots.style import (
 
 
 def title(data: MismatchData) -> str:
-    """What the picture says, in a sentence."""
+    """Summarise the picture in a sentence."""
     if not data.tokens:
         return "No trained token has a log-prob of both sampler and trainer"
     known = [one for one in data.by_step if math.isfinite(one.median)]
-    told = f"Sampler against trainer on {many(data.tokens, 'token')}"
+    sentence = f"Sampler against trainer on {many(data.tokens, 'token')}"
     if known:
         medians = sorted(one.median for one in known)
         ends = short(medians[0]), short(medians[-1])
-        told += f": median |gap| of a step {' to '.join(dict.fromkeys(ends))} nats"
+        sentence += f": median |gap| of a step {' to '.join(dict.fromkeys(ends))} nats"
     words = [f"{mark.words} ({mark.code})" for mark in data.marks]
-    return "; ".join([told, *words])
+    return "; ".join([sentence, *words])
 
 
 def draw(data: MismatchData) -> Figure:

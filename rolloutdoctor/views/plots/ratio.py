@@ -21,14 +21,14 @@ from rolloutdoctor.views.plots.style import (
     from_zero,
     line,
     many,
-    room,
     short,
     step_axis,
+    value_limits,
 )
 
 
 def title(data: RatioData) -> str:
-    """What the picture says, in a sentence."""
+    """Summarise the picture in a sentence."""
     if data.log_ratio_after is not None and data.log_ratio.total:
         left = data.log_ratio_after.total
         return f"{data.fix} leaves {left:,} of {many(data.log_ratio.total, 'importance ratio')} in the policy loss"
@@ -89,7 +89,7 @@ def _ratios(ax: Axes, data: RatioData) -> None:
     if not data.log_ratio.total:
         empty(ax, "no finite ratio")
         return
-    ends = list(room(distribution(ax, data.log_ratio, data.log_ratio_after)))
+    ends = list(value_limits(distribution(ax, data.log_ratio, data.log_ratio_after)))
     low = math.log(1 - data.clip_low) if data.clip_low < 1 else None
     high = math.log1p(data.clip_high)
     for limit, words in ((low, f"1 - {data.clip_low:g}"), (high, f"1 + {data.clip_high:g}")):

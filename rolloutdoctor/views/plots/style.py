@@ -1,4 +1,4 @@
-"""How every picture looks: large enough for a projector, and told apart by lightness and pattern, not by hue."""
+"""Style of all pictures: large enough for a projector, and distinguished by lightness and pattern, not by hue."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -71,7 +71,7 @@ class DisplayedFigure(Figure):
     """A figure that a notebook shows without pyplot."""
 
     def _repr_png_(self) -> bytes:
-        """What Jupyter asks for."""
+        """Return the picture that Jupyter asks for."""
         from io import BytesIO
 
         kept = BytesIO()
@@ -119,14 +119,14 @@ def distribution(
         bars(ax, bins, 1, color=color, linewidth=2.0, label=labels[1])
         if any(labels):
             above(ax)
-    ax.set_xlim(room(bins))
+    ax.set_xlim(value_limits(bins))
     log_counts(ax)
     say_cut(ax, bins, 0)
     return bins
 
 
-def room(bins: Bins) -> tuple[float, float]:
-    """Limits of the axis of values: the bins, or some room around them where they are few."""
+def value_limits(bins: Bins) -> tuple[float, float]:
+    """Limits of the axis of values: the bins, or some margin around them where they are few."""
     low, high = bins.centers[0] - bins.width, bins.centers[-1] + bins.width
     spare = max(0.0, 12 * bins.width - (high - low)) / 2
     return low - spare, high + spare
@@ -210,8 +210,8 @@ def condensed(
 
 
 def step_axis(ax: Axes, steps: Sequence[int]) -> None:
-    """Label the axis of steps, and give a single step room."""
-    ax.set_xlabel("optimiser step")
+    """Label the axis of steps, and leave a margin around a single step."""
+    ax.set_xlabel("optimizer step")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, steps=[1, 2, 5, 10]))
     if steps and steps[0] == steps[-1]:
         ax.set_xlim(steps[0] - 1, steps[0] + 1)
@@ -265,7 +265,7 @@ def stems(ax: Axes, steps: Sequence[int], values: Sequence[float], **look: Any) 
 
 
 def from_zero(ax: Axes, values: Sequence[float]) -> None:
-    """Let the axis of values that are not negative begin at zero, with room above the highest."""
+    """Let the axis of values that are not negative begin at zero, with a margin above the highest."""
     top = max(finite(values), default=0.0)
     ax.set_ylim(0, 1.08 * top if 0 < top < 1e300 else 1)
 

@@ -41,7 +41,7 @@ def test_two_micro_batches(mode):
 
 
 @pytest.mark.parametrize("mode", ["generation-token-mean", "generation-token-mean-unscaled"])
-def test_two_optimiser_steps_share_the_tokens_of_the_generation(mode):
+def test_two_optimizer_steps_share_the_tokens_of_the_generation(mode):
     rows = torch.tensor([0, 1, 3, 3, 8])
     layout = Layout.of(rows, optim_N=torch.tensor([0, 0, 1, 1]))
     weight_N = AGGREGATIONS[mode](torch.tensor(LENGTHS).double(), layout, Aggregation(mode=mode))

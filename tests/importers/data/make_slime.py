@@ -3,8 +3,8 @@
     python tests/importers/data/make_slime.py CHECKOUT
 
 CHECKOUT is a clone of THUDM/slime at 624b824a8. Real are `Sample`, `save_debug_rollout_data`, `build_dp_schedule`,
-which cuts the batch into ranks, optimiser steps and micro-batches, and `_build_dump_payload`. What needs Megatron, Ray
-or a GPU is left out: log-probs and advantages are random. Two ranks, two optimiser steps a rollout, micro-batches of 1.
+which cuts the batch into ranks, optimizer steps and micro-batches, and `_build_dump_payload`. What needs Megatron, Ray
+or a GPU is left out: log-probs and advantages are random. Two ranks, two optimizer steps a rollout, micro-batches of 1.
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""Where errors end: one sentence on stderr and an exit code, never a traceback."""
+"""Error handling of commands: one sentence on stderr and an exit code, never a traceback."""
 
 import functools
 import os
@@ -30,7 +30,7 @@ def fail(message: str, code: int) -> int:
 
 
 _STACKS: list[ExitStack] = []
-"""What the running command keeps open."""
+"""Resources that the running command keeps open."""
 
 
 def until_the_end(opened: "AbstractContextManager[T]") -> T:
@@ -41,7 +41,7 @@ def until_the_end(opened: "AbstractContextManager[T]") -> T:
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
     """Turn what a command raises into a sentence and an exit code.
 
-    A fault of this program is told apart from a fault of its input, and shows its traceback with
+    A fault of this program is distinguished from a fault of its input, and shows its traceback with
     ``ROLLOUTDOCTOR_DEBUG=1``.
     """
 
