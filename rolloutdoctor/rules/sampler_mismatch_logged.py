@@ -51,6 +51,11 @@ class SamplerMismatchLogged(NumbersRule):
 
     fewest: int = 3
 
+    def inapplicable_reason(self, context: Context) -> str | None:
+        """Rollouts with the sampler's log-probs, which say more."""
+        compared = context.has_rows and "rollout_log_probs" in context.columns
+        return "RDO001 compares the log-probs of the rollouts" if compared else None
+
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A log without any of them."""
         if any(name in context.quantities for name in _GAPS):
