@@ -51,7 +51,9 @@ class ReferenceNotInitial(NumbersRule):
         """A KL that is measured after updates within the first step, or nobody knows when."""
         missing = super().unavailable_reason(context)
         if missing is None and not context.quantities["kl"][1].before_update:
-            return Missing("nothing says that the KL of the first step is measured before an update", "no column helps")
+            return Missing(
+                "nothing says that the logged KL of the first step is measured before an update", context.unstated
+            )
         return missing
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
