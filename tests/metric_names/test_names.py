@@ -193,7 +193,7 @@ TRL_SUBSET = {"reward", "reward_std", "kl", "loss", "completions/mean_length", "
         (["train/reward", "train/loss", "train/probs_ratio_max", "train/gen_kl_error"], "nemo-rl"),
         (["reward/all/mean", "is_truncated/all/mean", "mismatch_kl/mean"], "prime-rl"),
     ],
-    ids=str,
+    ids=lambda given: " ".join(sorted(given)) if isinstance(given, (list, set)) else str(given),
 )
 def test_who_wrote_a_log(names, owner):
     assert whose(names) == owner
