@@ -119,7 +119,7 @@ def by_cause(findings: Sequence[Finding], context: Context) -> tuple[Finding, ..
                 heaviest[cause.code] = max(heaviest[cause.code], found.weight)
 
     def place(found: Finding) -> tuple[object, ...]:
-        """Sort key: at equal weight explaining causes come first, then what logged values name, and the audit's last."""
+        """Sort key: at equal weight explaining causes come first, then what logged values name, the audit's last."""
         lighter = heaviest[found.code] == found.weight
         is_bare = found.cause is None
         return [-each for each in heaviest[found.code]], lighter, is_bare, found.code in AUDIT and is_bare, found.code
