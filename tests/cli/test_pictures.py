@@ -167,7 +167,7 @@ def test_a_disk_that_is_full_leaves_the_file_as_it_was(rolloutdoctor, tmp_path, 
     option = "--output-file" if words[0] == "diff" else "-o"
     found = rolloutdoctor(*words, RUN, "--steps", "0:5", option, target)
     assert found.returncode == 2
-    assert "cannot be written (No space left on device); make room" in " ".join(found.stderr.split())
+    assert "cannot be written (No space left on device); free space" in " ".join(found.stderr.split())
     assert found.stdout == ""
     assert target.read_text() == "before"
     assert [path.name for path in tmp_path.iterdir()] == [target.name]

@@ -48,7 +48,7 @@ def test_logged_metrics_of_the_weights_confirm_it(off, verdict):
     logged = [{name: float(each_T.mean()) * (1 + off)} for each_T in apart]
     finding = found(steps, logged=logged)
     assert finding.verdict == verdict
-    assert ("3 logged metrics of the weights follow" in finding.evidence) == (not off)
+    assert ("3 logged metrics of the weights are reproduced" in finding.evidence) == (not off)
 
 
 @pytest.mark.parametrize(("steps", "fires"), [(4, False), (5, True)])

@@ -106,7 +106,7 @@ def test_ends_that_were_not_sampled():
 def test_ends_that_may_have_been_sampled(options):
     """They are not found, and the rule is not clean either."""
     (skipped,) = at_the_limit(**options).skipped
-    assert "too few, or too likely, to tell" in skipped.reason
+    assert "too few, or too likely, to distinguish" in skipped.reason
 
 
 def test_rows_of_another_limit_and_rows_that_are_cut_off_are_clean():
