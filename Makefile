@@ -6,7 +6,7 @@ COMPARING := tests/sample_data tests/goldens tests/rules tests/views tests/recor
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: calibrate demo docs images labelled test test-slow test-portable test-lowest parity lint types bench samples rule clean
+.PHONY: calibrate demo docs dynamics images labelled test test-slow test-portable test-lowest parity lint types bench samples rule clean
 
 demo: $(VENV)/.core
 	@echo "A real TRL run:"
@@ -55,6 +55,10 @@ calibrate: $(VENV)/.dev
 # says of each: docs/labelled.md. Some 25 minutes the first time, five after that.
 labelled: $(VENV)/.dev
 	$(BIN)/python tests/labelled --page --quiet
+
+# Real trainings with planted dynamics and without, checked by their logs alone. Some half an hour the first time.
+dynamics: $(VENV)/.dev
+	$(BIN)/python tests/dynamics
 
 # The pages as a site in site/, links and all.
 docs: $(VENV)/.dev

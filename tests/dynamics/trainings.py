@@ -53,10 +53,10 @@ class Planted:
 
 
 class _Calls:
-    """A reward function that knows how many optimizer steps were made: each scores two batches."""
+    """A reward function that becomes another one after some optimizer steps."""
 
     def __init__(self, *functions: Callable[..., list[float]], at: tuple[int, ...] = ()) -> None:
-        self._functions, self._at, self.trainer = functions, at, None
+        self._functions, self._at = functions, at
         self.__name__ = "reward"
 
     def __call__(self, completions: list[str], **kwargs: Any) -> list[float]:

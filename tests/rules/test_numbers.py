@@ -1,0 +1,147 @@
+"""Rules over the trainer's log alone: what they find, from which step on, and what only looks like it."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rolloutdoctor as rd
+from rolloutdoctor.rules.series import crossing, ends, noise
+from rolloutdoctor.testing import diagnose_log
+
+STEPS = 60
+
+
+def noisy(level, size, seed=0):
+    return list(np.asarray(level, dtype=float) + size * np.random.default_rng(seed).standard_normal(len(level)))
+
+
+FLAT = noisy([0.5] * STEPS, 0.05)
+RISES = noisy(np.linspace(0.1, 0.9, STEPS), 0.05)
+FALLS = noisy([0.7] * 30 + [0.1] * 30, 0.05)
+COLLAPSES = [2.0] * 30 + [2.0 * 0.6**step for step in range(30)]
+
+CASES = {
+    "entropy collapses": ("RDT003", {"entropy": COLLAPSES, "reward": FLAT}, "warning"),
+    "entropy collapses and the reward falls": ("RDT003", {"entropy": COLLAPSES, "reward": FALLS}, "error"),
+    "entropy is spent on a reward that rises": ("RDT003", {"entropy": COLLAPSES, "reward": RISES}, "info"),
+    "entropy is spent, and no group has a spread any more": (
+        "RDT003",
+        {"entropy": COLLAPSES, "reward": RISES, "zero_variance_share": [0.0] * 40 + [1.0] * 20},
+        "warning",
+    ),
+    "entropy explodes": ("RDT003", {"entropy": [0.5] * 30 + [4.0] * 30}, "warning"),
+    "entropy falls as in healthy runs": ("RDT003", {"entropy": np.linspace(0.6, 0.2, STEPS)}, "clean"),
+    "the KL blows up": ("RDT004", {"kl": [0.001 * 1.2**step for step in range(STEPS)], "reward": FLAT}, "warning"),
+    "the KL buys a reward": ("RDT004", {"kl": [0.001 * 1.2**step for step in range(STEPS)], "reward": RISES}, "clean"),
+    "a KL that always was high": ("RDT004", {"kl": [2.0] * STEPS, "reward": FLAT}, "clean"),
+    "the reward collapses": ("RDT005", {"reward": FALLS}, "error"),
+    "the reward dips": ("RDT005", {"reward": noisy([0.7] * 30 + [0.6] * 3 + [0.7] * 27, 0.05)}, "clean"),
+    "a noisy reward": ("RDT005", {"reward": noisy([0.5] * STEPS, 0.3)}, "clean"),
+    "every group dies": ("RDT001", {"zero_variance_share": [0.1] * 50 + [1.0] * 10}, "error"),
+    "groups die now and then": ("RDT001", {"zero_variance_share": [0.1, 1.0, 0.2] * 20}, "info"),
+    "a constant reward": ("RDT002", {"reward": [0.25] * STEPS, "reward_std": [0.0] * STEPS}, "error"),
+    "a reward with a constant mean": ("RDT002", {"reward": [0.0] * STEPS, "reward_std": [1.0] * STEPS}, "warning"),
+    "responses grow into the limit": (
+        "RDT006",
+        {"truncated_share": np.linspace(0, 0.9, STEPS), "response_length": np.linspace(100, 500, STEPS)},
+        "warning",
+    ),
+    "responses that were always cut off": ("RDT006", {"truncated_share": [0.9] * STEPS}, "clean"),
+    "truncation of shorter responses": (
+        "RDT006",
+        {"truncated_share": np.linspace(0, 0.9, STEPS), "response_length": np.linspace(500, 100, STEPS)},
+        "clean",
+    ),
+    "most tokens are clipped": ("RDT007", {"clip_fraction": [0.6] * STEPS}, "warning"),
+    "a few are": ("RDT007", {"clip_fraction": [0.05] * STEPS}, "clean"),
+    "a gradient spike": ("RDT008", {"grad_norm": [1.0, 1.1] * 15 + [50.0] + [1.0] * 29}, "warning"),
+    "a gradient that grows": ("RDT008", {"grad_norm": np.linspace(1, 9, STEPS)}, "clean"),
+    "a gradient of 0 in most steps": ("RDT008", {"grad_norm": [0.0] * 50 + [1.0] * 10}, "clean"),
+    "no learning rate": ("RDT009", {"learning_rate": [0.0] * STEPS}, "error"),
+    "a warmup without an end": ("RDT009", {"learning_rate": np.linspace(0, 1e-6, STEPS)}, "warning"),
+    "a rate that decays to 0": ("RDT009", {"learning_rate": np.linspace(1e-6, 0, STEPS)}, "clean"),
+    "a stalled step": ("RDT010", {"step_time": [30.0] * 40 + [900.0] + [30.0] * 19}, "info"),
+    "a slow first step": ("RDT010", {"step_time": [900.0] + [30.0] * 59}, "clean"),
+    "another sampler": ("RDO012", {"sampler_pearson": [0.05] * STEPS}, "error"),
+    "an asynchronous sampler": ("RDO012", {"sampler_pearson": [0.8] * 9, "version_lag": [2.0] * 9}, "info"),
+    "a sampler in bf16": ("RDO012", {"sampler_pearson": [0.999] * STEPS, "sampler_gap": [0.003] * STEPS}, "clean"),
+    "perplexities apart": ("RDO012", {"sampler_ppl": [1.4] * 9, "trainer_ppl": [16.0] * 9}, "error"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_log_shows(case):
+    code, series, expected = CASES[case]
+    assert diagnose_log(code, **series).split()[1] == expected
+
+
+@pytest.mark.parametrize(
+    ("series", "expected"),
+    [
+        ({"kl": [0.3] * 8, "beta": 0.1}, "warning"),
+        ({"kl": [0.0, 0.1, 0.2, 0.3, 0.3, 0.3], "beta": 0.1}, "clean"),
+    ],
+)
+def test_a_reference_of_another_checkpoint(series, expected):
+    assert diagnose_log("RDG012", "trl", **series).split()[1] == expected
+
+
+def test_a_kl_that_reaches_no_parameter():
+    silent = {"zero_variance_share": [1.0] * 4, "kl": [0.1] * 4, "beta": 0.1}
+    assert "warning" in diagnose_log("RDG013", "trl", grad_norm=[0.0] * 4, **silent)
+    assert diagnose_log("RDG013", "trl", grad_norm=[0.0, 0.0, 0.0, 0.2], **silent) == "RDG013 clean"
+    assert "not applicable" in diagnose_log("RDG013", "trl", grad_norm=[0.0] * 4, **silent | {"beta": 0.0})
+
+
+@pytest.mark.parametrize("code", ["RDT001", "RDT002", "RDT003", "RDT004", "RDT005", "RDT006", "RDT007", "RDT009"])
+def test_a_few_steps_say_nothing(code):
+    from rolloutdoctor.rules.table import find
+
+    rule = find(code)
+    few = {name: [0.0] * (rule.fewest - 1) for name in rule.about}
+    assert f"{code} skipped: needs {rule.fewest} steps" in diagnose_log(code, **few)
+
+
+@pytest.mark.parametrize("code", ["RDT003", "RDO012"])
+def test_what_is_not_logged_is_not_measured(code):
+    assert f"{code} skipped: no metric that is known here" in diagnose_log(code, reward=FLAT)
+
+
+def test_what_began_first_is_said_first(tmp_path):
+    """A verifier that dies: no group has a spread since then, and the reward fell because of it."""
+    lines = [
+        {"step": at + 1, "reward": FLAT[at] if at < 30 else 0.0, "frac_reward_zero_std": float(at >= 30), "loss": 0.0}
+        for at in range(STEPS)
+    ]
+    path = tmp_path / "trainer_state.json"
+    path.write_text(json.dumps({"log_history": [line | {"learning_rate": 1e-6, "epoch": 0.1} for line in lines]}))
+    report = rd.check(path)
+    assert [(one.code, one.follows_from) for one in report.findings[:2]] == [("RDT001", None), ("RDT005", "RDT001")]
+    assert {one.measures["onset"].value for one in report.findings[:2]} == {31}
+    reward = next(one for one in report.vitals if one.name == "reward")
+    assert (len(reward.series), reward.last, reward.marks) == (STEPS, 0.0, ((31, "RDT005"),))
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=40), st.floats(-1e3, 1e3), st.floats(0.01, 100))
+def test_levels_move_and_scale_with_the_series(values, shift, scale):
+    moved = [scale * value + shift for value in values]
+    one, other = ends(values), ends(moved)
+    largest = max(map(abs, (*values, *moved, 1.0)))
+    assert other.first == pytest.approx(scale * one.first + shift, abs=1e-9 * largest)
+    assert other.noise == pytest.approx(scale * one.noise, abs=1e-6 * largest)
+
+
+def test_noise_is_that_of_independent_values_and_sees_no_jump():
+    draw = np.random.default_rng(0)
+    values = draw.standard_normal(4000)
+    assert noise(values) == pytest.approx(1.0, rel=0.1)
+    assert noise(values + 50.0 * (np.arange(4000) > 2000)) == pytest.approx(1.0, rel=0.1)
+
+
+def test_where_a_series_goes_below_for_good():
+    assert crossing([3, 3, 3, 1, 3, 3, 1, 1, 1], 2, below=True) == 6
+    assert crossing([3, 3, 3], 2, below=True) is None
+    assert crossing([1, 1, 1], 2, below=True) == 0
