@@ -137,10 +137,12 @@ def _logs_of(paths: Sequence[str]) -> tuple[Source, ...]:
     logs: list[str] = []
     for path in paths:
         here = Path(path)
-        if here.is_dir() and detect(here) is None and not any(_is_run_file(each) for each in here.iterdir()):
-            inside = sorted(str(each) for each in here.iterdir() if _is_log(each))
+        if _is_log(here):
+            inside = [path]
+        elif here.is_dir() and detect(here) is None and not any(_is_run_file(each) for each in here.iterdir()):
+            inside = sorted(str(each) for each in here.iterdir() if each.is_file() and _is_log(each))
         else:
-            inside = [path] if _is_log(here) else []
+            inside = []
         if not inside:
             return ()
         logs += inside
@@ -193,11 +195,11 @@ def _read_log(log: Source, tell: Callable[[str], None]) -> LoggedMetrics:
 
 
 def _is_log(path: Path) -> bool:
-    return path.is_file() and (path.name.endswith(METRIC_SUFFIXES) or kind_of(path) is not None)
+    return (path.name.endswith(METRIC_SUFFIXES) and path.is_file()) or kind_of(path) is not None
 
 
 def _is_run_file(path: Path) -> bool:
-    return path.suffix == ".parquet" and not path.name.endswith(METRIC_SUFFIXES)
+    return path.suffix == ".parquet" and not _is_log(path)
 
 
 def convert(found: Detected, output: Path, options: ConvertOptions, progress: Progress | None = None) -> RunSink:

@@ -9,7 +9,7 @@ from rolloutdoctor.importers.reading import lines
 
 KNOWN = (
     "known are run files (Parquet), dumps of trainers (`--from ?` lists them), and logs: trainer_state.json, CSV or "
-    "JSON Lines with a step, what a trainer printed, TensorBoard events and wandb histories"
+    "JSON Lines with a step, what a trainer printed, TensorBoard events, folders and charts of wandb, trackio projects"
 )
 
 
@@ -32,12 +32,6 @@ def not_understood(path: Path) -> str | None:
     names = [name.strip() for name in next(csv.reader([line]), [])]
     if len(names) < 2 or not all(names):
         return f"text that begins {line.strip()[:60]!r}; {KNOWN}"
-    if names[0] == "Step" and any(name.endswith(("__MIN", "__MAX")) for name in names):
-        metric = names[1].rpartition(" - ")[2]
-        return (
-            f"a chart that wandb exported, of {metric} alone; export the history of the run, a column for each metric, "
-            "with wandb.Api().run(PATH).scan_history()"
-        )
     have = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     what = "rollouts, which are read from Parquet or JSON Lines" if set(names) & {*STEPS} else "no step"
     return f"a CSV with the columns {have}: {what}; {KNOWN}"
