@@ -66,7 +66,8 @@ class TrlConsole:
             if printed is not None:
                 found.append(printed)
         logged = sum(one.split == TRAIN for one in found)
-        every = _interval(logged, totals, reached)
+        # While it grows nobody knows; the lines that were counted keep their numbers.
+        every = None if lines.is_growing() else _interval(logged, totals, reached)
         if every is None:
             tell(f"{source.name}: the lines have no step, and no progress bar gives it: they are numbered from 1")
         step = 0
@@ -205,7 +206,8 @@ def _lines(source: Source) -> Iterator[str]:
                 *whole, rest = (rest + block).replace(b"\r", b"\n").split(b"\n")
                 yield from (_plain(line) for line in whole if len(line) <= _LONGEST)
                 rest = rest if len(rest) <= _LONGEST else b""
-            yield _plain(rest)
+            if not lines.is_growing():
+                yield _plain(rest)
     except OSError as error:
         raise InputError(f"{source.name}: {reason(error)}") from None
 
