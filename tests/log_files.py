@@ -28,7 +28,9 @@ def log_of(records):
                 out += bytes(left)
                 continue
             part, rest = rest[: left - 7], rest[left - 7 :]
-            out += chunk({(True, True): 1, (True, False): 2, (False, False): 3, (False, True): 4}[first, not rest], part)
+            out += chunk(
+                {(True, True): 1, (True, False): 2, (False, False): 3, (False, True): 4}[first, not rest], part
+            )
             first = False
     return bytes(out)
 
@@ -74,7 +76,9 @@ def console(folder, rows):
     total = rows[-1]["step"]
     with (folder / "train.log").open("w") as file:
         for row in rows:
-            file.write(f"{row['step']}/{total} [00:01<00:01, 1s/it]{({k: v for k, v in row.items() if k != 'step'})}\n")
+            file.write(
+                f"{row['step']}/{total} [00:01<00:01, 1s/it]{ ({k: v for k, v in row.items() if k != 'step'}) }\n"
+            )
 
 
 def json_lines(folder, rows):
@@ -82,9 +86,10 @@ def json_lines(folder, rows):
 
 
 def scanned(folder, rows):
-    history = [{"_step": n, "_timestamp": 1e9 + n, "h": {"_type": "histogram"}, **tracked(row)} for n, row in enumerate(rows)]
+    history = [
+        {"_step": n, "_timestamp": 1e9 + n, "h": {"_type": "histogram"}, **tracked(row)} for n, row in enumerate(rows)
+    ]
     (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in history))
-
 
 
 def csv_table(folder, rows):

@@ -23,6 +23,8 @@ def not_understood(path: Path) -> str | None:
     try:
         with path.open("rb") as file:
             start = file.read(2**16)
+        if start.startswith(b"SQLite format 3\0"):
+            return f"an SQLite file, but no trackio project that can be read; {KNOWN}"
         line = next((each for each in start.decode("utf-8-sig").splitlines() if each.strip()), "")
     except (OSError, UnicodeDecodeError):
         # A character that was cut in two is no text either, but seldom.

@@ -91,8 +91,9 @@ class Followed:
         paths = self._now()
         if paths is None:
             raise InputError(f"{self.name}: nothing is there any more")
-        quietly: Callable[[str], None] = lambda sentence: None
-        with open_any(paths, trainer=self._trainer, options=self._options, tell=quietly, logs_alone=True) as run:
+        with open_any(
+            paths, trainer=self._trainer, options=self._options, tell=lambda sentence: None, logs_alone=True
+        ) as run:
             yield run
 
 

@@ -125,8 +125,8 @@ def _opened(file: Path, name: str) -> Iterator[sqlite3.Connection]:
             database.execute("PRAGMA trusted_schema = OFF")
             database.text_factory = bytes
             yield database
-    except (sqlite3.Error, OSError) as error:
-        raise InputError(f"{name}: not a readable trackio project ({error}); copy it again") from None
+    except (sqlite3.Error, OSError, MemoryError) as error:
+        raise InputError(f"{name}: not a readable trackio project ({str(error) or 'damaged'}); copy it again") from None
 
 
 def _columns(database: sqlite3.Connection, table: str) -> set[str]:
