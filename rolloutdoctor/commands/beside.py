@@ -1,0 +1,140 @@
+"""Options that lie beside the numbers: found, and put under what the user states."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rolloutdoctor.engine.configure import configure, read_trainer_config
+from rolloutdoctor.importers.beside.printed import read_printed
+from rolloutdoctor.importers.beside.stated import Stated, trainer_of
+from rolloutdoctor.importers.beside.training_args import checkpoints, find_training_args, read_training_args
+from rolloutdoctor.importers.logs.table import kind_of
+from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.io.locations.small_files import read_small
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.results.errors import RolloutDoctorError, UsageError
+from rolloutdoctor.trainers.spec import Trainer
+from rolloutdoctor.trainers.table import TRAINERS
+
+Tell = Callable[[str], None]
+
+_STATE = "trainer_state.json"
+_WRAPPED = re.compile(r"([^.]+)\.value(?:\.(.+))?")
+_HYDRA = (".hydra/config.yaml", "outputs/*/.hydra/config.yaml", "outputs/*/*/.hydra/config.yaml")
+
+
+def newest_state(folder: Path) -> Path | None:
+    """The log of the newest checkpoint in an output folder of the transformers Trainer."""
+    return next((place / _STATE for place in checkpoints(folder) if (place / _STATE).is_file()), None)
+
+
+def stated_beside(paths: Iterable[str], tell: Tell) -> list[Stated]:
+    """Read the options that lie beside dumps and logs, the most certain first; what cannot be read is told."""
+    found: dict[str, Stated] = {}
+    for path in map(Path, paths):
+        for read in (_training_args, _printed, _wandb, _hydra):
+            try:
+                for one in read(path):
+                    found.setdefault(one.origin, one)
+            except (RolloutDoctorError, OSError) as error:
+                tell(str(error))
+    return list(found.values())
+
+
+def _training_args(path: Path) -> Iterator[Stated]:
+    if path.is_dir() or path.name == _STATE or path.name.startswith("completions_"):
+        file = find_training_args(path)
+        if file is not None:
+            yield read_training_args(file)
+
+
+def _printed(path: Path) -> Iterator[Stated]:
+    if path.is_file() and "console log of" in (kind_of(path) or ""):
+        printed = read_printed(Source.of(str(path)))
+        if printed is not None:
+            yield printed
+
+
+def _wandb(path: Path) -> Iterator[Stated]:
+    """``{name: {value: ...}}`` in ``files/config.yaml``, and the release in the list of packages beside it."""
+    folder = path if path.is_dir() else path.parent
+    file = folder / "files" / "config.yaml"
+    if not file.is_file() or not any(folder.glob("run-*.wandb")):
+        return
+    named = [(_WRAPPED.fullmatch(name), value) for name, value in read_trainer_config(str(file)).values.items()]
+    values = {".".join(filter(None, name.groups())): value for name, value in named if name is not None}
+    trainer = trainer_of(values)
+    if trainer is not None:
+        release, packages = None, folder / "files" / "requirements.txt"
+        if packages.is_file():
+            package = TRAINERS[trainer].title.lower()
+            release = re.search(rf"^{package}==([^\s;]+)$", read_small(packages, expected=""), re.MULTILINE)
+        yield Stated(
+            "wandb config.yaml", trainer, values, release and release[1], "wandb requirements.txt" if release else ""
+        )
+
+
+def _hydra(path: Path) -> Iterator[Stated]:
+    """The configuration of the only run that hydra left here."""
+    folder = path if path.is_dir() else path.parent
+    files = [file for pattern in _HYDRA for file in folder.glob(pattern)]
+    if len(files) == 1:
+        layer = read_trainer_config(str(files[0]))
+        # An interpolation stands for the value of another option.
+        values = {name: value for name, value in layer.values.items() if "${" not in str(value)}
+        if trainer_of(values) == "verl":
+            yield Stated(str(files[0].relative_to(folder)), "verl", values)
+
+
+def completed(
+    metadata: RunMetadata, stated: Sequence[Stated], tell: Tell, writer: Trainer | None = None
+) -> RunMetadata:
+    """Return the metadata of a dump or a log with the options that lie beside it, each with its origin.
+
+    Args:
+        metadata: what is known without them; it yields to them, as it was found out from the numbers.
+        stated: the most certain first.
+        tell: takes what is not used, and why.
+        writer: the trainer whose names the log has, if that is certain.
+    """
+    known = TRAINERS.get(metadata.trainer or "") or writer
+    ours = []
+    for one in stated:
+        if known is not None and TRAINERS[one.trainer].title != known.title:
+            tell(f"{one.origin}: options of {TRAINERS[one.trainer].title} beside numbers of {known.title}: not used")
+            continue
+        ours.append(one)
+        known = TRAINERS[one.trainer]
+    if not ours:
+        return metadata
+    trainer = ours[0].trainer
+    names = {option.name for option in TRAINERS[trainer].options}
+    config: dict[str, object] = {}
+    origins: dict[str, str] = {}
+    for one in ours:
+        for name, value in one.values.items():
+            if name not in names:
+                continue
+            if str(config.setdefault(name, value)) != str(value):
+                tell(f"{name} is {config[name]} in {origins[name]} and {value} in {one.origin}: the first is used")
+            origins.setdefault(name, one.origin)
+    release = next((one for one in ours if one.version), None)
+    if release is not None:
+        origins["trainer_version"] = release.version_origin
+    found = replace(
+        metadata,
+        trainer=trainer,
+        trainer_version=release.version if release else metadata.trainer_version,
+        config={**metadata.config, **config},
+        origins={**metadata.origins, **origins},
+    )
+    try:
+        configure(found, None, ())
+    except UsageError as error:
+        # Without them the default of this option would be taken for its value.
+        tell(f"{error}; the options are not used")
+        return replace(metadata, trainer=None)
+    places = dict.fromkeys(origins.values())
+    tell(f"options of {trainer} from {', '.join(places)}")
+    return found
