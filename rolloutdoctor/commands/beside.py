@@ -1,8 +1,9 @@
 """Options that lie beside the numbers: found, and put under what the user states."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rolloutdoctor.engine.configure import configure, read_trainer_config
@@ -19,7 +20,7 @@ from rolloutdoctor.trainers.table import TRAINERS
 
 Tell = Callable[[str], None]
 
-_STATE = "trainer_state.json"
+_STATE, _COMPLETIONS = "trainer_state.json", "completions_"
 _WRAPPED = re.compile(r"([^.]+)\.value(?:\.(.+))?")
 _HYDRA = (".hydra/config.yaml", "outputs/*/.hydra/config.yaml", "outputs/*/*/.hydra/config.yaml")
 
@@ -29,62 +30,74 @@ def newest_state(folder: Path) -> Path | None:
     return next((place / _STATE for place in checkpoints(folder) if (place / _STATE).is_file()), None)
 
 
-def stated_beside(paths: Iterable[str], tell: Tell) -> list[Stated]:
-    """Read the options that lie beside dumps and logs, the most certain first; what cannot be read is told."""
+def stated_beside(paths: Sequence[str], logs: Sequence[Source], tell: Tell) -> list[Stated]:
+    """Read the options that lie beside dumps and logs, the most certain first; what cannot be read is told.
+
+    Args:
+        paths: files and folders, as the user gave them.
+        logs: the logs of numbers among them, or in them.
+        tell: takes a sentence.
+    """
+    given = [Path(path) for path in (*paths, *(log.path for log in logs))]
+    folders = dict.fromkeys(path if path.is_dir() else path.parent for path in given)
+    # A log by any other name need not be of the run that a folder is of.
+    outputs = dict.fromkeys(path.parent for path in given if path.name == _STATE or path.name.startswith(_COMPLETIONS))
+    outputs |= dict.fromkeys(path for path in given if path.is_dir())
+    looks = [partial(_training_args, folder) for folder in outputs]
+    looks += [partial(_printed, log) for log in logs]
+    looks += [partial(_wandb, folder) for folder in folders]
+    looks += [partial(_hydra, folder) for folder in folders]
     found: dict[str, Stated] = {}
-    for path in map(Path, paths):
-        for read in (_training_args, _printed, _wandb, _hydra):
-            try:
-                for one in read(path):
-                    found.setdefault(one.origin, one)
-            except (RolloutDoctorError, OSError) as error:
-                tell(str(error))
+    for look in looks:
+        if found and look.func is _hydra:
+            # What a run printed, or keeps itself, is of this run for certain.
+            continue
+        try:
+            one = look()
+            if one is not None:
+                found.setdefault(one.origin, one)
+        except (RolloutDoctorError, OSError) as error:
+            tell(str(error))
     return list(found.values())
 
 
-def _training_args(path: Path) -> Iterator[Stated]:
-    if path.is_dir() or path.name == _STATE or path.name.startswith("completions_"):
-        file = find_training_args(path)
-        if file is not None:
-            yield read_training_args(file)
+def _training_args(folder: Path) -> Stated | None:
+    file = find_training_args(folder)
+    return None if file is None else read_training_args(file)
 
 
-def _printed(path: Path) -> Iterator[Stated]:
-    if path.is_file() and "console log of" in (kind_of(path) or ""):
-        printed = read_printed(Source.of(str(path)))
-        if printed is not None:
-            yield printed
+def _printed(log: Source) -> Stated | None:
+    return read_printed(log) if "console log of" in (kind_of(Path(log.path)) or "") else None
 
 
-def _wandb(path: Path) -> Iterator[Stated]:
+def _wandb(folder: Path) -> Stated | None:
     """``{name: {value: ...}}`` in ``files/config.yaml``, and the release in the list of packages beside it."""
-    folder = path if path.is_dir() else path.parent
     file = folder / "files" / "config.yaml"
     if not file.is_file() or not any(folder.glob("run-*.wandb")):
-        return
+        return None
     named = [(_WRAPPED.fullmatch(name), value) for name, value in read_trainer_config(str(file)).values.items()]
     values = {".".join(filter(None, name.groups())): value for name, value in named if name is not None}
     trainer = trainer_of(values)
-    if trainer is not None:
-        release, packages = None, folder / "files" / "requirements.txt"
-        if packages.is_file():
-            package = TRAINERS[trainer].title.lower()
-            release = re.search(rf"^{package}==([^\s;]+)$", read_small(packages, expected=""), re.MULTILINE)
-        yield Stated(
-            "wandb config.yaml", trainer, values, release and release[1], "wandb requirements.txt" if release else ""
-        )
+    if trainer is None:
+        return None
+    packages, release = folder / "files" / "requirements.txt", None
+    if packages.is_file():
+        package = TRAINERS[trainer].title.lower()
+        release = re.search(rf"^{package}==([^\s;]{{1,60}})$", read_small(packages, expected=""), re.MULTILINE)
+    origin = "requirements.txt of wandb"
+    return Stated("config.yaml of wandb", trainer, values, None if release is None else release[1], origin)
 
 
-def _hydra(path: Path) -> Iterator[Stated]:
+def _hydra(folder: Path) -> Stated | None:
     """The configuration of the only run that hydra left here."""
-    folder = path if path.is_dir() else path.parent
     files = [file for pattern in _HYDRA for file in folder.glob(pattern)]
-    if len(files) == 1:
-        layer = read_trainer_config(str(files[0]))
-        # An interpolation stands for the value of another option.
-        values = {name: value for name, value in layer.values.items() if "${" not in str(value)}
-        if trainer_of(values) == "verl":
-            yield Stated(str(files[0].relative_to(folder)), "verl", values)
+    if len(files) != 1:
+        return None
+    # An interpolation stands for the value of another option.
+    layer = read_trainer_config(str(files[0])).values
+    values = {name: value for name, value in layer.items() if "${" not in str(value)}
+    trainer = trainer_of(values)
+    return None if trainer is None else Stated(str(files[0].relative_to(folder)), trainer, values)
 
 
 def completed(

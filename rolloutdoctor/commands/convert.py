@@ -212,12 +212,12 @@ def convert(found: Detected, output: Path, options: ConvertOptions, progress: Pr
     """
     _check_outputs(found, output)
     import_options = ImportOptions(options.columns, options.allow_pickle, options.text)
-    places = [source.path for source in (*found.sources, *found.logs)]
+    places = [source.path for source in found.sources]
 
     def complete(sink: RunSink, metadata: RunMetadata) -> RunMetadata:
         if found.importer.name == RecordingJournal.name:
             return metadata
-        return completed(metadata, stated_beside(places, sink.note), sink.note)
+        return completed(metadata, stated_beside(places, found.logs, sink.note), sink.note)
 
     with RunSink(output, text=options.text, progress=progress, importer=found.importer.name, complete=complete) as sink:
         for log in found.logs:
@@ -287,7 +287,7 @@ def _with_logs(
             run = run.with_logs(read_logs(logs, tell), logs)
             if not run.metadata.config:
                 writer = trainer_from_metric_names(run.metrics.names())
-                run.metadata = completed(run.metadata, stated_beside(given, tell), tell, writer)
+                run.metadata = completed(run.metadata, stated_beside((), logs, tell), tell, writer)
         yield run
 
 
@@ -358,7 +358,7 @@ def open_any(
         kinds = ", ".join(dict.fromkeys(kind_of(Path(log.path)) or "a table of metrics" for log in logs))
         tell(f"logged metrics without rollouts ({kinds})")
         metrics = read_logs(logs, tell)
-        stated = stated_beside([*paths, *(log.path for log in logs)], tell)
+        stated = stated_beside(paths, logs, tell)
         metadata = completed(RunMetadata(), stated, tell, trainer_from_metric_names(metrics.names()))
         yield Run((), metadata, metrics, logs)
         return

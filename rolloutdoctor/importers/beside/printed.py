@@ -4,7 +4,8 @@ import ast
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import takewhile
+from itertools import chain, islice, takewhile
+from pathlib import Path
 
 from rolloutdoctor.importers.beside.stated import VERL_TABLE, Stated, trainer_of
 from rolloutdoctor.importers.logs.console import is_step, lines_of
@@ -15,11 +16,13 @@ from rolloutdoctor.results.errors import InputError, UsageError
 _MOST = 2**20
 """Characters of a printed configuration; verl's has some 50 thousand."""
 
+_MOST_LINES = 20_000
+"""Of a table of arguments, with what other processes print between them; slime's has some 1,000."""
+
 _FIRST = re.compile(r"(.{0,200}?)(\{'" + VERL_TABLE + r"': \{.*)")
-_TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 _BARE = re.compile(r"(?<=: )(-?(?:nan|inf))(?=[,}])")
-_TITLE = re.compile(r"(.{0,200}?)-{8,} arguments -{8,}\s*")
-_END = re.compile(r"-{8,} end of arguments -{8,}")
+_TITLE = re.compile(r"(.{0,200}?)-{8,64} arguments -{8,64}\s*")
+_END = re.compile(r"-{8,64} end of arguments -{8,64}")
 _ARGUMENT = re.compile(r"  (\w{1,200}) (\.*) (.{0,1000})")
 
 
@@ -34,7 +37,7 @@ def read_printed(source: Source) -> Stated | None:
         InputError: if there is one, and it is not whole.
     """
     lines = takewhile(lambda line: not is_step(line), lines_of(source))
-    origin = f"printed config in {source.name}"
+    origin = f"printed config in {Path(source.name).name}"
     for line in lines:
         first, title = _FIRST.match(line), _TITLE.match(line)
         if first is not None:
@@ -51,7 +54,7 @@ def _following(lines: Iterable[str], prefix: str) -> Iterator[str]:
     shape = _shape(prefix)
     for line in lines:
         if _shape(line[: len(prefix)]) == shape:
-            yield line[len(prefix) :].rstrip("\r")
+            yield line[len(prefix) :]
 
 
 def _shape(prefix: str) -> str:
@@ -61,11 +64,10 @@ def _shape(prefix: str) -> str:
 def _verl(first: str, lines: Iterator[str], name: str) -> Mapping[str, object]:
     parts: list[str] = []
     size, depth = 0, 0
-    for line in _chained(first, lines):
+    for line in chain([first], lines):
         parts.append(line)
         size += len(line) + 1
-        bare = _TEXT.sub("", line)
-        depth += bare.count("{") - bare.count("}")
+        depth += _opened(line)
         if depth <= 0 or size > _MOST:
             break
     try:
@@ -78,16 +80,26 @@ def _verl(first: str, lines: Iterator[str], name: str) -> Mapping[str, object]:
         raise InputError(f"{name}: the printed configuration of verl is not whole; its options are not read") from None
 
 
-def _chained(first: str, lines: Iterator[str]) -> Iterator[str]:
-    yield first
-    yield from lines
+def _opened(line: str) -> int:
+    """Braces that a line opens and does not close, outside its texts, which end where it ends."""
+    depth, quote, escaped = 0, "", False
+    for sign in line:
+        if escaped or (sign == "\\" and quote):
+            escaped = not escaped
+        elif quote:
+            quote = "" if sign == quote else quote
+        elif sign in "'\"":
+            quote = sign
+        else:
+            depth += (sign == "{") - (sign == "}")
+    return depth
 
 
 def _arguments(lines: Iterator[str], name: str) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(lines):
+    for line in islice(lines, _MOST_LINES):
         found = _ARGUMENT.fullmatch(line)
         if found is not None:
             yield found[1], found[3]
-        elif _END.search(line) or number > 10_000:
+        elif _END.search(line):
             return
     raise InputError(f"{name}: the printed table of arguments has no end; its options are not read")

@@ -26,18 +26,25 @@ class Stated:
     version_origin: str = ""
 
 
-def trainer_of(names: "Mapping[str, object]") -> str | None:
+def trainer_of(names: Mapping[str, object]) -> str | None:
     """Return the trainer whose options these are; None if that is not certain.
 
     >>> trainer_of({"num_generations": 8, "beta": 0.0, "scale_rewards": "group"})
     'trl'
     """
+    if is_other(*names):
+        return None
     if any(name.startswith(f"{VERL_TABLE}.") for name in names):
         return "verl"
     for trainer, own in _OWN.items():
         if own <= names.keys():
             return trainer
     return None
+
+
+def is_other(*names: str) -> bool:
+    """Tell by names a program that has another one's options and computes something of its own."""
+    return any(mark in name.lower() for name in names for mark in ("unsloth", "swift", "miles", "dynamic_sample"))
 
 
 _OWN = {

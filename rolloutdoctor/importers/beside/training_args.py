@@ -3,12 +3,12 @@
 import pickletools
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 
-from rolloutdoctor.importers.beside.stated import Stated
+from rolloutdoctor.importers.beside.stated import Stated, is_other
 from rolloutdoctor.io.locations.paths import natural_key
 from rolloutdoctor.io.locations.small_files import read_small, read_small_bytes
 from rolloutdoctor.results.errors import InputError
@@ -31,9 +31,8 @@ _OF_THE_MODEL = ("router_aux_loss_coef",)
 """Fields that mean nothing for most models, and the file does not say for which model they are."""
 
 
-def find_training_args(path: Path) -> Path | None:
-    """The file that belongs to an output folder, a checkpoint, or a completions folder or state in one of these."""
-    folder = path if path.is_dir() else path.parent
+def find_training_args(folder: Path) -> Path | None:
+    """The file that belongs to an output folder, its completions folder, or a checkpoint."""
     if folder.name == "completions":
         folder = folder.parent
     places = [*checkpoints(folder), folder]
@@ -57,9 +56,9 @@ def read_training_args(path: Path) -> Stated:
     checkpoint = path.parent.name.startswith("checkpoint-")
     origin = f"{path.parent.name}/{NAME}" if checkpoint else NAME
     found = _object(_pickle(path, origin), origin)
-    module, _, kind = found.name.rpartition(" ")
+    kind = found.name.rpartition(" ")[2]
     trainer = next((name for ending, name in _TRAINERS.items() if kind.endswith(ending)), None)
-    if trainer is None or "unsloth" in f"{module}{kind}".lower():
+    if trainer is None or is_other(found.name):
         raise InputError(
             f"{origin}: the options of {kind[:80]!r}, and what its trainer computes is not known here; "
             "if it computes what TRL does, give them with --trainer trl --set KEY=VALUE"
@@ -129,7 +128,9 @@ def _results(content: bytes) -> Iterator[object]:
     memo: dict[object, object] = {}
 
     def since_mark() -> list[object]:
-        at = max(place for place, found in enumerate(stack) if found is _MARK)
+        at = len(stack) - 1
+        while stack[at] is not _MARK:
+            at -= 1
         found = stack[at + 1 :]
         del stack[at:]
         return found
@@ -182,7 +183,13 @@ def _results(content: bytes) -> Iterator[object]:
         yield None
 
 
-_EMPTY = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "EMPTY_SET": list, "MARK": lambda: _MARK}
+_EMPTY: dict[str, Callable[[], object]] = {
+    "EMPTY_DICT": dict,
+    "EMPTY_LIST": list,
+    "EMPTY_TUPLE": tuple,
+    "EMPTY_SET": list,
+    "MARK": lambda: _MARK,
+}
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
