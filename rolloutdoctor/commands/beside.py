@@ -21,6 +21,7 @@ from rolloutdoctor.trainers.table import TRAINERS
 Tell = Callable[[str], None]
 
 _STATE, _COMPLETIONS = "trainer_state.json", "completions_"
+_ADAPTER = "adapter_config.json"
 _WRAPPED = re.compile(r"([^.]+)\.value(?:\.(.+))?")
 _HYDRA = (".hydra/config.yaml", "outputs/*/.hydra/config.yaml", "outputs/*/*/.hydra/config.yaml")
 
@@ -58,6 +59,10 @@ def stated_beside(paths: Sequence[str], logs: Sequence[Source], tell: Tell) -> l
                 found.setdefault(one.origin, one)
         except (RolloutDoctorError, OSError) as error:
             tell(str(error))
+    for folder in outputs:
+        for place in (folder, *checkpoints(folder)[:1]):
+            if (place / _ADAPTER).is_file():
+                tell(f"{_ADAPTER} in {place.name}: the run trained an adapter")
     return list(found.values())
 
 

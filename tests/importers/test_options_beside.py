@@ -90,6 +90,11 @@ def test_an_output_folder_without_completions_is_the_log_of_its_newest_checkpoin
     assert setting(report, "beta")[0] == 0.04
 
 
+def test_an_adapter_is_noted(output):
+    (output / "checkpoint-12" / "adapter_config.json").write_text("{}")
+    assert checked(output)[1].count("adapter_config.json in checkpoint-12: the run trained an adapter") == 1
+
+
 def test_what_the_user_states_wins():
     report, _ = checked(OUTPUT, settings=["beta=0.1"])
     assert setting(report, "beta") == (0.1, "command line")
@@ -369,3 +374,11 @@ def test_the_configuration_of_a_wandb_run(tmp_path):
 )
 def test_the_names_of_options_say_whose_they_are(names, trainer):
     assert trainer_of(dict.fromkeys(names)) == trainer
+
+
+def test_the_report_names_the_places():
+    report, _ = checked(OUTPUT)
+    assert "options that nobody gave were read from README.md and checkpoint-12/training_args.bin" in report.notes
+    every = [f"{name}={one.value}" for name, one in report.config.items() if name != "version"]
+    report, _ = checked(OUTPUT, trainer="trl@1.16.0", settings=[each for each in every if "reward_weights" not in each])
+    assert "options that nobody gave were read from checkpoint-12/training_args.bin" in report.notes
