@@ -109,20 +109,20 @@ def charts(folder, rows):
             table.writerows([row["step"], *[row[name]] * 3] for row in rows)
 
 
-def wandb_folder(folder, rows):
+def wandb_folder(folder, rows, options=None):
     run = folder / "run-20260101_000000-r1"
     run.mkdir()
-    records = [config({"beta": 0.0}), *(history(tracked(row), n) for n, row in enumerate(rows))]
+    records = [config(options or {"beta": 0.0}), *(history(tracked(row), n) for n, row in enumerate(rows))]
     (run / "run-r1.wandb").write_bytes(log_of(records))
     (run / "files").mkdir()
     console(run / "files", rows)
 
 
-def trackio(folder, rows):
-    project({"calm-1": list(map(tracked, rows))}, folder / "project.db")
+def trackio(folder, rows, options=None):
+    project({"calm-1": list(map(tracked, rows))}, folder / "project.db", options)
 
 
-def project(runs, path):
+def project(runs, path, options=None):
     """A trackio project of some runs."""
     database = sqlite3.connect(path)
     database.execute(
@@ -136,7 +136,7 @@ def project(runs, path):
     for name, rows in runs.items():
         database.execute(
             "INSERT INTO configs (run_id, run_name, config, created_at) VALUES (?, ?, ?, '')",
-            (f"id-{name}", name, b'{"beta":0.04,"_Username":null}'),
+            (f"id-{name}", name, json.dumps({**(options or {"beta": 0.04}), "_Username": None}).encode()),
         )
         for step, row in enumerate(rows):
             database.execute(

@@ -12,6 +12,7 @@ import pytest
 from log_files import config, field, history, item, log_of, project, varint
 from typer.testing import CliRunner
 
+import rolloutdoctor
 from rolloutdoctor.cli.app import app
 from rolloutdoctor.commands.each import find_runs
 from rolloutdoctor.importers.logs.table import kind_of, read_log
@@ -287,3 +288,13 @@ def test_json_lines_say_whose_they_are(tmp_path, row, kind):
     path.write_text(json.dumps(row) + "\n")
     assert kind in kind_of(path)
     assert entries(path)
+
+
+@pytest.mark.parametrize("form", [log_files.wandb_folder, log_files.trackio])
+def test_the_options_that_a_tracker_was_given(tmp_path, form):
+    given = {"num_generations": 8, "beta": 0.25, "scale_rewards": "group"}
+    form(tmp_path, [{"step": n, "loss": 0.5, "grad_norm": 1.0, "reward": 0.1 * n} for n in range(1, 9)], given)
+    run = rolloutdoctor.open(next(tmp_path.iterdir()))
+    assert run.metadata.trainer == "trl"
+    assert run.metadata.config["beta"] == 0.25
+    assert "config of a " in run.metadata.origins["beta"]

@@ -58,7 +58,7 @@ class TrlConsole:
         found: list[_Printed] = []
         totals: Counter[int] = Counter()
         reached: dict[int, int] = {}
-        for line in _lines(source):
+        for line in lines_of(source):
             for done, total in ((int(done), int(total)) for done, total in _BAR.findall(line)):
                 totals[total] += 1
                 reached[total] = max(reached.get(total, 0), done)
@@ -89,7 +89,7 @@ class VerlConsole:
 
     def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
         """Yield the lines with a step."""
-        for line in _lines(source):
+        for line in lines_of(source):
             printed = _verl(line)
             if printed is not None and printed.step is not None:
                 yield printed.step, printed.split, printed.values
@@ -108,10 +108,15 @@ class SlimeConsole:
 
     def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
         """Yield the lines with a number."""
-        for line in _lines(source):
+        for line in lines_of(source):
             printed = _slime(line)
             if printed is not None and printed.step is not None:
                 yield printed.step, printed.split, printed.values
+
+
+def is_step(line: str) -> bool:
+    """Tell a line with the numbers of a step of verl or slime."""
+    return _verl(line) is not None or _slime(line) is not None
 
 
 def _interval(logged: int, totals: Mapping[int, int], reached: Mapping[int, int]) -> int | None:
@@ -197,7 +202,7 @@ def _beginning(path: Path) -> Iterator[str]:
         yield from map(_plain, start.replace(b"\r", b"\n").split(b"\n"))
 
 
-def _lines(source: Source) -> Iterator[str]:
+def lines_of(source: Source) -> Iterator[str]:
     """All lines; what a progress bar drew over counts as lines, too, and what is too long as none."""
     try:
         with Path(source.path).open("rb") as file:
