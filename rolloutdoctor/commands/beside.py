@@ -102,11 +102,11 @@ def _tracked(log: Source) -> Stated | None:
     if "wandb run" in kind:
         folder = path if path.is_dir() else path.parent
         config = {} if (folder / "files" / "config.yaml").is_file() else wandb_config(log)
-    elif "trackio" in kind:
-        config = trackio_config(log)
     else:
-        return None
-    values = flat(config, log.name)
+        config = trackio_config(log) if "trackio" in kind else {}
+    table: dict[object, object] = {}
+    table.update(config.items())
+    values = flat(table, log.name)
     trainer = trainer_of(values)
     return None if trainer is None else Stated(f"config of {kind.removeprefix('the folder of ')}", trainer, values)
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from sys import intern
 
 from rolloutdoctor.importers.logs.base import Entry, Tell, entries_of_tracker
 from rolloutdoctor.importers.reading import lines
@@ -19,6 +20,9 @@ _KEY, _NESTED_KEY, _VALUE = 1, 2, 16
 
 _LONGEST_NUMBER = 32
 """Bytes of a number in JSON, or of a name for one that is not finite."""
+
+
+_Fields = dict[int, list[bytes | int]]
 
 
 class WandbRun:
@@ -49,9 +53,10 @@ def wandb_config(source: Source) -> dict[str, object]:
     """
     found: dict[str, object] = {}
     with _reading(source):
-        for field, body in _fields_of_records(source, lambda sentence: None):
-            configs = [body] if field == _CONFIG else _inner(body, _RUN_CONFIG) if field == _RUN else []
-            for names, value in (_item(item) for config in configs for item in _inner(config, _ITEM)):
+        for record in _records(source, lambda sentence: None):
+            inner = (config for run in _texts(record, _RUN) for config in _texts(fields(run), _RUN_CONFIG))
+            configs = map(fields, (*inner, *_texts(record, _CONFIG)))
+            for names, value in (_item(item) for config in configs for item in _texts(config, _ITEM)):
                 into = found
                 for name in names[:-1]:
                     deeper = into.setdefault(name, {})
@@ -89,12 +94,11 @@ def _begins(file: Path) -> bool:
         return stream.read(len(MAGIC)) == MAGIC
 
 
-def _fields_of_records(source: Source, tell: Tell) -> Iterator[tuple[int, bytes]]:
-    """The fields of the records that are whole, one after the other."""
+def _records(source: Source, tell: Tell) -> Iterator[_Fields]:
+    """The fields of each record that is whole."""
     offsets: list[int] = []
     with _only(source).open("rb") as stream:
-        for record in records(stream, offsets.append):
-            yield from ((field, body) for field, body in fields(record) if isinstance(body, bytes))
+        yield from map(fields, records(stream, offsets.append))
     if offsets:
         tell(
             f"{source.name}: a record is not whole (byte {offsets[0]:,}): the run goes on, or the file is damaged; "
@@ -114,23 +118,25 @@ def _reading(source: Source) -> Iterator[None]:
 
 def _history(source: Source, tell: Tell) -> Iterator[dict[str, object]]:
     step = -1
-    for field, body in _fields_of_records(source, tell):
-        if field == _HISTORY:
-            row: dict[str, object] = {}
-            # A row without a step, which wandb gives it when it is sent, has the next.
-            step = next((n for each in _inner(body, _STEP) for _, n in fields(each) if isinstance(n, int)), step + 1)
-            for names, text in map(_item, _inner(body, _ITEM)):
-                if names and len(text) <= _LONGEST_NUMBER:
-                    row["/".join(names)] = json.loads(text)
-            yield {"_step": step, **row}
+    for history in (fields(body) for record in _records(source, tell) for body in _texts(record, _HISTORY)):
+        # A row without a step, which wandb gives it when it is sent, has the next.
+        step += 1
+        for body in _texts(history, _STEP):
+            step = next((number for number in fields(body).get(1, ()) if isinstance(number, int)), 0)
+        row: dict[str, object] = {"_step": step}
+        for names, text in map(_item, _texts(history, _ITEM)):
+            if names and len(text) <= _LONGEST_NUMBER:
+                row[intern("/".join(names))] = json.loads(text.decode())
+        yield row
 
 
-def _inner(message: bytes, number: int) -> list[bytes]:
+def _texts(found: _Fields, number: int) -> list[bytes]:
     """The messages or texts in the fields of one number."""
-    return [body for field, body in fields(message) if field == number and isinstance(body, bytes)]
+    return [body for body in found.get(number, ()) if isinstance(body, bytes)]
 
 
 def _item(message: bytes) -> tuple[list[str], bytes]:
     """The name of an item, by its parts, and its value in JSON."""
-    names = _inner(message, _NESTED_KEY) or _inner(message, _KEY)
-    return [name.decode() for name in names], b"".join(_inner(message, _VALUE)[-1:]) or b"null"
+    found = fields(message)
+    names = _texts(found, _NESTED_KEY) or _texts(found, _KEY)
+    return [name.decode() for name in names], b"".join(_texts(found, _VALUE)[-1:]) or b"null"

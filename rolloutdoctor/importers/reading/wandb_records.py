@@ -54,19 +54,20 @@ def records(stream: BinaryIO, damaged: Callable[[int], None]) -> Iterator[bytes]
         offset += len(block)
 
 
-def fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """Yield the number and value of each field of a protobuf message: bytes, or the integer of a varint.
+def fields(message: bytes) -> dict[int, list[bytes | int]]:
+    """Return the values of each field of a protobuf message by its number: bytes, or the integer of a varint.
 
     Raises:
         ValueError: if it is no such message.
     """
+    found: dict[int, list[bytes | int]] = {}
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
         kind = tag & 7
         if kind == 0:
             value, at = _varint(message, at)
-            yield tag >> 3, value
+            found.setdefault(tag >> 3, []).append(value)
             continue
         if kind == 2:
             length, at = _varint(message, at)
@@ -76,13 +77,19 @@ def fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
             raise ValueError("a field of a kind that proto3 does not have")
         if at + length > len(message):
             raise ValueError("a field that is longer than its message")
-        yield tag >> 3, message[at : at + length]
+        found.setdefault(tag >> 3, []).append(message[at : at + length])
         at += length
+    return found
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
+    if at < len(message) and message[at] < 128:
+        return message[at], at + 1
     value = 0
-    for shift, byte in enumerate(message[at : at + 10]):
+    for shift in range(10):
+        if at + shift >= len(message):
+            break
+        byte = message[at + shift]
         value |= (byte & 127) << 7 * shift
         if byte < 128:
             return value, at + shift + 1
