@@ -41,8 +41,16 @@ def report_of(prepared: PreparedRun, state: RunState) -> Report:
     with evaluation_mode():
         diagnosis = find_causes(read, prepared.metrics, prepared.plan.context, state.audit, dtype)
     found = judge(prepared.plan, state, prepared.configured, device=device, dtype=options.dtype, diagnosis=diagnosis)
-    apart = _apart(prepared, state)
-    return replace(found, notes=(*found.notes, apart)) if apart else found
+    more = [note for note in (_beside(prepared), _apart(prepared, state)) if note]
+    return replace(found, notes=(*found.notes, *more)) if more else found
+
+
+def _beside(prepared: PreparedRun) -> str:
+    """Say which files beside the numbers state the options that are used; empty if none does."""
+    settings = prepared.configured.settings() if prepared.configured is not None else {}
+    found = dict.fromkeys(one.origin for one in settings.values())
+    places = [origin for origin in found if origin in prepared.run.metadata.origins.values()]
+    return f"options that nobody gave were read from {' and '.join(places)}" if places else ""
 
 
 def _apart(prepared: PreparedRun, state: RunState) -> str:

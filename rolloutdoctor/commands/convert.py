@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 
+from rolloutdoctor.commands.beside import completed, newest_state, stated_beside
 from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.importers.base import Importer, ImportOptions, RunSink
 from rolloutdoctor.importers.journal import RecordingJournal
@@ -137,10 +138,14 @@ def _logs_of(paths: Sequence[str]) -> tuple[Source, ...]:
     logs: list[str] = []
     for path in paths:
         here = Path(path)
-        if here.is_dir() and detect(here) is None and not any(_is_run_file(each) for each in here.iterdir()):
-            inside = sorted(str(each) for each in here.iterdir() if _is_log(each))
+        if _is_log(here):
+            inside = [path]
+        elif here.is_dir() and detect(here) is None and not any(_is_run_file(each) for each in here.iterdir()):
+            inside = sorted(str(each) for each in here.iterdir() if each.is_file() and _is_log(each))
+            state = None if inside else newest_state(here)
+            inside += [] if state is None else [str(state)]
         else:
-            inside = [path] if _is_log(here) else []
+            inside = []
         if not inside:
             return ()
         logs += inside
@@ -193,11 +198,11 @@ def _read_log(log: Source, tell: Callable[[str], None]) -> LoggedMetrics:
 
 
 def _is_log(path: Path) -> bool:
-    return path.is_file() and (path.name.endswith(METRIC_SUFFIXES) or kind_of(path) is not None)
+    return (path.name.endswith(METRIC_SUFFIXES) and path.is_file()) or kind_of(path) is not None
 
 
 def _is_run_file(path: Path) -> bool:
-    return path.suffix == ".parquet" and not path.name.endswith(METRIC_SUFFIXES)
+    return path.suffix == ".parquet" and not _is_log(path)
 
 
 def convert(found: Detected, output: Path, options: ConvertOptions, progress: Progress | None = None) -> RunSink:
@@ -209,7 +214,14 @@ def convert(found: Detected, output: Path, options: ConvertOptions, progress: Pr
     """
     _check_outputs(found, output)
     import_options = ImportOptions(options.columns, options.allow_pickle, options.text)
-    with RunSink(output, text=options.text, progress=progress, importer=found.importer.name) as sink:
+    places = [source.path for source in found.sources]
+
+    def complete(sink: RunSink, metadata: RunMetadata) -> RunMetadata:
+        if found.importer.name == RecordingJournal.name:
+            return metadata
+        return completed(metadata, stated_beside(places, found.logs, sink.note), sink.note)
+
+    with RunSink(output, text=options.text, progress=progress, importer=found.importer.name, complete=complete) as sink:
         for log in found.logs:
             for step, split, values in read_log(log):
                 sink.log(step, split, values)
@@ -275,6 +287,9 @@ def _with_logs(
             logs = tuple(map(Source.of, given))
             tell(f"logged metrics from {', '.join(dict.fromkeys(str(kind_of(Path(path))) for path in given))}")
             run = run.with_logs(read_logs(logs, tell), logs)
+            if not run.metadata.config:
+                writer = trainer_from_metric_names(run.metrics.names())
+                run.metadata = completed(run.metadata, stated_beside((), logs, tell), tell, writer)
         yield run
 
 
@@ -344,7 +359,10 @@ def open_any(
     if logs:
         kinds = ", ".join(dict.fromkeys(kind_of(Path(log.path)) or "a table of metrics" for log in logs))
         tell(f"logged metrics without rollouts ({kinds})")
-        yield Run((), RunMetadata(), read_logs(logs, tell), logs)
+        metrics = read_logs(logs, tell)
+        stated = stated_beside(paths, logs, tell)
+        metadata = completed(RunMetadata(), stated, tell, trainer_from_metric_names(metrics.names()))
+        yield Run((), metadata, metrics, logs)
         return
     found = detect_dump(paths, options)
     if found is None:

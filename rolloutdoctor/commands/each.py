@@ -13,6 +13,8 @@ from typing import TypeVar
 from rolloutdoctor.commands.check import check
 from rolloutdoctor.commands.convert import ConvertOptions, are_apart, detect_dump, logs_of, read_logs
 from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.importers.logs.table import kind_of
+from rolloutdoctor.importers.logs.trackio_project import trackio_runs
 from rolloutdoctor.io.locations.paths import Source, expand, is_journal_name, natural_key, with_journals
 from rolloutdoctor.io.locations.stores import address_of
 from rolloutdoctor.io.metadata import RunMetadata
@@ -20,7 +22,7 @@ from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.io.parquet.files import RunFile, read_footer
 from rolloutdoctor.io.parquet.index import build_index
 from rolloutdoctor.io.run import Run
-from rolloutdoctor.results.errors import InputError, RolloutDoctorError
+from rolloutdoctor.results.errors import InputError, RolloutDoctorError, SeveralRunsError
 from rolloutdoctor.results.several import CheckedRun
 from rolloutdoctor.trainers.table import ALIASES
 
@@ -79,7 +81,9 @@ def _found(given: str) -> Iterator[NamedRun]:
     if Path(given).is_dir():
         yield from _of_folder(given)
         return
-    yield NamedRun(Source.of(given).name, (given,))
+    runs = _quietly(lambda: trackio_runs(Path(given))) or ()
+    for path in [f"{given}/{run}" for run in runs] if len(runs) > 1 else [given]:
+        yield NamedRun(Source.of(path).name, (path,))
 
 
 def _of_pattern(pattern: str) -> Iterator[NamedRun]:
@@ -102,18 +106,34 @@ def _of_folder(folder: str) -> Iterator[NamedRun]:
     if _quietly(lambda: detect_dump([folder], ConvertOptions())) is not None:
         yield NamedRun(name, (folder,))
         return
+    is_log = kind_of(Path(folder)) is not None
+    if is_log and not _is_of_several(folder):
+        # What lies below, such as the console of a wandb run, is of the same run.
+        yield NamedRun(name, (folder,))
+        return
     entries = sorted((each for each in os.listdir(folder) if not each.startswith((".", "_"))), key=natural_key)  # noqa: PTH208
     paths = [os.path.join(folder, each) for each in entries]  # noqa: PTH118 - keeps the name as given
     files = [path for path in paths if _is_run_file(path) and Path(path).is_file()]
     files = with_journals(files, filter(os.path.isfile, paths))
     yield from _by_what_they_say(files)
-    if not files:
+    if not files and not is_log:
         logs = _quietly(lambda: logs_of([folder])) or ()
         found = list(_by_values([log.path for log in logs]))
         yield from [NamedRun(name, (folder,))] if len(found) == 1 else found
-    for path in paths:
-        if Path(path).is_dir():
-            yield from _of_folder(path)
+    # wandb/latest-run is another name for a folder beside it.
+    folders = sorted(filter(os.path.isdir, paths), key=os.path.islink, reverse=True)
+    for path in sorted({os.path.realpath(path): path for path in folders}.values(), key=natural_key):
+        yield from _of_folder(path)
+
+
+def _is_of_several(folder: str) -> bool:
+    try:
+        read_logs([Source.of(folder)])
+    except SeveralRunsError:
+        return True
+    except RolloutDoctorError:
+        return False
+    return False
 
 
 def _by_values(logs: Sequence[str]) -> Iterator[NamedRun]:
@@ -140,7 +160,7 @@ def _quietly(look: Callable[[], Found]) -> Found | None:
 
 
 def _is_run_file(path: str) -> bool:
-    return path.endswith(".parquet") and not path.endswith(".metrics.parquet")
+    return path.endswith(".parquet") and not path.endswith(".metrics.parquet") and kind_of(Path(path)) is None
 
 
 def _by_what_they_say(paths: Sequence[str]) -> Iterator[NamedRun]:

@@ -99,7 +99,7 @@ def configure(
     spec = find(name)
     origin, assumed = "--trainer", False
     if not version and same and metadata.trainer_version:
-        version, origin = metadata.trainer_version, "file metadata"
+        version, origin = metadata.trainer_version, metadata.origin_of("trainer_version")
     if not version:
         version, origin, assumed = spec.newest, f"newest {name} known here", True
     parsed = parse_version(version)
@@ -108,8 +108,7 @@ def configure(
             f"{name} {version} ({origin}) is older than {spec.oldest}, the oldest whose arithmetic is known here; "
             f"name the version that is closest with --trainer {name}@VERSION"
         )
-    file_layer = [Layer("file metadata", metadata.config, strict=False)] if same else []
-    config = resolve(spec.options, parsed, [*layers, *file_layer], trainer=name)
+    config = resolve(spec.options, parsed, [*layers, *(layers_of(metadata) if same else [])], trainer=name)
     try:
         objective = spec.objective(config)
     except UnstatedError:
@@ -120,6 +119,14 @@ def configure(
     for fix in fixes:
         objective = fix.apply(objective)
     return Configured(spec, version, origin, assumed, config, objective, tuple(fix.label for fix in fixes))
+
+
+def layers_of(metadata: RunMetadata) -> list[Layer]:
+    """What a run says of its options, by where that was read."""
+    found: dict[str, dict[str, object]] = {}
+    for name, value in metadata.config.items():
+        found.setdefault(metadata.origin_of(name), {})[name] = value
+    return [Layer(origin, values, strict=False) for origin, values in found.items()]
 
 
 def read_settings(texts: Sequence[str], origin: str) -> Layer:

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import torch
 
+from rolloutdoctor.engine.configure import layers_of
 from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.io.run import Run
@@ -78,8 +79,7 @@ def _with_traced(run: Run, options: Options, trainer: Trainer) -> Options:
 def _stated(run: Run, options: ReadOptions, trainer: Trainer) -> tuple[list[Layer], tuple[int, ...]]:
     same = not options.trainer or options.trainer.partition("@")[0] == run.metadata.trainer
     written = (options.trainer or "").partition("@")[2] or (run.metadata.trainer_version if same else None)
-    file_layer = [Layer("file metadata", run.metadata.config, strict=False)] if same else []
-    return [*options.layers, *file_layer], parse_version(written or trainer.newest)
+    return [*options.layers, *(layers_of(run.metadata) if same else [])], parse_version(written or trainer.newest)
 
 
 def _identified(

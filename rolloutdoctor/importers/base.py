@@ -1,6 +1,6 @@
 """Interface of importers, and the sink that they stream canonical rows, logged metrics and facts into."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -82,13 +82,21 @@ class RunSink:
         text: False to drop prompts and responses.
         progress: called with the bytes read so far, and the bytes to read.
         importer: name of the importer, for the metadata of the file; None: it says nothing of it.
+        complete: adds to what the importer says of the run.
     """
 
     def __init__(
-        self, path: Path, *, text: bool = True, progress: Progress | None = None, importer: str | None = None
+        self,
+        path: Path,
+        *,
+        text: bool = True,
+        progress: Progress | None = None,
+        importer: str | None = None,
+        complete: "Callable[[RunSink, RunMetadata], RunMetadata]" = lambda sink, metadata: metadata,
     ) -> None:
         self.path = path
         self.importer = importer
+        self._complete = complete
         self.text = text
         self.notes: list[str] = []
         self.advance: Progress = progress or (lambda done, total: None)
@@ -103,6 +111,7 @@ class RunSink:
 
     def begin(self, metadata: RunMetadata) -> None:
         """Say who wrote the dump; to be called once, before the first rows."""
+        metadata = self._complete(self, metadata)
         self._run = RunWriter(
             self.path,
             metadata

@@ -9,7 +9,7 @@ from rolloutdoctor.importers.reading import lines
 
 KNOWN = (
     "known are run files (Parquet), dumps of trainers (`--from ?` lists them), and logs: trainer_state.json, CSV or "
-    "JSON Lines with a step, what a trainer printed, TensorBoard events and wandb histories"
+    "JSON Lines with a step, what a trainer printed, TensorBoard events, folders and charts of wandb, trackio projects"
 )
 
 
@@ -23,6 +23,8 @@ def not_understood(path: Path) -> str | None:
     try:
         with path.open("rb") as file:
             start = file.read(2**16)
+        if start.startswith(b"SQLite format 3\0"):
+            return f"an SQLite file, but no trackio project that can be read; {KNOWN}"
         line = next((each for each in start.decode("utf-8-sig").splitlines() if each.strip()), "")
     except (OSError, UnicodeDecodeError):
         # A character that was cut in two is no text either, but seldom.
@@ -32,12 +34,6 @@ def not_understood(path: Path) -> str | None:
     names = [name.strip() for name in next(csv.reader([line]), [])]
     if len(names) < 2 or not all(names):
         return f"text that begins {line.strip()[:60]!r}; {KNOWN}"
-    if names[0] == "Step" and any(name.endswith(("__MIN", "__MAX")) for name in names):
-        metric = names[1].rpartition(" - ")[2]
-        return (
-            f"a chart that wandb exported, of {metric} alone; export the history of the run, a column for each metric, "
-            "with wandb.Api().run(PATH).scan_history()"
-        )
     have = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     what = "rollouts, which are read from Parquet or JSON Lines" if set(names) & {*STEPS} else "no step"
     return f"a CSV with the columns {have}: {what}; {KNOWN}"

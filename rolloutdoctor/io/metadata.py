@@ -8,6 +8,7 @@ from rolloutdoctor.data.schema import METADATA_KEY, SCHEMA_VERSION
 from rolloutdoctor.results.errors import InputError
 
 _MOST_RANKS = 2**20
+_LONGEST = 200
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class RunMetadata:
         config: the trainer's own option names to JSON values.
         schema_version: version of the column contract.
         recording: what a recorder says of its own work, such as ``dropped_steps``; empty if there is nothing to say.
+        origins: words for where an option, or ``trainer_version``, was read, if the run itself did not say.
     """
 
     trainer: str | None = None
@@ -27,6 +29,11 @@ class RunMetadata:
     config: Mapping[str, object] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
     recording: Mapping[str, object] = field(default_factory=dict)
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+    def origin_of(self, name: str) -> str:
+        """Words for where an option, or ``trainer_version``, was read."""
+        return self.origins.get(name, "file metadata")
 
     @property
     def dropped_steps(self) -> frozenset[tuple[int, str]]:
@@ -68,6 +75,8 @@ class RunMetadata:
         body["config"] = dict(self.config)
         if self.recording:
             body["recording"] = dict(self.recording)
+        if self.origins:
+            body["origins"] = dict(self.origins)
         return {METADATA_KEY.encode(): json.dumps(body, sort_keys=True).encode()}
 
     @classmethod
@@ -96,13 +105,16 @@ class RunMetadata:
                 "version reads; upgrade rolloutdoctor"
             )
         trainer, trainer_version = body.get("trainer"), body.get("trainer_version")
-        recording = body.get("recording")
+        recording, origins = body.get("recording"), body.get("origins")
+        if not isinstance(origins, dict):
+            origins = {}
         return cls(
             trainer=None if trainer is None else str(trainer),
             trainer_version=None if trainer_version is None else str(trainer_version),
             config=body.get("config", {}),
             schema_version=version,
             recording=recording if isinstance(recording, dict) else {},
+            origins={name: str(words)[:_LONGEST] for name, words in origins.items()},
         )
 
 

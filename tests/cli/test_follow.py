@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import growing
+import log_files
 import pytest
 
 from rolloutdoctor.commands.convert import ConvertOptions
@@ -200,6 +201,43 @@ def test_a_dump_of_json_lines(rolloutdoctor, tmp_path):
     rolloutdoctor("check", folder, *words, "--save-state", state)
     assert watch.state == state.read_bytes()
     assert not any("torn" in line for line in watch.said)
+
+
+@pytest.mark.parametrize("form", [log_files.wandb_folder, log_files.trackio, log_files.json_lines, log_files.console])
+def test_a_log_alone(rolloutdoctor, tmp_path, form):
+    rows = [
+        {"step": n, "loss": 0.5, "grad_norm": 1.0, "entropy": 2.0 if n < 15 else 0.01, "epoch": n / 40}
+        for n in range(1, 41)
+    ]
+    paths = {
+        "wandb_folder": "run-20260101_000000-r1",
+        "trackio": "project.db",
+        "json_lines": "metrics.jsonl",
+        "console": "train.log",
+    }
+    path = tmp_path / paths[form.__name__]
+    watch = Watch(path)
+    assert watch() == 0
+    for upto in (12, 27, 40):
+        for left in tmp_path.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        form(tmp_path, rows[:upto])
+        # The last one is whole when the next has begun.
+        assert watch() == upto - 1
+    assert watch() == 39
+    assert any("RDT003" in line for line in watch.said)
+    assert watch(ended=True) == 40
+    assert watch.state == whole(rolloutdoctor, path)[0]
+
+
+def test_a_log_that_was_cut_off(tmp_path):
+    rows = [{"step": n, "loss": 0.5, "reward": 1.0, "epoch": n / 9} for n in range(1, 10)]
+    watch = Watch(tmp_path / "metrics.jsonl")
+    log_files.json_lines(tmp_path, rows)
+    assert watch() == 8
+    log_files.json_lines(tmp_path, rows[:4])
+    with pytest.raises(InputError, match="step 5 was counted and is there no more"):
+        watch()
 
 
 def test_metrics_that_come_late_are_counted_with_their_steps(rolloutdoctor, tmp_path):

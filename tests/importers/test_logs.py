@@ -144,33 +144,6 @@ def test_a_folder_of_logs_is_known_by_what_is_in_it(tmp_path, name, text):
         assert run.metrics
 
 
-def test_a_wandb_run_without_a_reader_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    (tmp_path / "files").mkdir()
-    (tmp_path / "files" / "wandb-summary.json").write_text('{"train/loss": 0.5, "_step": 3}')
-    run = tmp_path / "run-abc.wandb"
-    run.write_bytes(b":W&B" + bytes(64))
-    assert kind_of(tmp_path) == kind_of(run) == "the offline folder of a wandb run"
-    with pytest.raises(InputError, match=r"rolloutdoctor\[wandb\].*last values alone, of train/loss"):
-        entries(tmp_path)
-
-
-def test_the_history_of_a_wandb_run(tmp_path):
-    datastore = pytest.importorskip("wandb.sdk.internal.datastore")
-    from wandb.proto import wandb_internal_pb2
-
-    store = datastore.DataStore()
-    store.open_for_write(str(tmp_path / "run-abc.wandb"))
-    for step in (1, 2):
-        record = wandb_internal_pb2.Record()
-        for name, value in (("train/global_step", 10 * step), ("train/loss", 0.5 * step), ("_step", step)):
-            item = record.history.item.add()
-            item.key, item.value_json = name, json.dumps(value)
-        store.write(record)
-    store.close()
-    assert entries(tmp_path) == {(10, "train"): {"loss": 0.5}, (20, "train"): {"loss": 1.0}}
-
-
 def test_a_literal_stands_for_a_column(tmp_path):
     rows = [{"prompt": "a", "info": {"score": value}, "q": name} for value, name in ((0.0, "x"), (1.0, "x"))]
     path = written(tmp_path, "mine.jsonl", "\n".join(map(json.dumps, rows)) + "\n")

@@ -133,7 +133,7 @@ def test_a_wandb_history_as_csv(tmp_path):
 
 def test_a_wandb_history_as_json_lines(tmp_path):
     (tmp_path / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in HISTORY[:2]))
-    assert kind_of(tmp_path / "history.jsonl") == "JSON Lines of logged numbers"
+    assert kind_of(tmp_path / "history.jsonl") == "the history of a wandb run"
     assert read(tmp_path / "history.jsonl") == EXPECTED
 
 

@@ -52,7 +52,7 @@ class DumpFeed:
             InputError: if one is shorter than it was.
         """
         sizes = {}
-        for path in _below([source.path for source in (*self._found.sources, *self._found.logs)]):
+        for path in below([source.path for source in (*self._found.sources, *self._found.logs)]):
             try:
                 status = os.stat(path)  # noqa: PTH116 - keeps the name as given
             except OSError:
@@ -122,7 +122,8 @@ class DumpFeed:
             self.trail.add(key, dict(found.at(key)))
 
 
-def _below(paths: Sequence[str]) -> Iterator[str]:
+def below(paths: Sequence[str]) -> Iterator[str]:
+    """Yield files by their paths, and those in folders at any depth."""
     for path in paths:
         if os.path.isdir(path):  # noqa: PTH112 - keeps the name as given
             for folder, _, names in os.walk(path):

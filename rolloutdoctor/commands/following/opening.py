@@ -8,8 +8,11 @@ from rolloutdoctor.commands.convert import ConvertOptions, detect_dump, open_any
 from rolloutdoctor.commands.following.dumps import DumpFeed
 from rolloutdoctor.commands.following.feed import Feed
 from rolloutdoctor.commands.following.journals import JournalFeed
+from rolloutdoctor.commands.following.logs import LogFeed
 from rolloutdoctor.commands.following.run_files import RunFilesFeed
 from rolloutdoctor.importers.journal import RecordingJournal
+from rolloutdoctor.importers.logs.table import kind_of
+from rolloutdoctor.importers.table import detect
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.results.errors import InputError
@@ -47,6 +50,10 @@ class Followed:
         paths = self._now()
         if paths is None:
             return before
+        kinds = [None if detect(Path(path)) else kind_of(Path(path)) for path in paths]
+        if kinds[0] is not None and None not in kinds and not self._options.asked_for:
+            self._tell(f"follows logged metrics without rollouts ({kinds[0]})")
+            return LogFeed(paths, self._options, self._trainer)
         found = detect_dump(paths, self._options) if all(Path(path).exists() for path in paths) else None
         if found is None:
             is_closed = before is not None
@@ -84,7 +91,9 @@ class Followed:
         paths = self._now()
         if paths is None:
             raise InputError(f"{self.name}: nothing is there any more")
-        with open_any(paths, trainer=self._trainer, options=self._options, tell=lambda sentence: None) as run:
+        with open_any(
+            paths, trainer=self._trainer, options=self._options, tell=lambda sentence: None, logs_alone=True
+        ) as run:
             yield run
 
 

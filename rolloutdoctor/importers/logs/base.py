@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -34,6 +34,9 @@ _OF_TRAINER = re.compile(
     r"(train|eval)/(epoch|learning_rate|reward|reward_std|frac_reward_zero_std|kl|(rewards|completions|clip_ratio)/.*)"
 )
 """Names that the transformers Trainer alone reports, where a table of them has lost its step."""
+
+
+_SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class LogFormat(Protocol):
@@ -85,14 +88,32 @@ def entries_of(row: Mapping[str, object], where: str) -> Iterator[Entry]:
         yield step, split, values
 
 
+def entries_of_tracker(rows: Sequence[Mapping[str, object]], name: str, tell: Tell) -> Iterator[Entry]:
+    """Yield what a tracker's rows log, which it numbers itself: under the trainer's step, where some have it.
+
+    Args:
+        rows: each with the tracker's number as ``_step``.
+        name: of the run.
+        tell: takes a sentence on the rows that have no step of the trainer, such as TRL's timings.
+    """
+    named = next((each for each in STEPS if any(row.get(each) is not None for row in rows)), "_step")
+    without = sum(row.get(named) is None for row in rows)
+    if without:
+        tell(f"{name}: {without:,} records without {named} are left out")
+    for number, row in enumerate(rows, start=1):
+        if row.get(named) is not None:
+            yield from entries_of(row, f"{name}, record {number}")
+
+
 def is_long(row: Mapping[str, object]) -> bool:
     """Tell a row that holds one metric: its step, name and value."""
     return {"step", "name", "value"} <= set(row) <= {"step", "name", "value", "split"}
 
 
 def numbers(values: Mapping[str, object]) -> dict[str, float | None]:
-    """Return those values that are numbers, or null."""
-    return {name: as_float(value) for name, value in values.items() if is_number(value)}
+    """Return those values that are numbers, or null; wandb and trackio write "NaN" for one that is not finite."""
+    spelled = {name: _SPELLED.get(value, value) if isinstance(value, str) else value for name, value in values.items()}
+    return {name: as_float(value) for name, value in spelled.items() if is_number(value)}
 
 
 def is_number(value: object) -> bool:

@@ -58,7 +58,7 @@ class TrlConsole:
         found: list[_Printed] = []
         totals: Counter[int] = Counter()
         reached: dict[int, int] = {}
-        for line in _lines(source):
+        for line in lines_of(source):
             for done, total in ((int(done), int(total)) for done, total in _BAR.findall(line)):
                 totals[total] += 1
                 reached[total] = max(reached.get(total, 0), done)
@@ -66,7 +66,8 @@ class TrlConsole:
             if printed is not None:
                 found.append(printed)
         logged = sum(one.split == TRAIN for one in found)
-        every = _interval(logged, totals, reached)
+        # While it grows nobody knows; the lines that were counted keep their numbers.
+        every = None if lines.is_growing() else _interval(logged, totals, reached)
         if every is None:
             tell(f"{source.name}: the lines have no step, and no progress bar gives it: they are numbered from 1")
         step = 0
@@ -88,7 +89,7 @@ class VerlConsole:
 
     def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
         """Yield the lines with a step."""
-        for line in _lines(source):
+        for line in lines_of(source):
             printed = _verl(line)
             if printed is not None and printed.step is not None:
                 yield printed.step, printed.split, printed.values
@@ -107,10 +108,15 @@ class SlimeConsole:
 
     def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
         """Yield the lines with a number."""
-        for line in _lines(source):
+        for line in lines_of(source):
             printed = _slime(line)
             if printed is not None and printed.step is not None:
                 yield printed.step, printed.split, printed.values
+
+
+def is_step(line: str) -> bool:
+    """Tell a line with the numbers of a step of verl or slime."""
+    return _verl(line) is not None or _slime(line) is not None
 
 
 def _interval(logged: int, totals: Mapping[int, int], reached: Mapping[int, int]) -> int | None:
@@ -196,7 +202,7 @@ def _beginning(path: Path) -> Iterator[str]:
         yield from map(_plain, start.replace(b"\r", b"\n").split(b"\n"))
 
 
-def _lines(source: Source) -> Iterator[str]:
+def lines_of(source: Source) -> Iterator[str]:
     """All lines; what a progress bar drew over counts as lines, too, and what is too long as none."""
     try:
         with Path(source.path).open("rb") as file:
@@ -205,7 +211,8 @@ def _lines(source: Source) -> Iterator[str]:
                 *whole, rest = (rest + block).replace(b"\r", b"\n").split(b"\n")
                 yield from (_plain(line) for line in whole if len(line) <= _LONGEST)
                 rest = rest if len(rest) <= _LONGEST else b""
-            yield _plain(rest)
+            if not lines.is_growing():
+                yield _plain(rest)
     except OSError as error:
         raise InputError(f"{source.name}: {reason(error)}") from None
 

@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -10,19 +10,24 @@ from rolloutdoctor.importers.logs.base import STEPS, Entry, Tell, entries_of
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.importers.reading.cells import decimal
 from rolloutdoctor.io.locations.paths import Source, reason
-from rolloutdoctor.results.errors import InputError
+from rolloutdoctor.results.errors import InputError, SeveralRunsError
 
 _OF_ROLLOUTS = {"group_id", "prompt", "completion", "response", "sample_id", "uid"}
 """Columns that no log has: with a row for each response, the last one of a step would stand for all."""
+_CHART_STEPS = (*STEPS, "Step")
+_EXTREMES = ("__MIN", "__MAX")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 class CsvTable:
-    """A CSV with a column of steps."""
+    """A CSV with a column of steps, or a chart that wandb's page exported: ``Step,"RUN - METRIC",...``."""
 
     def detect(self, path: Path) -> str | None:
         """Look at the first line: names between commas, one of them a step's."""
-        return "a CSV with a column step" if path.is_file() and _csv_step(path) else None
+        names = _first_line(path) if path.is_file() else []
+        if _chart(names):
+            return "a chart of wandb as CSV"
+        return "a CSV with a column step" if {*names} & {*STEPS} and not {*names} & _OF_ROLLOUTS else None
 
     def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
         """Yield the rows that have a step."""
@@ -37,7 +42,14 @@ def _csv(source: Source, tell: Tell) -> Iterator[Entry]:
             twice = next((name for name in names if name and list(names).count(name) > 1), None)
             if twice is not None:
                 raise InputError(f"{source.name}: two columns are called {twice}; keep one of them")
-            named, without = next((name for name in STEPS if name in names), None), 0
+            chart = _chart(names)
+            runs = sorted({run for run, _ in chart.values()})
+            if len(runs) > 1:
+                raise SeveralRunsError(
+                    f"{source.name}: a chart of several runs ({', '.join(runs[:3])}); export one run's"
+                )
+            named, without = next((name for name in _CHART_STEPS if name in names), None), 0
+            binned = False
             for number, row in enumerate(table, start=2):
                 given: dict[str, object] = {}
                 for name, cell in row.items():
@@ -46,8 +58,18 @@ def _csv(source: Source, tell: Tell) -> Iterator[Entry]:
                 if None in row:
                     raise InputError(f"{source.name}, line {number}: more cells than the first line has names")
                 without += named not in given
-                if named in given:
+                if named in given and chart:
+                    cells = {name: given[name] for name in chart if name in given}
+                    binned |= any(
+                        given.get(name + end, cell) != cell for name, cell in cells.items() for end in _EXTREMES
+                    )
+                    values = {chart[name][1]: cell for name, cell in cells.items()}
+                    step = {"step" if named == "Step" else named: given[named]}
+                    yield from entries_of({**values, **step}, f"{source.name}, line {number}")
+                elif named in given:
                     yield from entries_of(given, f"{source.name}, line {number}")
+            if binned:
+                tell(f"{source.name}: points of the chart are means of several steps; export the run's history for all")
             if without:
                 tell(f"{source.name}: {without:,} lines without a step are left out")
     except OSError as error:
@@ -63,13 +85,20 @@ def _bounded(file: TextIO, name: str) -> Iterator[str]:
         yield line
 
 
-def _csv_step(path: Path) -> bool:
+def _first_line(path: Path) -> list[str]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            names = next(csv.reader([file.readline(2**20)]), [])
+            return next(csv.reader([file.readline(2**20)]), [])
     except (OSError, UnicodeDecodeError, csv.Error):
-        return False
-    return any(name in STEPS for name in names) and not _OF_ROLLOUTS & {*names}
+        return []
+
+
+def _chart(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """The columns of a chart, each with its run and metric, but for the extremes; none if it is no chart."""
+    if len(names) < 2 or names[0] not in _CHART_STEPS or any(" - " not in name for name in names[1:]):
+        return {}
+    parts = {name: name.rpartition(" - ") for name in names[1:] if not name.endswith(_EXTREMES)}
+    return {name: (run, metric) for name, (run, _, metric) in parts.items()}
 
 
 def _cell(text: str) -> object:

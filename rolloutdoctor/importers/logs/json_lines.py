@@ -1,11 +1,12 @@
-"""JSON Lines of logged numbers: verl's file logger, a line a step, or a line a value."""
+"""JSON Lines of logged numbers: verl's file logger, metrics.jsonl of prime-rl and tinker-cookbook, a line a value."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rolloutdoctor.importers.logs.base import STEPS, Entry, Tell, entries_of, is_long
+from rolloutdoctor.importers.logs.base import STEPS, Entry, Tell, entries_of, entries_of_tracker, is_long
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.metric_names.table import whose
 
 
 class JsonLines:
@@ -20,9 +21,18 @@ class JsonLines:
 
     def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
         """Yield every line; a torn last line is left out."""
+        if is_history(lines.first_object(Path(source.path)) or {}):
+            rows = [line.body for line in lines.objects(source) if line.body is not None]
+            yield from entries_of_tracker(rows, source.name, tell)
+            return
         for line in lines.objects(source):
             if line.body is not None:
                 yield from entries_of(line.body, line.where)
+
+
+def is_history(row: Mapping[str, object]) -> bool:
+    """Tell a row that `scan_history` of wandb's API gave."""
+    return {"_step", "_timestamp"} <= row.keys()
 
 
 def kind_of_row(row: Mapping[str, object]) -> str | None:
@@ -32,9 +42,14 @@ def kind_of_row(row: Mapping[str, object]) -> str | None:
     """
     if set(row) == {"step", "data"} and isinstance(row["data"], dict):
         return "verl's file logger"
+    if is_history(row):
+        return "the history of a wandb run"
     is_flat = all(value is None or isinstance(value, (bool, int, float, str)) for value in row.values())
     if not is_flat or not any(name in row for name in STEPS):
         return None
     if is_long(row):
         return "JSON Lines of step, name and value"
-    return "JSON Lines of logged numbers" if any("/" in name for name in row if name not in STEPS) else None
+    if not any("/" in name for name in row if name not in STEPS):
+        return None
+    trainer = whose(row)
+    return "JSON Lines of logged numbers" + (f", named as {trainer} does" if trainer else "")

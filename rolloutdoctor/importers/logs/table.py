@@ -10,6 +10,7 @@ from rolloutdoctor.importers.logs.json_document import JsonDocument
 from rolloutdoctor.importers.logs.json_lines import JsonLines
 from rolloutdoctor.importers.logs.parquet_history import ParquetHistory
 from rolloutdoctor.importers.logs.tensorboard import TensorboardEvents
+from rolloutdoctor.importers.logs.trackio_project import TrackioProject
 from rolloutdoctor.importers.logs.wandb_run import WandbRun
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.results.errors import InputError
@@ -17,6 +18,7 @@ from rolloutdoctor.results.errors import InputError
 FORMATS: tuple[LogFormat, ...] = (
     TensorboardEvents(),
     WandbRun(),
+    TrackioProject(),
     ParquetHistory(),
     JsonLines(),
     JsonDocument(),

@@ -1,104 +1,142 @@
-"""The offline folder of a wandb run: its history through wandb's own reader, where the installed version has one."""
+"""The folder of a wandb run on the machine that trained, offline or not: what `run.log` was given."""
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from sys import intern
 
-from rolloutdoctor.importers.logs.base import Entry, Tell, entries_of
+from rolloutdoctor.importers.logs.base import Entry, Tell, entries_of_tracker
+from rolloutdoctor.importers.reading import lines
+from rolloutdoctor.importers.reading.wandb_records import MAGIC, fields, records
 from rolloutdoctor.io.locations.paths import Source, reason
-from rolloutdoctor.io.locations.small_files import read_small
-from rolloutdoctor.results.errors import InputError
+from rolloutdoctor.results.errors import InputError, SeveralRunsError
 
-_MAGIC = b":W&B"
-_SUMMARY = "files/wandb-summary.json"
+_HISTORY, _CONFIG, _RUN = 2, 5, 17
+"""Fields of ``Record`` (wandb/proto/wandb_internal.proto)."""
+
+_ITEM, _STEP, _RUN_CONFIG = 1, 2, 4
+_KEY, _NESTED_KEY, _VALUE = 1, 2, 16
+
+_LONGEST_NUMBER = 32
+"""Bytes of a number in JSON, or of a name for one that is not finite."""
+
+
+_Fields = dict[int, list[bytes | int]]
 
 
 class WandbRun:
-    """A run-*.wandb file, or the folder that holds one.
-
-    ``DataStore`` (wandb/sdk/internal/datastore.py) reads and writes it; versions from 0.30 on have no reader in
-    Python any more.
-    """
+    """A run-*.wandb file, the folder of a run that holds one, or the folder wandb/ of a single run."""
 
     def detect(self, path: Path) -> str | None:
         """Look at the first bytes of the file."""
-        return "the offline folder of a wandb run" if _file(path) is not None else None
+        return "the folder of a wandb run" if _files(path) else None
 
     def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
         """Yield the history of the run.
 
         Raises:
-            InputError: if no reader is installed, with what the folder's summary says.
+            InputError: if the file cannot be read.
+            SeveralRunsError: if the folder holds several runs.
         """
-        file = _file(Path(source.path))
-        if file is None:
-            raise InputError(f"{source.name}: no run-*.wandb file is there")
-        for number, row in enumerate(_history(file, source), start=1):
-            yield from entries_of(row, f"{source.name}, record {number}")
+        with _reading(source):
+            rows = list(_history(source, tell))
+        yield from entries_of_tracker(rows, source.name, tell)
 
 
-def _file(path: Path) -> Path | None:
-    """The run file that `path` is, or holds."""
+def wandb_config(source: Source) -> dict[str, object]:
+    """Return the config of a wandb run, as `wandb.init` and `run.config` were given it; without wandb's own keys.
+
+    Raises:
+        InputError: if the file cannot be read.
+        SeveralRunsError: if the folder holds several runs.
+    """
+    found: dict[str, object] = {}
+    with _reading(source):
+        for record in _records(source, lambda sentence: None):
+            inner = (config for run in _texts(record, _RUN) for config in _texts(fields(run), _RUN_CONFIG))
+            configs = map(fields, (*inner, *_texts(record, _CONFIG)))
+            for names, value in (_item(item) for config in configs for item in _texts(config, _ITEM)):
+                into = found
+                for name in names[:-1]:
+                    deeper = into.setdefault(name, {})
+                    into = deeper if isinstance(deeper, dict) else {}
+                if names:
+                    into[names[-1]] = lines.document(value)
+    return {name: value for name, value in found.items() if name != "_wandb"}
+
+
+def _only(source: Source) -> Path:
+    files = _files(Path(source.path))
+    if not files:
+        raise InputError(f"{source.name}: no run-*.wandb file is there")
+    if len(files) > 1:
+        folders = ", ".join(file.parent.name for file in files[:3]) + (", ..." if len(files) > 3 else "")
+        raise SeveralRunsError(
+            f"{source.name}: {len(files)} wandb runs ({folders}); give the folder of one, or check them with --each"
+        )
+    return files[0]
+
+
+def _files(path: Path) -> list[Path]:
+    """The run files that `path` is, or holds."""
     try:
-        files = sorted(path.glob("run-*.wandb")) if path.is_dir() else [path]
-        for file in filter(Path.is_file, files):
-            with file.open("rb") as stream:
-                if stream.read(len(_MAGIC)) == _MAGIC:
-                    return file
+        found = (
+            [path] if path.is_file() else sorted(path.glob("run-*.wandb")) or sorted(path.glob("*run-*/run-*.wandb"))
+        )
+        return [file for file in found if file.is_file() and _begins(file)]
     except OSError:
-        return None
-    return None
+        return []
 
 
-def _history(file: Path, source: Source) -> Iterator[dict[str, object]]:
+def _begins(file: Path) -> bool:
+    with file.open("rb") as stream:
+        return stream.read(len(MAGIC)) == MAGIC
+
+
+def _records(source: Source, tell: Tell) -> Iterator[_Fields]:
+    """The fields of each record that is whole."""
+    offsets: list[int] = []
+    with _only(source).open("rb") as stream:
+        yield from map(fields, records(stream, offsets.append))
+    if offsets:
+        tell(
+            f"{source.name}: a record is not whole (byte {offsets[0]:,}): the run goes on, or the file is damaged; "
+            "the others were read"
+        )
+
+
+@contextmanager
+def _reading(source: Source) -> Iterator[None]:
     try:
-        from wandb.proto import wandb_internal_pb2
-        from wandb.sdk.internal.datastore import DataStore
-    except ImportError:
-        raise InputError(_without_reader(file, source)) from None
-    store: Any = DataStore()
-    try:
-        _open_for_scan(store, file)
-        while (data := store.scan_data()) is not None:
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            if record.WhichOneof("record_type") != "history":
-                continue
-            items = record.history.item
-            row = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}
-            if row:
-                row.setdefault("_step", record.history.step.num)
-                yield row
+        yield
     except OSError as error:
         raise InputError(f"{source.name}: {reason(error)}") from None
-    except Exception as error:  # wandb's reader asserts, and protobuf raises errors of its own
-        kind = type(error).__name__
-        raise InputError(f"{source.name}: not a readable wandb run ({kind}); copy it again") from None
-    finally:
-        store.close()
+    except ValueError as error:
+        raise InputError(f"{source.name}: not a readable wandb run ({error}); copy it again") from None
 
 
-def _open_for_scan(store: Any, file: Path) -> None:  # noqa: ANN401 - wandb's DataStore
-    """Begin to read, as `DataStore.open_for_scan`, which opens to write too: a file system may be read-only."""
-    store._fname, store._fp = str(file), file.open("rb")
-    store._index, store._size_bytes, store._opened_for_scan = 0, file.stat().st_size, True
-    store._read_header()
+def _history(source: Source, tell: Tell) -> Iterator[dict[str, object]]:
+    step = -1
+    for history in (fields(body) for record in _records(source, tell) for body in _texts(record, _HISTORY)):
+        # A row without a step, which wandb gives it when it is sent, has the next.
+        step += 1
+        for body in _texts(history, _STEP):
+            step = next((number for number in fields(body).get(1, ()) if isinstance(number, int)), 0)
+        row: dict[str, object] = {"_step": step}
+        for names, text in map(_item, _texts(history, _ITEM)):
+            if names and len(text) <= _LONGEST_NUMBER:
+                row[intern("/".join(names))] = json.loads(text.decode())
+        yield row
 
 
-def _without_reader(file: Path, source: Source) -> str:
-    words = (
-        f"{source.name}: a wandb run, which takes a wandb package that can read it; "
-        "pip install 'rolloutdoctor[wandb]', or export its history as CSV or JSON Lines"
-    )
-    summary = file.parent / _SUMMARY
-    if not summary.exists():
-        return words
-    try:
-        names = sorted(json.loads(read_small(str(summary), expected="")))
-    except (InputError, ValueError):
-        return words
-    logged = [name for name in names if not name.startswith("_")]
-    return f"{words}; its summary has the last values alone, of {', '.join(logged[:6])}" + (
-        f" and {len(logged) - 6} more" if len(logged) > 6 else ""
-    )
+def _texts(found: _Fields, number: int) -> list[bytes]:
+    """The messages or texts in the fields of one number."""
+    return [body for body in found.get(number, ()) if isinstance(body, bytes)]
+
+
+def _item(message: bytes) -> tuple[list[str], bytes]:
+    """The name of an item, by its parts, and its value in JSON."""
+    found = fields(message)
+    names = _texts(found, _NESTED_KEY) or _texts(found, _KEY)
+    return [name.decode() for name in names], b"".join(_texts(found, _VALUE)[-1:]) or b"null"

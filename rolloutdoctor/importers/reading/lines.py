@@ -45,6 +45,11 @@ def growing() -> Iterator[None]:
         _is_growing.reset(token)
 
 
+def is_growing() -> bool:
+    """Tell whether files are still being written."""
+    return _is_growing.get()
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Some whole lines of a file.
@@ -113,7 +118,7 @@ def chunks(files: Iterable[Source]) -> Iterator[Chunk]:
                             raise _too_long(file, first)
         except OSError as error:
             raise InputError(f"{file.name}: {reason(error)}") from None
-        if rest and not _is_growing.get():
+        if rest and not is_growing():
             read += len(rest)
             yield Chunk(file, first, rest, read)
 

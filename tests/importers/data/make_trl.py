@@ -12,13 +12,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import shutil
 import sys
 import tempfile
+from contextlib import chdir
 from pathlib import Path
 
 import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent / "recorders"))
 
 from trl_runs import digits, make_model, make_tokenizer  # noqa: E402
@@ -38,6 +39,8 @@ RUNS = {
     # every second step has equal rewards, which TRL logs as frac_reward_zero_std = 1; its log alone is kept
     "reward_free": {"steps": 6, "rewards": [every_second], "log_alone": True, "options": {"accumulation": 1}},
     "weights": {"steps": 4, "options": {"reward_weights": [1.0, 0.5]}},
+    # what a training with checkpoints leaves, without the weights
+    "output": {"steps": 12, "options": {"accumulation": 1, "save_strategy": "steps", "save_steps": 6}},
 }
 
 
@@ -53,7 +56,7 @@ def make(name, folder, *, evals=0, steps=6, rewards=(digits, has7), log_alone=Fa
         model=make_model(folder),
         reward_funcs=list(rewards),
         args=GRPOConfig(
-            output_dir=str(folder / "trainer"),
+            output_dir="trainer",
             per_device_train_batch_size=8,
             per_device_eval_batch_size=8,
             num_generations=4,
@@ -64,7 +67,7 @@ def make(name, folder, *, evals=0, steps=6, rewards=(digits, has7), log_alone=Fa
             learning_rate=1e-3,
             beta=0.04,
             logging_steps=1,
-            save_strategy="no",
+            save_strategy=options.pop("save_strategy", "no"),
             report_to=[],
             use_cpu=True,
             bf16=False,
@@ -85,11 +88,17 @@ def make(name, folder, *, evals=0, steps=6, rewards=(digits, has7), log_alone=Fa
     target.mkdir(parents=True)
     if not log_alone:
         shutil.copytree(folder / "trainer" / "completions", target / "completions")
-    shutil.copy(folder / "trainer" / "trainer_state.json", target)
+    checkpoints = [each.relative_to(folder / "trainer") for each in folder.glob("trainer/checkpoint-*")]
+    for kept in checkpoints or [Path()]:
+        (target / kept).mkdir(exist_ok=True)
+        shutil.copy(folder / "trainer" / kept / "trainer_state.json", target / kept)
+        if checkpoints:
+            shutil.copy(folder / "trainer" / kept / "training_args.bin", target / kept)
+            shutil.copy(folder / "trainer" / "README.md", target)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for run, settings in RUNS.items():
-        with tempfile.TemporaryDirectory() as scratch:
+        with tempfile.TemporaryDirectory() as scratch, chdir(scratch):
             make(run, Path(scratch), **settings)

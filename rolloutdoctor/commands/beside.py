@@ -1,0 +1,176 @@
+"""Options that lie beside the numbers: found, and put under what the user states."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from rolloutdoctor.engine.configure import configure, read_trainer_config
+from rolloutdoctor.importers.beside.printed import read_printed
+from rolloutdoctor.importers.beside.stated import Stated, trainer_of
+from rolloutdoctor.importers.beside.training_args import checkpoints, find_training_args, read_training_args
+from rolloutdoctor.importers.logs.table import kind_of
+from rolloutdoctor.importers.logs.trackio_project import trackio_config
+from rolloutdoctor.importers.logs.wandb_run import wandb_config
+from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.io.locations.small_files import flat, read_small
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.results.errors import RolloutDoctorError, UsageError
+from rolloutdoctor.trainers.spec import Trainer
+from rolloutdoctor.trainers.table import TRAINERS
+
+Tell = Callable[[str], None]
+
+_STATE, _COMPLETIONS = "trainer_state.json", "completions_"
+_ADAPTER = "adapter_config.json"
+_WRAPPED = re.compile(r"([^.]+)\.value(?:\.(.+))?")
+_HYDRA = (".hydra/config.yaml", "outputs/*/.hydra/config.yaml", "outputs/*/*/.hydra/config.yaml")
+
+
+def newest_state(folder: Path) -> Path | None:
+    """The log of the newest checkpoint in an output folder of the transformers Trainer."""
+    return next((place / _STATE for place in checkpoints(folder) if (place / _STATE).is_file()), None)
+
+
+def stated_beside(paths: Sequence[str], logs: Sequence[Source], tell: Tell) -> list[Stated]:
+    """Read the options that lie beside dumps and logs, the most certain first; what cannot be read is told.
+
+    Args:
+        paths: files and folders, as the user gave them.
+        logs: the logs of numbers among them, or in them.
+        tell: takes a sentence.
+    """
+    given = [Path(path) for path in (*paths, *(log.path for log in logs))]
+    folders = dict.fromkeys(path if path.is_dir() else path.parent for path in given)
+    # A log by any other name need not be of the run that a folder is of.
+    outputs = dict.fromkeys(path.parent for path in given if path.name == _STATE or path.name.startswith(_COMPLETIONS))
+    outputs |= dict.fromkeys(path for path in given if path.is_dir())
+    looks = [partial(_training_args, folder) for folder in outputs]
+    looks += [partial(_printed, log) for log in logs]
+    looks += [partial(_wandb, folder) for folder in folders]
+    looks += [partial(_tracked, log) for log in logs]
+    looks += [partial(_hydra, folder) for folder in folders]
+    found: dict[str, Stated] = {}
+    for look in looks:
+        if found and look.func is _hydra:
+            # What a run printed, or keeps itself, is of this run for certain.
+            continue
+        try:
+            one = look()
+            if one is not None:
+                found.setdefault(one.origin, one)
+        except (RolloutDoctorError, OSError) as error:
+            tell(str(error))
+    for folder in outputs:
+        for place in (folder, *checkpoints(folder)[:1]):
+            if (place / _ADAPTER).is_file():
+                tell(f"{_ADAPTER} in {place.name}: the run trained an adapter")
+    return list(found.values())
+
+
+def _training_args(folder: Path) -> Stated | None:
+    file = find_training_args(folder)
+    return None if file is None else read_training_args(file)
+
+
+def _printed(log: Source) -> Stated | None:
+    return read_printed(log) if "console log of" in (kind_of(Path(log.path)) or "") else None
+
+
+def _wandb(folder: Path) -> Stated | None:
+    """``{name: {value: ...}}`` in ``files/config.yaml``, and the release in the list of packages beside it."""
+    file = folder / "files" / "config.yaml"
+    if not file.is_file() or not any(folder.glob("run-*.wandb")):
+        return None
+    named = [(_WRAPPED.fullmatch(name), value) for name, value in read_trainer_config(str(file)).values.items()]
+    values = {".".join(filter(None, name.groups())): value for name, value in named if name is not None}
+    trainer = trainer_of(values)
+    if trainer is None:
+        return None
+    packages, release = folder / "files" / "requirements.txt", None
+    if packages.is_file():
+        package = TRAINERS[trainer].title.lower()
+        release = re.search(rf"^{package}==([^\s;]{{1,60}})$", read_small(packages, expected=""), re.MULTILINE)
+    origin = "requirements.txt of wandb"
+    return Stated("config.yaml of wandb", trainer, values, None if release is None else release[1], origin)
+
+
+def _tracked(log: Source) -> Stated | None:
+    """What a tracker was given at the start of the run; a wandb run that goes on, or offline, has no config.yaml."""
+    kind, path = kind_of(Path(log.path)) or "", Path(log.path)
+    if "wandb run" in kind:
+        folder = path if path.is_dir() else path.parent
+        config = {} if (folder / "files" / "config.yaml").is_file() else wandb_config(log)
+    else:
+        config = trackio_config(log) if "trackio" in kind else {}
+    table: dict[object, object] = {}
+    table.update(config.items())
+    values = flat(table, log.name)
+    trainer = trainer_of(values)
+    return None if trainer is None else Stated(f"config of {kind.removeprefix('the folder of ')}", trainer, values)
+
+
+def _hydra(folder: Path) -> Stated | None:
+    """The configuration of the only run that hydra left here."""
+    files = [file for pattern in _HYDRA for file in folder.glob(pattern)]
+    if len(files) != 1:
+        return None
+    # An interpolation stands for the value of another option.
+    layer = read_trainer_config(str(files[0])).values
+    values = {name: value for name, value in layer.items() if "${" not in str(value)}
+    trainer = trainer_of(values)
+    return None if trainer is None else Stated(str(files[0].relative_to(folder)), trainer, values)
+
+
+def completed(
+    metadata: RunMetadata, stated: Sequence[Stated], tell: Tell, writer: Trainer | None = None
+) -> RunMetadata:
+    """Return the metadata of a dump or a log with the options that lie beside it, each with its origin.
+
+    Args:
+        metadata: what is known without them; it yields to them, as it was found out from the numbers.
+        stated: the most certain first.
+        tell: takes what is not used, and why.
+        writer: the trainer whose names the log has, if that is certain.
+    """
+    known = TRAINERS.get(metadata.trainer or "") or writer
+    ours = []
+    for one in stated:
+        if known is not None and TRAINERS[one.trainer].title != known.title:
+            tell(f"{one.origin}: options of {TRAINERS[one.trainer].title} beside numbers of {known.title}: not used")
+            continue
+        ours.append(one)
+        known = TRAINERS[one.trainer]
+    if not ours:
+        return metadata
+    trainer = ours[0].trainer
+    names = {option.name for option in TRAINERS[trainer].options}
+    config: dict[str, object] = {}
+    origins: dict[str, str] = {}
+    for one in ours:
+        for name, value in one.values.items():
+            if name not in names:
+                continue
+            if str(config.setdefault(name, value)) != str(value):
+                tell(f"{name} is {config[name]} in {origins[name]} and {value} in {one.origin}: the first is used")
+            origins.setdefault(name, one.origin)
+    release = next((one for one in ours if one.version), None)
+    if release is not None:
+        origins["trainer_version"] = release.version_origin
+    found = replace(
+        metadata,
+        trainer=trainer,
+        trainer_version=release.version if release else metadata.trainer_version,
+        config={**metadata.config, **config},
+        origins={**metadata.origins, **origins},
+    )
+    try:
+        configure(found, None, ())
+    except UsageError as error:
+        # Without them the default of this option would be taken for its value.
+        tell(f"{error}; the options are not used")
+        return replace(metadata, trainer=None)
+    places = dict.fromkeys(origins.values())
+    tell(f"options of {trainer} from {', '.join(places)}")
+    return found

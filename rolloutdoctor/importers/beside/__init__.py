@@ -1,0 +1,1 @@
+"""Readers of the options that trainers leave beside their dumps and logs."""

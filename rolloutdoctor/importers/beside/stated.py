@@ -1,0 +1,55 @@
+"""What a file beside the numbers states of a run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+VERL_TABLE = "actor_rollout_ref"
+"""The table of options that every configuration of verl has."""
+
+
+@dataclass(frozen=True)
+class Stated:
+    """Options from one place beside the numbers.
+
+    Attributes:
+        origin: words for the place.
+        trainer: whose they are.
+        values: option name to value; names that the trainer does not have are of no consequence.
+        version: release of the trainer; None if the place does not say.
+        version_origin: words for where that was read.
+    """
+
+    origin: str
+    trainer: str
+    values: Mapping[str, object]
+    version: str | None = None
+    version_origin: str = ""
+
+
+def trainer_of(names: Mapping[str, object]) -> str | None:
+    """Return the trainer whose options these are; None if that is not certain.
+
+    >>> trainer_of({"num_generations": 8, "beta": 0.0, "scale_rewards": "group"})
+    'trl'
+    """
+    if is_other(*names):
+        return None
+    if any(name.startswith(f"{VERL_TABLE}.") for name in names):
+        return "verl"
+    for trainer, own in _OWN.items():
+        if own <= names.keys():
+            return trainer
+    return None
+
+
+def is_other(*names: str) -> bool:
+    """Tell by names a program that has another one's options and computes something of its own."""
+    return any(mark in name.lower() for name in names for mark in ("unsloth", "swift", "miles", "dynamic_sample"))
+
+
+_OWN = {
+    "trl": {"num_generations", "beta", "scale_rewards"},
+    "trl-rloo": {"num_generations", "beta", "normalize_advantages"},
+    "slime": {"rollout_batch_size", "n_samples_per_prompt", "advantage_estimator", "eps_clip"},
+}
+"""Options that only this trainer's configuration has together."""

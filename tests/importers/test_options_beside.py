@@ -1,0 +1,384 @@
+"""Options that lie beside dumps and logs: real files of trainers, what contradicts them, and hostile files."""
+
+import argparse
+import io
+import os
+import pickle
+import shutil
+import struct
+import zipfile
+from contextlib import redirect_stdout
+
+import pytest
+from importers.importing import DATA
+
+from rolloutdoctor.commands.check import check
+from rolloutdoctor.commands.convert import ConvertOptions, convert, detect_dump, open_any
+from rolloutdoctor.engine.configure import read_settings
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.importers.beside.stated import trainer_of
+from rolloutdoctor.importers.beside.training_args import read_training_args
+from rolloutdoctor.io.run import open_run
+from rolloutdoctor.results.errors import InputError
+from rolloutdoctor.trainers.table import TRAINERS
+
+OUTPUT = DATA / "trl" / "output"
+ARGS = OUTPUT / "checkpoint-12" / "training_args.bin"
+STATE = OUTPUT / "checkpoint-12" / "trainer_state.json"
+VERL = DATA / "beside" / "verl.log"
+SLIME_STEPS = "".join(
+    f"[2026-01-01 10:00:00] model.py:520 - step {step}: {{'train/loss': 0.5, 'train/grad_norm': 1.0, "
+    "'train/kl_loss': 0.002}\n"
+    for step in range(4)
+)
+
+
+@pytest.fixture
+def output(tmp_path):
+    return shutil.copytree(OUTPUT, tmp_path / "output")
+
+
+def checked(*paths, settings=(), trainer=None):
+    """The report, and what was told."""
+    told = []
+    opened = open_any(
+        [str(path) for path in paths], trainer=trainer, options=ConvertOptions(), tell=told.append, logs_alone=True
+    )
+    layers = [read_settings(settings, "command line")]
+    with opened as run:
+        return check(run, CheckOptions(trainer=trainer, layers=layers, device="cpu")), told
+
+
+def count(report):
+    return len(report.clean) + len({finding.code for finding in report.findings})
+
+
+def setting(report, name):
+    found = report.config[name]
+    return found.value, found.origin
+
+
+def archive(path, pickled, name="archive/data.pkl", size=None):
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr(name, pickled)
+    if size is not None:
+        content = path.read_bytes()
+        at = content.rindex(b"PK\x01\x02")
+        path.write_bytes(content[: at + 24] + struct.pack("<I", size) + content[at + 28 :])
+    return path
+
+
+def test_an_output_folder_of_trl_states_its_options():
+    report, _ = checked(OUTPUT)
+    assert count(report) >= 21
+    assert setting(report, "beta") == (0.04, "checkpoint-12/training_args.bin")
+    assert setting(report, "version") == ("1.16.0", "README.md")
+    assert not [name for name, one in report.config.items() if one.assumed]
+
+
+@pytest.mark.parametrize("where", ["checkpoint-12/trainer_state.json", "checkpoint-6", "completions"])
+def test_they_are_found_from_within(where):
+    report, _ = checked(OUTPUT / where)
+    place = "checkpoint-6" if where == "checkpoint-6" else "checkpoint-12"
+    assert setting(report, "num_generations") == (4, f"{place}/training_args.bin")
+
+
+def test_an_output_folder_without_completions_is_the_log_of_its_newest_checkpoint(output):
+    shutil.rmtree(output / "completions")
+    report, _ = checked(output)
+    assert report.input.steps == 12
+    assert setting(report, "beta")[0] == 0.04
+
+
+def test_an_adapter_is_noted(output):
+    (output / "checkpoint-12" / "adapter_config.json").write_text("{}")
+    assert checked(output)[1].count("adapter_config.json in checkpoint-12: the run trained an adapter") == 1
+
+
+def test_what_the_user_states_wins():
+    report, _ = checked(OUTPUT, settings=["beta=0.1"])
+    assert setting(report, "beta") == (0.1, "command line")
+    assert setting(report, "loss_type")[1] == "checkpoint-12/training_args.bin"
+
+
+def test_a_converted_dump_keeps_options_and_origins(tmp_path):
+    target = tmp_path / "run.parquet"
+    convert(detect_dump([str(OUTPUT)], ConvertOptions()), target, ConvertOptions())
+    metadata = open_run([str(target)]).metadata
+    assert metadata.config.keys() <= {option.name for option in TRAINERS["trl"].options}, "names and paths of the user"
+    assert setting(checked(target)[0], "beta") == (0.04, "checkpoint-12/training_args.bin")
+
+
+def test_an_unknown_value_is_not_taken_for_its_default(output):
+    state = {"loss_type": "of tomorrow", "beta": 0.04, "scale_rewards": "group", "num_generations": 4}
+    for file in output.rglob("training_args.bin"):
+        archive(file, pickled_config("trl.trainer.grpo_config", "GRPOConfig", state))
+    report, told = checked(output)
+    assert report.trainer is None
+    assert any("loss_type = 'of tomorrow' (checkpoint-12/training_args.bin)" in sentence for sentence in told)
+
+
+def pickled_config(module, kind, state):
+    """A pickle of an object of a class that is not here."""
+    body = pickle.dumps(state, protocol=2)[2:-1]
+    return b"\x80\x02c" + f"{module}\n{kind}\n".encode() + b")\x81" + body + b"b."
+
+
+@pytest.mark.parametrize(
+    ("module", "kind", "trainer"),
+    [
+        ("trl.trainer.grpo_config", "GRPOConfig", "trl"),
+        ("open_r1.configs", "GRPOConfig", "trl"),
+        ("trl.trainer.rloo_config", "RLOOConfig", "trl-rloo"),
+        ("UnslothGRPOTrainer", "UnslothGRPOConfig", None),
+        ("swift.trainers.arguments", "GRPOConfig", None),
+        ("trl.trainer.sft_config", "SFTConfig", None),
+        ("transformers.training_args", "TrainingArguments", None),
+    ],
+)
+def test_the_class_says_which_trainer(tmp_path, module, kind, trainer):
+    path = archive(tmp_path / "training_args.bin", pickled_config(module, kind, {"beta": 0.5}))
+    if trainer is None:
+        with pytest.raises(InputError, match=f"the options of '{kind}'"):
+            read_training_args(path)
+    else:
+        found = read_training_args(path)
+        assert (found.trainer, found.values, found.origin) == (trainer, {"beta": 0.5}, "training_args.bin")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["GRPOConfig", "RLOOConfig"])
+def test_what_torch_writes_of_the_installed_trl(tmp_path, kind):
+    trl = pytest.importorskip("trl")
+    torch = pytest.importorskip("torch")
+    config = getattr(trl, kind)(
+        output_dir="out", beta=0.125, use_cpu=True, bf16=False, report_to=[], reward_weights=[1.0, 0.5]
+    )
+    torch.save(config, tmp_path / "training_args.bin")
+    values = read_training_args(tmp_path / "training_args.bin").values
+    for name in TRAINERS["trl" if kind == "GRPOConfig" else "trl-rloo"].options:
+        if hasattr(config, name.name) and name.name != "router_aux_loss_coef":
+            assert values[name.name] == getattr(config, name.name), name.name
+    assert values["lr_scheduler_type"] == "linear", "an enumeration is its value"
+
+
+class Runs:
+    def __reduce__(self):
+        return os.system, ("touch was-run",)
+
+
+def deep(opening, closing, levels):
+    return b"\x80\x02" + opening * levels + closing * levels + b"."
+
+
+SHARED = b"\x80\x02)" + b"".join(b"q\x00h\x00h\x00\x86" for _ in range(100)) + b"K\x01s."
+HOSTILE = {
+    "runs": pickle.dumps(Runs()),
+    "runs in a field": pickled_config("trl", "GRPOConfig", {"beta": 0.5})[:-2] + pickle.dumps(Runs(), 2)[2:],
+    "deep lists": deep(b"]", b"a", 20_000),
+    "deep tuples": b"\x80\x02)" + b"\x85" * 50_000 + b".",
+    "many instructions": b"\x80\x02" + b"N0" * 400_000 + b".",
+    "tuples that double, as a key": b"\x80\x02}" + SHARED[2:],
+    "a text of 1 GB": b"\x80\x04\x8d" + struct.pack("<Q", 2**30) + b"x.",
+    "bytes of 1 TB": b"\x80\x05\x96" + struct.pack("<Q", 2**40) + b"x.",
+    "a memo far out": b"\x80\x02Nr\xff\xff\xff\xff.",
+    "marks below": b"\x80\x02" + b"N" * 50_000 + b"(t" * 25_000 + b".",
+    "a mark that is not there": b"\x80\x02NNt.",
+    "an empty stack": b"\x80\x02.",
+    "an end that is not there": b"\x80\x02N",
+    "nothing": b"",
+    "noise": bytes(range(256)),
+    "an extension": b"\x80\x02\x82\x01.",
+    "a list in itself": pickled_config("trl", "X", {})[:-2] + b"]q\x01h\x01ab.",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_pickle_is_one_sentence(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    path = archive(tmp_path / "training_args.bin", HOSTILE[name])
+    with pytest.raises(InputError, match=r"^training_args.bin: [^\n]*$"):
+        read_training_args(path)
+    assert not (tmp_path / "was-run").exists()
+
+
+def test_what_a_field_would_run_is_not_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    state = {"beta": 0.5, "seed": Runs(), "self": [[]], "long": "x" * 10_000}
+    path = archive(tmp_path / "training_args.bin", pickled_config("trl", "GRPOConfig", state))
+    # What is called with one argument stands for that argument, as an enumeration does.
+    assert read_training_args(path).values == {"beta": 0.5, "seed": "touch was-run"}
+    assert not (tmp_path / "was-run").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["truncated", "a bit", "1 GB declared", "compressed", "no archive", "too large", "a folder"]
+)
+def test_a_hostile_archive_is_a_note_and_the_run_is_checked(tmp_path, output, name):
+    file = output / "checkpoint-12" / "training_args.bin"
+    if name == "truncated":
+        file.write_bytes(ARGS.read_bytes()[:3000])
+    elif name == "a bit":
+        file.write_bytes(ARGS.read_bytes().replace(b"sequence_mask", b"sequence_musk"))
+    elif name == "1 GB declared":
+        archive(file, pickle.dumps(1), size=2**30)
+    elif name == "compressed":
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as body:
+            body.writestr("archive/data.pkl", b"N" * 2**22)
+    elif name == "no archive":
+        file.write_bytes(pickle.dumps({"beta": 0.5}))
+    elif name == "too large":
+        file.write_bytes(bytes(2**20 + 1))
+    else:
+        file.unlink()
+        file.mkdir()
+    report, told = checked(output)
+    assert count(report)
+    if name != "a folder":
+        assert sum("its options are not read" in sentence for sentence in told) == 1
+        assert setting(report, "beta")[1].startswith("default of")
+
+
+def test_options_of_another_trainer_are_not_used(tmp_path):
+    shutil.copy(VERL, tmp_path / "verl.log")
+    report, told = checked(tmp_path / "verl.log")
+    assert report.trainer == "verl"
+    text = (tmp_path / "verl.log").read_text()
+    for name in ("actor/pg_loss", "actor/kl_loss", "actor/grad_norm", "critic/", "actor/entropy"):
+        text = text.replace(name, f"mine/{name}")
+    for step in range(1, 13):
+        text = text.replace(f"step:{step} - ", f"step:{step} - loss:0.5 - kl:0.1 - grad_norm:1.0 - ")
+    (tmp_path / "other.log").write_text(text)
+    report, told = checked(tmp_path / "other.log")
+    assert report.trainer is None
+    assert any("options of verl beside numbers of TRL: not used" in sentence for sentence in told)
+
+
+def test_the_configuration_that_verl_prints():
+    report, told = checked(VERL)
+    assert told[-1] == "options of verl from printed config in verl.log"
+    assert not [name for name, one in report.config.items() if one.assumed and name != "version"]
+    stated = {name for name, one in report.config.items() if one.origin == "printed config in verl.log"}
+    known = {option.name for option in TRAINERS["verl"].options}
+    # The trainer sets these while it runs, or has no default for them.
+    assert all("policy_loss.rollout_correction" in name or "gdpo_reward" in name for name in known - stated)
+    assert setting(report, "actor_rollout_ref.actor.kl_loss_coef")[0] == 0.02
+
+
+def test_a_printed_configuration_that_is_not_whole(tmp_path):
+    lines = VERL.read_text().splitlines(keepends=True)
+    (tmp_path / "cut.log").write_text("".join(lines[:60] + lines[-12:]))
+    report, told = checked(tmp_path / "cut.log")
+    assert report.trainer is None
+    assert sum("not whole; its options are not read" in sentence for sentence in told) == 1
+    assert report.input.steps == 12
+
+
+@pytest.mark.parametrize(
+    "body", ["{" * 100_000, "-" * 500_000, "'" + "\\'" * 300_000, "[" * 90_000 + "}}", "1+" * 90_000]
+)
+def test_a_hostile_printed_configuration(tmp_path, body):
+    steps = "".join(line for line in VERL.read_text().splitlines(keepends=True) if "step:" in line)
+    (tmp_path / "log.txt").write_text("{'actor_rollout_ref': {'actor': " + body + "\n}}\n" + steps)
+    report, _ = checked(tmp_path / "log.txt")
+    assert report.trainer is None
+    assert report.input.steps == 12
+
+
+def slime_arguments(**changed):
+    """The table as ``_print_args`` of megatron/training/arguments.py prints it."""
+    known = {option.name: option.default for option in TRAINERS["slime"].options}
+    own = {"rollout_batch_size": 8, "tensor_model_parallel_size": 1, "a" * 50: None, "rank": 0}
+    args = argparse.Namespace(**known | own | changed)
+    with redirect_stdout(io.StringIO()) as printed:
+        print("------------------------ arguments ------------------------", flush=True)
+        lines = [f"  {name} {'.' * (48 - len(name))} {value}" for name, value in vars(args).items()]
+        print("\n".join(sorted(lines, key=str.lower)))
+        print("-------------------- end of arguments ---------------------", flush=True)
+    return printed.getvalue()
+
+
+@pytest.mark.parametrize("prefix", ["", "(MegatronTrainRayActor pid=77) "])
+def test_the_arguments_that_megatron_prints_for_slime(tmp_path, prefix):
+    table = slime_arguments(use_kl_loss=True, kl_loss_coef=1e-06, kl_loss_type="low_var_kl", eps_clip_high=0.28)
+    lines = [prefix + line for line in table.splitlines()]
+    lines.insert(9, "[2026-01-01] another process")
+    (tmp_path / "job.log").write_text("\n".join(lines) + "\n" + SLIME_STEPS)
+    report, _ = checked(tmp_path / "job.log")
+    origin = "printed config in job.log"
+    assert {name for name, one in report.config.items() if one.origin == origin} == {
+        option.name for option in TRAINERS["slime"].options
+    }
+    assert setting(report, "kl_loss_coef") == (1e-6, origin)
+    assert setting(report, "eps_clip_c") == (None, origin)
+
+
+def test_a_table_of_arguments_without_an_end(tmp_path):
+    table = slime_arguments().rpartition("-------------------- end")[0]
+    (tmp_path / "job.log").write_text(table + SLIME_STEPS)
+    report, told = checked(tmp_path / "job.log")
+    assert report.trainer is None
+    assert any("has no end" in sentence for sentence in told)
+
+
+def hydra(folder, text):
+    (folder / ".hydra").mkdir(parents=True)
+    (folder / ".hydra" / "config.yaml").write_text(text)
+
+
+HYDRA = "actor_rollout_ref:\n  actor:\n    use_kl_loss: true\n    kl_loss_coef: 0.02\n    ppo_epochs: ${x.y}\n"
+
+
+def test_the_configuration_of_hydra_beside_a_log(tmp_path):
+    pytest.importorskip("yaml")
+    steps = "".join(line for line in VERL.read_text().splitlines(keepends=True) if "step:" in line)
+    (tmp_path / "run.log").write_text(steps)
+    hydra(tmp_path / "outputs" / "2026-01-01" / "10-00-00", HYDRA + "algorithm:\n  adv_estimator: grpo\n")
+    report, _ = checked(tmp_path / "run.log")
+    origin = "outputs/2026-01-01/10-00-00/.hydra/config.yaml"
+    assert setting(report, "actor_rollout_ref.actor.kl_loss_coef") == (0.02, origin)
+    assert setting(report, "actor_rollout_ref.actor.ppo_epochs")[1].startswith("default of"), "an interpolation"
+    hydra(tmp_path / "outputs" / "2026-01-01" / "11-00-00", HYDRA)
+    assert checked(tmp_path / "run.log")[0].trainer is None, "nothing says which of two runs the log is of"
+
+
+def test_the_configuration_of_a_wandb_run(tmp_path):
+    yaml = pytest.importorskip("yaml")
+    from rolloutdoctor.commands.beside import stated_beside
+
+    (tmp_path / "files").mkdir()
+    (tmp_path / "run-abc.wandb").write_bytes(b":W&B" + bytes(100))
+    values = {"beta": 0.04, "num_generations": 4, "scale_rewards": "group", "reward_weights": [1.0, 0.5]}
+    config = {name: {"desc": None, "value": value} for name, value in values.items()}
+    (tmp_path / "files" / "config.yaml").write_text(
+        yaml.safe_dump({"wandb_version": 1, "_wandb": {"value": {}}} | config)
+    )
+    (tmp_path / "files" / "requirements.txt").write_text("torch==2.13.0\ntrl==1.14.0\n")
+    for path in (tmp_path, tmp_path / "run-abc.wandb"):
+        (found,) = stated_beside([str(path)], (), lambda sentence: None)
+        assert (found.trainer, found.version, dict(found.values)) == ("trl", "1.14.0", values)
+    (tmp_path / "files" / "config.yaml").write_text("a: [")
+    told = []
+    assert not stated_beside([str(tmp_path)], (), told.append)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "trainer"),
+    [
+        ({"num_generations", "beta", "normalize_advantages"}, "trl-rloo"),
+        ({"num_generations", "beta", "scale_rewards", "unsloth_num_chunks"}, None),
+        ({"rollout_batch_size", "n_samples_per_prompt", "advantage_estimator", "eps_clip", "use_miles_router"}, None),
+        ({"beta", "num_generations"}, None),
+    ],
+)
+def test_the_names_of_options_say_whose_they_are(names, trainer):
+    assert trainer_of(dict.fromkeys(names)) == trainer
+
+
+def test_the_report_names_the_places():
+    report, _ = checked(OUTPUT)
+    assert "options that nobody gave were read from README.md and checkpoint-12/training_args.bin" in report.notes
+    every = [f"{name}={one.value}" for name, one in report.config.items() if name != "version"]
+    report, _ = checked(OUTPUT, trainer="trl@1.16.0", settings=[each for each in every if "reward_weights" not in each])
+    assert "options that nobody gave were read from checkpoint-12/training_args.bin" in report.notes
