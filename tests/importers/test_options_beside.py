@@ -7,7 +7,9 @@ import pickle
 import shutil
 import struct
 import zipfile
+from collections import OrderedDict, defaultdict
 from contextlib import redirect_stdout
+from pathlib import PurePath
 
 import pytest
 from importers.importing import DATA
@@ -173,7 +175,8 @@ def deep(opening, closing, levels):
 
 SHARED = b"\x80\x02)" + b"".join(b"q\x00h\x00h\x00\x86" for _ in range(100)) + b"K\x01s."
 HOSTILE = {
-    "runs": pickle.dumps(Runs()),
+    "runs": pickle.dumps(Runs(), 2),
+    "runs, in another protocol": pickle.dumps(Runs()),
     "runs in a field": pickled_config("trl", "GRPOConfig", {"beta": 0.5})[:-2] + pickle.dumps(Runs(), 2)[2:],
     "deep lists": deep(b"]", b"a", 20_000),
     "deep tuples": b"\x80\x02)" + b"\x85" * 50_000 + b".",
@@ -200,6 +203,18 @@ def test_a_hostile_pickle_is_one_sentence(tmp_path, monkeypatch, name):
     with pytest.raises(InputError, match=r"^training_args.bin: [^\n]*$"):
         read_training_args(path)
     assert not (tmp_path / "was-run").exists()
+
+
+def test_fields_that_are_no_options_are_passed_over(tmp_path):
+    mine = {
+        "map": OrderedDict(a=1),
+        "more": defaultdict(list, {"a": [1]}),
+        "set": {1},
+        "bytes": b"x",
+        "path": PurePath("x"),
+    }
+    path = archive(tmp_path / "training_args.bin", pickled_config("trl", "GRPOConfig", {**mine, "beta": 0.5}))
+    assert read_training_args(path).values["beta"] == 0.5
 
 
 def test_what_a_field_would_run_is_not_run(tmp_path, monkeypatch):
