@@ -4,6 +4,7 @@ import argparse
 import io
 import os
 import pickle
+import random
 import shutil
 import struct
 import zipfile
@@ -162,6 +163,21 @@ def test_what_torch_writes_of_the_installed_trl(tmp_path, kind):
         if hasattr(config, name.name) and name.name != "router_aux_loss_coef":
             assert values[name.name] == getattr(config, name.name), name.name
     assert values["lr_scheduler_type"] == "linear", "an enumeration is its value"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_pickles_are_read_or_refused_in_a_sentence(tmp_path, seed):
+    with zipfile.ZipFile(ARGS) as file:
+        whole = next(file.read(name) for name in file.namelist() if name.endswith("data.pkl"))
+    draw = random.Random(seed)
+    for _ in range(100):
+        content = bytearray(whole)
+        for _ in range(draw.choice([1, 2, 50])):
+            content[draw.randrange(len(content))] = draw.randrange(256)
+        try:
+            read_training_args(archive(tmp_path / "training_args.bin", bytes(content)))
+        except InputError as error:
+            assert "\n" not in str(error)
 
 
 class Runs:
