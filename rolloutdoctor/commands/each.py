@@ -111,6 +111,9 @@ def _of_folder(folder: str) -> Iterator[FoundRun]:
         logs = _quietly(lambda: logs_of([folder])) or ()
         found = list(_by_values([log.path for log in logs]))
         yield from [FoundRun(name, (folder,))] if len(found) == 1 else found
+        if logs and Path(logs[0].path).parent != Path(folder):
+            # The checkpoints below are of this run.
+            return
     for path in paths:
         if Path(path).is_dir():
             yield from _of_folder(path)
