@@ -120,6 +120,9 @@ def _of_folder(folder: str) -> Iterator[NamedRun]:
         logs = _quietly(lambda: logs_of([folder])) or ()
         found = list(_by_values([log.path for log in logs]))
         yield from [NamedRun(name, (folder,))] if len(found) == 1 else found
+        if logs and Path(logs[0].path).parent != Path(folder):
+            # The checkpoints below are of this run.
+            return
     # wandb/latest-run is another name for a folder beside it.
     folders = sorted(filter(os.path.isdir, paths), key=os.path.islink, reverse=True)
     for path in sorted({os.path.realpath(path): path for path in folders}.values(), key=natural_key):

@@ -4,16 +4,20 @@ import argparse
 import io
 import os
 import pickle
+import random
 import shutil
 import struct
 import zipfile
-from contextlib import redirect_stdout
+from collections import OrderedDict, defaultdict
+from contextlib import redirect_stdout, suppress
+from pathlib import PurePath
 
 import pytest
 from importers.importing import DATA
 
 from rolloutdoctor.commands.check import check
 from rolloutdoctor.commands.convert import ConvertOptions, convert, detect_dump, open_any
+from rolloutdoctor.commands.each import find_runs
 from rolloutdoctor.engine.configure import read_settings
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.importers.beside.stated import trainer_of
@@ -88,6 +92,7 @@ def test_an_output_folder_without_completions_is_the_log_of_its_newest_checkpoin
     report, _ = checked(output)
     assert report.input.steps == 12
     assert setting(report, "beta")[0] == 0.04
+    assert [each.paths for each in find_runs([str(output)])] == [(str(output),)]
 
 
 def test_an_adapter_is_noted(output):
@@ -162,6 +167,19 @@ def test_what_torch_writes_of_the_installed_trl(tmp_path, kind):
     assert values["lr_scheduler_type"] == "linear", "an enumeration is its value"
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_pickles_are_read_or_refused_in_a_sentence(tmp_path, seed):
+    with zipfile.ZipFile(ARGS) as file:
+        whole = next(file.read(name) for name in file.namelist() if name.endswith("data.pkl"))
+    draw = random.Random(seed)
+    for _ in range(100):
+        content = bytearray(whole)
+        for _ in range(draw.choice([1, 2, 50])):
+            content[draw.randrange(len(content))] = draw.randrange(256)
+        with suppress(InputError):
+            read_training_args(archive(tmp_path / "training_args.bin", bytes(content)))
+
+
 class Runs:
     def __reduce__(self):
         return os.system, ("touch was-run",)
@@ -173,7 +191,8 @@ def deep(opening, closing, levels):
 
 SHARED = b"\x80\x02)" + b"".join(b"q\x00h\x00h\x00\x86" for _ in range(100)) + b"K\x01s."
 HOSTILE = {
-    "runs": pickle.dumps(Runs()),
+    "runs": pickle.dumps(Runs(), 2),
+    "runs, in another protocol": pickle.dumps(Runs()),
     "runs in a field": pickled_config("trl", "GRPOConfig", {"beta": 0.5})[:-2] + pickle.dumps(Runs(), 2)[2:],
     "deep lists": deep(b"]", b"a", 20_000),
     "deep tuples": b"\x80\x02)" + b"\x85" * 50_000 + b".",
@@ -200,6 +219,18 @@ def test_a_hostile_pickle_is_one_sentence(tmp_path, monkeypatch, name):
     with pytest.raises(InputError, match=r"^training_args.bin: [^\n]*$"):
         read_training_args(path)
     assert not (tmp_path / "was-run").exists()
+
+
+def test_fields_that_are_no_options_are_passed_over(tmp_path):
+    mine = {
+        "map": OrderedDict(a=1),
+        "more": defaultdict(list, {"a": [1]}),
+        "set": {1},
+        "bytes": b"x",
+        "path": PurePath("x"),
+    }
+    path = archive(tmp_path / "training_args.bin", pickled_config("trl", "GRPOConfig", {**mine, "beta": 0.5}))
+    assert read_training_args(path).values["beta"] == 0.5
 
 
 def test_what_a_field_would_run_is_not_run(tmp_path, monkeypatch):

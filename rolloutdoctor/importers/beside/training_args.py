@@ -3,7 +3,7 @@
 import pickletools
 import re
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -123,7 +123,7 @@ def _object(content: bytes, origin: str) -> _Inert:
 
 
 def _results(content: bytes) -> Iterator[object]:
-    """Yield None after each instruction, and at the end the object."""
+    """Yield None after each instruction of protocol 2, which torch.save writes, and at the end the object."""
     stack: list[object] = []
     memo: dict[object, object] = {}
 
@@ -137,25 +137,18 @@ def _results(content: bytes) -> Iterator[object]:
 
     for instruction, argument, _ in pickletools.genops(content):
         name = instruction.name
-        if name in ("PROTO", "FRAME"):
-            pass
-        elif name == "STOP":
+        if name == "STOP":
             yield stack[-1]
         elif name in _EMPTY:
             stack.append(_EMPTY[name]())
         elif name in _CONSTANTS:
             stack.append(_CONSTANTS[name])
-        elif name in ("BINPUT", "LONG_BINPUT", "PUT", "MEMOIZE"):
-            memo[len(memo) if argument is None else argument] = stack[-1]
-        elif name in ("BINGET", "LONG_BINGET", "GET"):
+        elif name in ("BINPUT", "LONG_BINPUT"):
+            memo[argument] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET"):
             stack.append(memo[argument])
         elif name == "GLOBAL":
             stack.append(_Inert(str(argument)))
-        elif name == "STACK_GLOBAL":
-            attribute, module = stack.pop(), stack.pop()
-            stack.append(_Inert(f"{module} {attribute}"))
-        elif name == "BINPERSID":
-            stack[-1] = _Inert("")
         elif name == "TUPLE":
             stack.append(tuple(since_mark()))
         elif name in _TUPLES:
@@ -163,7 +156,9 @@ def _results(content: bytes) -> Iterator[object]:
             stack[-size:] = [tuple(stack[-size:])]
         elif name in ("REDUCE", "NEWOBJ"):
             arguments, made = stack.pop(), stack.pop()
-            stack.append(_Inert(made.name, arguments))  # type: ignore[attr-defined, arg-type]  # else damaged
+            if not isinstance(made, _Inert) or not isinstance(arguments, tuple):
+                raise ValueError("not called")
+            stack.append(_Inert(made.name, arguments))
         elif name == "BUILD":
             state, target = stack.pop(), stack[-1]
             if isinstance(target, _Inert) and isinstance(state, dict):
@@ -171,26 +166,24 @@ def _results(content: bytes) -> Iterator[object]:
         elif name in ("SETITEM", "SETITEMS"):
             items = since_mark() if name == "SETITEMS" else [stack.pop(-2), stack.pop()]
             pairs = zip(items[::2], items[1::2], strict=True)
-            # A key of another kind could take for ever to hash.
-            stack[-1].update({key: value for key, value in pairs if isinstance(key, str)})  # type: ignore[attr-defined]
+            if isinstance(stack[-1], dict):
+                # A key of another kind could take for ever to hash.
+                stack[-1].update({key: value for key, value in pairs if isinstance(key, str)})
         elif name in ("APPEND", "APPENDS"):
             items = since_mark() if name == "APPENDS" else [stack.pop()]
-            stack[-1].extend(items)  # type: ignore[attr-defined]
+            if isinstance(stack[-1], list):
+                stack[-1].extend(items)
+        elif name == "BINPERSID":
+            stack[-1] = _Inert("a tensor")
         elif isinstance(argument, (str, int, float, bytes)) and not instruction.stack_before:
             stack.append(argument)
-        else:
+        elif name != "PROTO":
             raise ValueError(name)
         yield None
 
 
-_EMPTY: dict[str, Callable[[], object]] = {
-    "EMPTY_DICT": dict,
-    "EMPTY_LIST": list,
-    "EMPTY_TUPLE": tuple,
-    "EMPTY_SET": list,
-    "MARK": lambda: _MARK,
-}
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_EMPTY: dict[str, type] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "MARK": _MARK}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
