@@ -10,7 +10,7 @@ from rolloutdoctor.formulas.losses.surrogates import SURROGATES
 from rolloutdoctor.objective.estimators import SPECS
 from rolloutdoctor.trainers.trl.loss_types import LOSS_TYPES
 
-PLACES = ("formulas/", "objective/estimators.py", "trainers/")
+PLACES = ("formulas/", "objective/estimators.py", "trainers/", "metric_names/")
 OTHER_MEANINGS = {"raw", "grpo", "rloo"}
 """Also a score and trainers; and the baselines that the search for causes tries."""
 

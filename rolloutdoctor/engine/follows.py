@@ -66,7 +66,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDT006", ("RDT001", "RDI012", "RDG003"), _began_earlier),
     ("RDT003", ("RDT001", "RDT006", "RDI012", "RDG003", "RDT008"), _began_earlier),
     ("RDT004", ("RDI012", "RDT006", "RDT008"), _began_earlier),
-    ("RDT005", ("RDT006", "RDI012"), _began_earlier),
+    ("RDT005", ("RDI012",), _began_earlier),
     ("RDT001", ("RDT005", "RDG002", "RDG003"), _began_earlier),
     ("RDA006", ("RDA004",), _all_of_rows),
     ("RDI007", ("RDG005", "RDM004", "RDA001"), _always),

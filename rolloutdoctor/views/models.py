@@ -550,3 +550,4 @@ class MetricEntry(Model):
     factor: float
     offset: float
     zero_when_off: bool
+    before_update: bool

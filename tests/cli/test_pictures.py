@@ -37,7 +37,7 @@ def test_plot_by_step_with_a_fix(rolloutdoctor, tmp_path):
     ("words", "part"),
     [
         (["plot", "advantges", RUN, "-o", "x.png"], "did you mean 'advantages'?"),
-        (["plot", "zzz", RUN, "-o", "x.png"], "known: advantages, kl, baseline, gradient, ratio"),
+        (["plot", "zzz", RUN, "-o", "x.png"], "known: overview, advantages, kl, baseline, gradient, ratio"),
         (["plot", "kl", RUN, "-o", "x.gif"], "pictures are written as .png, .svg, .pdf"),
         (["plot", "kl", RUN, "-o", "x"], "pictures are written as .png, .svg, .pdf"),
         (["plot", "kl", RUN, "-o", "nowhere/x.png"], "there is no folder nowhere"),

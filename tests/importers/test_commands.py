@@ -212,7 +212,7 @@ def test_a_log_alone(rolloutdoctor, tmp_path):
     assert found.err == "rolloutdoctor: logged metrics without rollouts (verl's file logger)\n"
     assert "RDG003 reward-free-step confirmed" in found.out
     assert "0: metrics only" in rolloutdoctor("info", log).out
-    for command in ("diff", "recompute", "plot"):
+    for command in ("diff", "recompute"):
         words = [word.replace("OUT", str(tmp_path / "x")) for word in COMMANDS[command]]
         refused = rolloutdoctor(*words, log)
         assert (refused.code, "logged metrics, not rollouts" in refused.err) == (2, True)
