@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=HERE / "runs")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--clean", type=int, default=100)
+    parser.add_argument("--kept", action="store_true", help="check what is in the folder, and train nothing")
     given = parser.parse_args()
     torch.set_num_threads(1)
     named: Counter[str] = Counter()
@@ -50,6 +51,8 @@ def main() -> None:
     for name, case in cases:
         folder = given.folder / name
         if not (folder / "trainer_state.json").exists():
+            if given.kept:
+                continue
             train(case, folder)
         for file in ("trainer_state.json", "train.log"):
             report = checked(folder / file)
