@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from rolloutdoctor.results.findings import Severity
@@ -64,6 +63,8 @@ class ClipSaturation(NumbersRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Look at the last third."""
+        import numpy as np
+
         values = series(run, "clip_fraction")
         if len(values) < self.fewest:
             return None

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
@@ -54,6 +53,8 @@ class ConstantReward(NumbersRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """One value."""
+        import numpy as np
+
         rewards = series(run, "reward")
         if len(rewards) < self.fewest or np.ptp(rewards) > 0:
             return None

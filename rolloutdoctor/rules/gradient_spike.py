@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
@@ -57,6 +56,8 @@ class GradientSpike(NumbersRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Compare each step with the median."""
+        import numpy as np
+
         values = series(run, "grad_norm")
         moving = values[values > 0]
         if len(moving) < self.fewest:

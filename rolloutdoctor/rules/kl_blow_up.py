@@ -2,15 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, is_logged, series, shown, step_at
-from rolloutdoctor.rules.series import Ends, Values, crossing, ends, smoothed
+from rolloutdoctor.rules.series import Ends, crossing, ends, smoothed
 from rolloutdoctor.rules.table_rule import Measured
+
+if TYPE_CHECKING:
+    from rolloutdoctor.rules.series import Values
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class KlBlowUp(NumbersRule):
         )
 
 
-def _ever_rose(rewards: Values, level: Ends) -> bool:
+def _ever_rose(rewards: "Values", level: Ends) -> bool:
     """Tell whether the reward ever rose beyond its noise."""
     best = float(smoothed(rewards, 2 * (level.count // 2) + 1).max())
     return best - level.first > 4 * level.error

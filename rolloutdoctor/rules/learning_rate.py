@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
@@ -53,6 +52,8 @@ class LearningRate(NumbersRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Look at the largest rate, and at where it comes."""
+        import numpy as np
+
         values = series(run, "learning_rate")
         if len(values) < self.fewest or values.min() < 0:
             return None

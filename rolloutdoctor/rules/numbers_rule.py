@@ -2,17 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.metric_names.name import MetricName
 from rolloutdoctor.metric_names.quantities import BY_NAME
 from rolloutdoctor.rules.base import Context, Missing, logs_remedy, number
-from rolloutdoctor.rules.series import Values
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+
+if TYPE_CHECKING:
+    from rolloutdoctor.rules.series import Values
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def _canonical(logged: str, metric: MetricName) -> pl.Expr:
     return pl.when((pl.col(logged) != 0).any()).then(value) if metric.zero_when_off else value
 
 
-def series(run: Measured, name: str) -> Values:
+def series(run: Measured, name: str) -> "Values":
     """Return a quantity of the table, NaN where it was not logged."""
     return run.table[name].cast(pl.Float64).fill_null(float("nan")).to_numpy()
 
@@ -102,6 +103,8 @@ def step_at(run: Measured, place: int) -> int:
 
 def is_logged(run: Measured, name: str) -> bool:
     """Tell whether a quantity has a number in half of the steps or more."""
+    import numpy as np
+
     return bool(np.isfinite(series(run, name)).mean() >= 0.5)
 
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
@@ -72,6 +71,8 @@ class ReferenceNotInitial(NumbersRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Compare the first step with the next five."""
+        import numpy as np
+
         values = series(run, "kl")
         if len(values) < self.fewest or step_at(run, 0) > 1:
             return None

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
@@ -61,6 +60,8 @@ class RewardCollapse(NumbersRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Compare the end with the best."""
+        import numpy as np
+
         values = series(run, "reward")
         if len(values) < self.fewest:
             return None

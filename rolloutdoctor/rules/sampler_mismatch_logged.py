@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
@@ -66,6 +65,8 @@ class SamplerMismatchLogged(NumbersRule):
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few steps."""
+        import numpy as np
+
         if any(np.isfinite(series(run, name)).sum() >= self.fewest for name in _GAPS):
             return None
         return Missing(f"needs {self.fewest} steps that compare sampler and trainer", "check a longer log")
@@ -81,6 +82,8 @@ class SamplerMismatchLogged(NumbersRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Compare the medians with three levels."""
+        import numpy as np
+
         medians = {name: float(np.nanmedian(series(run, name))) for name in self.beside if is_logged(run, name)}
         found: list[tuple[int, str]] = []
         if "sampler_pearson" in medians:

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-Values = NDArray[np.float64]
+    Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -42,19 +44,23 @@ class Ends:
         return abs(self.change) / self.error if self.error > 0 else (float("inf") if self.change else 0.0)
 
 
-def ends(values: Values | Sequence[float]) -> Ends:
+def ends(values: "Values | Sequence[float]") -> Ends:
     """Return the levels at which a series of three values or more starts and ends."""
+    import numpy as np
+
     series = np.asarray(values, dtype=np.float64)
     count = max(3, len(series) // 10)
     return Ends(float(np.median(series[:count])), float(np.median(series[-count:])), noise(series), count)
 
 
-def noise(values: Values) -> float:
+def noise(values: "Values") -> float:
     """Return the standard deviation of independent noise on a slow trend, from the differences of neighbours.
 
     The median of absolute differences is 0.6745 sqrt(2) standard deviations of a normal one, and does not see jumps;
     where most neighbours are equal it is 0, and the mean square stands in for it.
     """
+    import numpy as np
+
     steps = np.abs(np.diff(values))
     if not len(steps):
         return 0.0
@@ -62,14 +68,18 @@ def noise(values: Values) -> float:
     return typical or float(np.sqrt(np.mean(steps**2) / 2))
 
 
-def smoothed(values: Values | Sequence[float], width: int) -> Values:
+def smoothed(values: "Values | Sequence[float]", width: int) -> "Values":
     """Return running medians over `width` values, an odd number; at the ends over those that are there."""
+    import numpy as np
+
     series, half = np.asarray(values, dtype=np.float64), width // 2
     return np.array([np.median(series[max(0, at - half) : at + half + 1]) for at in range(len(series))])
 
 
-def crossing(values: Values | Sequence[float], level: float, *, below: bool, width: int = 3) -> int | None:
+def crossing(values: "Values | Sequence[float]", level: float, *, below: bool, width: int = 3) -> int | None:
     """Return where the running median goes beyond a level for good; None if it ends on the other side."""
+    import numpy as np
+
     beyond = smoothed(values, width) < level if below else smoothed(values, width) > level
     inside = np.flatnonzero(~beyond)
     at = 0 if not len(inside) else int(inside[-1]) + 1

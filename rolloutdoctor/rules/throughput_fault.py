@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
@@ -54,6 +53,8 @@ class ThroughputFault(NumbersRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Compare each step with the median."""
+        import numpy as np
+
         values = series(run, "step_time")[1:]
         if len(values) < self.fewest:
             return None

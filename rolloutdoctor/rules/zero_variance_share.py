@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
@@ -65,6 +64,8 @@ class ZeroVarianceShare(NumbersRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Look at the end of the run first."""
+        import numpy as np
+
         values = series(run, "zero_variance_share")
         if len(values) < self.fewest or values.max() > 1 or values.min() < 0:
             return None
