@@ -26,8 +26,9 @@ class ReferenceNotInitial(NumbersRule):
 
     ## How it is measured
     `kl_at_start` is the logged KL of step 1. A warning above 0.01 nats, and above half of the median over the next five
-    steps. It is skipped where the log starts later, as that of a resumed run does, and where the trainer's KL of a step
-    may be measured after updates within it (verl, slime). Exposed: a reference may differ on purpose.
+    steps. It is about a log alone, and skipped where that starts later, as that of a resumed run does, and where the
+    trainer's KL of a step may be measured after updates within it (verl, slime). Exposed: a reference may differ on
+    purpose.
 
     ## What to do
     Check which weights the reference was loaded from; for an adapter on top of another, merge that one first.
@@ -45,6 +46,10 @@ class ReferenceNotInitial(NumbersRule):
 
     fewest: int = 6
     floor: float = 0.01
+
+    def inapplicable_reason(self, context: Context) -> str | None:
+        """Rollouts: log and rows may be numbered apart, so that the first KL need not be that of the first step."""
+        return "it is about a log alone: rows and log may be numbered apart" if context.has_rows else None
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A KL that is measured after updates within the first step, or nobody knows when."""

@@ -169,9 +169,7 @@ def test_other_columns_and_other_metrics_do_not_add_up(tmp_path, columns):
     with pytest.raises(InputError, match="column old_log_probs is present in the first and absent in the second"):
         merged([one, other])
     logs = write(tmp_path / "3.parquet", columns, rows=rows_of(columns, {2}), logged=[(2, "kl", 0.1)])
-    with pytest.raises(
-        InputError, match=r"a.state: RDG012 can run not there but on all parts together \(no metric that is known here"
-    ):
+    with pytest.raises(InputError, match=r"a.state: RDM001 can run not there but on all parts together \(no logged KL"):
         merged([one, save(tmp_path / "c.state", [logs])])
 
 
@@ -182,7 +180,7 @@ def test_metrics_that_are_means_only_together_do_not_add_up(tmp_path, columns):
     for step in (0, 10):
         path = write(tmp_path / f"{step}.parquet", columns, rows=rows_of(columns, {step}), logged=[(step, "kl", 0.1)])
         parts.append(save(tmp_path / f"{step}.state", [path]))
-    with pytest.raises(InputError, match=r"0.state: (RDG012 can run there but not|whether its logged metrics are)"):
+    with pytest.raises(InputError, match=r"0.state: (RDM001 can run there but not|whether its logged metrics are)"):
         merged(parts)
 
 
