@@ -8,7 +8,7 @@ import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number
-from rolloutdoctor.rules.numbers_rule import NumbersRule, is_logged, series, shown, step_at
+from rolloutdoctor.rules.numbers_rule import NumbersRule, is_logged, is_rounded, series, shown, step_at
 from rolloutdoctor.rules.table_rule import Measured
 
 
@@ -58,7 +58,8 @@ class ConstantReward(NumbersRule):
         rewards = series(run, "reward")
         if len(rewards) < self.fewest or np.ptp(rewards) > 0:
             return None
-        flat = is_logged(run, "reward_std") and not np.nansum(np.abs(series(run, "reward_std")))
+        exact = not is_rounded(context, "reward_std")
+        flat = exact and is_logged(run, "reward_std") and not np.nansum(np.abs(series(run, "reward_std")))
         flat |= is_logged(run, "zero_variance_share") and bool(np.nanmin(series(run, "zero_variance_share")) == 1)
         value = number(float(rewards[0]))
         return Judgement(

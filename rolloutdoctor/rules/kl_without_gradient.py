@@ -9,7 +9,7 @@ import polars as pl
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted
-from rolloutdoctor.rules.numbers_rule import NumbersRule, series, shown
+from rolloutdoctor.rules.numbers_rule import NumbersRule, is_rounded, series, shown
 from rolloutdoctor.rules.table_rule import Measured
 
 
@@ -64,7 +64,7 @@ class KlWithoutGradient(NumbersRule):
         """Every step without a spread is silent."""
         only = run.table.filter(_only_kl())
         silent = int((only["grad_norm"] == 0).sum())
-        if silent < self.least or silent < len(only):
+        if silent < self.least or silent < len(only) or is_rounded(context, "grad_norm"):
             return None
         return Judgement(
             severity=Severity.WARNING,

@@ -7,8 +7,8 @@ from typing import Any
 import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, counted, number
-from rolloutdoctor.rules.numbers_rule import NumbersRule, series, shown
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.numbers_rule import NumbersRule, is_rounded, series, shown
 from rolloutdoctor.rules.table_rule import Measured
 
 
@@ -50,6 +50,12 @@ class LearningRate(NumbersRule):
         """The rate of the step."""
         return shown(place, "learning_rate")
 
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
+        """A rate that the log rounded to 0."""
+        if len(run.table) and not (run.table["learning_rate"] != 0).any() and is_rounded(context, "learning_rate"):
+            return Missing("the log rounds the learning rate to 0", "log it with more digits")
+        return super().inconclusive_reason(run, context)
+
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Look at the largest rate, and at where it comes."""
         import numpy as np
@@ -58,9 +64,9 @@ class LearningRate(NumbersRule):
         if len(values) < self.fewest or values.min() < 0:
             return None
         largest, stated = float(values.max()), _stated(context)
-        if largest == 0:
+        if largest == 0 and not is_rounded(context, "learning_rate"):
             words = f"the learning rate is 0 in all {len(values):,} logged steps", "Nothing is trained"
-        elif bool((np.diff(values) > 0).all()):
+        elif largest and bool((np.diff(values) > 0).all()):
             words = f"the learning rate still rises at the last step, {number(largest)}", "The warmup never ended"
         elif stated is not None and largest > stated * (1 + 1e-3):
             words = (

@@ -9,6 +9,7 @@ import polars as pl
 from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.metric_names.name import MetricName
 from rolloutdoctor.metric_names.quantities import BY_NAME
+from rolloutdoctor.ops.logged_digits import rounding_of
 from rolloutdoctor.rules.base import Context, Missing, logs_remedy, number
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
@@ -94,6 +95,12 @@ def _canonical(logged: str, metric: MetricName) -> pl.Expr:
 def series(run: Measured, name: str) -> "Values":
     """Return a quantity of the table, NaN where it was not logged."""
     return run.table[name].cast(pl.Float64).fill_null(float("nan")).to_numpy()
+
+
+def is_rounded(context: Context, name: str) -> bool:
+    """Tell whether a logged 0 of a quantity may be a small number that the log rounded."""
+    known = context.quantities.get(name)
+    return known is not None and rounding_of(context.digits, known[0], 0.0) > 0
 
 
 def step_at(run: Measured, place: int) -> int:
