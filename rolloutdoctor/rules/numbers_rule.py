@@ -9,7 +9,6 @@ import polars as pl
 from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.metric_names.name import MetricName
 from rolloutdoctor.metric_names.quantities import BY_NAME
-from rolloutdoctor.ops.logged_digits import rounding_of
 from rolloutdoctor.rules.base import Context, Missing, logs_remedy, number
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
@@ -100,7 +99,11 @@ def series(run: Measured, name: str) -> "Values":
 def is_rounded(context: Context, name: str) -> bool:
     """Tell whether a logged 0 of a quantity may be a small number that the log rounded."""
     known = context.quantities.get(name)
-    return known is not None and rounding_of(context.digits, known[0], 0.0) > 0
+    if known is None or known[0] not in context.digits:
+        return False
+    # A log is printed in one way: what all metrics may have been rounded to says more than one that is 0 throughout.
+    common = set.intersection(*map(set, context.digits.values()))
+    return any(one.radius(0.0) > 0 for one in common or context.digits[known[0]])
 
 
 def step_at(run: Measured, place: int) -> int:
