@@ -52,9 +52,8 @@ def _is_of_kl_metric(cause: Finding, found: Finding, context: Context) -> bool:
 
 def _began_earlier(cause: Finding, found: Finding, context: Context) -> bool:
     """The cause is as heavy and began no later, where both say when."""
-    begun, later = (one.measures.get("onset") for one in (cause, found))
-    known = begun is not None and begun.value is not None and later is not None and later.value is not None
-    return cause.severity >= found.severity and (not known or begun.value <= later.value)  # type: ignore[union-attr, operator]
+    begun, later = cause.onset, found.onset
+    return cause.severity >= found.severity and (begun is None or later is None or begun <= later)
 
 
 ANY = "any rule"
@@ -128,8 +127,7 @@ def by_cause(findings: Sequence[Finding], context: Context) -> tuple[Finding, ..
         lighter = heaviest[found.code] == found.weight
         is_bare = found.cause is None
         audited = found.code in AUDIT and is_bare
-        begun = found.measures.get("onset")
-        onset = inf if begun is None or begun.value is None else begun.value
+        onset = inf if found.onset is None else found.onset
         return [-each for each in heaviest[found.code]], lighter, is_bare, audited, onset, found.code
 
     linked.sort(key=place)

@@ -69,7 +69,6 @@ def _marks(name: str, findings: Sequence[Finding]) -> tuple[tuple[int, str], ...
     for one in findings:
         rule = find(one.code)
         if isinstance(rule, NumbersRule) and name in (rule.about or rule.beside) and one.severity > Severity.INFO:
-            onset = one.measures.get("onset")
-            begun = None if onset is None else onset.value
-            marks.append((int(begun) if begun is not None else one.examples[0].step if one.examples else 0, one.code))
+            begun = one.examples[0].step if one.onset is None and one.examples else one.onset
+            marks += [] if begun is None else [(int(begun), one.code)]
     return tuple(sorted(marks))

@@ -109,6 +109,12 @@ class Finding(Displayed):
     follows_from: str | None = None
 
     @property
+    def onset(self) -> float | None:
+        """The step from which it holds, as far as it says so."""
+        found = self.measures.get("onset")
+        return None if found is None else found.value
+
+    @property
     def weight(self) -> tuple[int, bool]:
         """Its rank among findings: see `weight_of`."""
         return weight_of(self.severity, self.verdict)

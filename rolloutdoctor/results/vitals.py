@@ -1,8 +1,6 @@
 """`Vital`: a logged quantity over the run, as the first screen of a log shows it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 
 @dataclass(frozen=True)
@@ -46,16 +44,3 @@ class Vital:
     def largest(self) -> float:
         """The largest value."""
         return max(self.series)
-
-
-def buckets(series: Sequence[float], count: int) -> list[float]:
-    """Return the means of `count` consecutive parts of a series, or the series where it is shorter.
-
-    >>> buckets([1.0, 3.0, 5.0, 7.0], 2)
-    [2.0, 6.0]
-    """
-    size = len(series)
-    if size <= count:
-        return list(series)
-    ends = [size * part // count for part in range(count + 1)]
-    return [sum(series[start:end]) / (end - start) for start, end in pairwise(ends)]

@@ -1,14 +1,10 @@
 """RDT007: most of the update is clipped, from the trainer's log alone."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import polars as pl
 
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, percent
-from rolloutdoctor.rules.numbers_rule import NumbersRule, series, shown
+from rolloutdoctor.rules.numbers_rule import NumbersRule, series
 from rolloutdoctor.rules.table_rule import Measured
 
 
@@ -53,21 +49,11 @@ class ClipSaturation(NumbersRule):
         is_sequence = objective is not None and objective.surrogate.level != "token"
         return "the ratio is one of whole responses, which is clipped often by design" if is_sequence else None
 
-    def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """Steps with the largest share."""
-        return table.with_columns(value="clip_fraction")
-
-    def note(self, place: Mapping[str, Any]) -> str:
-        """The share of the step."""
-        return shown(place, "clip_fraction")
-
-    def judge(self, run: Measured, context: Context) -> Judgement | None:
+    def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Look at the last third."""
         import numpy as np
 
         values = series(run, "clip_fraction")
-        if len(values) < self.fewest:
-            return None
         late = float(np.median(values[-max(1, len(values) // 3) :]))
         if late <= self.some:
             return None

@@ -1,14 +1,12 @@
 """RDT002: the reward never changes, from the trainer's log alone."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number
-from rolloutdoctor.rules.numbers_rule import NumbersRule, is_logged, is_rounded, series, shown, step_at
+from rolloutdoctor.rules.numbers_rule import NumbersRule, is_rounded, logged, series, step_at
 from rolloutdoctor.rules.table_rule import Measured
 
 
@@ -47,20 +45,16 @@ class ConstantReward(NumbersRule):
         """Every step."""
         return table.with_columns(value=pl.lit(1.0))
 
-    def note(self, place: Mapping[str, Any]) -> str:
-        """What the step logged."""
-        return shown(place, "reward")
-
-    def judge(self, run: Measured, context: Context) -> Judgement | None:
+    def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """One value."""
         import numpy as np
 
         rewards = series(run, "reward")
-        if len(rewards) < self.fewest or np.ptp(rewards) > 0:
+        if np.ptp(rewards) > 0:
             return None
-        exact = not is_rounded(context, "reward_std")
-        flat = exact and is_logged(run, "reward_std") and not np.nansum(np.abs(series(run, "reward_std")))
-        flat |= is_logged(run, "zero_variance_share") and bool(np.nanmin(series(run, "zero_variance_share")) == 1)
+        spread, share = logged(run, "reward_std"), logged(run, "zero_variance_share")
+        flat = spread is not None and not spread.any() and not is_rounded(context, "reward_std")
+        flat |= share is not None and bool(share.min() == 1)
         value = number(float(rewards[0]))
         return Judgement(
             severity=Severity.ERROR if flat else Severity.WARNING,
@@ -71,7 +65,6 @@ class ConstantReward(NumbersRule):
             evidence="the logged standard deviation is 0, or every group is of zero variance"
             if flat
             else "the logged rewards",
-            advice="call the reward function on some responses, and look at what it returns and which "
-            "exceptions it catches",
+            advice="call the reward function on some responses; look at what it returns and which errors it catches",
             measures={"onset": Measure(step_at(run, 0), "step")},
         )

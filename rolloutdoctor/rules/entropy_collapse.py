@@ -1,14 +1,12 @@
 """RDT003: the policy's entropy collapsed, or exploded, from the trainer's log alone."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement
-from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, is_logged, series, shown, step_at
+from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, series, step_at
 from rolloutdoctor.rules.series import crossing, ends
 from rolloutdoctor.rules.table_rule import Measured
 
@@ -60,14 +58,10 @@ class EntropyCollapse(NumbersRule):
         """Steps in the order of their distance from the first."""
         return table.with_columns(value=(pl.col("entropy") - pl.col("entropy").first()).abs())
 
-    def note(self, place: Mapping[str, Any]) -> str:
-        """The entropy of the step."""
-        return shown(place, "entropy")
-
-    def judge(self, run: Measured, context: Context) -> Judgement | None:
+    def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Compare the end with the start."""
         values = series(run, "entropy")
-        if len(values) < self.fewest or values.min() < -1e-6:
+        if values.min() < -1e-6:
             return None
         level = ends(values)
         fell = level.last < self.collapsed * level.first
@@ -75,22 +69,22 @@ class EntropyCollapse(NumbersRule):
             return None
         at = crossing(values, (level.first * max(level.last, 1e-12)) ** 0.5, below=fell)
         onset = step_at(run, len(values) - 1 if at is None else at)
-        reward = ends(series(run, "reward")) if is_logged(run, "reward") else None
+        reward = levels(run, "reward")
         moved = 0 if reward is None or reward.errors < 4 else (1 if reward.change > 0 else -1)
-        words = {
-            1: f"The reward rose meanwhile, {from_to(reward.first, reward.last)}" if reward else "",
-            -1: f"The reward fell with it, {from_to(reward.first, reward.last)}" if reward else "",
-            0: "The reward did not rise meanwhile" if reward else "No reward was logged beside it",
-        }
-        if moved > 0 and fell and _ends_without_spread(run):
-            moved, words[1] = 0, f"{words[1]}, and no group has a spread of rewards any more"
+        told = "No reward was logged beside it"
+        if reward is not None:
+            direction = {1: "rose meanwhile", 0: "did not rise meanwhile", -1: "fell with it"}[moved]
+            told = f"The reward {direction}, {from_to(reward.first, reward.last)}"
+        spread = levels(run, "zero_variance_share")
+        if moved > 0 and fell and spread is not None and spread.last == 1:
+            moved, told = 0, f"{told}, and no group has a spread of rewards any more"
         what = "collapsed" if fell else "exploded"
         return Judgement(
             severity={1: Severity.INFO, 0: Severity.WARNING, -1: Severity.ERROR}[moved],
             confirmed=True,
             headline=f"entropy {what} at step {onset}: {from_to(level.first, level.last)} nats",
-            message=f"The entropy {what} {from_to(level.first, level.last)} nats, half of the way by step "
-            f"{onset}. {words}.",
+            message=f"The entropy {what} {from_to(level.first, level.last)} nats, half of the way by step {onset}. "
+            f"{told}.",
             evidence=f"medians over the first and the last {level.count} of {len(values)} logged steps",
             advice=(
                 f"go back to a checkpoint before step {onset}; lower the learning rate, raise the upper clip range, or "
@@ -104,8 +98,3 @@ class EntropyCollapse(NumbersRule):
                 "onset": Measure(onset, "step"),
             },
         )
-
-
-def _ends_without_spread(run: Measured) -> bool:
-    """Tell whether every group of the last logged steps has equal rewards."""
-    return is_logged(run, "zero_variance_share") and ends(series(run, "zero_variance_share")).last == 1

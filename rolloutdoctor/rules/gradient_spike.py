@@ -1,14 +1,10 @@
 """RDT008: steps whose gradient norm stands out, from the trainer's log alone."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number
-from rolloutdoctor.rules.numbers_rule import NumbersRule, series, shown, step_at
+from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
 from rolloutdoctor.rules.table_rule import Measured
 
 
@@ -46,15 +42,7 @@ class GradientSpike(NumbersRule):
     times: float = 10.0
     frequent: float = 0.1
 
-    def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """Steps of the largest norm."""
-        return table.with_columns(value="grad_norm")
-
-    def note(self, place: Mapping[str, Any]) -> str:
-        """The norm of the step."""
-        return shown(place, "grad_norm")
-
-    def judge(self, run: Measured, context: Context) -> Judgement | None:
+    def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Compare each step with the median."""
         import numpy as np
 
@@ -68,18 +56,16 @@ class GradientSpike(NumbersRule):
         if not len(spikes):
             return None
         largest = [step_at(run, int(place)) for place in spikes[np.argsort(-values[spikes], kind="stable")][:3]]
-        ratio = float(values.max()) / median
+        top = float(values.max())
         others = f", then {', '.join(map(str, largest[1:]))}" if len(largest) > 1 else ""
+        told = f"{number(top)}, {number(top / median)} times the median"
         return Judgement(
             severity=Severity.INFO if len(spikes) > self.frequent * len(values) else Severity.WARNING,
             confirmed=False,
-            headline=f"gradient-norm spike at step {largest[0]}: {number(float(values.max()))}, {number(ratio)} "
-            f"times the median",
-            message=f"{counted(len(spikes), 'step')} of {len(values):,} with a gradient norm above "
-            f"{number(limit)}: step "
-            f"{largest[0]}{others}. The median is {number(median)}.",
+            headline=f"gradient-norm spike at step {largest[0]}: {told}",
+            message=f"{counted(len(spikes), 'step')} of {len(values):,} with a gradient norm above {number(limit)}: "
+            f"step {largest[0]}{others}. The median is {number(median)}.",
             evidence=f"logged gradient norms of {counted(len(moving), 'step')} with a gradient",
-            advice=f"check the batch of step {largest[0]}; if it happens again, lower max_grad_norm or the "
-            f"learning rate",
-            measures={"spike_steps": Measure(len(spikes), "steps"), "largest_ratio": Measure(ratio, "1")},
+            advice=f"check the batch of step {largest[0]}; if it recurs, lower max_grad_norm or the learning rate",
+            measures={"spike_steps": Measure(len(spikes), "steps"), "largest_ratio": Measure(top / median, "1")},
         )

@@ -1,15 +1,12 @@
 """RDT004: the KL to the reference grew beyond what the reward bought, from the trainer's log alone."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import polars as pl
+from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number
-from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, is_logged, series, shown, step_at
-from rolloutdoctor.rules.series import Ends, crossing, ends, smoothed
+from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, logged, series, step_at
+from rolloutdoctor.rules.series import crossing, ends, smoothed
 from rolloutdoctor.rules.table_rule import Measured
 
 if TYPE_CHECKING:
@@ -52,27 +49,17 @@ class KlBlowUp(NumbersRule):
     high: float = 1.0
     times: float = 10.0
 
-    def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """Steps of the largest KL."""
-        return table.with_columns(value="kl")
-
-    def note(self, place: Mapping[str, Any]) -> str:
-        """The KL of the step."""
-        return shown(place, "kl")
-
-    def judge(self, run: Measured, context: Context) -> Judgement | None:
+    def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Compare the end with the start."""
         values = series(run, "kl")
-        if len(values) < self.fewest:
-            return None
         level = ends(values)
         start = max(float(values[:3].min()), 0.0)
         if level.last <= self.high or level.last <= self.times * start:
             return None
         at = crossing(values, (max(start, 1e-3) * level.last) ** 0.5, below=False)
         onset = step_at(run, len(values) - 1 if at is None else at)
-        reward = ends(series(run, "reward")) if is_logged(run, "reward") else None
-        if reward is not None and _ever_rose(series(run, "reward"), reward):
+        rewards, reward = logged(run, "reward"), levels(run, "reward")
+        if rewards is not None and _ever_rose(rewards):
             return None
         fell = reward is not None and reward.errors > 4 and reward.change < 0
         bought = "" if reward is None else f", and the reward went {from_to(reward.first, reward.last)}"
@@ -92,7 +79,8 @@ class KlBlowUp(NumbersRule):
         )
 
 
-def _ever_rose(rewards: "Values", level: Ends) -> bool:
+def _ever_rose(rewards: "Values") -> bool:
     """Tell whether the reward ever rose beyond its noise."""
+    level = ends(rewards)
     best = float(smoothed(rewards, 2 * (level.count // 2) + 1).max())
     return best - level.first > 4 * level.error

@@ -9,7 +9,7 @@ import polars as pl
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted
-from rolloutdoctor.rules.numbers_rule import NumbersRule, is_rounded, series, shown
+from rolloutdoctor.rules.numbers_rule import NumbersRule, is_rounded, shown
 from rolloutdoctor.rules.table_rule import Measured
 
 
@@ -60,7 +60,7 @@ class KlWithoutGradient(NumbersRule):
         """The KL of the step."""
         return shown(place, "kl")
 
-    def judge(self, run: Measured, context: Context) -> Judgement | None:
+    def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Every step without a spread is silent."""
         only = run.table.filter(_only_kl())
         silent = int((only["grad_norm"] == 0).sum())
@@ -71,11 +71,9 @@ class KlWithoutGradient(NumbersRule):
             confirmed=True,
             headline=f"{counted(silent, 'step')} with a KL and no gradient",
             message=f"In {counted(silent, 'step')} every group has equal rewards and the KL is above 0, and the "
-            f"gradient norm is "
-            "exactly 0: the KL term does not reach the parameters.",
-            evidence=f"logged share, KL and gradient norm of {counted(len(series(run, 'kl')), 'step')}",
-            advice="look at whether such groups are dropped before the update, or the KL is computed without a "
-            "gradient",
+            "gradient norm is exactly 0: the KL term does not reach the parameters.",
+            evidence=f"logged share, KL and gradient norm of {counted(len(run.table), 'step')}",
+            advice="check whether such groups are dropped before the update, or the KL is computed without a gradient",
             measures={"silent_steps": Measure(silent, "steps"), "zero_spread_steps": Measure(len(only), "steps")},
         )
 

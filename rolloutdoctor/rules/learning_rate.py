@@ -1,14 +1,10 @@
 """RDT009: the learning rate is 0, or still warming up, from the trainer's log alone."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
-from rolloutdoctor.rules.numbers_rule import NumbersRule, is_rounded, series, shown
+from rolloutdoctor.rules.numbers_rule import NumbersRule, is_rounded, series
 from rolloutdoctor.rules.table_rule import Measured
 
 
@@ -42,26 +38,18 @@ class LearningRate(NumbersRule):
     references = ("https://github.com/huggingface/transformers/issues/28124",)
     about = ("learning_rate",)
 
-    def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """Steps of the largest rate."""
-        return table.with_columns(value="learning_rate")
-
-    def note(self, place: Mapping[str, Any]) -> str:
-        """The rate of the step."""
-        return shown(place, "learning_rate")
-
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """A rate that the log rounded to 0."""
         if len(run.table) and not (run.table["learning_rate"] != 0).any() and is_rounded(context, "learning_rate"):
             return Missing("the log rounds the learning rate to 0", "log it with more digits")
         return super().inconclusive_reason(run, context)
 
-    def judge(self, run: Measured, context: Context) -> Judgement | None:
+    def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Look at the largest rate, and at where it comes."""
         import numpy as np
 
         values = series(run, "learning_rate")
-        if len(values) < self.fewest or values.min() < 0:
+        if values.min() < 0:
             return None
         largest, stated = float(values.max()), _stated(context)
         if largest == 0 and not is_rounded(context, "learning_rate"):

@@ -1,14 +1,10 @@
 """RDT006: responses grow into the length limit, from the trainer's log alone."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, percent
-from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, is_logged, series, shown, step_at
+from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, series, step_at
 from rolloutdoctor.rules.series import crossing, ends
 from rolloutdoctor.rules.table_rule import Measured
 
@@ -49,21 +45,11 @@ class LengthGrowth(NumbersRule):
     growth: float = 0.3
     nearly_all: float = 0.95
 
-    def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """Steps with most truncated responses."""
-        return table.with_columns(value="truncated_share")
-
-    def note(self, place: Mapping[str, Any]) -> str:
-        """The share of the step."""
-        return shown(place, "truncated_share")
-
-    def judge(self, run: Measured, context: Context) -> Judgement | None:
+    def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Compare the end with the start."""
         values = series(run, "truncated_share")
-        if len(values) < self.fewest:
-            return None
         level = ends(values)
-        length = ends(series(run, "response_length")) if is_logged(run, "response_length") else None
+        length = levels(run, "response_length")
         if level.last <= self.many or level.change <= self.growth or (length is not None and length.change < 0):
             return None
         at = crossing(values, (level.first + level.last) / 2, below=False)
@@ -73,9 +59,8 @@ class LengthGrowth(NumbersRule):
             severity=Severity.ERROR if level.last > self.nearly_all else Severity.WARNING,
             confirmed=True,
             headline=f"{percent(level.last)} of the responses are cut off since step {onset}",
-            message=f"The share of truncated responses went from {percent(level.first)} to "
-            f"{percent(level.last)}, half of the "
-            f"way by step {onset}{words}.",
+            message=f"The share of truncated responses went from {percent(level.first)} to {percent(level.last)}, half "
+            f"of the way by step {onset}{words}.",
             evidence=f"medians over {counted(level.count, 'step')} at both ends of {len(values)}",
             advice="raise the length limit, penalize length beyond a budget, or mask truncated responses",
             measures={

@@ -1,5 +1,6 @@
 """What rules over the trainer's log have in common: they name quantities, not metrics."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -9,7 +10,8 @@ import polars as pl
 from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.metric_names.name import MetricName
 from rolloutdoctor.metric_names.quantities import BY_NAME
-from rolloutdoctor.rules.base import Context, Missing, logs_remedy, number
+from rolloutdoctor.rules.base import Context, Judgement, Missing, logs_remedy, number
+from rolloutdoctor.rules.series import Ends, ends
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
@@ -75,6 +77,14 @@ class NumbersRule(TableRule):
         """The mean of each."""
         return {name: (pl.col(name).mean(), BY_NAME[name].unit) for name in (*self.about, *self.beside)}
 
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Steps of the largest values of what the rule is about."""
+        return table.with_columns(value=self.about[0])
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """What the step logged."""
+        return ", ".join(shown(place, name) for name in self.about or self.beside if place[name] is not None)
+
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few steps."""
         if len(run.table) >= self.fewest:
@@ -83,6 +93,14 @@ class NumbersRule(TableRule):
         return Missing(
             f"needs {self.fewest} steps with a logged {title}; the log has {len(run.table)}", "check a longer log"
         )
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """Judge a log of enough steps."""
+        return self.judge_log(run, context) if len(run.table) >= self.fewest else None
+
+    @abstractmethod
+    def judge_log(self, run: Measured, context: Context) -> Judgement | None:
+        """Judge the lines of the table; None if there is nothing to find."""
 
 
 def _canonical(logged: str, metric: MetricName) -> pl.Expr:
@@ -94,6 +112,21 @@ def _canonical(logged: str, metric: MetricName) -> pl.Expr:
 def series(run: Measured, name: str) -> "Values":
     """Return a quantity of the table, NaN where it was not logged."""
     return run.table[name].cast(pl.Float64).fill_null(float("nan")).to_numpy()
+
+
+def logged(run: Measured, name: str) -> "Values | None":
+    """Return the numbers of a quantity that half of the steps or more logged; None if fewer did."""
+    import numpy as np
+
+    values = series(run, name)
+    known = values[np.isfinite(values)]
+    return known if len(known) >= max(3, len(values) / 2) else None
+
+
+def levels(run: Measured, name: str) -> Ends | None:
+    """Return from where to where such a quantity went; None if it was not logged."""
+    values = logged(run, name)
+    return None if values is None else ends(values)
 
 
 def is_rounded(context: Context, name: str) -> bool:
@@ -109,13 +142,6 @@ def is_rounded(context: Context, name: str) -> bool:
 def step_at(run: Measured, place: int) -> int:
     """Return the step of a line of the table."""
     return int(run.table["step"][place])
-
-
-def is_logged(run: Measured, name: str) -> bool:
-    """Tell whether a quantity has a number in half of the steps or more."""
-    import numpy as np
-
-    return bool(np.isfinite(series(run, name)).mean() >= 0.5)
 
 
 def from_to(first: float, last: float) -> str:

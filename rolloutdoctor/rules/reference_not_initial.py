@@ -1,14 +1,10 @@
 """RDG012: the KL is not 0 before the first update: the reference is another model, from the log alone."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, number
-from rolloutdoctor.rules.numbers_rule import NumbersRule, series, shown, step_at
+from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
 from rolloutdoctor.rules.table_rule import Measured
 
 
@@ -66,20 +62,12 @@ class ReferenceNotInitial(NumbersRule):
             return Missing(f"the log starts at step {step_at(run, 0)}", "check a log that starts with the training")
         return super().inconclusive_reason(run, context)
 
-    def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """Steps of the largest KL."""
-        return table.with_columns(value="kl")
-
-    def note(self, place: Mapping[str, Any]) -> str:
-        """What the step logged."""
-        return shown(place, "kl")
-
-    def judge(self, run: Measured, context: Context) -> Judgement | None:
+    def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Compare the first step with the next five."""
         import numpy as np
 
         values = series(run, "kl")
-        if len(values) < self.fewest or step_at(run, 0) > 1:
+        if step_at(run, 0) > 1:
             return None
         first, later = float(values[0]), float(np.median(values[1 : self.fewest]))
         if first <= self.floor or first <= later / 2:

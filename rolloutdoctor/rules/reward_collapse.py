@@ -1,14 +1,12 @@
 """RDT005: the reward rose and fell, or never rose, from the trainer's log alone."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number
-from rolloutdoctor.rules.numbers_rule import NumbersRule, series, shown, step_at
+from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
 from rolloutdoctor.rules.series import crossing, ends, smoothed
 from rolloutdoctor.rules.table_rule import Measured
 
@@ -54,17 +52,11 @@ class RewardCollapse(NumbersRule):
         """Steps of the lowest reward."""
         return table.with_columns(value=pl.col("reward").max() - pl.col("reward"))
 
-    def note(self, place: Mapping[str, Any]) -> str:
-        """The reward of the step."""
-        return shown(place, "reward")
-
-    def judge(self, run: Measured, context: Context) -> Judgement | None:
+    def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Compare the end with the best."""
         import numpy as np
 
         values = series(run, "reward")
-        if len(values) < self.fewest:
-            return None
         level = ends(values)
         medians = smoothed(values, 2 * (level.count // 2) + 1)
         top = int(np.argmax(medians))
@@ -79,9 +71,8 @@ class RewardCollapse(NumbersRule):
             severity=Severity.ERROR if level.last <= max(lowest, level.first) else Severity.WARNING,
             confirmed=True,
             headline=f"reward collapsed at step {onset}: from {number(best)} to {number(level.last)}",
-            message=f"The reward fell from {number(best)} (step {step_at(run, top)}) to {number(level.last)}, "
-            f"half of the way "
-            f"by step {onset}.",
+            message=f"The reward fell from {number(best)} (step {step_at(run, top)}) to {number(level.last)}, half of "
+            f"the way by step {onset}.",
             evidence=f"{number(fall / error) if error else 'many'} standard errors of a median over "
             f"{counted(level.count, 'step')}",
             advice=f"look at entropy, KL, truncated share, gradient norm and sampler gap around step {onset}",

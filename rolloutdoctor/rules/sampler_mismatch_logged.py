@@ -8,7 +8,7 @@ import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logs_remedy, number
-from rolloutdoctor.rules.numbers_rule import NumbersRule, is_logged, series, shown
+from rolloutdoctor.rules.numbers_rule import NumbersRule, logged, series, shown
 from rolloutdoctor.rules.table_rule import Measured
 
 _GAPS = ("sampler_pearson", "sampler_gap", "sampler_logp_gap", "sampler_ppl")
@@ -80,11 +80,12 @@ class SamplerMismatchLogged(NumbersRule):
         """What the step logged."""
         return ", ".join(shown(place, name) for name in _GAPS if place[name] is not None)
 
-    def judge(self, run: Measured, context: Context) -> Judgement | None:
+    def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Compare the medians with three levels."""
         import numpy as np
 
-        medians = {name: float(np.nanmedian(series(run, name))) for name in self.beside if is_logged(run, name)}
+        known = {name: logged(run, name) for name in self.beside}
+        medians = {name: float(np.median(values)) for name, values in known.items() if values is not None}
         found: list[tuple[int, str]] = []
         if "sampler_pearson" in medians:
             value = medians["sampler_pearson"]

@@ -1,14 +1,10 @@
 """RDT010: steps that took many times as long as the others, from the trainer's log alone."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number, percent
-from rolloutdoctor.rules.numbers_rule import NumbersRule, series, shown, step_at
+from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
 from rolloutdoctor.rules.table_rule import Measured
 
 
@@ -43,15 +39,7 @@ class ThroughputFault(NumbersRule):
 
     times: float = 5.0
 
-    def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """The longest steps."""
-        return table.with_columns(value="step_time")
-
-    def note(self, place: Mapping[str, Any]) -> str:
-        """The time of the step."""
-        return shown(place, "step_time")
-
-    def judge(self, run: Measured, context: Context) -> Judgement | None:
+    def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Compare each step with the median."""
         import numpy as np
 
@@ -63,14 +51,14 @@ class ThroughputFault(NumbersRule):
         if not len(slow) or median <= 0:
             return None
         worst, share = int(np.argmax(values)), float(values[slow].sum() / values.sum())
+        longest = float(values[worst])
         return Judgement(
             severity=Severity.INFO,
             confirmed=False,
-            headline=f"step {step_at(run, worst + 1)} took {number(float(values[worst]))} s, "
-            f"{number(values[worst] / median)} "
-            "times the median",
-            message=f"{counted(len(slow), 'step')} took more than {number(self.times * median)} s, "
-            f"{percent(share)} of all time.",
+            headline=f"step {step_at(run, worst + 1)} took {number(longest)} s, {number(longest / median)} times the "
+            "median",
+            message=f"{counted(len(slow), 'step')} took more than {number(self.times * median)} s, {percent(share)} of "
+            "all time.",
             evidence=f"logged times of {counted(len(values), 'step')}, the first left out",
             advice="look at the engine's and the verifier's logs at these steps",
             measures={"slow_steps": Measure(len(slow), "steps"), "time_share": Measure(share, "1")},

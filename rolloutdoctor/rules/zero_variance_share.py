@@ -1,14 +1,10 @@
 """RDT001: the share of groups without a spread of rewards, from the trainer's log alone."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number, percent
-from rolloutdoctor.rules.numbers_rule import NumbersRule, series, shown, step_at
+from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
 from rolloutdoctor.rules.table_rule import Measured
 
 
@@ -54,20 +50,12 @@ class ZeroVarianceShare(NumbersRule):
         """Rollouts, which say it themselves."""
         return "RDA011 counts the groups of the rollouts" if context.has_rows else None
 
-    def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """Steps with most of them."""
-        return table.with_columns(value="zero_variance_share")
-
-    def note(self, place: Mapping[str, Any]) -> str:
-        """The share of the step."""
-        return shown(place, "zero_variance_share")
-
-    def judge(self, run: Measured, context: Context) -> Judgement | None:
+    def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Look at the end of the run first."""
         import numpy as np
 
         values = series(run, "zero_variance_share")
-        if len(values) < self.fewest or values.max() > 1 or values.min() < 0:
+        if values.max() > 1 or values.min() < 0:
             return None
         spread = np.flatnonzero(values < 1)
         since = 0 if not len(spread) else int(spread[-1]) + 1
@@ -94,7 +82,6 @@ class ZeroVarianceShare(NumbersRule):
             headline=headline,
             message=message,
             evidence=f"the logged share in {counted(len(values), 'step')}",
-            advice="take prompts that are neither solved nor hopeless, filter such groups, or check the reward "
-            "functions",
+            advice="take prompts that are neither solved nor hopeless, filter such groups, or check the rewards",
             measures={} if onset is None else {"onset": Measure(onset, "step")},
         )

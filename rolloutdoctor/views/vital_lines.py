@@ -1,11 +1,12 @@
 """Logged quantities over the run, a line each: from where to where they went, a sparkline, and where findings begin."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from rolloutdoctor.results.vitals import Vital, buckets
+from rolloutdoctor.results.vitals import Vital
 from rolloutdoctor.views.style import Style
 
 _WIDTH = 24
@@ -36,11 +37,24 @@ def sparkline(series: Sequence[float], *, unicode: bool = True) -> str:
     >>> sparkline([0.0, 1.0, 2.0, 3.0])
     '▁▃▆█'
     """
-    means, levels = buckets(series, _WIDTH), _LEVELS[0 if unicode else 1]
+    means, levels = _buckets(series, _WIDTH), _LEVELS[0 if unicode else 1]
     low, high = min(means), max(means)
     if high == low:
         return levels[0] * len(means)
     return "".join(levels[round((len(levels) - 1) * (each - low) / (high - low))] for each in means)
+
+
+def _buckets(series: Sequence[float], count: int) -> list[float]:
+    """Return the means of `count` consecutive parts of a series, or the series where it is shorter.
+
+    >>> _buckets([1.0, 3.0, 5.0, 7.0], 2)
+    [2.0, 6.0]
+    """
+    size = len(series)
+    if size <= count:
+        return list(series)
+    ends = [size * part // count for part in range(count + 1)]
+    return [sum(series[start:end]) / (end - start) for start, end in pairwise(ends)]
 
 
 def _number(value: float) -> str:

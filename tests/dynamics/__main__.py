@@ -24,13 +24,10 @@ def checked(path: Path) -> Report:
     return rolloutdoctor.check(path)
 
 
-def onset_of(report: Report) -> int | None:
+def onset_of(report: Report) -> float | None:
     """Step at which the first finding begins."""
     first = report.findings[0]
-    found = first.measures.get("onset")
-    if found is not None and found.value is not None:
-        return int(found.value)
-    return first.examples[0].step if first.examples else None
+    return first.examples[0].step if first.onset is None and first.examples else first.onset
 
 
 def main() -> None:

@@ -112,17 +112,50 @@ def test_what_is_not_logged_is_not_measured(code):
 
 def test_what_began_first_is_said_first(tmp_path):
     """A verifier that dies: no group has a spread since then, and the reward fell because of it."""
-    lines = [
-        {"step": at + 1, "reward": FLAT[at] if at < 30 else 0.0, "frac_reward_zero_std": float(at >= 30), "loss": 0.0}
-        for at in range(STEPS)
-    ]
-    path = tmp_path / "trainer_state.json"
-    path.write_text(json.dumps({"log_history": [line | {"learning_rate": 1e-6, "epoch": 0.1} for line in lines]}))
+    reward = [FLAT[at] if at < 30 else 0.0 for at in range(STEPS)]
+    dead = [float(at >= 30) for at in range(STEPS)]
+    path = log_file(tmp_path / "trainer_state.json", reward=reward, frac_reward_zero_std=dead)
     report = rd.check(path)
     assert [(one.code, one.follows_from) for one in report.findings[:2]] == [("RDT001", None), ("RDT005", "RDT001")]
-    assert {one.measures["onset"].value for one in report.findings[:2]} == {31}
+    assert {one.onset for one in report.findings[:2]} == {31}
     reward = next(one for one in report.vitals if one.name == "reward")
     assert (len(reward.series), reward.last, reward.marks) == (STEPS, 0.0, ((31, "RDT005"),))
+
+
+def log_file(path, **series):
+    """Write a log of TRL's, without the steps at which a series is None."""
+    lines = [
+        {"step": at + 1, "learning_rate": 1e-6, "epoch": 0.1, "loss": 0.0}
+        | {name: values[at] for name, values in series.items() if values[at] is not None}
+        for at in range(STEPS)
+    ]
+    path.write_text(json.dumps({"log_history": lines}))
+    return path
+
+
+def test_the_sentences_of_every_finding_are_sentences(tmp_path):
+    path = log_file(
+        tmp_path / "trainer_state.json",
+        entropy=COLLAPSES,
+        reward=FALLS,
+        kl=[0.001 * 1.2**step for step in range(STEPS)],
+        grad_norm=[1.0] * 40 + [50.0] + [1.0] * 19,
+        frac_reward_zero_std=[0.1] * 50 + [1.0] * 10,
+        step_time=[30.0] * 40 + [900.0] + [30.0] * 19,
+    )
+    report = rd.check(path)
+    assert {"RDT001", "RDT003", "RDT004", "RDT005", "RDT008", "RDT010"} <= {one.code for one in report.findings}
+    for one in report.findings:
+        assert not {*"{}"} & {*f"{one.headline}{one.message}{one.evidence}{one.advice}"}, one.code
+        assert "nan" not in one.message
+
+
+def test_a_reward_that_is_logged_now_and_then(tmp_path):
+    """Steps without a value are no fall of the reward."""
+    some = [value if at % 2 else None for at, value in enumerate(FLAT)]
+    report = rd.check(log_file(tmp_path / "trainer_state.json", entropy=COLLAPSES, reward=some))
+    (found,) = [one for one in report.findings if one.code == "RDT003"]
+    assert (found.severity.label, "did not rise" in found.message) == ("warning", True)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=40), st.floats(-1e3, 1e3), st.floats(0.01, 100))
