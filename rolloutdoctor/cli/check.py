@@ -120,7 +120,8 @@ def check(
     from rolloutdoctor.engine.check_parts import measure_with
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.engine.prepare import prepare
-    from rolloutdoctor.engine.stored import archived, members_of
+    from rolloutdoctor.engine.stored import members_of
+    from rolloutdoctor.io.archives import archived
     from rolloutdoctor.results.figures import Gallery
     from rolloutdoctor.views.histogram import histograms
     from rolloutdoctor.views.table import RENDERERS

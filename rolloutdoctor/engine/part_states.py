@@ -11,7 +11,8 @@ from pathlib import Path
 
 from rolloutdoctor.engine.parts import Part, Work
 from rolloutdoctor.engine.state_file import STATE_SCHEMA
-from rolloutdoctor.engine.stored import State, Storable, archived, members_of, state_of, unarchived
+from rolloutdoctor.engine.stored import State, Storable, members_of, state_of
+from rolloutdoctor.io.archives import archived, unarchived
 from rolloutdoctor.io.locations.targets import Target
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.io.write.replacing import write_whole

@@ -8,7 +8,8 @@ import polars as pl
 
 from rolloutdoctor.data.batch import EVAL, TRAIN
 from rolloutdoctor.engine.accumulate import RunState
-from rolloutdoctor.engine.stored import HEAD, state_of, unarchived
+from rolloutdoctor.engine.stored import HEAD, state_of
+from rolloutdoctor.io.archives import unarchived
 from rolloutdoctor.io.locations.small_files import read_small_bytes
 from rolloutdoctor.io.locations.targets import shown
 from rolloutdoctor.io.metadata import RunMetadata

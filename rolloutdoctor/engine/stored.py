@@ -1,12 +1,12 @@
 """States as bytes: plain values as JSON and frames as Parquet, in one archive; equal states give equal bytes."""
 
 import json
-import zipfile
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from io import BytesIO
-from typing import Any, Protocol, TypeVar
+from types import GenericAlias
+from typing import Any, Protocol, Self, TypeVar
 
 import polars as pl
 
@@ -23,7 +23,7 @@ class Storable(Protocol):
     def frames(self) -> Mapping[str, pl.DataFrame]:
         """The frames, by name."""
 
-    def with_frames(self, frames: Mapping[str, pl.DataFrame]) -> Any:  # noqa: ANN401  # another of the same
+    def with_frames(self, frames: Mapping[str, pl.DataFrame]) -> Self:
         """Return the same with these frames; without any, what JSON can write."""
 
 
@@ -54,10 +54,9 @@ def state_of(kind: type[State], members: Mapping[str, bytes]) -> State:
             for name, content in members.items()
             if name.endswith(_FRAME)
         }
-        found: State = state.with_frames(frames)
+        return state.with_frames(frames)
     except (LookupError, RecursionError, TypeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
-    return found
 
 
 def _frame_of(name: str, content: bytes) -> pl.DataFrame:
@@ -94,31 +93,6 @@ def parquet_of(frame: pl.DataFrame) -> bytes:
     return stream.getvalue()
 
 
-def archived(members: Mapping[str, bytes]) -> bytes:
-    """Return some files as one: a zip that compresses nothing and knows no time."""
-    stream = BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(zipfile.ZipInfo(name), content)
-    return stream.getvalue()
-
-
-def unarchived(content: bytes) -> dict[str, bytes]:
-    """Return the files that `archived` was given.
-
-    Raises:
-        ValueError: if it is no such archive, or one that was damaged: each file has a checksum.
-    """
-    try:
-        with zipfile.ZipFile(BytesIO(content)) as archive:
-            infos = archive.infolist()
-            if any(info.compress_type != zipfile.ZIP_STORED or info.flag_bits for info in infos):
-                raise ValueError("not an archive of this program")
-            return {info.filename: archive.read(info) for info in infos}
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, OSError, RuntimeError) as error:
-        raise ValueError(str(error)) from None
-
-
 def json_of(value: object) -> str:
     """Return plain values, dataclasses among them, as JSON; infinities and NaN as Python writes them."""
     return json.dumps(value, default=_plain, separators=(",", ":"))
@@ -134,7 +108,7 @@ def _plain(value: Any) -> object:  # noqa: ANN401  # what JSON has no word for
     raise TypeError(f"{type(value).__name__} cannot be stored")
 
 
-def plain_of(kind: type[Plain], value: object) -> Plain:
+def plain_of(kind: Callable[..., Plain], value: object) -> Plain:
     """Return the dataclass that `json_of` was given.
 
     Raises:
@@ -144,7 +118,7 @@ def plain_of(kind: type[Plain], value: object) -> Plain:
 
     try:
         found: Plain
-        (found,) = _reader(kind).validate_python([value])  # type: ignore[arg-type]  # classes are hashable
+        (found,) = _reader(kind).validate_python([value])
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ValueError(f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}") from None
@@ -156,5 +130,6 @@ def _reader(kind: Hashable) -> Any:  # noqa: ANN401  # a TypeAdapter
     # pydantic takes long to import, and few commands read a state.
     from pydantic import ConfigDict, TypeAdapter
 
-    # A list of one: the settings of a dataclass can only be given from outside.
-    return TypeAdapter(tuple[kind], config=ConfigDict(arbitrary_types_allowed=True))  # type: ignore[valid-type]
+    # A tuple of one: the settings of a dataclass can only be given from outside.
+    one_of: Any = GenericAlias(tuple, (kind,))
+    return TypeAdapter(one_of, config=ConfigDict(arbitrary_types_allowed=True))

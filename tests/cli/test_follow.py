@@ -17,7 +17,8 @@ from rolloutdoctor.commands.following.kept import Kept, load
 from rolloutdoctor.commands.following.opening import Followed
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.run_steps import run_steps
-from rolloutdoctor.engine.stored import archived, members_of
+from rolloutdoctor.engine.stored import members_of
+from rolloutdoctor.io.archives import archived
 from rolloutdoctor.recorders.own_loop import StepRecorder
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.trainers.options import Layer

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from rolloutdoctor.commands.following.kept import load
-from rolloutdoctor.engine.stored import archived, members_of
+from rolloutdoctor.engine.stored import members_of
+from rolloutdoctor.io.archives import archived
 
 HERE = Path(__file__).parent
 KILLS = 6

@@ -14,7 +14,8 @@ from rolloutdoctor.engine.check_parts import measure_with
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.state_file import load_state
-from rolloutdoctor.engine.stored import HEAD, archived, json_of, members_of, parquet_of, unarchived
+from rolloutdoctor.engine.stored import HEAD, json_of, members_of, parquet_of
+from rolloutdoctor.io.archives import archived, unarchived
 from rolloutdoctor.io.run import StepRange, open_run
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError, UsageError
 from rolloutdoctor.rules.table import pick

@@ -15,7 +15,8 @@ from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.serial import measure
 from rolloutdoctor.engine.state_file import load_state
-from rolloutdoctor.engine.stored import archived, members_of
+from rolloutdoctor.engine.stored import members_of
+from rolloutdoctor.io.archives import archived
 from rolloutdoctor.io.run import StepRange, open_run
 
 STEPS = 37

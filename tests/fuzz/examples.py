@@ -15,7 +15,8 @@ from fuzz import logs, values
 from fuzz.harness import run
 
 from rolloutdoctor.data.schema import COLUMNS, Kind
-from rolloutdoctor.engine.stored import HEAD, archived, unarchived
+from rolloutdoctor.engine.stored import HEAD
+from rolloutdoctor.io.archives import archived, unarchived
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.rules.table import RULES
 from rolloutdoctor.trainers.table import TRAINERS

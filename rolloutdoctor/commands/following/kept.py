@@ -4,7 +4,8 @@ import json
 from dataclasses import dataclass, field, replace
 
 from rolloutdoctor.engine.state_file import SavedState, read_members, saved_of
-from rolloutdoctor.engine.stored import archived, json_of, members_of, plain_of
+from rolloutdoctor.engine.stored import json_of, members_of, plain_of
+from rolloutdoctor.io.archives import archived
 from rolloutdoctor.results.errors import InputError
 
 _FOLLOWED = "followed.json"

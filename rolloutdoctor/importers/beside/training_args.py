@@ -2,13 +2,12 @@
 
 import pickletools
 import re
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
 
 from rolloutdoctor.importers.beside.stated import Stated, is_other
+from rolloutdoctor.io.archives import unarchived
 from rolloutdoctor.io.locations.paths import natural_key
 from rolloutdoctor.io.locations.small_files import read_small, read_small_bytes
 from rolloutdoctor.results.errors import InputError
@@ -84,13 +83,13 @@ def _pickle(path: Path, origin: str) -> bytes:
         path, name=origin, expected="its options are not read", most=_MOST_BYTES, error=InputError
     )
     try:
-        with zipfile.ZipFile(BytesIO(content)) as archive:
-            entry = next(each for each in archive.infolist() if each.filename.endswith("/data.pkl"))
-            if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > len(content):
-                raise ValueError("larger than the file")
-            return archive.read(entry)
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, RuntimeError, OverflowError, StopIteration):
-        raise InputError(f"{origin}: not a whole archive of torch.save; its options are not read") from None
+        members = unarchived(content)
+    except ValueError:
+        members = {}
+    found = next((member for name, member in members.items() if name.endswith("/data.pkl")), None)
+    if found is None:
+        raise InputError(f"{origin}: not a whole archive of torch.save; its options are not read")
+    return found
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from math import fsum, isfinite
 
 from rolloutdoctor.objective.objective import KlTerm, Objective
@@ -79,6 +80,10 @@ def _solve_coefficient(trials: Sequence[Sequence[Seen]]) -> Iterator[Hypothesis]
             yield _factor(f"kl-loss-times-{near:g}", "RDG005", words, near)
 
 
+def _is_weighted_otherwise(weighted: bool, objective: Objective) -> bool:
+    return objective.kl_loss is not None and objective.kl_loss.ratio_weighted != weighted
+
+
 KL_COEFFICIENT = Family(
     name="kl-loss-coefficient",
     code="RDG005",
@@ -109,9 +114,7 @@ KL_TERMS = (
             stage="kl",
             words=f"each token's KL is {'' if weighted else 'not '}multiplied by its importance ratio",
             remedy=STATE,
-            applies=lambda objective, weighted=weighted: (  # type: ignore[misc]
-                objective.kl_loss is not None and objective.kl_loss.ratio_weighted != weighted
-            ),
+            applies=partial(_is_weighted_otherwise, weighted),
             objective=changing("kl_loss", ratio_weighted=weighted),
         )
         for name, weighted in (("weighted-by-ratio", True), ("not-weighted", False))

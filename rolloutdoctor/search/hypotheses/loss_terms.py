@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -122,6 +123,18 @@ _NEVER = 1e6
 """A clip range that no ratio reaches."""
 
 
+def _counts_otherwise(counted: bool, objective: Objective) -> bool:
+    return objective.aggregation.counted_before_rejection != counted
+
+
+def _aggregates_otherwise(mode: str, objective: Objective) -> bool:
+    return objective.aggregation.mode != mode
+
+
+def _is_of_another_level(level: str, objective: Objective) -> bool:
+    return objective.surrogate.level not in (level, "sequence-sum")
+
+
 def _of_level(level: str) -> ObjectiveEdit:
     def edit(objective: Objective) -> Objective:
         objective = changing("surrogate", level=level)(objective)
@@ -167,8 +180,8 @@ LOSS_TERMS = (
             stage="kl",
             words=f"the denominator of the loss counts {words}",
             remedy=f"decide which is meant: a denominator {remedy}",
-            applies=lambda objective, counted=counted: objective.aggregation.counted_before_rejection != counted,  # type: ignore[misc]
-            objective=lambda objective, counted=counted: _changed(objective, counted_before_rejection=counted),  # type: ignore[misc]
+            applies=partial(_counts_otherwise, counted),
+            objective=partial(_changed, counted_before_rejection=counted),
             columns=frozenset({"response_mask_pre"} if counted else ()),
             references=("https://github.com/huggingface/trl/issues/6369",),
         )
@@ -254,7 +267,7 @@ LOSS_TERMS = (
             stage="loss",
             words=f"the importance ratio is that of a {level}, and not as recorded",
             remedy=STATE,
-            applies=lambda objective, level=level: objective.surrogate.level not in (level, "sequence-sum"),  # type: ignore[misc]
+            applies=partial(_is_of_another_level, level),
             objective=_of_level(level),
             unclaimed=CLIPPED,
         )
@@ -284,9 +297,9 @@ LOSS_TERMS = (
             words=f"the loss and its metrics are {'token means' if mode else 'made'} rank by rank, and the mean over "
             "ranks is taken however many tokens each has",
             remedy="add up the tokens of all ranks before dividing by their number",
-            applies=lambda objective, mode=mode: objective.aggregation.mode != mode,  # type: ignore[misc]
+            applies=partial(_aggregates_otherwise, mode),
             rows=by_rank,
-            objective=(lambda objective: _changed(objective, mode="token-mean")) if mode else None,
+            objective=partial(_changed, mode=mode) if mode else None,
             columns=frozenset({"optim_step_id", "rank"}),
             references=("https://github.com/huggingface/trl/pull/6380",),
         )
