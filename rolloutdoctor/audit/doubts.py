@@ -52,7 +52,7 @@ def doubts_of(batch: RolloutBatch, trainer: Trainer, config: Config | None, *, o
         rows = INCOMPLETE
     if not rows and omits_rows:
         rows = "the files need not hold all rows of a step"
-    is_single = config is not None and trainer.single_update(config)
+    is_single = config is not None and trainer.updates.single(config)
     return Doubts(rows, odd_N, "" if is_single else _update(batch))
 
 
@@ -66,14 +66,15 @@ class Unjoined:
     """Doubts whether a metric's line of the log is of other rows than those of the step."""
 
     def __init__(self, batch: RolloutBatch, trainer: Trainer, config: Config | None) -> None:
-        is_training = config is not None and batch.split == TRAIN
         self._trainer = trainer
-        self._of_update = _of_update(batch, trainer.updates(config)) if is_training and config is not None else ""
-        self._of_generation = _of_generation(batch, trainer.reuse(config)) if is_training and config is not None else ""
+        self._of_update = self._of_generation = ""
+        if config is not None and batch.split == TRAIN:
+            self._of_update = _of_update(batch, trainer.updates.per_generation(config))
+            self._of_generation = _of_generation(batch, trainer.updates.reuse(config))
 
     def why(self, metric: str) -> str:
         """Return why a metric proves nothing; empty if its line is that of the rows."""
-        return self._of_generation if self._trainer.is_made_once(metric) else self._of_update
+        return self._of_generation if self._trainer.log.is_made_once(metric) else self._of_update
 
     def among(self, metrics: Iterable[str]) -> dict[str, str]:
         """Return those of some metrics of which nothing follows, with the reason."""
@@ -170,7 +171,7 @@ class LayoutDoubt:
                 return self.reason
             moved = abs(metrics[name] - recomputed)
             # What rounding decides of a token weighs more in a small micro-batch.
-            around = max(radius, float(metric_radius(evaluation, self._trainer.kind_of(name), metrics[name])))
+            around = max(radius, float(metric_radius(evaluation, self._trainer.log.kind_of(name), metrics[name])))
             if not moved <= 2 * radius or gap <= around + _FARTHER * moved:
                 return self.reason
         return ""

@@ -37,7 +37,7 @@ _AT_LOSS = ("kl", "kl_loss", "loss", "policy_loss", "drift")
 
 def stage_of(trainer: Trainer, metric: str) -> str:
     """Return the stage of a metric."""
-    return _STAGE.get(trainer.kind_of(metric), STAGES[-1])
+    return _STAGE.get(trainer.log.kind_of(metric), STAGES[-1])
 
 
 def audit_step(
@@ -110,7 +110,7 @@ def window_values(
     for name, value in metrics.items():
         if unjoined.why(name):
             continue
-        kind = trainer.kind_of(name)
+        kind = trainer.log.kind_of(name)
         if kind == "clip_extreme" and evaluation.rows.rejected_N is not None and bool(evaluation.rows.rejected_N.any()):
             # A micro-batch without a trained token has no extreme, and leaves the mean over the window.
             continue
@@ -123,7 +123,7 @@ def window_values(
             if not doubt and "micro_batch_id" not in logged.batch.per_row and len(logged.batch) > 1:
                 doubt = LayoutDoubt.reason
         elif not doubt and config is not None:
-            doubt = trainer.reuse(config)
+            doubt = trainer.updates.reuse(config)
         found[name] = StepValue(stage_of(trainer, name), value, radius, "" if in_doubt else doubt)
     return found
 
@@ -263,7 +263,7 @@ def _metrics(
 ) -> dict[str, QuantityTally]:
     found = {}
     for name, recomputed in metrics.items():
-        kind, value = trainer.kind_of(name), logged.metrics[name]
+        kind, value = trainer.log.kind_of(name), logged.metrics[name]
         radius = float(metric_radius(evaluation, kind, recomputed))
         radius += rounding_of(logged.digits, name, value)
         if not isfinite(radius):

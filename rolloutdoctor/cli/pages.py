@@ -192,7 +192,7 @@ def trainers(name: str | None = None, *, as_json: bool = False) -> str:
                 "name": trainer.name,
                 "version": version or trainer.newest,
                 "options": options,
-                "not_recomputed": dict(trainer.not_recomputed),
+                "not_recomputed": dict(trainer.log.not_recomputed),
             }
         )
     if as_json:
@@ -210,9 +210,9 @@ def trainers(name: str | None = None, *, as_json: bool = False) -> str:
             if option.changes is not None:
                 words += f"; before {option.changes[0]} the default was {_word(option.changes[1])}"
             lines.append(_indented(words, 6))
-        if trainer.not_recomputed:
+        if trainer.log.not_recomputed:
             lines.append("  logged metrics that are not recomputed:")
-        lines += [_indented(f"{names}: {why}", 6) for names, why in trainer.not_recomputed.items()]
+        lines += [_indented(f"{names}: {why}", 6) for names, why in trainer.log.not_recomputed.items()]
         lines.append("")
     if not wanted:
         lines += [f"{planned}: {why}." for planned, why in PLANNED.items()]

@@ -263,7 +263,7 @@ class KlFigure(FigureAccumulator):
             self.per_token = frozenset({AS_CONFIGURED})
             return loss_columns(objective)
         term = objective.kl_reward
-        logged = context.metrics & set(context.trainer.kl_metrics if context.trainer else ())
+        logged = context.metrics & set(context.trainer.log.kl if context.trainer else ())
         if term is None or (term.coef == 0 and not logged):
             raise InputError("the configuration has no KL term, so there is no KL to draw; set its options with --set")
         return reward_kl_columns(objective) | {"response_mask", "reward"}
@@ -286,7 +286,7 @@ class KlFigure(FigureAccumulator):
             self.count("after", kl_T[carrying(batch, step.evaluations[self.fix], "kl_loss")])
         copied = replace(evaluation, objective=replace(evaluation.objective, kl_buffer=KlBuffer.COPY))
         recomputed = trainer.metrics(copied)
-        known = [name for name in trainer.kl_metrics if name in recomputed]
+        known = [name for name in trainer.log.kl if name in recomputed]
         if not known:
             return
         name = next((name for name in known if name in step.logged), known[0])

@@ -16,15 +16,15 @@ def comparable(metrics: LoggedMetrics, configured: Configured | None) -> LoggedM
     if configured is None:
         return metrics
     trainer, config = configured.trainer, configured.config
-    if trainer.window_option is None:
+    if trainer.roles.window is None:
         return metrics
-    setting = config.settings[trainer.window_option]
+    setting = config.settings[trainer.roles.window]
     # Where nothing says how often was logged, the distance of the logged steps does.
     interval = metrics.interval(TRAIN) or 1
     if not setting.assumed and isinstance(setting.value, int | float):
         # A share of the run is an option, too: then the distance says how many steps these are.
         interval = int(setting.value) if setting.value >= 1 else max(interval, 2)
-    span = trainer.updates(config) or 1
+    span = trainer.updates.per_generation(config) or 1
     if interval == span == 1:
-        return metrics.with_values(trainer.step_values(config, {key: metrics.at(key) for key in metrics.steps()}))
-    return metrics.by_batch(interval, span, trainer.instant_metrics, trainer.is_made_once)
+        return metrics.with_values(trainer.log.step_values(config, {key: metrics.at(key) for key in metrics.steps()}))
+    return metrics.by_batch(interval, span, trainer.log.instant, trainer.log.is_made_once)

@@ -46,7 +46,7 @@ def _of_hypothesis(cause: Finding, found: Finding, context: Context) -> bool:
 
 def _is_of_kl_metric(cause: Finding, found: Finding, context: Context) -> bool:
     """Nothing but the KL metric disagrees."""
-    metrics = () if context.trainer is None else context.trainer.kl_metrics
+    metrics = () if context.trainer is None else context.trainer.log.kl
     return found.cause is None and _unexplained(found, context) <= {*metrics}
 
 

@@ -17,7 +17,7 @@ def check_group_sizes(batch: RolloutBatch, context: Context) -> None:
     trainer, config, groups = context.trainer, context.config, batch.groups
     if trainer is None or config is None or groups is None or not len(groups) or context.imported:
         return
-    names = [trainer.group_options[each] for each in (batch.split, "train") if each in trainer.group_options]
+    names = [trainer.roles.group[each] for each in (batch.split, "train") if each in trainer.roles.group]
     if batch.split != "train" and trainer.group_size(config, batch.split) is None:
         return
     option = next((name for name in names if config[name] is not None), None)

@@ -44,12 +44,12 @@ def with_identified(run: Run, options: Options) -> Options:
     if trainer is None:
         return options
     options = _with_traced(run, options, trainer)
-    if not trainer.must_state or run.metrics_only:
+    if not trainer.roles.must_state or run.metrics_only:
         return options
     layers, version = _stated(run, options, trainer)
     settings = resolve(trainer.options, version, layers, trainer=name).settings
     logged = {"advantage", "advantages"} & run.columns
-    if not logged or not any(settings[must].assumed for must in trainer.must_state):
+    if not logged or not any(settings[must].assumed for must in trainer.roles.must_state):
         return options
     with evaluation_mode():
         found = _identified(run, options, trainer, version, layers, settings)
@@ -62,7 +62,7 @@ def with_identified(run: Run, options: Options) -> Options:
 def _with_traced(run: Run, options: Options, trainer: Trainer) -> Options:
     """Add the options of which a logged metric shows the value."""
     names = run.metrics.names()
-    traces = [trace for trace in trainer.traces if trace.value is not None and trace.metric in names]
+    traces = [trace for trace in trainer.log.traces if trace.value is not None and trace.metric in names]
     if not traces:
         return options
     layers, version = _stated(run, options, trainer)

@@ -19,7 +19,7 @@ def joined(prepared: PreparedRun, state: RunState) -> RunState:
     them, a line is an optimizer step. A trainer that says so has its lines joined before; of others nothing is known.
     """
     configured = prepared.configured
-    is_known = configured is not None and configured.trainer.updates(configured.config) is not None
+    is_known = configured is not None and configured.trainer.updates.per_generation(configured.config) is not None
     seen = sorted(key.step for key in state.seen if key.split == TRAIN)
     between = len([step for step in prepared.run.metrics.lines.difference(seen) if seen and seen[0] < step < seen[-1]])
     gaps = Counter(later - earlier for earlier, later in pairwise(seen))

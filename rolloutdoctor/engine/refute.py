@@ -28,13 +28,13 @@ def has_traces(configured: Configured | None, metrics: LoggedMetrics) -> bool:
     if configured is None:
         return False
     names, settings = metrics.names(), configured.config.settings
-    return any(trace.metric in names and not settings[trace.option].assumed for trace in configured.trainer.traces)
+    return any(trace.metric in names and not settings[trace.option].assumed for trace in configured.trainer.log.traces)
 
 
 def _by_traces(configured: Configured, metrics: LoggedMetrics) -> Iterator[Refuted]:
     """Metrics that the trainer would not have logged."""
     settings, reported = configured.config.settings, set()
-    for trace in configured.trainer.traces:
+    for trace in configured.trainer.log.traces:
         setting = settings[trace.option]
         if trace.option in reported or trace.fits(setting.value):
             continue
@@ -61,15 +61,15 @@ def _by_traces(configured: Configured, metrics: LoggedMetrics) -> Iterator[Refut
 def _by_rounded_losses(configured: Configured, metrics: LoggedMetrics) -> Iterator[Refuted]:
     """Losses of exactly 0 in every step, where the KL term alone would round to more."""
     trainer, term = configured.trainer, configured.objective.kl_loss
-    option = trainer.kl_option
-    if term is None or option is None or not trainer.loss_is_whole or term.coef <= 0:
+    option = trainer.roles.kl
+    if term is None or option is None or not trainer.log.loss_is_whole or term.coef <= 0:
         return
     if configured.objective.entropy_bonus is not None:
         return
     found = [metrics.at(key) for key in metrics.steps() if key.split == TRAIN]
-    losses = [one[trainer.loss_metric] for one in found if trainer.loss_metric in one]
-    kls = [one[name] for one in found for name in trainer.kl_metrics if name in one]
-    hidden = max(_DIGIT / 2, rounding_of(metrics.digits(), trainer.loss_metric, 0.0))
+    losses = [one[trainer.log.loss] for one in found if trainer.log.loss in one]
+    kls = [one[name] for one in found for name in trainer.log.kl if name in one]
+    hidden = max(_DIGIT / 2, rounding_of(metrics.digits(), trainer.log.loss, 0.0))
     if len(losses) < _STEPS or any(losses) or not kls or not term.coef * min(kls) > hidden:
         return
     setting = configured.config.settings[option]
@@ -77,9 +77,9 @@ def _by_rounded_losses(configured: Configured, metrics: LoggedMetrics) -> Iterat
         option=option,
         value=shown(setting.value),
         assumed=setting.assumed,
-        words=_asked(f"every logged {trainer.loss_metric} is 0 beside a KL that is not", option)
+        words=_asked(f"every logged {trainer.log.loss} is 0 beside a KL that is not", option)
         if setting.assumed
-        else f"every logged {trainer.loss_metric} is 0, and {option} = {shown(setting.value)} times the logged KL is "
+        else f"every logged {trainer.log.loss} is 0, and {option} = {shown(setting.value)} times the logged KL is "
         f"{term.coef * min(kls):.3g} at least, which its digits would show",
         evidence=f"{len(losses):,} losses of 0; least KL {min(kls):.4g}",
     )

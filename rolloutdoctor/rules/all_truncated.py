@@ -85,14 +85,14 @@ class AllTruncated(TableRule):
     def unavailable_reason(self, context: Context) -> Missing | None:
         """Neither rows nor a log that say how responses ended."""
         trainer = context.writer
-        names = None if trainer is None else trainer.end_metrics
+        names = None if trainer is None else trainer.log.ends
         # Means over several steps hold as well as values of one.
         logged = names is not None and (context.metrics | context.averaged).issuperset(names)
         return None if logged or "status" in context.columns else self._not_logged(context)
 
     def _not_logged(self, context: Context) -> Missing:
         trainer = context.writer
-        names = () if trainer is None or trainer.end_metrics is None else trainer.end_metrics
+        names = () if trainer is None or trainer.log.ends is None else trainer.log.ends
         log = context.recording.get("metrics", logs_remedy())
         return Missing(
             "neither rows nor log say which responses were cut off",
@@ -104,9 +104,9 @@ class AllTruncated(TableRule):
         trainer, logged = step.writer, step.logged
         if trainer is None:
             return {}
-        ends = [logged.get(name) for name in trainer.end_metrics or ()]
+        ends = [logged.get(name) for name in trainer.log.ends or ()]
         found = dict(zip(("share", "least", "most", "mean"), ends, strict=True)) if ends and None not in ends else {}
-        return {"free": trainer.reward_free(logged), **found}
+        return {"free": trainer.log.reward_free(logged), **found}
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step that says how its responses ended: by its rows, or else in its log."""
@@ -169,7 +169,7 @@ class AllTruncated(TableRule):
         size = _only_length(table)
         if size is None or size <= 1 or len(table) < self.fewest or table["from_rows"].any() or run["truncated_share"]:
             return None
-        if self._below_cap(run, context) or (context.writer is not None and context.writer.length_option is not None):
+        if self._below_cap(run, context) or (context.writer is not None and context.writer.roles.length is not None):
             # The share of such a trainer counts responses without an end, whatever cut them.
             return None
         return Missing(
@@ -180,9 +180,9 @@ class AllTruncated(TableRule):
     def _below_cap(self, run: Measured, context: Context) -> bool:
         """True if the recorded largest length is above that of every response: none was cut there."""
         trainer, config = context.trainer, context.config
-        if trainer is None or config is None or trainer.length_option is None:
+        if trainer is None or config is None or trainer.roles.length is None:
             return False
-        setting = config.settings.get(trainer.length_option)
+        setting = config.settings.get(trainer.roles.length)
         if setting is None or setting.assumed or not isinstance(setting.value, int | float):
             return False
         return (run["length"] or 0.0) < setting.value

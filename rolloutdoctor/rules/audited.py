@@ -161,7 +161,7 @@ class AuditedRule(Rule[AuditedMeasured]):
             return True
         if name in LOGGED_COLUMNS or context.trainer is None:
             return name in self.shown_by
-        return context.trainer.kind_of(name.removesuffix(" (eval)")) in self.shown_by
+        return context.trainer.log.kind_of(name.removesuffix(" (eval)")) in self.shown_by
 
     def _rival(self, context: Context) -> Cause | None:
         """A cause of another rule that gives the same values as a hypothesis of this one."""

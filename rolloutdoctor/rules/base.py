@@ -183,7 +183,7 @@ def logs_remedy() -> str:
     """Name the logs to give where the trainer of the run is unknown."""
     from rolloutdoctor.trainers.table import TRAINERS
 
-    own = ", ".join(trainer.log_file for trainer in TRAINERS.values() if trainer.log_file is not None)
+    own = ", ".join(trainer.log.file for trainer in TRAINERS.values() if trainer.log.file is not None)
     return f"give the trainer's log as well: {own}, or an export as CSV or JSON Lines"
 
 

@@ -196,4 +196,4 @@ class DeadGroups(TableRule):
 
 def _logged_name(context: Context) -> str | None:
     """Name of the share that the trainer logs."""
-    return None if context.writer is None else context.writer.zero_std_metric
+    return None if context.writer is None else context.writer.log.zero_std

@@ -38,7 +38,7 @@ def _overwrites(context: Context) -> bool:
 
 def _is_explained(context: Context) -> bool:
     """True if a cause other than the reward buffer explains a logged KL."""
-    names = {"kl"} if context.trainer is None else {"kl", *context.trainer.kl_metrics}
+    names = {"kl"} if context.trainer is None else {"kl", *context.trainer.log.kl}
     return any(names & {*cause.explains} for causes in context.causes.values() for cause in causes)
 
 
@@ -48,7 +48,7 @@ def _is_beside_loss(step: "StepView", gap: float) -> bool:
     term = None if evaluation is None else evaluation.objective.kl_loss
     if term is None or trainer is None:
         return False
-    losses = [tally for name, tally in step.audit.items() if trainer.kind_of(name) == "loss" and tally.compared]
+    losses = [tally for name, tally in step.audit.items() if trainer.log.kind_of(name) == "loss" and tally.compared]
     return any(not tally.disagree and abs(term.coef) * gap > 2 * tally.radius for tally in losses)
 
 
@@ -123,11 +123,11 @@ class KlMetricCorrupted(TableRule):
         trainer = context.trainer
         if trainer is None or not self.columns(context) or "kl" in context.columns:
             return None
-        if context.metrics & set(trainer.kl_metrics) or _overwrites(context):
+        if context.metrics & set(trainer.log.kl) or _overwrites(context):
             return None
-        names = " or ".join(trainer.kl_metrics)
-        if context.averaged & set(trainer.kl_metrics):
-            option = trainer.window_option
+        names = " or ".join(trainer.log.kl)
+        if context.averaged & set(trainer.log.kl):
+            option = trainer.roles.window
             return Missing(
                 f"the logged {names} is a mean over several steps, and there is no column kl",
                 f"log every step: {option} = 1 (if that is what the run did, say --set {option}=1)",
@@ -149,14 +149,14 @@ class KlMetricCorrupted(TableRule):
         if "recomputed" in found or tokens is None or bool((tokens.layout.steps_N > 1).any()):
             return found
         recomputed = step.metrics
-        for name in trainer.kl_metrics:
+        for name in trainer.log.kl:
             if name in step.logged and name in recomputed:
                 logged, true = step.logged[name], recomputed[name]
                 gap, fits = abs(logged - true), _fits(logged, true, step.radius(name, true))
                 # Where the audit doubts that the two are of the same tokens, nothing is proven.
                 audited = step.audit.get(quantity_of(step.batch, name))
                 is_off = not fits and audited is not None and audited.disagree > 0
-                beside = trainer.kind_of(name) in ("kl", "kl_loss") and is_off and _is_beside_loss(step, gap)
+                beside = trainer.log.kind_of(name) in ("kl", "kl_loss") and is_off and _is_beside_loss(step, gap)
                 return {**found, **dict(zip(OF_KL, (logged, true, gap, fits, beside), strict=True))}
         return found
 
@@ -330,7 +330,7 @@ class KlMetricCorrupted(TableRule):
         assert context.trainer is not None
         assert context.objective is not None
         kl, buffer = run.table.select(pl.mean("recomputed", "buffer")).row(0)
-        names, made = " or ".join(context.trainer.kl_metrics), f"{context.trainer.title} {context.objective.version}"
+        names, made = " or ".join(context.trainer.log.kl), f"{context.trainer.title} {context.objective.version}"
         return Judgement(
             severity=Severity.WARNING,
             confirmed=False,

@@ -86,7 +86,7 @@ class KlOnlyLoss(TableRule):
     def _is_logged(self, context: Context) -> bool:
         trainer = context.writer
         names = dict.fromkeys(context.metrics, 0.0)
-        return trainer is not None and trainer.loss_parts(names, context.config) is not None
+        return trainer is not None and trainer.log.loss_parts(names, context.config) is not None
 
     def _not_logged(self, context: Context) -> Missing:
         return Missing(
@@ -97,10 +97,10 @@ class KlOnlyLoss(TableRule):
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
         """The two parts of the logged loss, and the gradient norm."""
         trainer = step.writer
-        parts = None if trainer is None or not step.training else trainer.loss_parts(step.logged, step.config)
+        parts = None if trainer is None or not step.training else trainer.log.loss_parts(step.logged, step.config)
         if trainer is None or parts is None or not abs(parts.policy) + abs(parts.kl) < float("inf"):
             return {}
-        return {"policy": parts.policy, "kl": parts.kl, "norm": step.logged.get(trainer.grad_norm_metric)}
+        return {"policy": parts.policy, "kl": parts.kl, "norm": step.logged.get(trainer.log.grad_norm)}
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step of which the log gives the parts; `loss`, `kl` and `norm` where it is the KL alone."""

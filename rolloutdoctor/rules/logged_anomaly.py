@@ -64,7 +64,7 @@ class LoggedAnomaly(TableRule):
     def metrics(self, context: Context) -> frozenset[str]:
         """The loss, the KL and the gradient norm under the trainer's names."""
         trainer = context.writer
-        names = () if trainer is None else (trainer.loss_metric, trainer.grad_norm_metric, *trainer.kl_metrics)
+        names = () if trainer is None else (trainer.log.loss, trainer.log.grad_norm, *trainer.log.kl)
         return frozenset(names)
 
     def unavailable_reason(self, context: Context) -> Missing | None:
@@ -80,7 +80,7 @@ class LoggedAnomaly(TableRule):
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step that logged any of the three."""
         trainer, logged = context.writer, pl.col("logged")
-        kl, norm = ("", "") if trainer is None else (trainer.kl_metrics[0], trainer.grad_norm_metric)
+        kl, norm = ("", "") if trainer is None else (trainer.log.kl[0], trainer.log.grad_norm)
         return run.metrics.group_by(STEP_KEY, maintain_order=True).agg(
             is_finite=logged.is_finite().all(),
             kl=logged.filter(pl.col("metric") == kl, logged.is_finite()).first(),

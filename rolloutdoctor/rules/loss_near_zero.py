@@ -87,7 +87,7 @@ class LossNearZero(TableRule):
             remedy = "nothing records it; the audit compares the loss, the bonus included"
             return None if bonus is None else Missing(bonus.no_gradient, remedy)
         trainer = context.writer
-        names = () if trainer is None else (trainer.loss_metric, trainer.grad_norm_metric)
+        names = () if trainer is None else (trainer.log.loss, trainer.log.grad_norm)
         return None if names and context.metrics.issuperset(names) else self._not_logged(context)
 
     def _not_logged(self, context: Context) -> Missing:
@@ -118,12 +118,12 @@ class LossNearZero(TableRule):
         trainer, logged, evaluation = step.writer, step.logged, step.evaluation
         if trainer is None:
             return {}
-        name, no_norm = trainer.loss_metric, step.is_logged_as_zero(trainer.grad_norm_metric)
+        name, no_norm = trainer.log.loss, step.is_logged_as_zero(trainer.log.grad_norm)
         if not len(step.batch):
-            loss, norm = logged.get(name), logged.get(trainer.grad_norm_metric)
+            loss, norm = logged.get(name), logged.get(trainer.log.grad_norm)
             if loss is None or norm is None or not isfinite(loss) or not 0 <= norm < float("inf"):
                 return {}
-            kl, ends, free = logged.get(trainer.kl_metrics[0]), trainer.end_metrics, trainer.reward_free(logged)
+            kl, ends, free = logged.get(trainer.log.kl[0]), trainer.log.ends, trainer.log.reward_free(logged)
             all_cut = ends is not None and logged.get(ends[0]) == 1
             return {"logged": loss, "norm": norm, "no_norm": no_norm, "kl": kl, "free": free, "all_cut": all_cut}
         # Of several optimizer steps the log may hold one.

@@ -81,7 +81,7 @@ class OptionsRefuted(CountingRule):
 
     def _masked_by(self, context: Context) -> str | None:
         """The stated option that masks responses that were cut off."""
-        name = None if context.trainer is None else context.trainer.truncation_option
+        name = None if context.trainer is None else context.trainer.roles.truncation
         setting = None if name is None or context.config is None else context.config.settings.get(name)
         return name if setting is not None and setting.is_stated and setting.value is True else None
 

@@ -94,8 +94,8 @@ class RatioNotOne(CountingRule):
         trainer, config, numbered = step.trainer, step.config, step.batch.first_part_N is not None
         if trainer is None or config is None or not step.training:
             return False
-        generated = any(fnmatchcase(name, one) for one in trainer.generation_metrics for name in step.logged)
-        return trainer.scored_before(config, numbered=numbered, generated=generated)
+        generated = any(fnmatchcase(name, one) for one in trainer.log.generation for name in step.logged)
+        return trainer.updates.scored_before(config, numbered=numbered, generated=generated)
 
     def direct(self, run: CountedMeasured, context: Context) -> Judgement | None:
         """A warning where they differ at all."""

@@ -122,7 +122,7 @@ class ReferenceMoved(TableRule):
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
         """Whether a learning rate or a gradient norm of 0 was logged, if any was."""
-        norm = None if step.writer is None else step.writer.grad_norm_metric
+        norm = None if step.writer is None else step.writer.log.grad_norm
         rates = [value for name, value in step.logged.items() if name == norm or name.rpartition("/")[2] in RATES]
         return {"still": 0.0 in rates} if rates else {}
 
@@ -206,7 +206,7 @@ class ReferenceMoved(TableRule):
         table, rates = run.table, run.table["still"].drop_nulls()
         equal, falls = self._is_policy(table), table.filter("is_fall")["step"].to_list()
         moved, moves_weights = int(table["moved"].sum()), not rates.all()
-        name = None if context.trainer is None else context.trainer.sync_option
+        name = None if context.trainer is None else context.trainer.roles.sync
         sync = None if name is None or context.config is None else context.config.settings.get(name)
         synced = sync is not None and sync.is_stated and sync.value is True
         moves = f"; {name} = true is recorded" if synced else ""

@@ -69,8 +69,8 @@ class RewardFreeStep(TableRule):
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A log that does not say which steps had reward variance."""
         trainer = context.writer
-        tells = trainer is not None and trainer.reward_free(dict.fromkeys(context.metrics, 0.0)) is not None
-        return None if tells and trainer and trainer.grad_norm_metric in context.metrics else self._not_logged(context)
+        tells = trainer is not None and trainer.log.reward_free(dict.fromkeys(context.metrics, 0.0)) is not None
+        return None if tells and trainer and trainer.log.grad_norm in context.metrics else self._not_logged(context)
 
     def _not_logged(self, context: Context) -> Missing:
         return Missing(
@@ -81,12 +81,12 @@ class RewardFreeStep(TableRule):
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
         """Read from the log whether every group of a step lacked reward variance, and the gradient norm."""
         logged, trainer = step.logged, step.writer
-        free = None if trainer is None or not step.training else trainer.reward_free(logged)
-        norm = None if trainer is None else logged.get(trainer.grad_norm_metric)
+        free = None if trainer is None or not step.training else trainer.log.reward_free(logged)
+        norm = None if trainer is None else logged.get(trainer.log.grad_norm)
         if trainer is None or free is None or norm is None or not norm >= 0:
             return {}
-        loss, kl = logged.get(trainer.loss_metric), logged.get(trainer.kl_metrics[0])
-        is_whole = free and trainer.loss_is_whole and loss is not None and kl is not None and kl > 0
+        loss, kl = logged.get(trainer.log.loss), logged.get(trainer.log.kl[0])
+        is_whole = free and trainer.log.loss_is_whole and loss is not None and kl is not None and kl > 0
         return {"free": free, "norm": norm} | ({"loss": loss, "kl": kl} if is_whole else {})
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:

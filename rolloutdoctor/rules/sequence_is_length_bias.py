@@ -161,7 +161,7 @@ class SequenceIsLengthBias(TableRule):
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
         """Logged metrics of the importance weights and of what these are made of: how many, and how many agree."""
-        kind_of = None if step.trainer is None else step.trainer.kind_of
+        kind_of = None if step.trainer is None else step.trainer.log.kind_of
         metrics = [one for name, one in step.audit.items() if kind_of and kind_of(name) == "sampler_gap"]
         return {"compared": sum(one.compared for one in metrics), "agree": sum(one.agree for one in metrics)}
 

@@ -334,7 +334,7 @@ class StepView:
         """Return the radius of a logged metric: rounding of the trainer, and of its log."""
         assert self.evaluation is not None
         assert self.trainer is not None
-        found = metric_radius(self.evaluation, self.trainer.kind_of(name), value)
+        found = metric_radius(self.evaluation, self.trainer.log.kind_of(name), value)
         return float(found) + rounding_of(self.digits, name, self.logged.get(name, value))
 
     def is_logged_as_zero(self, name: str) -> bool:

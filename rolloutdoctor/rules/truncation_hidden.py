@@ -103,7 +103,7 @@ class TruncationHidden(TableRule):
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
         """The logged share of responses that were cut off, where the rows are all rows of the step."""
-        names = None if step.writer is None or step.omits_rows else step.writer.end_metrics
+        names = None if step.writer is None or step.omits_rows else step.writer.log.ends
         return {} if names is None else {"share": step.logged.get(names[0])}
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
@@ -234,7 +234,7 @@ def _at_cap() -> pl.Expr:
 
 def _limit(context: Context) -> int | None:
     """The largest length of a response, where it is stated."""
-    option = None if context.trainer is None else context.trainer.length_option
+    option = None if context.trainer is None else context.trainer.roles.length
     setting = None if option is None or context.config is None else context.config.settings[option]
     return setting.value if setting is not None and setting.is_stated and isinstance(setting.value, int) else None
 

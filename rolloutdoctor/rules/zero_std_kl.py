@@ -117,7 +117,9 @@ class ZeroStdKl(TableRule):
         if not step.logged or trainer is None or rows is None or fixed is None or not bool(rows.zero_std_N.any()):
             return {}
         found: dict[str, float | None] = {"norm": self._logged_norm(step) if bool(rows.zero_std_N.all()) else None}
-        names = [name for name in step.logged if trainer.kind_of(name) in ("loss", "kl_loss") and name in step.metrics]
+        names = [
+            name for name in step.logged if trainer.log.kind_of(name) in ("loss", "kl_loss") and name in step.metrics
+        ]
         metrics = trainer.metrics(fixed) if names else {}
         told = with_kl = without_kl = 0
         for name in names:
@@ -133,7 +135,7 @@ class ZeroStdKl(TableRule):
         """Gradient norm logged at a step without any spread, if nothing but the KL term can explain it."""
         assert step.trainer is not None
         assert step.tokens is not None
-        norm = step.logged.get(step.trainer.grad_norm_metric)
+        norm = step.logged.get(step.trainer.log.grad_norm)
         if norm is None or not norm > 0 or bool((step.tokens.layout.steps_N > 1).any()):
             return None
         if not float(step.tokens.grad_l1_N.sum()) > 0:
@@ -222,7 +224,7 @@ class ZeroStdKl(TableRule):
         )
         if confirmed:
             norm = number(steps.select(pl.max("norm")).item())
-            norm_name = context.trainer.grad_norm_metric if context.trainer else "grad_norm"
+            norm_name = context.trainer.log.grad_norm if context.trainer else "grad_norm"
             evidence = (
                 f"in {counted(confirmed, 'step')} every group has equal rewards and zero advantage, yet "
                 f"the logged {norm_name} is above zero (up to {norm}): that update was KL only"

@@ -222,7 +222,7 @@ def options_of(trainer: Trainer, stage: str | None = None) -> frozenset[str]:
     by_stage = {
         "advantage": (*choices.advantage, *choices.penalty, {str(choices.penalty_option): None}),
         "kl": choices.kl,
-        "loss": (*choices.loss, {str(trainer.kl_option): None}),
+        "loss": (*choices.loss, {str(trainer.roles.kl): None}),
     }
     tested = [by_stage[stage]] if stage is not None else list(by_stage.values())
     return frozenset(name for part in tested for choice in part for name in choice)

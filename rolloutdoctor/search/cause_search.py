@@ -286,7 +286,7 @@ class Search:
 
     def _claims(self, one: Hypothesis, quantity: str) -> bool:
         """False for what an edit redefines without claiming that the trainer did: that it agrees says nothing."""
-        return self.trainer.kind_of(quantity.removesuffix(" (eval)")) not in one.unclaimed
+        return self.trainer.log.kind_of(quantity.removesuffix(" (eval)")) not in one.unclaimed
 
     def _explained(self, off: set[str], one: Hypothesis, stage: str) -> frozenset[str]:
         """The quantities that agree in every step under one more edit, where they did not, if that says enough."""

@@ -43,7 +43,7 @@ def known_of(run: Run, trainer: str | None, layers: Sequence[Layer], configured:
     named = given or metadata.trainer
 
     def rank(one: Trainer) -> tuple[bool, int]:
-        own = (one.loss_metric, one.grad_norm_metric, *one.kl_metrics)
+        own = (one.log.loss, one.log.grad_norm, *one.log.kl)
         return one.name != (named or ""), -sum(name in names for name in own)
 
     versions, stated = [], {}
@@ -113,14 +113,14 @@ class Identifier:
         That is the one of the logged KL; all of them where a KL was logged and cannot be compared.
         """
         found = self._best(trial)
-        if found is None and not trial.excluded and any(self._names.kind_of(x) == "kl" for x in self._logged):
+        if found is None and not trial.excluded and any(self._names.log.kind_of(x) == "kl" for x in self._logged):
             return [one for one in kl_candidates(self._known, advantage) if one.objective.kl_loss is not None] or [None]
         return [found if found is not None and found.objective.kl_loss is not None else None]
 
     @property
     def _has_advantages(self) -> bool:
         """True if the log holds advantages, or metrics of them."""
-        of_them = any(self._names.kind_of(name) == "advantages" for name in self._logged)
+        of_them = any(self._names.log.kind_of(name) == "advantages" for name in self._logged)
         return bool({"advantage", "advantages"} & self._run.columns) or of_them
 
     def _of_log(self) -> Identification:

@@ -19,7 +19,7 @@ def extremes_of(metrics: LoggedMetrics, trainer: Trainer) -> list[Extremes]:
     names = [
         name
         for name in sorted(metrics.names())
-        if trainer.kind_of(name) == "advantages" and name.endswith(("advantages/max", "advantages/min"))
+        if trainer.log.kind_of(name) == "advantages" and name.endswith(("advantages/max", "advantages/min"))
     ]
     return [
         Extremes(name, {key.step: metrics.at(key)[name] for key in metrics.steps() if name in metrics.at(key)})

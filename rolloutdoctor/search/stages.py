@@ -174,7 +174,7 @@ def kl_candidates(known: Known, advantage: Candidate) -> list[Candidate]:
     """Return the KL terms of the loss, and the averages of their metric, given how advantages are computed."""
     found = []
     for trainer, version, layers in _after(known, advantage):
-        unit = {} if trainer.kl_option is None else {trainer.kl_option: 1.0}
+        unit = {} if trainer.roles.kl is None else {trainer.roles.kl: 1.0}
         choices = [{**choice, **unit} for choice in trainer.choices.kl]
         found += [
             replace(
@@ -265,9 +265,9 @@ def _plain_losses(known: Known, advantage: Candidate, kl: Candidate | None) -> I
         if kl is not None and kl.trainer is not None and kl.trainer.name == trainer.name:
             layers = (Layer("identified", kl.options), *layers)
         made = list(of_trainer(trainer, version, trainer.choices.loss, layers))
-        if kl is None and trainer.kl_option is not None:
+        if kl is None and trainer.roles.kl is not None:
             # Whatever states a KL term, the log has no sign of one.
-            without = [{**one.options, trainer.kl_option: 0.0} for one in made if one.objective.kl_loss is not None]
+            without = [{**one.options, trainer.roles.kl: 0.0} for one in made if one.objective.kl_loss is not None]
             made = [one for one in made if one.objective.kl_loss is None]
             made += of_trainer(trainer, version, without, layers)
         for one in made:
@@ -326,8 +326,8 @@ def _with_coefficient(steps: Sequence[Step], one: Candidate, kl: Candidate | Non
         coef = shortest(coef, *bounds(*equations))
     objective = replace(objective, kl_loss=replace(kl.objective.kl_loss, coef=coef))
     options = dict(one.options)
-    if trainer is not None and trainer.kl_option is not None:
-        options[trainer.kl_option] = coef
+    if trainer is not None and trainer.roles.kl is not None:
+        options[trainer.roles.kl] = coef
     said = {**loss_parts(objective), **({"scale": one.parts["scale"]} if one.parts.get("scale") else {})}
     return replace(one, objective=objective, options=options if trainer is not None else dict(said), parts=said)
 
@@ -340,7 +340,7 @@ def _after(known: Known, advantage: Candidate) -> Iterator[tuple[Trainer, tuple[
     for trainer, version in known.trainers[:1] if advantage.trainer is None else known.trainers:
         layers = tuple(known.layers.get(trainer.name, ()))
         if advantage.trainer is None:
-            yield trainer, version, (*layers, Layer("a common configuration", trainer.must_state))
+            yield trainer, version, (*layers, Layer("a common configuration", trainer.roles.must_state))
         elif trainer.name == advantage.trainer_name:
             yield trainer, version, (Layer("identified", advantage.options), *layers)
 

@@ -264,12 +264,13 @@ class Step:
         assert unit is not None
         # Metrics of the loss are with a coefficient of 1, but for the loss itself.
         made = self.metrics_of(unit, trainer)
-        names = [name for name in sorted(self.metrics) if trainer.kind_of(name) in kinds and name in made]
-        if stage == "kl" and one.objective.kl_loss is not None and all(trainer.kind_of(name) != "kl" for name in names):
+        names = [name for name in sorted(self.metrics) if trainer.log.kind_of(name) in kinds and name in made]
+        shows_kl = any(trainer.log.kind_of(name) == "kl" for name in names)
+        if stage == "kl" and one.objective.kl_loss is not None and not shows_kl:
             # What the rewards hold tells nothing of a term of the loss.
             return None
         own = {"loss": evaluation.loss, "policy_loss": evaluation.policy_loss}
-        as_made = {name: own.get(trainer.kind_of(name), made[name]) for name in names}
+        as_made = {name: own.get(trainer.log.kind_of(name), made[name]) for name in names}
         metrics = one.edited(evaluation, trainer, as_made)
         tallies = self.compared(one, evaluation, metrics, (stage,))
         if not tallies:
@@ -279,7 +280,7 @@ class Step:
         return Prediction(tallies, values, torch.tensor(radii, dtype=torch.float64))
 
     def _radius(self, evaluation: Evaluation, trainer: Trainer, name: str, value: float) -> float:
-        radius = float(metric_radius(evaluation, trainer.kind_of(name), value))
+        radius = float(metric_radius(evaluation, trainer.log.kind_of(name), value))
         return radius + rounding_of(self.digits, name, self.metrics[name])
 
     def loss_residual(self, unit: Candidate) -> tuple[float, float, float] | None:
@@ -291,7 +292,7 @@ class Step:
             unit: a candidate whose KL term has a coefficient of 1.
         """
         trainer = unit.trainer or self.names
-        name = next((name for name in self.metrics if trainer.kind_of(name) == "loss"), None)
+        name = next((name for name in self.metrics if trainer.log.kind_of(name) == "loss"), None)
         if name is not None:
             evaluation = self.whole(unit)
             if evaluation is None:
@@ -299,8 +300,8 @@ class Step:
             factor = unit.edited(evaluation, trainer, {name: 1.0})[name]
             radius = self._radius(evaluation, trainer, name, evaluation.policy_loss)
             return self.metrics[name] - evaluation.policy_loss * factor, evaluation.kl_loss * factor, radius
-        logged = trainer.loss_parts(self.metrics, None)
-        kl = next((self.metrics[each] for each in trainer.kl_metrics if each in self.metrics), None)
+        logged = trainer.log.loss_parts(self.metrics, None)
+        kl = next((self.metrics[each] for each in trainer.log.kl if each in self.metrics), None)
         if logged is None or not kl:
             return None
         return logged.kl, kl, abs(kl) * 2.0**-22

@@ -146,6 +146,110 @@ def _not_logged(logged: Mapping[str, float], config: Config | None) -> LossParts
 
 
 @dataclass(frozen=True)
+class Log:
+    """The metrics that a trainer logs, under its own names.
+
+    Attributes:
+        loss: the metric that best shows the loss.
+        grad_norm: the metric that holds the norm of the parameters' gradient.
+        kl: its metrics that are a KL from the reference.
+        loss_is_whole: True if `loss` is the whole loss, not its policy part.
+        zero_std: its metric that holds the share of rows or groups without a spread of rewards, or None.
+        ends: its metrics that hold the share of responses that were cut off, and the smallest, largest and mean
+            length of a response; None where it does not log them.
+        quantities: what each recomputed metric is, by name or pattern, in the words of
+            `radii.metrics.METRICS`; a metric that is not named is a mean of values of one sign.
+        not_recomputed: metrics that it logs (a star stands for any ending) and `Trainer.metrics` never gives, with
+            the reason.
+        generation: patterns of the metrics that are made once for each generated batch.
+        instant: metrics that are of the logged step alone, whatever `OptionRoles.window` says.
+        traces: metrics that show how an option was set.
+        step_values: the values that steps took over from the steps before, under names that nothing logs.
+        reward_free: tells from the metrics of a training step that no group had a spread of rewards; None where they
+            do not say.
+        loss_parts: takes the loss of a training step apart from what was logged; None where that does not do. The
+            configuration is None where nothing states it.
+        file: its own log of numbers, in words; None if it has none of its own.
+    """
+
+    loss: str
+    grad_norm: str
+    kl: tuple[str, ...] = ()
+    loss_is_whole: bool = False
+    zero_std: str | None = None
+    ends: tuple[str, str, str, str] | None = None
+    quantities: Mapping[str, str] = field(default_factory=dict)
+    not_recomputed: Mapping[str, str] = field(default_factory=dict)
+    generation: tuple[str, ...] = ()
+    instant: frozenset[str] = frozenset()
+    traces: tuple[Trace, ...] = ()
+    step_values: "Callable[[Config, StepMetrics], StepMetrics]" = _no_step_values
+    reward_free: Callable[[Mapping[str, float]], bool | None] = _does_not_say
+    loss_parts: Callable[[Mapping[str, float], Config | None], LossParts | None] = _not_logged
+    file: str | None = None
+
+    def kind_of(self, metric: str) -> str:
+        """Return what a metric is, as `quantities` has it."""
+        if metric not in self._kinds:
+            found = (kind for pattern, kind in self.quantities.items() if fnmatchcase(metric, pattern))
+            self._kinds[metric] = next(found, "mean")
+        return self._kinds[metric]
+
+    def is_made_once(self, metric: str) -> bool:
+        """Return True for a metric that is made once for each generated batch."""
+        return any(fnmatchcase(metric, pattern) for pattern in self.generation)
+
+    @cached_property
+    def _kinds(self) -> dict[str, str]:
+        """Kinds of the metrics that were asked for: matching patterns takes its time, and names recur."""
+        return {}
+
+
+@dataclass(frozen=True)
+class OptionRoles:
+    """The names of the options that more than the objective depends on.
+
+    Attributes:
+        kl: the coefficient of the KL term in the loss, or None.
+        group: split to how many responses a prompt gets.
+        length: the largest length of a response, or None.
+        truncation: masks responses that were cut off, or None.
+        sync: copies the policy to the reference now and then, or None.
+        window: over how many steps a logged line averages, or None if each step is logged.
+        must_state: the options that are too much to assume, each with a common value.
+    """
+
+    kl: str | None = None
+    group: Mapping[str, str] = field(default_factory=dict)
+    length: str | None = None
+    truncation: str | None = None
+    sync: str | None = None
+    window: str | None = None
+    must_state: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Updates:
+    """How a trainer spends a generated batch on optimizer steps.
+
+    Attributes:
+        per_generation: how many optimizer steps one pass over a generated batch takes, where the log has a line for
+            each of them and the rows stand at the first; 0 where they do not divide evenly, None where a line is a
+            whole step.
+        reuse: says why a step may have trained on rows that were generated for an earlier one, where the options do
+            not rule it out; empty where they do. What is logged of a generation is logged once then.
+        single: tells that the options have one update a batch, whose log-probs at the loss are the old ones to the
+            bit.
+        scored_before: tells of which rows policy and old log-probs are equal to the bit.
+    """
+
+    per_generation: Callable[[Config], int | None] = _whole
+    reuse: Callable[[Config], str] = _never
+    single: Callable[[Config], bool] = _is_not_known
+    scored_before: ScoredBefore = _not_known
+
+
+@dataclass(frozen=True)
 class Trainer:
     """One trainer.
 
@@ -158,47 +262,17 @@ class Trainer:
         objective: builds what it computes from a configuration.
         metrics: its logged metrics under its own names, recomputed from an evaluation; a metric whose ingredients
             are missing is left out.
-        recording: canonical column to the option or recorder that makes the trainer log it; ``*`` is any other column,
-            ``metrics`` its log of numbers, ``reward_free`` and ``loss_parts`` what the functions below need.
-        kl_metrics: its metrics that are a KL from the reference.
-        loss_metric: the metric that best shows the loss.
-        grad_norm_metric: the metric that holds the norm of the parameters' gradient.
-        aliases: its names of columns that mean another column, or none, in files of other trainers.
-        group_options: split to the option that says how many responses a prompt gets.
         group_size: how many rows a group of a split should have under a configuration, or None if anything goes.
-        must_state: the options that are too much to assume, each with a common value.
-        log_file: its own log of numbers, in words; None if it has none of its own.
-        stored_kl: the metric of the per-token KL that it stores, or None.
-        masks_by_product: its loss multiplies by the mask, so that NaN in a masked token reaches it.
-        window_option: the option that says over how many steps a logged line averages, or None if each step is logged.
-        updates: how many optimizer steps one pass over a generated batch takes, where the log has a line for each of
-            them and the rows stand at the first; 0 where they do not divide evenly, None where a line is a whole step.
-        generation_metrics: patterns of the metrics that are made once for each generated batch.
-        reuse: says why a step may have trained on rows that were generated for an earlier one, where the options do not
-            rule it out; empty where they do. What is logged of a generation is logged once then.
-        single_update: tells that the options have one update a batch, whose log-probs at the loss are the old ones to
-            the bit.
-        scored_before: tells of which rows policy and old log-probs are equal to the bit.
-        truncation_option: the option that masks responses that were cut off, or None.
-        sync_option: the option that copies the policy to the reference now and then, or None.
-        zero_std_metric: its metric that holds the share of rows or groups without a spread of rewards, or None.
-        instant_metrics: metrics that are of the logged step alone, whatever that option says.
-        step_values: the values that steps took over from the steps before, under names that nothing logs.
-        quantities: what each recomputed metric is, by name or pattern, in the words of
-            `radii.metrics.METRICS`; a metric that is not named is a mean of values of one sign.
-        not_recomputed: metrics that it logs (a star stands for any ending) and `metrics` never gives, with the reason.
-        reward_free: tells from the metrics of a training step that no group had a spread of rewards; None where they
-            do not say.
-        end_metrics: its metrics that hold the share of responses that were cut off, and the smallest, largest and mean
-            length of a response; none where it does not log them.
-        length_option: the option that holds the largest length of a response, or None.
-        loss_parts: takes the loss of a training step apart from what was logged; None where that does not do. The
-            configuration is None where nothing states it.
-        kl_option: the option that holds the coefficient of the KL term in the loss, or None.
-        traces: metrics that show how an option was set.
-        loss_is_whole: True if `loss_metric` is the whole loss, not its policy part.
+        log: what it logs.
+        recording: canonical column to the option or recorder that makes the trainer log it; ``*`` is any other column,
+            ``metrics`` its log of numbers, ``reward_free`` and ``loss_parts`` what these functions of `log` need.
+        roles: options that more than the objective depends on.
+        updates: how it spends a generated batch on optimizer steps.
         parts: part of the objective to the options that decide over it; a part that is not named has none.
         choices: settings that a log can tell apart.
+        aliases: its names of columns that mean another column, or none, in files of other trainers.
+        stored_kl: the metric of the per-token KL that it stores, or None.
+        masks_by_product: its loss multiplies by the mask, so that NaN in a masked token reaches it.
     """
 
     name: str
@@ -208,57 +282,18 @@ class Trainer:
     options: tuple[Option, ...]
     objective: Callable[[Config], Objective]
     metrics: "Callable[[Evaluation], Mapping[str, float]]"
-    recording: Mapping[str, str]
-    kl_metrics: tuple[str, ...]
-    loss_metric: str
-    grad_norm_metric: str
     group_size: Callable[[Config, str], int | None]
-    group_options: Mapping[str, str] = field(default_factory=dict)
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    must_state: Mapping[str, object] = field(default_factory=dict)
-    log_file: str | None = None
-    stored_kl: StoredKl | None = None
-    masks_by_product: bool = False
-    window_option: str | None = None
-    updates: Callable[[Config], int | None] = _whole
-    generation_metrics: tuple[str, ...] = ()
-    reuse: Callable[[Config], str] = _never
-    single_update: Callable[[Config], bool] = _is_not_known
-    scored_before: ScoredBefore = _not_known
-    truncation_option: str | None = None
-    sync_option: str | None = None
-    zero_std_metric: str | None = None
-    instant_metrics: frozenset[str] = frozenset()
-    step_values: "Callable[[Config, StepMetrics], StepMetrics]" = _no_step_values
-    quantities: Mapping[str, str] = field(default_factory=dict)
-    not_recomputed: Mapping[str, str] = field(default_factory=dict)
-    reward_free: Callable[[Mapping[str, float]], bool | None] = _does_not_say
-    end_metrics: tuple[str, str, str, str] | None = None
-    length_option: str | None = None
-    loss_parts: Callable[[Mapping[str, float], Config | None], LossParts | None] = _not_logged
-    kl_option: str | None = None
-    traces: tuple[Trace, ...] = ()
-    loss_is_whole: bool = False
+    log: Log
+    recording: Mapping[str, str]
+    roles: OptionRoles = field(default_factory=OptionRoles)
+    updates: Updates = field(default_factory=Updates)
     parts: Mapping[Part, PartOptions] = field(default_factory=dict)
     choices: Choices = field(default_factory=Choices)
-
-    def kind_of(self, metric: str) -> str:
-        """Return what a metric is, as `quantities` has it."""
-        if metric not in self._kinds:
-            found = (kind for pattern, kind in self.quantities.items() if fnmatchcase(metric, pattern))
-            self._kinds[metric] = next(found, "mean")
-        return self._kinds[metric]
-
-    def is_made_once(self, metric: str) -> bool:
-        """Return True for a metric that is made once for each generated batch."""
-        return any(fnmatchcase(metric, pattern) for pattern in self.generation_metrics)
-
-    @cached_property
-    def _kinds(self) -> dict[str, str]:
-        """Kinds of the metrics that were asked for: matching patterns takes its time, and names recur."""
-        return {}
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    stored_kl: StoredKl | None = None
+    masks_by_product: bool = False
 
     def example(self) -> Objective:
         """Return what its newest version computes with nothing stated but what has to be."""
-        stated = Layer("a common configuration", self.must_state)
+        stated = Layer("a common configuration", self.roles.must_state)
         return self.objective(resolve(self.options, parse_version(self.newest), [stated], trainer=self.name))

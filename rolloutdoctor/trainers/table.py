@@ -30,8 +30,8 @@ def trainer_from_metric_names(names: Collection[str]) -> Trainer | None:
     'verl'
     """
     for trainer in TRAINERS.values():
-        others = (trainer.grad_norm_metric, *trainer.kl_metrics)
-        if trainer.loss_metric in names and any(name in names for name in others):
+        others = (trainer.log.grad_norm, *trainer.log.kl)
+        if trainer.log.loss in names and any(name in names for name in others):
             return trainer
     alone = Counter(next(iter(owners)) for name in names if len(owners := _owners(name)) == 1)
     titles = [title for title, count in alone.most_common(1) if count >= _FEWEST_NAMES]
@@ -49,7 +49,7 @@ def _owners(name: str) -> set[str]:
     return {
         trainer.title
         for trainer in TRAINERS.values()
-        if any(fnmatchcase(name, pattern) for pattern in (*trainer.quantities, *(trainer.end_metrics or ())))
+        if any(fnmatchcase(name, pattern) for pattern in (*trainer.log.quantities, *(trainer.log.ends or ())))
     }
 
 

@@ -68,7 +68,7 @@ def test_a_run_agrees_with_itself(trainer, seed):
 def test_a_value_that_is_off_by_ten_radii_is_found(trainer):
     batch = a_batch()
     _, metrics = logged_by(trainer, batch)
-    name = configured(trainer).trainer.loss_metric
+    name = configured(trainer).trainer.log.loss
     tallies = audited(trainer, batch, {**metrics, name: metrics[name] + 1e-4})
     assert tallies[name].disagree == 1
     assert all(tally.agree == tally.compared for other, tally in tallies.items() if other != name)

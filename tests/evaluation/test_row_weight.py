@@ -19,7 +19,7 @@ NAME = "vespo/phi_seq_mean"
 def radius(rewards, **options):
     made = configure(RunMetadata(), "trl", [Layer("test", {"loss_type": "vespo", "beta": 0.0, **options})])
     found = evaluate(toy_batch(rewards, lengths=2, old=-1.5, policy=-1.4, ref=-1.0), made.objective)
-    return float(metric_radius(found, made.trainer.kind_of(NAME), made.trainer.metrics(found)[NAME]))
+    return float(metric_radius(found, made.trainer.log.kind_of(NAME), made.trainer.metrics(found)[NAME]))
 
 
 def weight(power, decay, log_w):

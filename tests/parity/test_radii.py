@@ -160,7 +160,7 @@ def test_loss(algos, mode, kl_name, spread):
             "actor/ppo_kl": logged["actor/ppo_kl"],
         }.items():
             own = verl.metrics(found)[name]
-            radius = float(metric_radius(found, verl.TRAINER.kind_of(name), own))
+            radius = float(metric_radius(found, verl.TRAINER.log.kind_of(name), own))
             assert abs(own - value) <= radius, name
             size = float((found.tokens.policy_N.abs() * found.tokens.policy_weight_N).sum())
             assert radius < 1e-3 * max(size, abs(own)), name
@@ -171,6 +171,6 @@ def test_another_formula_lies_outside(algos):
     mine = objective(adv_estimator="grpo", use_kl_loss=True, kl_loss_coef=0.07, kl_loss_type="low_var_kl")
     found = evaluate(batch_of(1, spread=0.1), mine)
     own = verl.metrics(found)["actor/kl_loss"]
-    assert float(metric_radius(found, verl.TRAINER.kind_of("actor/kl_loss"), own)) < 0.005 * own
+    assert float(metric_radius(found, verl.TRAINER.log.kind_of("actor/kl_loss"), own)) < 0.005 * own
     assert float(policy_loss_radius(found)) < 1e-5
     assert pack(found.batch, pad(found.batch, found.batch.column("policy_log_probs"))).shape[0] == found.batch.tokens

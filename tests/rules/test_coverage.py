@@ -202,7 +202,7 @@ def test_options_of_a_part_decide_over_it(name, data):
     """Where a part is absent, its trainer names an option with a value that leaves it out, or says why it never is."""
     trainer = TRAINERS[name]
     options = {option.name: option for option in trainer.options}
-    drawn = dict(trainer.must_state)
+    drawn = dict(trainer.roles.must_state)
     for option_name in {each for part in trainer.parts.values() for each in part.off}:
         option = options[option_name]
         values = option.choices or ((True, False) if option.kind == "flag" else (0, 0.5))

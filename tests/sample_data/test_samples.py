@@ -182,10 +182,10 @@ def test_logged_metrics_are_reproduced(name, dtype):
         logged, own = sample.logged(found.batch), sample.configured.trainer.metrics(found)
         for metric in sorted(own.keys() & logged.keys()):
             compared.add(metric)
-            radius = float(metric_radius(found, sample.configured.trainer.kind_of(metric), own[metric]))
+            radius = float(metric_radius(found, sample.configured.trainer.log.kind_of(metric), own[metric]))
             assert abs(own[metric] - logged[metric]) <= radius, (found.batch.key, metric)
             # A token at a clip bound is clipped or not by rounding alone, and its weight is a third in a row of three.
-            if not sample.configured.trainer.kind_of(metric).startswith("clip_"):
+            if not sample.configured.trainer.log.kind_of(metric).startswith("clip_"):
                 assert radius <= WIDEST * max(abs(own[metric]), 2e-3), (found.batch.key, metric)
     assert compared >= AT_LEAST[name]
 

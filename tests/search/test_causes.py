@@ -81,7 +81,7 @@ def report(trainer, batch, metrics):
     made = configured(trainer)
     choices = made.trainer.choices
     names = {name for each in (*choices.advantage, *choices.kl, *choices.loss) for name in each}
-    names -= {trace.option for trace in made.trainer.traces}
+    names -= {trace.option for trace in made.trainer.log.traces}
     stated = {name: made.config[name] for name in names} | SETUPS[trainer]
     return diagnose([batch], trainer=trainer, options=stated, logged=metrics, select=AUDITED)
 

@@ -42,7 +42,7 @@ def test_no_metric_is_on_both_sides(name):
     batch = replace(batch, rewards={"f": batch.column("reward")})
     own = spec.metrics(evaluate(batch, mine))
     assert len(own) > 15
-    patterns = [pattern for names in spec.not_recomputed for pattern in names.split(", ")]
+    patterns = [pattern for names in spec.log.not_recomputed for pattern in names.split(", ")]
     assert patterns
     assert not [metric for metric in own for pattern in patterns if fnmatch(metric, pattern)]
 
@@ -51,4 +51,4 @@ def test_the_book_lists_them():
     text = CliRunner().invoke(app, ["trainers", "slime"]).stdout
     assert "logged metrics that are not recomputed:" in text
     body = json.loads(CliRunner().invoke(app, ["trainers", "slime", "--format", "json"]).stdout)
-    assert body[0]["not_recomputed"] == dict(TRAINERS["slime"].not_recomputed)
+    assert body[0]["not_recomputed"] == dict(TRAINERS["slime"].log.not_recomputed)

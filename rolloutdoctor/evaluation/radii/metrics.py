@@ -173,7 +173,7 @@ METRICS: dict[str, Callable[[Evaluation, float], Radius]] = {
     "values": _values,
     "zero_std": _mean,
 }
-"""Radius of a metric given its recomputed value, by its kind as trainers name it in `Trainer.quantities`."""
+"""Radius of a metric given its recomputed value, by its kind as trainers name it in `trainers.spec.Log.quantities`."""
 
 
 def metric_radius(evaluation: Evaluation, kind: str, value: float) -> Radius:
@@ -181,7 +181,7 @@ def metric_radius(evaluation: Evaluation, kind: str, value: float) -> Radius:
 
     Args:
         evaluation: of the step.
-        kind: what the metric is, a name in `METRICS`; `Trainer.kind_of` tells it.
+        kind: what the metric is, a name in `METRICS`; `Trainer.log.kind_of` tells it.
         value: as recomputed.
     """
     found = METRICS[kind](evaluation, value)

@@ -60,15 +60,15 @@ def _end(gap: Callable[[float], float], target: float, widest: float) -> float:
 def _interval(trial: Sequence[Seen], side: str) -> tuple[float, float] | None:
     """The clip ranges with which the logged loss follows within its radius; None if there are none, or no end."""
     one = trial[0]
-    names = [name for name in one.logged if one.trainer.kind_of(name) in ("policy_loss", "loss")]
+    names = [name for name in one.logged if one.trainer.log.kind_of(name) in ("policy_loss", "loss")]
     if not names or any(each.evaluation.tokens is None for each in trial):
         return None
-    name = max(names, key=lambda name: one.trainer.kind_of(name) == "policy_loss")
+    name = max(names, key=lambda name: one.trainer.log.kind_of(name) == "policy_loss")
     made = [each.trainer.metrics(each.evaluation).get(name) for each in trial]
     if any(value is None for value in made):
         return None
     radius = max(
-        float(metric_radius(each.evaluation, one.trainer.kind_of(name), value or 0.0))
+        float(metric_radius(each.evaluation, one.trainer.log.kind_of(name), value or 0.0))
         for each, value in zip(trial, made, strict=True)
     )
     gap = _gap(trial, side, name)
@@ -82,7 +82,7 @@ def _share_bits(trial: Sequence[Seen], side: str, value: float) -> float:
     if len(trial) > 1:
         return 0.0
     one = trial[0]
-    names = [name for name in one.logged if one.trainer.kind_of(name) == "clip_share"]
+    names = [name for name in one.logged if one.trainer.log.kind_of(name) == "clip_share"]
     recorded, made = one.trainer.metrics(one.evaluation), _with(one, side, value)
     found = 0.0
     for name in (each for each in names if each in recorded and each in made):

@@ -65,8 +65,8 @@ def _solve_coefficient(trials: Sequence[Sequence[Seen]]) -> Iterator[Hypothesis]
     found: list[tuple[float, float]] = []
     for trial in trials:
         parts = [(one.evaluation.policy_loss, one.evaluation.kl_loss) for one in trial if one.evaluation.tokens]
-        logged = trial[0].logged.get(trial[0].trainer.loss_metric)
-        if len(parts) < len(trial) or logged is None or not trial[0].trainer.loss_is_whole:
+        logged = trial[0].logged.get(trial[0].trainer.log.loss)
+        if len(parts) < len(trial) or logged is None or not trial[0].trainer.log.loss_is_whole:
             continue
         policy, kl = (fsum(part) / len(parts) for part in zip(*parts, strict=True))
         if kl and isfinite(kl) and isfinite(policy):

@@ -84,7 +84,7 @@ def _scaled(name: str, words: str, parts: "Callable[[Layout], Tensor]", *, inver
         count = float(parts(tokens.layout)[0])
         factor = 1 / count if inverse else count
         of_loss = ("loss", "policy_loss")
-        return {name: value * factor for name, value in metrics.items() if trainer.kind_of(name) in of_loss}
+        return {name: value * factor for name, value in metrics.items() if trainer.log.kind_of(name) in of_loss}
 
     return Hypothesis(
         name=name,
@@ -111,7 +111,7 @@ def _with_entropy(factor: int) -> MetricsEdit:
 
     def edit(evaluation: "Evaluation", trainer: "Trainer", metrics: Mapping[str, float]) -> Mapping[str, float]:
         more = (factor - 1) * evaluation.entropy_loss
-        return {name: value + more for name, value in metrics.items() if name == trainer.loss_metric}
+        return {name: value + more for name, value in metrics.items() if name == trainer.log.loss}
 
     return edit
 

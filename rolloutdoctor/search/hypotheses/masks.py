@@ -51,7 +51,7 @@ def _other(evaluation: Evaluation, rows: RowsEdit, objective: Objective) -> Eval
 
 
 def _kl_unmasked(evaluation: Evaluation, trainer: "Trainer", metrics: Mapping[str, float]) -> Mapping[str, float]:
-    names = [name for name in metrics if trainer.kind_of(name) == "loss"]
+    names = [name for name in metrics if trainer.log.kind_of(name) == "loss"]
     other = _other(evaluation, _unmasked, _counted_as_masked(evaluation.objective)) if names else None
     return {} if other is None else dict.fromkeys(names, evaluation.policy_loss + other.kl_loss)
 
@@ -60,7 +60,7 @@ def _with_padding(*, unmasked: bool) -> MetricsEdit:
     """Add the policy term of the padding, whose log-probs are 0: minus the advantage of its row at each position."""
 
     def edit(evaluation: Evaluation, trainer: "Trainer", metrics: Mapping[str, float]) -> Mapping[str, float]:
-        names = [name for name in metrics if trainer.kind_of(name) == "loss"]
+        names = [name for name in metrics if trainer.log.kind_of(name) == "loss"]
         rows, lengths_N = evaluation.rows, evaluation.batch.rows.diff()
         if not names or rows is None or rows.advantage_N is None or evaluation.tokens is None or not len(lengths_N):
             return {}
@@ -76,7 +76,7 @@ def _with_padding(*, unmasked: bool) -> MetricsEdit:
 
 def _metric_of(rows: RowsEdit, kinds: tuple[str, ...]) -> MetricsEdit:
     def edit(evaluation: Evaluation, trainer: "Trainer", metrics: Mapping[str, float]) -> Mapping[str, float]:
-        names = [name for name in metrics if trainer.kind_of(name) in kinds]
+        names = [name for name in metrics if trainer.log.kind_of(name) in kinds]
         other = _other(evaluation, rows, evaluation.objective) if names else None
         made = {} if other is None else trainer.metrics(other)
         return {name: made[name] for name in names if name in made}
@@ -111,7 +111,7 @@ def _mean_of_extremes(column: str) -> MetricsEdit:
         for name in metrics:
             reduce = torch.max if "max" in name else torch.min if "min" in name else None
             of_length = "length" in name and "terminated" not in name
-            if reduce is not None and (of_length or trainer.kind_of(name) == "rewards"):
+            if reduce is not None and (of_length or trainer.log.kind_of(name) == "rewards"):
                 value_N = (batch.rows.diff() if of_length else reward_N).double()
                 found[name] = sum(float(reduce(value_N[part])) for part in parts) / len(parts)
         return found

@@ -72,7 +72,7 @@ def _averages(mean: Mean, of: str) -> MetricsEdit:
         tokens, rows = evaluation.tokens, evaluation.rows
         if tokens is None or rows is None or rows.length_N is None or not len(rows.length_N):
             return {}
-        if of in ("kl-metric", "drift-metric") and not {"kl", "drift"} <= set(trainer.quantities.values()):
+        if of in ("kl-metric", "drift-metric") and not {"kl", "drift"} <= set(trainer.log.quantities.values()):
             return {}  # the same as the one of both
         batch, sums = evaluation.batch, {"drift": tokens.drift_N, "kl": None, "entropy": None}
         if evaluation.objective.kl_loss is not None:
@@ -82,7 +82,7 @@ def _averages(mean: Mean, of: str) -> MetricsEdit:
             sums["entropy"] = seg.total(kept_T, batch.rows)
         found: dict[str, float] = {}
         for name in metrics:
-            kind = trainer.kind_of(name)
+            kind = trainer.log.kind_of(name)
             sum_N = sums.get(kind)
             if kind in _OF[of] and sum_N is not None:
                 found[name] = mean(sum_N, rows.length_N, tokens.layout)
@@ -132,7 +132,7 @@ def _estimated(name: str, words: str) -> Hypothesis:
 
     def edit(evaluation: "Evaluation", trainer: "Trainer", metrics: Mapping[str, float]) -> Mapping[str, float]:
         term = evaluation.objective.kl_loss
-        names = [metric for metric in metrics if trainer.kind_of(metric) == "kl"]
+        names = [metric for metric in metrics if trainer.log.kind_of(metric) == "kl"]
         if term is None or not names:
             return {}
         objective = replace(evaluation.objective, kl_loss=replace(term, estimator=name, clamp=None))
@@ -155,7 +155,7 @@ def _rewards(select: "Callable[[Evaluation], Tensor | None]") -> MetricsEdit:
     """Redefine the metrics that are means of the reward."""
 
     def edit(evaluation: "Evaluation", trainer: "Trainer", metrics: Mapping[str, float]) -> Mapping[str, float]:
-        names = [name for name in metrics if trainer.kind_of(name) == "rewards" or name == "reward"]
+        names = [name for name in metrics if trainer.log.kind_of(name) == "rewards" or name == "reward"]
         value_N = select(evaluation) if names else None
         if value_N is None:
             return {}

@@ -13,7 +13,7 @@ from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
 from rolloutdoctor.trainers.slime import mis as slime_mis
 from rolloutdoctor.trainers.slime.mis import MIS
-from rolloutdoctor.trainers.spec import Choices, PartOptions, StoredKl, Trace, Trainer, every
+from rolloutdoctor.trainers.spec import Choices, Log, OptionRoles, PartOptions, StoredKl, Trace, Trainer, every
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -352,6 +352,33 @@ TRAINER = Trainer(
     options=OPTIONS,
     objective=objective,
     metrics=metrics,
+    group_size=group_size,
+    log=Log(
+        loss="train/loss",
+        grad_norm="train/grad_norm",
+        kl=("rollout/kl", "train/kl_loss"),
+        ends=(
+            "rollout/truncated_ratio",
+            "rollout/response_len/min",
+            "rollout/response_len/max",
+            "rollout/response_len/mean",
+        ),
+        quantities={
+            "rollout/kl": "stored_kl",
+            "rollout/raw_reward": "rewards",
+            "rollout/rewards": "advantages",
+            "rollout/advantages": "advantages",
+            "rollout/returns": "advantages",
+            "rollout/values": "values",
+            "train/loss": "loss",
+            "train/pg_loss": "policy_loss",
+            "train/kl_loss": "kl",
+            "train/ppo_kl": "drift",
+            "train/pg_clipfrac": "clip_share",
+        },
+        not_recomputed=_NOT_RECOMPUTED,
+        traces=(Trace("train/kl_loss", "use_kl_loss", bool, "with use_kl_loss = true"),),
+    ),
     recording={
         "ref_log_probs": f"{_DUMP}, once kl_coef > 0 or use_kl_loss loads a reference model",
         "values": f"{_DUMP} with advantage_estimator ppo",
@@ -360,19 +387,10 @@ TRAINER = Trainer(
         "loss_parts": f"slime does not log them apart: {_DUMP}, and RDG002 splits the loss from the dump",
         "metrics": "slime logs to W&B (--use-wandb) or TensorBoard (--use-tensorboard): give an export of that as well",
     },
-    end_metrics=(
-        "rollout/truncated_ratio",
-        "rollout/response_len/min",
-        "rollout/response_len/max",
-        "rollout/response_len/mean",
+    roles=OptionRoles(
+        kl="kl_loss_coef",
+        group={"train": "n_samples_per_prompt"},
     ),
-    kl_metrics=("rollout/kl", "train/kl_loss"),
-    loss_metric="train/loss",
-    grad_norm_metric="train/grad_norm",
-    group_size=group_size,
-    group_options={"train": "n_samples_per_prompt"},
-    stored_kl=StoredKl("rollout/kl", rollout_mean),
-    aliases={"log_probs": "old_log_probs"},
     parts={
         Part.KL_LOSS: PartOptions({"use_kl_loss": (False,), "kl_loss_coef": (0,)}),
         Part.KL_ESTIMATOR: PartOptions({"kl_loss_type": ()}),
@@ -388,22 +406,6 @@ TRAINER = Trainer(
         ),
         Part.POLICY_LOSS: PartOptions({"advantage_estimator": (), "calculate_per_token_loss": ()}),
     },
-    quantities={
-        "rollout/kl": "stored_kl",
-        "rollout/raw_reward": "rewards",
-        "rollout/rewards": "advantages",
-        "rollout/advantages": "advantages",
-        "rollout/returns": "advantages",
-        "rollout/values": "values",
-        "train/loss": "loss",
-        "train/pg_loss": "policy_loss",
-        "train/kl_loss": "kl",
-        "train/ppo_kl": "drift",
-        "train/pg_clipfrac": "clip_share",
-    },
-    not_recomputed=_NOT_RECOMPUTED,
-    kl_option="kl_loss_coef",
-    traces=(Trace("train/kl_loss", "use_kl_loss", bool, "with use_kl_loss = true"),),
     choices=Choices(
         advantage=(*_SCORED, *({**each, "kl_coef": 0.0} for each in _RETURNS)),
         penalty=tuple(
@@ -420,4 +422,6 @@ TRAINER = Trainer(
         ),
         loss=every(calculate_per_token_loss=(False, True), eps_clip_high=(None, 0.28)),
     ),
+    aliases={"log_probs": "old_log_probs"},
+    stored_kl=StoredKl("rollout/kl", rollout_mean),
 )

@@ -16,7 +16,17 @@ from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config
-from rolloutdoctor.trainers.spec import Choices, LossParts, PartOptions, Trace, Trainer, every
+from rolloutdoctor.trainers.spec import (
+    Choices,
+    Log,
+    LossParts,
+    OptionRoles,
+    PartOptions,
+    Trace,
+    Trainer,
+    Updates,
+    every,
+)
 from rolloutdoctor.trainers.trl.entropy import applied_coefs, entropy_bonus
 from rolloutdoctor.trainers.trl.loss_types import LOSS_TYPES, OF_GENERATION
 from rolloutdoctor.trainers.trl.options import (
@@ -239,6 +249,36 @@ TRAINER = Trainer(
     options=OPTIONS,
     objective=objective,
     metrics=metrics,
+    group_size=group_size,
+    log=Log(
+        loss="loss",
+        grad_norm="grad_norm",
+        kl=("kl",),
+        loss_is_whole=True,
+        zero_std="frac_reward_zero_std",
+        ends=END_METRICS,
+        quantities=QUANTITIES,
+        not_recomputed=NOT_RECOMPUTED
+        | {
+            "entropy_coef with use_adaptive_entropy": "it moves with the entropies of every step before",
+            "tools/*": "calls of tools are not in the rows",
+        },
+        generation=GENERATION_METRICS,
+        instant=frozenset({"grad_norm", "learning_rate", "epoch", "num_tokens"}),
+        traces=(
+            Trace("kl", "beta", lambda beta: beta != 0, "where beta is above 0", nonzero=True),
+            *(
+                Trace(metric, "loss_type", partial(eq, name), f"with loss_type = {name}", value=name)
+                for name, one in LOSS_TYPES.items()
+                for metric in one.logs
+            ),
+            Trace("sampling/importance_sampling_ratio/mean", "use_vllm", bool, "with use_vllm = true", value=True),
+        ),
+        step_values=applied_coefs,
+        reward_free=reward_free,
+        loss_parts=loss_parts,
+        file="trainer_state.json",
+    ),
     recording={
         "ref_log_probs": f"{_RECORDER}, with beta > 0 so that TRL has a reference model",
         "kl": "TRL does not store a per-token KL; its `kl` metric is compared instead",
@@ -250,45 +290,19 @@ TRAINER = Trainer(
         "reward_free": f"TRL logs frac_reward_zero_std and grad_norm: {_STATE}",
         "loss_parts": f"TRL logs loss and kl where beta > 0: {_STATE}, and state beta with --set beta=NUMBER",
     },
-    kl_metrics=("kl",),
-    loss_metric="loss",
-    grad_norm_metric="grad_norm",
-    log_file="trainer_state.json",
-    masks_by_product=True,
-    group_size=group_size,
-    group_options={"train": "num_generations", "eval": "num_generations_eval"},
-    aliases=ALIASES,
-    window_option="logging_steps",
-    updates=updates,
-    generation_metrics=GENERATION_METRICS,
-    reuse=reuse,
-    single_update=single_update,
-    scored_before=scored_before,
-    truncation_option="mask_truncated_completions",
-    sync_option="sync_ref_model",
-    zero_std_metric="frac_reward_zero_std",
-    instant_metrics=frozenset({"grad_norm", "learning_rate", "epoch", "num_tokens"}),
-    step_values=applied_coefs,
-    quantities=QUANTITIES,
-    not_recomputed=NOT_RECOMPUTED
-    | {
-        "entropy_coef with use_adaptive_entropy": "it moves with the entropies of every step before",
-        "tools/*": "calls of tools are not in the rows",
-    },
-    reward_free=reward_free,
-    loss_parts=loss_parts,
-    end_metrics=END_METRICS,
-    length_option="max_completion_length",
-    loss_is_whole=True,
-    kl_option="beta",
-    traces=(
-        Trace("kl", "beta", lambda beta: beta != 0, "where beta is above 0", nonzero=True),
-        *(
-            Trace(metric, "loss_type", partial(eq, name), f"with loss_type = {name}", value=name)
-            for name, one in LOSS_TYPES.items()
-            for metric in one.logs
-        ),
-        Trace("sampling/importance_sampling_ratio/mean", "use_vllm", bool, "with use_vllm = true", value=True),
+    roles=OptionRoles(
+        kl="beta",
+        group={"train": "num_generations", "eval": "num_generations_eval"},
+        length="max_completion_length",
+        truncation="mask_truncated_completions",
+        sync="sync_ref_model",
+        window="logging_steps",
+    ),
+    updates=Updates(
+        per_generation=updates,
+        reuse=reuse,
+        single=single_update,
+        scored_before=scored_before,
     ),
     parts={
         Part.KL_LOSS: PartOptions({"beta": (0,)}),
@@ -307,4 +321,6 @@ TRAINER = Trainer(
             importance_sampling_level=("token", "sequence"),
         ),
     ),
+    aliases=ALIASES,
+    masks_by_product=True,
 )

@@ -4,15 +4,16 @@ Read and compared: trl 1.16.0; 1.10.0 computes the same.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, RowSet, Scope, Surrogate
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
-from rolloutdoctor.trainers.spec import Choices, PartOptions, Trace, Trainer, every
+from rolloutdoctor.trainers.spec import Choices, Log, PartOptions, Trace, Trainer, every
 from rolloutdoctor.trainers.trl import grpo as trl
-from rolloutdoctor.trainers.trl.options import END_METRICS, GENERATION_METRICS, NOT_RECOMPUTED, single_update
+from rolloutdoctor.trainers.trl.options import END_METRICS, GENERATION_METRICS, NOT_RECOMPUTED
 from rolloutdoctor.trainers.trl.options import OPTIONS as SHARED
 
 if TYPE_CHECKING:
@@ -112,6 +113,21 @@ TRAINER = Trainer(
     options=OPTIONS,
     objective=objective,
     metrics=metrics,
+    group_size=trl.group_size,
+    log=Log(
+        loss="loss",
+        grad_norm="grad_norm",
+        kl=("kl",),
+        loss_is_whole=True,
+        zero_std=trl.TRAINER.log.zero_std,
+        ends=END_METRICS,
+        quantities=trl.QUANTITIES | {"kl": "reward_kl"},
+        not_recomputed=NOT_RECOMPUTED,
+        generation=(*GENERATION_METRICS, "kl"),
+        instant=trl.TRAINER.log.instant,
+        traces=(Trace("kl", "beta", lambda beta: beta != 0, "where beta is above 0", nonzero=True),),
+        reward_free=trl.reward_free,
+    ),
     recording={
         "ref_log_probs": f"{_RECORDER}, with beta > 0 so that TRL has a reference model",
         "*": _RECORDER,
@@ -119,38 +135,18 @@ TRAINER = Trainer(
         "reward_free": trl.TRAINER.recording["reward_free"],
         "loss_parts": "RLOO has its KL in the reward: no part of the loss is KL",
     },
-    kl_metrics=("kl",),
-    loss_metric="loss",
-    grad_norm_metric="grad_norm",
-    group_size=trl.group_size,
-    group_options={"train": "num_generations", "eval": "num_generations_eval"},
-    aliases=trl.ALIASES,
-    window_option="logging_steps",
+    roles=replace(trl.TRAINER.roles, kl=None),
     updates=trl.TRAINER.updates,
-    generation_metrics=(*GENERATION_METRICS, "kl"),
-    reuse=trl.TRAINER.reuse,
-    single_update=single_update,
-    scored_before=trl.TRAINER.scored_before,
-    truncation_option=trl.TRAINER.truncation_option,
-    sync_option=trl.TRAINER.sync_option,
-    zero_std_metric=trl.TRAINER.zero_std_metric,
-    instant_metrics=trl.TRAINER.instant_metrics,
-    quantities=trl.QUANTITIES | {"kl": "reward_kl"},
-    not_recomputed=NOT_RECOMPUTED,
-    reward_free=trl.reward_free,
-    traces=(Trace("kl", "beta", lambda beta: beta != 0, "where beta is above 0", nonzero=True),),
     parts={
         Part.KL_LOSS: PartOptions(never="RLOO has its KL in the reward, not in the loss"),
         Part.KL_REWARD: PartOptions({"beta": (0,)}),
         Part.GROUP_STD: PartOptions(never="RLOO does not divide by a group's standard deviation"),
     },
-    end_metrics=END_METRICS,
-    length_option="max_completion_length",
-    loss_is_whole=True,
     choices=Choices(
         advantage=every(beta=(0.0,), normalize_advantages=(False, True)),
         penalty=every(normalize_advantages=(False, True)),
         penalty_option="beta",
         loss=({},),
     ),
+    aliases=trl.ALIASES,
 )

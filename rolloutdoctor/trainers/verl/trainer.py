@@ -12,7 +12,7 @@ from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UnstatedError, UsageError
 from rolloutdoctor.trainers.lazy import LazyMetrics
 from rolloutdoctor.trainers.options import Config, Option
-from rolloutdoctor.trainers.spec import Choices, LossParts, PartOptions, Trace, Trainer
+from rolloutdoctor.trainers.spec import Choices, Log, LossParts, OptionRoles, PartOptions, Trace, Trainer
 from rolloutdoctor.trainers.verl import (
     advantages as verl_advantages,
 )
@@ -268,6 +268,42 @@ TRAINER = Trainer(
     options=OPTIONS,
     objective=objective,
     metrics=metrics,
+    group_size=group_size,
+    log=Log(
+        loss="actor/pg_loss",
+        grad_norm="actor/grad_norm",
+        kl=("actor/kl_loss", "actor/reward_kl_penalty"),
+        ends=(
+            "response_length/clip_ratio",
+            "response_length/min",
+            "response_length/max",
+            "response_length/mean",
+        ),
+        quantities={
+            "actor/loss": "loss",
+            "actor/pg_loss": "policy_loss",
+            "actor/kl_loss": "kl",
+            "actor/ppo_kl": "drift",
+            "actor/pg_clipfrac*": "clip_share",
+            "actor/reward_kl_penalty": "reward_kl",
+            "critic/score/*": "rewards",
+            "critic/rewards/*": "rewards",
+            "critic/advantages/*": "advantages",
+            "critic/returns/*": "advantages",
+            "critic/values/*": "values",
+            "rollout_corr/*": "sampler_gap",
+            "actor/rollout_corr/*": "sampler_gap",
+            "training/rollout_*": "sampler_gap",
+        },
+        not_recomputed=NOT_RECOMPUTED,
+        traces=(
+            Trace("actor/kl_loss", f"{_ACTOR}.use_kl_loss", bool, "with use_kl_loss = true"),
+            Trace("actor/reward_kl_penalty", "algorithm.use_kl_in_reward", bool, "with use_kl_in_reward = true"),
+        ),
+        reward_free=reward_free,
+        loss_parts=loss_parts,
+        file="verl's file logger",
+    ),
     recording={
         "ref_log_probs": "actor_rollout_ref.actor.use_kl_loss=true or algorithm.use_kl_in_reward=true makes verl "
         "compute `ref_log_prob`; save that field",
@@ -286,22 +322,11 @@ TRAINER = Trainer(
         "loss_parts": "actor_rollout_ref.actor.use_kl_loss=true makes verl log actor/pg_loss, actor/kl_loss and "
         f"actor/kl_coef: {_FILE_LOGGER}",
     },
-    kl_metrics=("actor/kl_loss", "actor/reward_kl_penalty"),
-    loss_metric="actor/pg_loss",
-    grad_norm_metric="actor/grad_norm",
-    group_size=group_size,
-    group_options={"train": "actor_rollout_ref.rollout.n"},
-    log_file="verl's file logger",
-    must_state={"algorithm.adv_estimator": "grpo"},
-    aliases={"log_probs": "policy_log_probs", "rollout_is_weights": "is_weights"},
-    reward_free=reward_free,
-    end_metrics=(
-        "response_length/clip_ratio",
-        "response_length/min",
-        "response_length/max",
-        "response_length/mean",
+    roles=OptionRoles(
+        kl=f"{_ACTOR}.kl_loss_coef",
+        group={"train": "actor_rollout_ref.rollout.n"},
+        must_state={"algorithm.adv_estimator": "grpo"},
     ),
-    loss_parts=loss_parts,
     parts={
         Part.KL_LOSS: PartOptions({f"{_ACTOR}.use_kl_loss": (False,), f"{_ACTOR}.kl_loss_coef": (0,)}),
         Part.KL_REWARD: PartOptions({"algorithm.use_kl_in_reward": (False,)}),
@@ -315,28 +340,6 @@ TRAINER = Trainer(
         ),
         Part.POLICY_LOSS: PartOptions({f"{_ACTOR}.policy_loss.loss_mode": (), f"{_ACTOR}.loss_agg_mode": ()}),
     },
-    quantities={
-        "actor/loss": "loss",
-        "actor/pg_loss": "policy_loss",
-        "actor/kl_loss": "kl",
-        "actor/ppo_kl": "drift",
-        "actor/pg_clipfrac*": "clip_share",
-        "actor/reward_kl_penalty": "reward_kl",
-        "critic/score/*": "rewards",
-        "critic/rewards/*": "rewards",
-        "critic/advantages/*": "advantages",
-        "critic/returns/*": "advantages",
-        "critic/values/*": "values",
-        "rollout_corr/*": "sampler_gap",
-        "actor/rollout_corr/*": "sampler_gap",
-        "training/rollout_*": "sampler_gap",
-    },
-    not_recomputed=NOT_RECOMPUTED,
-    kl_option=f"{_ACTOR}.kl_loss_coef",
-    traces=(
-        Trace("actor/kl_loss", f"{_ACTOR}.use_kl_loss", bool, "with use_kl_loss = true"),
-        Trace("actor/reward_kl_penalty", "algorithm.use_kl_in_reward", bool, "with use_kl_in_reward = true"),
-    ),
     choices=Choices(
         advantage=tuple({**each, "algorithm.use_kl_in_reward": False} for each in verl_advantages.CHOICES),
         penalty=tuple(
@@ -358,4 +361,5 @@ TRAINER = Trainer(
             for counted in _COUNTED
         ),
     ),
+    aliases={"log_probs": "policy_log_probs", "rollout_is_weights": "is_weights"},
 )
