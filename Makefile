@@ -78,6 +78,7 @@ samples: $(VENV)/.dev
 	$(BIN)/python sample_data/make_verl_rejected.py
 	$(BIN)/python sample_data/make_slime_ppo.py
 	$(BIN)/python sample_data/make_healthy.py
+	$(BIN)/python sample_data/make_verifier_dies.py
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

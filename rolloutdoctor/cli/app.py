@@ -12,6 +12,7 @@ from rolloutdoctor.cli import (
     check,
     compare,
     convert,
+    demo,
     diff,
     identify,
     info,
@@ -50,6 +51,7 @@ app.command("report", cls=GroupedCommand, epilog=report.EPILOG)(report.report)
 app.command("identify", cls=GroupedCommand, epilog=identify.EPILOG)(identify.identify)
 app.command("info", cls=GroupedCommand)(info.info)
 app.command("convert", cls=GroupedCommand, epilog=convert.EPILOG)(convert.convert)
+app.command("demo", cls=GroupedCommand)(demo.demo)
 app.command("rule", cls=GroupedCommand)(reference.rule)
 app.command("causes", cls=GroupedCommand)(reference.causes)
 app.command("fixes", cls=GroupedCommand)(reference.fixes)

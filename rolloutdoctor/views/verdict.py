@@ -44,5 +44,5 @@ def _of_faults(faults: list[Finding]) -> str:
     share = next((worst.measures[name] for name in _OF_UPDATE if name in worst.measures), None)
     if share is not None and share.value and isfinite(share.value):
         sentence += f"; {shown(share)} of the log-prob gradient"
-    others = f" {many(len(faults) - 1, 'more fault')} below." if len(faults) > 1 else ""
+    others = f" {many(len(faults) - 1, 'more fault')}." if len(faults) > 1 else ""
     return f"{sentence}. To fix it: {worst.advice}.{others}"
