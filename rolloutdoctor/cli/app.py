@@ -23,6 +23,7 @@ from rolloutdoctor.cli import (
     recompute,
     reference,
     report,
+    view,
 )
 from rolloutdoctor.cli.error_handling import fail, guarded
 from rolloutdoctor.cli.help import GroupedCommand
@@ -48,6 +49,7 @@ app.command("recompute", cls=GroupedCommand, epilog=recompute.EPILOG)(recompute.
 app.command("measure", cls=GroupedCommand, epilog=measure.EPILOG)(measure.measure)
 app.command("plot", cls=GroupedCommand, epilog=plot.EPILOG)(plot.plot)
 app.command("report", cls=GroupedCommand, epilog=report.EPILOG)(report.report)
+app.command("view", cls=GroupedCommand, epilog=view.EPILOG)(view.view)
 app.command("identify", cls=GroupedCommand, epilog=identify.EPILOG)(identify.identify)
 app.command("info", cls=GroupedCommand)(info.info)
 app.command("convert", cls=GroupedCommand, epilog=convert.EPILOG)(convert.convert)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 EPILOG = (
     "The page holds the verdict, the findings with their evidence, plots, tables of steps, the options with the origin "
-    "of every value, the skipped rules, and the definition of each number. It needs no network and no script. "
+    "of every value, the skipped rules, and the definition of each number. It needs no network, and no script but for "
+    "--groups. "
     "Findings do not change the exit code. "
     "Examples: rolloutdoctor report run.parquet -o report.html; "
     "rolloutdoctor report run.parquet --fix rejected-rows -o report.html"
@@ -41,6 +42,12 @@ def report(
     split: opt.SplitOption = None,
     device: opt.DeviceOption = opt.Device.auto,
     dtype: opt.DtypeOption = opt.Dtype.float32,
+    groups: Annotated[
+        int,
+        typer.Option(
+            "--groups", metavar="N", min=0, max=200, help="Embed N groups that findings point at, token by token."
+        ),
+    ] = 0,
     quiet: opt.QuietOption = False,
 ) -> None:
     """Write a self-contained HTML report of a run."""
@@ -58,6 +65,6 @@ def report(
     check_target(output)
     options = opt.check_options(trainer, layers, step_range, split, device, dtype)
     with progress_bar(run.unit, quiet=quiet) as progress, slow_work(quiet=quiet) as tell:
-        page = page_of(run, options, fixes, progress, tell)
+        page = page_of(run, options, fixes, progress, tell, groups)
     write_whole(page.encode(), output)
     opt.warn_of_partial(run, quiet=quiet)

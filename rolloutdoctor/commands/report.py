@@ -4,7 +4,10 @@ import inspect
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 
+from markupsafe import escape
+
 from rolloutdoctor.commands.plot import check_and_draw
+from rolloutdoctor.commands.view import Inspector, shared
 from rolloutdoctor.commands.worst_rows import WorstRows
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun
@@ -14,6 +17,7 @@ from rolloutdoctor.results.figures import KINDS, PictureData
 from rolloutdoctor.rules.table import RULES
 from rolloutdoctor.search.hypotheses.fixes import ChosenFix
 from rolloutdoctor.views.html import Drawing, Page, render
+from rolloutdoctor.views.viewer_page import viewer_document
 
 WIDE, NARROW = 10.0, 7.2
 """Inches: a picture as wide as the page, and one beside the findings. Its letters are of one size."""
@@ -25,6 +29,7 @@ def page_of(
     fixes: Sequence[ChosenFix] = (),
     progress: Progress | None = None,
     tell: Callable[[str], None] = lambda doing: None,
+    groups: int = 0,
 ) -> str:
     """Return the page of a run: HTML that needs no network and no script.
 
@@ -34,6 +39,7 @@ def page_of(
         fixes: the pictures are drawn with and without these.
         progress: called with what is done and what there is to do, in the run's `unit`.
         tell: called with what begins now.
+        groups: of the groups that findings point at as many can be looked at in the page, which then has a script.
 
     Raises:
         UsageError: if an option cannot be used.
@@ -57,6 +63,9 @@ def page_of(
         drawings.append(_drawing(kind, data, NARROW if kind == lead else WIDE))
     tell("looks for the worst rows, and writes the page")
     names = [PurePath(name).name for name in run.files]
+    viewer = None
+    if groups and not run.metrics_only:
+        viewer = escape(viewer_document(shared(Inspector(run, options, names), found, groups)))
     page = Page(
         name=names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more",
         report=found,
@@ -65,6 +74,7 @@ def page_of(
         definitions={rule.code: inspect.getdoc(type(rule)) or "" for rule in RULES},
         lead=lead,
         rows=rows[0].views(found.findings, options),
+        viewer=viewer,
     )
     return render(page)
 

@@ -193,12 +193,12 @@ def _window(weight: torch.Tensor | None, length: int) -> tuple[int, int]:
 
 
 def _with_texts(view: RowView, cells: Mapping[str, object]) -> RowView:
-    prompt, response = _text(cells.get("prompt")), _text(cells.get("response"))
+    prompt, response = text_of(cells.get("prompt")), text_of(cells.get("response"))
     return replace(view, prompt=prompt, response=response, prompt_ids=_ids(cells.get("prompt_ids")))
 
 
-def _text(cell: object) -> str | None:
-    """A text, or the messages of a chat one under the other."""
+def text_of(cell: object) -> str | None:
+    """Return a text, or the messages of a chat one under the other; None for null."""
     if cell is None or isinstance(cell, str):
         return cell if cell is None else _capped(cell)
     if isinstance(cell, Sequence):

@@ -65,6 +65,13 @@ class RunMetadata:
         """The ranks that recorded files of their own, which are not here."""
         return tuple(rank for rank in range(self.world_size) if rank not in self.ranks)
 
+    @property
+    def token_text(self) -> Mapping[int, str]:
+        """The text of the token ids that the run uses, as far as the file holds it."""
+        found = self.recording.get("token_text")
+        pairs = found.items() if isinstance(found, dict) else ()
+        return {int(name): text for name, text in pairs if name.isdecimal() and isinstance(text, str)}
+
     def encode(self) -> dict[bytes, bytes]:
         """Return the Parquet key-value metadata."""
         body: dict[str, object] = {"schema_version": self.schema_version}

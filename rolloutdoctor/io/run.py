@@ -21,7 +21,7 @@ from rolloutdoctor.io.metadata import RunMetadata, joined_ranks
 from rolloutdoctor.io.metrics import LoggedMetrics, check_one_log, read_metrics
 from rolloutdoctor.io.parquet.columns import NO_ALIASES, TrainerAliases
 from rolloutdoctor.io.parquet.files import OpenFile, RunFile, read_footer, reading
-from rolloutdoctor.io.parquet.index import RowGroup, build_index, keys_of
+from rolloutdoctor.io.parquet.index import RowGroup, build_index, count_rows, keys_of
 from rolloutdoctor.io.parquet.step_chunks import ColumnSelection
 from rolloutdoctor.io.parquet.steps import StepRange
 from rolloutdoctor.io.parquet.token_counts import unit_of
@@ -181,6 +181,17 @@ class Run(Displayed):
         for key in self.metrics.steps():
             if key.step in steps and split in (None, key.split):
                 yield RolloutBatch(step=key.step, split=key.split, rows=torch.zeros(1, dtype=torch.int64))
+
+    def keys(self) -> Mapping[StepKey, int]:
+        """Return the steps and splits of the run, each with its number of rows.
+
+        Only the columns `step` and `split` of row groups that hold several steps are read.
+
+        Raises:
+            DataError: if a step or a split is not valid.
+            InputError: if a file cannot be read.
+        """
+        return {key: rows for key, rows in count_rows(self._files, self._index).items() if key not in self.dropped}
 
     def step_ranges(self, steps: StepRange | None, split: str | None, count: int) -> list[StepRange]:
         """Cut `steps` into at most `count` ranges that hold about equally many rows, as far as row groups tell."""

@@ -7,7 +7,7 @@ import os
 import queue
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,8 +109,12 @@ class BackgroundWriter:
     def _is_idle(self) -> bool:
         return not self._queue.unfinished_tasks
 
-    def close(self) -> str:
-        """Write what is queued and complete the run file; return what went wrong, in words, or nothing."""
+    def close(self, recording: Mapping[str, object] | None = None) -> str:
+        """Write what is queued and complete the run file; return what went wrong, in words, or nothing.
+
+        Args:
+            recording: what the recorder says of its work at the end, for the metadata.
+        """
         if self._closed or os.getpid() != self._process:
             return ""
         self._closed = True
@@ -119,33 +123,33 @@ class BackgroundWriter:
         self._thread.join()
         late = f"; {self.failure}" if self.failure != known else ""
         try:
-            return late + self._finish()
+            return late + self._finish(recording)
         except Exception as error:  # the boundary that keeps the recorder's faults out of the training
             return f"; {self.path} could not be completed: {type(error).__name__}: {error} ({self._rescue()})"
 
-    def _finish(self) -> str:
+    def _finish(self, recording: Mapping[str, object] | None) -> str:
         try:
             if self.dropped:
                 self._journal.drop(self.dropped)
-            taken = self._placed()
+            taken = self._placed(recording)
             self._journal.path.unlink()
         finally:
             # Not before: until the journal is gone the name is seen to be in use.
             self._journal.close()
         return taken + (f"; {self.dropped}" if self.dropped else "")
 
-    def _placed(self) -> str:
+    def _placed(self, recording: Mapping[str, object] | None) -> str:
         """Complete the run file; say so if somebody who could not know of this recording has got its name."""
         from rolloutdoctor.io.write.journal import finish
         from rolloutdoctor.io.write.recordings import free_names
         from rolloutdoctor.io.write.replacing import TakenError
 
         try:
-            finish(self._journal.path, self.path)
+            finish(self._journal.path, self.path, recording)
         except TakenError:
             wanted = self.path
             self.path = next(free_names(self._asked))
-            finish(self._journal.path, self.path)
+            finish(self._journal.path, self.path, recording)
             return f"; another file has got the name {wanted} meanwhile, so the recording is {self.path}"
         return ""
 

@@ -11,7 +11,7 @@ from rolloutdoctor.io.metadata import of_ranks
 from rolloutdoctor.io.write.recorded_rows import rows_table
 from rolloutdoctor.io.write.writer import metrics_table
 from rolloutdoctor.recorders._background import BackgroundWriter, close_at_exit, warn
-from rolloutdoctor.recorders._trl_capture import Pass, Scoring, capture, ends_of
+from rolloutdoctor.recorders._trl_capture import Pass, Scoring, capture, ends_of, token_text
 from rolloutdoctor.recorders._trl_config import Trainer, is_rloo, metadata_of
 from rolloutdoctor.recorders._trl_steps import Steps
 from rolloutdoctor.results.errors import UsageError
@@ -53,6 +53,7 @@ class Recorder:
         self._trainer, self._text = trainer, text
         self._is_rloo = is_rloo(trainer)
         self._ends: frozenset[int] | None = None
+        self._used_ids: set[int] = set()
         path = Path(path)
         rank = int(trainer.accelerator.process_index)
         world_size = int(trainer.accelerator.num_processes)
@@ -189,6 +190,8 @@ class Recorder:
             raise RuntimeError("the trainer did not call _calculate_rewards")
         if self._ends is None:
             self._ends = ends_of(self._trainer)
+        if self._text:
+            self._used_ids.update(*scoring.completion_ids)
         tensors = {**output, **_rloo_log_probs(output, forwards)} if self._is_rloo else output
         generation = capture(
             self._trainer,
@@ -272,7 +275,7 @@ class Recorder:
                     setattr(self._trainer, name, self._replaced[name])
                 else:
                     delattr(self._trainer, name)
-        lost = self._writer.close()
+        lost = self._writer.close(token_text(self._trainer, self._used_ids))
         self.path = self._writer.path
         return lost
 

@@ -52,6 +52,7 @@ class Page:
         definitions: code of a rule to its page.
         lead: kind of the picture that is at the top, or None.
         rows: the worst rows.
+        viewer: groups to be looked at, a document of its own, escaped; or None.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Page:
     definitions: Mapping[str, str]
     lead: str | None = None
     rows: Sequence[RowView] = ()
+    viewer: Markup | None = None
 
 
 def render(page: Page) -> str:

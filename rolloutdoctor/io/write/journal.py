@@ -313,12 +313,13 @@ def _is_compressed(message: bytes) -> bool:
     return header > 0 and field(header + struct.unpack_from("<I", message, header)[0], 3) > 0
 
 
-def finish(journal_path: Path, run_path: Path) -> int:
+def finish(journal_path: Path, run_path: Path, recording: Mapping[str, object] | None = None) -> int:
     """Turn a journal into a run file with its metrics table; both appear whole, and replace nothing.
 
     Args:
         journal_path: a journal that nobody writes to any more; it stays.
         run_path: final name of the run file. A journal without rows or without logs leaves no such file.
+        recording: what the recorder says of its work at the end, for the metadata.
 
     Returns:
         How many rows there are.
@@ -328,7 +329,9 @@ def finish(journal_path: Path, run_path: Path) -> int:
         InputError, UsageError, OSError: if something cannot be read or written.
     """
     journal = Journal.open(Source.of(str(journal_path)))
-    metadata = replace(journal.metadata, recording={**journal.metadata.recording, **journal.dropped.metadata()})
+    metadata = replace(
+        journal.metadata, recording={**journal.metadata.recording, **journal.dropped.metadata(), **(recording or {})}
+    )
     run, metrics = RunWriter(run_path, metadata, fresh=True), MetricsWriter(metrics_path(run_path), fresh=True)
     with placed_together(run, metrics, fresh=True):
         for table in journal.tables():

@@ -1,0 +1,160 @@
+"""``rolloutdoctor view``."""
+
+import multiprocessing
+import threading
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rolloutdoctor.cli import dumps
+from rolloutdoctor.cli import options as opt
+from rolloutdoctor.cli.error_handling import guarded
+from rolloutdoctor.cli.serving import Answer, PageServer
+from rolloutdoctor.cli.terminal import say, show
+from rolloutdoctor.results.errors import InputError, RolloutDoctorError, UsageError
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from rolloutdoctor.commands.convert import ConvertOptions
+    from rolloutdoctor.commands.view import Inspector
+    from rolloutdoctor.data.batch import StepKey
+    from rolloutdoctor.engine.options import CheckOptions
+    from rolloutdoctor.io.run import Run
+
+EPILOG = (
+    "The page opens at once, and the run is checked while you look at it. It is served on this machine alone, at an "
+    "address that nobody else knows, reads nothing but the run, and ends with Ctrl-C. On another machine: "
+    "ssh -L 8123:127.0.0.1:8123 HOST, and there rolloutdoctor view run.parquet --port 8123. "
+    "Examples: rolloutdoctor view run.parquet; rolloutdoctor view outputs/completions"
+)
+
+
+@guarded
+@dumps.takes_dumps
+def view(
+    context: typer.Context,
+    paths: opt.Paths,
+    dump: "ConvertOptions",
+    trainer: opt.TrainerOption = None,
+    settings: opt.SetOption = None,
+    trainer_config: opt.TrainerConfigOption = None,
+    port: Annotated[
+        int, typer.Option("--port", metavar="N", min=0, max=65535, help="Port on this machine; 0: one that is free.")
+    ] = 0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")] = True,
+    dtype: opt.DtypeOption = opt.Dtype.float32,
+    quiet: opt.QuietOption = False,
+) -> None:
+    """Look at a run in the browser: its curves, its steps, its groups, token by token."""
+    layers = opt.layers(context, settings, trainer_config)
+    from rolloutdoctor.commands.view import Inspector
+
+    run = dumps.opened(paths, trainer, dump, quiet=quiet, text=True, logs_alone=True)
+    options = opt.check_options(trainer, layers, None, None, opt.Device.cpu, dtype)
+    inspector = Inspector(run, options, paths)
+    judging = Judging(run, options)
+    try:
+        server = PageServer(port, {"overview": _overview(inspector), "judged": judging.answer, **_pages(inspector)})
+    except OSError as error:
+        raise UsageError(f"--port {port}: {error.strerror}; leave it out, and a free one is taken") from error
+    judging.start()
+    show(f"{server.address}\n")
+    if not quiet:
+        say("Ctrl-C ends it")
+    if browser:
+        import webbrowser
+
+        threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
+    try:
+        server.serve_forever()
+    finally:
+        judging.stop()
+        server.server_close()
+
+
+def _overview(inspector: "Inspector") -> Callable[[Mapping[str, str]], Answer]:
+    return lambda parameters: _answer(inspector.overview)
+
+
+def _pages(inspector: "Inspector") -> dict[str, Callable[[Mapping[str, str]], Answer]]:
+    return {
+        "step": lambda given: _answer(lambda: inspector.step(_key(given), given.get("fix"))),
+        "group": lambda given: _answer(lambda: inspector.group(_key(given), given.get("group", ""), given.get("fix"))),
+    }
+
+
+def _key(parameters: Mapping[str, str]) -> "StepKey":
+    from rolloutdoctor.data.batch import StepKey
+
+    step = parameters.get("step", "")
+    if not step.isdecimal() or len(step) > 18:
+        raise InputError(f"{step[:40]!r} is not the number of a step")
+    return StepKey(int(step), parameters.get("split", "train"))
+
+
+def _answer(make: Callable[[], object]) -> Answer:
+    import orjson
+
+    try:
+        return Answer(orjson.dumps(make()))
+    except RolloutDoctorError as error:
+        return Answer(orjson.dumps({"problem": str(error)}), HTTPStatus.BAD_REQUEST)
+
+
+class Judging:
+    """Checks the whole run in a process of its own, so that the page answers meanwhile."""
+
+    def __init__(self, run: "Run", options: "CheckOptions") -> None:
+        # A fork would copy locks that threads of arrow and torch hold.
+        spawn = multiprocessing.get_context("spawn")
+        self._receiver, sender = spawn.Pipe(duplex=False)
+        self._process = spawn.Process(target=_judge, args=(run, options, sender), daemon=True)
+        self._sender = sender
+        self._answer = Answer(b'{"words": "starting"}', HTTPStatus.ACCEPTED)
+
+    def start(self) -> None:
+        """Begin."""
+        self._process.start()
+        self._sender.close()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def stop(self) -> None:
+        """End, whether it is done or not."""
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join()
+
+    def answer(self, parameters: Mapping[str, str]) -> Answer:
+        """Return what was found, or how far it is."""
+        return self._answer
+
+    def _listen(self) -> None:
+        try:
+            while self._answer.status is HTTPStatus.ACCEPTED:
+                body, status = self._receiver.recv()
+                self._answer = Answer(body, HTTPStatus(status))
+        except (EOFError, OSError):
+            words = b'{"problem": "the process that checks the run died, probably out of memory"}'
+            self._answer = Answer(words, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def _judge(run: "Run", options: "CheckOptions", sender: "Connection") -> None:
+    import signal
+
+    import orjson
+
+    # A terminal sends Ctrl-C to every process; this one is ended by the other.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from rolloutdoctor.commands.view import judge, judged_body
+
+    def tell(done: int, total: int | None) -> None:
+        share = f"{100 * done // total} %" if total else f"{done:,}"
+        sender.send((orjson.dumps({"words": share}), HTTPStatus.ACCEPTED.value))
+
+    try:
+        sender.send((orjson.dumps(judged_body(judge(run, options, tell))), HTTPStatus.OK.value))
+    except RolloutDoctorError as error:
+        sender.send((orjson.dumps({"problem": str(error)}), HTTPStatus.BAD_REQUEST.value))

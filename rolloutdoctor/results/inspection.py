@@ -1,0 +1,157 @@
+"""What the local page shows of a run, a step and a group: plain data, as JSON."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rolloutdoctor.results.vitals import Vital
+
+
+@dataclass(frozen=True)
+class Overview:
+    """A run before any of its rows is read.
+
+    Attributes:
+        name: of its files, in words.
+        paths: the arguments that name it on a command line.
+        trainer: title and version of the trainer, in words.
+        steps: step, split and number of rows of every batch, in order; none where only metrics are there.
+        vitals: what the trainer logged, by quantity.
+        fixes: names of the fixes that are about this objective.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    trainer: str
+    steps: tuple[tuple[int, str, int], ...]
+    vitals: tuple[Vital, ...]
+    fixes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MetricSeries:
+    """A metric as logged and as recomputed.
+
+    Attributes:
+        metric: its name in the log.
+        steps: where both are there.
+        logged, recomputed: its values.
+        agrees: whether the two are within their rounding radius.
+    """
+
+    metric: str
+    steps: tuple[int, ...]
+    logged: tuple[float, ...]
+    recomputed: tuple[float, ...]
+    agrees: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class StepMetric:
+    """A metric of one step; None where it was not logged, or the rows do not determine it."""
+
+    name: str
+    logged: float | None
+    recomputed: float | None
+
+
+@dataclass(frozen=True)
+class GroupLine:
+    """A group of a step, in a line.
+
+    Attributes:
+        group_id: its name.
+        prompt: the beginning of its prompt, or None without text.
+        rows: how many responses.
+        tokens: of the responses, trained ones alone where a mask says which.
+        rewards: of the rows; None where a row could not be scored.
+        spread: standard deviation of the rewards, or None.
+        gradient: share of the step's sum of abs(dloss / dlogp), or None.
+        change: share of the step's sum that the fix changes, or None without one.
+        flags: what is special about it, in words.
+    """
+
+    group_id: str
+    prompt: str | None
+    rows: int
+    tokens: int
+    rewards: tuple[float | None, ...]
+    spread: float | None
+    gradient: float | None
+    change: float | None
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StepPage:
+    """A step: its metrics and its groups.
+
+    Attributes:
+        step, split: which one.
+        fix: the fix that it is compared with, or None.
+        problem: why the loss could not be evaluated; empty where it was.
+        metrics: as logged and recomputed.
+        groups: in the order of the file.
+    """
+
+    step: int
+    split: str
+    fix: str | None
+    problem: str
+    metrics: tuple[StepMetric, ...]
+    groups: tuple[GroupLine, ...]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A response of a group.
+
+    Attributes:
+        sample_id: its name.
+        status: how it ended, or None.
+        reward: of the row, or None.
+        rewards: by reward function.
+        logged, recomputed, fixed: its advantage as logged, as recomputed, and with the fix: where there is one a row.
+        differs: `logged` is farther from `recomputed` than rounding explains; None where one of them is missing.
+        text: the response, or None without text.
+        length: tokens of the response.
+        ids: the first of them; as many as are shown.
+        pieces: text of each, or none where the file does not hold it.
+        trained: which of them are trained; none without a mask.
+        values: name to a value for each of them: gradient, advantage, ratio, KL, sampler gap, entropy, log-prob.
+    """
+
+    sample_id: str
+    status: str | None
+    reward: float | None
+    rewards: Mapping[str, float | None]
+    logged: float | None
+    recomputed: float | None
+    fixed: float | None
+    differs: bool | None
+    text: str | None
+    length: int
+    ids: tuple[int, ...]
+    pieces: tuple[str, ...]
+    trained: tuple[bool, ...]
+    values: Mapping[str, tuple[float | None, ...]]
+
+
+@dataclass(frozen=True)
+class GroupPage:
+    """A group with its responses.
+
+    Attributes:
+        step, split, group_id: which one.
+        fix: the fix that it is compared with, or None.
+        prompt: its text, or None.
+        problem: why the loss could not be evaluated; empty where it was.
+        completions: in the order of the file.
+    """
+
+    step: int
+    split: str
+    group_id: str
+    fix: str | None
+    prompt: str | None
+    problem: str
+    completions: tuple[Completion, ...]

@@ -1,0 +1,515 @@
+// The local page of a run: run, step, group. Text of the run reaches the page by textContent alone.
+"use strict";
+
+const state = { overview: null, judged: null, zoom: null, colour: "gradient", sort: "finding", fix: null, step: null };
+const main = document.getElementById("main");
+const tip = document.body.appendChild(element("div", { id: "tip" }));
+
+// Elements and numbers.
+
+function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false) made.setAttribute(key, value);
+  }
+  for (const child of children.flat()) {
+    if (child !== null && child !== undefined) made.append(child instanceof Node ? child : String(child));
+  }
+  return made;
+}
+
+function number(value, digits = 3) {
+  if (value === null || value === undefined) return "n/a";
+  if (Number.isInteger(value) && Math.abs(value) < 1e9) return value.toLocaleString("en");
+  if (value !== 0 && Math.abs(value) < 1e-3) return value.toExponential(digits - 1).replace(/\.?0+e/, "e");
+  return Number(value.toPrecision(digits)).toString();
+}
+
+const percent = (share) => (share === null ? "n/a" : `${number(100 * share)} %`);
+
+// Data: from the server, or from the page itself where it was shared.
+
+const embedded = document.getElementById("rolloutdoctor-data");
+const shared = embedded === null ? null : JSON.parse(embedded.textContent);
+
+async function load(path) {
+  if (shared !== null) {
+    if (path in shared) return shared[path];
+    throw new Error("this shared page does not hold it; open the run with rolloutdoctor view");
+  }
+  const answer = await fetch(`api/${path}`);
+  if (answer.status === 202) return { pending: await answer.json() };
+  const body = await answer.json();
+  if (!answer.ok) throw new Error(body.problem);
+  return body;
+}
+
+const withFix = () => (state.fix === null ? "" : `&fix=${encodeURIComponent(state.fix)}`);
+const stepPath = (step, split) => `step?step=${step}&split=${split}${withFix()}`;
+const groupPath = (step, split, group) => `group?step=${step}&split=${split}&group=${encodeURIComponent(group)}${withFix()}`;
+
+// Addresses: #/, #/step/46, #/step/46/eval, #/step/46/train/group/45-0?colour=gap&fix=zero-std
+
+function address(step, split, group) {
+  const options = new URLSearchParams();
+  if (group !== undefined && state.colour !== "gradient") options.set("colour", state.colour);
+  if (state.fix !== null) options.set("fix", state.fix);
+  const place = step === undefined ? "" : `step/${step}/${split}${group === undefined ? "" : `/group/${encodeURIComponent(group)}`}`;
+  return `#/${place}${options.size ? `?${options}` : ""}`;
+}
+
+function parsed() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  const options = new URLSearchParams(query ?? "");
+  state.fix = options.get("fix");
+  if (options.has("colour")) state.colour = options.get("colour");
+  const [kind, step, ...rest] = path.split("/");
+  if (kind !== "step" || !/^\d+$/.test(step ?? "")) return {};
+  const split = rest[0] === "eval" ? "eval" : "train";
+  if (rest[0] === "eval" || rest[0] === "train") rest.shift();
+  return { step: Number(step), split, group: rest[0] === "group" ? decodeURIComponent(rest.slice(1).join("/")) : undefined };
+}
+
+let turn = 0;
+
+async function show() {
+  const own = ++turn;
+  const { step, split, group } = parsed();
+  tip.textContent = "";
+  try {
+    if (state.overview === null) state.overview = await load("overview");
+    let page;
+    if (step === undefined) page = runPage();
+    else if (group === undefined) page = stepPage(await load(stepPath(step, split)));
+    else {
+      const [found, around] = [await load(groupPath(step, split, group)), await neighbours(step, split)];
+      page = groupPage(found, around);
+    }
+    if (own !== turn) return;
+    crumbs(step, split, group);
+    main.replaceChildren(page);
+    if (step === undefined) drawCharts();
+  } catch (error) {
+    if (own !== turn) return;
+    crumbs(step, split, group);
+    main.replaceChildren(element("p", { role: "alert" }, error.message));
+  }
+}
+
+async function neighbours(step, split) {
+  if (state.step === null || state.step.step !== step || state.step.split !== split) {
+    try { state.step = await load(stepPath(step, split)); } catch { state.step = null; }
+  }
+  return state.step === null ? [] : sorted(state.step).map((line) => line.group_id);
+}
+
+function crumbs(step, split, group) {
+  const line = document.getElementById("crumbs");
+  const run = state.overview;
+  const parts = [element("a", { href: address() }, run === null ? "run" : run.name)];
+  if (step !== undefined) parts.push("/ ", element("a", { href: address(step, split) }, `step ${step}${split === "eval" ? " (eval)" : ""}`));
+  if (group !== undefined) parts.push("/ ", element("span", {}, `group ${group}`));
+  line.replaceChildren(...parts);
+  document.title = `${group !== undefined ? `group ${group}, ` : ""}${step !== undefined ? `step ${step}, ` : ""}${run?.name ?? "rolloutdoctor"}`;
+}
+
+// The check of the whole run goes on beside the page.
+
+async function judge() {
+  try {
+    const found = await load("judged");
+    const verdict = document.getElementById("verdict"), progress = document.getElementById("progress");
+    if ("pending" in found) {
+      verdict.textContent = "Steps and groups can be looked at while the run is checked.";
+      progress.textContent = `Checking the run: ${found.pending.words}`;
+      setTimeout(judge, 700);
+      return;
+    }
+    state.judged = found;
+    verdict.textContent = found.verdict;
+    verdict.className = found.findings.length ? found.findings[0].severity : "";
+    progress.textContent = `${state.overview?.trainer ?? ""}   ${found.coverage.tested} of ${found.coverage.rules} rules tested`;
+    state.overview ??= await load("overview");
+    show();
+  } catch (error) {
+    document.getElementById("verdict").textContent = "The run could not be checked.";
+    document.getElementById("progress").textContent = error.message;
+  }
+}
+
+// Run.
+
+function runPage() {
+  const run = state.overview, page = element("div");
+  page.append(stepChooser(run));
+  if (run.vitals.length) {
+    page.append(element("h2", {}, "What the trainer logged"));
+    page.append(element("p", { class: "soft" }, "One cursor for all; drag to zoom, double-click for the whole run, click for the step."));
+    page.append(element("div", { class: "charts", id: "vitals" }));
+  }
+  if (state.judged === null) return page;
+  const compared = state.judged.compared;
+  if (compared.length) {
+    const odd = compared.filter((one) => one.agrees.includes(false));
+    page.append(element("h2", {}, "Logged and recomputed"));
+    page.append(element("p", { class: "soft" }, odd.length
+      ? `${odd.length} of ${compared.length} metrics disagree in some step: the line is as logged, dots are as recomputed, shaded steps disagree.`
+      : `All of ${compared.length} metrics are reproduced by the rows and the options.`));
+    page.append(element("div", { class: "charts", id: "compared" }));
+  }
+  page.append(element("h2", {}, "Findings"));
+  if (!state.judged.findings.length) page.append(element("p", {}, "No fault was found."));
+  for (const one of state.judged.findings) page.append(finding(one));
+  return page;
+}
+
+function stepChooser(run) {
+  const count = run.steps.length;
+  if (!count) return element("p", { class: "soft" }, "This run has no rows: its log is all there is to see.");
+  const [first, last] = [run.steps[0][0], run.steps[count - 1][0]];
+  const field = element("input", { type: "number", min: first, max: last, value: first, "aria-label": "step" });
+  const go = (event) => {
+    event.preventDefault();
+    const split = run.steps.some(([step, part]) => step === Number(field.value) && part === "train") ? "train" : "eval";
+    location.hash = address(Number(field.value), split);
+  };
+  const rows = run.steps.reduce((sum, one) => sum + one[2], 0);
+  return element("form", { class: "tools", onsubmit: go }, element("label", {}, "Step ", field), element("button", {}, "Show"),
+    element("span", { class: "soft" }, `${number(rows)} responses in ${number(count)} steps, ${first} to ${last}`));
+}
+
+function finding(one) {
+  const places = one.examples.slice(0, 5).map((place) => {
+    const words = `step ${place.step}${place.group_id === null ? "" : `, group ${place.group_id}`}`;
+    const split = state.overview.steps.some(([step, part]) => step === place.step && part === "train") ? "train" : "eval";
+    return element("a", { href: address(place.step, split, place.group_id ?? undefined), title: place.note }, words);
+  });
+  return element("div", { class: `finding ${one.severity}${one.follows_from ? " consequence" : ""}` },
+    element("p", {}, element("span", { class: "code" }, `${one.code} `), `${one.headline}${one.follows_from ? ` (follows from ${one.follows_from})` : ""}`),
+    element("p", { class: "soft" }, `Evidence: ${one.evidence}`),
+    element("p", { class: "soft" }, `Advice: ${one.advice}`),
+    places.length && state.overview.steps.length ? element("p", { class: "places" }, places) : null);
+}
+
+const marksOf = (name) => (state.judged?.marks[name] ?? []);
+
+function drawCharts() {
+  const vitals = document.getElementById("vitals"), compared = document.getElementById("compared");
+  for (const one of vitals === null ? [] : state.overview.vitals) {
+    chart(vitals, one.title, one.steps, [one.series], marksOf(one.name), one.unit);
+  }
+  for (const one of compared === null ? [] : state.judged.compared.filter((each) => each.agrees.includes(false)).slice(0, 12)) {
+    chart(compared, one.metric, one.steps, [one.logged, one.recomputed], [], "", one.agrees);
+  }
+}
+
+const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const rgb = (name, alpha) => `rgb(${ink(name)} / ${alpha})`;
+const charts = new Set();
+
+function chart(parent, title, steps, series, marks, unit, agrees = null) {
+  const value = element("span", { class: "value" }, `${number(series[0][0])} → ${number(series[0].at(-1))}`);
+  const box = element("div", { class: "chart" }, element("h3", {}, title, value));
+  parent.append(box);
+  const rest = value.textContent;
+  const lines = [{ stroke: rgb("--up", 1), width: 1.5, points: { show: false } }];
+  if (series.length > 1) lines.push({ stroke: rgb("--down", 1), width: 0, points: { show: true, size: 4, fill: rgb("--down", 1) } });
+  const drawn = (plot) => {
+    const { ctx, bbox } = plot;
+    ctx.save();
+    if (agrees !== null) {
+      ctx.fillStyle = rgb("--down", 0.14);
+      const half = Math.max(2, bbox.width / Math.max(2, 2 * steps.length));
+      agrees.forEach((fits, at) => { if (!fits) ctx.fillRect(plot.valToPos(steps[at], "x", true) - half, bbox.top, 2 * half, bbox.height); });
+    }
+    ctx.strokeStyle = rgb("--down", 1);
+    ctx.fillStyle = ink("--ink");
+    ctx.setLineDash([4, 4]);
+    for (const [step, code] of marks) {
+      const x = plot.valToPos(step, "x", true);
+      if (x < bbox.left || x > bbox.left + bbox.width) continue;
+      ctx.beginPath(); ctx.moveTo(x, bbox.top); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
+      ctx.textAlign = x > bbox.left + bbox.width * 0.7 ? "right" : "left";
+      ctx.fillText(` ${code} `, x, bbox.top + 12 * devicePixelRatio);
+    }
+    ctx.restore();
+  };
+  const whole = [steps[0], steps.at(-1)];
+  const flat = (low, high) => (low === high ? [low - (Math.abs(low) || 1) / 10, high + (Math.abs(high) || 1) / 10] : uPlot.rangeNum(low, high, 0.1, true));
+  const axis = { stroke: ink("--soft"), grid: { stroke: ink("--line"), width: 1 }, ticks: { stroke: ink("--line") }, font: "11px system-ui" };
+  const plot = new uPlot({
+    width: box.clientWidth - 16, height: 130, legend: { show: false },
+    scales: { x: { time: false, range: (own, low, high) => state.zoom ?? (whole[0] < whole[1] ? [low, high] : [low - 1, high + 1]) }, y: { range: (own, low, high) => flat(low ?? 0, high ?? 0) } },
+    cursor: { sync: { key: "run" }, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
+    axes: [{ ...axis, size: 24, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 1e5] },
+      { ...axis, size: 52, values: (own, ticks) => ticks.map((tick) => number(tick)) }],
+    series: [{}, ...lines],
+    hooks: {
+      draw: [drawn],
+      setCursor: [(own) => {
+        const at = own.cursor.idx;
+        value.textContent = at === null || at === undefined ? rest
+          : `step ${steps[at]}: ${series.map((each) => number(each[at])).join(" logged, ")}${series.length > 1 ? " recomputed" : ` ${unit === "1" ? "" : unit ?? ""}`}`;
+      }],
+      setSelect: [(own) => {
+        if (own.select.width < 8) return;
+        zoom([own.posToVal(own.select.left, "x"), own.posToVal(own.select.left + own.select.width, "x")]);
+        own.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+      }],
+    },
+  }, [steps, ...series], box);
+  plot.over.addEventListener("dblclick", () => zoom(null));
+  plot.over.addEventListener("click", () => {
+    const at = plot.cursor.idx;
+    if (at === null || at === undefined || plot.moved) return;
+    if (state.overview.steps.some(([step, split]) => step === steps[at] && split === "train")) location.hash = address(steps[at], "train");
+  });
+  let pressed = 0;
+  plot.over.addEventListener("mousedown", (event) => { pressed = event.clientX; plot.moved = false; });
+  plot.over.addEventListener("mouseup", (event) => { plot.moved = Math.abs(event.clientX - pressed) > 4; });
+  charts.add(plot);
+}
+
+function zoom(range) {
+  state.zoom = range;
+  for (const plot of charts) {
+    if (!plot.root.isConnected) { charts.delete(plot); continue; }
+    const steps = plot.data[0];
+    plot.setScale("x", range === null ? { min: steps[0], max: steps.at(-1) } : { min: range[0], max: range[1] });
+  }
+}
+
+addEventListener("resize", () => {
+  for (const plot of charts) {
+    if (plot.root.isConnected) plot.setSize({ width: plot.root.parentElement.clientWidth - 16, height: 130 });
+    else charts.delete(plot);
+  }
+});
+
+// Step.
+
+function codesAt(step, group) {
+  const found = new Map();
+  for (const one of state.judged?.findings ?? []) {
+    if (one.examples.some((place) => place.step === step && (place.group_id ?? group) === group && place.group_id !== null)) found.set(one.code, one.severity);
+  }
+  return found;
+}
+
+const RANK = { error: 3, warning: 2, info: 1 };
+
+function sorted(page) {
+  const rank = (line) => Math.max(0, ...[...codesAt(page.step, line.group_id).values()].map((one) => RANK[one]));
+  const keys = {
+    finding: (line) => [-rank(line), -(line.change ?? 0), -(line.gradient ?? 0)],
+    gradient: (line) => [-(line.gradient ?? 0)],
+    change: (line) => [-(line.change ?? 0)],
+    spread: (line) => [-(line.spread ?? 0)],
+    tokens: (line) => [-line.tokens],
+    file: () => [0],
+  };
+  const key = keys[state.sort] ?? keys.finding;
+  return page.groups.map((line) => [key(line), line])
+    .sort(([a], [b]) => a.map((value, at) => value - b[at]).find((value) => value) ?? 0).map(([, line]) => line);
+}
+
+function fixChooser() {
+  const choose = (event) => { state.fix = event.target.value || null; state.step = null; const { step, split, group } = parsed(); state.fix = event.target.value || null; location.hash = address(step, split, group); };
+  return element("label", {}, "With the fix ", element("select", { onchange: choose },
+    element("option", { value: "" }, "none"),
+    state.overview.fixes.map((name) => element("option", { value: name, selected: name === state.fix ? "" : null }, name))));
+}
+
+function command(words) {
+  const button = element("button", { onclick: async () => {
+    try { await navigator.clipboard.writeText(words); button.textContent = "Copied"; } catch { button.replaceWith(element("code", {}, words)); }
+  }, title: words }, "Copy as command");
+  return button;
+}
+
+const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
+const runWords = () => state.overview.paths.map(quoted).join(" ");
+
+function stepPage(page) {
+  state.step = page;
+  const head = (key, words, kind = "") => element("th", { class: kind }, element("button", { onclick: () => { state.sort = key; show(); }, "aria-pressed": state.sort === key }, words));
+  const verb = state.fix === null ? "recompute" : `diff --fix ${quoted(state.fix)}`;
+  const [name, ...rest] = verb.split(" ");
+  const words = `rolloutdoctor ${name} ${runWords()} --steps ${page.step}:${page.step + 1}${rest.length ? ` ${rest.join(" ")}` : ""}`;
+  const rewards = page.groups.flatMap((line) => line.rewards).filter((value) => value !== null);
+  const range = [Math.min(...rewards), Math.max(...rewards)];
+  const largest = Math.max(...page.groups.map((line) => line.gradient ?? 0), 1e-12);
+  const lines = sorted(page).map((line) => element("tr", { onclick: () => { location.hash = address(page.step, page.split, line.group_id); } },
+    element("td", {}, element("a", { href: address(page.step, page.split, line.group_id) }, line.group_id)),
+    element("td", {}, element("div", { class: "prompt", title: line.prompt ?? "" }, line.prompt ?? "")),
+    element("td", {}, dots(line.rewards, range)),
+    element("td", { class: "number wide" }, number(line.spread)),
+    element("td", { class: "number" }, percent(line.gradient), bar((line.gradient ?? 0) / largest)),
+    state.fix === null ? null : element("td", { class: "number" }, percent(line.change)),
+    element("td", { class: "number wide" }, number(line.tokens)),
+    element("td", {}, [...codesAt(page.step, line.group_id)].map(([code, severity]) => element("span", { class: `flag ${severity}` }, code)),
+      line.flags.map((flag) => element("span", { class: "flag" }, flag)))));
+  return element("div", {},
+    element("div", { class: "tools" }, fixChooser(), command(words)),
+    page.problem ? element("p", { role: "alert" }, `The loss is not recomputed: ${page.problem}`) : null,
+    element("h2", {}, `${number(page.groups.length)} groups`),
+    element("div", { class: "scroll" }, element("table", {},
+      element("thead", {}, element("tr", {}, head("file", "group"), element("th", {}, "prompt"), element("th", {}, "rewards"),
+        head("spread", "reward std", "number wide"), head("gradient", "share of the log-prob gradient", "number"),
+        state.fix === null ? null : head("change", "changed by the fix", "number"), head("tokens", "trained tokens", "number wide"), head("finding", "findings"))),
+      element("tbody", {}, lines))),
+    element("details", {}, element("summary", {}, `${number(page.metrics.length)} metrics of the step`),
+      element("div", { class: "scroll" }, metrics(page.metrics))));
+}
+
+function bar(share) {
+  const made = element("span", { class: "bar" });
+  made.style.width = `${Math.max(0, 3 * share)}rem`;
+  return made;
+}
+
+function dots(rewards, [low, high]) {
+  const space = "http://www.w3.org/2000/svg", width = 120;
+  const svg = document.createElementNS(space, "svg");
+  for (const [key, value] of Object.entries({ class: "dots", width, height: 18, role: "img", "aria-label": `rewards ${rewards.map((one) => number(one)).join(", ")}` })) svg.setAttribute(key, value);
+  const line = svg.appendChild(document.createElementNS(space, "line"));
+  for (const [key, value] of Object.entries({ x1: 5, x2: width - 5, y1: 9, y2: 9 })) line.setAttribute(key, value);
+  const counts = new Map();
+  for (const value of rewards) if (value !== null) counts.set(value, (counts.get(value) ?? 0) + 1);
+  for (const [value, count] of counts) {
+    const dot = svg.appendChild(document.createElementNS(space, "circle"));
+    const x = high > low ? 8 + (width - 16) * (value - low) / (high - low) : width / 2;
+    for (const [key, at] of Object.entries({ cx: x, cy: 9, r: Math.min(8, 2 + 1.6 * Math.sqrt(count)) })) dot.setAttribute(key, at);
+  }
+  const words = document.createElementNS(space, "title");
+  words.textContent = [...counts].sort(([a], [b]) => a - b).map(([value, count]) => `${count} × ${number(value)}`).join(", ");
+  svg.prepend(words);
+  return svg;
+}
+
+function metrics(lines) {
+  const rows = lines.map((one) => element("tr", {}, element("td", {}, one.name),
+    element("td", { class: "number" }, one.logged === null ? "" : number(one.logged, 6)),
+    element("td", { class: "number" }, one.recomputed === null ? "" : number(one.recomputed, 6))));
+  return element("table", {}, element("thead", {}, element("tr", {}, element("th", {}, "metric"), element("th", { class: "number" }, "logged"), element("th", { class: "number" }, "recomputed"))), element("tbody", {}, rows));
+}
+
+// Group.
+
+const SIGNED = new Set(["gradient", "gradient with the fix", "advantage", "advantage with the fix", "logged advantage", "sampler gap"]);
+
+function groupPage(page, around) {
+  const names = [...new Set(page.completions.flatMap((one) => Object.keys(one.values)))];
+  if (!names.includes(state.colour)) state.colour = names[0] ?? "mask";
+  const choose = (event) => { state.colour = event.target.value; location.hash = address(page.step, page.split, page.group_id); };
+  const at = around.indexOf(page.group_id);
+  const link = (index, words) => (index >= 0 && index < around.length ? element("a", { href: address(page.step, page.split, around[index]) }, words) : element("span", { class: "soft" }, words));
+  const value = (one, t) => scaled(one.values[state.colour]?.[t]);
+  let largest = 0;
+  for (const one of page.completions) for (let t = 0; t < one.ids.length || t < (one.values[state.colour]?.length ?? 0); t++) if (one.trained[t] !== false) largest = Math.max(largest, Math.abs(value(one, t) ?? 0));
+  const words = `rolloutdoctor recompute ${runWords()} --steps ${page.step}:${page.step + 1}${state.fix === null ? "" : ` --fix ${quoted(state.fix)}`} -o step-${page.step}.parquet`;
+  return element("div", {},
+    element("div", { class: "tools" },
+      element("label", {}, "Colour tokens by ", element("select", { id: "colour", onchange: choose }, names.map((name) => element("option", { value: name, selected: name === state.colour ? "" : null }, name)))),
+      fixChooser(), command(words), link(at - 1, "previous group"), link(at + 1, "next group")),
+    page.problem ? element("p", { role: "alert" }, `The loss is not recomputed: ${page.problem}`) : null,
+    legend(largest),
+    page.prompt === null ? null : [element("h2", {}, "Prompt"), element("pre", {}, page.prompt)],
+    element("h2", {}, `${page.completions.length} completions`),
+    page.completions.map((one) => completion(one, largest)));
+}
+
+// Ratios are shown by their distance from 1, on a log scale.
+function scaled(value) {
+  if (value === null || value === undefined) return null;
+  return state.colour === "ratio" ? (value > 0 ? Math.log(value) : null) : value;
+}
+
+function shade(made, value, largest) {
+  if (value === null || !largest || !value) return;
+  // The derivative is of the loss: where it is below 0, the update makes the token more likely.
+  const raises = state.colour.startsWith("gradient") ? value < 0 : value > 0;
+  made.style.backgroundColor = rgb(raises || !(SIGNED.has(state.colour) || state.colour === "ratio") ? "--up" : "--down", (0.75 * Math.sqrt(Math.abs(value) / largest)).toFixed(3));
+}
+
+function legend(largest) {
+  const box = element("p", { class: "legend" });
+  if (state.colour === "mask") return box;
+  const signed = SIGNED.has(state.colour) || state.colour === "ratio";
+  const words = state.colour.startsWith("gradient") ? ["made less likely", "made more likely"]
+    : state.colour === "ratio" ? ["ratio below 1", "ratio above 1"] : ["below 0", signed ? "above 0" : "larger"];
+  const swatch = (name) => { const made = element("i"); made.style.backgroundColor = rgb(name, 0.75); return made; };
+  if (signed) box.append(swatch("--down"), words[0]);
+  box.append(swatch("--up"), words[1], element("span", { class: "soft" }, `full colour: ${number(state.colour === "ratio" ? Math.exp(largest) : largest)}; struck through: not trained`));
+  return box;
+}
+
+function completion(one, largest) {
+  const advantage = (words, value, odd = false) => (value === null ? null : element("div", {}, element("dt", {}, words), element("dd", { class: odd ? "odd" : null }, number(value, 4))));
+  const masked = one.trained.length > 0 && !one.trained.includes(true);
+  return element("article", { class: "completion" },
+    element("header", {}, element("h3", {}, one.sample_id),
+      element("span", { class: "soft" }, `${number(one.length)} tokens${one.length > one.ids.length && one.ids.length ? `, the first ${number(one.ids.length)} shown` : ""}${one.status === null ? "" : `, ${one.status}`}`),
+      masked ? element("span", { class: "flag warning" }, "fully masked") : null),
+    element("dl", {}, advantage("reward", one.reward),
+      Object.entries(one.rewards).map(([name, value]) => advantage(name, value)),
+      advantage("advantage logged", one.logged, one.differs), advantage("recomputed", one.recomputed), advantage("with the fix", one.fixed)),
+    one.text !== null && !one.pieces.length ? element("pre", {}, one.text) : null,
+    tokens(one, largest));
+}
+
+function tokens(one, largest) {
+  const count = Math.max(one.ids.length, ...Object.values(one.values).map((each) => each.length), 0);
+  const line = element("div", { class: one.pieces.length ? "tokens" : "tokens ids" });
+  for (let t = 0; t < count; t++) {
+    const made = element("span", { "data-t": t }, one.pieces[t] ?? one.ids[t] ?? "·");
+    if (one.trained[t] === false) made.className = "masked";
+    else shade(made, scaled(one.values[state.colour]?.[t]), largest);
+    line.append(made);
+  }
+  line.addEventListener("mousemove", (event) => {
+    const t = event.target.dataset?.t;
+    if (t === undefined) { tip.textContent = ""; return; }
+    const values = Object.entries(one.values).map(([name, each]) => `${name} ${number(each[t], 4)}`);
+    tip.textContent = [`token ${t}${one.ids[t] === undefined ? "" : `, id ${one.ids[t]}`}${one.trained[t] === false ? ", not trained" : ""}`, ...values].join("\n");
+    tip.style.left = `${Math.min(event.clientX + 12, innerWidth - 280)}px`;
+    tip.style.top = `${Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 8)}px`;
+  });
+  line.addEventListener("mouseleave", () => { tip.textContent = ""; });
+  return line;
+}
+
+// Keys.
+
+addEventListener("keydown", async (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
+  const { step, split, group } = parsed();
+  if (event.key === "u" && step !== undefined) location.hash = group === undefined ? address() : address(step, split);
+  if ((event.key === "n" || event.key === "p") && state.overview?.steps.length) {
+    const own = state.overview.steps.filter((one) => one[1] === (split ?? "train"));
+    const at = own.findIndex((one) => one[0] === step), next = own[step === undefined ? 0 : at + (event.key === "n" ? 1 : -1)];
+    if (next !== undefined) location.hash = address(next[0], next[1]);
+  }
+  if ((event.key === "j" || event.key === "k") && step !== undefined) {
+    const around = await neighbours(step, split);
+    const next = around[group === undefined ? 0 : around.indexOf(group) + (event.key === "j" ? 1 : -1)];
+    if (next !== undefined) location.hash = address(step, split, next);
+  }
+  if (event.key === "c" && group !== undefined) {
+    const options = [...document.querySelectorAll("#colour option")].map((one) => one.value);
+    state.colour = options[(options.indexOf(state.colour) + 1) % options.length];
+    location.hash = address(step, split, group);
+  }
+});
+
+// In a shared page, links would lead to the page around this one.
+addEventListener("click", (event) => {
+  const link = event.target.closest?.('a[href^="#"]');
+  if (!link || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+  event.preventDefault();
+  location.hash = link.getAttribute("href");
+});
+
+addEventListener("hashchange", show);
+show().then(judge);

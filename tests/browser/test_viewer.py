@@ -1,0 +1,156 @@
+"""The page of `view` in a real browser: it finds a group from a finding, colours tokens, and no text of a run acts."""
+
+import json
+import re
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+from urllib.parse import quote
+
+import orjson
+import pyarrow as pa
+import pytest
+from run_files import FLOATS, MASK, write
+
+import rolloutdoctor
+from rolloutdoctor.cli.serving import Answer, PageServer
+from rolloutdoctor.cli.view import _overview, _pages
+from rolloutdoctor.commands.view import Inspector, judge, judged_body, shared
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.views.viewer_page import viewer_document
+
+SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+HOSTILE = (
+    "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\u202e&lt;b&gt;"
+)
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow(every=True),
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found; install Debian's package chromium"),
+]
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--virtual-time-budget=20000",
+]
+
+
+def seen(address, *flags):
+    """The page as the browser has it after its scripts have run."""
+    done = subprocess.run(
+        [CHROMIUM, *FLAGS, *flags, "--dump-dom", address], capture_output=True, text=True, check=True, timeout=180
+    )
+    return done.stdout
+
+
+@pytest.fixture
+def serve():
+    """Serves a run, judged beforehand: its address, and the paths that were asked for."""
+    servers = []
+
+    def start(path):
+        run = rolloutdoctor.open(path)
+        inspector = Inspector(run, CheckOptions(), [Path(path).name])
+        judged = orjson.dumps(judged_body(judge(run, CheckOptions())))
+        asked = []
+        api = {"overview": _overview(inspector), "judged": lambda given: Answer(judged), **_pages(inspector)}
+
+        def noted(name, answer):
+            return lambda given: asked.append(name) or answer(given)
+
+        server = PageServer(0, {name: noted(name, answer) for name, answer in api.items()})
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return server.address, asked
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_run_step_and_group(serve, tmp_path):
+    address, asked = serve(SAMPLES / "verl_rejected.parquet")
+    run = seen(address)
+    assert "Fully masked responses shift 296 advantages" in run
+    assert run.count('class="chart"') >= 5
+    link = re.search(r'href="(#/step/46/train/group/45%2F0)"', run)[1]
+    step = seen(f"{address}#/step/46/train?fix=rejected-rows")
+    assert step.index("45/0") < step.index("45/1")
+    assert "2 fully masked" in step
+    assert "RDA001" in step
+    group = seen(f"{address}{link}?fix=rejected-rows")
+    assert group.count('class="completion"') == 8
+    assert "with the fix" in group
+    assert group.count('class="masked"') == 6
+    assert "background-color: rgb" in group
+    assert {"overview", "judged", "step", "group"} == set(asked)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_nothing_sticks_out_at_the_width_of_a_phone(serve, tmp_path, dark):
+    address, _ = serve(SAMPLES / "verl_rejected.parquet")
+    target = tmp_path / "shot.png"
+    flags = [f"--screenshot={target}", "--window-size=420,900", *(["--force-dark-mode"] if dark else [])]
+    page = seen(f"{address}#/step/46/train/group/45%2F0", *flags)
+    assert page.count('class="completion"') == 8
+    assert target.stat().st_size > 10_000
+
+
+def hostile_run(tmp_path):
+    columns = {
+        "step": [1, 1],
+        "group_id": [HOSTILE, HOSTILE],
+        "sample_id": [HOSTILE, "1"],
+        "reward": [0.0, 1.0],
+        "prompt": [HOSTILE] * 2,
+        "response": [HOSTILE] * 2,
+        "status": [HOSTILE, "stop"],
+        "response_ids": pa.array([[7, 8]] * 2, pa.list_(pa.int32())),
+        "response_mask": pa.array([[1, 1]] * 2, MASK),
+        "old_log_probs": pa.array([[-0.5, -0.1]] * 2, FLOATS),
+    }
+    options = {"beta": 0.0, "num_generations": 2}
+    recording = {"token_text": {"7": HOSTILE}}
+    metadata = RunMetadata(trainer="trl", trainer_version="1.16.0", config=options, recording=recording)
+    return write(tmp_path / "run.parquet", metadata=metadata, **columns)
+
+
+def test_hostile_text_is_text(serve, tmp_path):
+    address, _ = serve(hostile_run(tmp_path))
+    group = quote(HOSTILE, safe="!'()*-._~")
+    for page in (seen(address), seen(f"{address}#/step/1/train"), seen(f"{address}#/step/1/train/group/{group}")):
+        assert "<title>owned" not in page
+        assert "<img" not in page
+    assert page.count("&lt;/script&gt;&lt;script&gt;document.title") >= 4
+
+
+def test_a_shared_page_shows_its_groups_without_a_server(tmp_path):
+    for path in (SAMPLES / "verl_rejected.parquet", hostile_run(tmp_path)):
+        run = rolloutdoctor.open(path)
+        report = rolloutdoctor.check(run)
+        data = shared(Inspector(run, CheckOptions(), ["run.parquet"]), report, 2)
+        target = tmp_path / "page.html"
+        target.write_text(viewer_document(data), encoding="utf-8")
+        page = seen(f"file://{target}")
+        assert "<title>owned" not in page
+        assert json.loads(orjson.dumps(data))["judged"]["verdict"][:20] in page
+    target.write_text(viewer_document(shared_of_sample()), encoding="utf-8")
+    page = seen(f"file://{target}#/step/46/train/group/45%2F0")
+    assert page.count('class="completion"') == 8
+
+
+def shared_of_sample():
+    run = rolloutdoctor.open(SAMPLES / "verl_rejected.parquet")
+    return shared(Inspector(run, CheckOptions(), ["run.parquet"]), rolloutdoctor.check(run), 2)

@@ -1,0 +1,125 @@
+"""`view`: the server is this machine's and the user's alone, reads the run alone, and ends when it is told to."""
+
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import orjson
+import pytest
+
+from rolloutdoctor.cli.serving import Answer, PageServer
+
+ROOT = Path(__file__).parent.parent.parent
+SAMPLE = ROOT / "sample_data" / "verl_rejected.parquet"
+
+
+@pytest.fixture(scope="module")
+def served():
+    """A server in a process of its own: its address, and how it ends."""
+    command = [sys.executable, "-m", "rolloutdoctor", "view", str(SAMPLE), "--no-browser"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as one:
+        yield urlsplit(one.stdout.readline().strip()), one
+        one.kill()
+
+
+def ask(address, path, method="GET", host=None):
+    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
+    connection.request(method, path, headers={} if host is None else {"Host": host})
+    answer = connection.getresponse()
+    return answer.status, answer.read(), dict(answer.getheaders())
+
+
+def test_who_knows_the_address_gets_the_page_and_its_answers(served):
+    address, _ = served
+    assert address.hostname == "127.0.0.1"
+    status, page, headers = ask(address, address.path)
+    assert (status, page[:15]) == (200, b"<!doctype html>")
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert "unsafe" not in headers["Content-Security-Policy"]
+    for name in ("viewer.js", "viewer.css", "uPlot.iife.min.js", "uPlot.min.css"):
+        assert ask(address, address.path + name)[0] == 200
+    status, body, _ = ask(address, f"{address.path}api/step?step=46&split=train&fix=rejected-rows")
+    assert status == 200
+    assert [one["group_id"] for one in orjson.loads(body)["groups"]] == ["45/0", "45/1"]
+    status, body, _ = ask(address, f"{address.path}api/group?step=46&split=train&group=45%2F0")
+    assert len(orjson.loads(body)["completions"]) == 8
+
+
+@pytest.mark.parametrize(
+    ("path", "host"),
+    [
+        ("/", None),
+        ("/index.html", None),
+        ("/api/overview", None),
+        ("{}api/", None),
+        ("{}api/overview/..", None),
+        ("{}../../etc/passwd", None),
+        ("{}viewer.js/../../html.py", None),
+        ("{}..%2f..%2fhtml.py", None),
+        ("{}", "evil.example"),
+        ("{}api/overview", "evil.example:80"),
+    ],
+)
+def test_everybody_else_gets_nothing(served, path, host):
+    address, _ = served
+    status, body, _ = ask(address, path.format(address.path), host=host)
+    assert (status, body) == (404, b"")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_nothing_can_be_changed(served, method):
+    address, _ = served
+    assert ask(address, address.path, method)[0] == 501
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("step?step=4x", "not the number of a step"),
+        ("step?step=1e9", "not the number of a step"),
+        ("step", "not the number of a step"),
+        ("step?step=460", "no step 460"),
+        ("step?step=46&split=nowhere", "no step 46"),
+        ("step?step=46&fix=nothing", "no fix 'nothing'"),
+        ("group?step=46&group=nobody", "no group 'nobody'"),
+    ],
+)
+def test_a_wrong_question_gets_a_sentence(served, query, words):
+    address, _ = served
+    status, body, _ = ask(address, f"{address.path}api/{query}")
+    assert status == 400
+    assert words in orjson.loads(body)["problem"]
+
+
+def test_the_run_is_checked_meanwhile_and_ctrl_c_ends_it_all(served):
+    address, process = served
+    for _ in range(600):
+        status, body, _ = ask(address, f"{address.path}api/judged")
+        if status != 202:
+            break
+        assert "words" in orjson.loads(body)
+        time.sleep(0.2)
+    found = orjson.loads(body)
+    assert status == 200
+    assert found["findings"][0]["code"] == "RDA001"
+    assert found["verdict"].startswith("Fully masked responses shift 296 advantages")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 128 + signal.SIGINT
+    with pytest.raises(ConnectionRefusedError):
+        ask(address, address.path)
+
+
+def test_a_port_in_use_is_said(rolloutdoctor):
+    server = PageServer(0, {"overview": lambda given: Answer(b"{}")})
+    try:
+        done = rolloutdoctor("view", SAMPLE, "--no-browser", "--port", server.server_port, "--quiet")
+    finally:
+        server.server_close()
+    assert done.returncode == 2
+    assert f"--port {server.server_port}: Address already in use" in done.stderr

@@ -1,0 +1,154 @@
+"""`view`: what the page is told of a run, a step and a group."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import polars as pl
+import pyarrow as pa
+import pytest
+from run_files import FLOATS, MASK, write
+
+import rolloutdoctor
+from rolloutdoctor.commands.view import MOST_TOKENS, Inspector, judge, shared
+from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.results.errors import InputError, UsageError
+
+SAMPLE = "sample_data/verl_rejected.parquet"
+STEP = StepKey(46, "train")
+HOSTILE = "</script><script>document.title='owned'</script>\u202e<img src=x onerror=alert(1)>"
+
+
+TRL = RunMetadata(trainer="trl", trainer_version="1.16.0", config={"beta": 0.0, "num_generations": 2})
+
+
+def two_rows(length=2, **more):
+    """Columns of a step with one group of a wrong and a right response."""
+    return {
+        "step": [1, 1],
+        "group_id": ["a", "a"],
+        "sample_id": ["0", "1"],
+        "reward": [0.0, 1.0],
+        "response_mask": pa.array([[1] * length] * 2, MASK),
+        "old_log_probs": pa.array([[-0.5] * length] * 2, FLOATS),
+        **more,
+    }
+
+
+def inspected(path=SAMPLE, **options):
+    return Inspector(rolloutdoctor.open(path), CheckOptions(**options), [str(path)])
+
+
+def test_the_overview_needs_no_row():
+    found = inspected().overview()
+    assert len(found.steps) == 100
+    assert found.steps[45] == (46, "train", 16)
+    assert [one.name for one in found.vitals][:2] == ["reward", "kl"]
+    assert found.fixes == ("zero-std", "rejected-rows")
+    assert found.trainer == "verl 0.9.1"
+
+
+def test_a_group_is_what_recompute_writes(tmp_path):
+    target = tmp_path / "re.parquet"
+    options = {"fixes": ["rejected-rows"], "steps": "46:47", "dtype": "float32"}
+    rolloutdoctor.recompute(SAMPLE, target, **options)
+    table = {row["sample_id"]: row for row in pl.read_parquet(target).iter_rows(named=True)}
+    inspector = inspected()
+    for line in inspector.step(STEP, "rejected-rows").groups:
+        for one in inspector.group(STEP, line.group_id, "rejected-rows").completions:
+            row = table[one.sample_id]
+            for name, column in {
+                "gradient": "grad_re",
+                "gradient with the fix": "grad_re_fixed",
+                "ratio": "ratio_re",
+                "advantage with the fix": "advantages_re_fixed",
+            }.items():
+                assert list(one.values[name]) == pytest.approx(row[column], rel=1e-6, abs=1e-9)
+            assert one.trained == tuple(weight != 0 for weight in row["ratio_re"]) or not any(one.trained)
+
+
+def test_shares_of_groups_add_up_and_flags_say_what_is_special():
+    page = inspected().step(STEP, "rejected-rows")
+    assert sum(line.gradient for line in page.groups) == pytest.approx(1, abs=1e-12)
+    assert [line.flags for line in page.groups] == [("2 fully masked",), ()]
+    assert page.groups[0].change > 0
+    assert page.groups[1].change == 0
+    assert {one.name for one in page.metrics if one.recomputed is not None} >= {"actor/pg_loss", "rollout_corr/kl"}
+
+
+def test_an_advantage_differs_where_it_is_farther_than_rounding(tmp_path):
+    columns = two_rows(advantage=[-1.0, 0.5])
+    inspector = inspected(write(tmp_path / "run.parquet", metadata=TRL, **columns))
+    completions = inspector.group(StepKey(1, "train"), "a").completions
+    assert [one.differs for one in completions] == [True, True]
+    exact = 0.5 / (0.5**0.5 + 1e-4)
+    columns = two_rows(advantage=[-exact, exact])
+    inspector = inspected(write(tmp_path / "right.parquet", metadata=TRL, **columns))
+    assert [one.differs for one in inspector.group(StepKey(1, "train"), "a").completions] == [False, False]
+    assert [one.differs for one in inspected().group(STEP, "45/0").completions if one.logged is not None] == [False] * 6
+
+
+def test_what_is_not_there_is_a_sentence():
+    inspector = inspected()
+    with pytest.raises(InputError, match="no step 4600"):
+        inspector.step(StepKey(4600, "train"))
+    with pytest.raises(InputError, match="has no group '45/9'"):
+        inspector.group(STEP, "45/9")
+    with pytest.raises(UsageError, match="no fix 'zero'"):
+        inspector.step(STEP, "zero")
+
+
+def test_without_a_trainer_rows_are_shown_and_the_reason_is_said(tmp_path):
+    inspector = inspected(write(tmp_path / "run.parquet", **two_rows()))
+    key = StepKey(1, "train")
+    page = inspector.step(key)
+    assert page.problem
+    assert [line.rewards for line in page.groups] == [(0.0, 1.0)]
+    assert all(line.gradient is None for line in page.groups)
+    group = inspector.group(key, "a")
+    assert all(one.recomputed is None and "gradient" not in one.values for one in group.completions)
+
+
+def test_judging_compares_logged_with_recomputed(tmp_path):
+    path = tmp_path / "run.parquet"
+    path.write_bytes(Path("sample_data/slime_ppo.parquet").read_bytes())
+    metrics = pl.read_parquet("sample_data/slime_ppo.metrics.parquet")
+    wrong = (pl.col("name") == "train/loss") & (pl.col("step") == 7)
+    changed = metrics.with_columns(pl.when(wrong).then(pl.col("value") + 1).otherwise("value").alias("value"))
+    changed.write_parquet(tmp_path / "run.metrics.parquet")
+    found = judge(rolloutdoctor.open(path), CheckOptions())
+    first = found.compared[0]
+    assert first.metric == "train/loss"
+    assert [step for step, agrees in zip(first.steps, first.agrees, strict=True) if not agrees] == [7]
+    assert first.logged[6] - first.recomputed[6] == pytest.approx(1, abs=1e-4)
+    assert all(all(one.agrees) for one in found.compared[1:])
+
+
+def test_a_shared_page_holds_the_groups_that_findings_point_at():
+    run = rolloutdoctor.open(SAMPLE)
+    report = rolloutdoctor.check(run)
+    found = shared(inspected(), report, 3)
+    groups = [name for name in found if name.startswith("group?")]
+    assert groups[0] == "group?step=46&split=train&group=45%2F0"
+    assert len(groups) == 3
+    assert json.loads(orjson.dumps(found))["overview"]["steps"][0][1] == "train"
+
+
+def test_long_responses_are_cut_and_say_so(tmp_path):
+    length = MOST_TOKENS + 5
+    columns = two_rows(length=length, response=[HOSTILE, HOSTILE])
+    inspector = inspected(write(tmp_path / "run.parquet", metadata=TRL, **columns))
+    one = inspector.group(StepKey(1, "train"), "a").completions[0]
+    assert one.length == length
+    assert len(one.values["gradient"]) == len(one.trained) == MOST_TOKENS
+    assert one.text == HOSTILE
+
+
+def test_tokens_have_their_text_where_the_file_holds_it(tmp_path):
+    metadata = replace(TRL, recording={"token_text": {"7": HOSTILE, "x": "no id", "8": 3}})
+    columns = two_rows(response_ids=pa.array([[7, 8]] * 2, pa.list_(pa.int32())))
+    inspector = inspected(write(tmp_path / "run.parquet", metadata=metadata, **columns))
+    assert inspector.group(StepKey(1, "train"), "a").completions[0].pieces == (HOSTILE, "\u27e88\u27e9")
