@@ -167,11 +167,7 @@ class Rule(ABC, Generic[M]):
         return None
 
     def note(self, place: Mapping[str, Any]) -> str:
-        """Say what is to be seen at a place, in a few words.
-
-        Args:
-            place: a line of `places`.
-        """
+        """Say what is to be seen at a place, in a few words."""
         return ""
 
     @abstractmethod
@@ -184,12 +180,7 @@ class Rule(ABC, Generic[M]):
         return Measured(table, _values(table.select(**self._expressions())), run)
 
     def series(self, measured: Measured, steps: Sequence["StepKey"]) -> list[dict[str, Any]]:
-        """Return the measures of some steps, each by itself.
-
-        Args:
-            measured: the run.
-            steps: which steps.
-        """
+        """Return the measures of some steps, each by itself."""
         expressions = self._expressions()
         nothing = _values(measured.table.clear().select(**expressions))
         found = measured.table.group_by(STEP_KEY).agg(**expressions).to_dicts()
