@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rolloutdoctor.commands.check import check as _check
 from rolloutdoctor.commands.compare import compare as _compare
@@ -28,19 +28,20 @@ from rolloutdoctor.io.run import Run, StepRange
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.ops.evaluation_mode import one_thread
 from rolloutdoctor.results.comparison import Comparison, Recomputed
-from rolloutdoctor.results.display import show_as
+from rolloutdoctor.results.display import Displayed, show_as
 from rolloutdoctor.results.figures import known_kind
 from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.results.identification import Identification
 from rolloutdoctor.results.run_comparison import RunComparison
 from rolloutdoctor.rules.table import pick
-from rolloutdoctor.search.hypotheses.fixes import choose
+from rolloutdoctor.search.hypotheses.fixes import ChosenFix, choose
 from rolloutdoctor.trainers.options import Layer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Options = Mapping[str, object]
+Chosen = TypeVar("Chosen", bound=ReadOptions)
 RunLike = Run | str | os.PathLike[str]
 """A run from `open`, or what `open` takes."""
 
@@ -111,16 +112,8 @@ def check(
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``.
     """
-    chosen = CheckOptions(
-        rules=pick(list(select), list(ignore)),
-        trainer=trainer,
-        layers=_layers(options),
-        fixes=tuple(choose(text) for text in fixes),
-        steps=_steps(steps),
-        split=split,
-        device=device,
-        dtype=dtype,
-    )
+    rules = pick(list(select), list(ignore))
+    chosen = _chosen(CheckOptions, trainer, options, steps, split, device, dtype, rules=rules, fixes=_fixes(fixes))
     return _check(_opened(run, trainer), chosen)
 
 
@@ -155,19 +148,9 @@ def diff(
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``.
     """
-    chosen = DiffOptions(
-        fixes=tuple(choose(text_) for text_ in fixes),
-        against=tuple(f"{key}={value}" for key, value in (against or {}).items()),
-        trainer=trainer,
-        layers=_layers(options),
-        steps=_steps(steps),
-        split=split,
-        device=device,
-        dtype=dtype,
-        by=by,
-        top=top,
-        text=text,
-    )
+    other = tuple(f"{key}={value}" for key, value in (against or {}).items())
+    more = {"fixes": _fixes(fixes), "against": other, "by": by, "top": top, "text": text}
+    chosen = _chosen(DiffOptions, trainer, options, steps, split, device, dtype, **more)
     return _diff(_opened(run, trainer), chosen)
 
 
@@ -196,14 +179,7 @@ def compare(
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``.
     """
-    chosen = CheckOptions(
-        trainer=trainer,
-        layers=_layers(options),
-        steps=_steps(steps),
-        split=split,
-        device=device,
-        dtype=dtype,
-    )
+    chosen = _chosen(CheckOptions, trainer, options, steps, split, device, dtype)
     return _compare(_opened(a, trainer), _opened(b, trainer), chosen, by=by)
 
 
@@ -230,15 +206,8 @@ def measure(
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``.
     """
-    chosen = CheckOptions(
-        trainer=trainer,
-        layers=_layers(options),
-        steps=_steps(steps),
-        split=split,
-        device=device,
-        dtype=dtype,
-    )
-    return _measure(_opened(run, trainer), chosen, tuple(choose(text) for text in fixes))
+    chosen = _chosen(CheckOptions, trainer, options, steps, split, device, dtype)
+    return _measure(_opened(run, trainer), chosen, _fixes(fixes))
 
 
 def identify(
@@ -258,7 +227,7 @@ def identify(
         steps: ``START:STOP``.
         split: only ``train`` or ``eval``.
     """
-    chosen = ReadOptions(trainer=trainer, layers=_layers(options), steps=_steps(steps), split=split)
+    chosen = _chosen(ReadOptions, trainer, options, steps, split)
     return _identify(_opened(run, trainer), chosen)
 
 
@@ -296,15 +265,8 @@ def plot(
     from rolloutdoctor.views.plots.table import figure_of, known_by
 
     by_step = known_by(known_kind(kind), by)
-    chosen = CheckOptions(
-        trainer=trainer,
-        layers=_layers(options),
-        steps=_steps(steps),
-        split=split,
-        device=device,
-        dtype=dtype,
-    )
-    data = draw(_opened(run, trainer), kind, chosen, tuple(choose(text) for text in fixes))
+    chosen = _chosen(CheckOptions, trainer, options, steps, split, device, dtype)
+    data = draw(_opened(run, trainer), kind, chosen, _fixes(fixes))
     return figure_of(kind, data, by_step=by_step)
 
 
@@ -335,16 +297,8 @@ def recompute(
         dtype: ``float32`` or ``float64``.
         logits: write the norm of the gradient with respect to each token's logits, too.
     """
-    chosen = RecomputeOptions(
-        trainer=trainer,
-        layers=_layers(options),
-        fixes=tuple(choose(text) for text in fixes),
-        steps=_steps(steps),
-        split=split,
-        device=device,
-        dtype=dtype,
-        logits=logits,
-    )
+    more = {"fixes": _fixes(fixes), "logits": logits}
+    chosen = _chosen(RecomputeOptions, trainer, options, steps, split, device, dtype, **more)
     return _recompute(_opened(run, trainer), chosen, path)
 
 
@@ -384,15 +338,8 @@ def report(
     target = None if path is None else Target.of(path)
     if target is not None:
         target.refuse(opened.inputs, "is a file of the run itself")
-    chosen = CheckOptions(
-        trainer=trainer,
-        layers=_layers(options),
-        steps=_steps(steps),
-        split=split,
-        device=device,
-        dtype=dtype,
-    )
-    page = page_of(opened, chosen, tuple(choose(text) for text in fixes))
+    chosen = _chosen(CheckOptions, trainer, options, steps, split, device, dtype)
+    page = page_of(opened, chosen, _fixes(fixes))
     if path is not None:
         Path(path).write_text(page, encoding="utf-8")
     return page
@@ -435,6 +382,31 @@ def _layers(options: Options | None) -> tuple[Layer, ...]:
     return (Layer("options", dict(options)),) if options else ()
 
 
+def _fixes(texts: Sequence[str]) -> tuple[ChosenFix, ...]:
+    return tuple(choose(text) for text in texts)
+
+
+def _chosen(
+    kind: type[Chosen],
+    trainer: str | None,
+    options: Options | None,
+    steps: str | None,
+    split: str | None,
+    device: str = "auto",
+    dtype: str = "float32",
+    **more: Any,  # noqa: ANN401  # further fields of `kind`
+) -> Chosen:
+    return kind(
+        trainer=trainer,
+        layers=_layers(options),
+        steps=_steps(steps),
+        split=split,
+        device=device,
+        dtype=dtype,
+        **more,
+    )
+
+
 def _steps(text: str | None) -> StepRange | None:
     return None if text is None else StepRange.parse(text)
 
@@ -449,50 +421,14 @@ def _views() -> None:
         trainer = f"{said.trainer} {said.trainer_version or ''}".strip() if said.trainer else "not stated in the file"
         return run_html(found.files, trainer, found.rows, found.columns, found.metrics.names())
 
-    def of_report(found: Report) -> str:
-        from rolloutdoctor.views.notebook import report_html
+    def of_result(found: Displayed) -> str:
+        from rolloutdoctor.views.notebook import HTML
 
-        return report_html(found)
-
-    def of_finding(found: Finding) -> str:
-        from rolloutdoctor.views.notebook import finding_html
-
-        return finding_html(found)
-
-    def of_comparison(found: Comparison) -> str:
-        from rolloutdoctor.views.diff_table import RENDERERS
-        from rolloutdoctor.views.notebook import text_html
-        from rolloutdoctor.views.style import Style
-
-        return text_html(RENDERERS["full"](found, Style()))
-
-    def of_runs(found: RunComparison) -> str:
-        from rolloutdoctor.views.notebook import text_html
-        from rolloutdoctor.views.run_comparison import full
-        from rolloutdoctor.views.style import Style
-
-        return text_html(full(found, Style()))
-
-    def of_identification(found: Identification) -> str:
-        from rolloutdoctor.views.identification import text
-        from rolloutdoctor.views.notebook import text_html
-
-        return text_html(text(found))
-
-    def of_recomputed(found: Recomputed) -> str:
-        from rolloutdoctor.views.notebook import text_html
-        from rolloutdoctor.views.recompute_views import as_full
-        from rolloutdoctor.views.style import Style
-
-        return text_html(as_full(found, Style()))
+        return HTML[type(found)](found)
 
     show_as(Run, of_run)
-    show_as(Report, of_report)
-    show_as(Finding, of_finding)
-    show_as(Comparison, of_comparison)
-    show_as(RunComparison, of_runs)
-    show_as(Identification, of_identification)
-    show_as(Recomputed, of_recomputed)
+    for kind in (Report, Finding, Comparison, RunComparison, Identification, Recomputed):
+        show_as(kind, of_result)
 
 
 _views()

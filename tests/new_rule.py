@@ -60,12 +60,8 @@ class @CLASS@(TableRule):
     adds = ("found",)
     needs_objective = False
     splits = ("train",)
-
-    def columns(self, context: Context) -> frozenset[str]:
-        """Both log-probs, and the mask."""
-        return frozenset({"old_log_probs", "rollout_log_probs", "response_mask"})
-
-    # A rule about a part of the objective names it in `parts`: what leaves it out makes the rule not applicable.
+    needs = ("old_log_probs", "rollout_log_probs", "response_mask")
+    # A rule about a part of the objective names it in `part_names`: what leaves it out makes the rule not applicable.
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Count the trained tokens of each row whose log-probs differ."""

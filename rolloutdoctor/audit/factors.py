@@ -16,11 +16,7 @@ _NEARLY = 1.25
 
 
 def added_term(tally: QuantityTally) -> str:
-    """Return in words what was added to every disagreeing value, where that is positive and nearly constant.
-
-    Args:
-        tally: of a quantity whose values disagree.
-    """
+    """Return in words what was added to every disagreeing value, where that is positive and nearly constant."""
     low, high = tally.above
     if tally.agree or tally.disagree < 4 or not 0 < low <= high <= _NEARLY * low:
         return ""
@@ -28,11 +24,7 @@ def added_term(tally: QuantityTally) -> str:
 
 
 def factor_of(tally: QuantityTally) -> str:
-    """Return in words by which known factor all disagreeing values are off; empty if there is none.
-
-    Args:
-        tally: of a quantity whose values disagree.
-    """
+    """Return in words by which known factor all disagreeing values are off; empty if there is none."""
     low, high = tally.factor_low, tally.factor_high
     if not tally.disagree or not 0 < low <= high or high - low > _NARROW * high:
         return ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rolloutdoctor.cli import baseline as base
-from rolloutdoctor.cli import complete, dumps, verdict
+from rolloutdoctor.cli import complete, dumps, groups, verdict
 from rolloutdoctor.cli import follow as following
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.each import check_several, runs_at
@@ -18,7 +18,6 @@ from rolloutdoctor.cli.terminal import say
 from rolloutdoctor.results.errors import SeveralRunsError, UsageError
 
 if TYPE_CHECKING:
-    from rolloutdoctor.commands.convert import ConvertOptions
     from rolloutdoctor.results.findings import Report
 
 EPILOG = (
@@ -30,22 +29,17 @@ EPILOG = (
 
 
 @guarded
-@dumps.takes_dumps
+@groups.grouped
 def check(
     context: typer.Context,
+    *,
     paths: opt.Paths,
-    dump: "ConvertOptions",
-    trainer: opt.TrainerOption = None,
-    settings: opt.SetOption = None,
-    trainer_config: opt.TrainerConfigOption = None,
+    source: groups.Source,
     fix: opt.FixOption = None,
     select: verdict.SelectOption = None,
     ignore: verdict.IgnoreOption = None,
     require: verdict.RequireOption = None,
-    steps: opt.StepsOption = None,
-    split: opt.SplitOption = None,
-    device: opt.DeviceOption = opt.Device.auto,
-    dtype: opt.DtypeOption = opt.Dtype.float32,
+    part: groups.Computed,
     format_: verdict.FormatOption = opt.Format.full,
     output_file: opt.OutputOption = None,
     fail_on: verdict.FailOnOption = opt.FailOn.error,
@@ -110,15 +104,15 @@ def check(
     where = verdict.executor(engine, workers, state_dir)
     rules = pick(verdict.words(select), verdict.words(ignore))
     must_test = verdict.required(require, rules)
-    step_range = opt.step_range(steps)
-    layers = opt.layers(context, settings, trainer_config)
+    from rolloutdoctor.engine.options import CheckOptions
+
+    options = groups.read_options(CheckOptions, source, part, rules=rules)
     from rolloutdoctor.cli.output import check_target, write_whole
     from rolloutdoctor.cli.progress import progress_bar
     from rolloutdoctor.commands.check import report_of
     from rolloutdoctor.commands.merge import saved_state
     from rolloutdoctor.commands.plot import check_and_draw
     from rolloutdoctor.engine.check_parts import measure_with
-    from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.engine.prepare import prepare
     from rolloutdoctor.engine.stored import members_of
     from rolloutdoctor.io.archives import archived
@@ -144,31 +138,22 @@ def check(
         raise UsageError("--follow takes one process; leave --workers and --engine out")
     alone = list_ or save_state or engine or baseline or write_baseline or workers > 1
     try:
-        run = None if follow or each else dumps.opened(paths, trainer, dump, quiet=quiet, text=True, logs_alone=True)
+        run = None if follow or each else dumps.opened(paths, source, quiet=quiet, text=True, logs_alone=True)
     except SeveralRunsError as error:
         from rolloutdoctor.views.several import RENDERERS as FORMATS
 
-        if alone or format_.value not in FORMATS or len(runs_at(paths, dump)) < 2:
+        if alone or format_.value not in FORMATS or len(runs_at(paths, source.dump)) < 2:
             raise
         run, each = None, True
         if not quiet:
             say(f"{str(error).partition(';')[0]}: one line for each run")
-    options = CheckOptions(
-        rules=rules,
-        trainer=trainer,
-        layers=layers,
-        fixes=tuple(choose(text) for text in fix or []),
-        steps=step_range,
-        split=split.value if split else None,
-        device=device.value,
-        dtype=dtype.value,
-    )
+    options = replace(options, fixes=tuple(choose(text) for text in fix or []))
     fails = None if fail_on is opt.FailOn.never else Severity[fail_on.value.upper()]
     style = replace(opt.style_of(color, to_file=output_file is not None, verbose=verbose), fail_at=fails, quiet=quiet)
     if each:
         code = check_several(
             paths,
-            dump,
+            source,
             options,
             format_=format_,
             output_file=output_file,
@@ -198,7 +183,7 @@ def check(
     if run is None:
         reads = format_ not in (opt.Format.full, opt.Format.concise) and output_file is None
         how = following.FollowOptions(state_file, on_finding, until_idle, every, lines_on_stderr=reads, quiet=quiet)
-        report, kept = following.follow(paths, replace(dump, text=True), options, how, finish)
+        report, kept = following.follow(paths, replace(source.dump, text=True), options, how, finish)
         if save_state is not None and kept.saved is not None:
             write_whole(archived(members_of(kept.saved)), save_state)
         raise SystemExit(finish(report))

@@ -1,16 +1,13 @@
 """``rolloutdoctor compare``."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from rolloutdoctor.cli import dumps
+from rolloutdoctor.cli import dumps, groups
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import FINDINGS, guarded
 from rolloutdoctor.cli.output import check_target, write_whole
-
-if TYPE_CHECKING:
-    from rolloutdoctor.commands.convert import ConvertOptions
 
 EPILOG = (
     "Exit codes: 0, with --exit-code 1 if anything differs; 2 usage, unreadable input or internal error. "
@@ -20,12 +17,11 @@ EPILOG = (
 
 
 @guarded
-@dumps.takes_dumps
+@groups.grouped
 def compare(
-    context: typer.Context,
+    *,
     a: Annotated[str, typer.Argument(metavar="A", help="A run file, directory, pattern, dump or log.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The other run.")],
-    dump: "ConvertOptions",
     by: Annotated[
         str | None,
         typer.Option(
@@ -35,13 +31,8 @@ def compare(
     output: Annotated[
         str | None, typer.Option("--output", "-o", metavar="FILE", help="Also draw both runs: PNG, SVG or PDF.")
     ] = None,
-    trainer: opt.TrainerOption = None,
-    settings: opt.SetOption = None,
-    trainer_config: opt.TrainerConfigOption = None,
-    steps: opt.StepsOption = None,
-    split: opt.SplitOption = None,
-    device: opt.DeviceOption = opt.Device.auto,
-    dtype: opt.DtypeOption = opt.Dtype.float32,
+    source: groups.Source,
+    part: groups.Computed,
     format_: Annotated[
         opt.DiffFormat, typer.Option("--format", help="Format of the comparison.")
     ] = opt.DiffFormat.full,
@@ -54,14 +45,14 @@ def compare(
     """Compare two runs: the first row that differs, findings, options and metrics."""
     from dataclasses import replace
 
-    step_range = opt.step_range(steps)
-    layers = opt.layers(context, settings, trainer_config)
     from rolloutdoctor.cli.progress import progress_bar
     from rolloutdoctor.commands.compare import compare as find
+    from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.io.progress import common_unit
     from rolloutdoctor.views.run_comparison import RENDERERS
 
-    runs = [dumps.opened([path], trainer, dump, quiet=quiet, text=True, logs_alone=True) for path in (a, b)]
+    options = groups.read_options(CheckOptions, source, part)
+    runs = [dumps.opened([path], source, quiet=quiet, text=True, logs_alone=True) for path in (a, b)]
     check_target(output_file, "--output-file")
     check_target(output)
     form = None
@@ -69,7 +60,6 @@ def compare(
         from rolloutdoctor.views.plots.table import format_for
 
         form = format_for(output)
-    options = opt.check_options(trainer, layers, step_range, split, device, dtype)
     with progress_bar(common_unit(run.unit for run in runs), quiet=quiet) as progress:
         result = find(runs[0], runs[1], options, by=by, progress=progress)
     style = opt.style_of(color, to_file=output_file is not None, verbose=verbose)

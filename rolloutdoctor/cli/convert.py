@@ -2,19 +2,16 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from rolloutdoctor.cli import dumps
+from rolloutdoctor.cli import groups
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.inputs import note_file
 from rolloutdoctor.cli.output import check_target
 from rolloutdoctor.cli.terminal import say
-
-if TYPE_CHECKING:
-    from rolloutdoctor.commands.convert import ConvertOptions
 
 EPILOG = (
     "Examples: rolloutdoctor convert outputs/completions -o run.parquet; "
@@ -24,8 +21,9 @@ EPILOG = (
 
 
 @guarded
-@dumps.takes_dumps
+@groups.grouped
 def convert(
+    *,
     sources: Annotated[
         list[str],
         typer.Argument(
@@ -33,7 +31,7 @@ def convert(
         ),
     ],
     output: Annotated[str, typer.Option("--output", "-o", metavar="OUT.parquet", help="The run file to write.")],
-    dump: "ConvertOptions",
+    how: groups.Dump,
     no_text: Annotated[bool, typer.Option("--no-text", help="Leave prompts and responses out.")] = False,
     quiet: opt.QuietOption = False,
 ) -> None:
@@ -44,7 +42,7 @@ def convert(
     from rolloutdoctor.io.write.writer import metrics_path
     from rolloutdoctor.results.errors import UsageError
 
-    options = replace(dump, text=not no_text)
+    options = replace(how.dump, text=not no_text)
     if not output.endswith(".parquet") or output.endswith(".metrics.parquet"):
         raise UsageError(f"-o {output}: a run file is called NAME.parquet, its metrics NAME.metrics.parquet")
     found = detect_dump(sources, options)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 import rolloutdoctor
-from rolloutdoctor.cli import dumps
+from rolloutdoctor.cli import dumps, groups
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.terminal import show
@@ -79,11 +79,10 @@ def demo(
 
 def _report(name: str, style: "Style") -> str:
     from rolloutdoctor.api import check
-    from rolloutdoctor.commands.convert import ConvertOptions
     from rolloutdoctor.views.table import RENDERERS
 
     one = DEMOS[name]
-    run = dumps.opened([str(folder() / one.file)], None, ConvertOptions(), quiet=True, logs_alone=True)
+    run = dumps.opened([str(folder() / one.file)], groups.Source(), quiet=True, logs_alone=True)
     report = RENDERERS["full"](check(run), style)
     return f"$ rolloutdoctor check {one.file}     # {one.words}\n{report}\n"
 

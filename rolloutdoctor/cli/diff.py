@@ -1,16 +1,14 @@
 """``rolloutdoctor diff``."""
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import Annotated
 
 import typer
 
-from rolloutdoctor.cli import dumps, verdict
+from rolloutdoctor.cli import dumps, groups, verdict
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import FINDINGS, guarded
 from rolloutdoctor.cli.output import check_target
-
-if TYPE_CHECKING:
-    from rolloutdoctor.commands.convert import ConvertOptions
 
 EPILOG = (
     "Exit codes: 0, with --exit-code 1 if anything differs; 2 usage, unreadable input or internal error. "
@@ -19,20 +17,29 @@ EPILOG = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class OneSplit(groups.Computed):
+    """The same of one split."""
+
+    split: Annotated[
+        opt.Split,
+        typer.Option(
+            "--split", envvar="ROLLOUTDOCTOR_SPLIT", help="Training or evaluation rows; they are never mixed."
+        ),
+    ] = opt.Split.train
+
+
 @guarded
-@dumps.takes_dumps
+@groups.grouped
 def diff(
-    context: typer.Context,
+    *,
     paths: opt.Paths,
-    dump: "ConvertOptions",
     fix: opt.CompareFixOption = None,
     against: Annotated[
         list[str] | None,
         typer.Option("--against", metavar="KEY=VALUE", help="Compare with this trainer option; repeatable."),
     ] = None,
-    trainer: opt.TrainerOption = None,
-    settings: opt.SetOption = None,
-    trainer_config: opt.TrainerConfigOption = None,
+    source: groups.Source,
     by: Annotated[opt.Parts | None, typer.Option("--by", help="Break the numbers down by this.")] = None,
     top: Annotated[
         int, typer.Option("--top", metavar="N", min=0, help="List the groups whose gradient changes most; 0 for none.")
@@ -40,15 +47,7 @@ def diff(
     no_text: Annotated[
         bool, typer.Option("--no-text", help="Do not read the prompts and responses of these groups.")
     ] = False,
-    steps: opt.StepsOption = None,
-    split: Annotated[
-        opt.Split,
-        typer.Option(
-            "--split", envvar="ROLLOUTDOCTOR_SPLIT", help="Training or evaluation rows; they are never mixed."
-        ),
-    ] = opt.Split.train,
-    device: opt.DeviceOption = opt.Device.auto,
-    dtype: opt.DtypeOption = opt.Dtype.float32,
+    part: OneSplit,
     format_: Annotated[
         opt.DiffFormat, typer.Option("--format", help="Format of the comparison.")
     ] = opt.DiffFormat.full,
@@ -65,29 +64,24 @@ def diff(
 
     where = verdict.executor(engine, workers, state_dir)
     fixes = tuple(choose(text) for text in fix or [])
-    step_range = opt.step_range(steps)
-    layers = opt.layers(context, settings, trainer_config)
     from rolloutdoctor.cli.progress import progress_bar
     from rolloutdoctor.commands.diff import diff as run_diff
     from rolloutdoctor.commands.diff_parts import DiffOptions
     from rolloutdoctor.views.diff_table import RENDERERS
 
-    run = dumps.opened(paths, trainer, dump, quiet=quiet, text=top > 0 and not no_text)
-    check_target(output_file, "--output-file")
-    options = DiffOptions(
+    options = groups.read_options(
+        DiffOptions,
+        source,
+        part,
         fixes=fixes,
         against=tuple(against or ()),
-        trainer=trainer,
-        layers=layers,
-        steps=step_range,
-        split=split.value,
-        device=device.value,
-        dtype=dtype.value,
         by=by.value if by else None,
         top=top,
         text=not no_text,
         distribution=format_ is opt.DiffFormat.full,
     )
+    run = dumps.opened(paths, source, quiet=quiet, text=top > 0 and not no_text)
+    check_target(output_file, "--output-file")
     with progress_bar(run.unit, quiet=quiet, hint=verdict.faster(engine, workers)) as progress:
         result = run_diff(run, options, progress, where)
     style = opt.style_of(color, to_file=output_file is not None, verbose=False)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rolloutdoctor.cli import dumps, verdict
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import ABNORMAL, FINDINGS, NOTHING_CHECKED
+from rolloutdoctor.cli.groups import Source
 from rolloutdoctor.cli.output import check_target, write_whole
 from rolloutdoctor.cli.terminal import say, show
 from rolloutdoctor.results.errors import UsageError
@@ -37,7 +38,7 @@ def runs_at(paths: list[str], dump: "ConvertOptions") -> "list[NamedRun]":
 
 def check_several(
     paths: list[str],
-    dump: "ConvertOptions",
+    source: Source,
     options: "CheckOptions",
     *,
     format_: opt.Format,
@@ -61,14 +62,14 @@ def check_several(
     check_target(output_file, "--output-file")
 
     def opening(found: list[str]) -> "AbstractContextManager[Run]":
-        return dumps.opening(found, options.trainer, dump, quiet=True, logs_alone=True)
+        return dumps.opening(found, source, quiet=True, logs_alone=True)
 
     def code(run: "CheckedRun") -> int:
         if run.report is None:
             return ABNORMAL
         return verdict.exit_code(run.report, fail_on, exit_zero=exit_zero, must_test=must_test)
 
-    found = runs_at(paths, dump)
+    found = runs_at(paths, source.dump)
     codes: set[int] = set()
 
     def coded() -> "Iterator[tuple[CheckedRun, int]]":

@@ -4,43 +4,36 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rolloutdoctor.cli import dumps
+from rolloutdoctor.cli import dumps, groups
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.output import check_target
 from rolloutdoctor.results.escapes import json_text
 
 if TYPE_CHECKING:
-    from rolloutdoctor.commands.convert import ConvertOptions
     from rolloutdoctor.commands.info import RunInfo
 
 
 @guarded
-@dumps.takes_dumps
+@groups.grouped
 def info(
-    context: typer.Context,
+    *,
     paths: opt.Paths,
-    dump: "ConvertOptions",
-    trainer: opt.TrainerOption = None,
-    settings: opt.SetOption = None,
-    trainer_config: opt.TrainerConfigOption = None,
-    steps: opt.StepsOption = None,
-    split: opt.SplitOption = None,
+    source: groups.Source,
+    part: groups.Part,
     format_: Annotated[
         opt.PageFormat, typer.Option("--format", help="Text, or JSON for programs.")
     ] = opt.PageFormat.full,
     output_file: opt.OutputOption = None,
 ) -> None:
     """Show what a run contains, which rules can run, and what to record for the others."""
-    step_range = opt.step_range(steps)
-    layers = opt.layers(context, settings, trainer_config)
     from rolloutdoctor.commands.info import describe
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.views.structured import as_json
 
-    run = dumps.opened(paths, trainer, dump, logs_alone=True)
+    options = groups.read_options(CheckOptions, source, part)
+    run = dumps.opened(paths, source, logs_alone=True)
     check_target(output_file, "--output-file")
-    options = CheckOptions(trainer=trainer, layers=layers, steps=step_range, split=split.value if split else None)
     found = describe(run, options)
     style = opt.style_of(opt.Color.never, to_file=output_file is not None, verbose=False)
     text = as_json(found, style) if format_ is opt.PageFormat.json else _as_text(found, style.width)

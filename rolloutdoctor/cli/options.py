@@ -16,8 +16,7 @@ from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.results.escapes import visible_lines
 
 if TYPE_CHECKING:
-    from rolloutdoctor.engine.options import CheckOptions
-    from rolloutdoctor.io.run import Run, StepRange
+    from rolloutdoctor.io.run import Run
     from rolloutdoctor.trainers.options import Layer
     from rolloutdoctor.views.style import Style
 
@@ -197,7 +196,7 @@ QuietOption = Annotated[
 ColorOption = Annotated[Color, typer.Option("--color", envvar="ROLLOUTDOCTOR_COLOR", help="When to use colour.")]
 
 
-def layers(context: typer.Context, settings: list[str] | None, config: str | None) -> "list[Layer]":
+def layers(settings: list[str] | None, config: str | None) -> "list[Layer]":
     """Option values of the user, most important first: command line, environment, settings file, trainer's file."""
     from rolloutdoctor.cli.settings import find_settings
     from rolloutdoctor.engine.configure import read_settings, read_trainer_config
@@ -231,34 +230,6 @@ def warn_of_partial(run: "Run", *, quiet: bool) -> None:
         key, where = min(steps.items())
         of = f"{len(steps):,} such steps" if len(steps) > 1 else "that step"
         say(f"{where}: {name} is null, and not in other rows of step {key.step}; the column is left out of {of}")
-
-
-def step_range(text: str | None) -> "StepRange | None":
-    """Read ``--steps``."""
-    from rolloutdoctor.io.run import StepRange
-
-    return None if text is None else StepRange.parse(text)
-
-
-def check_options(
-    trainer: str | None,
-    layers: "list[Layer]",
-    steps: "StepRange | None",
-    split: Split | None,
-    device: Device,
-    dtype: Dtype,
-) -> "CheckOptions":
-    """Build the check options from those of the command line, with every rule."""
-    from rolloutdoctor.engine.options import CheckOptions
-
-    return CheckOptions(
-        trainer=trainer,
-        layers=layers,
-        steps=steps,
-        split=split.value if split else None,
-        device=device.value,
-        dtype=dtype.value,
-    )
 
 
 def style_of(color: Color, *, to_file: bool, verbose: bool) -> "Style":

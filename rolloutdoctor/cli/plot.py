@@ -1,18 +1,15 @@
 """``rolloutdoctor plot``."""
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from rolloutdoctor.cli import complete, dumps
+from rolloutdoctor.cli import complete, dumps, groups
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.output import check_target, write_whole
 from rolloutdoctor.results.figures import KINDS, known_kind
-
-if TYPE_CHECKING:
-    from rolloutdoctor.commands.convert import ConvertOptions
 
 EPILOG = (
     "KIND: overview (what the trainer logged, with the steps at which findings begin; of a log alone, too), "
@@ -35,26 +32,20 @@ class By(StrEnum):
 
 
 @guarded
-@dumps.takes_dumps
+@groups.grouped
 def plot(
-    context: typer.Context,
+    *,
     kind: Annotated[
         str, typer.Argument(metavar="KIND", help=", ".join(KINDS), show_default=False, autocompletion=complete.kinds)
     ],
     paths: opt.Paths,
-    dump: "ConvertOptions",
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FILE", help="Output file: PNG, SVG or PDF, by its suffix.")
     ],
-    trainer: opt.TrainerOption = None,
-    settings: opt.SetOption = None,
-    trainer_config: opt.TrainerConfigOption = None,
+    source: groups.Source,
     fix: opt.CompareFixOption = None,
     by: Annotated[By | None, typer.Option("--by", help="Draw one histogram per range of steps (advantages).")] = None,
-    steps: opt.StepsOption = None,
-    split: opt.SplitOption = None,
-    device: opt.DeviceOption = opt.Device.auto,
-    dtype: opt.DtypeOption = opt.Dtype.float32,
+    part: groups.Computed,
     quiet: opt.QuietOption = False,
 ) -> None:
     """Plot a run; with --fix, before and after the fix."""
@@ -62,8 +53,9 @@ def plot(
 
     known_kind(kind)
     fixes = tuple(choose(text) for text in fix or [])
-    step_range = opt.step_range(steps)
-    layers = opt.layers(context, settings, trainer_config)
+    from rolloutdoctor.engine.options import CheckOptions
+
+    options = groups.read_options(CheckOptions, source, part)
     from rolloutdoctor.views.plots.table import as_bytes, figure_of, format_for, known_by
 
     form = format_for(output)
@@ -71,9 +63,8 @@ def plot(
     from rolloutdoctor.cli.progress import progress_bar
     from rolloutdoctor.commands.plot import draw
 
-    run = dumps.opened(paths, trainer, dump, quiet=quiet, logs_alone=True)
+    run = dumps.opened(paths, source, quiet=quiet, logs_alone=True)
     check_target(output)
-    options = opt.check_options(trainer, layers, step_range, split, device, dtype)
     with progress_bar(run.unit, quiet=quiet) as progress:
         data = draw(run, kind, options, fixes, progress)
     write_whole(as_bytes(figure_of(kind, data, by_step=by_step), kind, form), output)

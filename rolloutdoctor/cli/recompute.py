@@ -1,18 +1,16 @@
 """``rolloutdoctor recompute``."""
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import Annotated
 
 import typer
 
-from rolloutdoctor.cli import dumps, verdict
+from rolloutdoctor.cli import dumps, groups, verdict
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.output import check_target
 from rolloutdoctor.cli.terminal import say
 from rolloutdoctor.results.errors import UsageError
-
-if TYPE_CHECKING:
-    from rolloutdoctor.commands.convert import ConvertOptions
 
 EPILOG = (
     "Columns: advantages_re, kl_re, ratio_re, loss_re (they sum to the loss of the step) and grad_re (derivative of "
@@ -24,12 +22,18 @@ EPILOG = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecomputedPart(groups.Computed):
+    """The same, in float64 by default."""
+
+    dtype: opt.DtypeOption = opt.Dtype.float64
+
+
 @guarded
-@dumps.takes_dumps
+@groups.grouped
 def recompute(
-    context: typer.Context,
+    *,
     paths: opt.Paths,
-    dump: "ConvertOptions",
     output: Annotated[
         str | None,
         typer.Option(
@@ -39,18 +43,13 @@ def recompute(
             help="Write the values of every token to this Parquet file, or to a folder (OUT/): a file for each part.",
         ),
     ] = None,
-    trainer: opt.TrainerOption = None,
-    settings: opt.SetOption = None,
-    trainer_config: opt.TrainerConfigOption = None,
+    source: groups.Source,
     fix: opt.CompareFixOption = None,
     logits: Annotated[
         bool,
         typer.Option("--logits", help="Also grad_logits_re: |grad_re| sqrt(1 - 2p + S), S being sum_pi_squared."),
     ] = False,
-    steps: opt.StepsOption = None,
-    split: opt.SplitOption = None,
-    device: opt.DeviceOption = opt.Device.auto,
-    dtype: opt.DtypeOption = opt.Dtype.float64,
+    part: RecomputedPart,
     format_: Annotated[
         opt.NumbersFormat, typer.Option("--format", help="Format of the per-step numbers on stdout.")
     ] = opt.NumbersFormat.full,
@@ -70,28 +69,17 @@ def recompute(
         raise UsageError("--logits adds a column to the file: name it with -o OUT.parquet")
     where = verdict.executor(engine, workers, state_dir)
     fixes = tuple(choose(text) for text in fix or [])
-    step_range = opt.step_range(steps)
-    layers = opt.layers(context, settings, trainer_config)
     from rolloutdoctor.cli.progress import progress_bar
     from rolloutdoctor.commands.recompute import RecomputeOptions
     from rolloutdoctor.commands.recompute import recompute as run_recompute
     from rolloutdoctor.commands.recompute_parts import is_folder
     from rolloutdoctor.views.recompute_views import RENDERERS
 
-    run = dumps.opened(paths, trainer, dump, quiet=quiet)
+    options = groups.read_options(RecomputeOptions, source, part, fixes=fixes, logits=logits)
+    run = dumps.opened(paths, source, quiet=quiet)
     if output is not None and not is_folder(output):
         check_target(output, whole="a Parquet file")
     check_target(output_file, "--output-file")
-    options = RecomputeOptions(
-        trainer=trainer,
-        layers=layers,
-        fixes=fixes,
-        steps=step_range,
-        split=split.value if split else None,
-        device=device.value,
-        dtype=dtype.value,
-        logits=logits,
-    )
     with progress_bar(run.unit, quiet=quiet) as progress:
         result = run_recompute(run, options, output, progress, where)
     style = opt.style_of(color, to_file=output_file is not None, verbose=False)

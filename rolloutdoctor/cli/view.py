@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rolloutdoctor.cli import dumps
+from rolloutdoctor.cli import dumps, groups
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.serving import Answer, PageServer
@@ -18,7 +18,6 @@ from rolloutdoctor.results.errors import InputError, RolloutDoctorError, UsageEr
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from rolloutdoctor.commands.convert import ConvertOptions
     from rolloutdoctor.commands.view import Inspector
     from rolloutdoctor.data.batch import StepKey
     from rolloutdoctor.engine.options import CheckOptions
@@ -33,14 +32,11 @@ EPILOG = (
 
 
 @guarded
-@dumps.takes_dumps
+@groups.grouped
 def view(
-    context: typer.Context,
+    *,
     paths: opt.Paths,
-    dump: "ConvertOptions",
-    trainer: opt.TrainerOption = None,
-    settings: opt.SetOption = None,
-    trainer_config: opt.TrainerConfigOption = None,
+    source: groups.Source,
     port: Annotated[
         int, typer.Option("--port", metavar="N", min=0, max=65535, help="Port on this machine; 0: one that is free.")
     ] = 0,
@@ -49,11 +45,11 @@ def view(
     quiet: opt.QuietOption = False,
 ) -> None:
     """Look at a run in the browser: its curves, its steps, its groups, token by token."""
-    layers = opt.layers(context, settings, trainer_config)
     from rolloutdoctor.commands.view import Inspector
+    from rolloutdoctor.engine.options import CheckOptions
 
-    run = dumps.opened(paths, trainer, dump, quiet=quiet, text=True, logs_alone=True)
-    options = opt.check_options(trainer, layers, None, None, opt.Device.cpu, dtype)
+    options = groups.read_options(CheckOptions, source, groups.Part(), device="cpu", dtype=dtype.value)
+    run = dumps.opened(paths, source, quiet=quiet, text=True, logs_alone=True)
     inspector = Inspector(run, options, paths)
     judging = Judging(run, options)
     try:

@@ -33,11 +33,6 @@ def step_pairs(
     """Yield each step of both runs as a pair, in the order of A.
 
     A step of B that comes before its turn waits in memory: none does where both files are in the order of their steps.
-
-    Args:
-        batches_a: steps of A.
-        batches_b: steps of B.
-        keys: steps that are in both.
     """
     waiting: dict[StepKey, RolloutBatch] = {}
     for batch in batches_a:

@@ -16,7 +16,8 @@ from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_device
 from rolloutdoctor.engine.identified_options import with_identified
-from rolloutdoctor.engine.parts import Executor, Serial, tree_sum
+from rolloutdoctor.engine.parts import Executor, tree_sum
+from rolloutdoctor.engine.processes import Processes
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
@@ -55,7 +56,7 @@ def diff(
     configured = need_trainer(configure(run.metadata, options.trainer, options.layers))
     sides = sides_of(run, configured, options)
     _, notes = columns_of(run, comparable(run.metrics, configured), configured, sides)
-    states = (executor or Serial()).measure(DiffWork(options), run, options.steps, options.split, progress)
+    states = (executor or Processes(1)).measure(DiffWork(options), run, options.steps, options.split, progress)
     seen = tree_sum(states)
     if not seen.input.rows:
         raise UsageError(f"no {options.split} rows to compare; widen --steps or set --split")

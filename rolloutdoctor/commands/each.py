@@ -230,13 +230,7 @@ def _steps(file: RunFile) -> tuple[int, int] | None:
 
 
 def check_each(runs: Sequence[NamedRun], opening: Opening, options: CheckOptions) -> Iterator[CheckedRun]:
-    """Check one run after the other; one that cannot be read, or checked, does not stop the others.
-
-    Args:
-        runs: from `find_runs`.
-        opening: opens the paths of a run.
-        options: what to check in each.
-    """
+    """Check one run after the other; one that cannot be read, or checked, does not stop the others."""
     for each in runs:
         # No reference to a report may be left in this frame while the next run is checked.
         yield _checked(each, opening, options)

@@ -19,7 +19,7 @@ from rolloutdoctor.engine.configure import Configured, configure
 from rolloutdoctor.engine.devices import find_device, find_dtype
 from rolloutdoctor.engine.identified_options import with_identified
 from rolloutdoctor.engine.merged_ids import merged_notes
-from rolloutdoctor.engine.parts import Executor, Serial, tree_sum
+from rolloutdoctor.engine.parts import Executor, tree_sum
 from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.prepare import run_context
 from rolloutdoctor.engine.processes import Processes
@@ -62,7 +62,7 @@ def recompute(
         DeviceError: if a GPU does not compute what the CPU computes.
     """
     in_folder = path is not None and is_folder(path)
-    several = not (executor is None or isinstance(executor, Serial) or executor == Processes(1))
+    several = executor not in (None, Processes(1))
     if several and path is not None and not in_folder:
         raise UsageError(f"several processes write a file each: name a folder for them, as in -o {Path(path).stem}/")
     find_dtype(options.dtype)
@@ -75,7 +75,7 @@ def recompute(
     elif path is not None:
         Target.of(path).refuse(run.inputs, "is a file of the run itself")
     work = RecomputeWork(options, columns, schema, None if path is None else str(path), in_folder)
-    states = (executor or Serial()).measure(work, run, options.steps, options.split, progress)
+    states = (executor or Processes(1)).measure(work, run, options.steps, options.split, progress)
     state = tree_sum(states)
     if in_folder:
         finish_folder(str(path), state.files, schema)

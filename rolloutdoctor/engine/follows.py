@@ -103,12 +103,7 @@ def _follows_from(found: Finding, causes: Iterable[Finding]) -> str | None:
 
 
 def by_cause(findings: Sequence[Finding], context: Context) -> tuple[Finding, ...]:
-    """Return the findings with their causes: the worst first, each followed by what follows from it.
-
-    Args:
-        findings: of a run.
-        context: what is known of it.
-    """
+    """Return the findings with their causes: the worst first, each followed by what follows from it."""
     findings = sorted(findings, key=lambda found: ([-each for each in found.weight], found.code))
     causes = {found.code: list(_causes_of(found, findings, context)) for found in findings}
     linked = [replace(found, follows_from=_follows_from(found, causes[found.code])) for found in findings]

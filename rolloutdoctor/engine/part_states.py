@@ -31,13 +31,7 @@ def run_identity(run: Run) -> str:
 
 
 def part_name(work: Work[State], part: Part, run: str) -> str:
-    """Name a part by all that its state depends on.
-
-    Args:
-        work: what is done.
-        part: with which part.
-        run: from `run_identity`, of the whole run.
-    """
+    """Name a part by all that its state depends on."""
     files = [file.stamp() for file in part.run.stored_files()]
     steps = (part.steps.start, part.steps.stop)
     whole = (__version__, STATE_SCHEMA, work.identity(), run, steps, files)

@@ -93,21 +93,6 @@ class Executor(Protocol):
         """
 
 
-class Serial:
-    """Measures a run as one part, in this process."""
-
-    def measure(
-        self,
-        work: Work[State],
-        run: Run,
-        steps: StepRange | None = None,
-        split: str | None = None,
-        progress: Progress | None = None,
-    ) -> list[State]:
-        """Measure the run."""
-        return [work.measure(Part(0, steps or StepRange(), run), progress)]
-
-
 def plan_parts(run: Run, steps: StepRange | None, split: str | None, count: int) -> list[Part]:
     """Cut a run into at most `count` parts, from its footers where they tell where the steps are."""
     return [Part(number, *part) for number, part in enumerate(run.parts(steps, split, count))]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
 
-from rolloutdoctor.engine.parts import Part, Serial, Work, plan_parts
+from rolloutdoctor.engine.parts import Part, Work, plan_parts
 from rolloutdoctor.engine.stored import State
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run, StepRange
@@ -43,7 +43,7 @@ class Processes:
     """Measures parts in several processes with one torch thread each.
 
     Attributes:
-        workers: how many; one works here, as `Serial`.
+        workers: how many; one measures the run as one part, in this process.
     """
 
     workers: int
@@ -63,7 +63,7 @@ class Processes:
             InputError: if a file cannot be read or breaks the contract, or a process died.
         """
         if self.workers == 1:
-            return Serial().measure(work, run, steps, split, progress)
+            return [work.measure(Part(0, steps or StepRange(), run), progress)]
         parts = plan_parts(run, steps, split, self.workers * PARTS_PER_WORKER)
         context = multiprocessing.get_context(START)
         done = context.RawArray(ctypes.c_longlong, len(parts))

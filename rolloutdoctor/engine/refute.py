@@ -7,7 +7,7 @@ from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.ops.logged_digits import rounding_of
 from rolloutdoctor.results.audit import Refuted
-from rolloutdoctor.search.outcome import shown
+from rolloutdoctor.results.identification import shown
 
 _DIGIT = 1e-4
 """Unit of the last digit where a loss is rounded to four."""

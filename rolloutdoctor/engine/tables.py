@@ -49,26 +49,19 @@ class Tables:
 
     def __add__(self, other: "Tables") -> "Tables":
         mine, theirs = self.unmeasured, other.unmeasured
-        # What was put together once is one part from then on: a run that is followed grows by many small ones.
-        whole = vars(self).get("whole")
-        frames = {
-            name: (*(getattr(self, name) if whole is None else (getattr(whole, name),)), *getattr(other, name))
-            for name in _FRAMES
-        }
         return Tables(
-            **frames,
+            **{name: (*getattr(self, name), *getattr(other, name)) for name in _FRAMES},
             unmeasured={code: (*mine.get(code, ()), *theirs.get(code, ())) for code in {**mine, **theirs}},
         )
 
     @cached_property
     def whole(self) -> "RunTables":
         """The tables in one piece each, sorted."""
-        return RunTables(
-            **{
-                name: concatenated(getattr(self, name), empty, by=[*STEP_KEY, key])
-                for name, (empty, key) in _FRAMES.items()
-            }
-        )
+        for name, (empty, key) in _FRAMES.items():
+            frame = concatenated(getattr(self, name), empty, by=[*STEP_KEY, key])
+            # One part from then on: the parts are as large, and a run that is followed grows by many small ones.
+            object.__setattr__(self, name, (frame,))
+        return RunTables(**{name: getattr(self, name)[0] for name in _FRAMES})
 
     def with_file(self, file: str) -> "Tables":
         """Return the tables with rows that have no name of their own named after their file."""

@@ -31,12 +31,6 @@ def cut(batch: RolloutBatch) -> Iterator[tuple[slice, slice]]:
     return batch.blocks(BLOCK_TOKENS if batch.device.type == "cpu" else DEVICE_BLOCK_TOKENS)
 
 
-def blocks_of(batch: RolloutBatch, dtype: torch.dtype) -> Iterator["AdjacentRows"]:
-    """Cut a step into blocks of whole rows."""
-    for rows, tokens in cut(batch):
-        yield AdjacentRows(batch, rows, tokens, dtype)
-
-
 def parts_of(batch: RolloutBatch, rows: slice, tokens: slice, dtype: torch.dtype) -> Iterator["AdjacentRows"]:
     """Cut a block into parts of whole rows and about as many tokens; a GPU takes it as it is."""
     size = tokens.stop - tokens.start

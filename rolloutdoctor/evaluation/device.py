@@ -113,11 +113,6 @@ def _expect_failure(here: RolloutBatch, request: EvaluationRequest, error: Canno
 def compare(here: RolloutBatch, found: Mapping[str, Evaluation], request: EvaluationRequest) -> None:
     """Compare the evaluation of a step on a device with the CPU's in float64, whose second pass is given its rows.
 
-    Args:
-        here: the step on the CPU.
-        found: what the device gave.
-        request: what the step was evaluated for.
-
     Raises:
         DeviceError: if a value differs by more than rounding explains.
     """

@@ -2,11 +2,12 @@
 
 from functools import cached_property
 from itertools import pairwise
+from statistics import median
 from typing import NamedTuple
 
 import polars as pl
 
-from rolloutdoctor.ops.change import growth, median, rise, spearman
+from rolloutdoctor.ops.change import growth, rise, spearman
 
 MOST_LAGS = 8
 """Buckets of lag in a step: the oldest rows share the last one."""

@@ -88,13 +88,7 @@ def row_parts(
 
 
 def _is_same(objective: Objective, other: Objective, part: RowResult | None) -> bool:
-    """True if an objective gives what another one gave: they differ in rows left out of baselines, and there are none.
-
-    Args:
-        objective: one of the two.
-        other: the other.
-        part: what it gave.
-    """
+    """True if an objective gives what another gave: they differ in rows left out of baselines, and there are none."""
     if part is None or part.rejected_N is None:
         return False
     if replace(objective, baseline_rows=other.baseline_rows) != other:

@@ -179,12 +179,7 @@ class Sample:
 
     @classmethod
     def of(cls, measured: Mapping[str, Tensor], by_step: ByStep) -> "Sample":
-        """Take what `LoggedGap.sampled` gave for each block, joined over the blocks.
-
-        Args:
-            measured: what it gave.
-            by_step: all rows by step.
-        """
+        """Take what `LoggedGap.sampled` gave for each block, joined over the blocks."""
         length, place = (measured[name].numpy() for name in ("sampled", "place"))
         row = np.flatnonzero(length >= 0)
         sampler, trainer = (measured[name].double().numpy() for name in ("sampler", "trainer"))

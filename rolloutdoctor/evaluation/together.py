@@ -89,24 +89,14 @@ class StepsTogether:
     def __init__(
         self, batches: Sequence[RolloutBatch], logged: Sequence[Mapping[str, float]], dtype: torch.dtype
     ) -> None:
-        """Take steps.
-
-        Args:
-            batches: the steps.
-            logged: the metrics logged at each.
-            dtype: of the token values.
-        """
+        """Take steps."""
         self.batches, self._logged, self._dtype = tuple(batches), tuple(logged), dtype
         self.batch = joined(batches)
         self._rows = rows_of(batches)
         self._layouts: tuple[Layout, list[Layout]] | None = None
 
     def rows(self, objective: Objective) -> list[Evaluation] | None:
-        """Evaluate the rows alone; None where each step has to be evaluated by itself.
-
-        Args:
-            objective: what the trainer computes.
-        """
+        """Evaluate the rows alone; None where each step has to be evaluated by itself."""
         found = self._at_step(objective)
         if found is None or not is_within_groups(found):
             return None

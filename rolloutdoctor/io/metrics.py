@@ -165,9 +165,6 @@ _RESUMED = 0.5
 def check_one_log(tables: Sequence[tuple[str, LoggedMetrics]]) -> None:
     """Refuse tables of metrics that are of different runs: most of their steps are the same, and their values are not.
 
-    Args:
-        tables: name and content of each.
-
     Raises:
         SeveralRunsError: if two of them are.
     """

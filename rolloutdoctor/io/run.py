@@ -110,12 +110,7 @@ class Run(Displayed):
         self._whole_numbers = frozenset(name for name in ("group_id", "sample_id") if _stores_integers(files, name))
 
     def with_logs(self, metrics: LoggedMetrics, sources: Sequence[Source]) -> "Run":
-        """Return the run with what further logs hold; where its own metrics have a value, that one stays.
-
-        Args:
-            metrics: what was read from them.
-            sources: the logs.
-        """
+        """Return the run with what further logs hold; where its own metrics have a value, that one stays."""
         run = copy.copy(self)
         run.metrics, run._beside = self.metrics.completed_by(metrics), (*self._beside, *sources)
         return run

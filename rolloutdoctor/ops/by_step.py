@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rolloutdoctor.ops.numbered import is_new
 from rolloutdoctor.ops.segments import Runs
 
 Floats = NDArray[np.float64]
@@ -157,3 +156,14 @@ def named_counts(
     for step, place, value in zip(steps.tolist(), places.tolist(), x_SK[steps, places].tolist(), strict=True):
         split[step][str(place) if names is None else names[place]] = float(value)
     return split
+
+
+def is_new(*keys: NDArray[Any]) -> NDArray[np.bool_]:
+    """Tell which rows differ from the one before in one of some keys, ``[n]``; the first one does.
+
+    >>> is_new(np.array([0, 0, 0, 1]), np.array([5, 5, 7, 7])).tolist()
+    [True, False, True, True]
+    """
+    found = np.ones(len(keys[0]), bool)
+    found[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
+    return found

@@ -1,17 +1,8 @@
 """Series of a few numbers: where they rise and stay, and whether they go with another series."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-
-
-def median(values: Iterable[float]) -> float:
-    """Middle of some values, at least one; the mean of the two in the middle of an even number.
-
-    >>> median([4, 1, 2, 3])
-    2.5
-    """
-    ordered = sorted(values)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+from statistics import median
 
 
 def rise(values: Sequence[float], *, factor: float, after: int) -> int | None:

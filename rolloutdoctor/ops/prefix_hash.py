@@ -86,11 +86,6 @@ class PrefixHashes:
         return total_T + self.runs.expand(self.seed_N - before)
 
     @cached_property
-    def before_T(self) -> Tensor:
-        """``[T]`` int64: hash of what precedes a token: its context."""
-        return self.through_T - self.term_T
-
-    @cached_property
     def row_N(self) -> Tensor:
         """``[N]`` int64: hash of each whole row; that of an empty one is its seed."""
         return self.seed_N + self._sums(self.runs, self.runs.offsets[:-1])

@@ -84,7 +84,7 @@ def sentence(text: str) -> str:
     return visible(words)
 
 
-def json_text(value: object, *, indent: int | None = None, ascii_only: bool = False, compact: bool = False) -> str:
+def json_text(value: object, *, indent: int | None = None, ascii_only: bool = False) -> str:
     r"""Write a value as JSON that any terminal may show, and that reads back as the same value.
 
     What no JSON has a word for (NaN, infinity) is null; a character that a terminal would hide or obey is ``\uXXXX``.
@@ -93,17 +93,15 @@ def json_text(value: object, *, indent: int | None = None, ascii_only: bool = Fa
         value: of plain Python types.
         indent: of nested lines; None: all on one line.
         ascii_only: True to escape whatever is not ASCII.
-        compact: True to leave no spaces.
 
     >>> print(json_text({"name": "\x9b31m\u202e\ud800", "value": float("nan")}))
     {"name": "\u009b31m\u202e\ud800", "value": null}
     """
-    separators = (",", ":") if compact else None
     try:
-        text = json.dumps(value, indent=indent, ensure_ascii=ascii_only, allow_nan=False, separators=separators)
+        text = json.dumps(value, indent=indent, ensure_ascii=ascii_only, allow_nan=False)
     except ValueError:
         known = _without_nan(value)
-        text = json.dumps(known, indent=indent, ensure_ascii=ascii_only, allow_nan=False, separators=separators)
+        text = json.dumps(known, indent=indent, ensure_ascii=ascii_only, allow_nan=False)
     # Outside of its strings JSON has none of these; the last two are what a job's log takes for a command.
     text = text.replace("##[", "#\\u0023[")
     return _NOT_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -137,3 +137,10 @@ class Identification(Displayed):
     def nothing_identified(self) -> bool:
         """True if no stage found a configuration."""
         return not any(stage.is_identified for stage in self.stages)
+
+
+def shown(value: object) -> str:
+    """Return the value of an option as a user writes it."""
+    if isinstance(value, bool) or value is None:
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -67,13 +67,10 @@ class AdvantageBlowUp(TableRule):
     splits = ("train",)
     reads = ("reward", "score", "in_baseline", "advantage", "grad_l1", "rank")
     adds = ("compared", "logged", "radius")
+    part_names = (Part.GROUP_STD,)
 
     warn_above: float = 0.01
     """Advantages of noise below it are no more than float-residue calls information."""
-
-    def parts(self, context: Context) -> tuple[Part, ...]:
-        """Only a division by a group's standard deviation has that bound."""
-        return (Part.GROUP_STD,)
 
     def columns(self, context: Context) -> frozenset[str]:
         """Return the columns of the advantages, where the configuration divides by a group's standard deviation."""

@@ -61,6 +61,7 @@ class AdvantageMaskMismatch(TableRule):
     reads = ("advantage", "logged_advantage")
     adds = ("low", "high", "trained", "zero", "masked", "outside", "outside_mass", "mass", "radius")
     stages = ("advantages",)
+    uses = ("advantage",)
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """Return why the advantages of a row may differ from token to token."""
@@ -73,10 +74,6 @@ class AdvantageMaskMismatch(TableRule):
         if context.objective is None or has_time_axis(context.objective):
             return frozenset()
         return advantage_columns(context.objective) | {"advantages", "response_mask"}
-
-    def optional_columns(self, context: Context) -> frozenset[str]:
-        """The advantage of the row."""
-        return frozenset({"advantage"}) if self.columns(context) else frozenset()
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Reduce the advantages of each row: on trained and on masked tokens."""

@@ -74,10 +74,6 @@ class AllTruncated(TableRule):
     fewest: int = 3
     """Steps from which on all of them is an error."""
 
-    def columns(self, context: Context) -> frozenset[str]:
-        """None: rows or the log, whichever say it."""
-        return frozenset()
-
     def optional_columns(self, context: Context) -> frozenset[str]:
         """Return the columns that show how the rows ended, and whether rewards differ."""
         return frozenset({"status", "response_mask", "reward"}) if "status" in context.columns else frozenset()

@@ -46,24 +46,14 @@ class AuditedRule(Rule[AuditedMeasured]):
     some steps cannot have says so by the value `occurs` of a step.
 
     Attributes:
-        part_names: parts of the objective of which the rule needs one; none: it is about every objective.
         absent: why the rows rule the fault out, where it can show itself in no step.
         shown_by: kinds of quantities (`radii.metrics.METRICS`) that the fault changes; none: any of its stages.
         shown_by_each: True if each of these has to agree, and not one of them.
     """
 
-    part_names: ClassVar[tuple[Part, ...]] = ()
     absent: ClassVar[str] = "no training step was read"
     shown_by: ClassVar[frozenset[str]] = frozenset()
     shown_by_each: ClassVar[bool] = False
-
-    def parts(self, context: Context) -> tuple[Part, ...]:
-        """Return the parts of the objective of which the rule needs one."""
-        return self.part_names
-
-    def columns(self, context: Context) -> frozenset[str]:
-        """Nothing beyond what the audit reads where it is there."""
-        return frozenset()
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """Return the columns that the trainer logged of its own numbers, and those of the loss and the metrics."""

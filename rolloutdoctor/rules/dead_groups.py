@@ -65,10 +65,7 @@ class DeadGroups(TableRule):
     reads = ("reward", "trained_tokens", "prompt")
     needs_objective = False
     splits = ("train",)
-
-    def columns(self, context: Context) -> frozenset[str]:
-        """Rewards by group."""
-        return frozenset({"reward", "group_id"})
+    needs = ("reward", "group_id")
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """Trained tokens, and which prompts recur."""

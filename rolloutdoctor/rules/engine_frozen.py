@@ -77,6 +77,7 @@ class EngineFrozen(TableRule):
     )
     needs_objective = False
     splits = ("train",)
+    needs = ("old_log_probs", "rollout_log_probs", "response_ids")
 
     least_pairs: int = 20
     least_contexts: int = 5
@@ -86,10 +87,6 @@ class EngineFrozen(TableRule):
 
     least_exact: float = 0.002
     """Two thousand times the rounding to 2^-20, within one of which two numbers are the same by chance."""
-
-    def columns(self, context: Context) -> frozenset[str]:
-        """Both log-probs and the ids of the response."""
-        return frozenset({"old_log_probs", "rollout_log_probs", "response_ids"})
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """Return the columns that identify a prompt and a version."""

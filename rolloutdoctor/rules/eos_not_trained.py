@@ -59,14 +59,11 @@ class EosNotTrained(TableRule):
     adds = ("last", "last_trained", "ends_trained", "trained", "gap")
     needs_objective = False
     splits = ("train",)
+    needs = ("response_ids", "response_mask", "status")
 
     end_share: float = 0.9
     fewest_ends: int = 8
     warn_from: float = 0.1
-
-    def columns(self, context: Context) -> frozenset[str]:
-        """Return the columns of the tokens, of the mask, and of the rows that were stopped."""
-        return frozenset({"response_ids", "response_mask", "status"})
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Read how each row ends."""

@@ -57,14 +57,8 @@ class EvalGroupOfOne(TableRule):
     adds = ("flagged",)
     splits = ("eval",)
     needs_objective = False
-
-    def columns(self, context: Context) -> frozenset[str]:
-        """Groups."""
-        return frozenset({"group_id"})
-
-    def optional_columns(self, context: Context) -> frozenset[str]:
-        """The mask shows rows that were blanked, rewards what the proposed mask would do."""
-        return frozenset({"response_mask", "reward"})
+    needs = ("group_id",)
+    uses = ("response_mask", "reward")
 
     def metrics(self, context: Context) -> frozenset[str]:
         """Return TRL's metrics of the reward's standard deviation."""

@@ -55,6 +55,9 @@ class FloatResidue(TableRule):
     reads = ("reward",)
     adds = ("compared", "is_equal", "logged", "float32")
     splits = ("train",)
+    uses = ("advantage", "advantages", "response_mask")
+    """Logged advantages show the residue itself."""
+    part_names = (Part.GROUP_STD,)
 
     warn_above: float = 0.01
 
@@ -63,14 +66,6 @@ class FloatResidue(TableRule):
         if context.objective is None or not context.objective.advantage.is_group_score:
             return frozenset()
         return advantage_columns(context.objective)
-
-    def optional_columns(self, context: Context) -> frozenset[str]:
-        """Logged advantages show the residue itself."""
-        return frozenset({"advantage", "advantages", "response_mask"}) if self.columns(context) else frozenset()
-
-    def parts(self, context: Context) -> tuple[Part, ...]:
-        """The division by a group's standard deviation."""
-        return (Part.GROUP_STD,)
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """Estimators whose rounding is not repeated here."""

@@ -67,16 +67,13 @@ class InertRewardTerm(TableRule):
     reads = ("reward", "rewards")
     adds = ("compared",)
     splits = ("train",)
+    part_names = (Part.GROUP_BASELINE,)
 
     least_bits: float = 20.0
     """Once in a million runs."""
 
     warn_above: float = 0.1
     """Below a tenth of what the functions vary by, what cancels is small beside what does not."""
-
-    def parts(self, context: Context) -> tuple[Part, ...]:
-        """Only a group baseline cancels what all responses to a prompt share."""
-        return (Part.GROUP_BASELINE,)
 
     def columns(self, context: Context) -> frozenset[str]:
         """Rewards by function and groups, where there is a group baseline."""

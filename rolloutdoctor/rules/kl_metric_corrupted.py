@@ -91,6 +91,8 @@ class KlMetricCorrupted(TableRule):
     fix = "kl-inplace:copy"
     references = ("https://github.com/THUDM/slime/pull/2114",)
     optional = ("inverted",)
+    uses = ("kl",)
+    """The stored per-token KL decides token by token."""
 
     warn_above: float = 0.05
 
@@ -106,10 +108,6 @@ class KlMetricCorrupted(TableRule):
         if objective.kl_reward is not None:
             needed |= reward_kl_columns(objective) | {"reward", "response_mask"}
         return needed
-
-    def optional_columns(self, context: Context) -> frozenset[str]:
-        """The stored per-token KL decides token by token."""
-        return frozenset({"kl"}) if self.columns(context) else frozenset()
 
     def parts(self, context: Context) -> tuple[Part, ...]:
         """A KL in the loss or in the reward; one of coefficient 0 is logged all the same."""

@@ -62,10 +62,6 @@ class KlOnlyLoss(TableRule):
     smallest_kl: float = 1e-7
     dead_warn_above: float = 0.1
 
-    def columns(self, context: Context) -> frozenset[str]:
-        """None: it is all in the log."""
-        return frozenset()
-
     def parts(self, context: Context) -> tuple[Part, ...]:
         """The KL term in the loss, unless the log shows it."""
         return () if self._is_logged(context) else (Part.KL_LOSS,)

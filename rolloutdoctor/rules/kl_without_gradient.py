@@ -44,13 +44,10 @@ class KlWithoutGradient(NumbersRule):
     references = ("https://github.com/huggingface/trl/issues/4634",)
     about = ("zero_variance_share", "kl", "grad_norm")
     needs_objective = True
+    part_names = (Part.KL_LOSS,)
 
     fewest: int = 1
     least: int = 3
-
-    def parts(self, context: Context) -> tuple[Part, ...]:
-        """A KL term in the loss."""
-        return (Part.KL_LOSS,)
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """Silent steps of the largest KL."""

@@ -57,10 +57,6 @@ class LoggedAnomaly(TableRule):
     peak_above: float = 10.0
     fewest: int = 10
 
-    def columns(self, context: Context) -> frozenset[str]:
-        """None: it is all in the log."""
-        return frozenset()
-
     def metrics(self, context: Context) -> frozenset[str]:
         """The loss, the KL and the gradient norm under the trainer's names."""
         trainer = context.writer

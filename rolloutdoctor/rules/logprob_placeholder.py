@@ -74,16 +74,10 @@ class LogProbPlaceholder(TableRule):
     )
     needs_objective = False
     splits = ("train",)
+    needs = ("rollout_log_probs", "old_log_probs")
+    uses = ("response_mask",)
 
     least_tokens: int = 3
-
-    def columns(self, context: Context) -> frozenset[str]:
-        """Both log-probs: a value alone is no evidence."""
-        return frozenset({"rollout_log_probs", "old_log_probs"})
-
-    def optional_columns(self, context: Context) -> frozenset[str]:
-        """The mask."""
-        return frozenset({"response_mask"})
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Count the tokens, weights and placeholders of each row, and keep the log-probs of its first placeholder."""

@@ -133,16 +133,13 @@ class MaskLeak(TableRule):
     needs_objective = False
     splits = ("train",)
     stages = ("loss",)
+    needs = ("response_mask",)
 
     end_share: float = 0.9
     fewest_ends: int = 8
     warn_above: float = 0.01
     most_alone: float = 0.1
     """Placeholders for log-probs that are lost stand alone, and tokens of tools in runs."""
-
-    def columns(self, context: Context) -> frozenset[str]:
-        """Return the columns of the tokens and of the mask."""
-        return frozenset({"response_mask"})
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """Log-probs of sampler and trainer, ids, groups, and what the loss is made of; else finish reasons, too."""

@@ -63,6 +63,7 @@ class MoeRouting(TableRule):
     )
     needs_objective = False
     splits = ("train",)
+    needs = ("rollout_log_probs", "old_log_probs")
 
     least_tokens: int = 2000
     tail_ratio: float = 12.0
@@ -72,10 +73,6 @@ class MoeRouting(TableRule):
     some_bursts: float = 1.25
     """Enough where the count of neighbours is `beyond_chance` standard deviations above what is expected."""
     beyond_chance: float = 3.5
-
-    def columns(self, context: Context) -> frozenset[str]:
-        """Both log-probs."""
-        return frozenset({"rollout_log_probs", "old_log_probs"})
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """The mask, version stamps, and what makes contexts."""

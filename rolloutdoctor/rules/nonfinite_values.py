@@ -100,10 +100,6 @@ class NonfiniteValues(TableRule):
     adds = ("all", "trained", "loss", "first_column", "first_token", "first_value", "undefined")
     needs_objective = False
 
-    def columns(self, context: Context) -> frozenset[str]:
-        """Nothing is needed: it looks at what is there."""
-        return frozenset()
-
     def optional_columns(self, context: Context) -> frozenset[str]:
         """Every column that can hold such a value and enters a loss or an advantage."""
         found = frozenset({"reward", "advantage", "response_mask", *TOKEN_COLUMNS})

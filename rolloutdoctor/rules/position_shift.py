@@ -67,6 +67,8 @@ class PositionShift(TableRule):
     adds = ("unsure", "size", "prompt_tokens")
     needs_objective = False
     splits = ("train",)
+    needs = ("old_log_probs", "rollout_log_probs", "micro_batch_id", "prompt_ids")
+    uses = ("response_mask", "optim_step_id", "rank")
 
     least_rows: int = 16
     level: float = 0.5
@@ -76,14 +78,6 @@ class PositionShift(TableRule):
     least_alone: float = 1e-3
     factor_apart: float = 5.0
     least_bits: float = 20.0
-
-    def columns(self, context: Context) -> frozenset[str]:
-        """Both log-probs, the micro-batches and the prompts' lengths."""
-        return frozenset({"old_log_probs", "rollout_log_probs", "micro_batch_id", "prompt_ids"})
-
-    def optional_columns(self, context: Context) -> frozenset[str]:
-        """The mask, and what else tells micro-batches apart."""
-        return frozenset({"response_mask", "optim_step_id", "rank"})
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Unsure tokens of each row and the sum of the sizes of their gaps."""

@@ -79,18 +79,12 @@ class QuantizedLogProbs(TableRule):
     adds = tuple(f"{side}:{name}" for side in SIDES for name in COUNTS)
     needs_objective = False
     splits = ("train",)
+    needs = ("rollout_log_probs", "old_log_probs")
+    uses = ("response_mask",)
 
     least_values: int = 200
     warn_from: float = 2.0**-7
     """The spacing of bfloat16 at 1: half of it is the size of a healthy difference."""
-
-    def columns(self, context: Context) -> frozenset[str]:
-        """Both log-probs."""
-        return frozenset({"rollout_log_probs", "old_log_probs"})
-
-    def optional_columns(self, context: Context) -> frozenset[str]:
-        """The mask."""
-        return frozenset({"response_mask"})
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Count the sampled values of each row that lie on each lattice."""

@@ -73,6 +73,9 @@ class ReferenceMoved(TableRule):
     adds = ("tokens", "kl", "policy", "moved", "different")
     needs_objective = False
     splits = ("train",)
+    needs = ("policy_log_probs", "ref_log_probs")
+    uses = ("old_log_probs", "response_mask")
+    """The mask, and the log-probs before the update, which show that the policy moves."""
 
     fall: float = 0.1
     """Nine tenths between two steps: training moves the KL by parts of it."""
@@ -88,14 +91,6 @@ class ReferenceMoved(TableRule):
 
     least_kl: float = 1e-8
     """Below it k3 is what float32 log-probs leave."""
-
-    def columns(self, context: Context) -> frozenset[str]:
-        """Log-probs of both models."""
-        return frozenset({"policy_log_probs", "ref_log_probs"})
-
-    def optional_columns(self, context: Context) -> frozenset[str]:
-        """The mask, and the log-probs before the update, which show that the policy moves."""
-        return frozenset({"old_log_probs", "response_mask"})
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Add up the trained tokens of each row that are looked at, and count those that differ from the reference."""

@@ -71,6 +71,7 @@ class RejectedInBaseline(TableRule):
         *(f"{FIX}/{name}" for name in ("advantage", "grad_l1", "grad_sq", "versus_l1", "versus_dot")),
     )
     adds = ("compared", "is_rejected", "drift", "is_drifted", "radius", "fixed_radius", "logged", "before_rejection")
+    part_names = (Part.GROUP_BASELINE,)
 
     def columns(self, context: Context) -> frozenset[str]:
         """Return the columns of the advantages, and the mask; none for estimators without a group baseline."""
@@ -83,10 +84,6 @@ class RejectedInBaseline(TableRule):
         if not self.columns(context) or context.objective is None:
             return frozenset()
         return loss_columns(context.objective) | {"advantage", "advantages", "response_mask_pre"}
-
-    def parts(self, context: Context) -> tuple[Part, ...]:
-        """The group baseline."""
-        return (Part.GROUP_BASELINE,)
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A baseline of another kind."""

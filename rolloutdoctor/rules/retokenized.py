@@ -66,6 +66,7 @@ class Retokenized(TableRule):
     adds = ("turns",)
     needs_objective = False
     splits = ("train",)
+    needs = ("rollout_log_probs", "old_log_probs", "response_mask")
 
     fewest: int = 20
     times: float = 5.0
@@ -73,10 +74,6 @@ class Retokenized(TableRule):
     times_noted: float = 2.0
     beyond_chance: float = 5.0
     """Standard deviations of how many turns start above a median: tokens of one turn need not be independent."""
-
-    def columns(self, context: Context) -> frozenset[str]:
-        """Log-probs of sampler and trainer, and which tokens are trained."""
-        return frozenset({"rollout_log_probs", "old_log_probs", "response_mask"})
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Count the turns of each row behind its first."""

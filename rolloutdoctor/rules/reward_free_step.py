@@ -62,10 +62,6 @@ class RewardFreeStep(TableRule):
 
     warn_above: float = 0.1
 
-    def columns(self, context: Context) -> frozenset[str]:
-        """None: it is all in the log."""
-        return frozenset()
-
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A log that does not say which steps had reward variance."""
         trainer = context.writer

@@ -103,20 +103,14 @@ class SamplerMismatch(TableRule):
     adds = ("confident", "token", "rollout_log_probs", "old_log_probs")
     needs_objective = False
     splits = ("train",)
+    needs = ("rollout_log_probs", "old_log_probs")
+    uses = ("response_mask", "policy_version_min", "policy_version_max")
 
     least_places: int = 3
     """One token may be a broken row; three at different places are the engine."""
 
     row_bits: float = 20.0
     """That rows are apart by chance has a probability below 2^-20."""
-
-    def columns(self, context: Context) -> frozenset[str]:
-        """Both log-probs."""
-        return frozenset({"rollout_log_probs", "old_log_probs"})
-
-    def optional_columns(self, context: Context) -> frozenset[str]:
-        """The mask, version stamps, and what tells prompts apart."""
-        return frozenset({"response_mask", "policy_version_min", "policy_version_max"})
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Sample the rows, and find the largest difference and the tokens that the sampler alone was sure of."""

@@ -68,23 +68,18 @@ class ShapedRewardPhantom(TableRule):
     reads = ("reward", "score", "in_baseline", "advantage", "tokens", "rewards")
     adds = ("compared", "logged")
     splits = ("train",)
+    part_names = (Part.GROUP_STD,)
+    uses = ("advantage", "advantages", "response_mask")
+    """Logged advantages are better than recomputed ones."""
 
     warn_above: float = 0.25
     """Share of the absolute advantage from which on shaping is no side term of the update."""
-
-    def parts(self, context: Context) -> tuple[Part, ...]:
-        """Only a division by the group's standard deviation blows a shaping term up."""
-        return (Part.GROUP_STD,)
 
     def columns(self, context: Context) -> frozenset[str]:
         """Rewards by function and what the advantages need, where a group's standard deviation divides."""
         if context.objective is None or not _divides(context.objective):
             return frozenset()
         return advantage_columns(context.objective) | {"rewards"}
-
-    def optional_columns(self, context: Context) -> frozenset[str]:
-        """Logged advantages are better than recomputed ones."""
-        return frozenset({"advantage", "advantages", "response_mask"}) if self.columns(context) else frozenset()
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """The groups as the trainer compares them, and what was logged of their advantages."""

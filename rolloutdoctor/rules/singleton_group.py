@@ -51,20 +51,15 @@ class SingletonGroup(TableRule):
     reads = ("score", "advantage")
     adds = ("compared", "is_live", "is_single", "logged", "radius")
     splits = ("train",)
+    uses = ("response_mask", "advantage", "advantages")
+    """The mask shows which rows are unmasked, logged advantages confirm."""
+    part_names = (Part.GROUP_BASELINE,)
 
     def columns(self, context: Context) -> frozenset[str]:
         """Return the columns of the advantages; none for estimators without a group baseline."""
         if context.objective is None or not has_baseline_per_row(context.objective):
             return frozenset()
         return advantage_columns(context.objective)
-
-    def optional_columns(self, context: Context) -> frozenset[str]:
-        """The mask shows which rows are unmasked, logged advantages confirm."""
-        return frozenset({"response_mask", "advantage", "advantages"}) if self.columns(context) else frozenset()
-
-    def parts(self, context: Context) -> tuple[Part, ...]:
-        """The group baseline."""
-        return (Part.GROUP_BASELINE,)
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A baseline of another kind."""

@@ -69,6 +69,8 @@ class StalePrefixCache(TableRule):
     adds = ("unsure", "size", "prompt_tokens", "key")
     needs_objective = False
     splits = ("train",)
+    needs = ("old_log_probs", "rollout_log_probs", "prompt_ids")
+    uses = ("response_mask", "policy_version_max", "optim_step_id")
 
     least_length: int = 128
     least_records: int = 10
@@ -78,14 +80,6 @@ class StalePrefixCache(TableRule):
     """All that makes gaps grow from version to version, in old prompts and in new ones, is taken off."""
     excess_noted: float = 1.5
     level_of_excess: float = 1e-6
-
-    def columns(self, context: Context) -> frozenset[str]:
-        """Both log-probs, and the prompts with their lengths."""
-        return frozenset({"old_log_probs", "rollout_log_probs", "prompt_ids"})
-
-    def optional_columns(self, context: Context) -> frozenset[str]:
-        """The mask and the version."""
-        return frozenset({"response_mask", "policy_version_max", "optim_step_id"})
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Unsure tokens of each row and the sum of the sizes of their gaps."""

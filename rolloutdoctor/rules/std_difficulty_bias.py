@@ -58,12 +58,9 @@ class StdDifficultyBias(TableRule):
     reads = ("reward", "score", "in_baseline", "advantage")
     adds = ("compared",)
     splits = ("train",)
+    part_names = (Part.GROUP_STD,)
 
     grows_by: float = 1.1
-
-    def parts(self, context: Context) -> tuple[Part, ...]:
-        """Only a division by the group's standard deviation does it."""
-        return (Part.GROUP_STD,)
 
     def columns(self, context: Context) -> frozenset[str]:
         """Return the columns of the advantages, where a group's standard deviation divides."""

@@ -382,8 +382,3 @@ class StepView:
         """Rows of the newest version of their step, ``[N]`` bool; None without stamps."""
         lag_N = self.lags(2)
         return None if lag_N is None else lag_N == 0
-
-    def by_number(self, x_S: NDArray[Any], chosen_S: NDArray[np.bool_]) -> list[dict[str, float]]:
-        """The value of each step under its number; nothing for a step that is not chosen, ``[S]`` bool."""
-        each = zip(self.batch.step_numbers, x_S.astype(np.float64).tolist(), chosen_S.tolist(), strict=True)
-        return [{str(number): value} if chosen else {} for number, value, chosen in each]

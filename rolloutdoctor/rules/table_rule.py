@@ -60,6 +60,9 @@ class Rule(ABC, Generic[M]):
         needs_rows: False if the rule looks at the log alone.
         needs_objective: False if the rule runs without knowing the trainer.
         splits: the splits it is about.
+        needs: columns of a run file without which it cannot run; `columns` where that depends on the run.
+        uses: further columns that it reads where they are there; `optional_columns` where that depends on the run.
+        part_names: parts of the objective of which it needs one; none: it is about every objective.
         stages: the stages of the audit that it judges by.
         reads: columns of `rows` that the query reads beside those that name a row; `rewards` is every ``rewards/NAME``.
         adds: columns that `measure_tokens` and `measure_rows` add to these; what else `measure_tokens` returns is for
@@ -74,26 +77,29 @@ class Rule(ABC, Generic[M]):
     needs_objective: ClassVar[bool] = True
     needs_rows: ClassVar[bool] = True
     splits: ClassVar[tuple[str, ...]] = ("train", "eval")
+    needs: ClassVar[tuple[str, ...]] = ()
+    uses: ClassVar[tuple[str, ...]] = ()
+    part_names: ClassVar[tuple[Part, ...]] = ()
     stages: ClassVar[tuple[str, ...]] = ()
     reads: ClassVar[tuple[str, ...]] = ()
     adds: ClassVar[tuple[str, ...]] = ()
     optional: ClassVar[tuple[str, ...]] = ()
 
-    @abstractmethod
     def columns(self, context: Context) -> frozenset[str]:
-        """Return the columns without which the rule cannot run."""
+        """Return the columns without which the rule cannot run: `needs`, unless they depend on the run."""
+        return frozenset(self.needs)
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """Return further columns that the rule reads where they are there."""
-        return frozenset()
+        """Return further columns that the rule reads where they are there: `uses`, unless it needs none."""
+        return frozenset(self.uses) if self.columns(context) else frozenset()
 
     def parts(self, context: Context) -> tuple[Part, ...]:
-        """Return the parts of the objective of which the rule needs one: without any, there is nothing to find.
+        """Return the parts of the objective of which the rule needs one: `part_names`, unless they depend on the run.
 
         The trainer says which of its options decide over a part. Where such an option is recorded, the rule is not
         applicable; where it is only assumed, the rule is skipped.
         """
-        return ()
+        return self.part_names
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """Say what else that is known before the first row rules the fault out."""
@@ -161,11 +167,7 @@ class Rule(ABC, Generic[M]):
         return None
 
     def note(self, place: Mapping[str, Any]) -> str:
-        """Say what is to be seen at a place, in a few words.
-
-        Args:
-            place: a line of `places`.
-        """
+        """Say what is to be seen at a place, in a few words."""
         return ""
 
     @abstractmethod
@@ -178,12 +180,7 @@ class Rule(ABC, Generic[M]):
         return Measured(table, _values(table.select(**self._expressions())), run)
 
     def series(self, measured: Measured, steps: Sequence["StepKey"]) -> list[dict[str, Any]]:
-        """Return the measures of some steps, each by itself.
-
-        Args:
-            measured: the run.
-            steps: which steps.
-        """
+        """Return the measures of some steps, each by itself."""
         expressions = self._expressions()
         nothing = _values(measured.table.clear().select(**expressions))
         found = measured.table.group_by(STEP_KEY).agg(**expressions).to_dicts()

@@ -70,6 +70,7 @@ class TruncatedSupport(TableRule):
     )
     needs_objective = False
     splits = ("train",)
+    needs = ("rollout_log_probs", "old_log_probs")
 
     least_tokens: int = 500
     least_share: float = 0.05
@@ -80,10 +81,6 @@ class TruncatedSupport(TableRule):
     least_deviations: float = 6.0
     warn_below: float = 0.99
     """A mean weight that is 1 % too small is below what kernels differ by."""
-
-    def columns(self, context: Context) -> frozenset[str]:
-        """Both log-probs."""
-        return frozenset({"rollout_log_probs", "old_log_probs"})
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """The mask, version stamps, and what makes contexts."""

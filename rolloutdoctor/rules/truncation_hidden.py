@@ -67,20 +67,14 @@ class TruncationHidden(TableRule):
     adds = ("last", "log_prob", "logged")
     needs_objective = False
     splits = ("train",)
+    needs = ("status",)
+    uses = ("response_ids", "response_mask", "advantage", "advantages", *SAMPLER)
 
     end_share: float = 0.9
     fewest_ends: int = 8
     fewest: int = 5
     nats: float = 16.0
     """A chance of 1e-7 for a run."""
-
-    def columns(self, context: Context) -> frozenset[str]:
-        """Return the columns that show how the rows ended."""
-        return frozenset({"status"})
-
-    def optional_columns(self, context: Context) -> frozenset[str]:
-        """The tokens and their log-probs, and the advantages that these rows got."""
-        return frozenset({"response_ids", "response_mask", "advantage", "advantages", *SAMPLER})
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Read the last token of each row, and its log-prob."""

@@ -68,20 +68,15 @@ class ZeroStdKl(TableRule):
     adds = ("logits", "logits_low")
     optional = ("grad_share_logits_l2", "grad_share_logits_l2_low", "grad_share_logits_l2_high")
     splits = ("train",)
+    uses = ("sum_pi_squared", "advantage", "advantages")
+    """Make the logit-space share exact, and the confirmation stricter."""
+    part_names = (Part.KL_LOSS,)
 
     def columns(self, context: Context) -> frozenset[str]:
         """Everything that the loss needs, if it has a KL term."""
         if context.objective is None or context.objective.kl_loss is None:
             return frozenset()
         return loss_columns(context.objective) | {"group_id"}
-
-    def optional_columns(self, context: Context) -> frozenset[str]:
-        """Make the logit-space share exact, and the confirmation stricter."""
-        return frozenset({"sum_pi_squared", "advantage", "advantages"}) if self.columns(context) else frozenset()
-
-    def parts(self, context: Context) -> tuple[Part, ...]:
-        """The KL term in the loss."""
-        return (Part.KL_LOSS,)
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """Losses whose policy term moves such groups too."""

@@ -28,11 +28,6 @@ def find_offset(batches: Iterable[RolloutBatch], metrics: LoggedMetrics, search:
 
     That is decided by metrics of the rows themselves, such as rewards and lengths, which no option changes: under the
     offset all of them have to agree, where some do not as the steps are numbered.
-
-    Args:
-        batches: the steps.
-        metrics: the log.
-        search: audits steps.
     """
     tried = list(islice((batch for batch in batches if batch.split == TRAIN and len(batch)), _STEPS))
     logged = [key.step for key in metrics.steps() if key.split == TRAIN]

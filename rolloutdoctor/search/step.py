@@ -96,13 +96,7 @@ class Step:
         return "advantage" in self.batch.per_row
 
     def evaluated(self, one: Candidate, *, rows_only: bool = False, per_token: bool = False) -> Evaluation | None:
-        """Evaluate the step under a candidate; None where that cannot be done.
-
-        Args:
-            one: the candidate.
-            rows_only: without the tokens.
-            per_token: keep the token values too.
-        """
+        """Evaluate the step under a candidate; None where that cannot be done."""
         batch, objective = self.batch, one.objective
         try:
             for edit in one.edits:

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 
-from rolloutdoctor.results.identification import Identification, IdentifiedClass, Member, Stage
+from rolloutdoctor.results.identification import Identification, IdentifiedClass, Member, Stage, shown
 from rolloutdoctor.views.structured import as_json
 from rolloutdoctor.views.style import Style, plain
 from rolloutdoctor.views.wrapping import wrapped
@@ -89,16 +89,10 @@ def _also(one: IdentifiedClass) -> Iterator[str]:
 
 
 def _member(each: Member) -> str:
-    options = ", ".join(f"{name}={_value(value)}" for name, value in each.options.items())
+    options = ", ".join(f"{name}={shown(value)}" for name, value in each.options.items())
     if each.trainer is None:
         return each.apart
     return f"{each.trainer} {options}" + (f" ({each.apart})" if each.apart else "")
-
-
-def _value(value: object) -> str:
-    if isinstance(value, bool) or value is None:
-        return {None: "null", True: "true", False: "false"}[value]
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _recorded(found: Identification) -> str:
@@ -108,10 +102,10 @@ def _recorded(found: Identification) -> str:
         "cannot tell": "cannot be tested against the log",
         "absent": "no options are recorded",
     }[found.recorded]
-    shown = [f"{plain(name)}={plain(_value(value))}" for name, value in found.recorded_options.items()]
+    options = [f"{plain(name)}={plain(shown(value))}" for name, value in found.recorded_options.items()]
     wrong = [stage.stage for stage in found.stages if stage.recorded == "contradicts"]
     where = f" ({', '.join(wrong)})" if wrong else ""
-    return f"{', '.join(shown)}: {words}{where}" if shown else words
+    return f"{', '.join(options)}: {words}{where}" if options else words
 
 
 RENDERERS: dict[str, Callable[[Identification, Style], str]] = {"full": text, "json": as_json}

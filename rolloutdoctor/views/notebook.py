@@ -1,13 +1,19 @@
 """Results as a notebook shows them: small, without styles of their own, so that light and dark both look right."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
+from rolloutdoctor.results.comparison import Comparison, Recomputed
 from rolloutdoctor.results.findings import Finding, Report
+from rolloutdoctor.results.identification import Identification
+from rolloutdoctor.results.run_comparison import RunComparison
+from rolloutdoctor.views import diff_terminal, identification, run_comparison
 from rolloutdoctor.views.audit_words import audit_line
 from rolloutdoctor.views.concise import counts
-from rolloutdoctor.views.style import plain
+from rolloutdoctor.views.recompute_views import as_full
+from rolloutdoctor.views.style import Style, plain
 from rolloutdoctor.views.verdict import verdict
 
 
@@ -30,9 +36,20 @@ def finding_html(finding: Finding) -> str:
     return _template("notebook_finding.html").render(finding=finding)
 
 
-def text_html(text: str) -> str:
-    """Return what a command prints, as it prints it."""
-    return _template("notebook_text.html").render(text=text)
+def _as_text(print_: Callable[[Any, Style], str]) -> Callable[[Any], str]:
+    """Show a result as its command prints it."""
+    return lambda found: _template("notebook_text.html").render(text=print_(found, Style()))
+
+
+HTML: dict[type, Callable[[Any], str]] = {
+    Report: report_html,
+    Finding: finding_html,
+    Comparison: _as_text(diff_terminal.full),
+    RunComparison: _as_text(run_comparison.full),
+    Identification: _as_text(identification.text),
+    Recomputed: _as_text(as_full),
+}
+"""Kind of a result to what shows it."""
 
 
 def _template(name: str) -> Template:

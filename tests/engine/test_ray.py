@@ -27,8 +27,9 @@ from rolloutdoctor.engine import ray_cluster
 from rolloutdoctor.engine.check_parts import CheckWork, measure_with
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.part_states import StateFolder
-from rolloutdoctor.engine.parts import Serial, tree_sum
+from rolloutdoctor.engine.parts import tree_sum
 from rolloutdoctor.engine.prepare import prepare
+from rolloutdoctor.engine.processes import Processes
 from rolloutdoctor.engine.ray_cluster import RayCluster
 from rolloutdoctor.engine.stored import members_of
 from rolloutdoctor.io.run import open_run
@@ -246,7 +247,7 @@ def test_a_node_that_goes_loses_nothing(nodes, tmp_path):
     found = RayCluster().measure(work, run)
     taker.join(60)
     assert list(tmp_path.glob(f"{node.node_id}-*"))
-    assert members_of(tree_sum(found)) == members_of(tree_sum(Serial().measure(plain, run)))
+    assert members_of(tree_sum(found)) == members_of(tree_sum(Processes(1).measure(plain, run)))
     assert len(found) == 7
 
 

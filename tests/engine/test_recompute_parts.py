@@ -12,7 +12,7 @@ from rolloutdoctor.commands.recompute import RecomputeOptions, recompute
 from rolloutdoctor.commands.recompute_parts import MANIFEST, RecomputeWork
 from rolloutdoctor.commands.recompute_steps import PartFile
 from rolloutdoctor.engine.part_states import state_bytes, state_from
-from rolloutdoctor.engine.parts import Serial, plan_parts
+from rolloutdoctor.engine.parts import plan_parts
 from rolloutdoctor.engine.processes import Processes
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import DataError, InputError, UsageError
@@ -52,7 +52,7 @@ def rows_in(folder):
     return pa.concat_tables([pq.read_table(folder / name) for name in names])
 
 
-@pytest.mark.parametrize("executor", [Serial(), Several(3), Processes(2)], ids=["one", "three", "processes"])
+@pytest.mark.parametrize("executor", [Processes(1), Several(3), Processes(2)], ids=["one", "three", "processes"])
 def test_numbers_and_rows_are_those_of_one_file(path, tmp_path, executor):
     run = open_run([path])
     one = recompute(run, OPTIONS, tmp_path / "one.parquet")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rolloutdoctor.cli.dumps import _read_map
+from rolloutdoctor.cli.groups import _read_map
 from rolloutdoctor.cli.settings import find_settings
 from rolloutdoctor.engine.configure import read_trainer_config
 from rolloutdoctor.engine.state_file import load_state

@@ -39,9 +39,6 @@ class Followed:
     def feed(self, before: Feed | None) -> Feed | None:
         """Return what can be followed now; None if nothing is there yet.
 
-        Args:
-            before: what was followed so far.
-
         Raises:
             InputError: if what is there is of different kinds.
         """

@@ -21,9 +21,6 @@ _open: set[Path] = set()
 def scratch_folder(prefix: str = PREFIX) -> Iterator[Path]:
     """Give a new folder that nobody else can read; it is removed with all that is in it, however this ends.
 
-    Args:
-        prefix: of its name.
-
     Raises:
         InputError: if there is no space for temporary files.
     """
