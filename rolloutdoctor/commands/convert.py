@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 
 from rolloutdoctor.commands.beside import completed, newest_state, stated_beside
-from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.importers.base import Importer, ImportOptions, RunSink
 from rolloutdoctor.importers.journal import RecordingJournal
 from rolloutdoctor.importers.logs.table import kind_of, read_log

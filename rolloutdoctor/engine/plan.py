@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rolloutdoctor.data.batch import STAND_INS
+from rolloutdoctor.data.schema import STAND_INS
 from rolloutdoctor.engine import coverage
 from rolloutdoctor.objective.required_columns import optional_columns
 from rolloutdoctor.results.findings import NotApplicable, Skipped

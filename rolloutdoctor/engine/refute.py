@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from rolloutdoctor.data.batch import TRAIN
+from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.ops.logged_digits import rounding_of
 from rolloutdoctor.results.audit import Refuted
-from rolloutdoctor.search.outcome import shown
+from rolloutdoctor.search.words import shown
 
 _DIGIT = 1e-4
 """Unit of the last digit where a loss is rounded to four."""

@@ -5,19 +5,19 @@ from collections.abc import Callable, Mapping, Sequence
 import polars as pl
 from torch import Tensor
 
-from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.data.schema import COLUMNS
-from rolloutdoctor.engine.plan import Plan
-from rolloutdoctor.engine.tables import (
+from rolloutdoctor.data.step_key import StepKey
+from rolloutdoctor.engine.measured_frames import (
     TOKEN_COLUMNS,
-    Tables,
     TokenSample,
     audit_of,
     compared_metrics,
     metrics_of,
     rows_of,
 )
-from rolloutdoctor.engine.vitals import vital_names
+from rolloutdoctor.engine.plan import Plan
+from rolloutdoctor.engine.tables import Tables
+from rolloutdoctor.engine.vitals import metrics_read
 from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS
 from rolloutdoctor.rules.audited import audited_stages
 from rolloutdoctor.rules.step import StepView
@@ -36,7 +36,7 @@ class TableBuilder:
     def __init__(self, plan: Plan) -> None:
         self._rules, self._stages = plan.rules, audited_stages(plan.rules)
         self._reads = sorted({name for rule in self._rules for name in rule.reads})
-        self._names = vital_names(plan.context).union(*(rule.metrics(plan.context) for rule in self._rules))
+        self._names = metrics_read(self._rules, plan.context)
         self._rows: list[pl.DataFrame] = []
         self._metrics: list[pl.DataFrame] = []
         self._audit: list[pl.DataFrame] = []

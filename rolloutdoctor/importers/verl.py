@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rolloutdoctor.data.batch import TRAIN
+from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.importers import base
 from rolloutdoctor.importers.reading import cells, folders, lines
 from rolloutdoctor.io.locations.paths import Source

@@ -6,7 +6,7 @@ from rolloutdoctor.audit.tally import QuantityTally
 from rolloutdoctor.results.identification import Agreement, Excluded, IdentifiedClass, Member, Outcome, Stage
 from rolloutdoctor.search.candidates import Candidate, Known
 from rolloutdoctor.search.trials import Count, Trial
-from rolloutdoctor.search.words import apart, difference, sentence, separators
+from rolloutdoctor.search.words import apart, difference, sentence, separators, shown
 
 _EXCLUDED = 4
 """Near configurations that are shown with a value that excludes them."""
@@ -137,10 +137,3 @@ def command_words(stages: Sequence[Stage], version: Mapping[str, str]) -> tuple[
     options = {key: value for one in found for key, value in one.options.items()}
     sets = (word for key, value in options.items() for word in ("--set", f"{key}={shown(value)}"))
     return ("--trainer", f"{name}@{version[name]}" if name in version else name, *sets)
-
-
-def shown(value: object) -> str:
-    """Return the value of an option as a user writes it."""
-    if isinstance(value, bool) or value is None:
-        return {None: "null", True: "true", False: "false"}[value]
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -116,3 +116,10 @@ def _in_root(formula: str, number: str) -> str:
 def whose(name: str) -> str:
     """Return whose log-probs a column holds."""
     return {"policy_log_probs": "policy", "old_log_probs": "old policy", "rollout_log_probs": "sampler"}[name]
+
+
+def shown(value: object) -> str:
+    """Return the value of an option as a user writes it."""
+    if isinstance(value, bool) or value is None:
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)

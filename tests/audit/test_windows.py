@@ -10,7 +10,7 @@ import pytest
 
 import rolloutdoctor as rd
 from rolloutdoctor.audit.windows import OpenWindow, StepValue, join, opened
-from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.data.windows import Window, window_of, windows_of
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.ops.logged_digits import rounding_of

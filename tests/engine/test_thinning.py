@@ -9,7 +9,7 @@ import pytest
 
 from rolloutdoctor.commands.check import report_of
 from rolloutdoctor.commands.merge import merged, saved_state
-from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.engine import accumulate
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import prepare

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rolloutdoctor.data.batch import EVAL, TRAIN
+from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.logs.base import Entry, Tell, as_float
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.importers.reading.cells import decimal
