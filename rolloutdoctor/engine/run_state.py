@@ -59,19 +59,13 @@ class RunState:
     tables: Tables = field(default_factory=Tables)
 
     def __add__(self, other: "RunState") -> "RunState":
-        mine, theirs = self.input, other.input
         failures = dict(self.failures)
         for why, (step, count) in other.failures.items():
             first, before = failures.get(why, (step, 0))
             failures[why] = (min(first, step), before + count)
         closed, windows = join(self.windows, other.windows)
         return RunState(
-            input=InputSummary(
-                mine.rows + theirs.rows,
-                mine.steps + theirs.steps,
-                mine.groups + theirs.groups,
-                mine.tokens + theirs.tokens,
-            ),
+            input=self.input + other.input,
             odd_groups=self.odd_groups + other.odd_groups,
             failures=failures,
             seen=tuple(sorted((*self.seen, *other.seen))),

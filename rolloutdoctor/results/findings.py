@@ -220,6 +220,11 @@ class InputSummary:
     groups: int = 0
     tokens: int = 0
 
+    def __add__(self, other: "InputSummary") -> "InputSummary":
+        return InputSummary(
+            self.rows + other.rows, self.steps + other.steps, self.groups + other.groups, self.tokens + other.tokens
+        )
+
 
 @dataclass(frozen=True)
 class Report(Displayed):
