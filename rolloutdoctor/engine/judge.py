@@ -12,6 +12,7 @@ from rolloutdoctor.engine.plan import Plan
 from rolloutdoctor.engine.run_state import RunState, thinned
 from rolloutdoctor.engine.vitals import vitals_of
 from rolloutdoctor.evaluation.run_tables import RunTables
+from rolloutdoctor.metric_names.table import writers
 from rolloutdoctor.objective.required_columns import CUT_COLUMNS, is_incomplete, loss_columns
 from rolloutdoctor.ops.logged_digits import WHOLE_LOG
 from rolloutdoctor.results.audit import AuditEntry, Cause, Disagreement
@@ -104,6 +105,7 @@ def judge(
         not_applicable=tuple(sorted(not_applicable, key=lambda one: one.code)),
         excluded=tuple(excluded),
         vitals=vitals_of(state.tables.whole.metrics, context, ordered),
+        likely_trainers=writers(context.metrics) if made_by[0] is None else (),
     )
 
 

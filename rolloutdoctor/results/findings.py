@@ -237,6 +237,7 @@ class Report(Displayed):
         input: how much was read.
         trainer: name of the trainer, or None if nothing says.
         trainer_version: its version, or None.
+        likely_trainers: where nothing says who made the run: those whose metric names the log has.
         config: option name to value and origin.
         findings: worst first, each with what follows from it directly after it.
         clean: ``(code, name)`` of the rules that found nothing where they could have.
@@ -263,6 +264,7 @@ class Report(Displayed):
     not_applicable: tuple[NotApplicable, ...] = ()
     excluded: tuple[Excluded, ...] = ()
     vitals: tuple[Vital, ...] = ()
+    likely_trainers: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Summarise the report in a line."""

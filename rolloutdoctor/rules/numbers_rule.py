@@ -132,11 +132,16 @@ def levels(run: Measured, name: str) -> Ends | None:
 def is_rounded(context: Context, name: str) -> bool:
     """Tell whether a logged 0 of a quantity may be a small number that the log rounded."""
     known = context.quantities.get(name)
-    if known is None or known[0] not in context.digits:
+    return known is not None and may_round(context, known[0])
+
+
+def may_round(context: Context, metric: str) -> bool:
+    """Tell the same of a metric."""
+    if metric not in context.digits:
         return False
     # A log is printed in one way: what all metrics may have been rounded to says more than one that is 0 throughout.
     common = set.intersection(*map(set, context.digits.values()))
-    return any(one.radius(0.0) > 0 for one in common or context.digits[known[0]])
+    return any(one.radius(0.0) > 0 for one in common or context.digits[metric])
 
 
 def step_at(run: Measured, place: int) -> int:
