@@ -1,6 +1,6 @@
 """Make frames of what was measured of a step: its rows, metrics, audit, and a sample of its tokens."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rolloutdoctor.audit.step import quantity_of
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.windows import MEAN, Window, window_of
 from rolloutdoctor.evaluation.row_columns import row_column
 from rolloutdoctor.evaluation.run_tables import (
     EMPTY_AUDIT,
@@ -77,21 +78,33 @@ def _names(batch: RolloutBatch) -> pl.DataFrame:
     return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
 
 
-def metrics_of(view: StepView, names: Collection[str], rules: Collection[AnyRule]) -> pl.DataFrame:
-    """Return metrics of each of some steps as a frame.
+def metrics_of(
+    view: StepView, names: Collection[str], rules: Collection[AnyRule], windows: Sequence[Window] = ()
+) -> pl.DataFrame:
+    """Return metrics of each of some steps as a frame; means over several steps stand at the last of them.
 
     Args:
         view: the steps.
         names: of the logged metrics that are wanted.
+        windows: the means over several steps that were logged.
         rules: which measure a step; their values are under ``RULE/NAME``.
     """
     of_each: list[dict[str, float | None]] = [
-        {name: value for name, value in each.logged.items() if name in names} for each in view.each
+        {name: value for name, value in {**_mean_at(each, windows), **each.logged}.items() if name in names}
+        for each in view.each
     ]
     for rule in rules:
         for found, values in zip(of_each, rule.measure_steps(view), strict=True):
             found |= {f"{rule.name}/{name}": value for name, value in values.items()}
     return metrics_frame([each.batch.key for each in view.each], of_each)
+
+
+def _mean_at(view: StepView, windows: Sequence[Window]) -> Mapping[str, float]:
+    """Return the means over several steps of which the last rows are those of a step."""
+    window = window_of(windows, view.batch.step) if view.training else None
+    if window is None or view.batch.step + window.span <= window.last:
+        return {}
+    return {f"{MEAN}{name}": value for name, value in window.values.items()}
 
 
 def audit_of(view: StepView, stages: Collection[str]) -> pl.DataFrame:

@@ -37,6 +37,7 @@ class TableBuilder:
         self._rules, self._stages = plan.rules, audited_stages(plan.rules)
         self._reads = sorted({name for rule in self._rules for name in rule.reads})
         self._names = metrics_read(self._rules, plan.context)
+        self._windows = plan.context.windows
         self._rows: list[pl.DataFrame] = []
         self._metrics: list[pl.DataFrame] = []
         self._audit: list[pl.DataFrame] = []
@@ -64,7 +65,8 @@ class TableBuilder:
             functions = [f"rewards/{name}" for name in view.batch.rewards] if "rewards" in self._reads else []
             columns = [name for name in self._reads if name != "rewards"] + functions
             self._rows.append(rows_of(view, columns, measured))
-            self._metrics.append(metrics_of(view, self._names, [rule for rule in rules if rule.name in measured]))
+            own = [rule for rule in rules if rule.name in measured]
+            self._metrics.append(metrics_of(view, self._names, own, self._windows))
 
     def _add_audit(self, views: Sequence[StepView]) -> None:
         # Where no rule asks, nothing is compared.

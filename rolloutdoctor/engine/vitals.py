@@ -35,7 +35,7 @@ KEEP = 512
 
 def metrics_read(rules: Sequence[AnyRule], context: Context) -> frozenset[str]:
     """Return the logged metrics that rules query, and those of these quantities."""
-    vital = frozenset(context.quantities[name][0] for name in SHOWN if name in context.quantities)
+    vital = frozenset(context.column_of(context.quantities[name][0]) for name in SHOWN if name in context.quantities)
     return vital.union(*(rule.metrics(context) for rule in rules))
 
 
@@ -53,7 +53,7 @@ def vitals_of(metrics: pl.DataFrame, context: Context, findings: Sequence[Findin
         if name not in context.quantities:
             continue
         metric, meaning = context.quantities[name]
-        own = logged.filter(pl.col("metric") == metric)
+        own = logged.filter(pl.col("metric") == context.column_of(metric))
         if len(own) < 3 or (meaning.zero_when_off and not (own["logged"] != 0).any()):
             continue
         # The last value is that of the run's end.
