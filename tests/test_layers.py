@@ -116,7 +116,7 @@ def test_heavy_packages_are_noticed():
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["rule"], ["rule", "RDG001"], ["fixes"], ["trainers"]]
+    "arguments", [["--help"], ["--version"], ["rule"], ["rule", "RDG001"], ["fixes"], ["trainers"], ["metrics"]]
 )
 def test_the_command_line_opens_at_once(arguments):
     try:
