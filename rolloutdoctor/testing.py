@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.commands.check import check
-from rolloutdoctor.data.batch import TRAIN, RolloutBatch, StepKey
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.step_key import TRAIN, StepKey
 from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_dtype

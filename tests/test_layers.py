@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from log_files import FORMS
 
 import rolloutdoctor
 
@@ -115,7 +116,7 @@ def test_heavy_packages_are_noticed():
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["rule"], ["rule", "RDG001"], ["fixes"], ["trainers"]]
+    "arguments", [["--help"], ["--version"], ["rule"], ["rule", "RDG001"], ["fixes"], ["trainers"], ["metrics"]]
 )
 def test_the_command_line_opens_at_once(arguments):
     try:
@@ -146,3 +147,29 @@ def test_no_query_runs_while_modules_are_imported():
     )
     names = [name for name in MODULES if not name.endswith("__main__") and name != "rolloutdoctor.callbacks.trl"]
     subprocess.run([sys.executable, "-c", code, *names], check=True)
+
+
+def test_a_log_of_any_form_is_judged_without_torch(tmp_path):
+    """Most of a second goes by while torch is imported; a log of numbers has no tensor in it."""
+    same = {"loss": 0.1, "grad_norm": 0.5, "completions/mean_length": 9.0, "epoch": 0.1}
+    rows = [{"step": n, "reward": 0.1 * n, **same} for n in range(1, 13)]
+    given = []
+    for form in FORMS:
+        folder = tmp_path / form.__name__
+        folder.mkdir()
+        form(folder, rows)
+        given.append(str(folder))
+    data = Path(__file__).parent / "importers" / "data"
+    given += [str(data / "trl" / "output" / "checkpoint-12"), str(data / "beside" / "verl.log")]
+    code = f"""
+from rolloutdoctor.cli import main
+others = [["check", "-v"], ["check", "--format", "json"], ["info"]]
+for words in [*(["check", path] for path in {given!r}), *([*words, {given[0]!r}] for words in others)]:
+    sys.argv = ["rolloutdoctor", *words]
+    try:
+        main()
+    except SystemExit as end:
+        assert end.code in (None, 0, 1), (sys.argv, end.code)
+    assert "torch" not in sys.modules, sys.argv
+"""
+    assert "torch" not in loaded_after(code)

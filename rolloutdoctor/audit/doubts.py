@@ -10,16 +10,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rolloutdoctor.audit.tally import INCOMPLETE
-from rolloutdoctor.data.batch import TRAIN, RolloutBatch
+from rolloutdoctor.audit.tally import INCOMPLETE, OF_JOIN
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate
 from rolloutdoctor.evaluation.radii.metrics import metric_radius
 from rolloutdoctor.results.errors import CannotComputeError
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Trainer
-
-OF_JOIN = "each optimizer step may have a line of its own"
-"""End of the reasons for which the lines of a log may not be those of the rows."""
 
 
 @dataclass(frozen=True, eq=False)

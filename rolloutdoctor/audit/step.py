@@ -8,10 +8,12 @@ from torch import Tensor
 
 from rolloutdoctor.audit.doubts import Doubts, LayoutDoubt, Unjoined, doubts_of
 from rolloutdoctor.audit.logged import LoggedStep
+from rolloutdoctor.audit.row_tally import Rows, tally_rows
 from rolloutdoctor.audit.stored_digits import advantage_stored_radius, coarse_log_probs, stored_radius
-from rolloutdoctor.audit.tally import STAGES, QuantityTally, Rows, tally_rows, tally_value
+from rolloutdoctor.audit.tally import STAGES, QuantityTally, tally_value
 from rolloutdoctor.audit.windows import StepValue
-from rolloutdoctor.data.batch import TRAIN, RolloutBatch
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.evaluation.evaluate import Evaluation, stored_kl
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius, token_kl_radius

@@ -7,7 +7,7 @@ from math import fsum
 from rolloutdoctor.audit.tally import QuantityTally, add_tallies, tally_value
 from rolloutdoctor.data.windows import Window
 from rolloutdoctor.ops.logged_digits import Digits, rounding_of
-from rolloutdoctor.ops.rounding import SINGLE
+from rolloutdoctor.ops.unit_roundoff import SINGLE
 
 
 @dataclass(frozen=True)

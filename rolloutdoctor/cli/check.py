@@ -18,6 +18,7 @@ from rolloutdoctor.cli.terminal import say
 from rolloutdoctor.results.errors import SeveralRunsError, UsageError
 
 if TYPE_CHECKING:
+    from rolloutdoctor.engine.state_file import SavedState
     from rolloutdoctor.results.findings import Report
 
 EPILOG = (
@@ -79,7 +80,7 @@ def check(
     """Run the rules on a run and print the findings."""
     # Histograms take one process, and are not part of a state.
     draws = verbose and format_ is opt.Format.full and workers == 1 and engine is None and save_state is None
-    from rolloutdoctor.commands.measure import is_measured
+    from rolloutdoctor.engine.state_file import is_measured
     from rolloutdoctor.results.findings import Severity
     from rolloutdoctor.rules.table import pick
     from rolloutdoctor.search.hypotheses.fixes import choose
@@ -110,14 +111,9 @@ def check(
     from rolloutdoctor.cli.output import check_target, write_whole
     from rolloutdoctor.cli.progress import progress_bar
     from rolloutdoctor.commands.check import report_of
-    from rolloutdoctor.commands.merge import saved_state
-    from rolloutdoctor.commands.plot import check_and_draw
     from rolloutdoctor.engine.check_parts import measure_with
     from rolloutdoctor.engine.prepare import prepare
-    from rolloutdoctor.engine.stored import members_of
-    from rolloutdoctor.io.archives import archived
     from rolloutdoctor.results.figures import Gallery
-    from rolloutdoctor.views.histogram import histograms
     from rolloutdoctor.views.table import RENDERERS
 
     _refuse_beside(
@@ -174,6 +170,8 @@ def check(
         report, new = base.compared_with_baseline(report, known)
         text = RENDERERS[format_.value](report, style)
         if gallery is not None:
+            from rolloutdoctor.views.histogram import histograms
+
             text += histograms(gallery, style)
         opt.deliver(text, output_file, colored=style.color)
         if write_baseline is not None:
@@ -185,20 +183,33 @@ def check(
         how = following.FollowOptions(state_file, on_finding, until_idle, every, lines_on_stderr=reads, quiet=quiet)
         report, kept = following.follow(paths, replace(source.dump, text=True), options, how, finish)
         if save_state is not None and kept.saved is not None:
-            write_whole(archived(members_of(kept.saved)), save_state)
+            _save(kept.saved, save_state)
         raise SystemExit(finish(report))
     with progress_bar(run.unit, quiet=quiet, hint=verdict.faster(engine, workers)) as progress:
-        if draws:
+        # A log alone has no rows to draw.
+        if draws and not run.metrics_only:
+            from rolloutdoctor.commands.plot import check_and_draw
+
             report, gallery = check_and_draw(run, ("advantages", "kl", "ratio"), options, progress=progress)
         else:
             prepared = prepare(run, options)
             state = measure_with(where, prepared, progress)
             report, gallery = report_of(prepared, state), Gallery({}, {})
             if save_state is not None:
-                write_whole(archived(members_of(saved_state(prepared, state))), save_state)
+                from rolloutdoctor.commands.merge import saved_state
+
+                _save(saved_state(prepared, state), save_state)
     code = finish(report, gallery)
     opt.warn_of_partial(run, quiet=quiet)
     raise SystemExit(code)
+
+
+def _save(saved: "SavedState", path: str) -> None:
+    from rolloutdoctor.cli.output import write_whole
+    from rolloutdoctor.engine.stored import members_of
+    from rolloutdoctor.io.archives import archived
+
+    write_whole(archived(members_of(saved)), path)
 
 
 _OF_MEASURED = frozenset(

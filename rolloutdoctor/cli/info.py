@@ -1,5 +1,6 @@
 """``rolloutdoctor info``."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,10 +9,12 @@ from rolloutdoctor.cli import dumps, groups
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.output import check_target
-from rolloutdoctor.results.escapes import json_text
 
 if TYPE_CHECKING:
     from rolloutdoctor.commands.info import RunInfo
+
+_MOST = 120
+"""Characters of a list of names that are shown."""
 
 
 @guarded
@@ -41,8 +44,16 @@ def info(
 
 
 def _as_text(found: "RunInfo", width: int) -> str:
-    from rolloutdoctor.views.style import plain
+    from rolloutdoctor.views.style import plain, set_to
+    from rolloutdoctor.views.untested import by_reason, by_remedy, named
     from rolloutdoctor.views.wrapping import wrapped
+
+    def some(names: Iterable[str]) -> str:
+        shown: list[str] = []
+        left = [plain(name) for name in names]
+        while left and sum(map(len, shown)) + len(left[0]) < _MOST:
+            shown.append(left.pop(0))
+        return ", ".join(shown) + (f" and {len(left)} more (--format json has all)" if left else "")
 
     size = found.input
     lines = [f"{len(found.files)} file{'s' if len(found.files) != 1 else ''}: {', '.join(map(plain, found.files[:5]))}"]
@@ -57,28 +68,22 @@ def _as_text(found: "RunInfo", width: int) -> str:
         lines.append(f"left out  {len(found.dropped):,} steps that the recorder could not write in time: {steps}")
     lines.append(f"trainer   {plain(found.trainer or f'not known in full: {found.unstated}', 600)}")
     lines.append(f"tier      {found.tier}: {found.tier_meaning}")
-    if found.columns:
-        lines.append("\ncolumns")
-        lines += [f"  {name:<20} {meaning}" for name, meaning in found.columns.items()]
-    if found.metrics:
-        lines.append(f"\nlogged metrics\n  {', '.join(map(plain, found.metrics))}")
-    if found.config:
-        lines.append("\noptions")
-        lines += [
-            f"  {plain(name)} = {plain(json_text(one.value))}  ({'assumed: ' * one.assumed}{plain(one.origin)})"
-            for name, one in found.config.items()
-        ]
-    lines.append("\ncan be checked")
-    lines += [f"  {code} {name}" for code, name in found.runnable] or ["  nothing"]
-    if found.not_applicable:
-        lines.append("\nnot applicable")
-        lines += [f"  {one.code} {one.name}: {one.reason}" for one in found.not_applicable]
-    if found.skipped:
-        lines.append("\ncannot be checked")
-        lines += [f"  {one.code} {one.name}: {one.reason}\n    to run it: {one.remedy}" for one in found.skipped]
-    if found.absent:
-        lines.append("\nmissing columns that would allow more")
-        for how in dict.fromkeys(found.absent.values()):
-            names = [name for name, each in found.absent.items() if each == how]
-            lines.append(f"  {', '.join(names)}\n    {how}")
+    lines += [f"columns   {some(found.columns)}"] * bool(found.columns)
+    lines += [f"metrics   {some(found.metrics)}"] * bool(found.metrics)
+    by_origin: dict[str, list[str]] = {}
+    for name, one in found.config.items():
+        origin = f"{'assumed: ' * one.assumed}{one.origin}"
+        by_origin.setdefault(plain(origin), []).append(set_to(name, one))
+    for origin, values in by_origin.items():
+        is_default = origin.startswith("default of ")
+        lines.append(f"options   {f'{len(values)} more: {origin}' if is_default else f'{origin}: {some(values)}'}")
+    lines.append(f"tested    {named(found.runnable, 1) if found.runnable else 'nothing'}")
+    lines += [f"n/a       {rules}: {plain(reason)}" for rules, reason in by_reason(found.not_applicable)]
+    remedies = {how: rules for rules, _, how in by_remedy(found.skipped)}
+    lines += [f"skipped   {rules}; to run: {plain(how, 300)}" for how, rules in remedies.items()]
+    # Without rows all columns are absent, and what would record them is what the rules need.
+    absent = found.absent if size.rows else {}
+    for how in dict.fromkeys("" if how in remedies else how for how in absent.values()):
+        names = (name for name, each in absent.items() if each == how or (not how and each in remedies))
+        lines.append(f"absent    {', '.join(names)}{how and ': '}{how}")
     return "\n".join(wrapped("\n".join(lines).split("\n"), width)) + "\n"

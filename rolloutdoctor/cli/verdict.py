@@ -84,21 +84,21 @@ StateDirOption = Annotated[
 ]
 
 
-def executor(engine: str | None, workers: int, state_dir: str | None) -> "Executor":
-    """Choose where parts are measured.
+def executor(engine: str | None, workers: int, state_dir: str | None) -> "Executor | None":
+    """Choose where parts are measured; None: in this process.
 
     Raises:
         UsageError: if the options contradict each other, or Ray is not there.
     """
-    from rolloutdoctor.engine.processes import Processes
-
     if engine is None:
         if state_dir is not None:
             raise UsageError("--state-dir keeps the states of parts on a cluster: add --engine ray[=ADDRESS]")
         most = _MOST_PER_CORE * _cores()
         if workers > most:
             raise UsageError(f"--workers {workers}: this machine has {_cores()} cores; {most} processes are the most")
-        return Processes(workers)
+        from rolloutdoctor.engine.processes import Processes
+
+        return Processes(workers) if workers > 1 else None
     name, _, address = engine.partition("=")
     if name != "ray":
         raise UsageError(f"--engine {engine}: no such engine; write ray, ray=ADDRESS or ray=local")

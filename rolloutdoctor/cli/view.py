@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from rolloutdoctor.commands.view import Inspector
-    from rolloutdoctor.data.batch import StepKey
+    from rolloutdoctor.data.step_key import StepKey
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.io.run import Run
 
@@ -83,7 +83,7 @@ def _pages(inspector: "Inspector") -> dict[str, Callable[[Mapping[str, str]], An
 
 
 def _key(parameters: Mapping[str, str]) -> "StepKey":
-    from rolloutdoctor.data.batch import StepKey
+    from rolloutdoctor.data.step_key import StepKey
 
     step = parameters.get("step", "")
     if not step.isdecimal() or len(step) > 18:

@@ -3,18 +3,17 @@
 from dataclasses import replace
 from functools import partial
 
-from rolloutdoctor.engine.accumulate import RunState
-from rolloutdoctor.engine.devices import find_device, find_dtype
+from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.joins import joined
 from rolloutdoctor.engine.judge import judge
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
+from rolloutdoctor.engine.run_state import RunState
 from rolloutdoctor.engine.serial import measure
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
-from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.results.findings import Report
-from rolloutdoctor.search.causes import columns_for_causes, find_causes
+from rolloutdoctor.search.diagnosis import Diagnosis
 
 
 def check(run: Run, options: CheckOptions, progress: Progress | None = None) -> Report:
@@ -33,16 +32,25 @@ def report_of(prepared: PreparedRun, state: RunState) -> Report:
 
     Where the options do not reproduce logged values, the run is read again to find out why.
     """
-    options = prepared.options
-    device = find_device(options.device).type
-    state = joined(prepared, state)
-    columns, dtype = prepared.plan.columns | columns_for_causes(prepared.plan.context), find_dtype(options.dtype)
-    read = partial(prepared.run.batches, columns, steps=options.steps, split=options.split, dtype=dtype)
-    with evaluation_mode():
-        diagnosis = find_causes(read, prepared.metrics, prepared.plan.context, state.audit, dtype)
-    found = judge(prepared.plan, state, prepared.configured, device=device, dtype=options.dtype, diagnosis=diagnosis)
+    diagnosis = None
+    if not prepared.run.metrics_only:
+        state = joined(prepared, state)
+        diagnosis = _diagnosis(prepared, state)
+    device, dtype = prepared.device, prepared.options.dtype
+    found = judge(prepared.plan, state, prepared.configured, device=device, dtype=dtype, diagnosis=diagnosis)
     more = [note for note in (_beside(prepared), _apart(prepared, state)) if note]
     return replace(found, notes=(*found.notes, *more)) if more else found
+
+
+def _diagnosis(prepared: PreparedRun, state: RunState) -> Diagnosis:
+    from rolloutdoctor.ops.evaluation_mode import evaluation_mode
+    from rolloutdoctor.search.causes import columns_for_causes, find_causes
+
+    options, context, dtype = prepared.options, prepared.context, find_dtype(prepared.options.dtype)
+    columns = prepared.plan.columns | columns_for_causes(context)
+    read = partial(prepared.run.batches, columns, steps=options.steps, split=options.split, dtype=dtype)
+    with evaluation_mode():
+        return find_causes(read, prepared.metrics, context, state.audit, dtype)
 
 
 def _beside(prepared: PreparedRun) -> str:

@@ -10,11 +10,12 @@ from rolloutdoctor.commands.breakdown import labelled
 from rolloutdoctor.commands.check import report_of
 from rolloutdoctor.commands.compare_rows import COLUMNS, RowComparison, step_pairs
 from rolloutdoctor.commands.run_profile import MEASURES, RECOMPUTED, ROW_PARTS, RunProfile
-from rolloutdoctor.data.batch import StepKey
-from rolloutdoctor.engine.accumulate import RuleAccumulator, RunState
+from rolloutdoctor.data.step_key import StepKey
+from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
+from rolloutdoctor.engine.run_state import RunState
 from rolloutdoctor.engine.run_steps import run_file_steps
 from rolloutdoctor.io.progress import Progress, common_unit
 from rolloutdoctor.io.run import Run

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import polars as pl
 import pyarrow as pa
 
-from rolloutdoctor.data.batch import PROMPTS, RolloutBatch, StepKey
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.schema import PROMPTS
+from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.results.run_comparison import FirstDifference, Matched
 
 IDS = ("response_ids", "response")

@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 
 from rolloutdoctor.commands.beside import completed, newest_state, stated_beside
-from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.importers.base import Importer, ImportOptions, RunSink
 from rolloutdoctor.importers.journal import RecordingJournal
 from rolloutdoctor.importers.logs.table import kind_of, read_log
@@ -312,7 +312,13 @@ def _named_apart(path: str) -> list[str]:
     """The files of a folder by their names where one of its Parquet files is a log; else the path as it is."""
     if not Path(path).is_dir():
         return [path]
-    found = expand([path])
+    try:
+        found = expand([path])
+    except InputError:
+        why = not_understood(Path(path))
+        if why is None:
+            raise
+        raise InputError(f"{Source.of(path).name}: {why}") from None
     is_log = [kind_of(Path(file.path)) is not None for file in found.files]
     if all(is_log) or not any(is_log):
         return [path]

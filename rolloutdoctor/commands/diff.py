@@ -11,7 +11,7 @@ from rolloutdoctor.commands.diff_measures import Totals, differs, is_other, meas
 from rolloutdoctor.commands.diff_parts import DiffOptions, DiffState, DiffWork, columns_of, sides_of
 from rolloutdoctor.commands.needs import need_trainer
 from rolloutdoctor.commands.top_groups import moved_groups
-from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_device

@@ -11,7 +11,7 @@ from rolloutdoctor.commands.diff_rows import EMPTY, side_rows, with_changes
 from rolloutdoctor.commands.figures import AdvantagesFigure
 from rolloutdoctor.commands.needs import absent_columns, evaluation_columns, need_trainer
 from rolloutdoctor.commands.top_groups import most_moved, no_groups
-from rolloutdoctor.data.batch import TRAIN
+from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.engine.check_parts import reading_identity
 from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import Configured, configure, read_settings

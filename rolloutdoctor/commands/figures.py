@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Self
 import polars as pl
 from torch import Tensor
 
-from rolloutdoctor.data.batch import STAND_INS, RolloutBatch
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.schema import STAND_INS
 from rolloutdoctor.engine.plan import available, remedy
 from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation, reward_kl_tokens

@@ -1,8 +1,10 @@
 """`info`: what a run holds, what can be checked, and what would make the rest checkable."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rolloutdoctor.data.schema import COLUMNS
+from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.plan import available, remedy
@@ -76,16 +78,14 @@ def describe(run: Run, options: CheckOptions) -> RunInfo:
     configured, context, plan = ready.configured, ready.context, ready.plan
     splits: dict[str, int] = {}
     steps: set[int] = set()
-    rows = batches = groups = tokens = 0
-    shape = {"response_mask"} & run.columns
-    for batch in run.batches(shape, steps=options.steps, split=options.split):
-        splits[batch.split] = splits.get(batch.split, 0) + len(batch)
-        steps.add(batch.step)
-        rows, batches, tokens = rows + len(batch), batches + 1, tokens + batch.tokens
-        groups += 0 if batch.groups is None else len(batch.groups)
+    size = InputSummary()
+    for key, one in _sizes(run, options):
+        splits[key.split] = splits.get(key.split, 0) + one.rows
+        steps.add(key.step)
+        size += one
     return RunInfo(
         files=run.files,
-        input=InputSummary(rows, batches, groups, tokens),
+        input=size,
         splits=splits,
         first_step=min(steps, default=None),
         last_step=max(steps, default=None),
@@ -105,6 +105,17 @@ def describe(run: Run, options: CheckOptions) -> RunInfo:
         dropped=tuple(sorted(run.dropped)),
         not_applicable=plan.not_applicable,
     )
+
+
+def _sizes(run: Run, options: CheckOptions) -> Iterator[tuple[StepKey, InputSummary]]:
+    """Yield how much each step holds."""
+    if run.metrics_only:
+        yield from ((key, InputSummary(steps=1)) for key in run.logged_steps(options.steps, options.split))
+        return
+    shape = {"response_mask"} & run.columns
+    for batch in run.batches(shape, steps=options.steps, split=options.split):
+        groups = 0 if batch.groups is None else len(batch.groups)
+        yield batch.key, InputSummary(len(batch), 1, groups, batch.tokens)
 
 
 def _useful(read: frozenset[str], context: Context) -> frozenset[str]:

@@ -10,11 +10,12 @@ from rolloutdoctor.commands.check import report_of
 from rolloutdoctor.commands.diff import diff
 from rolloutdoctor.commands.diff_parts import DiffOptions
 from rolloutdoctor.commands.merge import saved_state
-from rolloutdoctor.engine.accumulate import RuleAccumulator, RunState
+from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
+from rolloutdoctor.engine.run_state import RunState
 from rolloutdoctor.engine.run_steps import run_file_steps
-from rolloutdoctor.engine.state_file import SavedState, load_state, saved_of
+from rolloutdoctor.engine.state_file import MANIFEST, SavedState, is_measured, load_state, saved_of
 from rolloutdoctor.engine.stored import HEAD, members_of, parquet_of
 from rolloutdoctor.engine.table_builder import FullTableBuilder
 from rolloutdoctor.io.locations.targets import Target, shown
@@ -25,9 +26,6 @@ from rolloutdoctor.results.comparison import Comparison
 from rolloutdoctor.results.errors import InputError, UsageError
 from rolloutdoctor.results.findings import Report
 from rolloutdoctor.search.hypotheses.fixes import ChosenFix, choose
-
-MANIFEST = "_measured.json"
-"""Record of the version, options and files that the tables beside it were made by; written last."""
 
 TABLES = ("rows", "tokens", "metrics", "audit")
 
@@ -106,15 +104,6 @@ def measure(
     state = rules.state()
     whole = state.tables.whole
     return MeasuredRun(whole.rows, tables.tokens(), whole.metrics, replace(prepared, plan=plan), state)
-
-
-def is_measured(path: str | Path) -> bool:
-    """Tell whether a folder is one that `measure` wrote."""
-    try:
-        return (Path(path) / MANIFEST).is_file()
-    except (OSError, ValueError):
-        # No folder that can be read, or no name that one can have.
-        return False
 
 
 def load(path: str) -> SavedState:

@@ -6,15 +6,14 @@ from dataclasses import replace
 
 import polars as pl
 
-from rolloutdoctor.data.batch import EVAL, TRAIN, StepKey
-from rolloutdoctor.engine.accumulate import RunState
+from rolloutdoctor.data.step_key import EVAL, TRAIN, StepKey
 from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import Configured
-from rolloutdoctor.engine.devices import find_device
 from rolloutdoctor.engine.judge import judge
 from rolloutdoctor.engine.plan import Plan, make_plan
 from rolloutdoctor.engine.prepare import PreparedRun, whole_context, without_refuted
 from rolloutdoctor.engine.refute import has_traces
+from rolloutdoctor.engine.run_state import RunState
 from rolloutdoctor.engine.state_file import LoggedNames, SavedState, TrainerInfo, logged_names
 from rolloutdoctor.engine.stored import json_of
 from rolloutdoctor.io.metrics import LoggedMetrics
@@ -32,7 +31,7 @@ def saved_state(prepared: PreparedRun, state: RunState) -> SavedState:
     run, options, made = prepared.run, prepared.options, prepared.configured
     return SavedState(
         version=__version__,
-        device=find_device(options.device).type,
+        device=prepared.device,
         dtype=options.dtype,
         files=run.files,
         columns=frozenset(run.columns),

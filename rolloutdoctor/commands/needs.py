@@ -1,6 +1,6 @@
 """Requirements of the commands that recompute: the trainer of a run, and its columns."""
 
-from rolloutdoctor.data.batch import STAND_INS
+from rolloutdoctor.data.schema import STAND_INS
 from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.plan import available
 from rolloutdoctor.io.run import Run

@@ -16,7 +16,7 @@ from rolloutdoctor.commands.figures import (
 from rolloutdoctor.commands.marks import marked
 from rolloutdoctor.commands.ratio_figure import RatioFigure
 from rolloutdoctor.commands.token_figures import LengthsFigure, MismatchFigure
-from rolloutdoctor.data.batch import TRAIN
+from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun, prepare

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from rolloutdoctor.commands.breakdown import parts_of_rows
 from rolloutdoctor.commands.needs import evaluation_columns
+from rolloutdoctor.engine.measured_frames import rows_of
 from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer
-from rolloutdoctor.engine.tables import rows_of
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
 from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS
 from rolloutdoctor.ops import elementwise as el

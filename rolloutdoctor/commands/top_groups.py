@@ -3,7 +3,7 @@
 import polars as pl
 
 from rolloutdoctor.commands.diff_rows import EMPTY
-from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.results.comparison import MovedGroup, MovedRow, Pair
 

@@ -17,7 +17,8 @@ from rolloutdoctor.audit.logged import of_step, row_advantages
 from rolloutdoctor.audit.stored_digits import stored_radius
 from rolloutdoctor.commands.measure import measure
 from rolloutdoctor.commands.worst_rows import text_of
-from rolloutdoctor.data.batch import RolloutBatch, StepKey
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun, prepare

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from rolloutdoctor.data.batch import TRAIN, RolloutBatch, StepKey
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.step_key import TRAIN, StepKey
 from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.engine.prepare import PreparedRun

@@ -4,30 +4,20 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from rolloutdoctor.data.schema import BY_NAME
+from rolloutdoctor.data.schema import BY_NAME, PROMPTS, STAND_INS
+from rolloutdoctor.data.step_key import TRAIN, StepKey
 from rolloutdoctor.data.token_columns import TokenColumns
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.by_step import ByStep
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.results.errors import BatchError
 
-TRAIN = "train"
-EVAL = "eval"
-
 _PART = 2**18
 """Tokens that are counted at a time."""
-
-
-class StepKey(NamedTuple):
-    """Identity of a batch: training and evaluation rows of one logged step are two batches."""
-
-    step: int
-    split: str
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -281,16 +271,3 @@ class RolloutBatch:
             stop = int(cuts.searchsorted(cuts[stop], side="right")) - 1
             yield slice(start, stop), slice(begin, int(cuts[stop]))
             start = stop
-
-
-PROMPTS = ("prompt_ids", "prompt")
-"""Columns that say which prompt a row answers, best first: the first of them that is there is read."""
-
-PROMPT_LENGTH = "prompt_length"
-"""Row value that a batch carries beside the hash of `prompt_ids`: its tokens, int64, below 0 where null."""
-
-STAND_INS = {
-    "old_log_probs": ("old_log_probs", "policy_log_probs"),
-    "policy_log_probs": ("policy_log_probs", "old_log_probs"),
-}
-"""Column to the columns that give it, best first."""

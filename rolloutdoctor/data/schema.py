@@ -163,3 +163,15 @@ METRIC_COLUMNS = ("step", "split", "name", "value")
 
 IMPORT_METRICS = "import/"
 """Prefix of the metrics in which an importer says what it found in the files themselves."""
+
+PROMPTS = ("prompt_ids", "prompt")
+"""Columns that say which prompt a row answers, best first: the first of them that is there is read."""
+
+PROMPT_LENGTH = "prompt_length"
+"""Row value that a batch carries beside the hash of `prompt_ids`: its tokens, int64, below 0 where null."""
+
+STAND_INS = {
+    "old_log_probs": ("old_log_probs", "policy_log_probs"),
+    "policy_log_probs": ("policy_log_probs", "old_log_probs"),
+}
+"""Column to the columns that give it, best first."""

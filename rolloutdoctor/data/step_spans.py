@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
-from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.data.step_key import StepKey
 
 
 class StepSpans:

@@ -5,6 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+MEAN = "mean/"
+"""Begins the name under which tables have a mean over several steps, so that it is not taken for a value of one."""
+
 
 @dataclass(frozen=True)
 class Window:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rolloutdoctor.engine.accumulate import RunState
 from rolloutdoctor.engine.options import CheckOptions, ReadOptions
 from rolloutdoctor.engine.parts import Executor, Part, Work, added
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
+from rolloutdoctor.engine.run_state import RunState
 from rolloutdoctor.engine.serial import measure
 from rolloutdoctor.io.progress import Progress
 
@@ -51,7 +51,7 @@ def measure_with(executor: Executor | None, prepared: PreparedRun, progress: Pro
         UsageError: if an option cannot be used.
         InputError: if a file cannot be read or breaks the contract, or a part cannot be measured.
     """
-    if executor is None:
+    if executor is None or prepared.run.metrics_only:
         return measure(prepared, progress)
     options = prepared.options
     return added(executor.measure(CheckWork(options), prepared.run, options.steps, options.split, progress))

@@ -1,6 +1,6 @@
 """Selection of the logged metrics that can be compared with one step."""
 
-from rolloutdoctor.data.batch import TRAIN
+from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.io.metrics import LoggedMetrics
 

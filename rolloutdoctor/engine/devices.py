@@ -1,18 +1,23 @@
 """Turn the names of a device and a dtype into torch's."""
 
-import torch
+from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.errors import UsageError
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = ("float32", "float64")
 
 
-def find_device(name: str) -> torch.device:
+def find_device(name: str) -> "torch.device":
     """Return the device of a name; ``auto`` is a GPU if there is one.
 
     Raises:
         UsageError: if there is no such device.
     """
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda"):
@@ -22,12 +27,14 @@ def find_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def find_dtype(name: str) -> torch.dtype:
+def find_dtype(name: str) -> "torch.dtype":
     """Return the type of token values of a name.
 
     Raises:
         UsageError: if it is none of them.
     """
+    import torch
+
     if name not in DTYPES:
         raise UsageError(f"no dtype {name!r} (known: {', '.join(DTYPES)})")
-    return DTYPES[name]
+    return torch.float64 if name == "float64" else torch.float32

@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 
-from rolloutdoctor.audit.doubts import OF_JOIN
-from rolloutdoctor.audit.tally import AuditTally, QuantityTally
-from rolloutdoctor.data.batch import TRAIN
-from rolloutdoctor.engine.accumulate import RunState
+from rolloutdoctor.audit.tally import OF_JOIN, AuditTally, QuantityTally
+from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.engine.prepare import PreparedRun
+from rolloutdoctor.engine.run_state import RunState
 
 
 def joined(prepared: PreparedRun, state: RunState) -> RunState:

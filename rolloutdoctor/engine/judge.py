@@ -4,14 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rolloutdoctor.audit.tally import STAGES, AuditTally
-from rolloutdoctor.data.batch import StepKey
-from rolloutdoctor.engine.accumulate import RunState, thinned
+from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.coverage import nothing_found
 from rolloutdoctor.engine.follows import AUDIT, by_cause
 from rolloutdoctor.engine.plan import Plan
+from rolloutdoctor.engine.run_state import RunState, thinned
 from rolloutdoctor.engine.vitals import vitals_of
 from rolloutdoctor.evaluation.run_tables import RunTables
+from rolloutdoctor.metric_names.table import writers
 from rolloutdoctor.objective.required_columns import CUT_COLUMNS, is_incomplete, loss_columns
 from rolloutdoctor.ops.logged_digits import WHOLE_LOG
 from rolloutdoctor.results.audit import AuditEntry, Cause, Disagreement
@@ -22,7 +23,7 @@ from rolloutdoctor.rules.base import Context, counted
 from rolloutdoctor.rules.options_refuted import questions
 from rolloutdoctor.rules.table import AnyRule
 from rolloutdoctor.rules.table_rule import Measured
-from rolloutdoctor.search.cause_counts import Diagnosis, undiagnosed
+from rolloutdoctor.search.diagnosis import Diagnosis, undiagnosed
 from rolloutdoctor.trainers.options import unused
 
 
@@ -104,6 +105,7 @@ def judge(
         not_applicable=tuple(sorted(not_applicable, key=lambda one: one.code)),
         excluded=tuple(excluded),
         vitals=vitals_of(state.tables.whole.metrics, context, ordered),
+        likely_trainers=writers(context.metrics) if made_by[0] is None else (),
     )
 
 

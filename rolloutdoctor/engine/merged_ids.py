@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rolloutdoctor.data.batch import RolloutBatch, StepKey
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.evaluation.evaluate import compared_groups
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.rules.base import counted

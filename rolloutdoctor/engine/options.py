@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rolloutdoctor.data.batch import EVAL, TRAIN
+from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.io.run import StepRange
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.rules.table import RULES, AnyRule

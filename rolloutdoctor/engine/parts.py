@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from rolloutdoctor.engine.accumulate import RunState
+from rolloutdoctor.engine.run_state import RunState
 from rolloutdoctor.engine.stored import State
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run, StepRange

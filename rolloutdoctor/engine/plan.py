@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rolloutdoctor.data.batch import STAND_INS
+from rolloutdoctor.data.schema import STAND_INS
 from rolloutdoctor.engine import coverage
 from rolloutdoctor.objective.required_columns import optional_columns
 from rolloutdoctor.results.findings import NotApplicable, Skipped
@@ -80,7 +80,9 @@ def remedy(names: Sequence[str], context: Context) -> str:
     """Words for what would record some columns."""
     recording = context.recording or (context.trainer.recording if context.trainer is not None else {})
     fallback = recording.get("*", "record these columns, or name them as `rolloutdoctor info` lists them")
-    return "; ".join(dict.fromkeys(recording.get(name, fallback) for name in names))
+    found = dict.fromkeys(recording.get(name, fallback) for name in names)
+    # What asks for more asks for this, too.
+    return "; ".join(one for one in found if not any(other.startswith(f"{one},") for other in found))
 
 
 def _obstacle(rule: AnyRule, context: Context, assumed: Skipped | None) -> Skipped | None:

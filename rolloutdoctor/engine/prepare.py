@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import Configured, configure
+from rolloutdoctor.engine.devices import find_device
 from rolloutdoctor.engine.identified_options import with_identified
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.plan import Plan, make_plan
@@ -34,6 +35,11 @@ class PreparedRun:
     configured: Configured | None
     metrics: LoggedMetrics
     plan: Plan
+
+    @property
+    def device(self) -> str:
+        """Kind of the device that evaluates the rows."""
+        return "cpu" if self.run.metrics_only else find_device(self.options.device).type
 
     @property
     def context(self) -> Context:

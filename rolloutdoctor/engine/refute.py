@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from rolloutdoctor.data.batch import TRAIN
+from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.ops.logged_digits import rounding_of

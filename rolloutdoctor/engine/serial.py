@@ -1,8 +1,8 @@
 """Measure a run in this process."""
 
-from rolloutdoctor.engine.accumulate import RuleAccumulator, RunState
+from rolloutdoctor.engine.logged_run import measure_log
 from rolloutdoctor.engine.prepare import PreparedRun
-from rolloutdoctor.engine.run_steps import run_file_steps
+from rolloutdoctor.engine.run_state import RunState
 from rolloutdoctor.io.progress import Progress
 
 
@@ -13,6 +13,11 @@ def measure(prepared: PreparedRun, progress: Progress | None = None) -> RunState
         UsageError: if an option cannot be used.
         InputError: if a file cannot be read, or breaks the contract.
     """
+    if prepared.run.metrics_only:
+        return measure_log(prepared)
+    from rolloutdoctor.engine.accumulate import RuleAccumulator
+    from rolloutdoctor.engine.run_steps import run_file_steps
+
     rules = RuleAccumulator(prepared.plan)
     run_file_steps(prepared.run, [rules], prepared.options, prepared.metrics, progress)
     return rules.state()

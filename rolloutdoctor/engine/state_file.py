@@ -3,11 +3,12 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import polars as pl
 
-from rolloutdoctor.data.batch import EVAL, TRAIN
-from rolloutdoctor.engine.accumulate import RunState
+from rolloutdoctor.data.step_key import EVAL, TRAIN
+from rolloutdoctor.engine.run_state import RunState
 from rolloutdoctor.engine.stored import HEAD, state_of
 from rolloutdoctor.io.archives import unarchived
 from rolloutdoctor.io.locations.small_files import read_small_bytes
@@ -23,6 +24,9 @@ STATE_SCHEMA = 6
 SPLITS = (TRAIN, EVAL)
 _MOST_BYTES = 2**32
 """Largest size of a state, in bytes: it has some hundred for each row."""
+
+MANIFEST = "_measured.json"
+"""Record of the version, options and files that the tables beside it were made by; written last."""
 
 
 @dataclass(frozen=True)
@@ -158,3 +162,12 @@ def saved_of(path: str, members: Mapping[str, bytes]) -> SavedState:
         return state_of(SavedState, members)
     except ValueError as error:
         raise InputError(f"{path}: the state is damaged ({error}); check that part again") from None
+
+
+def is_measured(path: str | Path) -> bool:
+    """Tell whether a folder is one that `measure` wrote."""
+    try:
+        return (Path(path) / MANIFEST).is_file()
+    except (OSError, ValueError):
+        # No folder that can be read, or no name that one can have.
+        return False

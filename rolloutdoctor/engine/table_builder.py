@@ -5,19 +5,19 @@ from collections.abc import Callable, Mapping, Sequence
 import polars as pl
 from torch import Tensor
 
-from rolloutdoctor.data.batch import StepKey
 from rolloutdoctor.data.schema import COLUMNS
-from rolloutdoctor.engine.plan import Plan
-from rolloutdoctor.engine.tables import (
+from rolloutdoctor.data.step_key import StepKey
+from rolloutdoctor.engine.measured_frames import (
     TOKEN_COLUMNS,
-    Tables,
     TokenSample,
     audit_of,
     compared_metrics,
     metrics_of,
     rows_of,
 )
-from rolloutdoctor.engine.vitals import vital_names
+from rolloutdoctor.engine.plan import Plan
+from rolloutdoctor.engine.tables import Tables
+from rolloutdoctor.engine.vitals import metrics_read
 from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS
 from rolloutdoctor.rules.audited import audited_stages
 from rolloutdoctor.rules.step import StepView
@@ -36,7 +36,8 @@ class TableBuilder:
     def __init__(self, plan: Plan) -> None:
         self._rules, self._stages = plan.rules, audited_stages(plan.rules)
         self._reads = sorted({name for rule in self._rules for name in rule.reads})
-        self._names = vital_names(plan.context).union(*(rule.metrics(plan.context) for rule in self._rules))
+        self._names = metrics_read(self._rules, plan.context)
+        self._windows = plan.context.windows
         self._rows: list[pl.DataFrame] = []
         self._metrics: list[pl.DataFrame] = []
         self._audit: list[pl.DataFrame] = []
@@ -64,7 +65,8 @@ class TableBuilder:
             functions = [f"rewards/{name}" for name in view.batch.rewards] if "rewards" in self._reads else []
             columns = [name for name in self._reads if name != "rewards"] + functions
             self._rows.append(rows_of(view, columns, measured))
-            self._metrics.append(metrics_of(view, self._names, [rule for rule in rules if rule.name in measured]))
+            own = [rule for rule in rules if rule.name in measured]
+            self._metrics.append(metrics_of(view, self._names, own, self._windows))
 
     def _add_audit(self, views: Sequence[StepView]) -> None:
         # Where no rule asks, nothing is compared.

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from rolloutdoctor.data.batch import TRAIN
+from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.metric_names.quantities import BY_NAME
 from rolloutdoctor.results.findings import Finding, Severity
 from rolloutdoctor.results.vitals import Vital
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.numbers_rule import NumbersRule
-from rolloutdoctor.rules.table import find
+from rolloutdoctor.rules.table import AnyRule, find
 
 SHOWN = (
     "reward",
@@ -33,9 +33,10 @@ KEEP = 512
 """Values of a quantity that are kept, evenly spread."""
 
 
-def vital_names(context: Context) -> frozenset[str]:
-    """Return the trainer's names of these quantities."""
-    return frozenset(context.quantities[name][0] for name in SHOWN if name in context.quantities)
+def metrics_read(rules: Sequence[AnyRule], context: Context) -> frozenset[str]:
+    """Return the logged metrics that rules query, and those of these quantities."""
+    vital = frozenset(context.column_of(context.quantities[name][0]) for name in SHOWN if name in context.quantities)
+    return vital.union(*(rule.metrics(context) for rule in rules))
 
 
 def vitals_of(metrics: pl.DataFrame, context: Context, findings: Sequence[Finding]) -> tuple[Vital, ...]:
@@ -52,7 +53,7 @@ def vitals_of(metrics: pl.DataFrame, context: Context, findings: Sequence[Findin
         if name not in context.quantities:
             continue
         metric, meaning = context.quantities[name]
-        own = logged.filter(pl.col("metric") == metric)
+        own = logged.filter(pl.col("metric") == context.column_of(metric))
         if len(own) < 3 or (meaning.zero_when_off and not (own["logged"] != 0).any()):
             continue
         # The last value is that of the run's end.

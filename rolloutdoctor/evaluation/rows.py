@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rolloutdoctor.data.batch import TRAIN, RolloutBatch
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.evaluation.layouts import layout_of
 from rolloutdoctor.evaluation.scores import (
     named_scores,

@@ -1,13 +1,14 @@
 """`RunTables`: what was measured of a run, as polars frames that everything after the evaluation queries."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import polars as pl
 
 if TYPE_CHECKING:
-    from rolloutdoctor.data.batch import StepKey
+    from rolloutdoctor.data.step_key import StepKey
 
 STEP_KEY = ("step", "split")
 """Columns that name a step in every table."""
@@ -104,6 +105,22 @@ class RunTables:
         parts = pl.col("metric").str.splitn(":", 2).struct
         name, key = parts.field("field_0"), parts.field("field_1").cast(pl.Float64)
         return self.metrics.select(*STEP_KEY, name=name, key=key, value="logged")
+
+
+def metrics_frame(keys: Sequence["StepKey"], values: Sequence[Mapping[str, float | None]]) -> pl.DataFrame:
+    """Return named values of some steps as the table `metrics`; None is left out.
+
+    Args:
+        keys: the steps.
+        values: of each of them, by name.
+    """
+    columns = {
+        "step": [key.step for key, found in zip(keys, values, strict=True) for _ in found],
+        "split": [key.split for key, found in zip(keys, values, strict=True) for _ in found],
+        "metric": list(chain.from_iterable(values)),
+        "logged": list(chain.from_iterable(found.values() for found in values)),
+    }
+    return pl.DataFrame(columns, schema=EMPTY_METRICS.schema, strict=False).drop_nulls("logged")
 
 
 def steps_frame(keys: Iterable["StepKey"]) -> pl.DataFrame:

@@ -8,7 +8,8 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 
-from rolloutdoctor.data.batch import TRAIN, RolloutBatch
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.evaluation.blocks import cut
 from rolloutdoctor.evaluation.on_demand import OnDemand
 from rolloutdoctor.ops import elementwise as el

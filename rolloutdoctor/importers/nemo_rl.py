@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rolloutdoctor.data.batch import TRAIN
 from rolloutdoctor.data.schema import Kind
+from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.importers import base
 from rolloutdoctor.importers.reading import cells, folders, lines
 from rolloutdoctor.io.locations.paths import Source

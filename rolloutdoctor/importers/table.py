@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from rolloutdoctor.importers.areal import Areal
 from rolloutdoctor.importers.base import Importer
 from rolloutdoctor.importers.journal import RecordingJournal
 from rolloutdoctor.importers.mapped import MappedTable
@@ -9,7 +10,9 @@ from rolloutdoctor.importers.nemo_rl import NemoRl
 from rolloutdoctor.importers.open_instruct import OpenInstruct
 from rolloutdoctor.importers.prime_rl_tokens import PrimeRlTokens
 from rolloutdoctor.importers.prime_rl_traces import PrimeRlTraces
+from rolloutdoctor.importers.rllm import Rllm
 from rolloutdoctor.importers.slime import SlimeDump
+from rolloutdoctor.importers.tinker_cookbook import TinkerCookbook
 from rolloutdoctor.importers.trl import TrlCompletions
 from rolloutdoctor.importers.verl import VerlRollouts
 from rolloutdoctor.plugins import offered
@@ -24,6 +27,9 @@ IMPORTERS: tuple[Importer, ...] = (
     PrimeRlTokens(),
     PrimeRlTraces(),
     OpenInstruct(),
+    TinkerCookbook(),
+    Rllm(),
+    Areal(),
 )
 
 _NAMES = [*(importer.name for importer in IMPORTERS), MappedTable.name]

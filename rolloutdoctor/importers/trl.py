@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rolloutdoctor.data.batch import EVAL, TRAIN
+from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers import base
 from rolloutdoctor.importers.logs.json_document import read_trainer_state
 from rolloutdoctor.importers.reading.parquet_files import batches

@@ -12,14 +12,46 @@ KNOWN = (
     "JSON Lines with a step, what a trainer printed, TensorBoard events, folders and charts of wandb, trackio projects"
 )
 
+OTHERS = (
+    (
+        {"prompt", "completion", "advantages", "step"},
+        "completions.jsonl of ms-swift, which says neither groups nor weights of the rewards: give its logging.jsonl, "
+        "and record the rollouts with rolloutdoctor.recorders.own_loop",
+    ),
+    (
+        {"prompt", "completion", "gen_step"},
+        "completions.jsonl of ms-swift on Ray, which says no groups: give its logging.jsonl, and record the rollouts "
+        "with rolloutdoctor.recorders.own_loop",
+    ),
+    (
+        {"example_id", "prompt", "completion", "reward"},
+        "results.jsonl of an evaluation with verifiers, which has no training steps: give what the trainer wrote, such "
+        "as rollouts/ of prime-rl",
+    ),
+)
+"""Keys of a line, and in words what programs write with them that nothing here reads."""
+
+
+_LOOKED_AT = 8
+"""Files of a folder."""
+
+
+def _of_another(path: Path) -> str | None:
+    """Say what a program wrote that nothing here reads; None if it is none of these."""
+    first = lines.first_object(path) or {}
+    return next((words for keys, words in OTHERS if keys <= first.keys()), None)
+
 
 def not_understood(path: Path) -> str | None:
     """Say in a sentence what a text file holds that nothing here reads; None if it is no text."""
+    if path.is_dir():
+        inside = sorted(path.glob("*.jsonl"))[:_LOOKED_AT]
+        return next((f"{one.name} there is {words}" for one in inside if (words := _of_another(one))), None)
     if not path.is_file():
         return None
     first = lines.first_object(path)
     if first is not None:
-        return f"JSON Lines, but no rollouts that are known; {advice(first)}"
+        return _of_another(path) or f"JSON Lines, but no rollouts that are known; {advice(first)}"
     try:
         with path.open("rb") as file:
             start = file.read(2**16)

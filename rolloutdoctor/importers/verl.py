@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rolloutdoctor.data.batch import TRAIN
+from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.importers import base
 from rolloutdoctor.importers.reading import cells, folders, lines
 from rolloutdoctor.io.locations.paths import Source
@@ -142,7 +142,7 @@ class _Reader:
             sample = str(row["uid"]) if "uid" in row else f"{step}-{line.number - 1}"
             self._has_several |= "uid" in row and not sample.endswith("_0")
             texts = (row.get("input"), row.get("output")) if self.sink.text else ()
-            rows.append((step, _group(row, step, groups), sample, score, *map(_text, texts)))
+            rows.append((step, _group(row, step, groups), sample, score, *map(cells.text, texts)))
         if rows:
             self.sink.write(dict(zip(_COLUMNS, zip(*rows, strict=True), strict=False)))
         return last
@@ -157,18 +157,6 @@ def _group(row: dict[str, object], step: int, groups: Groups) -> str:
 
 def _digest(prompt: object) -> bytes:
     return hashlib.blake2b(str(prompt).encode("utf-8", "replace"), digest_size=16).digest()
-
-
-def _text(value: object) -> str | None:
-    if value is None:
-        return None
-    text = str(value)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        # An unpaired surrogate is valid JSON and not valid UTF-8.
-        return text.encode("utf-8", "replace").decode()
-    return text
 
 
 def _size_of(files: Sequence[Source]) -> int:

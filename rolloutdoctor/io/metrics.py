@@ -10,13 +10,13 @@ from itertools import combinations, pairwise
 import pyarrow as pa
 from pyarrow import types
 
-from rolloutdoctor.data.batch import EVAL, TRAIN, StepKey
 from rolloutdoctor.data.schema import METRIC_COLUMNS
+from rolloutdoctor.data.step_key import EVAL, TRAIN, StepKey
 from rolloutdoctor.data.windows import Window, windows_of
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.io.locations.small_files import once
 from rolloutdoctor.io.locations.stores import open_bytes
-from rolloutdoctor.io.parquet.decode import Place, evals, identifiers, numbers, step_numbers
+from rolloutdoctor.io.parquet.cells import Place, evals, float64, identifiers, step_numbers
 from rolloutdoctor.io.parquet.files import check_size, open_parquet, reading
 from rolloutdoctor.ops.logged_digits import Digits, digits_by_name, of_means, rounding_of
 from rolloutdoctor.results.errors import DataError, InputError, SchemaError, SeveralRunsError
@@ -217,7 +217,7 @@ def _parquet_rows(source: Source) -> Iterator[tuple[StepKey, str, float]]:
     logged = identifiers(table.column("name"), places["name"]).to_pylist()
     is_eval = evals(table.column("split"), places["split"]).tolist() if "split" in places else [False] * table.num_rows
     is_null = table.column("value").is_null().to_pylist()
-    for row, value in enumerate(numbers(table.column("value")).tolist()):
+    for row, value in enumerate(float64(table.column("value")).tolist()):
         if not is_null[row]:
             yield StepKey(steps[row], EVAL if is_eval[row] else TRAIN), logged[row], value
 

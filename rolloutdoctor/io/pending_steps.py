@@ -8,7 +8,7 @@ from typing import IO
 import numpy as np
 import torch
 
-from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.io.parquet.decode import copied, empty
 from rolloutdoctor.io.parquet.step_chunks import StepChunk
 from rolloutdoctor.results.errors import InputError

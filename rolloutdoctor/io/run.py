@@ -9,11 +9,11 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import torch
 
-from rolloutdoctor.data.batch import RolloutBatch, StepKey
+from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.io.locations.paths import Source, expand
 from rolloutdoctor.io.locations.stores import address_of
 from rolloutdoctor.io.locations.targets import Target
@@ -22,13 +22,17 @@ from rolloutdoctor.io.metrics import LoggedMetrics, check_one_log, read_metrics
 from rolloutdoctor.io.parquet.columns import NO_ALIASES, TrainerAliases
 from rolloutdoctor.io.parquet.files import OpenFile, RunFile, read_footer, reading
 from rolloutdoctor.io.parquet.index import RowGroup, build_index, count_rows, keys_of
-from rolloutdoctor.io.parquet.step_chunks import ColumnSelection
 from rolloutdoctor.io.parquet.steps import StepRange
 from rolloutdoctor.io.parquet.token_counts import unit_of
 from rolloutdoctor.io.progress import Progress, Unit, common_unit
-from rolloutdoctor.io.stream import ReadRequest, read_steps
 from rolloutdoctor.results.display import Displayed
 from rolloutdoctor.results.errors import InputError, SeveralRunsError
+
+if TYPE_CHECKING:
+    import torch
+
+    from rolloutdoctor.data.batch import RolloutBatch
+    from rolloutdoctor.io.stream import ReadRequest
 
 __all__ = ["LoggedMetrics", "Run", "StepRange", "open_run"]
 
@@ -121,9 +125,9 @@ class Run(Displayed):
         *,
         steps: StepRange | None = None,
         split: str | None = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: "torch.dtype | None" = None,
         progress: Progress | None = None,
-    ) -> Iterator[RolloutBatch]:
+    ) -> "Iterator[RolloutBatch]":
         """Yield one batch per step and split, each as soon as its last row has been read.
 
         So batches come in the order of their last rows in the files, whatever the row groups; rows of a batch keep
@@ -139,7 +143,7 @@ class Run(Displayed):
                 all rows of a batch is left out of that batch. Groups and sample names come in any case.
             steps: only these; row groups that hold none of them are not decoded.
             split: only ``train`` or ``eval``.
-            dtype: of float token columns; float32 files read as float32 are not copied.
+            dtype: of float token columns; None: float32. Files of float32 that are read as such are not copied.
             progress: called after each slice of rows with what is done and what there is to do, in `unit`.
 
         Raises:
@@ -147,11 +151,17 @@ class Run(Displayed):
             InputError: if a file is damaged.
             ValueError: if a name in `columns` is not of the contract, or `dtype` is neither float32 nor float64.
         """
+        import torch
+
+        from rolloutdoctor.io.parquet.step_chunks import ColumnSelection
+        from rolloutdoctor.io.stream import ReadRequest
+
+        dtype = dtype or torch.float32
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(f"{dtype} where torch.float32 or torch.float64 was expected")
         wanted = ColumnSelection.of(columns, self.columns)
         if self.metrics_only:
-            return self._logged_steps(steps or StepRange(), split)
+            return self._empty_batches(steps, split)
         found = self._stream(
             ReadRequest(wanted, steps or StepRange(), split, dtype), progress or (lambda done, total: None)
         )
@@ -172,10 +182,18 @@ class Run(Displayed):
         """True if there are logged metrics and no rows."""
         return not self._files
 
-    def _logged_steps(self, steps: StepRange, split: str | None) -> Iterator[RolloutBatch]:
-        for key in self.metrics.steps():
-            if key.step in steps and split in (None, key.split):
-                yield RolloutBatch(step=key.step, split=key.split, rows=torch.zeros(1, dtype=torch.int64))
+    def logged_steps(self, steps: StepRange | None, split: str | None) -> list[StepKey]:
+        """Return the steps and splits at which something was logged, in order."""
+        wanted = steps or StepRange()
+        return [key for key in self.metrics.steps() if key.step in wanted and split in (None, key.split)]
+
+    def _empty_batches(self, steps: StepRange | None, split: str | None) -> "Iterator[RolloutBatch]":
+        import torch
+
+        from rolloutdoctor.data.batch import RolloutBatch
+
+        for key in self.logged_steps(steps, split):
+            yield RolloutBatch(step=key.step, split=key.split, rows=torch.zeros(1, dtype=torch.int64))
 
     def keys(self) -> Mapping[StepKey, int]:
         """Return the steps and splits of the run, each with its number of rows.
@@ -309,12 +327,14 @@ class Run(Displayed):
     def _index(self) -> tuple[RowGroup, ...]:
         return build_index(self._files)
 
-    def _stream(self, request: ReadRequest, progress: Progress) -> Generator[RolloutBatch, None, None]:
+    def _stream(self, request: "ReadRequest", progress: Progress) -> "Generator[RolloutBatch, None, None]":
+        from rolloutdoctor.io.stream import read_steps
+
         yield from read_steps(
             self._files, self._index, request, progress, self.unit, self._note, several_files=self._has_several_files
         )
 
-    def _note(self, batch: RolloutBatch) -> None:
+    def _note(self, batch: "RolloutBatch") -> None:
         for name, where in batch.incomplete.items():
             self.incomplete.setdefault(name, {})[batch.key] = where
 

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from rolloutdoctor.data.batch import RolloutBatch, StepKey
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.io.parquet.files import OpenFile, RunFile
 from rolloutdoctor.io.parquet.index import KEY_COLUMNS, RowGroup, contradiction, count_rows, read_keys, rows_by_key
 from rolloutdoctor.io.parquet.step_chunks import ColumnSelection, StepChunk, assemble, decode_chunks

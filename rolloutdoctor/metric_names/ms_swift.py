@@ -25,6 +25,7 @@ NAMES: tuple[MetricName, ...] = (
         _REWARDS),
     MetricName("reward_std", "reward_std",
         "mean over groups of their std (n - 1); of the batch with scale_rewards=batch", _REWARDS),
+    *(replace(one, source=_REWARDS, since="") for one in trl.FUNCTIONS),
     MetricName("frac_reward_zero_std", "zero_variance_share", "share of groups whose std is close to 0", _REWARDS,
         "3.7"),
     MetricName("entropy/mean", "entropy", "mean over rows of the mean over their tokens; with log_entropy", _LOSS,

@@ -10,12 +10,15 @@ _LOSS = "open_instruct/grpo_utils.py, populate_sample_loss_stats"
 _STEP = "open_instruct/grpo_fast.py, step"
 _LOOP = "open_instruct/grpo_fast.py, one_training_step"
 _DATA = "open_instruct/data_loader.py, _data_preparation_loop"
+_REWARD = "open_instruct/ground_truth_utils.py, RewardConfig.build"
 _DEBUG = "open_instruct/grpo_utils.py, compute_vllm_local_debug_metrics"
 
 # fmt: off
 NAMES: tuple[MetricName, ...] = (
     MetricName("scores", "reward", "mean over the responses that are left after the filter of zero-variance groups",
         _DATA),
+    MetricName("objective/*_reward", "function_reward",
+        "mean over the responses of a verifier of its score, with its weight and factor", _REWARD),
     MetricName("batch/filtered_prompts_pct", "zero_variance_share",
         "share (not percent) of the groups seen that were dropped for equal scores; 0 without that filter", _DATA,
         "0.3", zero_when_off=True),

@@ -23,6 +23,8 @@ class Quantity:
 QUANTITIES: tuple[Quantity, ...] = (
     Quantity("reward", "reward", "reward", "mean of the total reward of the training responses"),
     Quantity("reward_std", "reward std", "reward", "standard deviation of the rewards, of groups or of the batch"),
+    Quantity("function_reward", "reward of a function", "reward", "mean of what one reward function gave"),
+    Quantity("function_reward_std", "std of a function's reward", "reward", "standard deviation of the same"),
     Quantity("zero_variance_share", "zero-variance groups", "1", "share of groups whose rewards are all equal"),
     Quantity("entropy", "entropy", "nats", "mean entropy of the policy's next-token distribution"),
     Quantity("kl", "KL", "nats", "mean KL of the policy from the reference"),

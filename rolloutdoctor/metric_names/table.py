@@ -49,6 +49,13 @@ SAME = {"trl-rloo": "trl", "axolotl": "trl"}
 _DIALECTS = {"unsloth": ("reward", "completion_length"), "miles": ("train/pg_loss", "train/ess_ratio")}
 """Trainers with the names of another, which have the second name wherever they have the first."""
 
+_MARKS = {
+    "trl": ("completions/mean_terminated_length",),
+    "unsloth": ("completions/mean_terminated_length",),
+    "ms-swift": ("memory(GiB)", "train_speed(s/it)", "train_speed(iter/s)"),
+}
+"""Names of no quantity that distinguish trainers with the names of each other."""
+
 _FEWEST_NAMES = 2
 """Names that decide: a single one anybody may have chosen."""
 
@@ -97,6 +104,16 @@ def whose(names: Collection[str]) -> str | None:
     >>> whose(["critic/score/mean", "response_length/mean", "response_length/clip_ratio"])
     'verl'
     """
+    found = writers(names)
+    return found[0] if len(found) == 1 else None
+
+
+def writers(names: Collection[str]) -> tuple[str, ...]:
+    """Return the trainers a release of which has most of these names: several in a tie, none where a name is too few.
+
+    >>> writers(["reward", "kl", "completions/mean_length", "clip_ratio/low_mean"])
+    ('trl', 'ms-swift')
+    """
     known: dict[str, list[tuple[str, MetricName]]] = {}
     for name in names:
         for trainer, one in _owners(name):
@@ -105,12 +122,31 @@ def whose(names: Collection[str]) -> str | None:
         trainer: max(
             len({name for name, one in here if one.logged_at(release)}) for release in {one.since for _, one in here}
         )
+        + len({*_MARKS.get(trainer, ())} & {*names})
         for trainer, here in known.items()
         if (mark := _DIALECTS.get(trainer)) is None or mark[0] not in names or mark[1] in names
     }
     best = max(counts.values(), default=0)
-    leaders = [trainer for trainer, count in counts.items() if count == best]
-    return leaders[0] if best >= _FEWEST_NAMES and len(leaders) == 1 else None
+    return tuple(one for one in TRAINERS if counts.get(one) == best) if best >= _FEWEST_NAMES else ()
+
+
+def functions(names: Collection[str]) -> dict[str, tuple[str, str | None]]:
+    """Return the reward functions of a log, each with the metrics of its mean and of its standard deviation.
+
+    >>> functions(["rewards/format/mean", "rewards/format/std", "reward"])
+    {'format': ('rewards/format/mean', 'rewards/format/std')}
+    """
+    found: dict[str, dict[str, str]] = {}
+    for name in sorted(names):
+        for _, one in _owners(name)[:1]:
+            head, star, tail = one.spellings[0]
+            if star and one.quantity.startswith("function_"):
+                found.setdefault(name[len(head) : len(name) - len(tail)], {})[one.quantity] = name
+    return {
+        function: (own["function_reward"], own.get("function_reward_std"))
+        for function, own in found.items()
+        if "function_reward" in own
+    }
 
 
 @cache

@@ -36,6 +36,13 @@ GENERATION: tuple[MetricName, ...] = (
 )
 """What a trainer derived from TRL's logs as TRL does."""
 
+FUNCTIONS: tuple[MetricName, ...] = (
+    MetricName("rewards/*/mean", "function_reward",
+        "mean over the completions of all ranks that the function scored, without its weight", _OF_GENERATION, "0.17"),
+    MetricName("rewards/*/std", "function_reward_std", "std (n - 1) over the same", _OF_GENERATION, "0.17"),
+)
+"""Of one reward function."""
+
 CLIPS: tuple[MetricName, ...] = (
     MetricName("clip_ratio/region_mean", "clip_fraction",
         "share of tokens below 1 - epsilon with A < 0, or above 1 + epsilon_high with A > 0; of sequences where they "
@@ -50,6 +57,7 @@ CLIPS: tuple[MetricName, ...] = (
 
 NAMES: tuple[MetricName, ...] = (
     *GENERATION,
+    *FUNCTIONS,
     MetricName("reward_std", "reward_std", "std (n - 1) over the completions of all ranks", _OF_GENERATION, "0.27"),
     MetricName("reward_std", "reward_std",
         "mean over groups of their std (n - 1); of the batch where that is the scale", _OF_GENERATION, until="0.27"),

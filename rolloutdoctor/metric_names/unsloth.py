@@ -14,7 +14,7 @@ _ZOO = "unsloth_zoo/rl_replacements.py, grpo_compute_loss"
 
 # fmt: off
 NAMES: tuple[MetricName, ...] = (
-    *(replace(one, since="") for one in trl.GENERATION),
+    *(replace(one, since="") for one in (*trl.GENERATION, *trl.FUNCTIONS)),
     MetricName("reward_std", "reward_std",
         "mean over groups of their std (n - 1) up to TRL 0.26, std over all completions above",
         "trl/trainer/grpo_trainer.py, _generate_and_score_completions"),

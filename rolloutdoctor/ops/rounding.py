@@ -18,8 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-DOUBLE, SINGLE, HALF, BFLOAT16 = 2.0**-53, 2.0**-24, 2.0**-11, 2.0**-8
-"""Unit roundoff of float64, float32, float16 and bfloat16."""
+from rolloutdoctor.ops.unit_roundoff import SINGLE
 
 EXP_ULPS = 2
 """Largest error of `exp`: torch's vectorised one is within 1 ulp, CUDA's `expf` within 2."""

@@ -220,6 +220,11 @@ class InputSummary:
     groups: int = 0
     tokens: int = 0
 
+    def __add__(self, other: "InputSummary") -> "InputSummary":
+        return InputSummary(
+            self.rows + other.rows, self.steps + other.steps, self.groups + other.groups, self.tokens + other.tokens
+        )
+
 
 @dataclass(frozen=True)
 class Report(Displayed):
@@ -232,6 +237,7 @@ class Report(Displayed):
         input: how much was read.
         trainer: name of the trainer, or None if nothing says.
         trainer_version: its version, or None.
+        likely_trainers: where nothing says who made the run: those whose metric names the log has.
         config: option name to value and origin.
         findings: worst first, each with what follows from it directly after it.
         clean: ``(code, name)`` of the rules that found nothing where they could have.
@@ -258,6 +264,7 @@ class Report(Displayed):
     not_applicable: tuple[NotApplicable, ...] = ()
     excluded: tuple[Excluded, ...] = ()
     vitals: tuple[Vital, ...] = ()
+    likely_trainers: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Summarise the report in a line."""

@@ -12,7 +12,7 @@ from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logge
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
-    from rolloutdoctor.rules.step import StepView
+    from rolloutdoctor.rules.logged_step import LoggedStep
 
 TRUNCATED = frozenset({"length", "truncated", "max_tokens", "max_length"})
 """Finish reasons of a response that was cut off."""
@@ -95,7 +95,7 @@ class AllTruncated(TableRule):
             f"{log}, with {' and '.join(names[:2])}; or record the column status" if names else log,
         )
 
-    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
+    def measure_log(self, step: "LoggedStep") -> Mapping[str, float | None]:
         """Read from the log the lengths of a step, and whether no group had a spread of rewards."""
         trainer, logged = step.writer, step.logged
         if trainer is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.data.windows import Window
+from rolloutdoctor.data.windows import MEAN, Window
 from rolloutdoctor.metric_names.name import MetricName
 from rolloutdoctor.metric_names.table import understood
 from rolloutdoctor.objective.parts import has_baseline_per_row
@@ -92,10 +92,14 @@ class Context:
 
     @cached_property
     def quantities(self) -> Mapping[str, tuple[str, MetricName]]:
-        """Canonical quantity to the metric that holds it, and what that is."""
+        """Canonical quantity to the metric that holds it, a mean over several steps perhaps, and what that is."""
         stated = self.config if self.version_stated else None
         release = None if stated is None else ".".join(map(str, stated.version))
-        return understood(self.metrics, None if self.trainer is None else self.trainer.name, release)
+        return understood(self.metrics | self.averaged, None if self.trainer is None else self.trainer.name, release)
+
+    def column_of(self, metric: str) -> str:
+        """Return the name under which tables have a metric, or its means over several steps."""
+        return metric if metric in self.metrics else f"{MEAN}{metric}"
 
     @property
     def writer(self) -> "Trainer | None":

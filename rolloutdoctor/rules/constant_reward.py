@@ -1,30 +1,79 @@
-"""RDT002: the reward never changes, from the trainer's log alone."""
+"""RDT002: the reward, or what one reward function gives, never changes, from the trainer's log alone."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import polars as pl
 
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.metric_names.table import functions
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number
-from rolloutdoctor.rules.numbers_rule import NumbersRule, is_rounded, logged, series, step_at
+from rolloutdoctor.rules.numbers_rule import NumbersRule, is_rounded, logged, may_round, series, step_at
 from rolloutdoctor.rules.table_rule import Measured
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+SOLVED = 1.0
+"""What most functions give for a success."""
+
+CHANCE = 1e-6
+"""Of a run, that a value which some steps had holds to its end."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A reward function whose mean is one number to the end of the log.
+
+    Attributes:
+        name: of the function.
+        value: the number.
+        since: step from which on.
+        steps: logged steps since then.
+        whole: it is so from the first logged step on.
+        proved: the standard deviation over the responses is logged as 0 throughout.
+        solved: the value is that of a success, or above what the function gave before: nothing is broken.
+    """
+
+    name: str
+    value: float
+    since: int
+    steps: int
+    whole: bool
+    proved: bool
+    solved: bool
+
+    @property
+    def words(self) -> str:
+        """What it gives, and since when."""
+        when = f"in all {self.steps:,} logged steps" if self.whole else f"since step {self.since}"
+        return f"{self.name} is {number(self.value)} {when}"
 
 
 @dataclass(frozen=True)
 class ConstantReward(NumbersRule):
-    """The mean reward is the same number in every logged step.
+    """The mean reward, or that of one reward function, is the same number in every logged step.
 
     ## What it does
-    Compares the logged rewards of all steps with each other.
+    Compares the logged rewards of all steps with each other, and those of each reward function.
 
     ## Why it matters
     A mean over sampled responses varies. One that never does is of a reward function that returns a constant: it
     crashed and fell back, it compares with an empty answer, or it parses no response.
 
     ## How it is measured
-    `distinct` is the number of different logged rewards. One value in ten or more logged steps is an error where the
-    standard deviation of the rewards is logged as 0, or every group is of zero variance; else a warning: batches of
-    equal mean happen where a reward is standardized before it is logged. Confirmed where the deviation is logged.
+    One value of the reward in ten or more logged steps is an error where the standard deviation of the rewards is
+    logged as 0, or every group is of zero variance; else a warning: batches of equal mean happen where a reward is
+    standardized before it is logged. Confirmed where the deviation is logged.
+
+    Of one reward function a value that holds from some step to the end of the log, for ten steps at least and half of
+    the log, and not by chance, is a warning where it is 0 or less from the first step on, or below what the function
+    gave before. It is information where it is 1, above what the function gave before, or above 0 from the first step
+    on: every response passes. So is 0 of a penalty, by its name, that nothing incurred, and 0 where the options give
+    one of the functions no weight. Where rollouts are there, RDA009 measures the functions.
 
     ## What to do
     Call the reward function on some responses of the log, and look at what it returns and which exceptions it catches.
@@ -41,17 +90,27 @@ class ConstantReward(NumbersRule):
     about = ("reward",)
     beside = ("reward_std", "zero_variance_share")
 
+    def metrics(self, context: Context) -> frozenset[str]:
+        """Also those of each function."""
+        return super().metrics(context).union(*(filter(None, own) for own in _functions(context).values()))
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """With a column for each metric of a function."""
+        names = {name for own in _functions(context).values() for name in own if name is not None}
+        table = super().table(run, context)
+        return table.join(run.by_step(*names), on=STEP_KEY, how="left", maintain_order="left") if names else table
+
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """Every step."""
         return table.with_columns(value=pl.lit(1.0))
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
-        """One value."""
+        """One value of the reward, or of a function."""
         import numpy as np
 
         rewards = series(run, "reward")
         if np.ptp(rewards) > 0:
-            return None
+            return self._of_functions(run, context)
         spread, share = logged(run, "reward_std"), logged(run, "zero_variance_share")
         flat = spread is not None and not spread.any() and not is_rounded(context, "reward_std")
         flat |= share is not None and bool(share.min() == 1)
@@ -68,3 +127,69 @@ class ConstantReward(NumbersRule):
             advice="call the reward function on some responses; look at what it returns and which errors it catches",
             measures={"onset": Measure(step_at(run, 0), "step")},
         )
+
+    def _of_functions(self, run: Measured, context: Context) -> Judgement | None:
+        """Judge the functions of a reward that changes."""
+        found = sorted(self._constant(run, context), key=lambda one: (one.solved, one.since, one.name))
+        if not found:
+            return None
+        first, same = found[0], [one for one in found if one.solved == found[0].solved]
+        words = "; ".join(one.words for one in same)
+        return Judgement(
+            severity=Severity.INFO if first.solved else Severity.WARNING,
+            confirmed=first.proved,
+            headline=f"the reward function {first.words}"
+            + (f" (and {counted(len(same) - 1, 'more function')})" if len(same) > 1 else ""),
+            message=f"{words}: what all responses get adds nothing to any advantage.",
+            evidence="the logged standard deviation over the responses is 0" if first.proved else "the logged means",
+            advice="no action: every response passes; a term that tells responses apart would add to the signal"
+            if first.solved
+            else f"call {first.name} on responses of step {first.since}; look at what it returns and which errors it "
+            "catches",
+            measures={"onset": Measure(first.since, "step"), "constant_functions": Measure(len(same), "functions")},
+        )
+
+    def _constant(self, run: Measured, context: Context) -> Iterator[Constant]:
+        import numpy as np
+
+        unweighted = _has_weight_of_zero(context)
+        for name, (metric, spread) in _functions(context).items():
+            known = run.table.drop_nulls(metric).filter(pl.col(metric).is_finite())
+            values = known[metric].to_numpy()
+            if len(values) < self.fewest:
+                continue
+            before = values[: len(values) - int(np.argmin(np.append(values[::-1] == values[-1], False)))]
+            held, value = len(values) - len(before), float(values[-1])
+            if held < max(self.fewest, len(values) / 2) or _is_chance(before == value, held):
+                continue
+            stds = None if spread is None else known[spread][len(before) :].fill_null(float("nan")).to_numpy()
+            if stds is not None and np.nanmax(stds, initial=0.0) > 0:
+                continue
+            spared = unweighted or any(word in name.lower() for word in ("penalt", "punish"))
+            passes = value > 0 or (value == 0 and spared) if not len(before) else value > float(np.median(before))
+            yield Constant(
+                name=name,
+                value=value,
+                since=int(known["step"][len(before)]),
+                steps=held,
+                whole=not len(before),
+                proved=stds is not None and not np.isnan(stds).any() and not may_round(context, str(spread)),
+                solved=passes or value == SOLVED,
+            )
+
+
+def _is_chance(same: "NDArray[np.bool_]", held: int) -> bool:
+    """Tell whether a value that earlier steps had now and then may hold so long: of a success that is rare."""
+    share = (int(same.sum()) + 1) / (len(same) + 1) if len(same) else 0.0
+    return float(share**held) > CHANCE
+
+
+def _functions(context: Context) -> Mapping[str, tuple[str, str | None]]:
+    """Return the functions that the log alone can show, with the metrics of their means and deviations."""
+    return {} if "rewards" in context.columns else functions(context.metrics)
+
+
+def _has_weight_of_zero(context: Context) -> bool:
+    """Tell whether the options give a reward function no weight; which one, no log says."""
+    setting = None if context.config is None else context.config.settings.get("reward_weights")
+    return setting is not None and isinstance(setting.value, list | tuple) and 0 in setting.value

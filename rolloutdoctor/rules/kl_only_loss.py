@@ -14,7 +14,7 @@ from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logs_
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
-    from rolloutdoctor.rules.step import StepView
+    from rolloutdoctor.rules.logged_step import LoggedStep
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class KlOnlyLoss(TableRule):
             context.recording.get("loss_parts", f"name the trainer with --trainer NAME, and {logs_remedy()}"),
         )
 
-    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
+    def measure_log(self, step: "LoggedStep") -> Mapping[str, float | None]:
         """The two parts of the logged loss, and the gradient norm."""
         trainer = step.writer
         parts = None if trainer is None or not step.training else trainer.log.loss_parts(step.logged, step.config)

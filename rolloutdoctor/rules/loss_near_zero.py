@@ -18,6 +18,7 @@ from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rolloutdoctor.rules.logged_step import LoggedStep
     from rolloutdoctor.rules.step import StepView
 
 
@@ -113,22 +114,30 @@ class LossNearZero(TableRule):
         expected_N = bare_N + tokens.kl_loss_N * tokens.weight_N
         return {"expected_loss_at_ratio_one": expected_N, "has_signal": signal_N}
 
-    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
-        """Return the distance of the logged loss from that of the rows; without rows, the loss and what explains it."""
-        trainer, logged, evaluation = step.writer, step.logged, step.evaluation
+    def measure_log(self, step: "LoggedStep") -> Mapping[str, float | None]:
+        """Return the logged loss, and what in the log explains it."""
+        trainer, logged = step.writer, step.logged
         if trainer is None:
             return {}
-        name, no_norm = trainer.log.loss, step.is_logged_as_zero(trainer.log.grad_norm)
-        if not len(step.batch):
-            loss, norm = logged.get(name), logged.get(trainer.log.grad_norm)
-            if loss is None or norm is None or not isfinite(loss) or not 0 <= norm < float("inf"):
-                return {}
-            kl, ends, free = logged.get(trainer.log.kl[0]), trainer.log.ends, trainer.log.reward_free(logged)
-            all_cut = ends is not None and logged.get(ends[0]) == 1
-            return {"logged": loss, "norm": norm, "no_norm": no_norm, "kl": kl, "free": free, "all_cut": all_cut}
-        # Of several optimizer steps the log may hold one.
-        if evaluation is None or evaluation.tokens is None or bool((evaluation.tokens.layout.steps_N > 1).any()):
+        loss, norm = logged.get(trainer.log.loss), logged.get(trainer.log.grad_norm)
+        if loss is None or norm is None or not isfinite(loss) or not 0 <= norm < float("inf"):
             return {}
+        kl, ends, free = logged.get(trainer.log.kl[0]), trainer.log.ends, trainer.log.reward_free(logged)
+        no_norm = step.is_logged_as_zero(trainer.log.grad_norm)
+        all_cut = ends is not None and logged.get(ends[0]) == 1
+        return {"logged": loss, "norm": norm, "no_norm": no_norm, "kl": kl, "free": free, "all_cut": all_cut}
+
+    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
+        """Return the distance of the logged loss from that of the rows."""
+        trainer, logged, evaluation = step.log.writer, step.logged, step.evaluation
+        if not len(step.batch):
+            return self.measure_log(step.log)
+        # Of several optimizer steps the log may hold one.
+        if trainer is None or evaluation is None or evaluation.tokens is None:
+            return {}
+        if bool((evaluation.tokens.layout.steps_N > 1).any()):
+            return {}
+        name, no_norm = trainer.log.loss, step.log.is_logged_as_zero(trainer.log.grad_norm)
         if name not in logged:
             return {"no_norm": no_norm}
         recomputed = step.metrics.get(name, evaluation.loss)

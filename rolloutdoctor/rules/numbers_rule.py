@@ -48,7 +48,7 @@ class NumbersRule(TableRule):
     def metrics(self, context: Context) -> frozenset[str]:
         """The trainer's names of the quantities."""
         known = context.quantities
-        return frozenset(known[name][0] for name in (*self.about, *self.beside) if name in known)
+        return frozenset(context.column_of(known[name][0]) for name in (*self.about, *self.beside) if name in known)
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A log without the quantity."""
@@ -63,9 +63,10 @@ class NumbersRule(TableRule):
         """One line for each step that logged all that the rule is about; further quantities are null where absent."""
         known = context.quantities
         names = [name for name in (*self.about, *self.beside) if name in known]
-        wide = run.by_step(*{known[name][0] for name in names})
+        columns_of = {name: context.column_of(known[name][0]) for name in names}
+        wide = run.by_step(*{*columns_of.values()})
         columns = {
-            name: _canonical(*known[name]) if name in names else pl.lit(None, pl.Float64)
+            name: _canonical(columns_of[name], known[name][1]) if name in names else pl.lit(None, pl.Float64)
             for name in (*self.about, *self.beside)
         }
         wide = wide.select("step", "split", **columns)
@@ -132,11 +133,16 @@ def levels(run: Measured, name: str) -> Ends | None:
 def is_rounded(context: Context, name: str) -> bool:
     """Tell whether a logged 0 of a quantity may be a small number that the log rounded."""
     known = context.quantities.get(name)
-    if known is None or known[0] not in context.digits:
+    return known is not None and may_round(context, known[0])
+
+
+def may_round(context: Context, metric: str) -> bool:
+    """Tell the same of a metric."""
+    if metric not in context.digits:
         return False
     # A log is printed in one way: what all metrics may have been rounded to says more than one that is 0 throughout.
     common = set.intersection(*map(set, context.digits.values()))
-    return any(one.radius(0.0) > 0 for one in common or context.digits[known[0]])
+    return any(one.radius(0.0) > 0 for one in common or context.digits[metric])
 
 
 def step_at(run: Measured, place: int) -> int:

@@ -51,6 +51,7 @@ class OptionsRefuted(CountingRule):
     needs_rows = False
     needs_objective = False
     unit = "rows"
+    absent = "there are no rows of a training step, and no logged metric shows an option"
 
     def inconclusive_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
         """Nothing logged, nothing refuted."""

@@ -88,7 +88,7 @@ class PositionShift(TableRule):
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """The prompts' lengths."""
-        from rolloutdoctor.data.batch import PROMPT_LENGTH
+        from rolloutdoctor.data.schema import PROMPT_LENGTH
 
         return {"prompt_tokens": step.batch.per_row.get(PROMPT_LENGTH)}
 

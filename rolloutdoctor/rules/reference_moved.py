@@ -117,7 +117,7 @@ class ReferenceMoved(TableRule):
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
         """Whether a learning rate or a gradient norm of 0 was logged, if any was."""
-        norm = None if step.writer is None else step.writer.log.grad_norm
+        norm = None if step.log.writer is None else step.log.writer.log.grad_norm
         rates = [value for name, value in step.logged.items() if name == norm or name.rpartition("/")[2] in RATES]
         return {"still": 0.0 in rates} if rates else {}
 

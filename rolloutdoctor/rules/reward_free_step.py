@@ -12,7 +12,7 @@ from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logge
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
-    from rolloutdoctor.rules.step import StepView
+    from rolloutdoctor.rules.logged_step import LoggedStep
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class RewardFreeStep(TableRule):
             context.recording.get("reward_free", logs_remedy()),
         )
 
-    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
+    def measure_log(self, step: "LoggedStep") -> Mapping[str, float | None]:
         """Read from the log whether every group of a step lacked reward variance, and the gradient norm."""
         logged, trainer = step.logged, step.writer
         free = None if trainer is None or not step.training else trainer.log.reward_free(logged)

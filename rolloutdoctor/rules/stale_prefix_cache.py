@@ -90,7 +90,7 @@ class StalePrefixCache(TableRule):
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """The prompts' lengths, and the hashes by which some of them are chosen."""
-        from rolloutdoctor.data.batch import PROMPT_LENGTH
+        from rolloutdoctor.data.schema import PROMPT_LENGTH
         from rolloutdoctor.ops.prefix_hash import scramble
 
         rows = step.batch.per_row

@@ -15,8 +15,9 @@ from rolloutdoctor.audit.step import audit_step, quantity_of, stage_of, window_v
 from rolloutdoctor.audit.stored_digits import stored_radius
 from rolloutdoctor.audit.tally import AuditTally, QuantityTally
 from rolloutdoctor.audit.windows import StepValue
-from rolloutdoctor.data.batch import TRAIN, RolloutBatch, StepKey
+from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.several_steps import joined_groups
+from rolloutdoctor.data.step_key import TRAIN, StepKey
 from rolloutdoctor.evaluation.contexts import slopes
 from rolloutdoctor.evaluation.evaluate import (
     AS_CONFIGURED,
@@ -39,9 +40,9 @@ from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.ops.logged_digits import Digits, rounding_of
 from rolloutdoctor.ops.version_stamps import lags_of
+from rolloutdoctor.rules.logged_step import LoggedStep
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Trainer
-from rolloutdoctor.trainers.table import trainer_from_metric_names
 
 T = TypeVar("T")
 
@@ -162,10 +163,10 @@ class StepView:
         """True for training rows."""
         return self.batch.split == TRAIN
 
-    @property
-    def writer(self) -> Trainer | None:
-        """Who made the run; where nothing says, the trainer whose names the log of this step has."""
-        return self.trainer or trainer_from_metric_names(self.logged)
+    @cached_property
+    def log(self) -> LoggedStep:
+        """The step without its rows."""
+        return LoggedStep(self.batch.split, self.logged, self.trainer, self.config, self.digits)
 
     @cached_property
     def evaluation(self) -> Evaluation | None:
@@ -336,10 +337,6 @@ class StepView:
         assert self.trainer is not None
         found = metric_radius(self.evaluation, self.trainer.log.kind_of(name), value)
         return float(found) + rounding_of(self.digits, name, self.logged.get(name, value))
-
-    def is_logged_as_zero(self, name: str) -> bool:
-        """True if a metric was logged as 0, and was not rounded to it."""
-        return self.logged.get(name) == 0 and not rounding_of(self.digits, name, 0.0)
 
     def stored_radius(self, stored_T: Tensor) -> Tensor:
         """Return the float32 radius of each stored KL, or value of a reward buffer, ``[T]`` float64."""

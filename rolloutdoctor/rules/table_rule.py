@@ -16,8 +16,9 @@ from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rolloutdoctor.data.batch import StepKey
+    from rolloutdoctor.data.step_key import StepKey
     from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.rules.logged_step import LoggedStep
     from rolloutdoctor.rules.step import StepView
 
 Quantity = tuple[pl.Expr, str]
@@ -139,9 +140,13 @@ class Rule(ABC, Generic[M]):
         """
         return {}
 
-    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
-        """Return further values of a step whose rows were measured; `table` has them as `metrics` of these names."""
+    def measure_log(self, step: "LoggedStep") -> Mapping[str, float | None]:
+        """Return further values of what a step logged; `table` has them as `metrics` of these names."""
         return {}
+
+    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
+        """Return further values of a step whose rows were measured; by default those of its log."""
+        return self.measure_log(step.log)
 
     def measure_steps(self, steps: "StepView") -> Sequence[Mapping[str, float | None]]:
         """Return the same for each of several steps, whose rows follow one another.

@@ -97,7 +97,7 @@ class TruncationHidden(TableRule):
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
         """The logged share of responses that were cut off, where the rows are all rows of the step."""
-        names = None if step.writer is None or step.omits_rows else step.writer.log.ends
+        names = None if step.log.writer is None or step.omits_rows else step.log.writer.log.ends
         return {} if names is None else {"share": step.logged.get(names[0])}
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:

@@ -48,9 +48,9 @@ class WhiteningOverPadding(CauseRule):
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """Return why there are no moments over tokens to get wrong."""
-        from rolloutdoctor.search.hypotheses.table import HYPOTHESES
+        from rolloutdoctor.search.hypotheses.whitening import WHITENINGS
 
         objective = context.objective
-        if objective is None or any(one.applies(objective) for one in HYPOTHESES if one.code == self.code):
+        if objective is None or any(one.applies(objective) for one in WHITENINGS):
             return None
         return "the advantages are not whitened"

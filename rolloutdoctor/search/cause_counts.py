@@ -1,7 +1,7 @@
 """Count over the steps of a run how many logged values each cause explains, and how much it changes."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from math import sqrt
 
 from rolloutdoctor.audit.factors import added_term, factor_of
@@ -11,33 +11,10 @@ from rolloutdoctor.evaluation.evaluate import Evaluation
 from rolloutdoctor.results.audit import Cause
 from rolloutdoctor.results.exact import ratio
 from rolloutdoctor.search.cause_search import Established, Search
+from rolloutdoctor.search.diagnosis import Diagnosis, undiagnosed
 from rolloutdoctor.search.hypotheses.advantage_fits import AS_LOGGED
 from rolloutdoctor.search.hypotheses.table import FIX_CODE
 from rolloutdoctor.search.step import Step
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """Causes of the disagreements of an audit.
-
-    Attributes:
-        causes: what was established, in the order of the stages.
-        fixes: quantity to the names of the known fixes with which its values agree.
-        unexplained: quantity to its tally, where no hypothesis gives the logged values.
-        partly: quantities of which a cause explains some values and not all, or that come after such ones.
-        given: quantities that agree only where the logged advantages, which nothing explains, are taken as they are.
-    """
-
-    causes: tuple[Cause, ...] = ()
-    fixes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    unexplained: AuditTally = field(default_factory=dict)
-    partly: frozenset[str] = frozenset()
-    given: frozenset[str] = frozenset()
-
-
-def undiagnosed(audit: AuditTally) -> Diagnosis:
-    """Return the diagnosis where the rows are not at hand: every disagreement is unexplained."""
-    return Diagnosis(unexplained={name: tally for name, tally in audit.items() if tally.disagree})
 
 
 class CauseCount:

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from rolloutdoctor.audit.tally import STAGES, AuditTally
-from rolloutdoctor.data.batch import TRAIN, RolloutBatch
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.data.windows import window_of
 from rolloutdoctor.io.metrics import LoggedMetrics
-from rolloutdoctor.search.cause_counts import Diagnosis, confirm
+from rolloutdoctor.search.cause_counts import confirm
 from rolloutdoctor.search.cause_search import Search, Trial, applicable
+from rolloutdoctor.search.diagnosis import Diagnosis
 from rolloutdoctor.search.hypotheses.table import FAMILIES
 from rolloutdoctor.search.log_numbering import diagnosed, find_offset
 from rolloutdoctor.search.step import Step

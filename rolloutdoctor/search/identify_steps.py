@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rolloutdoctor.data.batch import STAND_INS, TRAIN, RolloutBatch
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.schema import STAND_INS
+from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.objective.required_columns import LOGGED_COLUMNS

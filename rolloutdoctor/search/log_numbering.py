@@ -5,11 +5,12 @@ from dataclasses import replace
 from itertools import islice
 
 from rolloutdoctor.audit.tally import STAGES, AuditTally, add_tallies
-from rolloutdoctor.data.batch import TRAIN, RolloutBatch
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.results.audit import OTHER_NUMBERS, Cause
-from rolloutdoctor.search.cause_counts import Diagnosis
 from rolloutdoctor.search.cause_search import Search
+from rolloutdoctor.search.diagnosis import Diagnosis
 from rolloutdoctor.search.step import Step
 
 _STEPS = 6

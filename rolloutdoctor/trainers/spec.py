@@ -14,7 +14,8 @@ from rolloutdoctor.trainers.options import Config, Layer, Option, parse_version,
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rolloutdoctor.data.batch import RolloutBatch, StepKey
+    from rolloutdoctor.data.batch import RolloutBatch
+    from rolloutdoctor.data.step_key import StepKey
     from rolloutdoctor.evaluation.evaluate import Evaluation
 
     StepMetrics = Mapping[StepKey, Mapping[str, float]]

@@ -13,6 +13,7 @@ from rolloutdoctor.results.findings import NotApplicable, Report, Setting, Skipp
 from rolloutdoctor.results.row_views import RowView
 from rolloutdoctor.views.audit_words import audit_line, audit_lines
 from rolloutdoctor.views.concise import counts
+from rolloutdoctor.views.layout import made_by
 from rolloutdoctor.views.links import picture_of
 from rolloutdoctor.views.step_tables import cell, step_table
 from rolloutdoctor.views.style import plain, shown, value_of, where
@@ -81,6 +82,7 @@ def render(page: Page) -> str:
         "audit_lines": audit_lines,
         "page": _page,
         "by_reason": _by_reason,
+        "made_by": made_by,
         "cell": cell,
         "counts": counts,
         "long_text": long_text,

@@ -33,6 +33,10 @@ class Subject(Protocol):
     def config(self) -> Mapping[str, Setting]: ...  # noqa: D102
 
 
+_MOST_LIKELY = 3
+"""Trainers with the names of a log that are named; more say that its names say nothing."""
+
+
 class _EscapingConsole(Console):
     """A console whose only escape sequences are its own colours: what came with the text is shown."""
 
@@ -64,12 +68,26 @@ def as_text(parts: Iterable[RenderableType], style: Style) -> str:
 def header(subject: Subject) -> Text:
     """Version, trainer, size of the input, device and dtype."""
     size = subject.input
-    who = plain(f"{subject.trainer} {subject.trainer_version or ''}".rstrip()) if subject.trainer else "trainer unknown"
-    words = (
-        f"{who}   {many(size.rows, 'row')} in {many(size.groups, 'group')}, {many(size.steps, 'step')}, "
+    rows = (
+        f"{many(size.rows, 'row')} in {many(size.groups, 'group')}, {many(size.steps, 'step')}, "
         f"{many(size.tokens, 'token')}   {subject.device} {subject.dtype}"
     )
+    alone = f"{many(size.steps, 'step')} of a log, no rollouts"
+    words = f"{plain(made_by(subject))}   {rows if size.rows else alone}"
     return Text.assemble((f"rolloutdoctor {subject.version}", "bold"), f"   {words}")
+
+
+def made_by(subject: Subject) -> str:
+    """Say who made a run: as it says, or whose names its log has.
+
+    >>> from rolloutdoctor.results.findings import Report
+    >>> made_by(Report("0.1.0", "cpu", "float32", InputSummary(), likely_trainers=("trl", "ms-swift")))
+    'trl or ms-swift by the names in the log'
+    """
+    if subject.trainer:
+        return f"{subject.trainer} {subject.trainer_version or ''}".rstrip()
+    likely: tuple[str, ...] = getattr(subject, "likely_trainers", ())
+    return f"{' or '.join(likely)} by the names in the log" if 0 < len(likely) <= _MOST_LIKELY else "trainer unknown"
 
 
 def many(count: int, noun: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.views.audit_words import audit_lines
 from rolloutdoctor.views.concise import counts, severities, standing
+from rolloutdoctor.views.layout import made_by
 from rolloutdoctor.views.markup import inert
 from rolloutdoctor.views.style import Style, plain, set_to, shown, where
 
@@ -19,7 +20,7 @@ def render(report: Report, style: Style) -> str:
 def _lines(report: Report) -> Iterator[str]:
     yield f"## rolloutdoctor: {severities(report)}\n"
     size = report.input
-    who = f"{report.trainer} {report.trainer_version or ''}".rstrip() if report.trainer else "trainer unknown"
+    who = made_by(report)
     yield f"{_text(who)}; {size.rows:,} rows, {size.groups:,} groups, {size.steps:,} steps, {size.tokens:,} tokens\n"
     lines = list(audit_lines(report.audit))
     if lines:

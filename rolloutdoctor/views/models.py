@@ -199,6 +199,7 @@ class Check(RunHead):
     excluded: list[ExcludedEffect]
     verdict: Annotated[Text, BeforeValidator(lambda fields: verdict(Report(**fields)))] = _at("__dict__")
     vitals: list[Vital]
+    likely_trainers: list[Text]
 
 
 def _slice(part: Slice) -> dict[str, object]:

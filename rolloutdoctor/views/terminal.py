@@ -13,6 +13,7 @@ from rolloutdoctor.views.audit_words import audit_line, audit_lines
 from rolloutdoctor.views.concise import counts, standing
 from rolloutdoctor.views.layout import as_text, assumptions, configuration, hanging, header, many
 from rolloutdoctor.views.style import COLORS, Style, plain, shown, where
+from rolloutdoctor.views.untested import by_reason, by_remedy
 from rolloutdoctor.views.verdict import verdict
 from rolloutdoctor.views.vital_lines import vital_lines
 
@@ -103,11 +104,11 @@ def _everything(report: Report, style: Style) -> Iterator[RenderableType]:
         for line in [names] * bool(names) + [words for words in report.clean_words() if words[:6] in bounded]:
             yield hanging(Text(f"{sign} clean", style="green" if style.color else ""), Text(line), 11)
     dash = "–" if style.unicode else "-"
-    for each in report.not_applicable:
-        yield hanging(Text(f"{dash} n/a"), Text(f"{each.code} {each.name}: {plain(each.reason, 300)}"), 11)
-    for one in report.skipped:
-        words = Text(f"{one.code} {one.name}: {plain(one.reason, 300)}")
-        words.append(f"\nto run it: {plain(one.remedy, 300)}", style="dim" if style.color else "")
+    for rules, reason in by_reason(report.not_applicable):
+        yield hanging(Text(f"{dash} n/a"), Text(f"{rules}: {plain(reason, 300)}"), 11)
+    for rules, reason, remedy in by_remedy(report.skipped):
+        words = Text(f"{rules}{reason and ': '}{plain(reason, 300)}")
+        words.append(f"\nto run: {plain(remedy, 300)}", style="dim" if style.color else "")
         yield hanging(Text(f"{dash} skipped", style="dim" if style.color else ""), words, 11)
     if report.clean or report.not_applicable or report.skipped:
         yield ""

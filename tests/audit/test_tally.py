@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolloutdoctor.audit.factors import factor_of
-from rolloutdoctor.audit.tally import QuantityTally, Rows, add_tallies, tally_rows, tally_value
+from rolloutdoctor.audit.row_tally import Rows, tally_rows
+from rolloutdoctor.audit.tally import QuantityTally, add_tallies, tally_value
 from rolloutdoctor.testing import toy_batch
 
 

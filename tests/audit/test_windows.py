@@ -10,7 +10,7 @@ import pytest
 
 import rolloutdoctor as rd
 from rolloutdoctor.audit.windows import OpenWindow, StepValue, join, opened
-from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.data.windows import Window, window_of, windows_of
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.ops.logged_digits import rounding_of
@@ -188,3 +188,20 @@ def test_parts_of_a_run_give_what_the_whole_gives(averaged, tmp_path):
     assert total.audit == whole_state.audit
     assert total.windows == whole_state.windows
     assert (parts[1] + parts[0]).audit["loss"].agree == 8
+
+
+def test_rules_on_numbers_and_vitals_use_means_over_windows(averaged):
+    """A mean over five steps says what an entropy does as a value of one step does."""
+    collapse = {5 * n: 2.0 * 0.3**n for n in range(1, 9)}
+    path = averaged(lambda name, value: value)
+    table = pq.read_table(path.with_suffix(".metrics.parquet")).to_pylist()
+    rows = [row for row in table if row["name"] != "entropy"]
+    rows += [{"step": step, "split": "train", "name": "entropy", "value": value} for step, value in collapse.items()]
+    pq.write_table(pa.Table.from_pylist(rows), path.with_suffix(".metrics.parquet"))
+    found = rd.check(rd.open(path))
+    vitals = {one.name: one for one in found.vitals}
+    assert dict(zip(vitals["entropy"].steps, vitals["entropy"].series, strict=True)) == collapse
+    assert len(vitals["reward"].series) == 8
+    assert {"RDA011", "RDM004"} <= {code for code, _ in found.clean} | {one.code for one in found.findings}
+    short = next(one for one in found.skipped if one.code == "RDT003")
+    assert short.reason == "needs 10 steps with a logged entropy; the log has 8"

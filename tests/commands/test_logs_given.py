@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from rolloutdoctor.cli.app import app
 from rolloutdoctor.commands.convert import ConvertOptions, open_any
-from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.importers.logs.table import kind_of
 from rolloutdoctor.results.errors import InputError
 

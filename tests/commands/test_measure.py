@@ -11,7 +11,7 @@ from fuzz.harness import run
 
 import rolloutdoctor as rd
 from rolloutdoctor.commands.measure import load
-from rolloutdoctor.engine.tables import TokenSample
+from rolloutdoctor.engine.measured_frames import TokenSample
 from rolloutdoctor.testing import random_batch
 
 

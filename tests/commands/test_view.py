@@ -12,7 +12,7 @@ from run_files import FLOATS, MASK, write
 
 import rolloutdoctor
 from rolloutdoctor.commands.view import MOST_TOKENS, Inspector, judge, shared
-from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.results.errors import InputError, UsageError

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from rolloutdoctor.data.batch import RolloutBatch, StepKey
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.data.token_columns import TokenColumns
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.results.errors import BatchError

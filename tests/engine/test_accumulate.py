@@ -5,9 +5,9 @@ import pytest
 import torch
 from rules.checking import folded, report_on
 
-from rolloutdoctor.engine.accumulate import RunState
 from rolloutdoctor.engine.devices import find_device
 from rolloutdoctor.engine.judge import judge
+from rolloutdoctor.engine.run_state import RunState
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.results.findings import InputSummary
 from rolloutdoctor.testing import toy_batch

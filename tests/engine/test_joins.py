@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import rolloutdoctor as rd
-from rolloutdoctor.audit.doubts import OF_JOIN
+from rolloutdoctor.audit.tally import OF_JOIN
 from rolloutdoctor.results.findings import Severity
 
 OPTIONS = {"algorithm.adv_estimator": "grpo", "actor.use_kl_loss": False}

@@ -130,7 +130,7 @@ def test_several_missing_columns():
     assert (skipped.code, skipped.name) == ("RDG001", "zero-std-kl")
     assert skipped.reason == "missing columns old_log_probs, policy_log_probs, ref_log_probs, response_mask"
     # the recorder is named once, and what the reference needs beyond it
-    assert skipped.remedy.count("; ") == 1
+    assert skipped.remedy.count("record(trainer") == 1
     assert skipped.remedy.endswith("with beta > 0 so that TRL has a reference model")
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from rolloutdoctor.commands.check import report_of
 from rolloutdoctor.commands.merge import merged, saved_state
-from rolloutdoctor.data.batch import StepKey
-from rolloutdoctor.engine import accumulate
+from rolloutdoctor.data.step_key import StepKey
+from rolloutdoctor.engine import run_state
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.serial import measure
@@ -36,7 +36,7 @@ def part(prepared, first, last):
 @pytest.mark.slow
 def test_any_order_and_parts_give_the_same_bytes(prepared, monkeypatch, tmp_path):
     full = report_of(prepared, measure(prepared))
-    monkeypatch.setattr(accumulate, "KEEP_STEPS", 4)
+    monkeypatch.setattr(run_state, "KEEP_STEPS", 4)
     whole = measure(prepared)
     content = archived(members_of(saved_state(prepared, whole)))
     for seed in range(4):
@@ -63,7 +63,7 @@ def test_any_order_and_parts_give_the_same_bytes(prepared, monkeypatch, tmp_path
 @pytest.mark.parametrize(("first", "stride"), [(0, 1), (1, 2), (7, 10), (3, 64), (1, 1024)])
 def test_steps_of_any_stride_are_kept_evenly(first, stride):
     steps = range(first, first + 20_000 * stride, stride)
-    every, found = accumulate.thinned([StepKey(step, "train") for step in steps])
+    every, found = run_state.thinned([StepKey(step, "train") for step in steps])
     kept = [steps.index(key.step) for key in found]
-    assert accumulate.KEEP_STEPS / 3 < len(kept) <= accumulate.KEEP_STEPS
+    assert run_state.KEEP_STEPS / 3 < len(kept) <= run_state.KEEP_STEPS
     assert max(later - earlier for earlier, later in itertools.pairwise(kept)) < 4 * every

@@ -5,10 +5,13 @@ from importers.importing import DATA, converted, findings, findings_of_run, slim
 
 DUMPS = {
     "nemo-rl": ["nemo_rl/grpo"],
+    "areal": ["areal/rollout"],
     "open-instruct": ["open_instruct"],
     "prime-rl-tokens": ["prime_rl/token_exports"],
     "prime-rl-traces": ["prime_rl/rollouts"],
+    "rllm": ["rllm/episodes"],
     "slime": ["slime"],
+    "tinker-cookbook": ["tinker_cookbook"],
     "trl": ["trl/mixed"],
     "trl, overwritten": ["trl/overwritten"],
     "verl": ["verl/v1", "verl/file_logger.jsonl"],
@@ -36,10 +39,12 @@ def test_round_trip_of_the_layout_that_slime_documents(tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
+        "areal/rollout/1/4.jsonl",
         "nemo_rl/grpo/train_data_step1.jsonl",
         "open_instruct/run_rollouts_000000.jsonl",
         "prime_rl/token_exports/step_1/rank_0.jsonl",
         "prime_rl/rollouts/step_1/train/effective/traces.jsonl",
+        "tinker_cookbook/iteration_000001/train_rollout_summaries.jsonl",
         "verl/v1/1.jsonl",
     ],
 )

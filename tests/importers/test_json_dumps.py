@@ -20,6 +20,8 @@ DUMPS = {
     "prime-rl-tokens": ("prime_rl/token_exports", "step_1/rank_0.jsonl"),
     "prime-rl-traces": ("prime_rl/rollouts", "step_1/train/effective/traces.jsonl"),
     "open-instruct": ("open_instruct", "run_rollouts_000000.jsonl"),
+    "tinker-cookbook": ("tinker_cookbook", "iteration_000001/train_rollout_summaries.jsonl"),
+    "areal": ("areal/rollout", "1/4.jsonl"),
 }
 
 

@@ -42,6 +42,9 @@ DUMPS = {
     "open-instruct": (first("open_instruct"), (), "verl", 1, "rolloutdoctor.recorders.own_loop"),
     "prime-rl-tokens": (first("prime_rl/token_exports"), (), "verl", 0, "rolloutdoctor.recorders.own_loop"),
     "prime-rl-traces": (first("prime_rl/rollouts"), (), "verl", 1, "rolloutdoctor.recorders.own_loop"),
+    "tinker-cookbook": (first("tinker_cookbook"), (), "verl", 1, "rolloutdoctor.recorders.own_loop"),
+    "rllm": (first("rllm/episodes"), (), "verl", 1, "rolloutdoctor.recorders.verl"),
+    "areal": (first("areal/rollout"), (), "verl", 1, "rolloutdoctor.recorders.own_loop"),
     "mapped": (mapped, (), "verl", 2, "--map COLUMN=WHERE"),
 }
 

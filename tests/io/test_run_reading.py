@@ -9,7 +9,7 @@ import pytest
 import torch
 from run_files import FLOATS, MASK, read, write
 
-from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.parquet import index
 from rolloutdoctor.io.run import StepRange, open_run

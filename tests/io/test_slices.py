@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.io.parquet.files import OpenFile
 from rolloutdoctor.io.parquet.steps import StepRange
 from rolloutdoctor.io.run import open_run

@@ -7,11 +7,14 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+import rolloutdoctor
 from rolloutdoctor.cli import pages
 from rolloutdoctor.metric_names.name import MetricName, ordered
 from rolloutdoctor.metric_names.quantities import BY_NAME, QUANTITIES
-from rolloutdoctor.metric_names.table import SAME, TRAINERS, find, understood, whose
+from rolloutdoctor.metric_names.table import SAME, TRAINERS, find, understood, whose, writers
 from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.views.style import Style
+from rolloutdoctor.views.table import RENDERERS
 
 ROOT = Path(__file__).parents[2]
 IMPORTED = ROOT / "tests" / "importers" / "data"
@@ -73,6 +76,32 @@ def test_all_names_of_a_release_are_its_own(trainer):
         names |= {"train/ess_ratio"}
     # Its three names are TRL's, too.
     assert whose(names) == (None if trainer == "llama-factory" else trainer)
+
+
+SHARED = ("reward", "reward_std", "kl", "loss", "clip_ratio/low_mean", "completions/mean_length")
+
+
+@pytest.mark.parametrize(
+    ("more", "likely"),
+    [
+        ((), ("trl", "ms-swift")),
+        (("num_tokens",), ("trl",)),
+        (("completions/mean_terminated_length",), ("trl",)),
+        (("memory(GiB)", "train_speed(s/it)"), ("ms-swift",)),
+        (("entropy/mean",), ("ms-swift",)),
+        (("completion_length",), ("unsloth",)),
+    ],
+)
+def test_names_that_two_trainers_share_are_decided_by_those_that_one_has(more, likely):
+    assert writers({*SHARED, *more}) == likely
+
+
+def test_a_log_whose_names_two_trainers_share_names_both(tmp_path):
+    lines = ({"step": step, **dict.fromkeys(SHARED, 0.1 + 0.01 * step)} for step in range(1, 13))
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = rolloutdoctor.check(tmp_path / "log.jsonl")
+    assert report.likely_trainers == ("trl", "ms-swift")
+    assert "trl or ms-swift by the names in the log" in RENDERERS["full"](report, Style(width=100))
 
 
 def recorded():
@@ -153,7 +182,7 @@ WITHOUT = {
 @pytest.mark.parametrize(("trainer", "names"), [*recorded()])
 def test_recorded_logs_are_understood(trainer, names):
     assert whose(names) == trainer
-    found = quantities(names)
+    found = {name: one for name, one in quantities(names).items() if not name.startswith("function_")}
     expected = {quantity: name for quantity, name in EXPECTED[trainer].items() if name in names}
     if "train/kl_loss" not in names and "rollout/kl" in names:
         expected["kl"] = "rollout/kl"

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rolloutdoctor.formulas import kl
-from rolloutdoctor.ops import rounding
+from rolloutdoctor.ops import rounding, unit_roundoff
 
 WIDTHS = (1e-5, 1e-3, 0.1, 1.0, 4.0)
 seeds = pytest.mark.parametrize("seed", range(5))
@@ -62,7 +62,7 @@ def test_k3_of_a_sum_is_no_tighter_than_that_of_its_tokens(width):
     x = -drawn(1, 4000, width)[0].double()
     value = torch.expm1(x) - x
     token = 5 * x.exp() + 1 + x.abs() + x.abs() * torch.expm1(x).abs() + value
-    assert float(token.sum()) * rounding.SINGLE <= float(rounding.k3(value.sum(), len(value)))
+    assert float(token.sum()) * unit_roundoff.SINGLE <= float(rounding.k3(value.sum(), len(value)))
 
 
 @seeds
@@ -114,7 +114,11 @@ def test_scores_in_units_of_their_deviation(seed, size, kind, epsilon):
 
 @pytest.mark.parametrize(
     ("dtype", "unit"),
-    [(torch.float16, rounding.HALF), (torch.bfloat16, rounding.BFLOAT16), (torch.float32, rounding.SINGLE)],
+    [
+        (torch.float16, unit_roundoff.HALF),
+        (torch.bfloat16, unit_roundoff.BFLOAT16),
+        (torch.float32, unit_roundoff.SINGLE),
+    ],
 )
 def test_units_are_those_of_the_formats(dtype, unit):
     x = torch.randn(10_000, generator=torch.Generator().manual_seed(3), dtype=torch.float64)

@@ -7,7 +7,7 @@ import pytest
 from recorders.trl_runs import run
 
 import rolloutdoctor as rd
-from rolloutdoctor.data.batch import StepKey
+from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.rules.audited import AuditedRule
 from rolloutdoctor.rules.table import RULES

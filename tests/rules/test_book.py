@@ -58,6 +58,7 @@ def test_table_lists_every_file():
         "base",
         "direct",
         "joined_steps",
+        "logged_step",
         "loss_log",
         "numbers_rule",
         "series",

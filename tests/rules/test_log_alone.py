@@ -9,8 +9,13 @@ from rules.checking import outcomes
 from rolloutdoctor.commands.check import check
 from rolloutdoctor.commands.convert import ConvertOptions, open_any
 from rolloutdoctor.commands.info import describe
+from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.configure import read_settings
+from rolloutdoctor.engine.judge import judge
 from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.prepare import prepare
+from rolloutdoctor.engine.run_steps import run_file_steps
+from rolloutdoctor.engine.serial import measure
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.rules.table import find
 
@@ -318,3 +323,26 @@ def test_other_commands_still_ask_for_rollouts(tmp_path):
         open_any([str(path)], trainer=None, options=ConvertOptions(), tell=lambda text: None),
     ):
         pass
+
+
+@pytest.mark.parametrize("options", [(), ("beta=0.04",)])
+def test_a_log_alone_is_measured_as_steps_without_rows_are(tmp_path, options):
+    """One way imports no torch, and the other goes through batches, as pictures do."""
+    rows = [
+        {"step": n, "loss": 0.04 * 0.1, "kl": 0.1, "grad_norm": 0.5, "reward": 0.1 * n, "frac_reward_zero_std": n % 2}
+        for n in range(1, 25)
+    ]
+    trainer_state(tmp_path, *rows, {"step": 24, "eval_loss": 0.1, "eval_reward": 0.3})
+    layers = [read_settings(options, "command line")]
+    with opened(tmp_path) as run:
+        ready = prepare(run, CheckOptions(trainer="trl" if options else None, layers=layers))
+        by_batches = RuleAccumulator(ready.plan)
+        run_file_steps(run, [by_batches], ready.options, ready.metrics)
+        state = measure(ready)
+    assert len(state.frames["metrics"]) > 24
+    other = by_batches.state()
+    assert other.frames["metrics"].to_dicts() == state.frames["metrics"].to_dicts()
+    assert (other.seen, other.input, other.audit) == (state.seen, state.input, state.audit)
+    assert judge(ready.plan, other, ready.configured, device="cpu", dtype="float32") == judge(
+        ready.plan, state, ready.configured, device="cpu", dtype="float32"
+    )

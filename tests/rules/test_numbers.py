@@ -178,3 +178,55 @@ def test_where_a_series_goes_below_for_good():
     assert crossing([3, 3, 3, 1, 3, 3, 1, 1, 1], 2, below=True) == 6
     assert crossing([3, 3, 3], 2, below=True) is None
     assert crossing([1, 1, 1], 2, below=True) == 0
+
+
+def of_functions(tmp_path, means, stds=None, **options):
+    """Check a log of TRL whose reward changes, with these means of the function `own`."""
+    own = {"rewards/own/mean": means} | ({} if stds is None else {"rewards/own/std": stds})
+    others = {"rewards/exact/mean": FLAT, "rewards/exact/std": [0.5] * STEPS, "num_tokens": list(range(STEPS))}
+    path = log_file(tmp_path / "trainer_state.json", reward=FLAT, reward_std=[0.5] * STEPS, **own, **others)
+    return next((one for one in rd.check(path, select=["RDT002"], **options).findings), None)
+
+
+FUNCTIONS = {
+    "never rewards": ([0.0] * STEPS, [0.0] * STEPS, "warning", "own is 0 in all 60 logged steps"),
+    "died": ([0.7] * 10 + FLAT[10:25] + [0.0] * 35, [0.4] * 25 + [0.0] * 35, "warning", "own is 0 since step 26"),
+    "falls back": (FLAT[:20] + [0.25] * 40, [0.4] * 20 + [0.0] * 40, "warning", "own is 0.25 since step 21"),
+    "is solved from the first step": ([1.0] * STEPS, [0.0] * STEPS, "info", "own is 1 in all 60 logged steps"),
+    "was learned": (FLAT[:20] + [2.0] * 40, [0.4] * 20 + [0.0] * 40, "info", "own is 2 since step 21"),
+    "gives all the same": ([0.2] * STEPS, None, "info", "own is 0.2 in all 60 logged steps"),
+}
+
+
+@pytest.mark.parametrize("case", FUNCTIONS)
+def test_a_function_that_never_changes_is_named_with_value_and_step(case, tmp_path):
+    means, stds, severity, words = FUNCTIONS[case]
+    found = of_functions(tmp_path, means, stds)
+    assert (found.severity.label, found.headline) == (severity, f"the reward function {words}")
+    assert (found.verdict == "confirmed") == (stds is not None)
+    assert found.onset == int(words.split()[-1] if "since" in words else 1)
+
+
+@pytest.mark.parametrize(
+    ("means", "stds"),
+    [
+        (FLAT, [0.5] * STEPS),
+        ([0.5] * STEPS, [0.5] * STEPS),  # batches of equal mean
+        ([0.0] * 5 + [0.01] + [0.0] * 54, [0.0] * 5 + [0.1] + [0.0] * 54),  # a success that is rare
+        ([0.0] * 9 + FLAT[9:51] + [0.0] * 9, None),  # too short at the end
+    ],
+)
+def test_a_function_that_changes_now_and_then_is_none(means, stds, tmp_path):
+    assert of_functions(tmp_path, means, stds) is None
+
+
+def test_a_zero_may_be_what_the_options_say(tmp_path):
+    """A function without weight, or a penalty that nothing incurred."""
+    zero = [0.0] * STEPS
+    found = of_functions(tmp_path, zero, zero, trainer="trl", options={"reward_weights": [1.0, 0.0]})
+    assert found.severity.label == "info"
+    path = log_file(
+        tmp_path / "trainer_state.json", reward=FLAT, **{"rewards/length_penalty/mean": zero, "num_tokens": FLAT}
+    )
+    (found,) = rd.check(path, select=["RDT002"]).findings
+    assert found.severity.label == "info"

@@ -9,7 +9,7 @@ from pathlib import Path
 from rolloutdoctor.commands.convert import ConvertOptions, Detected, convert, detect_dump
 from rolloutdoctor.commands.following.feed import Fresh, whole_steps
 from rolloutdoctor.commands.following.trail import Trail
-from rolloutdoctor.data.batch import TRAIN, StepKey
+from rolloutdoctor.data.step_key import TRAIN, StepKey
 from rolloutdoctor.data.step_spans import StepSpans
 from rolloutdoctor.importers.base import ReadsByStep
 from rolloutdoctor.importers.reading import lines

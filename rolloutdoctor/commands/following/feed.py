@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rolloutdoctor.commands.following.trail import Trail
-from rolloutdoctor.data.batch import TRAIN, StepKey
+from rolloutdoctor.data.step_key import TRAIN, StepKey
 from rolloutdoctor.data.step_spans import StepSpans
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.results.errors import InputError

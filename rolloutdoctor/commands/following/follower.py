@@ -13,14 +13,16 @@ from rolloutdoctor.commands.following.kept import Kept, Witness
 from rolloutdoctor.commands.following.opening import Followed
 from rolloutdoctor.commands.following.trail import LAST_STEPS
 from rolloutdoctor.commands.merge import check_same, explaining_contradictions, merged, saved_state
-from rolloutdoctor.data.batch import TRAIN, RolloutBatch, StepKey
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.step_key import TRAIN, StepKey
 from rolloutdoctor.data.step_spans import StepSpans
-from rolloutdoctor.engine.accumulate import RuleAccumulator, RunState
+from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.devices import find_device, find_dtype
 from rolloutdoctor.engine.identified_options import ORIGIN
 from rolloutdoctor.engine.judge import judge
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
+from rolloutdoctor.engine.run_state import RunState
 from rolloutdoctor.engine.run_steps import run_steps
 from rolloutdoctor.engine.state_file import SavedState
 from rolloutdoctor.evaluation.device import Evaluator
@@ -28,8 +30,8 @@ from rolloutdoctor.io.parquet.steps import StepRange
 from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError
 from rolloutdoctor.results.findings import Report
-from rolloutdoctor.search.cause_counts import Diagnosis
 from rolloutdoctor.search.causes import columns_for_causes, find_causes
+from rolloutdoctor.search.diagnosis import Diagnosis
 from rolloutdoctor.trainers.options import Layer
 
 CHUNK_SECONDS = 2.0

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from rolloutdoctor.commands.following.feed import Fresh, late_rows, whole_steps
 from rolloutdoctor.commands.following.trail import Trail
-from rolloutdoctor.data.batch import TRAIN, StepKey
+from rolloutdoctor.data.step_key import TRAIN, StepKey
 from rolloutdoctor.data.step_spans import StepSpans
 from rolloutdoctor.importers.base import RunSink
 from rolloutdoctor.importers.journal import RecordingJournal, metadata_of, schema_of

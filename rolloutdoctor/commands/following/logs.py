@@ -8,7 +8,7 @@ from rolloutdoctor.commands.convert import ConvertOptions, open_any
 from rolloutdoctor.commands.following.dumps import below
 from rolloutdoctor.commands.following.feed import Fresh, whole_steps
 from rolloutdoctor.commands.following.trail import Trail
-from rolloutdoctor.data.batch import TRAIN
+from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.data.step_spans import StepSpans
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source

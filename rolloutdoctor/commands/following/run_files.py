@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rolloutdoctor.commands.following.feed import Fresh, late_rows, whole_steps
 from rolloutdoctor.commands.following.trail import Trail
-from rolloutdoctor.data.batch import TRAIN, StepKey
+from rolloutdoctor.data.step_key import TRAIN, StepKey
 from rolloutdoctor.data.step_spans import StepSpans
 from rolloutdoctor.io.locations.paths import Source, expand
 from rolloutdoctor.io.metrics import read_metrics

@@ -2,7 +2,7 @@
 
 from bisect import insort
 
-from rolloutdoctor.data.batch import EVAL, TRAIN, StepKey
+from rolloutdoctor.data.step_key import EVAL, TRAIN, StepKey
 from rolloutdoctor.data.step_spans import StepSpans
 from rolloutdoctor.engine.state_file import LoggedNames
 from rolloutdoctor.io.metrics import LoggedMetrics

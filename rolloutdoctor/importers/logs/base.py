@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from rolloutdoctor.data.batch import EVAL, TRAIN
+from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.reading import cells
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.results.errors import DataError
@@ -24,6 +24,8 @@ STEPS = (
     "trainer/global_step",
     "training/global_step",
     "training_step",
+    # ms-swift's, in logging.jsonl and on the console: "5/16"
+    "global_step/max_steps",
     # wandb's own counter, which grows with every call
     "_step",
 )
@@ -55,6 +57,16 @@ class LogFormat(Protocol):
         ...
 
 
+def step_in(value: object) -> object:
+    """Return a step of which the total may be said with it.
+
+    >>> step_in("5/16"), step_in(5)
+    (5, 5)
+    """
+    done, slash, total = value.partition("/") if isinstance(value, str) else ("", "", "")
+    return int(done) if slash and done.isdecimal() and total.isdecimal() and len(done) < 19 else value
+
+
 def entries_of(row: Mapping[str, object], where: str) -> Iterator[Entry]:
     """Yield what a row of names and values logs.
 
@@ -68,7 +80,7 @@ def entries_of(row: Mapping[str, object], where: str) -> Iterator[Entry]:
     named = next((name for name in STEPS if row.get(name) is not None), None)
     if named is None:
         raise DataError(f"{where}: no step; the number of the optimizer step has to be in one of {', '.join(STEPS)}")
-    step = cells.natural(dict(row), named, where)
+    step = cells.natural({named: step_in(row[named])}, named, where)
     if is_long(row):
         split = EVAL if row.get("split") == EVAL else TRAIN
         yield step, split, {str(row["name"]): cells.number(row["value"], f"{where}: value")}

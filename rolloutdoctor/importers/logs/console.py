@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rolloutdoctor.data.batch import EVAL, TRAIN
-from rolloutdoctor.importers.logs.base import Entry, Tell, as_float
+from rolloutdoctor.data.step_key import EVAL, TRAIN
+from rolloutdoctor.importers.logs.base import STEPS, Entry, Tell, as_float, step_in
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.importers.reading.cells import decimal
 from rolloutdoctor.io.locations.paths import Source, reason
@@ -68,11 +68,11 @@ class TrlConsole:
         logged = sum(one.split == TRAIN for one in found)
         # While it grows nobody knows; the lines that were counted keep their numbers.
         every = None if lines.is_growing() else _interval(logged, totals, reached)
-        if every is None:
+        if every is None and any(one.step is None for one in found):
             tell(f"{source.name}: the lines have no step, and no progress bar gives it: they are numbered from 1")
         step = 0
         for one in found:
-            step += (every or 1) * (one.split == TRAIN)
+            step = one.step if one.step is not None else step + (every or 1) * (one.split == TRAIN)
             yield step, one.split, one.values
 
 
@@ -134,7 +134,10 @@ def _trl(line: str) -> _Printed | None:
         return None
     is_eval = any(name.startswith("eval_") for name in row)
     values = _numbers({name.removeprefix("eval_"): value for name, value in row.items()})
-    return _Printed(None, EVAL if is_eval else TRAIN, values) if _TRAINER & values.keys() else None
+    # Of programs built on transformers, ms-swift says the step in the line.
+    step = step_in(next((row[name] for name in STEPS if "/max" in name and name in row), None))
+    number = step if isinstance(step, int) and not isinstance(step, bool) else None
+    return _Printed(number, EVAL if is_eval else TRAIN, values) if _TRAINER & values.keys() else None
 
 
 def _verl(line: str) -> _Printed | None:

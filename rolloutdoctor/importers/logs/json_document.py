@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rolloutdoctor.data.batch import EVAL, TRAIN
+from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.logs.base import Entry, Tell, as_float, entries_of, is_number
 from rolloutdoctor.importers.logs.json_lines import kind_of_row
 from rolloutdoctor.importers.reading import cells, lines

@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rolloutdoctor.data.batch import EVAL, TRAIN
+from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.logs.base import Entry, Tell
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.results.errors import InputError

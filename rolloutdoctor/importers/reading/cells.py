@@ -53,6 +53,19 @@ def number(value: object, what: str) -> float | None:
         raise DataError(f"{what} is {shown(value)} where a number was expected") from None
 
 
+def text(value: object) -> str | None:
+    """Return a value as text that can be written; None where there is none."""
+    if value is None:
+        return None
+    words = str(value)
+    try:
+        words.encode()
+    except UnicodeEncodeError:
+        # An unpaired surrogate is valid JSON and not valid UTF-8.
+        return words.encode("utf-8", "replace").decode()
+    return words
+
+
 def shown(value: object) -> str:
     """Describe a value, short and on one line, for messages.
 

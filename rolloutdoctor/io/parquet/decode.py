@@ -10,29 +10,10 @@ import torch
 from pyarrow import types
 from torch import Tensor
 
-from rolloutdoctor.data.batch import EVAL, TRAIN
 from rolloutdoctor.data.schema import Kind
-from rolloutdoctor.results.errors import DataError
+from rolloutdoctor.io.parquet.cells import Place, as_numpy, first, float64, int64, joined, refuse_bytes, scalar
 
 _INT64_MAX = 2**63 - 1
-
-
-class Place(NamedTuple):
-    """Place of a column's cells, for messages.
-
-    Attributes:
-        file: its name.
-        label: the column as the file calls it.
-        rows: ``[N]`` number in the file of every cell.
-    """
-
-    file: str
-    label: str
-    rows: range | np.ndarray
-
-    def error(self, row: int, message: str) -> DataError:
-        """Return the error for the cell at index `row`."""
-        return DataError(f"{self.file}: column {self.label}, row {int(self.rows[row])}: {message}")
 
 
 class Lists(NamedTuple):
@@ -49,40 +30,6 @@ class Lists(NamedTuple):
     is_null: np.ndarray | None
 
 
-def step_numbers(column: pa.ChunkedArray, place: Place) -> np.ndarray:
-    """Return ``[N]`` int64 steps.
-
-    Raises:
-        DataError: on null, negative, or beyond int64.
-    """
-    if column.null_count:
-        row = _first(pc.is_null(column))
-        raise place.error(row, "null where an optimizer step was expected; log a step for every row")
-    steps_N = _int64(column, place)
-    if (steps_N < 0).any():
-        row = int(np.argmax(steps_N < 0))
-        raise place.error(row, f"step {steps_N[row]} where 0 or more was expected; number steps from 0")
-    return steps_N
-
-
-def evals(column: pa.ChunkedArray, place: Place) -> np.ndarray:
-    """Return ``[N]`` bool, True where the split is eval.
-
-    Raises:
-        DataError: on anything but train and eval.
-    """
-    encoded = _text(column, place).dictionary_encode("encode")
-    names, name_N = encoded.dictionary.to_pylist(), as_numpy(encoded.indices)
-    for code, name in enumerate(names):
-        # Codes are given in the order of first appearance.
-        if name not in (TRAIN, EVAL):
-            row = int(np.argmax(name_N == code))
-            found = "null" if name is None else repr(name)
-            raise place.error(row, f"split {found} where 'train' or 'eval' was expected; rename it, or drop those rows")
-    is_eval_K = np.array([name == EVAL for name in names], bool)
-    return is_eval_K.take(name_N)
-
-
 def integers(column: pa.ChunkedArray, place: Place) -> Tensor:
     """Return ``[N]`` int64, -1 where null.
 
@@ -90,41 +37,16 @@ def integers(column: pa.ChunkedArray, place: Place) -> Tensor:
         DataError: on a value beyond int64.
     """
     if not column.null_count:
-        return torch.from_numpy(_int64(column, place))
+        return torch.from_numpy(int64(column, place))
     # -1 is no value of an unsigned type.
-    found_N = _int64(pc.fill_null(column, scalar(0, column.type)), place)
+    found_N = int64(pc.fill_null(column, scalar(0, column.type)), place)
     found_N[as_numpy(pc.is_null(column))] = -1
     return torch.from_numpy(found_N)
 
 
 def numbers(column: "pa.ChunkedArray | pa.Array") -> Tensor:
     """Return ``[N]`` float64, NaN where null."""
-    if types.is_boolean(column.type):
-        column = column.cast(pa.uint8())
-    if column.type != pa.float64():
-        # Logged integers beyond 2**53 round: they are numbers, not keys.
-        column = column.cast(pa.float64(), safe=False)
-    return torch.from_numpy(as_numpy(column))
-
-
-def identifiers(column: pa.ChunkedArray, place: Place) -> pa.Array:
-    """Return the identifiers as ``[N]`` text.
-
-    Raises:
-        DataError: on null.
-    """
-    if column.null_count:
-        raise place.error(_first(pc.is_null(column)), "null where an identifier was expected; give every row one")
-    return _text(column, place)
-
-
-def texts(column: pa.ChunkedArray, place: Place) -> pa.Array:
-    """Return ``[N]`` text, null where the cell is.
-
-    Raises:
-        DataError: on bytes that are no text.
-    """
-    return _text(column, place)
+    return torch.from_numpy(float64(column))
 
 
 def named_numbers(column: pa.ChunkedArray, place: Place) -> dict[str, Tensor]:
@@ -133,7 +55,7 @@ def named_numbers(column: pa.ChunkedArray, place: Place) -> dict[str, Tensor]:
     Raises:
         DataError: on a name that is not text.
     """
-    array = _joined(column)
+    array = joined(column)
     if types.is_struct(array.type):
         # flatten() is null where the whole struct is; null-typed fields cast to NaN.
         names = [array.type.field(index).name for index in range(array.type.num_fields)]
@@ -143,7 +65,7 @@ def named_numbers(column: pa.ChunkedArray, place: Place) -> dict[str, Tensor]:
     row_K = np.repeat(np.arange(len(array)), np.diff(offsets))
     keys = array.keys.slice(offsets[0], len(row_K)).dictionary_encode()
     value_K = numbers(array.items.slice(offsets[0], len(row_K)))
-    _refuse_bytes(keys.dictionary, place)
+    refuse_bytes(keys.dictionary, place)
     found = {}
     code_K = as_numpy(keys.indices)
     for code, name in enumerate(keys.dictionary.to_pylist()):
@@ -247,7 +169,7 @@ def _tokens(values: pa.Array, start: int, ends_N: np.ndarray, place: Place) -> T
     if types.is_uint64(values.type):
         too_large = pc.greater(values, scalar(_INT64_MAX, pa.uint64()))
         if pc.any(too_large).as_py():
-            raise place.error(_row_of(start + _first(too_large), ends_N), "a token id beyond int64; log the real ids")
+            raise place.error(_row_of(start + first(too_large), ends_N), "a token id beyond int64; log the real ids")
     return _tensor(values.cast(pa.int64()))
 
 
@@ -260,7 +182,7 @@ def _mask(values: pa.Array, start: int, ends_N: np.ndarray, place: Place) -> Ten
         return _tensor(values.cast(pa.uint8())).view(torch.bool)
     ends = pc.min_max(values)
     if ends["min"].as_py() < 0 or ends["max"].as_py() > 1:
-        token = _first(pc.invert(pc.is_in(values, pa.array([0, 1], values.type))))
+        token = first(pc.invert(pc.is_in(values, pa.array([0, 1], values.type))))
         message = f"{values[token].as_py()} where 0 or 1 was expected; log a mask, not a weight or a count"
         raise place.error(_row_of(start + token, ends_N), message)
     # A byte that is 0 or 1 is what torch keeps for a bool: no copy.
@@ -269,7 +191,7 @@ def _mask(values: pa.Array, start: int, ends_N: np.ndarray, place: Place) -> Ten
 
 def _refuse_nulls(values: pa.Array, start: int, ends_N: np.ndarray, place: Place, expected: str) -> None:
     if values.null_count:
-        row = _row_of(start + _first(pc.is_null(values)), ends_N)
+        row = _row_of(start + first(pc.is_null(values)), ends_N)
         raise place.error(row, f"a null inside the list where {expected} was expected; log a value for every token")
 
 
@@ -282,62 +204,3 @@ def _tensor(values: pa.Array) -> Tensor:
     if types.is_null(values.type):
         return torch.zeros(0, dtype=torch.int64)
     return torch.utils.dlpack.from_dlpack(values)
-
-
-def _int64(column: pa.ChunkedArray, place: Place) -> np.ndarray:
-    if types.is_uint64(column.type):
-        too_large = pc.greater(column, scalar(_INT64_MAX, pa.uint64()))
-        if pc.any(too_large).as_py():
-            row = _first(too_large)
-            raise place.error(row, f"{column[row].as_py()} is beyond int64; log the number itself, not a hash or bits")
-    # Arrow hands a cast of chunks to its threads, which takes longer than the numbers of a small step do.
-    return as_numpy(column if types.is_int64(column.type) else column.cast(pa.int64()))
-
-
-def _text(column: pa.ChunkedArray, place: Place) -> pa.Array:
-    array = _joined(column)
-    if types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    text = array.cast(pa.large_string())
-    _refuse_bytes(text, place)
-    return text
-
-
-def _refuse_bytes(text: pa.Array, place: Place) -> None:
-    """Refuse what the file calls text but is not: arrow does not look, Python would raise."""
-    try:
-        text.validate(full=True)
-    except pa.ArrowInvalid:
-        raise DataError(
-            f"{place.file}: column {place.label} holds bytes that are not UTF-8 text; write the file again"
-        ) from None
-
-
-def _joined(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
-def _first(is_it: "pa.ChunkedArray | pa.Array") -> int:
-    return int(pc.index(is_it, True).as_py())
-
-
-def scalar(value: float, kind: pa.DataType) -> pa.Scalar:
-    """Return a number as arrow's own: `pa.scalar`, and kernels that are given Python's, import pandas where it is."""
-    return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(np.array([value], kind.to_pandas_dtype()))])[0]
-
-
-def as_numpy(values: "pa.ChunkedArray | pa.Array") -> np.ndarray:
-    """Copy numbers or booleans to numpy, so that they can be written; a null float is NaN.
-
-    By DLPack: arrow's own conversion imports pandas wherever that is installed.
-    """
-    chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
-    return np.concatenate([_viewed(chunk) for chunk in chunks or [pa.nulls(0, values.type)]])
-
-
-def _viewed(array: pa.Array) -> np.ndarray:
-    if types.is_boolean(array.type):
-        return _viewed(array.cast(pa.uint8())).view(np.bool_)
-    if array.null_count:
-        array = pc.fill_null(array, scalar(float("nan"), array.type))
-    return np.from_dlpack(array)

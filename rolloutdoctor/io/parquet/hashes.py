@@ -10,7 +10,8 @@ from pyarrow import types
 from torch import Tensor
 
 from rolloutdoctor.data.schema import Kind
-from rolloutdoctor.io.parquet.decode import Place, as_numpy, lists, scalar, texts
+from rolloutdoctor.io.parquet.cells import Place, as_numpy, scalar, texts
+from rolloutdoctor.io.parquet.decode import lists
 from rolloutdoctor.ops.prefix_hash import PrefixHashes, scramble
 from rolloutdoctor.ops.segments import Runs, cuts_of
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from rolloutdoctor.data.batch import EVAL, TRAIN, StepKey
-from rolloutdoctor.io.parquet.decode import Place, evals, step_numbers
+from rolloutdoctor.data.step_key import EVAL, TRAIN, StepKey
+from rolloutdoctor.io.parquet.cells import Place, evals, step_numbers
 from rolloutdoctor.io.parquet.files import OpenFile, RunFile
 from rolloutdoctor.io.parquet.steps import StepRange
 from rolloutdoctor.io.parquet.token_counts import response_tokens

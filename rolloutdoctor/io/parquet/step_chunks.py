@@ -9,21 +9,12 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from rolloutdoctor.data.batch import PROMPT_LENGTH, STAND_INS, RolloutBatch, StepKey
-from rolloutdoctor.data.schema import BY_NAME, Kind
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.schema import BY_NAME, PROMPT_LENGTH, STAND_INS, Kind
+from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.data.token_columns import TokenColumns
-from rolloutdoctor.io.parquet.decode import (
-    Lists,
-    Place,
-    concatenated,
-    identifiers,
-    integers,
-    lists,
-    named_numbers,
-    numbers,
-    split_lists,
-    texts,
-)
+from rolloutdoctor.io.parquet.cells import Place, identifiers, texts
+from rolloutdoctor.io.parquet.decode import Lists, concatenated, integers, lists, named_numbers, numbers, split_lists
 from rolloutdoctor.io.parquet.files import RunFile
 from rolloutdoctor.io.parquet.hashes import cell_lengths, hashes
 from rolloutdoctor.ops.groups import Groups

@@ -20,8 +20,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rolloutdoctor.data.batch import EVAL, TRAIN
 from rolloutdoctor.data.schema import BY_NAME, COLUMNS, Kind
+from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.write.arrow_types import CONVERSATION, arrow_type

@@ -37,7 +37,7 @@ def applied_coefs(config: Config, logged: "StepMetrics") -> "StepMetrics":
     A step raises the coefficient by `entropy_coef_delta` where its entropy is at most the target, and else lowers it;
     the next step applies it in the first case, and none in the second. The first step applies none.
     """
-    from rolloutdoctor.data.batch import EVAL
+    from rolloutdoctor.data.step_key import EVAL
 
     if "use_adaptive_entropy" not in config.settings or not config["use_adaptive_entropy"]:
         return {}

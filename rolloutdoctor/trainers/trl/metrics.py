@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rolloutdoctor.data.batch import TRAIN
+from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult, TokenSums
 from rolloutdoctor.evaluation.rows import std_flagged
 from rolloutdoctor.formulas.losses.gates import weights

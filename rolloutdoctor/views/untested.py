@@ -1,0 +1,49 @@
+"""Rules that were not tested, together where one remedy, or one reason, is that of several."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+
+from rolloutdoctor.results.findings import NotApplicable, Skipped
+
+
+def by_remedy(skipped: Iterable[Skipped]) -> Iterator[tuple[str, str, str]]:
+    """Yield who was skipped, why, and what would make it run, the remedy of most rules first.
+
+    Why is empty where the rules of one remedy lack different things.
+    """
+    ordered = sorted(skipped, key=lambda one: (one.remedy, one.code))
+    groups = [(remedy, list(rules)) for remedy, rules in groupby(ordered, key=lambda one: one.remedy)]
+    for remedy, rules in sorted(groups, key=lambda group: (-len(group[1]), group[1][0].code)):
+        reasons = {one.reason for one in rules}
+        yield named([(one.code, one.name) for one in rules]), reasons.pop() if len(reasons) == 1 else "", remedy
+
+
+def by_reason(rules: Iterable[NotApplicable]) -> Iterator[tuple[str, str]]:
+    """Yield which rules do not apply, and why, in the order of their codes."""
+    ordered = sorted(rules, key=lambda one: (one.reason, one.code))
+    groups = [(reason, list(found)) for reason, found in groupby(ordered, key=lambda one: one.reason)]
+    for reason, found in sorted(groups, key=lambda group: group[1][0].code):
+        yield named([(one.code, one.name) for one in found]), reason
+
+
+def named(rules: Sequence[tuple[str, str]], most: int = 3) -> str:
+    """Name up to so many rules; more of them by their codes, and runs of codes by their ends.
+
+    >>> named([("RDA001", "rejected-in-baseline")])
+    'RDA001 rejected-in-baseline'
+    >>> named([(f"RDA00{n}", "x") for n in (1, 2, 3, 5, 7, 8)])
+    '6 rules (RDA001-003, RDA005, RDA007-008)'
+    """
+    if len(rules) <= most:
+        return ", ".join(f"{code} {name}" for code, name in rules)
+    return f"{len(rules)} rules ({', '.join(_runs([code for code, _ in rules]))})"
+
+
+def _runs(codes: Sequence[str]) -> Iterator[str]:
+    """Codes that follow each other as their ends, such as RDA001-003."""
+    parts = [(code.rstrip("0123456789"), code) for code in codes]
+    for (family, _), run in groupby(
+        enumerate(parts), key=lambda one: (one[1][0], int(one[1][1][len(one[1][0]) :] or 0) - one[0])
+    ):
+        found = [code for _, (_, code) in run]
+        yield found[0] if len(found) == 1 else f"{found[0]}-{found[-1].removeprefix(family)}"
