@@ -46,7 +46,7 @@ TRAINERS: Mapping[str, tuple[MetricName, ...]] = {
 SAME = {"trl-rloo": "trl", "axolotl": "trl"}
 """Trainers that log under the names of another."""
 
-_DIALECTS = {"unsloth": ("reward", "completion_length"), "miles": ("train/pg_loss", "train/ess_ratio")}
+DIALECTS = {"unsloth": ("reward", "completion_length"), "miles": ("train/pg_loss", "train/ess_ratio")}
 """Trainers with the names of another, which have the second name wherever they have the first."""
 
 _FEWEST_NAMES = 2
@@ -106,7 +106,7 @@ def whose(names: Collection[str]) -> str | None:
             len({name for name, one in here if one.logged_at(release)}) for release in {one.since for _, one in here}
         )
         for trainer, here in known.items()
-        if (mark := _DIALECTS.get(trainer)) is None or mark[0] not in names or mark[1] in names
+        if (mark := DIALECTS.get(trainer)) is None or mark[0] not in names or mark[1] in names
     }
     best = max(counts.values(), default=0)
     leaders = [trainer for trainer, count in counts.items() if count == best]

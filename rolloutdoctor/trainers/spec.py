@@ -124,6 +124,10 @@ def _not_known(config: Config, *, numbered: bool, generated: bool) -> bool:
     return False
 
 
+def _states_nothing(config: Config) -> str:
+    return "options of this trainer that are understood here"
+
+
 class ScoredBefore(Protocol):
     """Tells whether rows were scored before the first update of their batch, so that both log-probs are equal."""
 
@@ -178,6 +182,7 @@ class Trainer:
             rule it out; empty where they do. What is logged of a generation is logged once then.
         single_update: tells that the options have one update a batch, whose log-probs at the loss are the old ones to
             the bit.
+        updates_a_batch: how often a generated batch is trained on, or the names of the options to state that decide it.
         scored_before: tells of which rows policy and old log-probs are equal to the bit.
         truncation_option: the option that masks responses that were cut off, or None.
         sync_option: the option that copies the policy to the reference now and then, or None.
@@ -224,6 +229,7 @@ class Trainer:
     generation_metrics: tuple[str, ...] = ()
     reuse: Callable[[Config], str] = _never
     single_update: Callable[[Config], bool] = _is_not_known
+    updates_a_batch: Callable[[Config], int | str] = _states_nothing
     scored_before: ScoredBefore = _not_known
     truncation_option: str | None = None
     sync_option: str | None = None

@@ -96,6 +96,75 @@ def test_a_kl_that_reaches_no_parameter():
     assert "not applicable" in diagnose_log("RDG013", "trl", grad_norm=[0.0] * 4, **silent | {"beta": 0.0})
 
 
+ONCE = {"num_iterations": 1, "steps_per_generation": 2, "gradient_accumulation_steps": 2}
+VERL_ONCE = {
+    "algorithm.adv_estimator": "grpo",
+    "data.train_batch_size": 64,
+    "actor.ppo_mini_batch_size": 64,
+    "actor.ppo_epochs": 1,
+}
+SLIME_ONCE = {"rollout_batch_size": 8, "n_samples_per_prompt": 4, "global_batch_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "options", "series", "expected"),
+    [
+        ("trl", ONCE, {"clip_fraction": [0.0] * 8 + [1e-4]}, "warning confirmed"),
+        ("trl", ONCE, {"clip_fraction": [0.0] * 9}, "clean"),
+        ("trl", ONCE | {"use_vllm": True}, {"clip_fraction": [0.02] * 9}, "info exposed"),
+        ("trl", ONCE | {"use_vllm": True}, {"clip_fraction": [2e-4] * 9}, "clean"),
+        ("trl", ONCE | {"use_vllm": True}, {"clip_fraction": [0.3] * 9}, "warning exposed"),
+        ("trl", ONCE | {"use_vllm": True, "epsilon": 3e-4}, {"clip_fraction": [0.3] * 9}, "info exposed"),
+        (
+            "trl",
+            ONCE | {"num_iterations": 2},
+            {"clip_fraction": [0.3] * 9},
+            "not applicable: the options state 2 updates",
+        ),
+        (
+            "trl",
+            ONCE | {"steps_per_generation": 3},
+            {"clip_fraction": [0.3] * 9},
+            "not applicable: the options state 2",
+        ),
+        ("trl", {"num_iterations": 1}, {"clip_fraction": [0.3] * 9}, "skipped: nothing states steps_per_generation"),
+        (
+            "trl",
+            ONCE | {"loss_type": "cispo", "epsilon_high": 5.0},
+            {"clip_fraction": [0.3] * 9},
+            "not applicable: the clip",
+        ),
+        ("trl", ONCE, {"clip_fraction": [0.3] * 2}, "skipped: needs 3 steps"),
+        ("verl", VERL_ONCE, {"clip_fraction": [1e-4] * 9, "ppo_kl": [3e-4, -3e-4, 1e-5] * 3}, "clean"),
+        ("verl", VERL_ONCE, {"clip_fraction": [1e-4] * 9, "ppo_kl": [0.05, 0.04, 0.06] * 3}, "warning exposed"),
+        ("verl", VERL_ONCE, {"clip_fraction": [0.004] * 9}, "info exposed"),
+        (
+            "verl",
+            VERL_ONCE | {"data.train_batch_size": 65},
+            {"clip_fraction": [0.3] * 9},
+            "not applicable: the options state 2",
+        ),
+        (
+            "verl",
+            VERL_ONCE | {"rollout_correction.bypass_mode": True},
+            {"clip_fraction": [0.3] * 9},
+            "not applicable: the ratio",
+        ),
+        ("slime", SLIME_ONCE, {"clip_fraction": [0.2] * 9}, "warning exposed"),
+        (
+            "slime",
+            SLIME_ONCE | {"global_batch_size": 8},
+            {"clip_fraction": [0.2] * 9},
+            "not applicable: the options state 4",
+        ),
+        ("slime", {"num_steps_per_rollout": 1}, {"ppo_kl": [0.0] * 9}, "clean"),
+        ("slime", {}, {"ppo_kl": [0.0] * 9}, "skipped: nothing states rollout_batch_size"),
+    ],
+)
+def test_a_ratio_that_is_not_1_in_the_only_update_of_a_batch(trainer, options, series, expected):
+    assert diagnose_log("RDO015", trainer, **series, **options).removeprefix("RDO015 ").startswith(expected)
+
+
 @pytest.mark.parametrize("code", ["RDT001", "RDT002", "RDT003", "RDT004", "RDT005", "RDT006", "RDT007", "RDT009"])
 def test_a_few_steps_say_nothing(code):
     from rolloutdoctor.rules.table import find

@@ -28,6 +28,7 @@ from rolloutdoctor.trainers.trl.options import (
     scored_before,
     single_update,
     updates,
+    updates_a_batch,
 )
 
 if TYPE_CHECKING:
@@ -263,6 +264,7 @@ TRAINER = Trainer(
     generation_metrics=GENERATION_METRICS,
     reuse=reuse,
     single_update=single_update,
+    updates_a_batch=updates_a_batch,
     scored_before=scored_before,
     truncation_option="mask_truncated_completions",
     sync_option="sync_ref_model",

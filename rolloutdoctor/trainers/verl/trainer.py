@@ -96,6 +96,7 @@ OPTIONS = (
         decides=False,
     ),
     Option(f"{_ACTOR}.ppo_mini_batch_size", "integer", 256, "prompts per mini-batch", low=1, decides=False),
+    Option("data.train_batch_size", "integer", 1024, "prompts per generated batch", low=1, decides=False),
     Option("actor_rollout_ref.rollout.n", "integer", None, "responses per prompt", low=1, optional=True, decides=False),
     Option(
         "actor_rollout_ref.rollout.temperature",
@@ -178,6 +179,14 @@ def objective(config: Config) -> Objective:
         correction=correction,
         policy_correction=verl_policy.correction(config),
     )
+
+
+def updates_a_batch(config: Config) -> int | str:
+    """Mini-batches of a generated batch, times passes over it."""
+    names = ("data.train_batch_size", f"{_ACTOR}.ppo_mini_batch_size", f"{_ACTOR}.ppo_epochs")
+    unstated = [name for name in names if not config.settings[name].is_stated]
+    prompts, of_update, passes = (int(config.number(name)) for name in names)
+    return ", ".join(unstated) or -(-prompts // of_update) * passes
 
 
 def group_size(config: Config, split: str) -> int | None:
@@ -290,6 +299,7 @@ TRAINER = Trainer(
     loss_metric="actor/pg_loss",
     grad_norm_metric="actor/grad_norm",
     group_size=group_size,
+    updates_a_batch=updates_a_batch,
     group_options={"train": "actor_rollout_ref.rollout.n"},
     log_file="verl's file logger",
     must_state={"algorithm.adv_estimator": "grpo"},
