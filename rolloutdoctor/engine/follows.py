@@ -60,6 +60,7 @@ ANY = "any rule"
 
 FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     (ANY, tuple(AUDIT), _of_hypothesis),
+    ("RDO012", ("RDT004",), _began_earlier),
     ("RDT009", ("RDT001", "RDT005", "RDG002", "RDG003"), _began_earlier),
     ("RDT002", ("RDT001", "RDG002", "RDG003"), _began_earlier),
     ("RDT006", ("RDT001", "RDI012", "RDG003"), _began_earlier),

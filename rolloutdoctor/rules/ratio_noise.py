@@ -66,8 +66,6 @@ class RatioNoise(NumbersRule):
             return "RDO006 compares the log-probs of the rows"
         if objective is not None and objective.surrogate.old == "rollout_log_probs":
             return "the ratio is against the sampler's log-probs"
-        if objective is not None and objective.surrogate.kind.startswith("cispo"):
-            return "the clip fraction is that of weights above a cap, which need not be above 1"
         updates = _updates(context)
         return f"the options state {updates:,} updates a batch" if isinstance(updates, int) and updates > 1 else None
 

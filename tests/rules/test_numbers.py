@@ -128,12 +128,6 @@ SLIME_ONCE = {"rollout_batch_size": 8, "n_samples_per_prompt": 4, "global_batch_
             "not applicable: the options state 2",
         ),
         ("trl", {"num_iterations": 1}, {"clip_fraction": [0.3] * 9}, "skipped: nothing states steps_per_generation"),
-        (
-            "trl",
-            ONCE | {"loss_type": "cispo", "epsilon_high": 5.0},
-            {"clip_fraction": [0.3] * 9},
-            "not applicable: the clip",
-        ),
         ("trl", ONCE, {"clip_fraction": [0.3] * 2}, "skipped: needs 3 steps"),
         ("verl", VERL_ONCE, {"clip_fraction": [1e-4] * 9, "ppo_kl": [3e-4, -3e-4, 1e-5] * 3}, "clean"),
         ("verl", VERL_ONCE, {"clip_fraction": [1e-4] * 9, "ppo_kl": [0.05, 0.04, 0.06] * 3}, "warning exposed"),
@@ -189,6 +183,18 @@ def test_what_began_first_is_said_first(tmp_path):
     assert {one.onset for one in report.findings[:2]} == {31}
     reward = next(one for one in report.vitals if one.name == "reward")
     assert (len(reward.series), reward.last, reward.marks) == (STEPS, 0.0, ((31, "RDT005"),))
+
+
+@pytest.mark.parametrize(("apart_from", "first"), [(2, "RDO012"), (25, "RDT004")])
+def test_a_sampler_that_was_apart_first_is_why_the_kl_blew_up(apart_from, first, tmp_path):
+    """A frozen engine: the policy is trained on responses of another one. The other way round it is another finding."""
+    apart = [0.8 * (at + 1 >= apart_from) for at in range(STEPS)]
+    kl = [0.0, 0.1, 0.5, *noisy([2.0] * (STEPS - 3), 0.2)]
+    log = {"kl": kl, "reward": FLAT, "sampling/sampling_logp_difference/mean": apart}
+    report = rd.check(log_file(tmp_path / "trainer_state.json", **log))
+    found = {one.code: one.follows_from for one in report.findings}
+    assert report.findings[0].code == first
+    assert found["RDT004"] == (first if first == "RDO012" else None)
 
 
 def log_file(path, **series):
