@@ -56,10 +56,22 @@ def _began_earlier(cause: Finding, found: Finding, context: Context) -> bool:
     return cause.severity >= found.severity and (begun is None or later is None or begun <= later)
 
 
+def _of_same_names(cause: Finding, found: Finding, context: Context) -> bool:
+    """The cause changes a metric of the identity that fails, or refutes an option in it."""
+    if cause.code in AUDIT and cause.cause is None:
+        names = _unexplained(cause, context)
+    else:
+        names = set() if cause.cause is None else {*cause.cause.explains}
+    if cause.code == "RDI014":
+        names = {one.option.rpartition(".")[2] for one in context.refuted}
+    return not names.isdisjoint(found.headline.split())
+
+
 ANY = "any rule"
 
 FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     (ANY, tuple(AUDIT), _of_hypothesis),
+    (ANY, ("RDM008",), _of_same_names),
     ("RDO012", ("RDT004",), _began_earlier),
     ("RDT009", ("RDT001", "RDT005", "RDG002", "RDG003"), _began_earlier),
     ("RDT002", ("RDT001", "RDG002", "RDG003"), _began_earlier),
@@ -72,10 +84,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDI007", ("RDG005", "RDM004", "RDA001"), _always),
     ("RDI006", ("RDG005", "RDM004", "RDA001"), _always),
     ("RDA004", ("RDA003", "RDA006", "RDA007"), _is_error),
-    ("RDM007", ("RDM001", "RDM008"), _always),
-    ("RDM006", ("RDM008",), _always),
-    ("RDG009", ("RDM008",), _always),
-    ("RDI014", ("RDM008",), _always),
+    ("RDM007", ("RDM001",), _always),
     ("RDM001", ("RDG005",), _is_of_kl_metric),
     ("RDI008", ("RDO001", "RDO006", "RDM003", "RDG005", "RDM001"), _always),
     ("RDO006", ("RDO003", "RDO015"), _always),

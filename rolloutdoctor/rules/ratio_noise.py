@@ -80,12 +80,6 @@ class RatioNoise(NumbersRule):
             return None
         return Missing("no metric that is known here holds a clip fraction or a drift", logs_remedy())
 
-    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
-        """Too few steps."""
-        if len(run.table) >= self.fewest:
-            return None
-        return Missing(f"needs {self.fewest} steps with a clip fraction or a drift", "check a longer log")
-
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """Steps that are furthest off."""
         return table.with_columns(value=pl.max_horizontal("clip_fraction", pl.col("ppo_kl").abs()))
@@ -95,32 +89,25 @@ class RatioNoise(NumbersRule):
         import numpy as np
 
         clipped, drift = (np.nan_to_num(np.abs(series(run, name))) for name in self.beside)
-        share, far = float(clipped.mean()), float(np.abs(np.median(np.nan_to_num(series(run, "ppo_kl")))))
+        share, far = float(clipped.mean()), abs(float(np.median(np.nan_to_num(series(run, "ppo_kl")))))
         trainer, config, objective = context.trainer, context.config, context.objective
         assert trainer is not None
         assert config is not None
+        assert objective is not None
         is_exact = trainer.single_update(config) and whose(context.metrics) not in DIALECTS
+        is_narrow = objective.surrogate.level != "token" or objective.surrogate.clip_low < self.many_clipped
         if is_exact:
             severity = Severity.WARNING if clipped.any() or drift.any() else None
-        elif share > self.many_clipped or far > self.far:
-            rule = None if objective is None else objective.surrogate
-            is_narrow = rule is not None and (rule.level != "token" or rule.clip_low < 0.1)
-            severity = Severity.INFO if is_narrow and far <= self.far else Severity.WARNING
+        elif far > self.far or (share > self.many_clipped and not is_narrow):
+            severity = Severity.WARNING
         else:
             severity = Severity.INFO if max(share, far) > self.some else None
         if severity is None:
             return None
-        words = " and ".join(
-            text
-            for text in (
-                f"{percent(share)} of the tokens are clipped" if share else "",
-                f"the log-probs move by {number(float(drift.mean()))} nats" if drift.any() else "",
-            )
-            if text
-        )
-        expected = (
-            "the trainer's ratio is exactly 1 there" if is_exact else "noise of two passes in bf16 clips a few percent"
-        )
+        words = f"{percent(share)} of the tokens are clipped" if share else ""
+        if drift.any():
+            words += f"{' and ' if words else ''}the log-probs move by {number(float(drift.mean()))} nats"
+        expected = "the trainer's ratio is exactly 1" if is_exact else "noise of two passes in bf16 clips a few percent"
         return Judgement(
             severity=severity,
             confirmed=is_exact,
