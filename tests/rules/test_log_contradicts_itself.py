@@ -3,7 +3,10 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import rolloutdoctor as rd
 from rolloutdoctor.metric_names.identities import IDENTITIES, Identity
@@ -202,6 +205,38 @@ def test_another_trainer_derived_from_trls(tmp_path):
         lines = [{"step": at, **line, "completions/mean_length": mean, "completions/max_length": 9.0} for at in (1, 2)]
         run = {"trainer": "trl@1.16.0", "options": {"reward_weights": [1.0]}}
         assert len(checked(tmp_path, run, lines).findings) == count
+
+
+SHARES = st.floats(0, 0.3, allow_subnormal=False)
+PRINTED = {"whole": "{}", "transformers": "{:.4g}", "three decimals": "{:.3f}", "single": None}
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(SHARES, SHARES), min_size=3, max_size=9), st.sampled_from([*PRINTED]), st.integers(0, 99))
+def test_no_rounding_of_a_log_contradicts_it(shares, form, seed):
+    """The sum is made before either part is rounded; entropies tell how a log of few numbers is printed."""
+
+    def printed(value):
+        if PRINTED[form] is None:
+            return float(np.float32(value))
+        return float(PRINTED[form].format(value))
+
+    low, high = zip(*shares, strict=True)
+    columns = {
+        "clip_fraction_low": low,
+        "clip_fraction_high": high,
+        "clip_fraction": [one + other for one, other in shares],
+        "entropy": np.random.default_rng(seed).uniform(0.1, 2, len(low)),
+    }
+    log = {name: [printed(value) for value in values] for name, values in columns.items()}
+    assert diagnose_log("RDM008", "trl", **log) == "RDM008 clean"
+
+
+def test_what_is_not_a_number_is_not_compared():
+    for odd in (float("nan"), float("inf"), 1e300):
+        parts = {"clip_fraction_low": [odd] * 4, "clip_fraction_high": [odd] * 4}
+        found = diagnose_log("RDM008", "trl", clip_fraction=[0.1] * 4, **parts)
+        assert found.startswith("RDM008 " + ("error" if odd == 1e300 else "clean")), found
 
 
 def test_the_table_names_trainers_and_reads_as_it_is_written():
