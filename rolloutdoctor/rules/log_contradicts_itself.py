@@ -31,9 +31,9 @@ class LogContradictsItself(TableRule):
     TRAINER` lists them, each with the upstream function that makes it.
 
     ## Why it matters
-    These numbers are made from one set of rows by one function. Where they do not fit, one of them is not what its name
-    says: a patched trainer, a metric that something else overwrote, averages over different rows, another coefficient
-    than the options state. What was concluded from it has to be looked at again.
+    Where numbers that one function makes of one set of rows do not fit, one of them is not what its name says: a
+    patched trainer, a metric that something else overwrote, averages over different rows, another coefficient than the
+    options state. What was concluded from it has to be looked at again.
 
     ## How it is measured
     `tested` is the number of identities times lines, `contradictions` those that fail. Both sides are compared within
@@ -54,7 +54,7 @@ class LogContradictsItself(TableRule):
 
     code = "RDM008"
     name = "log-contradicts-itself"
-    references = ("https://github.com/volcengine/verl/issues/6806",)
+    references = ("https://github.com/huggingface/trl/issues/5352",)
     needs_objective = False
     needs_rows = False
     splits = ("train",)
@@ -117,13 +117,14 @@ class LogContradictsItself(TableRule):
         worst = each.sort(["exact", "count", "identity"], descending=[True, True, False]).row(0, named=True)
         lines = len(run.table.filter(pl.col("identity") == worst["identity"]))
         place = failed.filter(pl.col("identity") == worst["identity"]).row(0, named=True)
+        words = f"{worst['identity']} fails in {worst['count']:,} of {counted(lines, 'logged line')}"
+        sides = f"{number(place['left'])} and {number(place['right'])}"
         more = "" if len(each) == 1 else f"; others that fail: {len(each) - 1:,}"
         return Judgement(
             severity=Severity.ERROR if worst["exact"] else Severity.WARNING,
             confirmed=bool(worst["exact"]),
-            headline=f"{worst['identity']} fails in {worst['count']:,} of {counted(lines, 'logged line')}",
-            message=f"{worst['identity']} fails in {worst['count']:,} of {counted(lines, 'logged line')}, first at "
-            f"step {worst['first']}: {number(place['left'])} and {number(place['right'])}{more}",
+            headline=f"the log contradicts itself: {words}",
+            message=f"{words}, first at step {worst['first']}: {sides}{more}",
             evidence="the trainer's own numbers, within what rounding may have moved them",
             advice="look at what makes these metrics in the trainer that ran, and at what logs under the same names",
             measures={"onset": Measure(failed["step"][0], "step")},
