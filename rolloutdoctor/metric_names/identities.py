@@ -69,9 +69,9 @@ class Identity:
         source: upstream file and function that make it exact.
         since: first release in which it holds, where its names are older; empty: in all with these names.
         exact: it holds for every value of every option.
-        one_batch: it holds of one generated batch, and not of means over several.
+        each_step: it holds of one generated batch, and not of means over several steps.
         alone: it holds where the star stands for one text only.
-        when: option to the value with which it holds.
+        when: option to the value with which it holds, ``{option}`` for that of another one.
         without: start of names of metrics that show that it does not hold.
         cancels: sum of the sizes that numbers have which add up to the metrics and cancel, where those are not the
             metrics' own: rounding in float32 goes by them.
@@ -81,7 +81,7 @@ class Identity:
     source: str
     since: str = ""
     exact: bool = True
-    one_batch: bool = False
+    each_step: bool = False
     alone: bool = False
     when: Mapping[str, object] = field(default_factory=dict)
     without: str = ""
@@ -98,13 +98,13 @@ class Identity:
     def conditions(self) -> str:
         """Say when it holds, if not always.
 
-        >>> Identity("a = b", "", since="1.0", one_batch=True).conditions()
-        'from 1.0; of one generated batch; '
+        >>> Identity("a = b", "", since="1.0", each_step=True).conditions()
+        'from 1.0; of lines of one step; '
         """
         found = [
             f"from {self.since}" if self.since else "",
             "" if self.exact else "but at the edge of float32",
-            "of one generated batch" if self.one_batch else "",
+            "of lines of one step" if self.each_step else "",
             "of one function" if self.alone else "",
             *(f"with {name} = {value}" for name, value in self.when.items()),
             f"without {self.without}*" if self.without else "",
@@ -213,6 +213,9 @@ _ROLLOUTS, _NEMO = "nemo_rl/experience/rollouts.py, run_multi_turn_rollout", "ne
 _GENERATOR = "skyrl/train/generators/utils.py, get_rollout_metrics"
 _FORWARD = "skyrl/train/trainer.py, fwd_logprobs_values_reward"
 
+_ONE_BATCH = {"steps_per_generation": "{gradient_accumulation_steps}"}
+"""A step takes one generated batch, and not several."""
+
 # fmt: off
 _LENGTHS: tuple[Identity, ...] = (
     Identity("completions/min_length <= completions/mean_length <= completions/max_length", _GENERATE),
@@ -226,12 +229,13 @@ _LENGTHS: tuple[Identity, ...] = (
 IDENTITIES: Mapping[str, tuple[Identity, ...]] = {
     "trl": (
         *_LENGTHS,
-        Identity("{generation_batch_size} * completions/clipped_ratio whole", _GENERATE, one_batch=True),
+        Identity("{generation_batch_size} * completions/clipped_ratio whole", _GENERATE, each_step=True,
+            when=_ONE_BATCH),
         Identity("{generation_batch_size/num_generations} * frac_reward_zero_std whole", _OF_GENERATION,
-            one_batch=True),
+            each_step=True, when=_ONE_BATCH),
         # A row that a function returned None for is in the function's mean no more, but still in the sum's.
-        Identity("reward within {reward_weights|1} * rewards/*/mean", _OF_GENERATION, "1.0", one_batch=True,
-            cancels="reward_std"),
+        Identity("reward within {reward_weights|1} * rewards/*/mean", _OF_GENERATION, "1.0", each_step=True,
+            when=_ONE_BATCH, cancels="reward_std"),
         # From 1.6 on a row that no function scored is in neither.
         Identity("reward = {reward_weights|1} * rewards/*/mean", _OF_GENERATION, "1.6", alone=True,
             cancels="reward_std"),

@@ -20,18 +20,23 @@ def relations_of(context: Context) -> Iterator[tuple[Identity, Relation]]:
     config = context.config if context.version_stated else None
     release = None if config is None else ".".join(map(str, config.version))
     for identity in IDENTITIES.get(SAME.get(trainer or "", trainer or ""), ()):
-        holds = all(_option(context, name) == value for name, value in identity.when.items())
-        if holds and identity.holds_at(release) and (not identity.one_batch or _is_one_batch(context)):
+        holds = all(_is_stated_as(context, name, value) for name, value in identity.when.items())
+        if holds and identity.holds_at(release) and (not identity.each_step or _logs_each_step(context)):
             found = identity.relations_in(context.metrics)
             yield from ((identity, one) for one in found if all(_factors(context, term) for term in one.terms))
 
 
-def _is_one_batch(context: Context) -> bool:
-    """Tell whether each line is of one generated batch."""
-    config, trainer = context.config, context.trainer
-    if config is None or trainer is None or trainer.window_option is None:
-        return False
-    return _option(context, trainer.window_option) == 1 and (trainer.updates(config) or 0) > 0
+def _logs_each_step(context: Context) -> bool:
+    """Tell whether each line is stated to be of one step."""
+    option = None if context.trainer is None else context.trainer.window_option
+    return option is not None and _option(context, option) == 1
+
+
+def _is_stated_as(context: Context, name: str, value: object) -> bool:
+    """Tell whether an option is stated to have a value, or that of ``{another option}``."""
+    if isinstance(value, str) and value.startswith("{"):
+        value = _option(context, value.strip("{}"))
+    return value is not None and _option(context, name) == value
 
 
 def _option(context: Context, name: str) -> object:

@@ -189,6 +189,18 @@ def test_means_over_several_batches_are_no_whole_numbers_of_groups(tmp_path):
     assert not checked(tmp_path, run, lines).findings
 
 
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [({}, 1), ({"gradient_accumulation_steps": 4}, 0), ({"logging_steps": 3}, 0), ({"generation_batch_size": None}, 0)],
+)
+def test_whole_numbers_are_those_of_one_generated_batch(options, count, tmp_path):
+    """A step that takes two batches logs their mean."""
+    kind, metric, change = PLANTED["a share of other groups"]
+    run = MADE[kind]
+    changed = {**run, "options": {**run["options"], **options}}
+    assert len(checked(tmp_path, changed, planted(run, metric, change)).findings) == count
+
+
 def test_a_missing_reward_explains_less_and_not_more(tmp_path):
     """A function that returned None is in the mean of fewer rows than the sum."""
     run = MADE["TRL: two functions, a sampler"]
