@@ -56,9 +56,10 @@ calibrate: $(VENV)/.dev
 labelled: $(VENV)/.dev
 	$(BIN)/python tests/labelled --page --quiet
 
-# Real trainings with planted dynamics and without, checked by their logs alone. Some half an hour the first time.
+# Real trainings with planted dynamics and without, checked by their logs alone: docs/dynamics.md. Some half an hour the
+# first time.
 dynamics: $(VENV)/.dev
-	$(BIN)/python tests/dynamics
+	$(BIN)/python tests/dynamics --page
 
 # The pages as a site in site/, links and all.
 docs: $(VENV)/.dev

@@ -228,14 +228,16 @@ def diagnose_log(code: str, trainer: str | None = None, /, **series: Any) -> str
     Args:
         code: of the rule.
         trainer: whose log it is; None: nothing says.
-        series: canonical quantity to its value at each step, from step 1; any other name is an option of the trainer.
+        series: canonical quantity to its value at each step, from step 1, under the trainer's first name of it; any
+            other name is an option of the trainer.
 
     >>> diagnose_log("RDT009", learning_rate=[1e-6] * 12)
     'RDT009 clean'
     """
     values = {name: list(each) for name, each in series.items() if name in BY_NAME}
     stated = {name: value for name, value in series.items() if name not in BY_NAME}
-    named = {one.quantity: one.pattern for table in reversed([*NAMES.values()]) for one in reversed(table)}
+    tables = [NAMES.get(trainer or "", ()), *NAMES.values()]
+    named = {one.quantity: one.pattern for table in reversed(tables) for one in reversed(table)}
     steps = range(max(map(len, values.values())))
     logged = {StepKey(at + 1, TRAIN): {named[name]: float(each[at]) for name, each in values.items()} for at in steps}
     run = Run([], RunMetadata(), LoggedMetrics(logged))

@@ -14,6 +14,7 @@ from proof.table import claimed, markdown
 
 from rolloutdoctor.data.schema import COLUMNS
 from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS
+from rolloutdoctor.metric_names.identities import IDENTITIES
 from rolloutdoctor.metric_names.quantities import QUANTITIES
 from rolloutdoctor.metric_names.table import TRAINERS as WRITERS
 from rolloutdoctor.rules.table import RULES
@@ -80,6 +81,9 @@ def metrics_table() -> str:
             for one in table
             if one.quantity == quantity
         ]
+        if trainer in IDENTITIES:
+            lines += ["", "| identity of its metrics | where |", "| --- | --- |"]
+            lines += [f"| `{one.text}` | {one.conditions()}{one.source} |" for one in IDENTITIES[trainer]]
     return "\n".join(lines)
 
 

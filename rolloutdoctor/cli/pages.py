@@ -225,8 +225,9 @@ def metrics(trainer: str | None = None, *, as_json: bool = False) -> str:
     Raises:
         UsageError: if the metrics of that trainer are not known.
     """
+    from rolloutdoctor.metric_names.identities import IDENTITIES
     from rolloutdoctor.metric_names.quantities import BY_NAME, QUANTITIES
-    from rolloutdoctor.metric_names.table import TRAINERS, find
+    from rolloutdoctor.metric_names.table import SAME, TRAINERS, find
 
     chosen = TRAINERS if trainer is None else {trainer: find(trainer)}
     if as_json:
@@ -247,6 +248,8 @@ def metrics(trainer: str | None = None, *, as_json: bool = False) -> str:
             if one.quantity == quantity:
                 lines.append(f"  {one.pattern}  ({one.releases()})")
                 lines.append(_indented(f"{one.definition} ({one.source})", 6))
+    for identity in IDENTITIES.get(SAME.get(trainer, trainer), ()):
+        lines += [_hanging("", identity.text, 2), _indented(f"{identity.conditions()}{identity.source}", 6)]
     return "\n".join(lines)
 
 

@@ -56,10 +56,23 @@ def _began_earlier(cause: Finding, found: Finding, context: Context) -> bool:
     return cause.severity >= found.severity and (begun is None or later is None or begun <= later)
 
 
+def _of_same_names(cause: Finding, found: Finding, context: Context) -> bool:
+    """The cause changes a metric of the identity that fails, or refutes an option in it."""
+    if cause.code in AUDIT and cause.cause is None:
+        names = _unexplained(cause, context)
+    else:
+        names = set() if cause.cause is None else {*cause.cause.explains}
+    if cause.code == "RDI014":
+        names = {one.option.rpartition(".")[2] for one in context.refuted}
+    return not names.isdisjoint(found.headline.split())
+
+
 ANY = "any rule"
 
 FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     (ANY, tuple(AUDIT), _of_hypothesis),
+    (ANY, ("RDM008",), _of_same_names),
+    ("RDO012", ("RDT004",), _began_earlier),
     ("RDT009", ("RDT001", "RDT005", "RDG002", "RDG003"), _began_earlier),
     ("RDT002", ("RDT001", "RDG002", "RDG003"), _began_earlier),
     ("RDT006", ("RDT001", "RDI012", "RDG003"), _began_earlier),
@@ -74,7 +87,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDM007", ("RDM001",), _always),
     ("RDM001", ("RDG005",), _is_of_kl_metric),
     ("RDI008", ("RDO001", "RDO006", "RDM003", "RDG005", "RDM001"), _always),
-    ("RDO006", ("RDO003",), _always),
+    ("RDO006", ("RDO003", "RDO015"), _always),
     ("RDO003", ("RDO002", "RDO001"), _always),
     ("RDO004", ("RDO001",), _always),
     ("RDO008", ("RDO001",), _always),

@@ -46,7 +46,7 @@ TRAINERS: Mapping[str, tuple[MetricName, ...]] = {
 SAME = {"trl-rloo": "trl", "axolotl": "trl"}
 """Trainers that log under the names of another."""
 
-_DIALECTS = {"unsloth": ("reward", "completion_length"), "miles": ("train/pg_loss", "train/ess_ratio")}
+DIALECTS = {"unsloth": ("reward", "completion_length"), "miles": ("train/pg_loss", "train/ess_ratio")}
 """Trainers with the names of another, which have the second name wherever they have the first."""
 
 _MARKS = {
@@ -124,7 +124,7 @@ def writers(names: Collection[str]) -> tuple[str, ...]:
         )
         + len({*_MARKS.get(trainer, ())} & {*names})
         for trainer, here in known.items()
-        if (mark := _DIALECTS.get(trainer)) is None or mark[0] not in names or mark[1] in names
+        if (mark := DIALECTS.get(trainer)) is None or mark[0] not in names or mark[1] in names
     }
     best = max(counts.values(), default=0)
     return tuple(one for one in TRAINERS if counts.get(one) == best) if best >= _FEWEST_NAMES else ()

@@ -90,7 +90,7 @@ class NumbersRule(TableRule):
         """Too few steps."""
         if len(run.table) >= self.fewest:
             return None
-        title = BY_NAME[self.about[0]].title
+        title = BY_NAME[(*self.about, *self.beside)[0]].title
         return Missing(
             f"needs {self.fewest} steps with a logged {title}; the log has {len(run.table)}", "check a longer log"
         )

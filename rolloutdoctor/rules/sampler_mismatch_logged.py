@@ -8,10 +8,19 @@ import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logs_remedy, number
-from rolloutdoctor.rules.numbers_rule import NumbersRule, logged, series, shown
+from rolloutdoctor.rules.numbers_rule import NumbersRule, logged, series, shown, step_at
+from rolloutdoctor.rules.series import crossing
 from rolloutdoctor.rules.table_rule import Measured
 
-_GAPS = ("sampler_pearson", "sampler_gap", "sampler_logp_gap", "sampler_ppl")
+_LEVELS: Mapping[str, tuple[tuple[float, float, float], str]] = {
+    "sampler_pearson": ((0.995, 0.9, 0.5), "a correlation of {}"),
+    "sampler_gap": ((0.005, 0.1, 0.3), "a mean difference of {} in probability"),
+    "sampler_logp_gap": ((0.02, 0.3, 1.0), "a mean difference of {} nats"),
+    "sampler_ppl": ((0.05, 0.3, 1.0), "log-perplexities {} nats apart"),
+}
+"""Where information, a warning and an error begin, and what is said; of perplexities it is of their logarithms."""
+
+_GAPS = tuple(_LEVELS)
 
 
 @dataclass(frozen=True)
@@ -30,8 +39,9 @@ class SamplerMismatchLogged(NumbersRule):
     Medians over the logged steps. A warning: a correlation below 0.9, a mean difference above 0.1 in probability or
     above 0.3 nats, or log-perplexities that are 0.3 nats apart; an error below 0.5, above 0.3 or 1 nat. Information
     beyond what users often gate on: 0.995, 0.005, 0.02 nats. Where a version lag of a step or more is logged, the
-    training is asynchronous and a gap is expected: information. Exposed; recorded rollouts tell the cause (`RDO001` and
-    others).
+    training is asynchronous and a gap is expected: information. `onset` is the step from which on a running median is
+    beyond these gates. A warning or an error is confirmed: the log proves that they differ, and not why; recorded
+    rollouts tell the cause (`RDO001` and others).
 
     ## What to do
     Compare the log-probs of one response under both; check temperature, chat template, precision, and that weights were
@@ -40,7 +50,7 @@ class SamplerMismatchLogged(NumbersRule):
     ## Example
     >>> from rolloutdoctor.testing import diagnose_log
     >>> diagnose_log("RDO012", sampler_pearson=[0.047] * 12)
-    'RDO012 error exposed: sampler_pearson 0.047'
+    'RDO012 error confirmed: sampler_pearson 0.047'
     """
 
     code = "RDO012"
@@ -84,43 +94,38 @@ class SamplerMismatchLogged(NumbersRule):
         """Compare the medians with three levels."""
         import numpy as np
 
-        known = {name: logged(run, name) for name in self.beside}
-        medians = {name: float(np.median(values)) for name, values in known.items() if values is not None}
-        found: list[tuple[int, str]] = []
-        if "sampler_pearson" in medians:
-            value = medians["sampler_pearson"]
-            found.append((sum(value < level for level in (0.995, 0.9, 0.5)), f"a correlation of {number(value)}"))
-        if "sampler_gap" in medians:
-            value = medians["sampler_gap"]
-            found.append(
-                (
-                    sum(value > level for level in (0.005, 0.1, 0.3)),
-                    f"a mean difference of {number(value)} in probability",
-                )
-            )
-        if "sampler_logp_gap" in medians:
-            value = medians["sampler_logp_gap"]
-            found.append(
-                (sum(value > level for level in (0.02, 0.3, 1.0)), f"a mean difference of {number(value)} nats")
-            )
-        if medians.get("sampler_ppl", 0) > 0 and medians.get("trainer_ppl", 0) > 0:
-            apart = abs(float(np.log(medians["sampler_ppl"] / medians["trainer_ppl"])))
-            found.append(
-                (sum(apart > level for level in (0.05, 0.3, 1.0)), f"log-perplexities {number(apart)} nats apart")
-            )
-        level, words = max(found, default=(0, ""))
+        is_logged = {name: logged(run, name) is not None for name in self.beside}
+        apart = {name: series(run, name) for name in _GAPS[:-1] if is_logged[name]}
+        if is_logged["sampler_ppl"] and is_logged["trainer_ppl"]:
+            apart["sampler_ppl"] = np.abs(np.log(series(run, "sampler_ppl") / series(run, "trainer_ppl")))
+        found: list[tuple[int, str, str]] = []
+        for name, values in apart.items():
+            levels, words = _LEVELS[name]
+            median = float(np.nanmedian(values))
+            count = sum(median < one if _is_low(name) else median > one for one in levels)
+            found.append((count, words.format(number(median)), name))
+        level, words, name = max(found, key=lambda one: one[0], default=(0, "", ""))
         if not level:
             return None
-        lag = medians.get("version_lag", 0.0)
-        if lag >= 1:
-            level, words = 1, f"{words}, with a version lag of {number(lag)} steps"
+        lag = logged(run, "version_lag")
+        if lag is not None and np.median(lag) >= 1:
+            level, words = 1, f"{words}, with a version lag of {number(float(np.median(lag)))} steps"
+        known = np.flatnonzero(np.isfinite(apart[name]))
+        at = crossing(apart[name][known], _LEVELS[name][0][0], below=_is_low(name))
+        medians = {one: float(np.nanmedian(series(run, one))) for one in apart}
         return Judgement(
             severity=(Severity.INFO, Severity.WARNING, Severity.ERROR)[level - 1],
-            confirmed=False,
+            confirmed=level > 1,
             headline=f"sampler and trainer disagree: {words}",
             message=f"Sampler and trainer have {words}, in the median of {counted(len(run.table), 'logged step')}.",
             evidence="what the trainer logged; users often gate on 0.995, 0.005 and 0.02 nats",
             advice="compare one response's log-probs under both; check temperature, template, precision and the "
             "weight sync",
-            measures={name: Measure(value, "1") for name, value in medians.items() if name in _GAPS},
+            measures={one: Measure(value, "1") for one, value in medians.items()}
+            | ({} if at is None else {"onset": Measure(step_at(run, int(known[at])), "step")}),
         )
+
+
+def _is_low(name: str) -> bool:
+    """Tell whether low values are the bad ones."""
+    return name == "sampler_pearson"

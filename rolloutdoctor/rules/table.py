@@ -33,6 +33,7 @@ from rolloutdoctor.rules.kl_without_gradient import KlWithoutGradient
 from rolloutdoctor.rules.learning_rate import LearningRate
 from rolloutdoctor.rules.length_bias import LengthBias
 from rolloutdoctor.rules.length_growth import LengthGrowth
+from rolloutdoctor.rules.log_contradicts_itself import LogContradictsItself
 from rolloutdoctor.rules.logged_anomaly import LoggedAnomaly
 from rolloutdoctor.rules.logprob_placeholder import LogProbPlaceholder
 from rolloutdoctor.rules.logprob_shift import LogProbShift
@@ -48,6 +49,7 @@ from rolloutdoctor.rules.options_refuted import OptionsRefuted
 from rolloutdoctor.rules.overwritten_completions import OverwrittenCompletions
 from rolloutdoctor.rules.position_shift import PositionShift
 from rolloutdoctor.rules.quantized_logprobs import QuantizedLogProbs
+from rolloutdoctor.rules.ratio_noise import RatioNoise
 from rolloutdoctor.rules.ratio_not_one import RatioNotOne
 from rolloutdoctor.rules.reference_moved import ReferenceMoved
 from rolloutdoctor.rules.reference_not_initial import ReferenceNotInitial
@@ -126,6 +128,7 @@ RULES: tuple[AnyRule, ...] = (
     MetricMeanOfMeans(),
     RewardMetricNotTrainingReward(),
     MetricScaleFactor(),
+    LogContradictsItself(),
     SamplerMismatch(),
     StalePolicy(),
     TemperatureMismatch(),
@@ -138,6 +141,7 @@ RULES: tuple[AnyRule, ...] = (
     EngineFrozen(),
     PositionShift(),
     SamplerMismatchLogged(),
+    RatioNoise(),
     ZeroVarianceShare(),
     ConstantReward(),
     EntropyCollapse(),

@@ -125,6 +125,10 @@ def _not_known(config: Config, *, numbered: bool, generated: bool) -> bool:
     return False
 
 
+def _states_nothing(config: Config) -> str:
+    return "options of this trainer that are understood here"
+
+
 class ScoredBefore(Protocol):
     """Tells whether rows were scored before the first update of their batch, so that both log-probs are equal."""
 
@@ -241,12 +245,14 @@ class Updates:
             not rule it out; empty where they do. What is logged of a generation is logged once then.
         single: tells that the options have one update a batch, whose log-probs at the loss are the old ones to the
             bit.
+        a_batch: how often a generated batch is trained on, or the names of the options to state that decide it.
         scored_before: tells of which rows policy and old log-probs are equal to the bit.
     """
 
     per_generation: Callable[[Config], int | None] = _whole
     reuse: Callable[[Config], str] = _never
     single: Callable[[Config], bool] = _is_not_known
+    a_batch: Callable[[Config], int | str] = _states_nothing
     scored_before: ScoredBefore = _not_known
 
 

@@ -97,6 +97,11 @@ def _noise(completions, **kwargs):
     return [random.random() for _ in completions]
 
 
+def _coin(completions, **kwargs):
+    """A sparse reward that a verifier often gets wrong, so that no group is ever sure of it."""
+    return [float(random.random() < 0.3 + 0.4 * mean) for mean in _answers(completions, **kwargs)]
+
+
 def _slow(completions, **kwargs):
     time.sleep(20)
     return _answers(completions, **kwargs)
@@ -163,19 +168,27 @@ def planted(seed: int) -> Iterator[Planted]:
 def clean(seed: int) -> Planted:
     """Draw a training without a fault."""
     draw = random.Random(seed)
+    rewards = draw.choice([(_answers,), (_answers, _sevens), (_answers, _sevens, _noise), (_noise,), (_coin,)])
+    iterations, accumulated = draw.choice([1, 1, 1, 2]), draw.choice([1, 2, 2, 4])
     options: dict[str, object] = {
         "max_steps": STEPS,
         "learning_rate": 10 ** draw.uniform(-4.5, -2.8),
         "beta": draw.choice([0.0, 0.01, 0.04, 0.1, 1.0]),
         "temperature": draw.choice([0.8, 1.0, 1.0, 1.0, 1.2]),
-        "loss_type": draw.choice(["grpo", "dapo", "bnpo", "dr_grpo"]),
+        "loss_type": draw.choice(["grpo", "dapo", "bnpo", "dr_grpo", "sapo"]),
+        "importance_sampling_level": draw.choice(["token", "token", "token", "sequence"]),
         "scale_rewards": draw.choice(["group", "batch", "none"]),
-        "num_iterations": draw.choice([1, 1, 1, 2]),
+        "num_iterations": iterations,
+        "num_generations": draw.choice([2, 4, 4, 8]),
+        "gradient_accumulation_steps": accumulated,
+        # Two optimizer steps a generation, in some.
+        "steps_per_generation": accumulated * draw.choice([1, 1, 1, 2]),
+        "logging_steps": draw.choice([1, 1, 1, 2, 5]),
         "max_completion_length": draw.choice([12, 16, 24]),
         "lr_scheduler_type": draw.choice(["constant", "linear", "cosine"]),
         "warmup_steps": draw.choice([0, 0, 5]),
+        "reward_weights": [draw.choice([0.5, 1.0, 2.0]) for _ in rewards],
     }
-    rewards = draw.choice([(_answers,), (_answers, _sevens), (_noise,)])
     engine: Mapping[str, object] | None = {} if draw.random() < 0.3 else None
     return Planted(name="clean", training=Training(rewards=rewards, options=options, engine=engine, seed=seed))
 

@@ -14,7 +14,7 @@ from rolloutdoctor.cli.verdict import exit_code
 from rolloutdoctor.engine.follows import ANY, FOLLOWS, by_cause
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate_rows
 from rolloutdoctor.evaluation.tokens import token_pass
-from rolloutdoctor.results.audit import Cause
+from rolloutdoctor.results.audit import Cause, Refuted
 from rolloutdoctor.results.findings import Finding, InputSummary, Measure, Report, Severity
 from rolloutdoctor.results.several import CheckedRun
 from rolloutdoctor.rules.base import Context
@@ -104,6 +104,20 @@ def test_tokens_with_another_advantage_than_their_row_explain_as_many_rows(rows,
     second = "RDA004" if first == "RDA006" else "RDA006"
     context = replace(NO_CONTEXT, unexplained=left)
     assert told(finding("RDA004"), found, context=context) == [(first, None), (second, first)]
+
+
+def test_an_identity_that_fails_follows_from_what_changed_its_metrics():
+    failed = replace(finding("RDM008"), headline="actor/loss = actor/pg_loss + kl_loss_coef * actor/kl_loss fails in 3")
+    cause = Cause("metric-times", "RDM007", "words", "actor/loss", 4, 0, 4, 0.1, explains=("actor/loss",))
+    scaled = finding("RDM007", cause=cause)
+    assert told(failed, scaled) == [("RDM007", None), ("RDM008", "RDM007")]
+    other = replace(scaled, cause=replace(cause, explains=("actor/ppo_kl",)))
+    assert ("RDM008", None) in told(failed, other)
+    context = replace(NO_CONTEXT, unexplained=unexplained(**{"actor/loss": "loss"}))
+    assert told(failed, finding("RDG005"), context=context) == [("RDG005", None), ("RDM008", "RDG005")]
+    refuted = Refuted("actor_rollout_ref.actor.kl_loss_coef", "0.1", False, "words", "evidence")
+    context = replace(NO_CONTEXT, refuted=(refuted,))
+    assert told(failed, finding("RDI014"), context=context) == [("RDI014", None), ("RDM008", "RDI014")]
 
 
 def test_the_order():

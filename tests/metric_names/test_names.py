@@ -282,3 +282,9 @@ def test_the_command_lists_quantities_or_a_trainers_names():
     assert [(one["trainer"], one["pattern"]) for one in every] == [
         (trainer, one.pattern) for trainer, table in TRAINERS.items() for one in table
     ]
+
+
+@pytest.mark.parametrize("trainer", ["trl", "unsloth", "ms-swift"])
+def test_a_weight_at_its_cap_is_not_clipped(trainer):
+    """Its token keeps its gradient, and the cap may be below 1."""
+    assert set(understood(["cispo_clip_ratio"], trainer)) == {"is_truncated_share"}

@@ -57,6 +57,7 @@ def test_table_lists_every_file():
         "audited_table",
         "base",
         "direct",
+        "identity_sides",
         "joined_steps",
         "logged_step",
         "loss_log",

@@ -96,6 +96,69 @@ def test_a_kl_that_reaches_no_parameter():
     assert "not applicable" in diagnose_log("RDG013", "trl", grad_norm=[0.0] * 4, **silent | {"beta": 0.0})
 
 
+ONCE = {"num_iterations": 1, "steps_per_generation": 2, "gradient_accumulation_steps": 2}
+VERL_ONCE = {
+    "algorithm.adv_estimator": "grpo",
+    "data.train_batch_size": 64,
+    "actor.ppo_mini_batch_size": 64,
+    "actor.ppo_epochs": 1,
+}
+SLIME_ONCE = {"rollout_batch_size": 8, "n_samples_per_prompt": 4, "global_batch_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "options", "series", "expected"),
+    [
+        ("trl", ONCE, {"clip_fraction": [0.0] * 8 + [1e-4]}, "warning confirmed"),
+        ("trl", ONCE, {"clip_fraction": [0.0] * 9}, "clean"),
+        ("trl", ONCE | {"use_vllm": True}, {"clip_fraction": [0.02] * 9}, "info exposed"),
+        ("trl", ONCE | {"use_vllm": True}, {"clip_fraction": [2e-4] * 9}, "clean"),
+        ("trl", ONCE | {"use_vllm": True}, {"clip_fraction": [0.3] * 9}, "warning exposed"),
+        ("trl", ONCE | {"use_vllm": True, "epsilon": 3e-4}, {"clip_fraction": [0.3] * 9}, "info exposed"),
+        (
+            "trl",
+            ONCE | {"num_iterations": 2},
+            {"clip_fraction": [0.3] * 9},
+            "not applicable: the options state 2 updates",
+        ),
+        (
+            "trl",
+            ONCE | {"steps_per_generation": 3},
+            {"clip_fraction": [0.3] * 9},
+            "not applicable: the options state 2",
+        ),
+        ("trl", {"num_iterations": 1}, {"clip_fraction": [0.3] * 9}, "skipped: nothing states steps_per_generation"),
+        ("trl", ONCE, {"clip_fraction": [0.3] * 2}, "skipped: needs 3 steps"),
+        ("verl", VERL_ONCE, {"clip_fraction": [1e-4] * 9, "ppo_kl": [3e-4, -3e-4, 1e-5] * 3}, "clean"),
+        ("verl", VERL_ONCE, {"clip_fraction": [1e-4] * 9, "ppo_kl": [0.05, 0.04, 0.06] * 3}, "warning exposed"),
+        ("verl", VERL_ONCE, {"clip_fraction": [0.004] * 9}, "info exposed"),
+        (
+            "verl",
+            VERL_ONCE | {"data.train_batch_size": 65},
+            {"clip_fraction": [0.3] * 9},
+            "not applicable: the options state 2",
+        ),
+        (
+            "verl",
+            VERL_ONCE | {"rollout_correction.bypass_mode": True},
+            {"clip_fraction": [0.3] * 9},
+            "not applicable: the ratio",
+        ),
+        ("slime", SLIME_ONCE, {"clip_fraction": [0.2] * 9}, "warning exposed"),
+        (
+            "slime",
+            SLIME_ONCE | {"global_batch_size": 8},
+            {"clip_fraction": [0.2] * 9},
+            "not applicable: the options state 4",
+        ),
+        ("slime", {"num_steps_per_rollout": 1}, {"ppo_kl": [0.0] * 9}, "clean"),
+        ("slime", {}, {"ppo_kl": [0.0] * 9}, "skipped: nothing states rollout_batch_size"),
+    ],
+)
+def test_a_ratio_that_is_not_1_in_the_only_update_of_a_batch(trainer, options, series, expected):
+    assert diagnose_log("RDO015", trainer, **series, **options).removeprefix("RDO015 ").startswith(expected)
+
+
 @pytest.mark.parametrize("code", ["RDT001", "RDT002", "RDT003", "RDT004", "RDT005", "RDT006", "RDT007", "RDT009"])
 def test_a_few_steps_say_nothing(code):
     from rolloutdoctor.rules.table import find
@@ -120,6 +183,18 @@ def test_what_began_first_is_said_first(tmp_path):
     assert {one.onset for one in report.findings[:2]} == {31}
     reward = next(one for one in report.vitals if one.name == "reward")
     assert (len(reward.series), reward.last, reward.marks) == (STEPS, 0.0, ((31, "RDT005"),))
+
+
+@pytest.mark.parametrize(("apart_from", "first"), [(2, "RDO012"), (25, "RDT004")])
+def test_a_sampler_that_was_apart_first_is_why_the_kl_blew_up(apart_from, first, tmp_path):
+    """A frozen engine: the policy is trained on responses of another one. The other way round it is another finding."""
+    apart = [0.8 * (at + 1 >= apart_from) for at in range(STEPS)]
+    kl = [0.0, 0.1, 0.5, *noisy([2.0] * (STEPS - 3), 0.2)]
+    log = {"kl": kl, "reward": FLAT, "sampling/sampling_logp_difference/mean": apart}
+    report = rd.check(log_file(tmp_path / "trainer_state.json", **log))
+    found = {one.code: one.follows_from for one in report.findings}
+    assert report.findings[0].code == first
+    assert found["RDT004"] == (first if first == "RDO012" else None)
 
 
 def log_file(path, **series):

@@ -21,7 +21,7 @@ def words(text: str) -> set[str]:
 
 
 SAMPLING = words("""
-    cache_implementation chat_template_kwargs generation_batch_size generation_kwargs repetition_penalty
+    cache_implementation chat_template_kwargs generation_kwargs repetition_penalty
     transformers_continuous_batching_config use_transformers_continuous_batching
     use_transformers_paged
     vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_group_port vllm_max_model_length vllm_mode vllm_model_impl

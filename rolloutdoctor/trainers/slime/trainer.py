@@ -13,7 +13,7 @@ from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
 from rolloutdoctor.trainers.slime import mis as slime_mis
 from rolloutdoctor.trainers.slime.mis import MIS
-from rolloutdoctor.trainers.spec import Choices, Log, OptionRoles, PartOptions, StoredKl, Trace, Trainer, every
+from rolloutdoctor.trainers.spec import Choices, Log, OptionRoles, PartOptions, StoredKl, Trace, Trainer, Updates, every
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -159,6 +159,14 @@ OPTIONS = (
         decides=False,
     ),
     Option("n_samples_per_prompt", "integer", 1, "responses per prompt", low=1, decides=False),
+    *(
+        Option(name, "integer", None, meaning, low=1, optional=True, decides=False)
+        for name, meaning in (
+            ("rollout_batch_size", "prompts per rollout"),
+            ("global_batch_size", "responses per optimizer step"),
+            ("num_steps_per_rollout", "optimizer steps per rollout; null: global_batch_size says"),
+        )
+    ),
     Option("rollout_temperature", "number", 1.0, "of the sampler, and of the trainer's log-probs", decides=False),
     Option("rollout_top_p", "number", 1.0, "probability that the sampler keeps", decides=False),
     Option("rollout_top_k", "integer", -1, "tokens that the sampler keeps; -1: all", decides=False),
@@ -344,6 +352,19 @@ _RETURNS = (
 
 _DUMP = "run slime with --dump-details DIR"
 
+
+def updates_a_batch(config: Config) -> int | str:
+    """Optimizer steps of a rollout."""
+    if config["num_steps_per_rollout"] is not None:
+        return int(config.number("num_steps_per_rollout"))
+    names = ("rollout_batch_size", "n_samples_per_prompt", "global_batch_size")
+    unstated = [name for name in names if config[name] is None or not config.settings[name].is_stated]
+    if unstated:
+        return ", ".join(unstated)
+    prompts, size, of_update = (int(config.number(name)) for name in names)
+    return -(-prompts * size // of_update)
+
+
 TRAINER = Trainer(
     name="slime",
     title="slime",
@@ -391,6 +412,7 @@ TRAINER = Trainer(
         kl="kl_loss_coef",
         group={"train": "n_samples_per_prompt"},
     ),
+    updates=Updates(a_batch=updates_a_batch),
     parts={
         Part.KL_LOSS: PartOptions({"use_kl_loss": (False,), "kl_loss_coef": (0,)}),
         Part.KL_ESTIMATOR: PartOptions({"kl_loss_type": ()}),

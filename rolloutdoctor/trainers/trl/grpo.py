@@ -38,6 +38,7 @@ from rolloutdoctor.trainers.trl.options import (
     scored_before,
     single_update,
     updates,
+    updates_a_batch,
 )
 
 if TYPE_CHECKING:
@@ -302,6 +303,7 @@ TRAINER = Trainer(
         per_generation=updates,
         reuse=reuse,
         single=single_update,
+        a_batch=updates_a_batch,
         scored_before=scored_before,
     ),
     parts={

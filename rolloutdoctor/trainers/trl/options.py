@@ -69,6 +69,15 @@ OPTIONS = (
     Option(
         "steps_per_generation", "integer", None, "micro-batches per generation", low=1, optional=True, decides=False
     ),
+    Option(
+        "generation_batch_size",
+        "integer",
+        None,
+        "responses per generation, of all ranks",
+        low=1,
+        optional=True,
+        decides=False,
+    ),
     Option("num_iterations", "integer", 1, "optimisation passes over each generated batch", low=1, decides=False),
     Option("logging_steps", "number", 10, "optimizer steps that a logged line averages over", low=0),
     Option(
@@ -223,6 +232,12 @@ def reuse(config: Config) -> str:
         return ""
     why = f"nothing states {', '.join(unstated)}" if once else "generations are reused"
     return f"{why}, and what belongs to a generation is logged once for it"
+
+
+def updates_a_batch(config: Config) -> int | str:
+    """Passes over a generated batch times optimizer steps of one; of a fraction, 2."""
+    unstated = [name for name in _REUSE if not config.settings[name].is_stated]
+    return ", ".join(unstated) or int(config.number("num_iterations")) * (updates(config) or 2)
 
 
 def single_update(config: Config) -> bool:

@@ -43,6 +43,7 @@ OPTIONS = (
     _SHARED["ref_model_mixup_alpha"],
     _SHARED["gradient_accumulation_steps"],
     _SHARED["steps_per_generation"],
+    _SHARED["generation_batch_size"],
     _SHARED["num_iterations"],
     _SHARED["logging_steps"],
     _SHARED["temperature"],

@@ -12,7 +12,7 @@ from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UnstatedError, UsageError
 from rolloutdoctor.trainers.lazy import LazyMetrics
 from rolloutdoctor.trainers.options import Config, Option
-from rolloutdoctor.trainers.spec import Choices, Log, LossParts, OptionRoles, PartOptions, Trace, Trainer
+from rolloutdoctor.trainers.spec import Choices, Log, LossParts, OptionRoles, PartOptions, Trace, Trainer, Updates
 from rolloutdoctor.trainers.verl import (
     advantages as verl_advantages,
 )
@@ -96,6 +96,7 @@ OPTIONS = (
         decides=False,
     ),
     Option(f"{_ACTOR}.ppo_mini_batch_size", "integer", 256, "prompts per mini-batch", low=1, decides=False),
+    Option("data.train_batch_size", "integer", 1024, "prompts per generated batch", low=1, decides=False),
     Option("actor_rollout_ref.rollout.n", "integer", None, "responses per prompt", low=1, optional=True, decides=False),
     Option(
         "actor_rollout_ref.rollout.temperature",
@@ -178,6 +179,14 @@ def objective(config: Config) -> Objective:
         correction=correction,
         policy_correction=verl_policy.correction(config),
     )
+
+
+def updates_a_batch(config: Config) -> int | str:
+    """Mini-batches of a generated batch, times passes over it."""
+    names = ("data.train_batch_size", f"{_ACTOR}.ppo_mini_batch_size", f"{_ACTOR}.ppo_epochs")
+    unstated = [name for name in names if not config.settings[name].is_stated]
+    prompts, of_update, passes = (int(config.number(name)) for name in names)
+    return ", ".join(unstated) or -(-prompts // of_update) * passes
 
 
 def group_size(config: Config, split: str) -> int | None:
@@ -327,6 +336,7 @@ TRAINER = Trainer(
         group={"train": "actor_rollout_ref.rollout.n"},
         must_state={"algorithm.adv_estimator": "grpo"},
     ),
+    updates=Updates(a_batch=updates_a_batch),
     parts={
         Part.KL_LOSS: PartOptions({f"{_ACTOR}.use_kl_loss": (False,), f"{_ACTOR}.kl_loss_coef": (0,)}),
         Part.KL_REWARD: PartOptions({"algorithm.use_kl_in_reward": (False,)}),

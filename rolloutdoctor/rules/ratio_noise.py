@@ -1,0 +1,126 @@
+"""RDO015: the importance ratio of a batch's only update is not 1, from the trainer's log alone."""
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from rolloutdoctor.metric_names.table import DIALECTS, whose
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logs_remedy, number, percent
+from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
+from rolloutdoctor.rules.table_rule import Measured
+
+_PAIR = {"policy_log_probs", "old_log_probs"}
+
+
+@dataclass(frozen=True)
+class RatioNoise(NumbersRule):
+    """Tokens are clipped, or the policy moves, in the only update of a batch.
+
+    ## What it does
+    Reads the logged clip fraction and the mean of old minus new log-probs where the options state one update a batch.
+
+    ## Why it matters
+    Before the first update policy and old log-probs are of the same weights: the ratio is 1, nothing is clipped. What
+    is clipped there is clipped at random, for the two forward passes differ: by the shapes of their batches in bf16, by
+    the routing of a mixture of experts, by dropout, a temperature, or old log-probs of older weights.
+
+    ## How it is measured
+    `clip_fraction` and `ppo_kl` are means over the logged steps. Where the trainer takes the old log-probs from the
+    loss's own pass (TRL without vLLM) both are exactly 0: a warning for anything else, confirmed. Where they are of
+    another pass (vLLM in TRL, verl, slime) bf16 alone takes 2 to 14 % of the tokens of models of 0.5 to 7 billion
+    parameters, experts or not, by more than a tenth from 1, and up to 60 % of older ones; in fp32 none. So a warning
+    above a clip fraction of 0.1 or a median drift of 0.01 nats, which noise without a direction does not reach, and
+    information above 0.001 of either; exposed. Information alone where clip bounds are below 0.1, or ratios are of
+    whole responses. Where rows have both log-probs, `RDO006` compares them.
+
+    ## What to do
+    Take the old log-probs from the pass of the loss, or score with the micro-batches of the update; turn dropout off;
+    replay the routing of experts; check that both passes have one temperature.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_log
+    >>> once = {"num_iterations": 1, "steps_per_generation": 2, "gradient_accumulation_steps": 2}
+    >>> diagnose_log("RDO015", "trl", clip_fraction=[0.0, 0.01, 0.02], **once)
+    'RDO015 warning confirmed: clip_fraction 0.01'
+    """
+
+    code = "RDO015"
+    name = "ratio-noise"
+    references = (
+        "https://github.com/volcengine/verl/issues/6280",
+        "https://github.com/google/tunix/pull/2061",
+    )
+    beside = ("clip_fraction", "ppo_kl")
+    needs_objective = True
+
+    fewest: int = 3
+    some: float = 1e-3
+    many_clipped: float = 0.1
+    far: float = 0.01
+
+    def inapplicable_reason(self, context: Context) -> str | None:
+        """Rows with both log-probs, several updates a batch, or old log-probs that are the sampler's."""
+        objective = context.objective
+        if context.has_rows and context.columns >= _PAIR:
+            return "RDO006 compares the log-probs of the rows"
+        if objective is not None and objective.surrogate.old == "rollout_log_probs":
+            return "the ratio is against the sampler's log-probs"
+        updates = _updates(context)
+        return f"the options state {updates:,} updates a batch" if isinstance(updates, int) and updates > 1 else None
+
+    def unavailable_reason(self, context: Context) -> Missing | None:
+        """Options that do not say, or a log without both."""
+        updates = _updates(context)
+        if isinstance(updates, str):
+            return Missing(
+                f"nothing states {updates}", "state them with --set: they say how often a batch is trained on"
+            )
+        if any(name in context.quantities for name in self.beside):
+            return None
+        return Missing("no metric that is known here holds a clip fraction or a drift", logs_remedy())
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Steps that are furthest off."""
+        return table.with_columns(value=pl.max_horizontal("clip_fraction", pl.col("ppo_kl").abs()))
+
+    def judge_log(self, run: Measured, context: Context) -> Judgement | None:
+        """Compare with 0 where both are exactly that, else with what noise reaches."""
+        import numpy as np
+
+        clipped, drift = (np.nan_to_num(np.abs(series(run, name))) for name in self.beside)
+        share, far = float(clipped.mean()), abs(float(np.median(np.nan_to_num(series(run, "ppo_kl")))))
+        trainer, config, objective = context.trainer, context.config, context.objective
+        assert trainer is not None
+        assert config is not None
+        assert objective is not None
+        is_exact = trainer.updates.single(config) and whose(context.metrics) not in DIALECTS
+        is_narrow = objective.surrogate.level != "token" or objective.surrogate.clip_low < self.many_clipped
+        if is_exact:
+            severity = Severity.WARNING if clipped.any() or drift.any() else None
+        elif far > self.far or (share > self.many_clipped and not is_narrow):
+            severity = Severity.WARNING
+        else:
+            severity = Severity.INFO if max(share, far) > self.some else None
+        if severity is None:
+            return None
+        words = f"{percent(share)} of the tokens are clipped" if share else ""
+        if drift.any():
+            words += f"{' and ' if words else ''}the log-probs move by {number(float(drift.mean()))} nats"
+        expected = "the trainer's ratio is exactly 1" if is_exact else "noise of two passes in bf16 clips a few percent"
+        return Judgement(
+            severity=severity,
+            confirmed=is_exact,
+            headline=f"{words} in the only update of a batch",
+            message=f"in {counted(len(run.table), 'logged step')} {words}, and the options state one update a batch",
+            evidence=f"the trainer's own log; {expected}",
+            advice="take the old log-probs from the pass of the loss, or score with its micro-batches, without dropout "
+            "and at its temperature",
+            measures={"onset": Measure(step_at(run, int((clipped + drift > 0).argmax())), "step")},
+        )
+
+
+def _updates(context: Context) -> int | str | None:
+    """Updates of a batch, or the options that say; None without a trainer."""
+    trainer, config = context.trainer, context.config
+    return None if trainer is None or config is None else trainer.updates.a_batch(config)
