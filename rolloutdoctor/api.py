@@ -20,6 +20,8 @@ from rolloutdoctor.commands.needs import evaluation_columns, need_trainer
 from rolloutdoctor.commands.plot import draw
 from rolloutdoctor.commands.recompute import RecomputeOptions
 from rolloutdoctor.commands.recompute import recompute as _recompute
+from rolloutdoctor.commands.why import Question
+from rolloutdoctor.commands.why import why as _why
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_dtype
@@ -29,9 +31,10 @@ from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.ops.evaluation_mode import one_thread
 from rolloutdoctor.results.comparison import Comparison, Recomputed
 from rolloutdoctor.results.display import show_as
-from rolloutdoctor.results.figures import known_kind
+from rolloutdoctor.results.figures import ASKED, known_kind
 from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.results.identification import Identification
+from rolloutdoctor.results.ledger import Why
 from rolloutdoctor.results.run_comparison import RunComparison
 from rolloutdoctor.rules.table import pick
 from rolloutdoctor.search.hypotheses.fixes import choose
@@ -241,6 +244,42 @@ def measure(
     return _measure(_opened(run, trainer), chosen, tuple(choose(text) for text in fixes))
 
 
+def why(
+    run: RunLike,
+    metric: str,
+    *,
+    at: int | None = None,
+    before: int = 20,
+    after: int = 20,
+    trainer: str | None = None,
+    options: Options | None = None,
+    steps: str | None = None,
+    device: str = "auto",
+    dtype: str = "float32",
+) -> Why:
+    """Split the change of a metric into lines that add up to it, as the command `why` does.
+
+    Args:
+        run: from `open`, or a path.
+        metric: ``reward``, ``response_length``, ``entropy``, ``kl``, ``grad_norm``, ``loss``, ``clip_fraction``, or the
+            name of a logged metric.
+        at: first step of the window after; None: the changes that stand out.
+        before: steps of the window before.
+        after: steps of that after.
+        trainer: ``NAME`` or ``NAME@VERSION``, over what the file says.
+        options: the trainer's own options by name, over what the file says.
+        steps: ``START:STOP``.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        dtype: ``float32`` or ``float64``.
+
+    Raises:
+        UsageError: if an option cannot be used, or there is no step before or after `at`.
+        InputError: if neither rows nor log hold the metric.
+    """
+    chosen = CheckOptions(trainer=trainer, layers=_layers(options), steps=_steps(steps), device=device, dtype=dtype)
+    return _why(_opened(run, trainer), chosen, Question(metric, at, before, after))
+
+
 def identify(
     run: RunLike,
     *,
@@ -268,6 +307,10 @@ def plot(
     *,
     fixes: Sequence[str] = (),
     by: str | None = None,
+    metric: str = "reward",
+    at: int | None = None,
+    before: int = 20,
+    after: int = 20,
     trainer: str | None = None,
     options: Options | None = None,
     steps: str | None = None,
@@ -278,10 +321,15 @@ def plot(
     """Draw a picture of a run, as the command `plot` does; save it with the figure's own `savefig`.
 
     Args:
-        kind: ``advantages``, ``kl``, ``baseline``, ``gradient``, ``ratio``, ``mismatch`` or ``lengths``.
+        kind: ``overview``, ``advantages``, ``kl``, ``baseline``, ``gradient``, ``ratio``, ``mismatch``, ``lengths`` or
+            ``why``.
         run: from `open`, or a path.
         fixes: ``NAME`` or ``NAME:VARIANT``: before against after.
         by: ``step`` for one ridge for each band of steps, where the picture has that form.
+        metric: what `why` is about, as are the next three.
+        at: first step of the window after; None: the largest change that stands out.
+        before: steps of the window before.
+        after: steps of that after.
         trainer: ``NAME`` or ``NAME@VERSION``, over what the file says.
         options: the trainer's own options by name, over what the file says.
         steps: ``START:STOP``.
@@ -304,8 +352,10 @@ def plot(
         device=device,
         dtype=dtype,
     )
-    data = draw(_opened(run, trainer), kind, chosen, tuple(choose(text) for text in fixes))
-    return figure_of(kind, data, by_step=by_step)
+    opened = _opened(run, trainer)
+    if kind in ASKED:
+        return figure_of(kind, _why(opened, chosen, Question(metric, at, before, after)))
+    return figure_of(kind, draw(opened, kind, chosen, tuple(choose(text) for text in fixes)), by_step=by_step)
 
 
 def recompute(
@@ -492,7 +542,15 @@ def _views() -> None:
     show_as(Comparison, of_comparison)
     show_as(RunComparison, of_runs)
     show_as(Identification, of_identification)
+    def of_why(found: Why) -> str:
+        from rolloutdoctor.views.notebook import text_html
+        from rolloutdoctor.views.style import Style
+        from rolloutdoctor.views.why import full
+
+        return text_html(full(found, Style()))
+
     show_as(Recomputed, of_recomputed)
+    show_as(Why, of_why)
 
 
 _views()

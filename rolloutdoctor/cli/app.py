@@ -22,6 +22,7 @@ from rolloutdoctor.cli import (
     recompute,
     reference,
     report,
+    why,
 )
 from rolloutdoctor.cli.error_handling import fail, guarded
 from rolloutdoctor.cli.help import GroupedCommand
@@ -43,6 +44,7 @@ app.command("check", cls=GroupedCommand, epilog=check.EPILOG)(check.check)
 app.command("merge", cls=GroupedCommand, epilog=merge.EPILOG)(merge.merge)
 app.command("diff", cls=GroupedCommand, epilog=diff.EPILOG)(diff.diff)
 app.command("compare", cls=GroupedCommand, epilog=compare.EPILOG)(compare.compare)
+app.command("why", cls=GroupedCommand, epilog=why.EPILOG)(why.why)
 app.command("recompute", cls=GroupedCommand, epilog=recompute.EPILOG)(recompute.recompute)
 app.command("measure", cls=GroupedCommand, epilog=measure.EPILOG)(measure.measure)
 app.command("plot", cls=GroupedCommand, epilog=plot.EPILOG)(plot.plot)
@@ -106,6 +108,7 @@ def _defaults() -> Mapping[str, Mapping[str, object]]:
         "identify": shared,
         "diff": shared,
         "compare": shared,
+        "why": shared,
         "recompute": shared,
         "plot": values,
         "report": values,

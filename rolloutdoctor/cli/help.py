@@ -8,6 +8,7 @@ from typer.core import TyperCommand
 
 _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("The run", ("trainer", "settings", "trainer_config", "fix", "against", "steps", "split")),
+    ("The change", ("metric", "at", "before", "after")),
     ("Dumps and logs", ("importer", "columns", "map_file", "allow_pickle")),
     ("Rules", ("select", "ignore", "require", "each", "list_")),
     ("Result", ("by", "top", "no_text", "format_", "output", "output_file", "verbose", "quiet", "color")),

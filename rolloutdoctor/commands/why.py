@@ -9,7 +9,6 @@ import polars as pl
 from rolloutdoctor.commands.why_log import log_ledger, log_series
 from rolloutdoctor.commands.why_units import (
     LAGS,
-    LENGTHS,
     OF_ROWS,
     OF_TOKENS,
     ROW,
@@ -46,7 +45,10 @@ MOST_ROWS = 20
 
 UNITS = {"grad_norm": "log-prob gradient", "loss": "loss"}
 
-OUTAGE, REST = "verifier outage", "rest"
+OUTAGE = "verifier outage"
+FACTORS = ("truncated", "lag", "position", "length")
+"""Columns whose classes are split off, in this order."""
+
 _MIX = {
     ledger.NEW: "new prompts",
     ledger.GONE: "prompts no longer drawn",
@@ -106,7 +108,7 @@ def why(run: Run, options: CheckOptions, question: Question, progress: Progress 
             before, after = _windows(steps, question.at, question)
             ready = replace(ready, options=replace(ready.options, steps=StepRange(before[0], after[-1] + 1)))
         seen, units, rows = _measured(ready, metric, progress)
-    series = log_series(ready, metric) if units.is_empty() else by_step(units)
+    series = log_series(ready, metric) if units.is_empty() else by_step(metric, units)
     if series.is_empty():
         raise InputError(f"neither rows nor log hold the {_title(metric)}; `rolloutdoctor info` says what would")
     ledgers, notes = [], []
@@ -234,8 +236,13 @@ class _Ledger:
 
     def result(self) -> Ledger:
         """Split the change."""
+        before, after = self._means()
+        if self.metric == "grad_norm":
+            # Of a norm the squares add up: b - a = (b^2 - a^2) / (b + a).
+            before, after = before**0.5, after**0.5
+            self.units = self.units.with_columns(pl.col("value/") / (before + after))
         names, extra = self._components()
-        factors = dict(self._factors())
+        factors = tuple(self._factors())
         codes = {name: self.units[name].to_numpy().astype(np.int64) for name in factors}
         prepared = ledger.Units(
             self.units["window"].to_numpy(),
@@ -257,7 +264,6 @@ class _Ledger:
                 "fewer than one prompt in ten is in both windows, so that other prompts and another policy are one "
                 "line: the rows do not tell them apart"
             )
-        before, after = self._means()
         total = sum(line.share for line in lines)
         lines.sort(key=lambda line: line.cause == OUTAGE, reverse=True)
         return Ledger(
@@ -308,27 +314,19 @@ class _Ledger:
         ]
         return own, lines
 
-    def _factors(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Yield the factors whose classes all units have, with the names of the classes; `units` gets their columns."""
+    def _factors(self) -> Iterator[str]:
+        """Yield the factors of which all units have a class; `units` gets their columns."""
         if self.metric != "response_length" and "position" not in self.units.columns:
-            cuts = self.units["tokens"].quantile
-            edges = sorted({float(cuts(k / LENGTHS) or 0.0) for k in range(1, LENGTHS)})
-            codes = pl.Series("length", np.searchsorted(edges, self.units["tokens"].to_numpy(), side="left"))
-            self.units = self.units.with_columns(codes.cast(pl.Int64))
-        names = ["" if low is None else f"{low:g}" for low in range(8)]
-        known = {
-            "truncated": ("ended", "truncated"),
-            "lag": LAGS,
-            "position": tuple(names),
-            "length": tuple(names),
-        }
-        for name, words in known.items():
+            # Octaves, numbered without gaps.
+            octave = pl.col("tokens").clip(1).log(2).floor()
+            self.units = self.units.with_columns(length=octave.rank("dense").cast(pl.Int64) - 1)
+        for name in FACTORS:
             column = self.units[name] if name in self.units.columns else None
             if column is not None and column.null_count() == 0 and column.n_unique() > 1:
-                yield name, words
+                yield name
 
     def _mix(
-        self, found: ledger.Split, intervals: Mapping[str, Interval], factors: Mapping[str, tuple[str, ...]]
+        self, found: ledger.Split, intervals: Mapping[str, Interval], factors: Sequence[str]
     ) -> Iterator[Line]:
         for one in [ledger.LOST] if self.outages else []:
             lost = self.units.filter("lost")

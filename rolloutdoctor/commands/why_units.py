@@ -29,9 +29,6 @@ POSITIONS = (0, 16, 64, 256, 1024, 4096, 16384)
 PROBABILITIES = (0.0, 0.1, 0.5, 0.9, 0.99)
 """First value of each bin."""
 
-LENGTHS = 4
-"""Bins of equally many responses."""
-
 LAGS = ("lag 0", "lag 1", "lag 2 to 3", "lag 4 or more")
 SIGNS = ("negative advantage", "advantage 0", "positive advantage")
 PASS_RATES = ("all at the lowest reward", "mean below the middle", "mean above the middle", "all at the highest")
@@ -129,7 +126,8 @@ def valued(metric: str, rows: pl.DataFrame, cells: pl.DataFrame) -> pl.DataFrame
         cells: of `TokenCells`; without lines for `OF_ROWS`.
 
     Returns:
-        Rows or cells with `weight`, and the value in columns ``value/NAME`` that add up to it.
+        Rows or cells with `weight`, and the value in columns ``value/NAME`` that add up to it; of the gradient norm it
+        is the square.
     """
     by_step, functions = "step", [name for name in rows.columns if name.startswith("rewards/")]
     if metric in OF_ROWS:
@@ -142,9 +140,7 @@ def valued(metric: str, rows: pl.DataFrame, cells: pl.DataFrame) -> pl.DataFrame
     if metric not in cells.columns:
         return pl.DataFrame()
     step_tokens = pl.col("cell_tokens").sum().over(by_step)
-    total = {"grad_norm": pl.col("grad_norm").sum().over(by_step).sqrt()}
-    raw = pl.col(metric) / total[metric] if metric in total else pl.col(metric)
-    scaled = raw * step_tokens / pl.col("cell_tokens") if metric in SUMS else raw / pl.col("cell_tokens")
+    scaled = pl.col(metric) * (step_tokens if metric in SUMS else 1) / pl.col("cell_tokens")
     joined = cells.rename({"tokens": "cell_tokens"}).join(rows, on=ROW, how="inner", maintain_order="left", suffix="_N")
     values = {"value/": scaled}
     if metric == "loss":
@@ -160,9 +156,10 @@ def valued(metric: str, rows: pl.DataFrame, cells: pl.DataFrame) -> pl.DataFrame
     return found.filter(pl.col("value/").is_finite())
 
 
-def by_step(units: pl.DataFrame) -> pl.DataFrame:
+def by_step(metric: str, units: pl.DataFrame) -> pl.DataFrame:
     """Return the value of each step, ``step, value``."""
-    return units.group_by("step").agg(value=(pl.col("weight") * pl.col("value/")).sum()).sort("step")
+    value = (pl.col("weight") * pl.col("value/")).sum()
+    return units.group_by("step").agg(value=value.sqrt() if metric == "grad_norm" else value).sort("step")
 
 
 def reward_weights(values: np.ndarray, reward: np.ndarray) -> np.ndarray | None:
