@@ -13,6 +13,7 @@ from rolloutdoctor.commands.compare import compare as _compare
 from rolloutdoctor.commands.convert import ConvertOptions, open_any
 from rolloutdoctor.commands.diff import diff as _diff
 from rolloutdoctor.commands.diff_parts import DiffOptions
+from rolloutdoctor.commands.diff_without import LeftOut
 from rolloutdoctor.commands.identify import identify as _identify
 from rolloutdoctor.commands.measure import MeasuredRun
 from rolloutdoctor.commands.measure import measure as _measure
@@ -137,12 +138,16 @@ def diff(
     by: str | None = None,
     top: int = 0,
     text: bool = False,
+    without: Sequence[str] = (),
+    heaviest: int = 0,
+    heaviest_tokens: int = 0,
+    afresh: bool = False,
     steps: str | None = None,
     split: str = "train",
     device: str = "auto",
     dtype: str = "float32",
 ) -> Comparison:
-    """Compute a run as configured and with changes, as the command `diff` does.
+    """Compute a run as configured and with changes, or without some rows, as the command `diff` does.
 
     Args:
         run: from `open`, or a path.
@@ -153,6 +158,10 @@ def diff(
         by: ``step``, ``group``, ``reward`` or ``length``: break the numbers down by this.
         top: how many of the groups that moved most to keep.
         text: read the prompts and responses of these.
+        without: rows that the other side leaves out, ``SAMPLE`` or ``STEP/GROUP/SAMPLE``.
+        heaviest: how many rows of each step it leaves out, those with the largest squared gradient.
+        heaviest_tokens: how many tokens of each step, likewise.
+        afresh: compute advantages and denominators of what is left without them; else they are kept.
         steps: ``START:STOP``.
         split: ``train`` or ``eval``.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -170,6 +179,7 @@ def diff(
         by=by,
         top=top,
         text=text,
+        without=LeftOut(frozenset(without), heaviest, heaviest_tokens, afresh),
     )
     return _diff(_opened(run, trainer), chosen)
 
@@ -542,6 +552,7 @@ def _views() -> None:
     show_as(Comparison, of_comparison)
     show_as(RunComparison, of_runs)
     show_as(Identification, of_identification)
+
     def of_why(found: Why) -> str:
         from rolloutdoctor.views.notebook import text_html
         from rolloutdoctor.views.style import Style

@@ -41,7 +41,10 @@ class By(StrEnum):
 def plot(
     context: typer.Context,
     kind: Annotated[
-        str, typer.Argument(metavar="KIND", help=", ".join((*KINDS, *ASKED)), show_default=False, autocompletion=complete.kinds)
+        str,
+        typer.Argument(
+            metavar="KIND", help=", ".join((*KINDS, *ASKED)), show_default=False, autocompletion=complete.kinds
+        ),
     ],
     paths: opt.Paths,
     dump: "ConvertOptions",

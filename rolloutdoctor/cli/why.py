@@ -24,7 +24,9 @@ MetricOption = Annotated[
 ]
 AtOption = Annotated[
     int | None,
-    typer.Option("--at", metavar="STEP", help="First step of the window after; without it: the changes that stand out."),
+    typer.Option(
+        "--at", metavar="STEP", help="First step of the window after; without it: the changes that stand out."
+    ),
 ]
 BeforeOption = Annotated[int, typer.Option("--before", metavar="N", min=1, help="Steps of the window before.")]
 AfterOption = Annotated[int, typer.Option("--after", metavar="N", min=1, help="Steps of the window after.")]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import polars as pl
@@ -37,7 +38,7 @@ from rolloutdoctor.results.errors import InputError, UsageError, nearest
 from rolloutdoctor.results.findings import InputSummary
 from rolloutdoctor.results.ledger import Interval, Ledger, Line, Why
 from rolloutdoctor.results.version import __version__
-from rolloutdoctor.rules.base import counted, number
+from rolloutdoctor.rules.base import number
 from rolloutdoctor.rules.series import noise
 
 MOST_ROWS = 20
@@ -272,7 +273,7 @@ class _Ledger:
             steps_after=(self.windows[1][0], self.windows[1][-1]),
             before=before,
             after=after,
-            lines=tuple(line for line in lines if line.share or line.count),
+            lines=tuple(line for line in lines if line.count),
             remainder=after - before - total,
             notes=(*self._lacking(), *self.notes),
         )
@@ -287,17 +288,25 @@ class _Ledger:
         names = [name.removeprefix("value/") for name in self.units.columns if name.startswith("value/")]
         own = [name for name in names if name]
         if self.metric != "reward" or len(own) < 2:
-            size = {name: self.units.select((pl.col(f"value/{name}").abs() * pl.col("weight")).sum()).item() for name in own}
+            size = {
+                name: self.units.select((pl.col(f"value/{name}").abs() * pl.col("weight")).sum()).item() for name in own
+            }
             terms = [name for name in own if size[name] > 1e-12 * max(size.values())]
             return (terms, []) if self.metric == "loss" else ([""], [])
         values, reward = self.units.select(f"value/{name}" for name in own).to_numpy(), self.units["value/"].to_numpy()
         of_all = reward_weights(values, reward)
         is_after = self.units["window"].to_numpy() == 1
-        each = [of_all] * 2 if of_all is not None else [reward_weights(values[at], reward[at]) for at in (~is_after, is_after)]
+        each = (
+            [of_all] * 2
+            if of_all is not None
+            else [reward_weights(values[at], reward[at]) for at in (~is_after, is_after)]
+        )
         if each[0] is None or each[1] is None:
             self.notes.append("the reward functions do not add up to the reward with any weights")
             return [""], []
-        self.units = self.units.with_columns(**{f"value/{name}": pl.col(f"value/{name}") * w for name, w in zip(own, each[1], strict=True)})
+        self.units = self.units.with_columns(
+            **{f"value/{name}": pl.col(f"value/{name}") * w for name, w in zip(own, each[1], strict=True)}
+        )
         if of_all is not None:
             return own, []
         weight = self.units["weight"].to_numpy()
@@ -325,9 +334,7 @@ class _Ledger:
             if column is not None and column.null_count() == 0 and column.n_unique() > 1:
                 yield name
 
-    def _mix(
-        self, found: ledger.Split, intervals: Mapping[str, Interval], factors: Sequence[str]
-    ) -> Iterator[Line]:
+    def _mix(self, found: ledger.Split, intervals: Mapping[str, Interval], factors: Sequence[str]) -> Iterator[Line]:
         for one in [ledger.LOST] if self.outages else []:
             lost = self.units.filter("lost")
             words = "; ".join(outage.words for outage in self.outages)
@@ -359,7 +366,7 @@ class _Ledger:
         if factor == "position":
             return f"positions {attributes(self.units)['position'][1][code]}"
         own = self.units.filter(length=code)["tokens"]
-        return f"{own.min():,} to {own.max():,} tokens"
+        return f"{cast(int, own.min()):,} to {cast(int, own.max()):,} tokens"
 
     def _rest(
         self, own: Mapping[str, float], found: ledger.Split, units: ledger.Units, intervals: Mapping[str, Interval]
@@ -403,16 +410,16 @@ class _Ledger:
             .agg(pl.sum("wrong", "right"), windows=pl.len())
         )
         in_one = pl.col("windows") == 2
-        state = pl.when(in_one & (pl.col("wrong") == 1)).then(1).when(in_one & (pl.col("right") == 1)).then(2).otherwise(0)
+        state = (
+            pl.when(in_one & (pl.col("wrong") == 1)).then(1).when(in_one & (pl.col("right") == 1)).then(2).otherwise(0)
+        )
         states = of_both.with_columns(state=state)
         code = np.zeros(len(found.by_prompt), dtype=np.int64)
         code[states["prompt"].to_numpy()] = states["state"].to_numpy()
         shares = np.bincount(code, found.by_prompt, len(STATES))
         return {words: float(share) for words, share in zip(STATES, shares, strict=True)}
 
-    def _line(
-        self, cause: str, share: np.ndarray, interval: Interval, rows: pl.DataFrame, words: str
-    ) -> Line:
+    def _line(self, cause: str, share: np.ndarray, interval: Interval, rows: pl.DataFrame, words: str) -> Line:
         names = rows["name"].unique(maintain_order=True)
         return Line(cause, float(share.sum()), interval, tuple(names.head(MOST_ROWS)), len(names), words)
 
@@ -437,7 +444,9 @@ def _added_up(units: ledger.Units) -> ledger.Units:
         | dict(zip(names, units.factors.values(), strict=True))
         | {f"sum/{k}": units.weight_n * units.value_nK[:, k] for k in kinds}
     )
-    found = frame.group_by("window", "prompt", "lost", *names, maintain_order=True).agg(pl.col("weight", "^sum/.*$").sum())
+    found = frame.group_by("window", "prompt", "lost", *names, maintain_order=True).agg(
+        pl.col("weight", "^sum/.*$").sum()
+    )
     weight = found["weight"].to_numpy()
     return ledger.Units(
         found["window"].to_numpy(),
@@ -447,8 +456,3 @@ def _added_up(units: ledger.Units) -> ledger.Units:
         found["lost"].to_numpy(),
         {name: found[column].to_numpy() for name, column in zip(units.factors, names, strict=True)},
     )
-
-
-def counted_rows(line: Line) -> str:
-    """Say how many rows a line is about."""
-    return counted(line.count, "row") if line.count else ""

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import cast
 
 import numpy as np
 import polars as pl
@@ -216,7 +218,7 @@ def _called(name: str) -> str:
 
 def _runs(rows: pl.DataFrame, name: str, stream: str | None, windows: Sequence[tuple[int, int]]) -> list[Outage]:
     value, by = pl.col(name).fill_nan(None), [] if stream is None else [stream]
-    lowest = rows[name].fill_nan(None).min()
+    lowest = cast(float, rows[name].fill_nan(None).min())
     groups = (
         rows.filter(value.is_not_null())
         .group_by(*by, "step", "group", maintain_order=True)
@@ -224,7 +226,9 @@ def _runs(rows: pl.DataFrame, name: str, stream: str | None, windows: Sequence[t
         .sort(*by, "step", maintain_order=True)
         .with_columns(run=pl.struct("low", *by).rle_id())
     )
-    runs = groups.filter("low").group_by("run", maintain_order=True).agg(length=pl.len()).sort("length", descending=True)
+    runs = (
+        groups.filter("low").group_by("run", maintain_order=True).agg(length=pl.len()).sort("length", descending=True)
+    )
     found: list[Outage] = []
     left, low = len(groups), int(groups["low"].sum())
     for run, length in runs.iter_rows():
@@ -242,14 +246,16 @@ def _runs(rows: pl.DataFrame, name: str, stream: str | None, windows: Sequence[t
         left, low = left - length, low - length
         at = f"steps {first} to {last}" if last > first else f"step {first}"
         of = "" if stream is None else f" of {stream} {own[stream][0]}"
-        found.append(Outage(f"{_called(name)} at {lowest:g} in {len(lost):,} adjacent rows{of}, {at}", lost.select(ROW)))
+        found.append(
+            Outage(f"{_called(name)} at {float(lowest):g} in {len(lost):,} adjacent rows{of}, {at}", lost.select(ROW))
+        )
     return found
 
 
 def attributes(units: pl.DataFrame) -> Mapping[str, tuple[np.ndarray, tuple[str, ...]]]:
     """Return the classes by which the rest is broken down: codes of the units and names of the classes."""
-    probability = (*(f"{low:g} to {high:g}" for low, high in zip(PROBABILITIES, PROBABILITIES[1:], strict=False)), "")
-    position = (*(f"{low} to {high - 1}" for low, high in zip(POSITIONS, POSITIONS[1:], strict=False)), "")
+    probability = (*(f"{low:g} to {high:g}" for low, high in pairwise(PROBABILITIES)), "")
+    position = (*(f"{low} to {high - 1}" for low, high in pairwise(POSITIONS)), "")
     known = {
         "probability": (*probability[:-1], f"{PROBABILITIES[-1]:g} or more"),
         "position": (*position[:-1], f"{POSITIONS[-1]} or more"),

@@ -22,6 +22,11 @@ SEED, REPLICATES, LEAST_REPLICATES, WORK = 0, 200, 40, 4_000_000
 """Of the bootstrap: replicates fall with the number of units, so that they go through so many in all."""
 
 
+def _sums(place_n: Ints, x_n: Floats, count: int) -> Floats:
+    """Add up values by place, ``[count]``."""
+    return np.bincount(place_n, x_n, count).astype(np.float64, copy=False)
+
+
 @dataclass(frozen=True, eq=False)
 class Units:
     """Units of two windows.
@@ -38,7 +43,7 @@ class Units:
     window_n: Ints
     prompt_n: Ints
     weight_n: Floats
-    value_nK: Floats  # noqa: N815  # the axes of a tensor end its name
+    value_nK: Floats
     lost_n: NDArray[np.bool_]
     factors: Mapping[str, Ints] = field(default_factory=dict)
 
@@ -71,7 +76,7 @@ class Split:
     by_prompt: Floats
     unidentified: tuple[str, ...]
     weight_n: Floats
-    residual_nK: Floats  # noqa: N815
+    residual_nK: Floats
     classes: Mapping[str, Floats]
 
 
@@ -100,7 +105,7 @@ def split(units: Units, times_P: Floats | None = None) -> Split:
     kept_n = np.where(units.lost_n, 0.0, w_n)
 
     def by_cell(x_n: Floats) -> Floats:
-        return np.bincount(cell_n, x_n, 2 * count).reshape(count, 2)
+        return _sums(cell_n, x_n, 2 * count).reshape(count, 2)
 
     all_PW, kept_PW = by_cell(w_n), by_cell(kept_n)
     sums = [by_cell(kept_n * units.value_nK[:, k]) for k in range(kinds)]
@@ -113,7 +118,7 @@ def split(units: Units, times_P: Floats | None = None) -> Split:
         mean_PWK = _with_missing(mean_PWK, all_PW, kept_PW)
         level_WK = np.einsum("pw,pwk->wk", all_PW, mean_PWK)
         lines[LOST] = (means_WK - level_WK)[1] - (means_WK - level_WK)[0]
-    common_P = (all_PW > 0).all(axis=1)
+    common_P = np.all(all_PW > 0, axis=1)
     shares_W = all_PW[common_P].sum(axis=0)
     comparable = bool((shares_W >= FEWEST_COMMON).all())
     lines |= {name: np.zeros(kinds) for name in (NEW, GONE, DRAWN)}
@@ -128,7 +133,7 @@ def split(units: Units, times_P: Floats | None = None) -> Split:
         lines[DRAWN] = alike_WK[0] - alone_WK[0]
         level_WK = alike_WK
     rest_K = level_WK[1] - level_WK[0]
-    has_P = (kept_PW > 0).all(axis=1) if comparable else np.ones(count, dtype=bool)
+    has_P = np.all(kept_PW > 0, axis=1) if comparable else np.ones(count, dtype=bool)
     u_n = kept_n * (np.where(has_P[:, None], v_PW, 0.0) / np.where(kept_PW > 0, kept_PW, 1)).reshape(-1)[cell_n]
     left_nK, unidentified, classes = units.value_nK.astype(np.float64), [], {}
     for name, code_n in units.factors.items():
@@ -173,7 +178,7 @@ def _contrasts(
     """
     kinds = int(code_n.max()) + 1 if len(code_n) else 1
     size_B = np.maximum(np.bincount(cell_n, u_n, cells), 1e-300)
-    share_CW = np.bincount(code_n * 2 + window_n, u_n, 2 * kinds).reshape(kinds, 2)
+    share_CW = _sums(code_n * 2 + window_n, u_n, 2 * kinds).reshape(kinds, 2)
     change_C = share_CW[:, 1] - share_CW[:, 0]
     # Classes of a cell: sums over units, then the normal equations without a matrix of dummies.
     in_cell_BC = np.bincount(cell_n * kinds + code_n, u_n, cells * kinds).reshape(cells, kinds)

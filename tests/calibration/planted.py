@@ -59,8 +59,8 @@ def drawn(seed: int, *, tokens: bool) -> World:
     """A run without a cause: prompts recur, and nothing changes from one window to the other but by chance."""
     draw = np.random.default_rng(seed)
     world = World(draw)
-    steps = 2 * SIDE if not tokens else 12
-    prompts, pool = (PROMPTS, POOL) if not tokens else (24, 48)
+    steps = 2 * SIDE if not tokens else 20
+    prompts, pool = (PROMPTS, POOL) if not tokens else (48, 96)
     first = AT - steps // 2
     prompt = np.concatenate([draw.permutation(pool)[:prompts] for _ in range(steps)])
     ease = draw.beta(2, 2, pool)
@@ -238,7 +238,9 @@ def gradient_late(world: World) -> tuple[str, str]:
     """Late tokens have a large ratio where that is not clipped."""
     t, late = world.tokens, world.place >= 64
     loser = world.of_tokens("loser") > 0
-    t["old"] = np.where(world.of_tokens("is_after") & late & loser, t["policy"] - world.draw.uniform(0.5, 0.9), t["old"])
+    t["old"] = np.where(
+        world.of_tokens("is_after") & late & loser, t["policy"] - world.draw.uniform(0.5, 0.9), t["old"]
+    )
     return "gradient norm on equal prompts", "64 to 255"
 
 
@@ -404,9 +406,13 @@ def main() -> None:
             inside = sum(one.inside for one in found)
             right, all_runs = right + good, all_runs + len(found)
             largest = max(largest, *(abs(one.gap) for one in found))
-            print(f"| {kind.name} | {kind.metric} | {len(found)} | {good} | {100 * worst:.1f} % | {inside} |", flush=True)
-    print(f"\n{right} of {all_runs} within 5 % ({100 * right / all_runs:.1f} %); lines and remainder miss the change by "
-          f"{largest:.1e} at most")
+            print(
+                f"| {kind.name} | {kind.metric} | {len(found)} | {good} | {100 * worst:.1f} % | {inside} |", flush=True
+            )
+    print(
+        f"\n{right} of {all_runs} within 5 % ({100 * right / all_runs:.1f} %); lines and remainder miss the change by "
+        f"{largest:.1e} at most"
+    )
 
 
 if __name__ == "__main__":

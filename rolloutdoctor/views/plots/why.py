@@ -37,10 +37,12 @@ def draw(data: Why) -> Figure:
         return figure
     ledger = data.ledgers[0]
     found = bars(ledger)
-    note = f"{windows(ledger)}; the bars add up to the change; whiskers: 95 % interval of a line"
-    figure = blank(title(data), note, 2.4 + 0.44 * (len(found) + 2))
+    figure = blank(title(data), height=2.4 + 0.44 * (len(found) + 2))
     ax = figure.add_subplot()
     _waterfall(ax, ledger, found)
+    cut = "" if ax.get_xlim()[0] == 0 else "; the axis does not begin at 0"
+    note = f"{windows(ledger)}; the bars add up to the change; whiskers: 95 % interval of a line{cut}"
+    figure.supxlabel(note, x=0.012, ha="left", fontsize=10.5)
     unit = "" if data.unit in ("1", "reward") else f" ({data.unit})"
     ax.set_xlabel(f"{data.title}{unit}")
     return figure
