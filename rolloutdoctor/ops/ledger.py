@@ -241,14 +241,18 @@ def jumps(values: Floats, width: int, noise: float, *, times: float = 5.0, most:
     """
     values = np.asarray(values, dtype=np.float64)
     count = len(values)
+    if not count:
+        return []
     sums = np.concatenate([[0.0], values.cumsum()])
     score = np.zeros(count)
     least = min(3, width)
+    # Where neighbours are equal, a jump is still the larger the further it goes.
+    noise = max(noise, 1e-9 * float(np.ptp(values)), 1e-300)
     for at in range(least, count - least + 1):
         low, high = max(0, at - width), min(count, at + width)
         gap = (sums[high] - sums[at]) / (high - at) - (sums[at] - sums[low]) / (at - low)
         error = noise * np.sqrt(1 / (high - at) + 1 / (at - low))
-        score[at] = abs(gap) / error if error > 0 else (np.inf if abs(gap) > 0 else 0.0)
+        score[at] = abs(gap) / error
     found: list[int] = []
     for at in np.argsort(-score, kind="stable"):
         if score[at] <= times or len(found) == most:

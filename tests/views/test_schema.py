@@ -25,6 +25,7 @@ RUNS = [
         "compare",
         ["compare", "sample_data/run.parquet", "sample_data/healthy.parquet", "--by", "reward", *FEW],
     ),
+    ("why", ["why", "sample_data/run.parquet", "--metric", "entropy", "--at", "5", *FEW]),
     ("recompute", ["recompute", "sample_data/slime_ppo.parquet", *FEW]),
     ("recompute", ["recompute", "sample_data/run.parquet", "--fix", "zero-std", *FEW]),
 ]
