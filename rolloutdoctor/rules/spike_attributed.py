@@ -137,8 +137,8 @@ class SpikeAttributed(TableRule):
         carriers, rows, step = worst["carriers"], worst["rows"], worst["step"]
         verb = "carries" if carriers == 1 else "carry"
         told = (
-            f"{carriers:,} of {counted(rows, 'response')} {verb} {percent(run['carried_share'])} of the log-prob gradient "
-            f"at step {step}, {number(run['norm_ratio'])} times the median norm"
+            f"{carriers:,} of {counted(rows, 'response')} {verb} {percent(run['carried_share'])} of the log-prob "
+            f"gradient at step {step}, {number(run['norm_ratio'])} times the median norm"
         )
         steps = run.count("attributed_steps")
         return Judgement(
@@ -146,8 +146,8 @@ class SpikeAttributed(TableRule):
             confirmed=True,
             headline=told,
             message=f"{counted(steps, 'step')} of {counted(run.count('spike_steps'), 'step')} with a spike of the "
-            f"gradient: half of it or more is of one response in twenty or fewer. At step {step} the gradient is that of "
-            f"{number(run['effective_tokens'])} tokens, if all weighed the same.",
+            f"gradient: half of it or more is of one response in twenty or fewer. At step {step} the gradient is that "
+            f"of {number(run['effective_tokens'])} tokens, if all weighed the same.",
             evidence="the gradient of the loss with respect to the log-probs, recomputed from the rows",
             advice=f"look at these responses; `rolloutdoctor diff --steps {step}:{step + 1} --top {carriers}` computes "
             "the step without them",

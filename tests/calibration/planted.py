@@ -1,8 +1,8 @@
 """Plant one cause into synthetic runs, and compare the share that `why` names with the planted one.
 
 ``python tests/calibration/planted.py`` makes 200 runs, some twenty minutes of one core, and prints a table by kind of
-cause; every number follows from the seeds. The planted share is the metric of the window after with the cause less
-that without it, over the same draws.
+cause; every number follows from the seeds. The planted share is the change of the metric with the cause less that
+without it, over the same draws.
 """
 
 import argparse
@@ -376,7 +376,7 @@ def name(kind: Kind, seed: int, folder: Path) -> Named:
     answers = [rd.why(str(one), metric=kind.metric, at=AT, device="cpu") for one in (path, bare)]
     ledger, other = (answer.ledgers[0] for answer in answers)
     gap = ledger.change - sum(line.share for line in ledger.lines) - ledger.remainder
-    planted = ledger.after - other.after
+    planted = ledger.change - other.change
     prompts = ("new prompts", "prompts no longer drawn", "how often prompts are drawn")
     lines = [one for one in ledger.lines if one.cause == cause or (cause == "prompts" and one.cause in prompts)]
     found = sum(line.share for line in lines)
