@@ -82,12 +82,13 @@ class SpikeAttributed(TableRule):
             )
             .with_columns(carriers=pl.col("carries").sum().over(step))
         )
-        norms = rows.filter("is_first")["norm"]
-        known = logged.filter(pl.col("logged") > 0, pl.col("logged").is_finite())["logged"]
-        middle, upper = known.median(), known.quantile(0.75)
-        stands_out = pl.col("norm") > self.times * (norms.median() or 0.0)
+        known = logged.filter(pl.col("logged") > 0, pl.col("logged").is_finite()).select(
+            middle=pl.median("logged"), upper=pl.col("logged").quantile(0.75)
+        )
+        middle, upper = known.row(0)
+        stands_out = pl.col("norm") > self.times * pl.col("norm").filter("is_first").median()
         if middle is not None and upper is not None:
-            limit = max(self.logged_times * middle, middle + self.logged_times * (upper - middle))  # type: ignore[operator]
+            limit = max(self.logged_times * middle, middle + self.logged_times * (upper - middle))
             stands_out |= (pl.col("logged") > limit).fill_null(value=False)
         few = pl.col("carriers") <= pl.max_horizontal(1, self.share * pl.col("rows"))
         return (

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from engine.runs import TRL, VERL, random_columns, write
@@ -110,7 +111,7 @@ def test_afresh_is_a_run_without_them(path, tmp_path):
     """Advantages, denominators and the trainer's metrics are those of a file that never had the rows."""
     columns = random_columns(2)
     gone = {"r1", "r26", "r50"}
-    metadata = json.loads(__import__("pyarrow.parquet").parquet.read_schema(path).metadata[b"rolloutdoctor"])
+    metadata = json.loads(pq.read_schema(path).metadata[b"rolloutdoctor"])
     rows = [row for row, name in enumerate(columns["sample_id"]) if name not in gone]
     other = rd.recompute(write(tmp_path / "less.parquet", columns, metadata, rows=rows), **OPTIONS).steps
     effect = rd.diff(path, without=sorted(gone), afresh=True, **OPTIONS).effects[0]
