@@ -21,7 +21,6 @@ LINES: Mapping[str, Mapping[str, str]] = {
     "effect": {"per_step": "step", "parts": "part", "groups": "group"},
     "comparison": {"findings": "finding", "quantities": "quantity", "parts": "part"},
     "answer": {"lines": "line", "others": "ledger"},
-    "ledger": {"lines": "line"},
 }
 """Of each type of line the lists that are lines of their own, and the types of these."""
 
