@@ -44,8 +44,6 @@ from rolloutdoctor.rules.series import noise
 MOST_ROWS = 20
 """Rows that a line names."""
 
-UNITS = {"grad_norm": "log-prob gradient", "loss": "loss"}
-
 OUTAGE = "verifier outage"
 FACTORS = ("truncated", "lag", "position", "length")
 """Columns whose classes are split off, in this order."""
@@ -119,6 +117,8 @@ def why(run: Run, options: CheckOptions, question: Question, progress: Progress 
             ledgers.append(log_ledger(ready, metric, at, windows))
         else:
             ledgers.append(_with_log(ready, metric, windows, _Ledger(ready, metric, at, windows, units, rows).result()))
+    # A level may change with the prompts of some steps.
+    ledgers = [one for one in ledgers if question.at is not None or one.stands_out]
     if not ledgers:
         notes.append(f"no change of the {_title(metric)} stands out of its noise; name a step with --at")
     configured = ready.configured
@@ -131,8 +131,8 @@ def why(run: Run, options: CheckOptions, question: Question, progress: Progress 
         trainer_version=None if configured is None else configured.version,
         config={} if configured is None else configured.settings(),
         metric=metric,
-        title=_title(metric),
-        unit=_unit(metric, units),
+        title="log-prob gradient norm" if metric == "grad_norm" and not units.is_empty() else _title(metric),
+        unit="1" if metric == "grad_norm" or metric not in BY_NAME else BY_NAME[metric].unit,
         ledgers=tuple(ledgers),
         notes=tuple(notes),
     )
@@ -153,12 +153,6 @@ def _canonical(name: str, ready: PreparedRun) -> str:
 
 def _title(metric: str) -> str:
     return BY_NAME[metric].title if metric in BY_NAME else metric
-
-
-def _unit(metric: str, units: pl.DataFrame) -> str:
-    if metric in UNITS and not units.is_empty():
-        return UNITS[metric]
-    return BY_NAME[metric].unit if metric in BY_NAME else "1"
 
 
 def _windows(steps: Sequence[int], at: int, question: Question) -> tuple[list[int], list[int]]:
@@ -275,6 +269,7 @@ class _Ledger:
             after=after,
             lines=tuple(line for line in lines if line.count),
             remainder=after - before - total,
+            interval=intervals[ledger.CHANGE],
             notes=(*self._lacking(), *self.notes),
         )
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-LOST, NEW, GONE, DRAWN, REST = "lost", "new", "gone", "drawn", "rest"
+LOST, NEW, GONE, DRAWN, REST, CHANGE = "lost", "new", "gone", "drawn", "rest", "change"
 
 FEWEST_COMMON = 0.1
 """Prompts of both windows are compared where they have this share of the weight of each."""
@@ -211,7 +211,9 @@ def breakdown(code_n: Ints, found: Split, window_n: Ints) -> tuple[float, Floats
 
 
 def intervals(units: Units) -> dict[str, tuple[float, float]]:
-    """Return the 95 % interval of each line, and of components of the rest as ``rest/0``: a bootstrap over prompts.
+    """Return the 95 % interval of each line, of the components of the rest (``rest/0``) and of the change.
+
+    It is a bootstrap over prompts.
 
     The seed is fixed, so that the same units give the same intervals.
     """
@@ -223,9 +225,10 @@ def intervals(units: Units) -> dict[str, tuple[float, float]]:
         # A draw that leaves a window empty is none.
         if (np.bincount(units.window_n, units.weight_n * times_P[units.prompt_n], 2) > 0).all():
             lines = split(units, times_P).lines
-            parts = {f"{REST}/{k}": share for k, share in enumerate(lines[REST])}
-            for name, share in ({name: each.sum() for name, each in lines.items()} | parts).items():
-                found.setdefault(name, []).append(float(share))
+            totals = {name: float(share.sum()) for name, share in lines.items()}
+            parts = {f"{REST}/{k}": float(share) for k, share in enumerate(lines[REST])}
+            for name, total in (totals | parts | {CHANGE: sum(totals.values())}).items():
+                found.setdefault(name, []).append(total)
     ends = {name: np.quantile(np.array(shares), (0.025, 0.975)) for name, shares in found.items()}
     return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
 

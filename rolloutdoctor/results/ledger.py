@@ -49,6 +49,7 @@ class Ledger:
         after: that after.
         lines: in the order in which they were split off.
         remainder: what no line accounts for.
+        interval: of the change, like those of the lines.
         of: what the values are of: ``rows`` or ``log``.
         logged: metric of the log, and its means in both windows; None where it is not logged.
         coincidences: other quantities that moved at the step, as sentences; never causes.
@@ -62,6 +63,7 @@ class Ledger:
     after: float
     lines: tuple[Line, ...]
     remainder: float
+    interval: Interval | None = None
     of: str = "rows"
     logged: tuple[str, float, float] | None = None
     coincidences: tuple[str, ...] = ()
@@ -71,6 +73,11 @@ class Ledger:
     def change(self) -> float:
         """After less before."""
         return self.after - self.before
+
+    @property
+    def stands_out(self) -> bool:
+        """True unless the interval of the change includes 0."""
+        return self.interval is None or not self.interval[0] <= 0 <= self.interval[1]
 
     @property
     def largest(self) -> Line | None:

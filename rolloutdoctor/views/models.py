@@ -404,6 +404,7 @@ class Ledger(Model):
     change: Number
     lines: list[Line]
     remainder: Number
+    interval: Annotated[Any, WithJsonSchema(_ENDS)]
     of: Text
     logged: Annotated[Any, BeforeValidator(_logged), WithJsonSchema(_LOGGED)]
     coincidences: list[Text]
@@ -426,6 +427,7 @@ class Why(RunHead):
     change: Number = _first("change", nan)
     lines: list[Line] = _first("lines", [])
     remainder: Number = _first("remainder", nan)
+    interval: Annotated[Any, WithJsonSchema(_ENDS)] = _first("interval", [])
     others: Annotated[list[Ledger], BeforeValidator(lambda changes: changes[1:])] = _at("ledgers")
     notes: Annotated[list[Text], BeforeValidator(lambda fields: _all_notes(fields))] = _at("__dict__")
 

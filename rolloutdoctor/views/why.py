@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from rolloutdoctor.results.ledger import Ledger, Line, Why
+from rolloutdoctor.results.ledger import Interval, Ledger, Line, Why
 from rolloutdoctor.views import structured
 from rolloutdoctor.views.layout import as_text, hanging, header, many, numbers
 from rolloutdoctor.views.markup import inert
@@ -71,11 +71,13 @@ def windows(ledger: Ledger) -> str:
 
 def _cells(ledger: Ledger) -> Iterator[list[str]]:
     for line in ledger.lines:
-        low, high = line.interval or (None, None)
-        between = "" if low is None or high is None else f"{signed(low)} to {signed(high)}"
-        yield [plain(line.cause, 60), signed(line.share), between, f"{line.count:,}" if line.count else ""]
+        yield [plain(line.cause, 60), signed(line.share), _ends(line.interval), f"{line.count:,}" if line.count else ""]
     yield ["remainder", signed(ledger.remainder), "", ""]
-    yield ["change", signed(ledger.change), "", ""]
+    yield ["change", signed(ledger.change), _ends(ledger.interval), ""]
+
+
+def _ends(interval: Interval | None) -> str:
+    return "" if interval is None else f"{signed(interval[0])} to {signed(interval[1])}"
 
 
 _HEAD = ["cause", "share", "95 % interval", "rows"]

@@ -278,8 +278,12 @@ KINDS = (
 )
 
 
-def made(kind: Kind, seed: int, path: Path, *, planted: bool) -> tuple[str, str]:
-    """Write a run with a cause, or the same draws without, and return the line that should name it."""
+def made(kind: Kind, seed: int, path: Path, *, planted: bool) -> tuple[str, str, float]:
+    """Write a run with a cause, or the same draws without.
+
+    Returns:
+        The line that should name the cause, its part, and the change of reward or length.
+    """
     of_tokens = kind.metric not in ("reward", "response_length")
     world = drawn(seed, tokens=of_tokens)
     c, t, draw = world.columns, world.tokens, world.draw
@@ -292,6 +296,10 @@ def made(kind: Kind, seed: int, path: Path, *, planted: bool) -> tuple[str, str]
     if kind.plant is longer and not planted:
         c["length"], c["answer"] = _short_before(seed)
     reward = reward_of(world, functions=kind.functions)
+    value = c["length"] if kind.metric == "response_length" else reward
+    change = float(value[world.after].mean() - value[~world.after].mean())
+    if not of_tokens and not planted:
+        return "", "", change
     key = c["step"] * 1000 + c["group"]
     _, of_group = np.unique(key, return_inverse=True)
     mean = np.bincount(of_group, reward) / np.bincount(of_group)
@@ -304,7 +312,7 @@ def made(kind: Kind, seed: int, path: Path, *, planted: bool) -> tuple[str, str]
     if of_tokens and planted:
         named = kind.plant(world)
     _write(path, world, reward, functions=kind.functions, kl=kind.metric in ("kl", "loss"))
-    return named
+    return *named, change
 
 
 def _short_before(seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -371,12 +379,13 @@ class Named:
 def name(kind: Kind, seed: int, folder: Path) -> Named:
     """Plant a cause and ask for it."""
     path, bare = folder / "planted.parquet", folder / "bare.parquet"
-    cause, part = made(kind, seed, path, planted=True)
-    made(kind, seed, bare, planted=False)
-    answers = [rd.why(str(one), metric=kind.metric, at=AT, device="cpu") for one in (path, bare)]
-    ledger, other = (answer.ledgers[0] for answer in answers)
+    cause, part, _ = made(kind, seed, path, planted=True)
+    _, _, other = made(kind, seed, bare, planted=False)
+    ledger = rd.why(path, kind.metric, at=AT, device="cpu").ledgers[0]
+    if kind.metric not in ("reward", "response_length"):
+        other = rd.why(bare, kind.metric, at=AT, device="cpu").ledgers[0].change
     gap = ledger.change - sum(line.share for line in ledger.lines) - ledger.remainder
-    planted = ledger.change - other.change
+    planted = ledger.change - other
     prompts = ("new prompts", "prompts no longer drawn", "how often prompts are drawn")
     lines = [one for one in ledger.lines if one.cause == cause or (cause == "prompts" and one.cause in prompts)]
     found = sum(line.share for line in lines)
