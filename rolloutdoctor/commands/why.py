@@ -38,7 +38,7 @@ from rolloutdoctor.results.errors import InputError, UsageError, nearest
 from rolloutdoctor.results.findings import InputSummary
 from rolloutdoctor.results.ledger import Interval, Ledger, Line, Why
 from rolloutdoctor.results.version import __version__
-from rolloutdoctor.rules.base import number
+from rolloutdoctor.rules.base import counted, number
 from rolloutdoctor.rules.series import noise
 
 MOST_ROWS = 20
@@ -116,7 +116,7 @@ def why(run: Run, options: CheckOptions, question: Question, progress: Progress 
         if units.is_empty():
             ledgers.append(log_ledger(ready, metric, at, windows))
         else:
-            ledgers.append(_with_log(ready, metric, windows, _Ledger(ready, metric, at, windows, units, rows).result()))
+            ledgers.append(_with_log(ready, metric, windows, _Ledger(metric, at, windows, units, rows).result()))
     # A level may change with the prompts of some steps.
     ledgers = [one for one in ledgers if question.at is not None or one.stands_out]
     if not ledgers:
@@ -203,14 +203,13 @@ class _Ledger:
 
     def __init__(
         self,
-        ready: PreparedRun,
         metric: str,
         at: int,
         windows: tuple[list[int], list[int]],
         units: pl.DataFrame,
         rows: pl.DataFrame,
     ) -> None:
-        self.ready, self.metric, self.at, self.windows = ready, metric, at, windows
+        self.metric, self.at, self.windows = metric, at, windows
         inside = pl.col("step").is_in([*windows[0], *windows[1]])
         self.rows = rows.filter(inside)
         spans = [(window[0], window[-1]) for window in windows]
@@ -426,6 +425,9 @@ class _Ledger:
         gone = [f"{name} ({what})" for name, what in lacking.items() if self.rows[name].is_null().all()]
         if not (self.rows["prompt"] != 0).any():
             gone.append("prompt_ids or prompt (prompts seen again)")
+        left_out = len(self.rows) - self.units.select(ROW).n_unique()
+        if left_out:
+            yield f"{counted(left_out, 'row')} without a finite value left out"
         if gone:
             yield f"the rows lack {', '.join(gone)}; no column says the source of the data"
 

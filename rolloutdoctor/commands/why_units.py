@@ -141,6 +141,8 @@ def valued(metric: str, rows: pl.DataFrame, cells: pl.DataFrame) -> pl.DataFrame
         )
     if metric not in cells.columns:
         return pl.DataFrame()
+    # What is not finite is left out before a weight is made.
+    cells = cells.filter(pl.col(metric).is_finite())
     step_tokens = pl.col("cell_tokens").sum().over(by_step)
     scaled = pl.col(metric) * (step_tokens if metric in SUMS else 1) / pl.col("cell_tokens")
     joined = cells.rename({"tokens": "cell_tokens"}).join(rows, on=ROW, how="inner", maintain_order="left", suffix="_N")
@@ -149,13 +151,13 @@ def valued(metric: str, rows: pl.DataFrame, cells: pl.DataFrame) -> pl.DataFrame
         # The terms of a row as shares of its tokens; what the tokens do not carry is spread over all of them.
         of_row = pl.col("cell_tokens") / pl.col("cell_tokens").sum().over(ROW)
         share = pl.col("kl") / pl.col("kl").sum().over(ROW) if "kl" in cells.columns else of_row
-        kl = (pl.col("kl_loss") * pl.when(share.is_finite()).then(share).otherwise(of_row)).fill_null(0.0)
-        entropy = ((pl.col("loss_N") - pl.col("policy_loss") - pl.col("kl_loss")) * of_row).fill_null(0.0)
+        kl = (pl.col("kl_loss") * pl.when(share.is_finite()).then(share).otherwise(of_row)).fill_nan(0).fill_null(0)
+        bonus = pl.col("loss_N") - pl.col("policy_loss") - pl.col("kl_loss")
+        entropy = (bonus * of_row).fill_nan(0).fill_null(0)
         each = {"policy loss": pl.col("loss") - kl, "KL loss": kl, "entropy bonus": entropy}
         values = {f"value/{name}": x * step_tokens / pl.col("cell_tokens") for name, x in each.items()}
         values["value/"] = pl.sum_horizontal(*values.values())
-    found = joined.with_columns(weight=pl.col("cell_tokens") / step_tokens, **values)
-    return found.filter(pl.col("value/").is_finite())
+    return joined.with_columns(weight=pl.col("cell_tokens") / step_tokens, **values)
 
 
 def by_step(metric: str, units: pl.DataFrame) -> pl.DataFrame:

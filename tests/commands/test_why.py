@@ -81,6 +81,19 @@ def test_the_means_are_those_of_the_rows_and_tokens(mixed):
     assert (ledger.before, ledger.after) == pytest.approx((norms[3], norms[4]))
 
 
+def test_what_is_not_finite_is_left_out(tmp_path):
+    columns = random_columns(5, steps=8)
+    columns["entropy"] = [-x for x in columns["policy_log_probs"]]
+    columns["entropy"][40] = np.full_like(columns["entropy"][40], np.nan)
+    columns["reward"][3] = columns["reward"][100] = float("nan")
+    path = write(tmp_path / "run.parquet", columns, {**TRL, "config": TRL["config"] | {"beta": 0.0}})
+    for metric in ("entropy", "reward"):
+        (ledger,) = rd.why(path, metric, at=4, device="cpu").ledgers
+        assert abs(ledger.remainder) < 1e-9
+        assert np.isfinite([ledger.before, ledger.after, *(line.share for line in ledger.lines)]).all()
+        assert any("without a finite value left out" in note for note in ledger.notes)
+
+
 def test_without_a_step_the_change_is_found(tmp_path):
     found = answered(tmp_path, "pass rate")
     assert len(found.ledgers) == 1
@@ -96,6 +109,8 @@ def test_an_outage_names_its_rows(tmp_path):
     steps = {int(row.split("/")[0]) for row in line.rows}
     assert min(steps) >= AT
     assert line.count > len(line.rows) == 20
+    rest = ledger.lines[-1]
+    assert sum(rest.parts["groups"].values()) == pytest.approx(rest.share, abs=1e-9)
 
 
 def test_a_policy_that_fails_everywhere_is_no_outage(tmp_path):
