@@ -15,6 +15,7 @@ from rolloutdoctor.commands.why_units import (
     ROW,
     STATES,
     Outage,
+    RowTable,
     TokenCells,
     attributes,
     by_step,
@@ -24,12 +25,10 @@ from rolloutdoctor.commands.why_units import (
     valued,
 )
 from rolloutdoctor.data.batch import TRAIN
-from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.devices import find_device
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.run_steps import run_file_steps
-from rolloutdoctor.engine.table_builder import FullTableBuilder
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run, StepRange
 from rolloutdoctor.metric_names.quantities import BY_NAME
@@ -180,12 +179,12 @@ def _measured(
     objective, run = ready.context.objective, ready.run
     if metric in OF_TOKENS and objective is None:
         return InputSummary(), pl.DataFrame(), pl.DataFrame()
-    rules = RuleAccumulator(ready.plan, FullTableBuilder(ready.plan))
+    # A reward needs no evaluation.
+    table = RowTable(None if metric == "reward" else objective, run.columns)
     cells = None if metric in OF_ROWS or objective is None else TokenCells(objective, run.columns)
-    run_file_steps(run, [rules, *([] if cells is None else [cells])], ready.options, ready.metrics, progress)
-    state = rules.state()
-    rows = described(state.tables.whole.rows)
-    return state.input, valued(metric, rows, pl.DataFrame() if cells is None else cells.frame()), rows
+    run_file_steps(run, [table, *([] if cells is None else [cells])], ready.options, ready.metrics, progress)
+    rows = described(table.frame())
+    return table.input, valued(metric, rows, pl.DataFrame() if cells is None else cells.frame()), rows
 
 
 def _with_log(ready: PreparedRun, metric: str, windows: tuple[list[int], list[int]], found: Ledger) -> Ledger:

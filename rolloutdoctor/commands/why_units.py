@@ -11,11 +11,17 @@ import torch
 
 from rolloutdoctor.commands.needs import evaluation_columns
 from rolloutdoctor.data.batch import TRAIN
+from rolloutdoctor.data.schema import COLUMNS
 from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer
+from rolloutdoctor.engine.tables import rows_of
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
+from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS
+from rolloutdoctor.evaluation.run_tables import EMPTY_ROWS, concatenated
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.results.findings import InputSummary
 from rolloutdoctor.rules.all_truncated import TRUNCATED
+from rolloutdoctor.rules.step import StepView
 
 ROW = ("step", "row")
 
@@ -89,6 +95,33 @@ class TokenCells(StepConsumer):
         return found.sort(*ROW, "position", "probability")
 
 
+class RowTable(StepConsumer):
+    """Measures the training rows into the table `rows`; see `engine.table_builder.FullTableBuilder`."""
+
+    split = TRAIN
+
+    def __init__(self, objective: Objective | None, columns: frozenset[str]) -> None:
+        self.columns = frozenset(one.name for one in COLUMNS if not one.kind.per_token) | {"response_mask"}
+        self.columns = (self.columns | (evaluation_columns(objective) if objective else frozenset())) & columns
+        self.objectives = {} if objective is None else {AS_CONFIGURED: objective}
+        self.input = InputSummary()
+        self._frames: list[pl.DataFrame] = []
+
+    def add(self, step: EvaluatedStep) -> None:
+        """Measure one step."""
+        batch, seen = step.batch, self.input
+        groups = 0 if batch.groups is None else len(batch.groups)
+        self.input = InputSummary(
+            seen.rows + len(batch), seen.steps + 1, seen.groups + groups, seen.tokens + batch.tokens
+        )
+        view = StepView(batch, step.logged, evaluations=step.evaluations)
+        self._frames.append(rows_of(view, [*ROW_COLUMNS, *(f"rewards/{name}" for name in batch.rewards)], {}))
+
+    def frame(self) -> pl.DataFrame:
+        """Return the rows, sorted."""
+        return concatenated(self._frames, EMPTY_ROWS, by=ROW)
+
+
 def described(rows: pl.DataFrame) -> pl.DataFrame:
     """Return training rows with what the splits ask of them.
 
@@ -105,17 +138,13 @@ def described(rows: pl.DataFrame) -> pl.DataFrame:
     mean = (reward.mean().over(of_group) - low) / (high - low)
     ends = [(reward.min().over(of_group) == high), (reward.max().over(of_group) == low)]
     passed = pl.when(ends[1]).then(0).when(ends[0]).then(3).when(mean < 0.5).then(1).otherwise(2)
-    return (
-        rows.filter(pl.col("split") == TRAIN)
-        .sort(*ROW)
-        .with_columns(
-            key=pl.when(pl.col("prompt") != 0).then(pl.concat_str(pl.lit("p"), "prompt")).otherwise(group),
-            truncated=pl.when(status.is_not_null()).then(status.is_in(TRUNCATED).cast(pl.Int64)),
-            lag=pl.when(lag >= 0).then(pl.sum_horizontal((lag > most).cast(pl.Int64) for most in (0, 1, 3))),
-            sign=pl.coalesce("advantage", "logged_advantage").sign().cast(pl.Int64) + 1,
-            pass_rate=pl.when(pl.col("group").is_not_null(), (high > low), reward.is_not_null()).then(passed),
-            name=pl.concat_str(step, pl.lit("/"), pl.col("group_id").fill_null(""), pl.lit("/"), "sample_id"),
-        )
+    return rows.with_columns(
+        key=pl.when(pl.col("prompt") != 0).then(pl.concat_str(pl.lit("p"), "prompt")).otherwise(group),
+        truncated=pl.when(status.is_not_null()).then(status.is_in(TRUNCATED).cast(pl.Int64)),
+        lag=pl.when(lag >= 0).then(pl.sum_horizontal((lag > most).cast(pl.Int64) for most in (0, 1, 3))),
+        sign=pl.coalesce("advantage", "logged_advantage").sign().cast(pl.Int64) + 1,
+        pass_rate=pl.when(pl.col("group").is_not_null(), (high > low), reward.is_not_null()).then(passed),
+        name=pl.concat_str(step, pl.lit("/"), pl.col("group_id").fill_null(""), pl.lit("/"), "sample_id"),
     )
 
 
