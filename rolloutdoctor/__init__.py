@@ -1,7 +1,7 @@
 """rolloutdoctor: recompute what an RL post-training step computed, with and without the known faults.
 
-`open` a run, then `check`, `compare`, `diff`, `identify`, `measure`, `plot`, `recompute` or `report` it, or `evaluate`
-one batch under one objective. Nothing heavy is imported before one of these is used.
+`open` a run, then `check`, `compare`, `diff`, `identify`, `measure`, `plot`, `recompute`, `report` it or ask `why` it
+changed, or `evaluate` one batch under one objective. Nothing heavy is imported before one of these is used.
 """
 
 # Not from `typing`, which takes longer to import than the command line needs to be ready for signals.
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         plot,
         recompute,
         report,
+        why,
     )
     from rolloutdoctor.evaluation.evaluate import evaluate
     from rolloutdoctor.io.run import Run
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from rolloutdoctor.results.errors import DeviceError, InputError, RolloutDoctorError, UsageError
     from rolloutdoctor.results.findings import Finding, Report
     from rolloutdoctor.results.identification import Identification
+    from rolloutdoctor.results.ledger import Why
     from rolloutdoctor.results.run_comparison import RunComparison
     from rolloutdoctor.results.version import __version__
 
@@ -42,6 +44,7 @@ __all__ = [
     "Run",
     "RunComparison",
     "UsageError",
+    "Why",
     "__version__",
     "batches",
     "check",
@@ -55,6 +58,7 @@ __all__ = [
     "plot",
     "recompute",
     "report",
+    "why",
 ]
 
 _ELSEWHERE = {
@@ -69,6 +73,7 @@ _ELSEWHERE = {
     "Run": "rolloutdoctor.io.run",
     "RunComparison": "rolloutdoctor.results.run_comparison",
     "UsageError": "rolloutdoctor.results.errors",
+    "Why": "rolloutdoctor.results.ledger",
     "__version__": "rolloutdoctor.results.version",
     "evaluate": "rolloutdoctor.evaluation.evaluate",
 }

@@ -13,6 +13,7 @@ from rolloutdoctor.commands.compare import compare as _compare
 from rolloutdoctor.commands.convert import ConvertOptions, open_any
 from rolloutdoctor.commands.diff import diff as _diff
 from rolloutdoctor.commands.diff_parts import DiffOptions
+from rolloutdoctor.commands.diff_without import LeftOut
 from rolloutdoctor.commands.identify import identify as _identify
 from rolloutdoctor.commands.measure import MeasuredRun
 from rolloutdoctor.commands.measure import measure as _measure
@@ -20,6 +21,8 @@ from rolloutdoctor.commands.needs import evaluation_columns, need_trainer
 from rolloutdoctor.commands.plot import draw
 from rolloutdoctor.commands.recompute import RecomputeOptions
 from rolloutdoctor.commands.recompute import recompute as _recompute
+from rolloutdoctor.commands.why import Question
+from rolloutdoctor.commands.why import why as _why
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_dtype
@@ -29,9 +32,10 @@ from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.ops.evaluation_mode import one_thread
 from rolloutdoctor.results.comparison import Comparison, Recomputed
 from rolloutdoctor.results.display import Displayed, show_as
-from rolloutdoctor.results.figures import known_kind
+from rolloutdoctor.results.figures import ASKED, known_kind
 from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.results.identification import Identification
+from rolloutdoctor.results.ledger import Why
 from rolloutdoctor.results.run_comparison import RunComparison
 from rolloutdoctor.rules.table import pick
 from rolloutdoctor.search.hypotheses.fixes import ChosenFix, choose
@@ -127,12 +131,16 @@ def diff(
     by: str | None = None,
     top: int = 0,
     text: bool = False,
+    without: Sequence[str] = (),
+    heaviest: int = 0,
+    heaviest_tokens: int = 0,
+    afresh: bool = False,
     steps: str | None = None,
     split: str = "train",
     device: str = "auto",
     dtype: str = "float32",
 ) -> Comparison:
-    """Compute a run as configured and with changes, as the command `diff` does.
+    """Compute a run as configured and with changes, or without some rows, as the command `diff` does.
 
     Args:
         run: from `open`, or a path.
@@ -143,13 +151,18 @@ def diff(
         by: ``step``, ``group``, ``reward`` or ``length``: break the numbers down by this.
         top: how many of the groups that moved most to keep.
         text: read the prompts and responses of these.
+        without: rows that the other side leaves out, ``SAMPLE`` or ``STEP/GROUP/SAMPLE``.
+        heaviest: how many rows of each step it leaves out, those with the largest squared gradient.
+        heaviest_tokens: how many tokens of each step, likewise.
+        afresh: compute advantages and denominators of what is left without them; else they are kept.
         steps: ``START:STOP``.
         split: ``train`` or ``eval``.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``.
     """
     other = tuple(f"{key}={value}" for key, value in (against or {}).items())
-    more = {"fixes": _fixes(fixes), "against": other, "by": by, "top": top, "text": text}
+    left_out = LeftOut(frozenset(without), heaviest, heaviest_tokens, afresh)
+    more = {"fixes": _fixes(fixes), "against": other, "by": by, "top": top, "text": text, "without": left_out}
     chosen = _chosen(DiffOptions, trainer, options, steps, split, device, dtype, **more)
     return _diff(_opened(run, trainer), chosen)
 
@@ -210,6 +223,42 @@ def measure(
     return _measure(_opened(run, trainer), chosen, _fixes(fixes))
 
 
+def why(
+    run: RunLike,
+    metric: str,
+    *,
+    at: int | None = None,
+    before: int = 20,
+    after: int = 20,
+    trainer: str | None = None,
+    options: Options | None = None,
+    steps: str | None = None,
+    device: str = "auto",
+    dtype: str = "float32",
+) -> Why:
+    """Split the change of a metric into lines that add up to it, as the command `why` does.
+
+    Args:
+        run: from `open`, or a path.
+        metric: ``reward``, ``response_length``, ``entropy``, ``kl``, ``grad_norm``, ``loss``, ``clip_fraction``, or the
+            name of a logged metric.
+        at: first step of the window after; None: the changes that stand out.
+        before: steps of the window before.
+        after: steps of that after.
+        trainer: ``NAME`` or ``NAME@VERSION``, over what the file says.
+        options: the trainer's own options by name, over what the file says.
+        steps: ``START:STOP``.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        dtype: ``float32`` or ``float64``.
+
+    Raises:
+        UsageError: if an option cannot be used, or there is no step before or after `at`.
+        InputError: if neither rows nor log hold the metric.
+    """
+    chosen = _chosen(CheckOptions, trainer, options, steps, None, device, dtype)
+    return _why(_opened(run, trainer), chosen, Question(metric, at, before, after))
+
+
 def identify(
     run: RunLike,
     *,
@@ -237,6 +286,10 @@ def plot(
     *,
     fixes: Sequence[str] = (),
     by: str | None = None,
+    metric: str = "reward",
+    at: int | None = None,
+    before: int = 20,
+    after: int = 20,
     trainer: str | None = None,
     options: Options | None = None,
     steps: str | None = None,
@@ -247,10 +300,15 @@ def plot(
     """Draw a picture of a run, as the command `plot` does; save it with the figure's own `savefig`.
 
     Args:
-        kind: ``advantages``, ``kl``, ``baseline``, ``gradient``, ``ratio``, ``mismatch`` or ``lengths``.
+        kind: ``overview``, ``advantages``, ``kl``, ``baseline``, ``gradient``, ``ratio``, ``mismatch``, ``lengths`` or
+            ``why``.
         run: from `open`, or a path.
         fixes: ``NAME`` or ``NAME:VARIANT``: before against after.
         by: ``step`` for one ridge for each band of steps, where the picture has that form.
+        metric: what `why` is about, as are the next three.
+        at: first step of the window after; None: the largest change that stands out.
+        before: steps of the window before.
+        after: steps of that after.
         trainer: ``NAME`` or ``NAME@VERSION``, over what the file says.
         options: the trainer's own options by name, over what the file says.
         steps: ``START:STOP``.
@@ -266,8 +324,10 @@ def plot(
 
     by_step = known_by(known_kind(kind), by)
     chosen = _chosen(CheckOptions, trainer, options, steps, split, device, dtype)
-    data = draw(_opened(run, trainer), kind, chosen, _fixes(fixes))
-    return figure_of(kind, data, by_step=by_step)
+    opened = _opened(run, trainer)
+    if kind in ASKED:
+        return figure_of(kind, _why(opened, chosen, Question(metric, at, before, after)))
+    return figure_of(kind, draw(opened, kind, chosen, _fixes(fixes)), by_step=by_step)
 
 
 def recompute(
@@ -427,7 +487,7 @@ def _views() -> None:
         return HTML[type(found)](found)
 
     show_as(Run, of_run)
-    for kind in (Report, Finding, Comparison, RunComparison, Identification, Recomputed):
+    for kind in (Report, Finding, Comparison, RunComparison, Identification, Recomputed, Why):
         show_as(kind, of_result)
 
 

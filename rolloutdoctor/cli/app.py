@@ -24,6 +24,7 @@ from rolloutdoctor.cli import (
     reference,
     report,
     view,
+    why,
 )
 from rolloutdoctor.cli.error_handling import fail, guarded
 from rolloutdoctor.cli.help import GroupedCommand
@@ -45,6 +46,7 @@ app.command("check", cls=GroupedCommand, epilog=check.EPILOG)(check.check)
 app.command("merge", cls=GroupedCommand, epilog=merge.EPILOG)(merge.merge)
 app.command("diff", cls=GroupedCommand, epilog=diff.EPILOG)(diff.diff)
 app.command("compare", cls=GroupedCommand, epilog=compare.EPILOG)(compare.compare)
+app.command("why", cls=GroupedCommand, epilog=why.EPILOG)(why.why)
 app.command("recompute", cls=GroupedCommand, epilog=recompute.EPILOG)(recompute.recompute)
 app.command("measure", cls=GroupedCommand, epilog=measure.EPILOG)(measure.measure)
 app.command("plot", cls=GroupedCommand, epilog=plot.EPILOG)(plot.plot)
@@ -110,6 +112,7 @@ def _defaults() -> Mapping[str, Mapping[str, object]]:
         "identify": shared,
         "diff": shared,
         "compare": shared,
+        "why": shared,
         "recompute": shared,
         "plot": values,
         "report": values,

@@ -52,6 +52,6 @@ def kinds(incomplete: str) -> list[tuple[str, str]]:
     >>> kinds("adv")
     [('advantages', '')]
     """
-    from rolloutdoctor.results.figures import KINDS
+    from rolloutdoctor.results.figures import ASKED, KINDS
 
-    return _starting(incomplete, [(kind, "") for kind in KINDS])
+    return _starting(incomplete, [(kind, "") for kind in (*KINDS, *ASKED)])

@@ -13,7 +13,8 @@ from rolloutdoctor.cli.output import check_target
 EPILOG = (
     "Exit codes: 0, with --exit-code 1 if anything differs; 2 usage, unreadable input or internal error. "
     "Examples: rolloutdoctor diff run.parquet --fix zero-std; rolloutdoctor diff run.parquet --fix zero-std "
-    "--fix rejected-rows --by reward; rolloutdoctor diff run.parquet --against beta=0 --format markdown"
+    "--fix rejected-rows --by reward; rolloutdoctor diff run.parquet --against beta=0 --format markdown; "
+    "rolloutdoctor diff run.parquet --steps 46:47 --top 8"
 )
 
 
@@ -41,9 +42,30 @@ def diff(
     ] = None,
     source: groups.Source,
     by: Annotated[opt.Parts | None, typer.Option("--by", help="Break the numbers down by this.")] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--without",
+            metavar="ROWS",
+            help="Leave out rows: SAMPLE, STEP/GROUP/SAMPLE, or a file of them; repeatable.",
+        ),
+    ] = None,
     top: Annotated[
-        int, typer.Option("--top", metavar="N", min=0, help="List the groups whose gradient changes most; 0 for none.")
-    ] = 3,
+        int | None,
+        typer.Option(
+            "--top",
+            metavar="N",
+            min=0,
+            help="With --fix, --against or --without: list so many groups (default: 3). Alone: leave out the N rows of "
+            "each step that carry most of the gradient.",
+        ),
+    ] = None,
+    top_tokens: Annotated[
+        int, typer.Option("--top-tokens", metavar="N", min=0, help="Leave out the N tokens of each step likewise.")
+    ] = 0,
+    afresh: Annotated[
+        bool, typer.Option("--afresh", help="Compute what is left without them: advantages and denominators change.")
+    ] = False,
     no_text: Annotated[
         bool, typer.Option("--no-text", help="Do not read the prompts and responses of these groups.")
     ] = False,
@@ -59,14 +81,17 @@ def diff(
     color: opt.ColorOption = opt.Color.auto,
     quiet: opt.QuietOption = False,
 ) -> None:
-    """Compare the same run with and without fixes, or under other trainer options."""
+    """Compare a run with and without fixes, rows or tokens, or under other trainer options."""
     from rolloutdoctor.search.hypotheses.fixes import choose
 
+    is_alone = not (fix or against or without)
+    heaviest, top = (top or 0, 3) if is_alone else (0, 3 if top is None else top)
     where = verdict.executor(engine, workers, state_dir)
     fixes = tuple(choose(text) for text in fix or [])
     from rolloutdoctor.cli.progress import progress_bar
     from rolloutdoctor.commands.diff import diff as run_diff
     from rolloutdoctor.commands.diff_parts import DiffOptions
+    from rolloutdoctor.commands.diff_without import LeftOut, read_names
     from rolloutdoctor.views.diff_table import RENDERERS
 
     options = groups.read_options(
@@ -79,6 +104,7 @@ def diff(
         top=top,
         text=not no_text,
         distribution=format_ is opt.DiffFormat.full,
+        without=LeftOut(read_names(tuple(without or ())), heaviest, top_tokens, afresh),
     )
     run = dumps.opened(paths, source, quiet=quiet, text=top > 0 and not no_text)
     check_target(output_file, "--output-file")

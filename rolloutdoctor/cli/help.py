@@ -8,7 +8,9 @@ from typer.core import TyperCommand
 
 _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("The run", ("trainer", "settings", "trainer_config", "fix", "against", "steps", "split")),
+    ("The change", ("metric", "at", "before", "after")),
     ("Dumps and logs", ("importer", "columns", "map_file", "allow_pickle")),
+    ("Left out", ("without", "top_tokens", "afresh")),
     ("Rules", ("select", "ignore", "require", "each", "list_")),
     ("Result", ("by", "top", "no_text", "format_", "output", "output_file", "verbose", "quiet", "color")),
     ("Following", ("follow", "state_file", "on_finding", "until_idle", "every")),

@@ -9,7 +9,8 @@ from rolloutdoctor.cli import complete, dumps, groups
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.output import check_target, write_whole
-from rolloutdoctor.results.figures import KINDS, known_kind
+from rolloutdoctor.cli.why import AfterOption, AtOption, BeforeOption, MetricOption
+from rolloutdoctor.results.figures import ASKED, KINDS, known_kind
 
 EPILOG = (
     "KIND: overview (what the trainer logged, with the steps at which findings begin; of a log alone, too), "
@@ -18,7 +19,8 @@ EPILOG = (
     "masked responses), gradient (policy and KL parts, and what a fix changes), ratio (importance ratios with the clip "
     "range, and trainer against sampler; with --fix only for fixes that mask tokens), mismatch (the sampler's "
     "log-probs against the trainer's, their gap by step, position and version lag, and the cause that was found), "
-    "lengths (response lengths, truncation and end tokens by step). "
+    "lengths (response lengths, truncation and end tokens by step), why (the change of --metric at --at as a waterfall "
+    "of the lines that add up to it; of a log alone, too). "
     "Only training rows are drawn unless --split says otherwise. "
     "Examples: rolloutdoctor plot advantages run.parquet --fix rejected-rows --by step -o advantages.svg; "
     "rolloutdoctor plot gradient run.parquet -o gradient.png"
@@ -36,7 +38,10 @@ class By(StrEnum):
 def plot(
     *,
     kind: Annotated[
-        str, typer.Argument(metavar="KIND", help=", ".join(KINDS), show_default=False, autocompletion=complete.kinds)
+        str,
+        typer.Argument(
+            metavar="KIND", help=", ".join((*KINDS, *ASKED)), show_default=False, autocompletion=complete.kinds
+        ),
     ],
     paths: opt.Paths,
     output: Annotated[
@@ -45,6 +50,10 @@ def plot(
     source: groups.Source,
     fix: opt.CompareFixOption = None,
     by: Annotated[By | None, typer.Option("--by", help="Draw one histogram per range of steps (advantages).")] = None,
+    metric: MetricOption = "reward",
+    at: AtOption = None,
+    before: BeforeOption = 20,
+    after: AfterOption = 20,
     part: groups.Computed,
     quiet: opt.QuietOption = False,
 ) -> None:
@@ -62,10 +71,16 @@ def plot(
     by_step = known_by(kind, by)
     from rolloutdoctor.cli.progress import progress_bar
     from rolloutdoctor.commands.plot import draw
+    from rolloutdoctor.commands.why import Question
+    from rolloutdoctor.commands.why import why as explain
 
     run = dumps.opened(paths, source, quiet=quiet, logs_alone=True)
     check_target(output)
     with progress_bar(run.unit, quiet=quiet) as progress:
-        data = draw(run, kind, options, fixes, progress)
+        data = (
+            explain(run, options, Question(metric, at, before, after), progress)
+            if kind in ASKED
+            else draw(run, kind, options, fixes, progress)
+        )
     write_whole(as_bytes(figure_of(kind, data, by_step=by_step), kind, form), output)
     opt.warn_of_partial(run, quiet=quiet)

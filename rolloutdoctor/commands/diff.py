@@ -9,6 +9,7 @@ import polars as pl
 from rolloutdoctor.commands.breakdown import PARTS, labelled
 from rolloutdoctor.commands.diff_measures import Totals, differs, is_other, measures, totals
 from rolloutdoctor.commands.diff_parts import DiffOptions, DiffState, DiffWork, columns_of, sides_of
+from rolloutdoctor.commands.diff_without import LeftOut
 from rolloutdoctor.commands.needs import need_trainer
 from rolloutdoctor.commands.top_groups import moved_groups
 from rolloutdoctor.data.step_key import StepKey
@@ -25,9 +26,13 @@ from rolloutdoctor.results.comparison import Comparison, Effect, Pair, Slice
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.results.exact import mean
 from rolloutdoctor.results.version import __version__
+from rolloutdoctor.rules.base import counted, percent
 
 BY_GRADIENT = "absolute change of the log-prob gradient"
 BY_ADVANTAGE = "absolute change of advantages"
+
+MOST_NAMED = 12
+"""Rows that are named of those left out."""
 
 
 def diff(
@@ -48,8 +53,13 @@ def diff(
         UsageError: if an option cannot be used, or there is nothing to compare.
         InputError: if a file cannot be read, breaks the contract, or lacks what the advantages need.
     """
-    if not options.fixes and not options.against:
-        raise UsageError("nothing to compare with: add --fix NAME (see `rolloutdoctor fixes`) or --against KEY=VALUE")
+    if not options.fixes and not options.against and not options.without:
+        raise UsageError(
+            "nothing to compare with: add --fix NAME (see `rolloutdoctor fixes`), --against KEY=VALUE, "
+            "--without ROWS or --top N"
+        )
+    if (options.fixes or options.against) and options.without:
+        raise UsageError("--without compares a step with itself: leave out --fix and --against")
     if options.by is not None and options.by not in PARTS:
         raise UsageError(f"no parts by {options.by!r} (known: {', '.join(PARTS)})")
     options = with_identified(run, options)
@@ -60,12 +70,17 @@ def diff(
     seen = tree_sum(states)
     if not seen.input.rows:
         raise UsageError(f"no {options.split} rows to compare; widen --steps or set --split")
+    if options.without.names and seen.frames["left"].is_empty() and not options.without.rows:
+        raise UsageError("no row with a gradient has such a name; --without takes SAMPLE or STEP/GROUP/SAMPLE")
     notes += seen.notes()
     bonus = configured.objective.entropy_bonus
     if bonus is not None:
         notes.append(f"losses and gradients are those of the policy term and the KL term: {bonus.no_gradient}")
     labels = [label for label in sides if label != AS_CONFIGURED]
     effects = [_effect(seen, label, options.by, joint=not at and len(labels) > 1) for at, label in enumerate(labels)]
+    if options.without:
+        remarks = *_carried(effects[0], seen.frames["left"], options.without), *effects[0].remarks
+        effects[0] = replace(effects[0], remarks=remarks)
     if options.top:
         effects[0] = replace(effects[0], groups=moved_groups(run, seen.frames["moved"], text=options.text))
     return Comparison(
@@ -127,6 +142,24 @@ def part_slices(by: str, lines: pl.DataFrame, steps: float) -> Iterator[Slice]:
     for label, numbers in zip(found["label"], measures(found, steps), strict=True):
         # A group lies in several parts, so that none is its own.
         yield Slice({by: label}, {name: value for name, value in numbers.items() if "groups" not in name})
+
+
+def _carried(effect: Effect, left: pl.DataFrame, without: LeftOut) -> Iterator[str]:
+    """Say how much of the step was left out, and what the rest of it keeps."""
+    total = effect.total
+    one, other = total["grad_l2_before"].value, total["grad_l2_after"].value
+    if one and other is not None and not without.afresh:
+        share = percent(1 - (other / one) ** 2)
+        yield f"what is left out carries {share} of the squared log-prob gradient (L2)"
+    names = left.sort("step", maintain_order=True)["name"].to_list()
+    more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
+    if names:
+        yield f"{counted(len(names), 'row')}: {', '.join(names[:MOST_NAMED])}{more}"
+    yield (
+        "advantages and denominators are those of a step without them"
+        if without.afresh
+        else "the other rows keep their advantages and the denominators of the step"
+    )
 
 
 def _mean(pairs: Sequence[Pair]) -> Pair:

@@ -8,7 +8,10 @@ import polars as pl
 from rolloutdoctor.commands.diff_rows import EMPTY, STEP, with_changes
 from rolloutdoctor.results.findings import Measure
 
-_COUNTS = ("live", "compared", "shifted", "undefined", "flips", "drifted", "same", "rescaled", "tokens")
+_COUNTS = (
+    *("live", "compared", "shifted", "undefined", "flips", "drifted", "same", "rescaled"),
+    *("tokens", "tokens_after"),
+)
 _SUMS = (
     *("shift", "drift", "policy_loss", "policy_loss_after", "kl_loss", "kl_loss_after", "kl", "kl_after"),
     *("grad_l1", "grad_l1_after", "grad_sq", "grad_sq_after", "versus_l1", "versus_dot"),
@@ -97,7 +100,7 @@ def quantities(steps: pl.Expr) -> dict[str, tuple[pl.Expr, str]]:
         "kl_loss_before": (ratio(col("kl_loss"), steps), "loss"),
         "kl_loss_after": (ratio(col("kl_loss_after"), steps), "loss"),
         "kl_before": (ratio(col("kl"), col("tokens")), "nats"),
-        "kl_after": (ratio(col("kl_after"), col("tokens")), "nats"),
+        "kl_after": (ratio(col("kl_after"), col("tokens_after")), "nats"),
         "grad_l1_before": (evaluated(col("grad_l1")), "1"),
         "grad_l1_after": (evaluated(col("grad_l1_after")), "1"),
         "grad_l2_before": (evaluated(root), "1"),

@@ -8,6 +8,7 @@ import polars as pl
 from rolloutdoctor.commands.breakdown import PARTS
 from rolloutdoctor.commands.diff_measures import no_totals, step_totals
 from rolloutdoctor.commands.diff_rows import EMPTY, side_rows, with_changes
+from rolloutdoctor.commands.diff_without import LeftOut, rows_without
 from rolloutdoctor.commands.figures import AdvantagesFigure
 from rolloutdoctor.commands.needs import absent_columns, evaluation_columns, need_trainer
 from rolloutdoctor.commands.top_groups import most_moved, no_groups
@@ -45,6 +46,7 @@ class DiffOptions(ReadOptions):
         top: how many of the groups that moved most to keep.
         text: read the prompts and responses of these.
         distribution: keep the distribution of the advantages, before and after.
+        without: the other side is the step without these rows or tokens.
     """
 
     split: str = TRAIN
@@ -54,12 +56,15 @@ class DiffOptions(ReadOptions):
     top: int = 0
     text: bool = False
     distribution: bool = False
+    without: LeftOut = LeftOut()  # noqa: RUF009  # it is frozen
 
 
 METRICS = pl.DataFrame(
     schema={"side": pl.String, "step": pl.Int64, "split": pl.String, "metric": pl.String}
     | {"before": pl.Float64, "after": pl.Float64}
 )
+
+LEFT = pl.DataFrame(schema={"step": pl.Int64, "split": pl.String, "name": pl.String})
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +75,7 @@ class DiffState:
         input: what was read.
         frames: `steps`: totals of every step and changed side; `parts`: the same of the parts of a step that were asked
             for; `metrics`: the trainer's metrics of every step, as configured and on each changed side; `moved`: rows
-            of the groups that moved most on the first changed side.
+            of the groups that moved most on the first changed side; `left`: names of the rows that were left out.
         top: how many groups these are.
         failed: reason to the steps that could not be evaluated.
         merged: groups that are one to the trainer.
@@ -122,6 +127,7 @@ _FRAMES: Mapping[str, Callable[[], pl.DataFrame]] = {
     "parts": no_totals,
     "metrics": METRICS.clone,
     "moved": no_groups,
+    "left": LEFT.clone,
 }
 """Frame of a state to an empty one."""
 
@@ -152,12 +158,15 @@ class DiffWork(Work[DiffState]):
         """The changes, and every option that says how to read."""
         options = self.options
         fixes = [fix.label for fix in options.fixes]
-        more = (options.by, options.top, options.distribution)
+        without = (sorted(options.without.names), options.without.label, options.without.afresh)
+        more = (options.by, options.top, options.distribution, without)
         return repr(("diff", fixes, tuple(options.against), more, reading_identity(options)))
 
 
 def sides_of(run: Run, configured: Configured, options: DiffOptions) -> dict[str, Objective]:
     """The run as configured, then all changes together, then each alone."""
+    if options.without:
+        return dict.fromkeys((AS_CONFIGURED, options.without.label), configured.objective)
     changed = configured.objective
     alone: dict[str, Objective] = {}
     if options.against:
@@ -220,9 +229,12 @@ class _Sides(StepConsumer):
         self._by = PARTS.get(options.by or "step", ())
         self._rows = [EMPTY]
         self._metrics: list[tuple[object, ...]] = []
+        self._left: list[tuple[object, ...]] = []
         self._steps, self._parts, self._moved = no_totals(), no_totals(), no_groups()
         self._failed: dict[str, list[int]] = {}
         self._merged = MergedIds(sides.values())
+        if options.without:
+            self.per_token = frozenset({AS_CONFIGURED})
 
     def add(self, step: EvaluatedStep) -> None:
         """Take in one step."""
@@ -239,14 +251,30 @@ class _Sides(StepConsumer):
         before = _metrics(self._configured, found[AS_CONFIGURED])
         by = self._options.by if self._by == ("part",) else None
         named = bool(self._options.top) or "group_id" in self._by
-        for side in self._sides:
+        for side in () if self._options.without else self._sides:
             self._rows.append(side_rows(side, found[AS_CONFIGURED], found[side], by=by, named=named))
             after = _metrics(self._configured, found[side])
             self._metrics += [(side, *batch.key, name, x, after[name]) for name, x in before.items() if name in after]
+        if self._options.without:
+            self._leave_out(step, before, by=by, named=named)
         if sum(map(len, self._rows)) > _MOST_ROWS:
             self._add_up()
         if self._figure is not None and batch.has("response_mask"):
             self._figure.add(step)
+
+    def _leave_out(self, step: EvaluatedStep, before: Mapping[str, float], *, by: str | None, named: bool) -> None:
+        """Take in a step with and without what is left out."""
+        (side,), batch = self._sides, step.batch
+        found = step.evaluations[AS_CONFIGURED]
+        rows, after, shares, names = rows_without(side, found, self._options.without, step.logged, by=by, named=named)
+        self._rows.append(rows)
+        self._metrics += [(side, *batch.key, name, *ends) for name, ends in shares.items()]
+        if after is not None:
+            metrics = _metrics(self._configured, after)
+            self._metrics += [
+                (side, *batch.key, name, x, metrics[name]) for name, x in before.items() if name in metrics
+            ]
+        self._left += [(*batch.key, name) for name in names]
 
     def _add_up(self) -> None:
         rows = pl.concat(self._rows, how="diagonal_relaxed")
@@ -268,6 +296,7 @@ class _Sides(StepConsumer):
                 "parts": self._parts,
                 "metrics": pl.DataFrame(self._metrics, METRICS.schema, orient="row"),
                 "moved": self._moved.select(no_groups().columns),
+                "left": pl.DataFrame(self._left, LEFT.schema, orient="row"),
             },
             self._options.top,
             self._failed,

@@ -23,7 +23,7 @@ NUMBERS = (
 EMPTY = pl.DataFrame(
     schema={"side": pl.String, "step": pl.Int64, "split": pl.String, "row": pl.Int64, "group": pl.Int64}
     | {"group_id": pl.String, "sample_id": pl.String, "live": pl.Boolean, "compared": pl.Boolean}
-    | {"tokens": pl.Int64, "same_scope": pl.Boolean}
+    | {"tokens": pl.Int64, "tokens_after": pl.Int64, "same_scope": pl.Boolean}
     | dict.fromkeys(NUMBERS, pl.Float64)
 )
 
@@ -72,7 +72,13 @@ def _losses(before: Evaluation, after: Evaluation) -> dict[str, Tensor]:
     one, other = before.tokens, after.tokens
     if one is None or other is None or before.rows is None or before.rows.length_N is None:
         return {}
-    found = {"tokens": before.rows.length_N.long(), "versus_l1": other.versus_l1_N, "versus_dot": other.versus_dot_N}
+    length_N = before.rows.length_N.long()
+    found = {
+        "tokens": length_N,
+        "tokens_after": length_N,
+        "versus_l1": other.versus_l1_N,
+        "versus_dot": other.versus_dot_N,
+    }
     for end, x in (("", one), ("_after", other)):
         found |= {
             f"policy_loss{end}": x.policy_N * x.policy_weight_N,

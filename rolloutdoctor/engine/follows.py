@@ -67,6 +67,11 @@ def _of_same_names(cause: Finding, found: Finding, context: Context) -> bool:
     return not names.isdisjoint(found.headline.split())
 
 
+def _is_of_a_place(cause: Finding, found: Finding, context: Context) -> bool:
+    """A step of the one is among the worst of the other."""
+    return not {one.step for one in cause.examples}.isdisjoint(one.step for one in found.examples)
+
+
 ANY = "any rule"
 
 FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
@@ -80,6 +85,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDT004", ("RDI012", "RDT006", "RDT008"), _began_earlier),
     ("RDT005", ("RDI012",), _began_earlier),
     ("RDT001", ("RDT005", "RDG002", "RDG003"), _began_earlier),
+    ("RDT008", ("RDG014",), _is_of_a_place),
     ("RDA006", ("RDA004",), _all_of_rows),
     ("RDI007", ("RDG005", "RDM004", "RDA001"), _always),
     ("RDI006", ("RDG005", "RDM004", "RDA001"), _always),

@@ -340,14 +340,19 @@ KINDS: dict[str, tuple[str, ...]] = {
 """Every picture, and how the codes of the findings begin that it shows."""
 
 
+ASKED = ("why",)
+"""Pictures that answer a question, so that only `plot` draws them."""
+
+
 def known_kind(kind: str) -> str:
     """Return the kind.
 
     Raises:
         UsageError: if there is no such picture.
     """
-    if kind not in KINDS:
-        raise UsageError(f"no picture {kind!r} (known: {', '.join(KINDS)}){nearest(kind, list(KINDS))}")
+    known = [*KINDS, *ASKED]
+    if kind not in known:
+        raise UsageError(f"no picture {kind!r} (known: {', '.join(known)}){nearest(kind, known)}")
     return kind
 
 

@@ -66,6 +66,7 @@ from rolloutdoctor.rules.sampler_mismatch_logged import SamplerMismatchLogged
 from rolloutdoctor.rules.sequence_is_length_bias import SequenceIsLengthBias
 from rolloutdoctor.rules.shaped_reward_phantom import ShapedRewardPhantom
 from rolloutdoctor.rules.singleton_group import SingletonGroup
+from rolloutdoctor.rules.spike_attributed import SpikeAttributed
 from rolloutdoctor.rules.stale_policy import StalePolicy
 from rolloutdoctor.rules.stale_prefix_cache import StalePrefixCache
 from rolloutdoctor.rules.std_difficulty_bias import StdDifficultyBias
@@ -107,6 +108,7 @@ RULES: tuple[AnyRule, ...] = (
     ReferenceMoved(),
     ReferenceNotInitial(),
     KlWithoutGradient(),
+    SpikeAttributed(),
     NonfiniteValues(),
     OverwrittenCompletions(),
     GroupPartition(),

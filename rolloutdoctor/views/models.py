@@ -1,6 +1,7 @@
 """The JSON that commands print: models that are filled from a result by attribute, their fields in printed order."""
 
 from collections.abc import Callable
+from math import nan
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
@@ -375,6 +376,66 @@ class Compare(Head):
         ]
     ]
     notes: list[Text]
+
+
+def _logged(means: tuple[str, float, float] | None) -> dict[str, object] | None:
+    return None if means is None else dict(zip(("metric", "before", "after"), means, strict=True))
+
+
+_ENDS = {"type": ["array", "null"], "items": {"type": "number"}}
+_LOGGED = {"type": ["object", "null"]}
+
+
+class Line(Model):
+    cause: Text
+    share: Number
+    interval: Annotated[Any, WithJsonSchema(_ENDS)]
+    rows: list[Text]
+    count: Count
+    words: Text
+    parts: dict[str, Annotated[dict[str, Any], WithJsonSchema(_NUMBERS)]]
+
+
+class Ledger(Model):
+    at: Number
+    steps_before: list[Whole]
+    steps_after: list[Whole]
+    before: Number
+    after: Number
+    change: Number
+    lines: list[Line]
+    remainder: Number
+    interval: Annotated[Any, WithJsonSchema(_ENDS)]
+    of: Text
+    logged: Annotated[Any, BeforeValidator(_logged), WithJsonSchema(_LOGGED)]
+    coincidences: list[Text]
+    notes: list[Text]
+
+
+def _first(name: str, empty: object) -> Any:  # noqa: ANN401 - a field of any type
+    """A field of the largest change; where there is none, what stands for that."""
+    return Field(default=empty, validation_alias=AliasPath("ledgers", 0, name))
+
+
+class Why(RunHead):
+    metric: Text
+    unit: Text
+    at: Number = _first("at", nan)
+    steps_before: list[Whole] = _first("steps_before", [])
+    steps_after: list[Whole] = _first("steps_after", [])
+    before: Number = _first("before", nan)
+    after: Number = _first("after", nan)
+    change: Number = _first("change", nan)
+    lines: list[Line] = _first("lines", [])
+    remainder: Number = _first("remainder", nan)
+    interval: Annotated[Any, WithJsonSchema(_ENDS)] = _first("interval", [])
+    others: Annotated[list[Ledger], BeforeValidator(lambda changes: changes[1:])] = _at("ledgers")
+    notes: Annotated[list[Text], BeforeValidator(lambda fields: _all_notes(fields))] = _at("__dict__")
+
+
+def _all_notes(fields: dict[str, Any]) -> list[str]:
+    first = fields["ledgers"][:1]
+    return [*(note for one in first for note in (*one.coincidences, *one.notes)), *fields["notes"]]
 
 
 def _numbers(one: Numbers) -> dict[str, object]:

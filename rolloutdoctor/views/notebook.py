@@ -8,8 +8,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from rolloutdoctor.results.comparison import Comparison, Recomputed
 from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.results.identification import Identification
+from rolloutdoctor.results.ledger import Why
 from rolloutdoctor.results.run_comparison import RunComparison
-from rolloutdoctor.views import diff_terminal, identification, run_comparison
+from rolloutdoctor.views import diff_terminal, identification, run_comparison, why
 from rolloutdoctor.views.audit_words import audit_line
 from rolloutdoctor.views.concise import counts
 from rolloutdoctor.views.recompute_views import as_full
@@ -48,6 +49,7 @@ HTML: dict[type, Callable[[Any], str]] = {
     RunComparison: _as_text(run_comparison.full),
     Identification: _as_text(identification.text),
     Recomputed: _as_text(as_full),
+    Why: _as_text(why.full),
 }
 """Kind of a result to what shows it."""
 

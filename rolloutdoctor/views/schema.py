@@ -18,6 +18,8 @@ OUTPUTS: Mapping[str, tuple[str, Any, str]] = {
     "diff-line": ("a line of diff --format jsonl", models.Diff, "run"),
     "compare": ("compare --format json", models.Compare, ""),
     "compare-line": ("a line of compare --format jsonl", models.Compare, "comparison"),
+    "why": ("why --format json", models.Why, ""),
+    "why-line": ("a line of why --format jsonl", models.Why, "answer"),
     "recompute": ("recompute --format json", models.Recompute, ""),
     "recompute-line": ("a line of recompute --format jsonl", models.Recompute, "run"),
     "identify": ("identify --format json", models.Identify, ""),

@@ -20,6 +20,7 @@ LINES: Mapping[str, Mapping[str, str]] = {
     },
     "effect": {"per_step": "step", "parts": "part", "groups": "group"},
     "comparison": {"findings": "finding", "quantities": "quantity", "parts": "part"},
+    "answer": {"lines": "line", "others": "ledger"},
 }
 """Of each type of line the lists that are lines of their own, and the types of these."""
 
@@ -31,6 +32,7 @@ _MODELS = {
     "Recomputed": "Recompute",
     "Identification": "Identify",
     "RunInfo": "Info",
+    "Why": "Why",
 }
 """Result to the model of its JSON."""
 
@@ -43,7 +45,8 @@ def as_json(result: object, style: Style) -> str:
 def as_json_lines(result: object, style: Style) -> str:
     """Render one JSON object a line: the run, then what was found of it, each with its type."""
     found = body(result)
-    lines = _lines(found, "comparison" if "joined" in found else "run", {})
+    first = "comparison" if "joined" in found else "answer" if "others" in found else "run"
+    lines = _lines(found, first, {})
     return "".join(json_text(line, ascii_only=not style.unicode) + "\n" for line in lines)
 
 

@@ -15,7 +15,9 @@ from rolloutdoctor.results.figures import (
     RatioData,
     Spread,
 )
+from rolloutdoctor.results.findings import InputSummary
 from rolloutdoctor.results.histograms import Histogram
+from rolloutdoctor.results.ledger import Ledger, Line, Why
 from rolloutdoctor.results.vitals import Vital
 
 NAN = math.nan
@@ -96,6 +98,23 @@ def overview(steps=12, **changes):
     return replace(OverviewData(tuple(vitals)[: 3 if steps else 0]), **changes)
 
 
+def why(steps=12, **changes):
+    """A waterfall of more lines than it has bars."""
+    lines = [
+        Line("verifier outage", -0.2, (-0.25, -0.15), ("4/g/1",), 32, "reward at 0 in 32 adjacent rows, step 4"),
+        Line(
+            "pass rate on equal prompts", 0.05, (-0.01, 0.1), ("5/g/1",), 64, "", {"groups": {"one": 0.03, "two": 0.02}}
+        ),
+        *(Line(f"reward function with a long name, number {number}", 0.01 * number, None) for number in range(12)),
+    ]
+    ledger = Ledger(4, (0, 3), (4, 7), 0.6, 0.6 + sum(line.share for line in lines), tuple(lines), 0.0)
+    about = InputSummary(128, 8, 16, 900), "verl", "0.9.1", {}
+    data = Why(
+        "0", "cpu", "float32", *about, "reward", "reward", "reward", (ledger,) if steps else (), ("nothing moved",)
+    )
+    return replace(data, **changes)
+
+
 MAKE = {
     "overview": overview,
     "advantages": advantages,
@@ -105,6 +124,7 @@ MAKE = {
     "ratio": ratio,
     "mismatch": mismatch,
     "lengths": lengths,
+    "why": why,
 }
 OF_FIXES = tuple(MAKE)[1:6]
 BY_STEP = ("kl", "gradient", "ratio", "mismatch", "lengths")

@@ -21,6 +21,7 @@ from views.figure_data import (
 
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.results.figures import (
+    ASKED,
     KINDS,
     AdvantagesData,
     GradientData,
@@ -37,7 +38,7 @@ from rolloutdoctor.views.plots.table import PICTURES, as_bytes, figure_of, forma
 
 
 def test_every_kind_has_its_picture():
-    assert tuple(PICTURES) == tuple(KINDS) == tuple(MAKE)
+    assert tuple(PICTURES) == (*KINDS, *ASKED) == tuple(MAKE)
 
 
 @pytest.mark.slow
@@ -142,7 +143,7 @@ def test_a_figure_with_one_empty_panel_shows_something():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.parametrize("form", ["png", "svg"])
 def test_the_same_bytes_each_time(kind, form):
     one, other = (as_bytes(figure_of(kind, MAKE[kind]()), kind, form) for _ in range(2))
@@ -183,7 +184,7 @@ def test_pictures_are_told_apart_in_grey():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MAKE)
 def test_an_inline_picture_takes_the_colours_of_the_page(kind):
     svg = inline_svg(figure_of(kind, MAKE[kind]()), kind, 'a "b" <c>')
     root = ET.fromstring(svg)

@@ -11,7 +11,8 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from rolloutdoctor.results.errors import UsageError, nearest
-from rolloutdoctor.results.figures import KINDS, PictureData
+from rolloutdoctor.results.figures import ASKED, KINDS, PictureData
+from rolloutdoctor.results.ledger import Why
 from rolloutdoctor.results.run_comparison import RunComparison
 from rolloutdoctor.views.plots import compare
 from rolloutdoctor.views.plots.style import plain_numbers, styled, words_alone
@@ -40,7 +41,7 @@ def _picture(kind: str) -> Picture:
     return Picture(module.draw, module.title, getattr(module, "draw_by_step", None))
 
 
-PICTURES = {kind: _picture(kind) for kind in KINDS}
+PICTURES = {kind: _picture(kind) for kind in (*KINDS, *ASKED)}
 """Each is drawn by the module of its name."""
 
 SENTENCE = 1.7
@@ -64,7 +65,7 @@ def known_by(kind: str, by: str | None) -> bool:
     return True
 
 
-def figure_of(kind: str, data: PictureData, *, by_step: bool = False) -> Figure:
+def figure_of(kind: str, data: PictureData | Why, *, by_step: bool = False) -> Figure:
     """Draw a picture as a matplotlib figure; `by_step` is for those that have that form (`known_by`)."""
     picture = PICTURES[kind]
     with styled():

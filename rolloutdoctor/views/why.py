@@ -1,0 +1,189 @@
+"""A change of a metric in words: for a person at a terminal, in a line, as Markdown, and for programs."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from rolloutdoctor.results.ledger import Interval, Ledger, Line, Why
+from rolloutdoctor.views import structured
+from rolloutdoctor.views.layout import as_text, hanging, header, many, numbers
+from rolloutdoctor.views.markup import inert
+from rolloutdoctor.views.style import Style, plain
+
+MOST_ROWS = 5
+"""Rows that are named without -v."""
+
+_NEARLY_ALL = (0.7, 1.3)
+"""Shares of a line that are nearly all of it."""
+
+_PLAIN = ("1", "share", "reward")
+"""Units that say no more than the metric."""
+
+
+def number(value: float) -> str:
+    """A number of a ledger: three significant digits."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def signed(value: float) -> str:
+    """The same with its sign; what rounding leaves of 0 is 0."""
+    return "0" if abs(value) < 1e-12 else f"{'+' if value > 0 else '-'}{number(abs(value))}"
+
+
+def answer(found: Why, ledger: Ledger) -> str:
+    """Say in a sentence or two what changed, and what most of it is."""
+    change, unit = ledger.change, "" if found.unit in _PLAIN else f" {found.unit}"
+    if not change:
+        return f"{found.title} did not change at step {ledger.at}: {number(ledger.before)}{unit} before and after."
+    verb = "rose" if change > 0 else "fell"
+    said = (
+        f"{found.title[0].upper()}{found.title[1:]} {verb} by {number(abs(change))}{unit} at step {ledger.at}, from "
+        f"{number(ledger.before)} to {number(ledger.after)}"
+    )
+    line = ledger.largest
+    if line is None:
+        return f"{said}; the log holds no term of it."
+    cause = f"{said}: {signed(line.share)} ({100 * line.share / change:.0f} %) is {line.cause}"
+    wide = line.interval is not None and line.interval[0] <= 0 <= line.interval[1]
+    within = None if wide else largest_part(line)
+    cause += f", {signed(within[1])} of it {within[0]}" if within is not None else ""
+    cause += f" ({line.words})" if line.words else ""
+    return f"{cause}{'; its interval includes 0' if wide else ''}."
+
+
+def largest_part(line: Line) -> tuple[str, float] | None:
+    """Return the class that accounts for nearly all of a line, of all attributes; None where none does."""
+    found = [
+        (f"{name.replace('_', ' ')} {part}", share)
+        for name, parts in line.parts.items()
+        for part, share in parts.items()
+        if len(parts) > 2 and line.share and _NEARLY_ALL[0] <= share / line.share <= _NEARLY_ALL[1]
+    ]
+    return min(found, key=lambda pair: abs(pair[1] - line.share), default=None)
+
+
+def windows(ledger: Ledger) -> str:
+    """Name the steps of both windows."""
+    (first, last), (start, end) = ledger.steps_before, ledger.steps_after
+    return f"steps {first} to {last} before, {start} to {end} after"
+
+
+def _cells(ledger: Ledger) -> Iterator[list[str]]:
+    for line in ledger.lines:
+        yield [plain(line.cause, 60), signed(line.share), _ends(line.interval), f"{line.count:,}" if line.count else ""]
+    yield ["remainder", signed(ledger.remainder), "", ""]
+    yield ["change", signed(ledger.change), _ends(ledger.interval), ""]
+
+
+def _ends(interval: Interval | None) -> str:
+    return "" if interval is None else f"{signed(interval[0])} to {signed(interval[1])}"
+
+
+_HEAD = ["cause", "share", "95 % interval", "rows"]
+
+
+def full(found: Why, style: Style) -> str:
+    """Render as text, with escape sequences if `style.color`."""
+    return as_text(_parts(found, style), style)
+
+
+def _parts(found: Why, style: Style) -> Iterator[RenderableType]:
+    bold = "bold" if style.color else ""
+    if not style.quiet:
+        yield header(found)
+        yield ""
+    for ledger in found.ledgers:
+        yield Text(plain(answer(found, ledger), 600), style=bold)
+        if style.quiet:
+            continue
+        yield Text(f"  {windows(ledger)}; {_source(ledger)}")
+        yield ""
+        yield numbers(_HEAD, list(_cells(ledger)))
+        yield ""
+        for line in ledger.lines:
+            yield from _of_line(line, ledger, style)
+        for name, words in (
+            *(("beside", one) for one in ledger.coincidences),
+            *(("note", one) for one in ledger.notes),
+        ):
+            yield hanging(Text(name), Text(plain(words, 400)), 8)
+        if ledger.coincidences:
+            yield hanging(Text(""), Text("what moved at the same step (beside) need not be a cause"), 8)
+        yield ""
+    for note in found.notes:
+        yield hanging(Text("note"), Text(plain(note, 400)), 8)
+
+
+def _source(ledger: Ledger) -> str:
+    if ledger.of == "log":
+        return "from the log alone"
+    if ledger.logged is None:
+        return "from the rows"
+    name, before, after = ledger.logged
+    return f"from the rows; the log has {plain(name)} {number(before)} and {number(after)}"
+
+
+def _of_line(line: Line, ledger: Ledger, style: Style) -> Iterator[RenderableType]:
+    """Say more of a line: what was seen, its parts, its rows."""
+    is_main = line is ledger.largest
+    if not (is_main or style.verbose) or not (line.words or line.parts or line.rows):
+        return
+    yield Text(plain(line.cause, 60))
+    if line.words:
+        yield hanging(Text("  seen"), Text(plain(line.words, 400)), 10)
+    for name, parts in line.parts.items():
+        if len(parts) > 1:
+            words = "; ".join(f"{plain(part, 60)} {signed(share)}" for part, share in parts.items())
+            yield hanging(Text("  by"), Text(f"{name.replace('_', ' ')}: {words}"), 10)
+    if line.rows:
+        few = line.rows if style.verbose else line.rows[:MOST_ROWS]
+        left = line.count - len(few)
+        more = f" and {left:,} more" if left > 0 else ""
+        yield hanging(Text("  rows"), Text(f"{', '.join(plain(row, 60) for row in few)}{more}"), 10)
+
+
+def concise(found: Why, style: Style) -> str:
+    """Render one sentence a change."""
+    lines = [answer(found, ledger) for ledger in found.ledgers] or list(found.notes)
+    return "".join(f"{plain(line, 600)}\n" for line in lines)
+
+
+def as_markdown(found: Why, style: Style) -> str:
+    """Render headings, sentences and tables."""
+    text = "\n".join(_markdown(found)) + "\n"
+    return text if style.unicode else text.encode("ascii", "xmlcharrefreplace").decode()
+
+
+def _markdown(found: Why) -> Iterator[str]:
+    yield f"## Why the {_safe(found.title)} changed"
+    for ledger in found.ledgers:
+        yield from ("", _safe(answer(found, ledger)), "", f"{windows(ledger)}; {_safe(_source(ledger))}", "")
+        yield f"| {' | '.join(_HEAD)} |"
+        yield "| --- | ---: | ---: | ---: |"
+        yield from (f"| {' | '.join(_safe(cell) for cell in cells)} |" for cells in _cells(ledger))
+        main = ledger.largest
+        if main is not None and main.rows:
+            yield f"\nRows of {_safe(main.cause)}: {_listed(main.rows[:MOST_ROWS])} of {many(main.count, 'row')}"
+        yield from (f"\nBeside it, and no cause by that: {_safe(one)}" for one in ledger.coincidences)
+        yield from (f"\nNote: {_safe(one)}" for one in ledger.notes)
+    yield from (f"\nNote: {_safe(one)}" for one in found.notes)
+
+
+def _listed(rows: Sequence[str]) -> str:
+    return ", ".join(_safe(row) for row in rows)
+
+
+def _safe(text: object) -> str:
+    """Text that Markdown takes for text."""
+    return inert(plain(text, 600))
+
+
+RENDERERS: dict[str, Callable[[Why, Style], str]] = {
+    "full": full,
+    "concise": concise,
+    "json": structured.as_json,
+    "jsonl": structured.as_json_lines,
+    "markdown": as_markdown,
+}
+"""Every format by name."""
