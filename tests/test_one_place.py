@@ -28,4 +28,5 @@ def test_names_stay_in_their_places(names):
         ("cispo_capped", "evaluation/radii/clipping.py"),
         ("dro", "objective/objective.py"),
         ("kl_cov", "objective/objective.py"),
+        ("ratio_masked", "objective/objective.py"),
     }

@@ -150,6 +150,8 @@ def _columns(
 def _advantages(logged: LoggedStep, evaluation: Evaluation, doubts: Doubts) -> Iterator[tuple[str, QuantityTally]]:
     batch, rows = logged.batch, evaluation.rows
     assert rows is not None
+    if evaluation.objective.advantage.spec.rewards == "none":
+        return  # these are the logged ones
     if rows.advantage_N is not None:
         values_N = _row_values(logged, rows.advantage_N)
         if values_N is not None:

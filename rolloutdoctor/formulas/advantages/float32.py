@@ -48,6 +48,21 @@ def residue(score_N: Tensor, groups: Groups, epsilon: float) -> Tensor:
     return unsorted_N
 
 
+def centred(score_N: Tensor, groups: Groups) -> Tensor:
+    """Scores less the mean of their group, ``[N]`` float32, bit for bit ``x - x.mean()``; NaN for a NaN score.
+
+    NaN scores are taken out before the mean. Source: prime-rl ``GRPOAlgorithm.score_group``.
+    """
+    has = ~score_N.isnan()
+    voters = Groups.of(torch.unique(groups.index_N[has], return_inverse=True)[1])
+    mean_G = torch.zeros(len(voters), device=score_N.device)
+    for chosen_k, values in by_size(score_N[has], voters):
+        mean_G[chosen_k] = values.mean(1)
+    centred_N = score_N.float()
+    centred_N[has] -= mean_G[voters.index_N]
+    return centred_N
+
+
 def standard_scores(
     score_N: Tensor, groups: Groups, scale: str, epsilon: float, batches: Groups | None = None
 ) -> Tensor:

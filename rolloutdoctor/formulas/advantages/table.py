@@ -6,7 +6,14 @@ from typing import NamedTuple
 from torch import Tensor
 
 from rolloutdoctor.formulas.advantages.gdpo import gdpo
-from rolloutdoctor.formulas.advantages.grpo import gpg, grpo, grpo_passk, raw, reinforce_plus_plus_baseline
+from rolloutdoctor.formulas.advantages.grpo import (
+    gpg,
+    grpo,
+    grpo_passk,
+    mean_relative,
+    raw,
+    reinforce_plus_plus_baseline,
+)
 from rolloutdoctor.formulas.advantages.leave_one_out import rloo
 from rolloutdoctor.formulas.advantages.normalised import normalize_then_sum
 from rolloutdoctor.formulas.advantages.opo import opo
@@ -26,6 +33,7 @@ from rolloutdoctor.formulas.advantages.tokens import (
     reinforce_plus_plus,
     remax,
     rewards_to_go,
+    stored,
 )
 from rolloutdoctor.objective.objective import AdvantageRule
 
@@ -49,6 +57,7 @@ ESTIMATORS: dict[str, Callable[[Scores, AdvantageRule], Advantages]] = {
     "gpg": gpg,
     "grpo": grpo,
     "grpo_passk": grpo_passk,
+    "mean_relative": mean_relative,
     "normalize_then_sum": normalize_then_sum,
     "opo": opo,
     "raw": raw,
@@ -62,6 +71,7 @@ TOKEN_ESTIMATORS: dict[str, TokenEstimator] = {
     "optimal_token_baseline": TokenEstimator(optimal_token_baseline, rewards_to_go),
     "reinforce_plus_plus": TokenEstimator(reinforce_plus_plus, discounted_returns),
     "remax": TokenEstimator(remax, rewards_to_go),
+    "stored": TokenEstimator(stored, stored),
     "tir_optimal_token_baseline": TokenEstimator(tir_optimal_token_baseline, rewards_to_go),
 }
 """`Axis.TRAINED_TOKENS`."""
