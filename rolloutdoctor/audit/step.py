@@ -31,7 +31,7 @@ _STAGE = {
 }
 """Kind of a metric (`radii.metrics.METRICS`) to its stage; the others are of the last one."""
 
-_AT_LOSS = ("kl", "kl_loss", "loss", "policy_loss", "drift")
+_AT_LOSS = ("kl", "kl_loss", "loss", "policy_loss", "drift", "sampler_k3", "chosen_k3", "row_share")
 """Kinds of metrics that are made while the policy is updated."""
 
 

@@ -267,7 +267,10 @@ def zero_advantages(batch: RolloutBatch, part: RowResult) -> Tensor:
         return seg.high(size_T, batch.rows).clamp(min=0) == 0
     assert batch.groups is not None  # estimators with one advantage for each row ask for group_id
     if logged_N is None:
-        logged_N = torch.where(part.in_baseline_N, centred(part.voting_N(part.score_N), batch.groups).abs(), 0.0)
+        votes_N = part.in_baseline_N
+        if part.objective.advantage.spec.relative and part.baseline_N is not None:
+            votes_N = votes_N & (part.baseline_N > 0)
+        logged_N = torch.where(votes_N, centred(part.voting_N(part.score_N), batch.groups).abs(), 0.0)
     stats = GroupStats(batch.groups, part.in_baseline_N)
     size_N = stats.per_row(stats.high(part.score_N.abs())).clamp(min=0)
     # A value that was edited, and is none of the logged ones, is no rounding.

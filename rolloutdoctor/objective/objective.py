@@ -138,6 +138,11 @@ class Surrogate:
     numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
+    def bounds_probabilities(self) -> bool:
+        """True if the clip range bounds the difference of probabilities, and not the ratio."""
+        return self.kind in ("dppo_tv", "probability_band")
+
+    @property
     def moves_without_advantage(self) -> bool:
         """True if a token whose advantage is zero can have a policy gradient."""
         return self.kind in ("dro", "kl_cov", "ratio_masked")

@@ -188,6 +188,11 @@ class Log:
     loss_parts: Callable[[Mapping[str, float], Config | None], LossParts | None] = _not_logged
     file: str | None = None
 
+    @property
+    def first_kl(self) -> str:
+        """The first metric that is a KL from the reference; empty where there is none."""
+        return next(iter(self.kl), "")
+
     def kind_of(self, metric: str) -> str:
         """Return what a metric is, as `quantities` has it."""
         if metric not in self._kinds:
