@@ -72,7 +72,7 @@ SPECS: dict[str, EstimatorSpec] = {
     spec.name: spec
     for spec in (
         EstimatorSpec("grpo", "reward - mean", divides=True, is_standard_score=True, within_groups=True),
-        EstimatorSpec("mean_relative", "(reward - mean) / mean", relative=True, within_groups=True),
+        EstimatorSpec("relative_to_mean", "(reward - mean) / mean", relative=True, within_groups=True),
         EstimatorSpec("rloo", "reward - mean of the other rows", within_groups=True),
         EstimatorSpec("raw", "reward, without a baseline", baseline=None, within_groups=True),
         EstimatorSpec("gpg", "alpha (reward - mean)"),
@@ -136,7 +136,7 @@ SPECS: dict[str, EstimatorSpec] = {
             normalised_over="tokens",
         ),
         EstimatorSpec(
-            "stored",
+            "as_stored",
             "the advantages that the file holds",
             axis=Axis.TRAINED_TOKENS,
             columns=frozenset({"advantages"}),

@@ -14,7 +14,14 @@ from rolloutdoctor.trainers.trl import rloo
 from rolloutdoctor.trainers.verl import trainer as verl
 
 TRAINERS: dict[str, Trainer] = {
-    trainer.name: trainer for trainer in (trl.TRAINER, rloo.TRAINER, verl.TRAINER, slime.TRAINER, prime_rl.TRAINER)
+    trainer.name: trainer
+    for trainer in (
+        trl.TRAINER,
+        rloo.TRAINER,
+        verl.TRAINER,
+        slime.TRAINER,
+        prime_rl.TRAINER,
+    )
 }
 
 _MORE = offered("rolloutdoctor.trainers", ("name", "objective", "metrics"), TRAINERS, "name")

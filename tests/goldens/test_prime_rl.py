@@ -47,7 +47,8 @@ def marked(name):
         marks.append(covers("prime-rl", "trainer.loss.ratio_type", options.get("ratio_type", "token")))
     else:
         marks.append(covers("prime-rl", "trainer.loss.type", options.get("type", "default")))
-        marks.append(covers("prime-rl", "orchestrator.advantage.type", "default"))
+        rule = "custom" if release == "v0.6.0" else "default"
+        marks.append(covers("prime-rl", "orchestrator.advantage.type", rule))
     if release == "HEAD":
         filtered = str(options.get("filter_zero_advantages", True))
         marks.append(covers("prime-rl", "orchestrator.train.filter_zero_advantages", filtered))

@@ -44,17 +44,6 @@ def _scale(std: Tensor, count: Tensor, rule: AdvantageRule) -> Tensor:
     return (std.square() + rule.epsilon).sqrt() if rule.epsilon_in_root else std + rule.epsilon
 
 
-def mean_relative(scores: Scores, rule: AdvantageRule) -> Advantages:
-    """``A_i = (s_i - mean_g) / mean_g``, 0 where the mean is not positive.
-
-    Source: MaxRL, arXiv 2602.02710; prime-rl ``MaxRLAlgorithm.score_group``.
-    """
-    mean_N = scores.mean_N()
-    raw_N = scores.of_baseline_rows(scores.score_N - mean_N)
-    found = Advantages(torch.where(mean_N > 0, raw_N / mean_N, 0.0), mean_N)
-    return singleton_advantage(scores, found, rule.singleton)
-
-
 def raw(scores: Scores, rule: AdvantageRule) -> Advantages:
     """The score itself. Source: slime without ``rewards_normalization``."""
     return Advantages(scores.of_baseline_rows(scores.score_N), torch.zeros_like(scores.score_N))

@@ -105,6 +105,6 @@ def rewards_to_go(scores: TokenScores, rule: AdvantageRule) -> Tensor:
     return reverse_scan(scores.reward_V, 1.0, scores.offsets)
 
 
-def stored(scores: TokenScores, rule: AdvantageRule) -> Tensor:
+def as_stored(scores: TokenScores, rule: AdvantageRule) -> Tensor:
     """Return the advantages that the trainer stored, ``[V]``: of a run without rewards, or of an unknown rule."""
     return scores.columns["advantages"].double()

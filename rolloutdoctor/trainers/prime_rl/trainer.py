@@ -286,14 +286,14 @@ def _estimator(config: Config) -> str:
         UsageError: where the rows do not hold what the rule needs.
     """
     if config[STORED]:
-        return "stored"
+        return "as_stored"
     rule, custom = config.word(f"{_ALGO}.type"), config.word(f"{_ADVANTAGE}.type") == "custom"
     why = {"rae": "its baseline is a history of earlier steps", "hierarchical_grpo": "the rows do not name agents"}
     if custom or rule in why:
         name = f"{_ADVANTAGE}.type = custom" if custom else f"{_ALGO}.type = {rule}"
         reason = "a custom function is not part of the run file" if custom else why[rule]
         raise UsageError(f"{name}: {reason}; set {STORED} = true to compute the loss from the file's advantages")
-    return "mean_relative" if rule == "max_rl" else "grpo"
+    return "relative_to_mean" if rule == "max_rl" else "grpo"
 
 
 def _refuse_own_algorithms(config: Config) -> None:

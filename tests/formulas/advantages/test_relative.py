@@ -27,20 +27,20 @@ def objective(estimator, **more):
 
 def test_relative_to_the_mean():
     batch = toy_batch([[3, 1], [0, 0], [-2, 1], [5]])
-    found = evaluate(batch, objective("mean_relative"))
+    found = evaluate(batch, objective("relative_to_mean"))
     assert found.rows.advantage_N.tolist() == pytest.approx([0.5, -0.5, 0, 0, 0, 0, 0])
     assert advantage_radius(found).likely.isfinite().all()
 
 
 def test_a_mean_that_is_rounding_decides_nothing():
     batch = toy_batch([[0.3, -0.1, -0.2]])
-    assert advantage_radius(evaluate(batch, objective("mean_relative"))).likely.isinf().all()
+    assert advantage_radius(evaluate(batch, objective("relative_to_mean"))).likely.isinf().all()
 
 
 def test_the_residue_of_equal_rewards():
     """The relative residue of n equal rewards does not shrink with them."""
     batch = toy_batch([[0.01] * 7])
-    found = evaluate(batch, objective("mean_relative"))
+    found = evaluate(batch, objective("relative_to_mean"))
     single = torch.full((7,), 0.01)
     residue = (single - single.mean()) / single.mean()
     assert ((residue.abs() - found.rows.advantage_N.abs()) <= advantage_radius(found).largest).all()
@@ -78,6 +78,6 @@ def test_stored_advantages_need_no_reward():
     stored_T = torch.tensor([0.5, 0.5, -1.0, 0.0, 2.0])
     rows = {name: x for name, x in batch.per_row.items() if name != "reward"}
     batch = replace(batch, per_row=rows, per_token={**batch.per_token, "advantages": stored_T})
-    found = evaluate(batch, objective("stored"), per_token=True)
+    found = evaluate(batch, objective("as_stored"), per_token=True)
     assert found.per_token.grad_T.tolist() == pytest.approx((-stored_T / 5).tolist())
     assert zero_advantages(batch, found.rows).tolist() == [False, False]
