@@ -190,23 +190,28 @@ def run(release, options, algorithm, rows, dtype):
     return advantage, float(total) * share, torch.cat(grad).numpy(), metrics
 
 
+def prepare(checkout, release):
+    """Import from a checkout from now on."""
+    for module in [each for each in sys.modules if each.partition(".")[0] in ("prime_rl", "verifiers")]:
+        del sys.modules[module]
+    sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, Finder)]
+    sys.meta_path.insert(0, Finder({*REAL, *(f"prime_rl.orchestrator.{each}" for each in REAL_ALGORITHMS)}))
+    sys.path[:] = [each for each in sys.path if not each.endswith("/src")]
+    sys.path.insert(0, f"{checkout}/src")
+    importlib.invalidate_caches()
+    if release not in ("v0.3.0", "v0.4.0", "v0.5.0", "v0.6.0"):
+        # Its own module imports every algorithm.
+        package = StandIn("prime_rl.orchestrator.algo")
+        package.__path__ = [f"{checkout}/src/prime_rl/orchestrator/algo"]
+        sys.modules["prime_rl.orchestrator.algo"] = package
+
+
 def main(checkouts):
     from prime_rl_cases import CASES, CONFIGS, rows_of
 
     found = []
     for name, (release, options, algorithm) in CONFIGS.items():
-        for module in [each for each in sys.modules if each.partition(".")[0] in ("prime_rl", "verifiers")]:
-            del sys.modules[module]
-        sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, Finder)]
-        real = {*REAL, *(f"prime_rl.orchestrator.{each}" for each in REAL_ALGORITHMS)}
-        sys.meta_path.insert(0, Finder(real))
-        sys.path.insert(0, str(Path(checkouts) / release / "src"))
-        importlib.invalidate_caches()
-        if release not in ("v0.3.0", "v0.4.0", "v0.5.0", "v0.6.0"):
-            # Its own module imports every algorithm.
-            package = StandIn("prime_rl.orchestrator.algo")
-            package.__path__ = [str(Path(checkouts) / release / "src/prime_rl/orchestrator/algo")]
-            sys.modules["prime_rl.orchestrator.algo"] = package
+        prepare(Path(checkouts) / release, release)
         for case in CASES:
             rows = rows_of(case)
             for dtype, end in ((torch.float32, "f32"), (torch.float64, "f64")):
@@ -223,7 +228,6 @@ def main(checkouts):
                         "values": [loss, *(metrics[each] for each in names)],
                     }
                 )
-        sys.path.pop(0)
     pl.DataFrame(found).write_parquet(HERE / "data" / "prime_rl.parquet", compression="zstd", compression_level=19)
 
 

@@ -64,7 +64,7 @@ def test_steps_that_are_not_marked_as_complete_are_left_out(tmp_path):
 
 def test_component_weights_are_spoken_of(tmp_path):
     rows = stored(EXPORTS / "step_1" / "rank_0.jsonl")
-    rows[0]["rl_weights"] = [0.0] * len(rows[0]["token_ids"])
+    rows[0]["rl_weights"] = [0.5] * len(rows[0]["token_ids"])
     path = rewritten(tmp_path / "rank_0.jsonl", rows)
     _, sink = converted(tmp_path / "run.parquet", path)
     assert "1 rows have component weights" in sink.notes[-1]

@@ -56,7 +56,16 @@ def _penalties() -> Iterator[Option]:
     ):
         meaning = "take a penalty for its length from a reward"
         yield Option(
-            name, "any", None, meaning, since=since, until=until, computed=(None,), optional=True, why_not=_NO_COLUMN
+            name,
+            "any",
+            None,
+            meaning,
+            since=since,
+            until=until,
+            computed=(None,),
+            optional=True,
+            decides=name.endswith((".type", ".coef", "_alpha")),
+            why_not=_NO_COLUMN,
         )
 
 
@@ -171,6 +180,7 @@ OPTIONS = (
         False,
         "take the advantages that the file holds: it has no rewards, or their rule is not known; not an option of "
         "prime-rl",
+        decides=False,
     ),
     Option(_FILTER, "flag", True, "leave tokens of an advantage of exactly 0 out of the loss", since="0.8.1"),
     Option(
