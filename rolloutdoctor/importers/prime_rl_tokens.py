@@ -157,9 +157,9 @@ class _Reader:
 
 def _key(row: Mapping[str, object]) -> bytes:
     """The tokens of a row, and what the sampler gave them."""
-    ids = [np.asarray(row[name], np.int64) for name in ("prompt_ids", "response_ids")]
+    parts = [np.asarray(row[name], np.int64).tobytes() for name in ("prompt_ids", "response_ids")]
     sampled = np.asarray(row["rollout_log_probs"], np.float32)
-    return b"".join(part.tobytes() for part in (*ids, sampled[~np.isnan(sampled)]))
+    return b"".join((*parts, sampled[~np.isnan(sampled)].tobytes()))
 
 
 def _rollouts(file: Source) -> Path:

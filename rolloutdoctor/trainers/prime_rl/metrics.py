@@ -37,18 +37,22 @@ def micro_batches(layout: Layout, shipped_N: Tensor) -> float:
     return float(distinct if forwards == distinct else forwards * ranks)
 
 
-def _loss(evaluation: Evaluation) -> dict[str, float]:
-    """The mean over micro-batches and ranks of losses that add up to the step's: that over their number."""
-    tokens, batch = evaluation.tokens, evaluation.batch
-    assert tokens is not None
-    if "micro_batch_id" not in batch.per_row:
-        return {}
+def loss_share(evaluation: Evaluation) -> float | None:
+    """Return the share of the step's loss that is logged: the mean over micro-batches of losses that add up to it."""
+    tokens = evaluation.tokens
+    if tokens is None or "micro_batch_id" not in evaluation.batch.per_row:
+        return None
     count = micro_batches(tokens.layout, evaluation.in_scope(evaluation.objective.denominator))
     if not count:
-        return {}
+        return None
     # Before 0.6 each rank divides by its own tokens, and the ranks' gradients are averaged.
     ranks = float(tokens.layout.ranks_N.max()) if _release(evaluation) < ordered("0.6") else 1.0
-    return {"loss/mean": evaluation.loss * ranks / count}
+    return ranks / count
+
+
+def _loss(evaluation: Evaluation) -> dict[str, float]:
+    share = loss_share(evaluation)
+    return {} if share is None else {"loss/mean": evaluation.loss * share}
 
 
 def _of_tokens(evaluation: Evaluation) -> dict[str, float]:

@@ -4,7 +4,7 @@ Read and compared: prime-rl 0.3 to 0.8, and its main branch of August 2026 (559b
 """
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, RowSet, Scope, Surrogate
 from rolloutdoctor.objective.parts import Part
@@ -213,7 +213,7 @@ OPTIONS = (
 )
 
 _NO_ZERO = Scope(frozenset({RowSet.ZERO_ADVANTAGE}))
-_SAMPLER = "rollout_log_probs"
+_SAMPLER: Literal["rollout_log_probs"] = "rollout_log_probs"
 
 
 def objective(config: Config) -> Objective:
@@ -313,7 +313,8 @@ def _refuse_own_algorithms(config: Config) -> None:
         UsageError: if there is one.
     """
     for name in ("orchestrator.train.source", "orchestrator.train.env"):
-        for each in config[name] if isinstance(config[name], list | tuple) else ():
+        sources = config[name]
+        for each in sources if isinstance(sources, list | tuple) else ():
             own = each.get("algo") if isinstance(each, Mapping) else None
             if isinstance(own, Mapping) and not config[STORED]:
                 rule = own.get("type", config[f"{_ALGO}.type"])
@@ -347,6 +348,13 @@ def metrics(evaluation: "Evaluation") -> Mapping[str, float]:
     from rolloutdoctor.trainers.prime_rl import metrics as prime_rl_metrics
 
     return prime_rl_metrics.prime_rl(evaluation)
+
+
+def loss_share(evaluation: "Evaluation") -> float | None:
+    """Return the share of the step's loss that is logged; None where the micro-batches are not known."""
+    from rolloutdoctor.trainers.prime_rl import metrics as prime_rl_metrics
+
+    return prime_rl_metrics.loss_share(evaluation)
 
 
 _NOT_RECOMPUTED = {
@@ -398,6 +406,7 @@ TRAINER = Trainer(
                 value="default",
             ),
         ),
+        loss_share=loss_share,
         file="metrics.jsonl",
     ),
     recording={
