@@ -22,19 +22,35 @@ _NO_COLUMN = "what it reads is not in the rows; with stored_advantages = true th
 _OTHER_TERMS = "terms of another component of the loss, such as a cross-entropy, are not in the rows"
 
 
-def _masks() -> Iterator[Option]:
-    """Masks of ratios, before 0.5."""
-    of_any = "rows with a ratio {} it have no policy term"
-    for name, default, meaning in (
-        ("token_mask_low", 0.125, "tokens with a ratio below it have no policy term"),
-        ("token_mask_high", 8.0, "tokens with a ratio above it have no policy term"),
-        ("geo_mask_low", 0.1, "rows with a geometric mean of ratios below it have no policy term"),
-        ("geo_mask_high", 10.0, "rows with a geometric mean of ratios above it have no policy term"),
-        ("sequence_mask_low", 0.0, of_any.format("below")),
-        ("sequence_mask_high", 100.0, of_any.format("above")),
-        ("sequence_clip_high", 10.0, "largest product of a row's ratios, with ratio_type = sequence"),
-    ):
-        yield Option(f"{_LOSS}.{name}", "number", default, meaning, until="0.5", low=0)
+_DROPPED, _ROW_OUT = "a token is dropped where its probability {} by more", "{} have no policy term"
+_BOUNDS: tuple[tuple[str, float, str, str, str, str], ...] = (
+    ("dppo_mask_low", 0.2, _DROPPED.format("fell") + ", if it is not", "0.6", "", "default"),
+    ("dppo_mask_high", 0.2, _DROPPED.format("rose") + ", if its advantage is positive", "0.6", "", "default"),
+    ("ipo_threshold", 0.1, _DROPPED.format("moved"), "0.6", "", "ipo"),
+    ("ipo_mask_low", 0.2, _DROPPED.format("fell"), "0.5", "0.6", ""),
+    ("ipo_mask_high", 0.2, _DROPPED.format("rose"), "0.5", "0.6", ""),
+    ("token_mask_low", 0.125, _ROW_OUT.format("tokens with a ratio below it"), "", "0.5", ""),
+    ("token_mask_high", 8.0, _ROW_OUT.format("tokens with a ratio above it"), "", "0.5", ""),
+    ("geo_mask_low", 0.1, _ROW_OUT.format("rows whose geometric mean of ratios is below it"), "", "0.5", ""),
+    ("geo_mask_high", 10.0, _ROW_OUT.format("rows whose geometric mean of ratios is above it"), "", "0.5", ""),
+    ("sequence_mask_low", 0.0, _ROW_OUT.format("rows with a ratio below it"), "", "0.5", ""),
+    ("sequence_mask_high", 100.0, _ROW_OUT.format("rows with a ratio above it"), "", "0.5", ""),
+    ("sequence_clip_high", 10.0, "largest product of a row's ratios, with ratio_type = sequence", "", "0.5", ""),
+    ("adv_tau", 1.0, "the advantages are multiplied by it", "", "", ""),
+)
+"""Name, default and meaning, the first release with it and the first without, and the loss that it is of."""
+
+
+_SOURCES = ("orchestrator.train.source", "orchestrator.train.env")
+
+
+def _bounds() -> Iterator[Option]:
+    """Numbers of the loss."""
+    for name, default, meaning, since, until, kind in _BOUNDS:
+        only_with = {f"{_LOSS}.type": (kind,)} if kind else {}
+        yield Option(
+            f"{_LOSS}.{name}", "number", default, meaning, since=since, until=until, low=0, only_with=only_with
+        )
 
 
 def _penalties() -> Iterator[Option]:
@@ -81,52 +97,7 @@ OPTIONS = (
         computed=("default", "ipo"),
         why_not="a custom function, or a loss without advantages, is not computed",
     ),
-    Option(
-        f"{_LOSS}.dppo_mask_low",
-        "number",
-        0.2,
-        "a token of an advantage that is not positive is dropped where its probability fell by more",
-        since="0.6",
-        low=0,
-        only_with={f"{_LOSS}.type": ("default",)},
-    ),
-    Option(
-        f"{_LOSS}.dppo_mask_high",
-        "number",
-        0.2,
-        "a token of positive advantage is dropped where its probability rose by more",
-        since="0.6",
-        low=0,
-        only_with={f"{_LOSS}.type": ("default",)},
-    ),
-    Option(
-        f"{_LOSS}.ipo_threshold",
-        "number",
-        0.1,
-        "a token is dropped where its probability moved by more",
-        since="0.6",
-        low=0,
-        only_with={f"{_LOSS}.type": ("ipo",)},
-    ),
-    Option(
-        f"{_LOSS}.ipo_mask_low",
-        "number",
-        0.2,
-        "a token is dropped where its probability fell by more",
-        since="0.5",
-        until="0.6",
-        low=0,
-    ),
-    Option(
-        f"{_LOSS}.ipo_mask_high",
-        "number",
-        0.2,
-        "a token is dropped where its probability rose by more",
-        since="0.5",
-        until="0.6",
-        low=0,
-    ),
-    Option(f"{_LOSS}.adv_tau", "number", 1.0, "the advantages are multiplied by it", low=0),
+    *_bounds(),
     Option(
         f"{_LOSS}.kl_tau",
         "number",
@@ -152,7 +123,6 @@ OPTIONS = (
         until="0.5",
         choices=("token", "sequence"),
     ),
-    *_masks(),
     Option(
         f"{_ALGO}.type",
         "word",
@@ -192,21 +162,9 @@ OPTIONS = (
         until="0.8.1",
         optional=True,
     ),
-    Option(
-        "orchestrator.train.source",
-        "any",
-        None,
-        "the environments; each may have an algorithm of its own",
-        optional=True,
-        decides=False,
-    ),
-    Option(
-        "orchestrator.train.env",
-        "any",
-        None,
-        "the environments, before 0.8; each may have an algorithm of its own",
-        optional=True,
-        decides=False,
+    *(
+        Option(name, "any", None, "the environments; each may have its own algorithm", optional=True, decides=False)
+        for name in _SOURCES
     ),
     Option("orchestrator.group_size", "integer", 1, "responses per prompt", since="0.6", low=1, decides=False),
     Option("orchestrator.rollouts_per_example", "integer", 1, "the same before 0.8", until="0.8", low=1, decides=False),
@@ -312,7 +270,7 @@ def _refuse_own_algorithms(config: Config) -> None:
     Raises:
         UsageError: if there is one.
     """
-    for name in ("orchestrator.train.source", "orchestrator.train.env"):
+    for name in _SOURCES:
         sources = config[name]
         for each in sources if isinstance(sources, list | tuple) else ():
             own = each.get("algo") if isinstance(each, Mapping) else None
