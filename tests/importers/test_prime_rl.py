@@ -249,6 +249,17 @@ def test_a_healthy_run_has_no_warning(tmp_path):
     assert share.verdict == "confirmed"
 
 
+@pytest.mark.parametrize("inside", ["rollouts", "token_exports", "metrics.jsonl"])
+def test_a_part_of_the_output_finds_its_options(tmp_path, inside):
+    folder = prime_rl_output(tmp_path / "run", "healthy")
+    told = []
+    opened = open_any([str(folder / inside)], trainer=None, options=ConvertOptions(), tell=told.append, logs_alone=True)
+    with opened as run:
+        report = check(run, CheckOptions(device="cpu"))
+    assert report.config["orchestrator.group_size"].value == 8
+    assert not {finding.severity for finding in report.findings} - {Severity.INFO}
+
+
 def test_residue_that_passes_the_filter_is_named(tmp_path):
     """Eight rewards of 0.7 have a float32 mean that is none of them."""
     report, _ = checked(prime_rl_output(tmp_path / "run", "residue"))

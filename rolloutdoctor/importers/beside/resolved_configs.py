@@ -8,6 +8,8 @@ from rolloutdoctor.io.locations.small_files import flat, once, read_small
 from rolloutdoctor.results.errors import InputError
 
 _PROGRAMS = ("trainer", "orchestrator")
+_INSIDE = ("rollouts", "token_exports")
+"""Folders of an output folder that may be given instead of it."""
 
 
 def read_resolved_configs(folder: Path) -> Stated | None:
@@ -18,6 +20,8 @@ def read_resolved_configs(folder: Path) -> Stated | None:
     Raises:
         InputError: if a file is not JSON.
     """
+    if folder.name in _INSIDE:
+        folder = folder.absolute().parent
     values: dict[str, object] = {}
     found = []
     for program in _PROGRAMS:
