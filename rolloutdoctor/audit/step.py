@@ -1,7 +1,7 @@
 """Audit one step: every logged quantity that the trainer defines, against the value that the rows give."""
 
 from collections.abc import Collection, Iterator, Mapping
-from math import isfinite
+from math import isfinite, nan
 
 import torch
 from torch import Tensor
@@ -271,6 +271,8 @@ def _metrics(
         if not isfinite(radius):
             continue
         doubt = doubts.rows or (doubts.update if kind in _AT_LOSS else "")
+        if not doubt and trainer.log.is_share(name) and 0 < value / (recomputed or nan) < 1:
+            doubt = "ranks without a row have micro-batches too, and how many there are is not recorded"
         if not doubt and layout is not None and not abs(value - recomputed) <= radius:
             of_tokens = coarse_log_probs(logged.batch) if _holds_log_probs(evaluation, kind) else ""
             doubt = of_tokens or layout.about(name, abs(value - recomputed), recomputed, radius)

@@ -199,6 +199,10 @@ class Log:
         """The first metric that is a KL from the reference; empty where there is none."""
         return next(iter(self.kl), "")
 
+    def is_share(self, metric: str) -> bool:
+        """Return True for the loss, if a share of it is logged: parts without a row may make it smaller."""
+        return metric == self.loss and self.loss_share is not _all_of_it
+
     def kind_of(self, metric: str) -> str:
         """Return what a metric is, as `quantities` has it."""
         if metric not in self._kinds:

@@ -288,6 +288,19 @@ def test_a_configuration_that_is_wrong_is_noticed(tmp_path):
     assert "RDG005" in {each.code for each in report.skipped}
 
 
+def test_ranks_of_padding_are_no_fault(tmp_path):
+    """Two more ranks without a sequence halve the logged loss: nothing in the exports says how many there are."""
+    folder = prime_rl_output(tmp_path / "run", "healthy")
+    log = folder / "metrics.jsonl"
+    rows = stored(log)
+    for row in rows:
+        row |= {"loss/mean": row["loss/mean"] / 2} if "loss/mean" in row else {}
+    rewritten(log, rows)
+    report, _ = checked(folder)
+    assert {finding.severity for finding in report.findings} == {Severity.INFO}
+    assert not {"RDM007", "RDG006"} & codes(report).keys()
+
+
 def test_what_is_not_computed_is_refused(tmp_path):
     folder = prime_rl_output(tmp_path / "run", "healthy")
     body = json.loads((folder / "configs" / "orchestrator.json").read_text())
