@@ -22,6 +22,7 @@ KL = {
     "trl-rloo": {"beta": 0.04},
     "verl": {"adv_estimator": "grpo", "use_kl_loss": True},
     "slime": {"use_kl_loss": True, "kl_loss_coef": 0.1},
+    "prime-rl": {},
 }
 BOUNDS = {
     "tokens": {"rollout_is": "token", "rollout_is_threshold": 1.3, "rollout_is_batch_normalize": True},
@@ -42,6 +43,8 @@ NEEDED: dict[tuple[str, str], dict[str, object]] = {
     ("slime", "reinforce_plus_plus"): {"normalize_advantages": True},
     ("slime", "reinforce_plus_plus_baseline"): {"normalize_advantages": True},
     ("slime", "geometric"): {"tis_batch_normalize": False},
+    ("prime-rl", "rae"): {"stored_advantages": True},
+    ("prime-rl", "hierarchical_grpo"): {"stored_advantages": True},
 }
 """Trainer and word to the options without which it refuses the word."""
 
@@ -69,7 +72,8 @@ def _words() -> Iterator[tuple[str, str, dict[str, object]]]:
     """Each word of each option that decides, with the options that make it count."""
     for trainer, spec in TRAINERS.items():
         for option in spec.options.values() if isinstance(spec.options, dict) else spec.options:
-            for word in option.computed or option.choices if option.choices and option.decides else ():
+            is_there = option.choices and option.decides and option.exists_at(parse_version(spec.newest))
+            for word in option.computed or option.choices if is_there else ():
                 needed = {name: values[0] for name, values in option.only_with.items()}
                 options = {**KL[trainer], **needed, option.name: word}
                 if option.name == "algorithm.adv_estimator":

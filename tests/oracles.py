@@ -159,10 +159,18 @@ def aggregated(mode, terms, masks, *, length=None):
         return sum(each / (count + 1e-8) for each, count in zip(sums, counts, strict=True)) / rows
     if mode in ("micro-batch-row-mean", "trajectory-mean-token-mean"):
         return sum(each / max(count, 1) for each, count in zip(sums, counts, strict=True)) / rows
-    if mode in ("micro-batch-token-mean", "generation-token-mean", "generation-token-mean-unscaled", "token-mean"):
+    if mode in (
+        "micro-batch-token-mean",
+        "generation-token-mean",
+        "generation-token-mean-unscaled",
+        "token-mean",
+        "rank-token-mean",
+    ):
         return total / max(tokens, 1)
     if mode == "micro-batch-fixed-length" or mode == "seq-mean-token-sum-norm":
         return total / (rows * length)
+    if mode == "micro-batches-row-mean":
+        return sum(each / max(count, 1) for each, count in zip(sums, counts, strict=True))
     if mode == "token-sum":
         return total
     if mode == "micro-batch-padded-mean":

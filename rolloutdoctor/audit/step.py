@@ -1,7 +1,7 @@
 """Audit one step: every logged quantity that the trainer defines, against the value that the rows give."""
 
 from collections.abc import Collection, Iterator, Mapping
-from math import isfinite
+from math import isfinite, nan
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ _STAGE = {
 }
 """Kind of a metric (`radii.metrics.METRICS`) to its stage; the others are of the last one."""
 
-_AT_LOSS = ("kl", "kl_loss", "loss", "policy_loss", "drift")
+_AT_LOSS = ("kl", "kl_loss", "loss", "policy_loss", "drift", "sampler_k3", "chosen_k3", "row_share")
 """Kinds of metrics that are made while the policy is updated."""
 
 
@@ -152,6 +152,8 @@ def _columns(
 def _advantages(logged: LoggedStep, evaluation: Evaluation, doubts: Doubts) -> Iterator[tuple[str, QuantityTally]]:
     batch, rows = logged.batch, evaluation.rows
     assert rows is not None
+    if evaluation.objective.advantage.spec.rewards == "none":
+        return  # these are the logged ones
     if rows.advantage_N is not None:
         values_N = _row_values(logged, rows.advantage_N)
         if values_N is not None:
@@ -271,6 +273,8 @@ def _metrics(
         if not isfinite(radius):
             continue
         doubt = doubts.rows or (doubts.update if kind in _AT_LOSS else "")
+        if not doubt and trainer.log.is_share(name) and 0 < value / (recomputed or nan) < 1:
+            doubt = "ranks without a row have micro-batches too, and how many there are is not recorded"
         if not doubt and layout is not None and not abs(value - recomputed) <= radius:
             of_tokens = coarse_log_probs(logged.batch) if _holds_log_probs(evaluation, kind) else ""
             doubt = of_tokens or layout.about(name, abs(value - recomputed), recomputed, radius)

@@ -139,7 +139,7 @@ TrainerConfigOption = Annotated[
         "--trainer-config",
         metavar="FILE",
         envvar="ROLLOUTDOCTOR_TRAINER_CONFIG",
-        help="The trainer's own JSON or YAML configuration.",
+        help="The trainer's own JSON, TOML or YAML configuration.",
     ),
 ]
 StepsOption = Annotated[

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rolloutdoctor.engine.configure import configure, read_trainer_config
 from rolloutdoctor.importers.beside.printed import read_printed
+from rolloutdoctor.importers.beside.resolved_configs import read_resolved_configs
 from rolloutdoctor.importers.beside.stated import Stated, trainer_of
 from rolloutdoctor.importers.beside.training_args import checkpoints, find_training_args, read_training_args
 from rolloutdoctor.importers.logs.table import kind_of
@@ -47,6 +48,7 @@ def stated_beside(paths: Sequence[str], logs: Sequence[Source], tell: Tell) -> l
     outputs = dict.fromkeys(path.parent for path in given if path.name == _STATE or path.name.startswith(_COMPLETIONS))
     outputs |= dict.fromkeys(path for path in given if path.is_dir())
     looks = [partial(_training_args, folder) for folder in outputs]
+    looks += [partial(read_resolved_configs, folder) for folder in folders]
     looks += [partial(_printed, log) for log in logs]
     looks += [partial(_wandb, folder) for folder in folders]
     looks += [partial(_tracked, log) for log in logs]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +19,7 @@ from rolloutdoctor.trainers.options import Config, Layer, parse_version, resolve
 from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import find
 
-_TRAINER_FILE = "--trainer-config takes a JSON or YAML file"
+_TRAINER_FILE = "--trainer-config takes a JSON, TOML or YAML file"
 
 
 _MOST_YAML = 2**20
@@ -69,7 +70,9 @@ class Configured:
         """Options with their origins, the version first."""
         version = Setting(self.version, self.version_origin, assumed=self.version_assumed)
         fixes = {"fix": Setting(", ".join(self.fixes), "command line")} if self.fixes else {}
-        return {"version": version, **self.config.settings, **fixes}
+        there = {one.name for one in self.trainer.options if one.exists_at(self.config.version)}
+        known = {name: setting for name, setting in self.config.settings.items() if name in there}
+        return {"version": version, **known, **fixes}
 
 
 def configure(
@@ -148,7 +151,7 @@ def read_settings(texts: Sequence[str], origin: str) -> Layer:
 
 
 def read_trainer_config(path: str) -> Layer:
-    """Read a trainer's own configuration file, JSON or YAML; nested keys are joined with dots.
+    """Read a trainer's own configuration file, JSON, TOML or YAML; nested keys are joined with dots.
 
     Raises:
         UsageError: if it cannot be read, or YAML support is not installed.
@@ -172,6 +175,11 @@ def read_trainer_config(path: str) -> Layer:
             # PyYAML raises anything on a tag that does not fit its value.
             where = str(getattr(error, "problem_mark", "")).strip()
             raise UsageError(f"{name}: not YAML {where}".rstrip()) from None
+    elif path.endswith(".toml"):
+        try:
+            body = tomllib.loads(text)
+        except (ValueError, RecursionError):
+            raise UsageError(f"{name}: not TOML; {_TRAINER_FILE}") from None
     else:
         try:
             body = json.loads(text, object_pairs_hook=once)

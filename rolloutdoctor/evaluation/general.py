@@ -60,6 +60,8 @@ class GeneralEvaluator:
         self.of_policy_N = self.weight_N
         if objective.policy_aggregation is not None:
             self.of_policy_N = self._row_weights(objective.policy_aggregation)
+        if objective.surrogate.coef != 1:
+            self.of_policy_N = self.of_policy_N * objective.surrogate.coef
         self.policy_N = in_scope(batch, part, objective.policy)
         self.kl_N = in_scope(batch, part, objective.kl)
         self.policy_scope, self.kl_scope = Scope(self.policy_N), Scope(self.kl_N)
@@ -268,7 +270,7 @@ class GeneralEvaluator:
         return value_T, slope_T
 
     def _kl_afresh(self, block: Block, term: KlTerm, given: TokenInputs) -> kl.Term:
-        u_T = block.column(term.log_probs) - block.column("ref_log_probs")
+        u_T = block.column(term.log_probs) - block.column(term.reference)
         ratio_T, gather = None, None
         if term.ratio_weighted and term.ratio_level == "token":
             ratio_T = given.log_ratio_T.exp()

@@ -19,7 +19,7 @@ from rolloutdoctor.evaluation.scores import (
     token_scores,
     whitening_population,
 )
-from rolloutdoctor.formulas.advantages.float32 import normalised_sums, standard_scores, zero_std_flags
+from rolloutdoctor.formulas.advantages.float32 import centred, normalised_sums, standard_scores, zero_std_flags
 from rolloutdoctor.formulas.advantages.group_ids import by_number
 from rolloutdoctor.formulas.advantages.response_tokens import token_rewards
 from rolloutdoctor.formulas.advantages.scores import Scores
@@ -250,6 +250,43 @@ def std_flagged(batch: RolloutBatch, part: RowResult) -> Tensor:
     return zero_std_flags(_sums_in_single(batch, part), batch.groups, "batch", batches)
 
 
+def zero_advantages(batch: RolloutBatch, part: RowResult) -> Tensor:
+    """Rows whose advantage is exactly 0 in float32, ``[N]`` bool: the mean of equal rewards need not be their value.
+
+    Where it is 0 to rounding, the logged one says whether it is 0, and without any the float32 mean of the group.
+    """
+    logged_N = _logged_size(batch)
+    if part.advantage_N is None:
+        assert part.advantage_T is not None  # a first pass has one of the two
+        size_T = torch.where(batch.column("response_mask"), part.advantage_T.abs(), 0.0)
+        return seg.high(size_T, batch.rows).clamp(min=0) == 0
+    assert batch.groups is not None  # estimators with one advantage for each row ask for group_id
+    if logged_N is None:
+        votes_N = part.in_baseline_N
+        if part.objective.advantage.spec.relative and part.baseline_N is not None:
+            votes_N = votes_N & (part.baseline_N > 0)
+        logged_N = torch.where(votes_N, centred(part.voting_N(part.score_N), batch.groups).abs(), 0.0)
+    stats = GroupStats(batch.groups, part.in_baseline_N)
+    size_N = stats.per_row(stats.high(part.score_N.abs())).clamp(min=0)
+    # A value that was edited, and is none of the logged ones, is no rounding.
+    residue_N = part.advantage_N.abs() <= _RESIDUE * size_N
+    return ~part.in_baseline_N | (residue_N & (logged_N == 0))
+
+
+_RESIDUE = 64 * 2.0**-24
+"""Largest residue of a float32 mean, in units of the largest score; for groups of a thousand it is far smaller."""
+
+
+def _logged_size(batch: RolloutBatch) -> Tensor | None:
+    """The largest absolute advantage that was logged of each row, ``[N]``; None: none was logged."""
+    if "advantage" in batch.per_row:
+        return batch.column("advantage").abs()
+    if not {"advantages", "response_mask"} <= batch.per_token.keys():
+        return None
+    size_T = torch.where(batch.column("response_mask"), batch.column("advantages").abs(), 0.0)
+    return seg.high(size_T, batch.rows).clamp(min=0)
+
+
 def _in_single(batch: RolloutBatch, part: RowResult) -> Tensor:
     """Advantages with the trainer's own float32 statistics, ``[N]`` float64."""
     assert batch.groups is not None  # advantage_columns asked for it
@@ -288,3 +325,5 @@ def _row_set(batch: RolloutBatch, part: RowResult, rows: RowSet) -> Tensor:
             return part.rejected_N
         case RowSet.STD_FLAGGED:
             return std_flagged(batch, part)
+        case RowSet.ZERO_ADVANTAGE:
+            return zero_advantages(batch, part)

@@ -25,6 +25,8 @@ def task_scores(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -
 
     The unmasked sum of `token_rewards` where the trainer sums them and the batch has them, else `reward`.
     """
+    if objective.advantage.spec.rewards == "none":
+        return torch.full((len(batch),), torch.nan, dtype=torch.float64, device=batch.device)
     if objective.advantage.sums_tokens and "token_rewards" in batch.per_token:
         return seg.total(batch.column("token_rewards").to(dtype), batch.rows)
     # The trainers hold rewards in the dtype of the tokens; the statistics of these values are float64.
@@ -72,7 +74,7 @@ def reward_kl_tokens(batch: RolloutBatch, objective: Objective, dtype: torch.dty
     term = term.at_step({})
     if term.coef == 0:
         return torch.zeros(batch.tokens, dtype=dtype, device=batch.device)
-    policy_T, ref_T = batch.column(term.log_probs).to(dtype), batch.column("ref_log_probs").to(dtype)
+    policy_T, ref_T = batch.column(term.log_probs).to(dtype), batch.column(term.reference).to(dtype)
     kl_T = kl.term(term.estimator, policy_T - ref_T, clamp=term.clamp)[0]
     if not term.masked:
         return kl_T

@@ -14,7 +14,7 @@ class TokenSums:
     Attributes:
         layout: how the step was cut up.
         weight_N: weight of a token of the row in the loss of the step.
-        policy_weight_N: the same in the policy part, where the trainer aggregates that in another way.
+        policy_weight_N: the same in the policy part, which may be aggregated in another way or have a coefficient.
         counted_N: tokens of the row that enter the metrics of the policy term.
         policy_N: policy terms of the rows that carry one, before the weight.
         loss_at_ratio_one_N: what the policy terms would be if policy and old log-probs were equal.

@@ -1,7 +1,8 @@
-"""prime-rl's token exports: `token_exports/step_{N}/rank_{R}.jsonl`."""
+"""prime-rl's token exports: `token_exports/step_{N}/rank_{R}.jsonl`, with the traces beside them."""
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from rolloutdoctor.data.schema import Kind
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.importers import base
+from rolloutdoctor.importers.prime_rl_traces import trained_rows
 from rolloutdoctor.importers.reading import cells, folders, lines
 from rolloutdoctor.io.locations.paths import Source, natural_key
 from rolloutdoctor.io.metadata import RunMetadata
@@ -26,6 +28,8 @@ _FLOATS = {
     "entropy": "entropy",
 }
 _WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
+_OF_TRACE = ("group_id", "reward", "status", "policy_version_min", "policy_version_max")
+_TRACES = "step_{}/train/effective/traces.jsonl"
 
 
 class PrimeRlTokens:
@@ -34,8 +38,12 @@ class PrimeRlTokens:
     Written by ``TokenExporter`` (src/prime_rl/trainer/rl/token_export.py, `schema_version` 1; v0.5.1 and later), read
     and compared with the writer of 559b44772. A row is a whole sequence; the response begins at the first token of
     `loss_mask`. `trainer_logprobs` are the policy's at the loss. Numbers that are not finite are null, and read as NaN.
-    `mismatch_kl` compares trainer and sampler, so it is not `kl`. Rewards and groups are in prime-rl's traces and not
-    here, and a row cannot be matched with its trace. The exporter leaves out sequences without a trained token.
+    `mismatch_kl` compares trainer and sampler, so it is not `kl`. The exporter leaves out sequences without a trained
+    token. A token that `rl_weights` takes out with a 0 is not trained.
+
+    Rewards and groups are in prime-rl's traces, `rollouts/` beside `token_exports/` (`prime_rl_traces`). A sequence has
+    the tokens and the sampler's log-probs of one trace, unless its messages branch; where each of a step has, its
+    rewards and groups are read. Without traces the loss is computed from the exported advantages.
     """
 
     name = "prime-rl-tokens"
@@ -44,8 +52,8 @@ class PrimeRlTokens:
     checks_files = True
     omits_rows = True
     recording: Mapping[str, str] = {
-        "reward": "prime-rl's token export has no rewards: give its traces instead (rollouts/step_*/train), or record "
-        "with rolloutdoctor.recorders.own_loop",
+        "reward": "prime-rl's token export has no rewards: give the output folder, whose rollouts/ has them, "
+        "or record with rolloutdoctor.recorders.own_loop",
         "*": "prime-rl's token export (trainer.enable_token_export) does not hold it: record with "
         "rolloutdoctor.recorders.own_loop",
     }
@@ -64,49 +72,99 @@ class PrimeRlTokens:
         base.only_columns(self.name, options, ())
         files = _finished(folders.named(sources, _files), sink)
         total = sum(Path(file.path).stat().st_size for file in files)
-        reader = _Reader(sink)
+        reader = _Reader(sink, {_rollouts(file) for file in files})
         for chunk in lines.chunks(files):
             reader.add(chunk)
             sink.advance(chunk.bytes_read, total)
+        reader.flush()
         if not sink.rows:
             raise InputError(f"{sources[0].name}: no rows of prime-rl's token exports (step_*/rank_*.jsonl) there")
+        if reader.unmatched:
+            sink.note(
+                f"{len(reader.unmatched)} steps have sequences that are those of no trace, and are read without "
+                f"rewards and groups: {', '.join(map(str, reader.unmatched[:5]))}"
+            )
         if reader.weighted:
             sink.note(
-                f"{reader.weighted} rows have component weights ({', '.join(_WEIGHTS)}), which are not read: "
-                "their tokens do not all count alike in prime-rl's loss"
+                f"{reader.weighted} rows have component weights other than 0 and 1, or of other components "
+                f"({', '.join(_WEIGHTS)}): they are not read, and prime-rl's loss is not that of the rows"
             )
 
 
 class _Reader:
-    def __init__(self, sink: base.RunSink) -> None:
-        self.sink = sink
+    """Rows of one step after another, each with the reward and the group of its trace."""
+
+    def __init__(self, sink: base.RunSink, rollouts: set[Path]) -> None:
+        self.sink, self.rollouts = sink, rollouts
         self.weighted = 0
+        self.unmatched: list[int] = []
+        self.has_traces = any(any(folder.glob(_TRACES.format("*"))) for folder in rollouts)
         self._begun = False
-        self._last: tuple[Source, int] | None = None
+        self._rows: list[tuple[Source, dict[str, object]]] = []
 
     def add(self, chunk: lines.Chunk) -> None:
-        """Write some lines of a file."""
+        """Take some lines of a file; those of the steps before are written."""
         file = chunk.file
-        rows: list[dict[str, object]] = []
         for line in lines.objects_of(chunk):
             if line.body is None:
                 self.sink.note(f"{file.name}: the last line was not written to its end, and is left out")
-                if self._last is not None and self._last[0] == file:
-                    self.sink.fact(self._last[1], TRAIN, base.TORN_LINES, 1)
+                if self._rows and self._rows[-1][0] == file:
+                    step = self._rows[-1][1]["step"]
+                    self.sink.fact(int(step), TRAIN, base.TORN_LINES, 1)  # type: ignore[call-overload]  # see `_row`
                 continue
             row, is_weighted = _row(line.body, line.where)
             self.weighted += is_weighted
-            self._last = file, int(row["step"])  # type: ignore[call-overload]  # `_row` has made sure of it
-            rows.append(row)
-        self._write(file, rows)
+            if self._rows and row["step"] != self._rows[-1][1]["step"]:
+                self.flush()
+            self._rows.append((file, row))
 
-    def _write(self, file: Source, rows: Sequence[Mapping[str, object]]) -> None:
-        if not rows:
+    def flush(self) -> None:
+        """Write the rows of a step."""
+        if not self._rows:
             return
+        rows = [row for _, row in self._rows]
+        is_joined = self.has_traces and self._join(rows)
         if not self._begun:
-            self._begun = True
-            self.sink.begin(RunMetadata())
-        self.sink.write_from(file, {name: [row[name] for row in rows] for name in rows[0]})
+            # Without rewards from the start, the advantages are those that were exported.
+            self._begun, self.has_traces = True, is_joined
+            config = {} if is_joined else {"stored_advantages": True}
+            self.sink.begin(RunMetadata(trainer="prime-rl", config=config))
+        if self.has_traces and not is_joined:
+            for row in rows:
+                row |= dict.fromkeys(_OF_TRACE)
+        for file, group in groupby(self._rows, lambda pair: pair[0]):
+            part = [row for _, row in group]
+            self.sink.write_from(file, {name: [row[name] for row in part] for name in part[0]})
+        self._rows = []
+
+    def _join(self, rows: Sequence[dict[str, object]]) -> bool:
+        """Give each row what its trace says, and say that each has one; else none gets anything."""
+        step = rows[0]["step"]
+        files = [folder / _TRACES.format(step) for folder in self.rollouts]
+        traces: dict[bytes, list[Mapping[str, object]]] = {}
+        for trace in (trace for file in files if file.is_file() for trace in trained_rows(file)):
+            if trace["response_ids"] is not None:
+                traces.setdefault(_key(trace), []).append(trace)
+        # Equal sequences with equal log-probs are of one prompt, and in one order as good as in another.
+        found = [traces[_key(row)].pop(0) if traces.get(_key(row)) else None for row in rows]
+        if None in found:
+            self.unmatched.append(int(step))  # type: ignore[call-overload]  # `_row` has made sure of it
+            return False
+        for row, one in zip(rows, found, strict=True):
+            row |= {name: one[name] for name in _OF_TRACE if one is not None}
+        return True
+
+
+def _key(row: Mapping[str, object]) -> bytes:
+    """The tokens of a row, and what the sampler gave them."""
+    parts = [np.asarray(row[name], np.int64).tobytes() for name in ("prompt_ids", "response_ids")]
+    sampled = np.asarray(row["rollout_log_probs"], np.float32)
+    return b"".join((*parts, sampled[~np.isnan(sampled)].tobytes()))
+
+
+def _rollouts(file: Source) -> Path:
+    """The folder of traces beside the exports that a file is of."""
+    return Path(file.path).absolute().parent.parent.parent / "rollouts"
 
 
 def _row(body: dict[str, object], where: str) -> tuple[dict[str, object], bool]:
@@ -125,6 +183,8 @@ def _row(body: dict[str, object], where: str) -> tuple[dict[str, object], bool]:
     # The sampler has log-probs for what it sampled; elsewhere there are zeros in their place.
     arrays["rollout_log_probs"] = np.where(mask == 1, arrays["rollout_log_probs"], np.nan)
     start = cells.response_start(mask)
+    weights = [_numbers(body.get(name), len(ids)) for name in _WEIGHTS]
+    trained = mask if weights[0] is None else np.where(weights[0] == 0, 0, mask).astype(mask.dtype)
     step, rank = cells.natural(body, "step", where), cells.natural(body, "rank", where)
     row: dict[str, object] = {name: arrays[name][start:] for name in _FLOATS}
     row |= {
@@ -132,15 +192,20 @@ def _row(body: dict[str, object], where: str) -> tuple[dict[str, object], bool]:
         "sample_id": f"{step}-{rank}-{cells.natural(body, 'export_sequence_idx', where)}",
         "prompt_ids": ids[:start],
         "response_ids": ids[start:],
-        "response_mask": mask[start:],
+        "response_mask": trained[start:],
         "micro_batch_id": cells.natural(body, "micro_step", where),
         "rank": rank,
     }
-    return row, any(_is_given(body.get(name)) for name in _WEIGHTS)
+    is_plain = weights[0] is None or bool(np.isin(weights[0][mask == 1], (0, 1)).all())
+    others = any(bool((weight != 0).any()) for weight in weights[1:] if weight is not None)
+    return row, others or not is_plain
 
 
-def _is_given(weights: object) -> bool:
-    return isinstance(weights, list) and any(each is not None for each in weights)
+def _numbers(weights: object, count: int) -> np.ndarray | None:
+    """Weights of a component of the loss, 0 where there is none; None where it has none at all."""
+    if not isinstance(weights, list) or len(weights) != count or not any(each is not None for each in weights):
+        return None
+    return np.array([each if isinstance(each, (int, float)) else np.nan for each in weights], float)
 
 
 def _finished(files: Sequence[Source], sink: base.RunSink) -> list[Source]:

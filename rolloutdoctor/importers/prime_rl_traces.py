@@ -67,10 +67,10 @@ class PrimeRlTraces:
         branched = repeated = 0
         for file, chunks in groupby(lines.chunks(files), lambda chunk: chunk.file):
             found = _rows(file, chunks, sink, total)
-            rows = [row for run, row in found if run == found[-1][0]]
+            rows = of_last_run(found)
             if rows:
                 if not sink.rows:
-                    sink.begin(RunMetadata())
+                    sink.begin(RunMetadata(trainer="prime-rl"))
                 if len(rows) < len(found):
                     sink.fact(*_place(file)[1:3], base.REPEATED_ROWS, len(found) - len(rows))
                     repeated += 1
@@ -85,6 +85,21 @@ class PrimeRlTraces:
             sink.note(
                 f"{branched} steps have traces without tokens or with branches, and are read without their tokens"
             )
+
+
+def trained_rows(file: Path) -> list[dict[str, object]]:
+    """The rows of a file of effective traces, but for their step and split; of several runs those of the last."""
+    found: list[tuple[object, dict[str, object]]] = []
+    for line in lines.objects(Source.of(str(file))):
+        if line.body is not None:
+            run, rows = _episode(line.body, line.where)
+            found += [(run, row) for row in rows]
+    return of_last_run(found)
+
+
+def of_last_run(found: Sequence[tuple[object, dict[str, object]]]) -> list[dict[str, object]]:
+    """The rows that the run wrote that wrote last; a run that resumes repeats steps."""
+    return [row for run, row in found if run == found[-1][0]]
 
 
 def _rows(

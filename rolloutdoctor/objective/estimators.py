@@ -28,11 +28,12 @@ class EstimatorSpec:
         columns: what it reads beyond `reward`, the groups of rows and the mask of tokens.
         takes_weights: the importance weights of the rollout correction enter.
         rewards: what it compares: the score; each reward that `AdvantageRule.reward_keys` names, or the score where
-            it names none; or every reward that the run has, over the rows that have it.
+            it names none; every reward that the run has, over the rows that have it; or none at all.
         normalised_over: what the advantages are normalised over in the end, or None.
         divides: it can divide by the standard deviation of a group or of the batch.
         is_standard_score: it is the centred score, divided by that deviation where a scale is set, and nothing else.
         baseline: a mean over other rows or tokens, the score of another row, or None.
+        relative: the centred score is divided by that mean.
         weighs_lengths: that mean weighs each row by its trained tokens.
         within_groups: no row of another group enters an advantage, unless a scale or a whitening is over the batch.
     """
@@ -43,11 +44,12 @@ class EstimatorSpec:
     axis: Axis = Axis.ROWS
     columns: frozenset[str] = frozenset()
     takes_weights: bool = False
-    rewards: Literal["score", "named", "every"] = "score"
+    rewards: Literal["score", "named", "every", "none"] = "score"
     normalised_over: Literal["rows", "tokens"] | None = None
     divides: bool = False
     is_standard_score: bool = False
     baseline: Literal["mean", "score"] | None = "mean"
+    relative: bool = False
     weighs_lengths: bool = False
     within_groups: bool = False
 
@@ -55,7 +57,7 @@ class EstimatorSpec:
     def required_columns(self) -> frozenset[str]:
         """Every column without which there are no advantages."""
         by_axis = "group_id" if self.axis is Axis.ROWS else "response_mask"
-        return self.columns | {"reward", by_axis}
+        return self.columns | {by_axis} | (set() if self.rewards == "none" else {"reward"})
 
     @property
     def has_groups(self) -> bool:
@@ -70,6 +72,7 @@ SPECS: dict[str, EstimatorSpec] = {
     spec.name: spec
     for spec in (
         EstimatorSpec("grpo", "reward - mean", divides=True, is_standard_score=True, within_groups=True),
+        EstimatorSpec("relative_to_mean", "(reward - mean) / mean", relative=True, within_groups=True),
         EstimatorSpec("rloo", "reward - mean of the other rows", within_groups=True),
         EstimatorSpec("raw", "reward, without a baseline", baseline=None, within_groups=True),
         EstimatorSpec("gpg", "alpha (reward - mean)"),
@@ -131,6 +134,14 @@ SPECS: dict[str, EstimatorSpec] = {
             "discounted rewards to go, whitened",
             axis=Axis.TRAINED_TOKENS,
             normalised_over="tokens",
+        ),
+        EstimatorSpec(
+            "as_stored",
+            "the advantages that the file holds",
+            axis=Axis.TRAINED_TOKENS,
+            columns=frozenset({"advantages"}),
+            rewards="none",
+            baseline=None,
         ),
         EstimatorSpec(
             "remax", "reward - greedy reward", axis=Axis.TRAINED_TOKENS, columns=frozenset({"reward_baseline"})

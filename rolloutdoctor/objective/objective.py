@@ -22,6 +22,7 @@ class RowSet(Enum):
     REJECTED = "rows with no trained token left"
     UNSCORED = "rows whose reward is null"
     ZERO_STD = "train rows of groups of two or more whose rewards are all equal (max - min = 0)"
+    ZERO_ADVANTAGE = "rows whose advantage is exactly 0 in the trainer's own float32"
     STD_FLAGGED = "rows of |std| <= 1e-8 in the trainer's own float32, eval rows and groups of one included"
 
 
@@ -116,6 +117,9 @@ class Surrogate:
         log_ratio_bound: the log-ratio is clamped to this absolute value; None: not clamped.
         old: the column that the policy's log-probs are compared with; their own: every ratio is 1.
         level: one ratio per token, or per row: the geometric mean or the product of its tokens' ratios.
+        coef: what the term is multiplied by in the loss.
+        live_ratio: of kinds that weigh the log-prob by a detached ratio: the term is the ratio itself instead. The
+            derivative is the same, but for a log-ratio beyond its bound, where there is none.
         empty_share: a row without a trained token has a term too: minus this share of its advantage. A share of 0
             lets only NaN and infinity through, as 0 times the advantage does; None: such a row has no term.
         numbers: further parameters, by the names that the function of the kind documents.
@@ -128,13 +132,20 @@ class Surrogate:
     log_ratio_bound: float | None = None
     old: Literal["old_log_probs", "rollout_log_probs", "policy_log_probs"] = "old_log_probs"
     level: Literal["token", "sequence", "sequence-sum"] = "token"
+    coef: float = 1.0
+    live_ratio: bool = False
     empty_share: float | None = None
     numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
+    def bounds_probabilities(self) -> bool:
+        """True if the clip range bounds the difference of probabilities, and not the ratio."""
+        return self.kind in ("dppo_tv", "probability_band")
+
+    @property
     def moves_without_advantage(self) -> bool:
         """True if a token whose advantage is zero can have a policy gradient."""
-        return self.kind in ("dro", "kl_cov")
+        return self.kind in ("dro", "kl_cov", "ratio_masked")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +160,7 @@ class KlTerm:
         ratio_level: that ratio is the token's, or the geometric mean of the row's.
         clamp: bound on the absolute value after weighting.
         log_probs: the column compared with the reference; in the loss only the policy's have a derivative.
+        reference: the column that they are compared with: the reference's, or those of another engine or pass.
         masked: inside the reward, only tokens of the mask before rejection are penalised; False: every token is.
         of_trained: that mask is the one after it.
         coef_metric: the logged metric that holds the coefficient of each step; None: it is `coef` in every step.
@@ -161,6 +173,7 @@ class KlTerm:
     ratio_level: Literal["token", "sequence"] = "token"
     clamp: float | None = None
     log_probs: Literal["policy_log_probs", "old_log_probs", "rollout_log_probs"] = "policy_log_probs"
+    reference: Literal["ref_log_probs", "old_log_probs", "rollout_log_probs"] = "ref_log_probs"
     masked: bool = False
     of_trained: bool = False
     coef_metric: str | None = None

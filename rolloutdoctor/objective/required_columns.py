@@ -38,7 +38,7 @@ def reward_kl_columns(objective: Objective) -> frozenset[str]:
     term = objective.kl_reward
     if term is None or (term.coef == 0 and term.coef_metric is None):
         return frozenset()
-    return frozenset({term.log_probs, "ref_log_probs", *([mask_before_rejection(objective)] if term.masked else [])})
+    return frozenset({term.log_probs, term.reference, *([mask_before_rejection(objective)] if term.masked else [])})
 
 
 def weight_columns(objective: Objective) -> frozenset[str]:
@@ -68,7 +68,7 @@ def loss_columns(objective: Objective) -> frozenset[str]:
         if rule is not None and rule.needs_micro_batches:
             needed.add("micro_batch_id")
     if objective.kl_loss is not None:
-        needed |= {"ref_log_probs", objective.kl_loss.log_probs}
+        needed |= {objective.kl_loss.reference, objective.kl_loss.log_probs}
     inside = objective.policy_correction
     if inside is not None and inside.weights is not None and inside.weighs and inside.weights.normalised:
         needed.add("micro_batch_id")
@@ -90,6 +90,8 @@ def optional_columns(objective: Objective) -> frozenset[str]:
         wanted.add("token_rewards")
     if weight_columns(objective) or reward_kl_columns(objective):
         wanted.add("response_mask_pre")
+    if RowSet.ZERO_ADVANTAGE in objective.denominator.without:
+        wanted |= LOGGED_COLUMNS - {"kl"}
     return frozenset(wanted)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.objective.objective import Objective, RowSet
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import advantage_columns
 from rolloutdoctor.results.findings import Severity
@@ -24,13 +25,16 @@ class FloatResidue(TableRule):
     """Groups with equal rewards get a nonzero advantage from float32 rounding.
 
     ## What it does
-    Finds training groups whose rewards are all equal (max - min = 0) and yet have advantages other than 0. Advantages
-    that are whitened over the step afterwards are not looked at: those of such a group are 0 less the mean of the step.
+    Finds training groups whose rewards are all equal (max - min = 0) and yet have advantages other than 0. Where a
+    trainer leaves out rows of an advantage of exactly 0, these pass its filter. Advantages that are whitened over the
+    step afterwards are not looked at: those of such a group are 0 less the mean of the step.
 
     ## Why it matters
     The float32 mean of eight times 0.3 is not 0.3. The residue, divided by a standard deviation of the same size plus a
     small epsilon, becomes an advantage of up to 0.9, with the same sign for the whole group: all of its responses are
-    reinforced, or all suppressed, by rounding alone. Rewards of 0, 1 and dyadic fractions never do this.
+    reinforced, or all suppressed, by rounding alone. Rewards of 0, 1 and dyadic fractions never do this. Nothing is
+    divided by a deviation where zero advantages are filtered: the residue is then some 1e-8, but the tokens of such
+    groups are counted in the denominator, and the gradient of all others is smaller by their share.
 
     ## How it is measured
     Read from the logged advantages if there are any (then confirmed). Otherwise the trainer's float32 arithmetic is
@@ -53,23 +57,29 @@ class FloatResidue(TableRule):
         "https://github.com/NVIDIA-NeMo/RL/pull/4158",
     )
     reads = ("reward",)
-    adds = ("compared", "is_equal", "logged", "float32")
+    adds = ("compared", "is_equal", "logged", "float32", "counted")
+    optional = ("denominator_share",)
     splits = ("train",)
     uses = ("advantage", "advantages", "response_mask")
     """Logged advantages show the residue itself."""
-    part_names = (Part.GROUP_STD,)
 
     warn_above: float = 0.01
 
     def columns(self, context: Context) -> frozenset[str]:
-        """Return the columns of the advantages, where they are the standard scores of their groups."""
-        if context.objective is None or not context.objective.advantage.is_group_score:
+        """Return the columns of the advantages, where their rounding is known; with a filter, those that it counts."""
+        if context.objective is None or not _is_known(context.objective):
             return frozenset()
-        return advantage_columns(context.objective)
+        counted = {"response_mask"} if _filters_zero(context.objective) else set()
+        return advantage_columns(context.objective) | counted
+
+    def parts(self, context: Context) -> tuple[Part, ...]:
+        """The division by a group's standard deviation, or a filter of zero advantages."""
+        filters = context.objective is not None and _filters_zero(context.objective)
+        return (Part.GROUP_BASELINE if filters else Part.GROUP_STD,)
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """Estimators whose rounding is not repeated here."""
-        if context.objective is None or context.objective.advantage.is_group_score:
+        if context.objective is None or _is_known(context.objective):
             return None
         return Missing(
             "the estimator does more than divide by a group's standard deviation, and its float32 rounding is not "
@@ -80,23 +90,29 @@ class FloatResidue(TableRule):
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """Groups as the trainer compares them, whether their rewards are equal, and their advantages in float32."""
         evaluation = step.evaluation
-        if evaluation is None or step.rows is None or not evaluation.objective.advantage.is_group_score:
+        if evaluation is None or step.rows is None or not _is_known(evaluation.objective):
             return dict.fromkeys(self.adds)
+        filters = _filters_zero(evaluation.objective)
         index_N = step.compared.index_N
         return {
             "compared": step.compared_N,
             "is_equal": step.equal_reward_groups()[index_N],
             "logged": step.logged_advantages(),
-            "float32": step.float32_advantages(evaluation.objective.advantage.epsilon).double(),
+            "float32": step.centred_advantages().double()
+            if filters
+            else step.float32_advantages(evaluation.objective.advantage.epsilon).double(),
+            "counted": step.rows.length_N if filters else None,
         }
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each row of the advantages, logged or else of float32; `residue` is of equal rewards."""
         logged = pl.col("logged").is_not_null().any().over(STEP_KEY)
         seen = pl.when(logged).then(pl.col("logged")).otherwise(pl.col("float32")).fill_nan(0)
+        # Of a group that was sent in two batches, one may have the rows of one reward: their advantage is no residue.
+        is_small = pl.col("counted").is_null() | (seen.abs() <= _RESIDUE * pl.col("reward").abs())
         return run.rows.drop_nulls("compared").with_columns(
             seen=seen,
-            residue=seen.abs() * pl.col("is_equal"),
+            residue=seen.abs() * (pl.col("is_equal") & is_small),
             recomputed=pl.col("float32").abs() * pl.col("is_equal"),
             is_logged=logged,
             place=pl.struct("step", "compared"),
@@ -104,11 +120,13 @@ class FloatResidue(TableRule):
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the number of groups, and the size of their advantages."""
-        residue, place = pl.col("residue"), pl.col("place")
+        residue, place, counted = pl.col("residue"), pl.col("place"), pl.col("counted")
+        share = counted.filter(residue > 0).sum() / counted.filter(pl.col("seen") != 0).sum()
         return {
             "groups": (place.filter(residue > 0).n_unique(), "groups"),
             "max_abs_advantage": (residue.max().fill_null(0.0), "advantage"),
             "advantage_mass_share": (residue.sum() / pl.col("seen").abs().sum(), "share"),
+            "denominator_share": (pl.when(counted.count() > 0).then(share), "share"),
         }
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
@@ -134,7 +152,8 @@ class FloatResidue(TableRule):
             return None
         logged = table.filter("is_logged", pl.col("residue") > 0)
         confirmed, logged_max = len(logged) > 0, logged.select(pl.max("residue")).item()
-        severity = Severity.WARNING if largest >= self.warn_above else Severity.INFO
+        share = run.values.get("denominator_share")
+        severity = Severity.WARNING if (largest if share is None else share) >= self.warn_above else Severity.INFO
         if confirmed and logged["residue"].ge(self.warn_above).any():
             severity = Severity.ERROR
         is_all = logged["place"].n_unique() == groups
@@ -151,11 +170,30 @@ class FloatResidue(TableRule):
         return Judgement(
             severity=severity,
             confirmed=confirmed,
-            headline=f"|advantage| up to {number(largest)} in {counted(groups, 'group')} of equal rewards",
+            headline=f"|advantage| up to {number(largest)} in {counted(groups, 'group')} of equal rewards"
+            if share is None
+            else f"{counted(groups, 'group')} of equal rewards pass the filter of zero advantages by rounding: "
+            f"{percent(share)} of the tokens that the loss is divided by",
             message=(
                 f"{counted(groups, 'group')} of {equal:,} with equal rewards have nonzero {source} "
                 f"advantages, {percent(run['advantage_mass_share'])} of the total absolute advantage"
+                + ("" if share is None else f"; their tokens are {percent(share)} of those that the loss is divided by")
             ),
             evidence=evidence,
             advice="test for equal rewards by max - min in the trainer, or compute its group statistics in float64",
         )
+
+
+_RESIDUE = 64 * 2.0**-24
+"""Largest residue of a float32 mean, in units of the score."""
+
+
+def _filters_zero(objective: Objective) -> bool:
+    """True if plain centred scores of exactly 0 leave the loss and its denominator."""
+    rule = objective.advantage
+    is_centred = rule.spec.is_standard_score and rule.scale == "none" and not rule.whitened and not rule.normalised
+    return is_centred and RowSet.ZERO_ADVANTAGE in objective.denominator.without
+
+
+def _is_known(objective: Objective) -> bool:
+    return objective.advantage.is_group_score or _filters_zero(objective)

@@ -76,7 +76,7 @@ class LoggedAnomaly(TableRule):
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step that logged any of the three."""
         trainer, logged = context.writer, pl.col("logged")
-        kl, norm = ("", "") if trainer is None else (trainer.log.kl[0], trainer.log.grad_norm)
+        kl, norm = ("", "") if trainer is None else (trainer.log.first_kl, trainer.log.grad_norm)
         return run.metrics.group_by(STEP_KEY, maintain_order=True).agg(
             is_finite=logged.is_finite().all(),
             kl=logged.filter(pl.col("metric") == kl, logged.is_finite()).first(),

@@ -122,7 +122,7 @@ class LossNearZero(TableRule):
         loss, norm = logged.get(trainer.log.loss), logged.get(trainer.log.grad_norm)
         if loss is None or norm is None or not isfinite(loss) or not 0 <= norm < float("inf"):
             return {}
-        kl, ends, free = logged.get(trainer.log.kl[0]), trainer.log.ends, trainer.log.reward_free(logged)
+        kl, ends, free = logged.get(trainer.log.first_kl), trainer.log.ends, trainer.log.reward_free(logged)
         no_norm = step.is_logged_as_zero(trainer.log.grad_norm)
         all_cut = ends is not None and logged.get(ends[0]) == 1
         return {"logged": loss, "norm": norm, "no_norm": no_norm, "kl": kl, "free": free, "all_cut": all_cut}

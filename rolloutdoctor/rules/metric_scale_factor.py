@@ -1,18 +1,26 @@
 """RDM007: a metric is off by a constant factor."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rolloutdoctor.rules.audited import CauseRule
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.audited import AuditedMeasured, DirectRule
+from rolloutdoctor.rules.base import Context, Judgement, counted, number
+
+if TYPE_CHECKING:
+    from rolloutdoctor.rules.step import StepView
 
 
 @dataclass(frozen=True)
-class MetricScaleFactor(CauseRule):
+class MetricScaleFactor(DirectRule):
     """A logged metric is a constant factor times what the rows give.
 
     ## What it does
     Where logged values of a metric disagree with the rows, looks for one factor that carries all of these within
     their rounding radii, and for what it is: a whole number of micro-batches, ranks or accumulation steps, one over
-    such a number, or the base of a logarithm.
+    such a number, or the base of a logarithm. Where a trainer logs a share of its loss by its own definition, says
+    which one: that is information.
 
     ## Why it matters
     The shape of the curve is right and its height is not: coefficients that are tuned by it, and comparisons with
@@ -38,4 +46,33 @@ class MetricScaleFactor(CauseRule):
     name = "metric-scale-factor"
     references = ("https://github.com/volcengine/verl/issues/4711", "https://github.com/volcengine/verl/issues/3691")
     stages = ("kl", "loss", "metrics")
+
+    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
+        """Return the share of the loss that the trainer logs, where it logs one."""
+        trainer, evaluation = step.trainer, step.evaluation
+        if trainer is None or evaluation is None or trainer.log.loss not in step.logged or not step.training:
+            return {}
+        return {"loss_share": trainer.log.loss_share(evaluation)}
+
+    def direct(self, run: AuditedMeasured, context: Context) -> Judgement | None:
+        """Say by what the logged loss is divided, if it is."""
+        shares: list[float] = run.run.by_step("loss_share")["loss_share"].drop_nulls().to_list()
+        if context.trainer is None or all(share == 1 for share in shares):
+            return None
+        tally = context.audit.get(context.trainer.log.loss)
+        if tally is None or not tally.is_tested or tally.disagree:
+            return None  # ranks without a row have micro-batches too
+        name, least, most = context.trainer.log.loss, min(shares), max(shares)
+        of_all = number(most) if least == most else f"{number(least)} to {number(most)}"
+        return Judgement(
+            severity=Severity.INFO,
+            confirmed=True,
+            headline=f"{name} is {of_all} of the step's loss: {context.trainer.title} averages parts that add up to it",
+            message=f"the logged loss of {counted(len(shares), 'step')} is divided once more, by the number of its "
+            f"micro-batches: it changes with them, and the gradient does not",
+            evidence="the logged losses follow from the rows with that factor",
+            advice="multiply it by the number of micro-batches and ranks before runs are compared",
+            measures={"loss_share": Measure(sum(shares) / len(shares), "share")},
+        )
+
     remedy = "log the trainer's metrics of every step beside the run"

@@ -81,7 +81,7 @@ class RewardFreeStep(TableRule):
         norm = None if trainer is None else logged.get(trainer.log.grad_norm)
         if trainer is None or free is None or norm is None or not norm >= 0:
             return {}
-        loss, kl = logged.get(trainer.log.loss), logged.get(trainer.log.kl[0])
+        loss, kl = logged.get(trainer.log.loss), logged.get(trainer.log.first_kl)
         is_whole = free and trainer.log.loss_is_whole and loss is not None and kl is not None and kl > 0
         return {"free": free, "norm": norm} | ({"loss": loss, "kl": kl} if is_whole else {})
 

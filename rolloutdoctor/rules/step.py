@@ -32,7 +32,7 @@ from rolloutdoctor.evaluation.radii.metrics import metric_radius, stored_mean_ra
 from rolloutdoctor.evaluation.sampled_rows import Sample
 from rolloutdoctor.evaluation.sampler_gap import Gap, joined_gap
 from rolloutdoctor.evaluation.together import is_within_groups
-from rolloutdoctor.formulas.advantages.float32 import residue, zero_std_flags
+from rolloutdoctor.formulas.advantages.float32 import centred, residue, zero_std_flags
 from rolloutdoctor.objective.objective import KlBuffer, Objective
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.by_step import ByStep, named_counts
@@ -365,6 +365,10 @@ class StepView:
     def float32_advantages(self, epsilon: float) -> Tensor:
         """Return group-normalised advantages in float32 arithmetic, ``[N]``."""
         return self.cached(f"float32 {epsilon}", lambda: residue(self.scores(), self.compared, epsilon))
+
+    def centred_advantages(self) -> Tensor:
+        """Return scores less the mean of their group in float32 arithmetic, ``[N]``; 0 for a NaN score."""
+        return self.cached("centred float32", lambda: centred(self.scores(), self.compared).nan_to_num(nan=0.0))
 
     def flagged_rows(self, scale: str) -> Tensor:
         """Rows that float32 statistics flag as zero-std, ``[N]`` bool, as TRL does."""

@@ -292,10 +292,12 @@ def loss_parts(objective: Objective) -> dict[str, str]:
     surrogate, term = objective.surrogate, objective.kl_loss
     aggregation = objective.policy_aggregation or objective.aggregation
     counted = ", rejected tokens counted" if aggregation.counted_before_rejection else ""
-    clip = f"{surrogate.clip_low:g} below and {surrogate.clip_high:g} above 1"
+    clip = f"clipped {surrogate.clip_low:g} below and {surrogate.clip_high:g} above 1"
+    if surrogate.bounds_probabilities:
+        clip = f"of probabilities that fall by {surrogate.clip_low:g} or rise by {surrogate.clip_high:g} at most"
     parts = {
         "aggregation": aggregation.mode + counted,
-        "surrogate": f"{surrogate.kind.replace('_', ' ')} of {surrogate.level} ratios, clipped {clip}",
+        "surrogate": f"{surrogate.kind.replace('_', ' ')} of {surrogate.level} ratios, {clip}",
     }
     if term is not None and term.coef:
         parts["coefficient"] = f"{term.coef:+.4g} KL"
@@ -305,6 +307,9 @@ def loss_parts(objective: Objective) -> dict[str, str]:
 def _with_coefficient(steps: Sequence[Step], one: Candidate, kl: Candidate | None) -> Candidate:
     """Solve for the coefficient of the KL term of the loss, one number over the steps."""
     objective, trainer = one.objective, one.trainer
+    if objective.kl_loss is not None and objective.kl_loss.reference != "ref_log_probs":
+        # No KL that is logged or identified is to another column: the term is as the options have it.
+        return one
     if kl is None or kl.objective.kl_loss is None:
         bare = replace(objective, kl_loss=None) if objective.kl_loss is not None and kl is None else objective
         return replace(one, objective=bare, parts={**one.parts, **loss_parts(bare)})

@@ -263,7 +263,7 @@ class Step:
         if stage == "kl" and one.objective.kl_loss is not None and not shows_kl:
             # What the rewards hold tells nothing of a term of the loss.
             return None
-        own = {"loss": evaluation.loss, "policy_loss": evaluation.policy_loss}
+        own = {"loss": evaluation.loss * _share(evaluation, trainer), "policy_loss": evaluation.policy_loss}
         as_made = {name: own.get(trainer.log.kind_of(name), made[name]) for name in names}
         metrics = one.edited(evaluation, trainer, as_made)
         tallies = self.compared(one, evaluation, metrics, (stage,))
@@ -291,7 +291,7 @@ class Step:
             evaluation = self.whole(unit)
             if evaluation is None:
                 return None
-            factor = unit.edited(evaluation, trainer, {name: 1.0})[name]
+            factor = unit.edited(evaluation, trainer, {name: _share(evaluation, trainer)})[name]
             radius = self._radius(evaluation, trainer, name, evaluation.policy_loss)
             return self.metrics[name] - evaluation.policy_loss * factor, evaluation.kl_loss * factor, radius
         logged = trainer.log.loss_parts(self.metrics, None)
@@ -299,6 +299,12 @@ class Step:
         if logged is None or not kl:
             return None
         return logged.kl, kl, abs(kl) * 2.0**-22
+
+
+def _share(evaluation: Evaluation, trainer: Trainer) -> float:
+    """Return the share of the loss of the step that the trainer logs."""
+    share = trainer.log.loss_share(evaluation)
+    return 1.0 if share is None else share
 
 
 def _decisive(objective: Objective) -> object:

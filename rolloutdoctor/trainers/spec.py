@@ -113,6 +113,10 @@ def _no_step_values(config: Config, logged: "StepMetrics") -> "StepMetrics":
     return {}
 
 
+def _all_of_it(evaluation: "Evaluation") -> float | None:
+    return None
+
+
 def _is_not_known(config: Config) -> bool:
     return False
 
@@ -172,6 +176,7 @@ class Log:
         step_values: the values that steps took over from the steps before, under names that nothing logs.
         reward_free: tells from the metrics of a training step that no group had a spread of rewards; None where they
             do not say.
+        loss_share: the share of the step's loss that the logged one is, where the trainer logs it so; None: it is all.
         loss_parts: takes the loss of a training step apart from what was logged; None where that does not do. The
             configuration is None where nothing states it.
         file: its own log of numbers, in words; None if it has none of its own.
@@ -190,8 +195,18 @@ class Log:
     traces: tuple[Trace, ...] = ()
     step_values: "Callable[[Config, StepMetrics], StepMetrics]" = _no_step_values
     reward_free: Callable[[Mapping[str, float]], bool | None] = _does_not_say
+    loss_share: "Callable[[Evaluation], float | None]" = _all_of_it
     loss_parts: Callable[[Mapping[str, float], Config | None], LossParts | None] = _not_logged
     file: str | None = None
+
+    @property
+    def first_kl(self) -> str:
+        """The first metric that is a KL from the reference; empty where there is none."""
+        return next(iter(self.kl), "")
+
+    def is_share(self, metric: str) -> bool:
+        """Return True for the loss, if a share of it is logged: parts without a row may make it smaller."""
+        return metric == self.loss and self.loss_share is not _all_of_it
 
     def kind_of(self, metric: str) -> str:
         """Return what a metric is, as `quantities` has it."""

@@ -318,7 +318,7 @@ def test_flat_file_of_trl(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.json", "{", "a.json: not JSON; --trainer-config takes a JSON or YAML file"),
+        ("a.json", "{", "a.json: not JSON; --trainer-config takes a JSON, TOML or YAML file"),
         ("a.json", "", "not JSON"),
         ("a.json", "[1]", "expected an object of options"),
         ("a.json", "1", "expected an object of options"),

@@ -118,3 +118,64 @@ def slime_dump(
         torch.save(body | {"raw_reward": [8.0] * len(samples)}, folder / "train_data" / f"{number}.pt")
         torch.save({"rollout_id": number, "samples": samples}, folder / "rollout_data" / f"{number}.pt")
     return folder
+
+
+def prime_rl_output(folder: Path, run: str, *, traces: bool = True, **options: object) -> Path:
+    """A run of `prime_rl_runs.parquet` as prime-rl writes it: metrics, configurations, token exports and traces.
+
+    Sequences of an advantage of 0 are not shipped, and so neither exported nor in the effective traces.
+    """
+    import polars as pl
+
+    rows = pl.read_parquet(DATA / "prime_rl_runs.parquet").filter(pl.col("run") == run).to_dicts()
+    folder.mkdir(parents=True)
+    configs = {
+        "trainer": {"loss": {"type": "default", "adv_tau": 1.0, "kl_tau": 1e-3}, "enable_token_export": True},
+        "orchestrator": {"algo": {"type": "grpo", "length_penalty": None}, "group_size": 8},
+    }
+    configs["orchestrator"]["train"] = {"filter_zero_advantages": True, "source": [{"name": "gsm8k", "algo": None}]}
+    configs["trainer"]["loss"] |= options
+    (folder / "configs").mkdir()
+    for name, body in configs.items():
+        (folder / "configs" / f"{name}.json").write_text(json.dumps(body))
+    with (folder / "metrics.jsonl").open("w") as log:
+        for row in {row["step"]: row for row in rows}.values():
+            log.write(json.dumps({"step": row["step"], "time": 1.0, "optim/grad_norm": 0.5, "optim/lr": 1e-6}) + "\n")
+            log.write(json.dumps({"step": row["step"], "time": 1.0, **json.loads(row["metrics"])}) + "\n")
+    for number, row in enumerate(row for row in rows if row["advantage"] != 0.0):
+        prompt = [5, 6, row["group"]]
+        count, sampled = len(row["ids"]) + len(prompt), list(zip(row["sampler"], row["mask"], strict=True))
+        export = {
+            "schema_version": 1,
+            **{"step": row["step"], "rank": row["rank"], "micro_step": row["micro"], "export_sequence_idx": number},
+            "token_ids": prompt + row["ids"],
+            "loss_mask": [False] * len(prompt) + row["mask"],
+            "advantages": [row["advantage"]] * count,
+            "inference_logprobs": [0.0] * len(prompt) + [value if kept else 0.0 for value, kept in sampled],
+            "trainer_logprobs": [-1.0] * len(prompt) + row["policy"],
+            "entropy": [1.0] * len(prompt) + row["entropy"],
+        }
+        place = folder / "token_exports" / f"step_{row['step']}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "STABLE").touch()
+        with (place / f"rank_{row['rank']}.jsonl").open("a") as file:
+            file.write(json.dumps(export) + "\n")
+        kept = [value for value, on in sampled if on]
+        nodes = [
+            {"token_ids": prompt, "mask": [False] * 3, "logprobs": []},
+            {"parent": 0, "token_ids": row["ids"], "mask": row["mask"], "logprobs": kept},
+        ]
+        nodes[1]["advantages"] = [row["advantage"]] * len(kept)
+        trace = {"id": str(number), "nodes": nodes, "rewards": {"correct": {"score": row["reward"], "weight": 1.0}}}
+        episode = {
+            "task": {},
+            "group": {"id": f"{row['step']}-{row['group']}"},
+            "run": {"id": "run", "work": {"policy": {"start": row["step"] - 1, "end": row["step"] - 1}}},
+            "traces": [trace],
+        }
+        if traces:
+            place = folder / "rollouts" / f"step_{row['step']}" / "train" / "effective"
+            place.mkdir(parents=True, exist_ok=True)
+            with (place / "traces.jsonl").open("a") as file:
+                file.write(json.dumps(episode) + "\n")
+    return folder

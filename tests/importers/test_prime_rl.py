@@ -5,11 +5,15 @@ import shutil
 from collections import Counter
 
 import numpy as np
+import polars as pl
 import pytest
-from importers.importing import DATA, converted, findings
+from importers.importing import DATA, converted, findings, prime_rl_output
 
-from rolloutdoctor.commands.convert import ConvertOptions, detect_dump
+from rolloutdoctor.commands.check import check
+from rolloutdoctor.commands.convert import ConvertOptions, detect_dump, open_any
+from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.results.errors import DataError, InputError
+from rolloutdoctor.results.findings import Severity
 
 EXPORTS = DATA / "prime_rl" / "token_exports"
 TRACES = DATA / "prime_rl" / "rollouts"
@@ -64,7 +68,7 @@ def test_steps_that_are_not_marked_as_complete_are_left_out(tmp_path):
 
 def test_component_weights_are_spoken_of(tmp_path):
     rows = stored(EXPORTS / "step_1" / "rank_0.jsonl")
-    rows[0]["rl_weights"] = [0.0] * len(rows[0]["token_ids"])
+    rows[0]["rl_weights"] = [0.5] * len(rows[0]["token_ids"])
     path = rewritten(tmp_path / "rank_0.jsonl", rows)
     _, sink = converted(tmp_path / "run.parquet", path)
     assert "1 rows have component weights" in sink.notes[-1]
@@ -215,3 +219,122 @@ def test_the_step_is_in_the_path(tmp_path):
     shutil.copy(EFFECTIVE, tmp_path / "traces.jsonl")
     with pytest.raises(InputError, match="the step is known from the directory"):
         converted(tmp_path / "run.parquet", tmp_path / "traces.jsonl")
+
+
+def checked(folder, *, trainer=None):
+    """The report of a run as it is, with everything that lies beside it."""
+    told = []
+    opened = open_any([str(folder)], trainer=trainer, options=ConvertOptions(), tell=told.append)
+    with opened as run:
+        return check(run, CheckOptions(trainer=trainer, device="cpu")), told
+
+
+def codes(report):
+    return {finding.code: finding for finding in report.findings}
+
+
+def test_a_healthy_run_has_no_warning(tmp_path):
+    """What its own functions gave, as it writes it: every logged value is reproduced, and nothing is wrong."""
+    report, told = checked(prime_rl_output(tmp_path / "run", "healthy"))
+    assert "options of prime-rl from configs/trainer.json and configs/orchestrator.json" in told
+    assert {finding.severity for finding in report.findings} == {Severity.INFO}
+    audit = {entry.quantity: (entry.agree, entry.compared) for entry in report.audit}
+    assert audit["advantages"] == (160, 160)
+    assert audit["loss/mean"] == (6, 6)
+    assert all(agree == compared for agree, compared in audit.values())
+    # 19 names with a mean or a largest value, and one of the loss.
+    assert len(audit) == 21
+    share = codes(report)["RDM007"]
+    assert share.measures["loss_share"].value == pytest.approx(1 / 4)
+    assert share.verdict == "confirmed"
+
+
+@pytest.mark.parametrize("inside", ["rollouts", "token_exports", "metrics.jsonl"])
+def test_a_part_of_the_output_finds_its_options(tmp_path, inside):
+    folder = prime_rl_output(tmp_path / "run", "healthy")
+    told = []
+    opened = open_any([str(folder / inside)], trainer=None, options=ConvertOptions(), tell=told.append, logs_alone=True)
+    with opened as run:
+        report = check(run, CheckOptions(device="cpu"))
+    assert report.config["orchestrator.group_size"].value == 8
+    assert not {finding.severity for finding in report.findings} - {Severity.INFO}
+
+
+def test_residue_that_passes_the_filter_is_named(tmp_path):
+    """Eight rewards of 0.7 have a float32 mean that is none of them."""
+    report, _ = checked(prime_rl_output(tmp_path / "run", "residue"))
+    found = codes(report)["RDA003"]
+    assert (found.severity, found.verdict) == (Severity.WARNING, "confirmed")
+    assert found.measures["groups"].value == 12
+    assert found.measures["denominator_share"].value == pytest.approx(0.533, abs=1e-3)
+    assert found.measures["max_abs_advantage"].value == pytest.approx(2**-24)
+    assert {code for code, each in codes(report).items() if each.severity != Severity.INFO} == {"RDA003"}
+
+
+def test_without_traces_the_loss_is_that_of_the_exported_advantages(tmp_path):
+    report, _ = checked(prime_rl_output(tmp_path / "run", "healthy", traces=False))
+    audit = {entry.quantity: (entry.agree, entry.compared) for entry in report.audit}
+    assert audit["loss/mean"] == (6, 6)
+    assert "advantages" not in audit
+    assert {finding.severity for finding in report.findings} == {Severity.INFO}
+
+
+def test_a_configuration_that_is_wrong_is_noticed(tmp_path):
+    """Exports need not hold all rows, so that it proves nothing; but nothing is said to be reproduced."""
+    report, _ = checked(prime_rl_output(tmp_path / "run", "healthy", kl_tau=0.5))
+    audit = {entry.quantity: entry for entry in report.audit}
+    assert audit["loss/mean"].agree == 0
+    assert "RDM007" not in codes(report)
+    assert "RDG005" in {each.code for each in report.skipped}
+
+
+def test_ranks_of_padding_are_no_fault(tmp_path):
+    """Two more ranks without a sequence halve the logged loss: nothing in the exports says how many there are."""
+    folder = prime_rl_output(tmp_path / "run", "healthy")
+    log = folder / "metrics.jsonl"
+    rows = stored(log)
+    for row in rows:
+        row |= {"loss/mean": row["loss/mean"] / 2} if "loss/mean" in row else {}
+    rewritten(log, rows)
+    report, _ = checked(folder)
+    assert {finding.severity for finding in report.findings} == {Severity.INFO}
+    assert not {"RDM007", "RDG006"} & codes(report).keys()
+
+
+def test_what_is_not_computed_is_refused(tmp_path):
+    folder = prime_rl_output(tmp_path / "run", "healthy")
+    body = json.loads((folder / "configs" / "orchestrator.json").read_text())
+    body["algo"] = {"type": "grpo", "length_penalty": {"type": "linear", "num_turns_weight": 0.1}}
+    (folder / "configs" / "orchestrator.json").write_text(json.dumps(body))
+    _, told = checked(folder)
+    assert any("length_penalty.type = linear" in text and "the options are not used" in text for text in told)
+
+
+def test_rewards_come_from_the_trace_with_the_same_tokens(tmp_path):
+    rows, _ = converted(tmp_path / "run.parquet", prime_rl_output(tmp_path / "out", "healthy"))
+    raw = pl.read_parquet(DATA / "prime_rl_runs.parquet").filter(pl.col("run") == "healthy", pl.col("advantage") != 0)
+    wanted = Counter(
+        (row["step"], tuple(row["ids"]), row["reward"], f"{row['step']}-{row['group']}") for row in raw.to_dicts()
+    )
+    found = Counter((row["step"], tuple(row["response_ids"]), row["reward"], row["group_id"]) for row in rows)
+    assert found == wanted
+
+
+def test_a_step_without_its_traces_is_read_without_rewards(tmp_path):
+    folder = prime_rl_output(tmp_path / "out", "healthy")
+    (folder / "rollouts" / "step_3" / "train" / "effective" / "traces.jsonl").unlink()
+    rows, sink = converted(tmp_path / "run.parquet", folder)
+    assert {row["step"] for row in rows if row["reward"] is None} == {3}
+    assert any("1 steps have sequences that are those of no trace" in note for note in sink.notes)
+
+
+def test_a_weight_of_0_takes_a_token_out(tmp_path):
+    rows = stored(EXPORTS / "step_1" / "rank_0.jsonl")
+    weights = [1.0] * len(rows[0]["token_ids"])
+    weights[rows[0]["loss_mask"].index(True) + 1] = 0.0
+    rows[0]["rl_weights"] = weights
+    found, sink = converted(tmp_path / "run.parquet", rewritten(tmp_path / "rank_0.jsonl", rows))
+    start = rows[0]["loss_mask"].index(True)
+    wanted = [kept and weight for kept, weight in zip(rows[0]["loss_mask"][start:], weights[start:], strict=True)]
+    assert found[0]["response_mask"] == [bool(each) for each in wanted]
+    assert not any("component weights" in note for note in sink.notes)

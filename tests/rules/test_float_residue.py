@@ -139,3 +139,30 @@ def test_run_and_steps():
     assert values(found) == {"groups": 1, "max_abs_advantage": 0.25, "advantage_mass_share": 0.5 / 3.5}
     assert [row["max_abs_advantage"] for row in found.per_step] == [0.25, 0.0]
     assert [row["advantage_mass_share"] for row in found.per_step] == [0.5 / 1.5, 0.0]
+
+
+def filtered(rewards, **more):
+    return toy_batch(rewards, lengths=[3] * len(rewards[0]) + [2] * len(rewards[1]), policy=-0.5, rollout=-0.5, **more)
+
+
+def test_residue_that_passes_a_filter_of_zero_advantages():
+    """Eight rewards of 0.7 are counted, eight of 0.5 are not: 24 tokens beside the 4 of the other group."""
+    found = found_by(CODE, filtered([[0.7] * 8, [1, 0]]), trainer="prime-rl")
+    assert values(found)["denominator_share"] == pytest.approx(24 / 28)
+    assert values(found)["max_abs_advantage"] == pytest.approx(2**-24)
+    assert (found.severity, found.verdict) == (Severity.WARNING, "exposed")
+    clean = report_on(filtered([[0.5] * 8, [1, 0]]), trainer="prime-rl").clean
+    assert CODE in {code for code, _ in clean}
+
+
+def test_without_the_filter_it_weighs_nothing():
+    options = {"orchestrator.train.filter_zero_advantages": False}
+    report = report_on(filtered([[0.7] * 8, [1, 0]]), trainer="prime-rl", **options)
+    assert CODE in {each.code for each in report.not_applicable}
+
+
+def test_equal_rewards_of_a_group_that_was_split_are_no_residue():
+    """The other rows of the group were in another batch: its advantage of 0.5 is none of rounding."""
+    logged = [0.5] * 8 + [0.5, -0.5]
+    report = report_on(filtered([[1] * 8, [1, 0]], per_row={"advantage": logged}), trainer="prime-rl")
+    assert CODE not in {finding.code for finding in report.findings}

@@ -62,9 +62,11 @@ def advantage_radius(evaluation: Evaluation) -> Radius:
         assert rows.baseline_N is not None
         clean_N = torch.where(rows.in_baseline_N, rows.score_N, 0.0)
         inner_N = torch.where(rows.in_baseline_N, clean_N - rows.baseline_N.nan_to_num(0.0), 0.0)
-        flat = 1 / rule.epsilon if divided else 2.0
+        flat: float | Tensor = 1 / rule.epsilon if divided else 2.0
         if rule.spec.baseline == "score":
             flat = 0.0  # a tie at the top is one of stored values, and no mean comes in
+        if rule.spec.relative:
+            flat = _inverse_mean(GroupStats(groups, rows.in_baseline_N), clean_N)
         values = clean_N, inner_N, inner_N if again else value_N
         weight_N = rows.length_N if rule.spec.weighs_lengths else None
         first = _centred(groups, values, rows.in_baseline_N, flat, error, weight_N)
@@ -196,7 +198,7 @@ def _centred(
     groups: Groups,
     values: tuple[Tensor, Tensor, Tensor],
     in_baseline_N: Tensor,
-    flat: float,
+    flat: "float | Tensor",
     error: Radius,
     weight_N: Tensor | None = None,
 ) -> Radius:
@@ -206,7 +208,7 @@ def _centred(
         groups: rows that are compared with each other.
         values: scores, centred scores and results, ``[N]`` each.
         in_baseline_N: ``[N]`` bool, rows that enter the mean.
-        flat: the factor of a group whose scores are all equal.
+        flat: the factor of a group whose scores are all equal, or of each, ``[G]``.
         error: radius of the scores, ``[N]``.
         weight_N: whole numbers that the mean is weighted with, ``[N]``; None: it is not.
     """
@@ -215,12 +217,21 @@ def _centred(
     factor_N = torch.where(centred_N != 0, (value_N / centred_N).abs(), 0.0).nan_to_num(0.0, 0.0, 0.0)
     steepest_G = GroupStats(groups, factor_N > 0).high(factor_N)
     steepest_G = torch.where(steepest_G > 0, steepest_G, torch.where(stats.count_G > 1, flat, 1.0))
+    if isinstance(flat, Tensor):
+        steepest_G = torch.maximum(steepest_G, flat)
     exact_G = _sums_are_exact(stats, score_N, weight_N)
     count_G = torch.where(exact_G, 0.0, stats.count_G.clamp(min=1))
     size_G = torch.where(exact_G & (stats.spread(score_N) == 0), 0.0, stats.high(score_N.abs()).clamp(min=0))
     size_N, count_N, factor_N = (stats.per_row(x_G) for x_G in (size_G, count_G, steepest_G))
     worst = Radius(*(stats.per_row(stats.high(x_N).clamp(min=0)) for x_N in (error.largest, error.likely)))
     return rounding.scaled(size_N, count_N, factor_N, value_N, error=worst)
+
+
+def _inverse_mean(stats: GroupStats, score_N: Tensor) -> Tensor:
+    """One over the mean of each group, ``[G]``; infinite where that is 0 to rounding, and its sign so undecided."""
+    mean_G, size_G = stats.mean(score_N).abs(), stats.high(score_N.abs()).clamp(min=0)
+    is_open_G = (size_G > 0) & (mean_G <= rounding.total(size_G, stats.count_G).likely)
+    return torch.where(is_open_G, torch.inf, torch.where(size_G > 0, 1 / mean_G, 0.0))
 
 
 def _sums_are_exact(stats: GroupStats, score_N: Tensor, weight_N: Tensor | None) -> Tensor:

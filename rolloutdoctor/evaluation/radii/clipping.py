@@ -27,6 +27,8 @@ def undecided(evaluation: Evaluation) -> Tensor:
     bounds = _bounds(rule)
     if on_policy(evaluation) or not bounds or not batch.tokens:
         return torch.zeros(len(batch), dtype=torch.float64, device=batch.device)
+    if rule.bounds_probabilities:
+        return seg.trues(undecided_tokens(evaluation), batch.rows).double()
     return _of_tokens(evaluation, bounds) if rule.level == "token" else _of_rows(evaluation, bounds)
 
 
@@ -58,6 +60,25 @@ def _of_tokens(evaluation: Evaluation, bounds: list[float]) -> Tensor:
         near_T = mask_T & flat_T & ~near_T & ((drift_T > min(bounds, key=_above)) | (drift_T < min(bounds)))
         found_N += seg.trues(near_T, batch.rows)
     return found_N
+
+
+def undecided_tokens(evaluation: Evaluation) -> Tensor:
+    """Trained tokens whose change of probability is at a bound to rounding, or beyond one that an open sign chooses.
+
+    ``[T]`` bool. Two exponentials of stored log-probs differ, each at most one: off by ``u (2 EXP_ULPS + |l|) p``.
+    """
+    batch, rule = evaluation.batch, evaluation.objective.surrogate
+    new_T, old_T = (batch.column(name).double() for name in ("policy_log_probs", rule.old))
+    risen_T = new_T.exp() - old_T.exp()
+    lost_T = rounding.stored((2 * rounding.EXP_ULPS + 2 + new_T.abs()) * new_T.exp()).likely
+    lost_T += rounding.stored((2 * rounding.EXP_ULPS + 2 + old_T.abs()) * old_T.exp()).likely
+    open_T = torch.minimum((risen_T - rule.clip_high).abs(), (risen_T + rule.clip_low).abs()) <= lost_T * sides(
+        evaluation
+    )
+    flat_T = _without_a_sign(evaluation)
+    if flat_T is not None:
+        open_T |= flat_T & ((risen_T > rule.clip_high) | (risen_T < -rule.clip_low))
+    return open_T & batch.column("response_mask")
 
 
 def _above(bound: float) -> float:
@@ -113,6 +134,30 @@ def clip_share_radius(evaluation: Evaluation) -> Radius:
         weight_N = torch.maximum(weight_N, tokens.weight_N.abs().double())
     found = (open_N * weight_N).sum()
     return Radius.of(found if level == "token" else torch.maximum(found, ((open_N > 0) * over_forwards_N).sum()))
+
+
+def row_share_radius(evaluation: Evaluation) -> Radius:
+    """Radius of a mean over rows of the share of their tokens that is clipped."""
+    rows = evaluation.rows
+    assert rows is not None
+    assert rows.length_N is not None
+    share_N = undecided(evaluation) / rows.length_N.clamp(min=1)
+    counted_N = evaluation.in_scope(evaluation.objective.denominator)
+    return Radius.of((share_N * counted_N).sum() / counted_N.sum().clamp(min=1))
+
+
+def chosen_k3_radius(evaluation: Evaluation, value: float) -> Radius:
+    """Radius of a mean over rows of the mean k3 to the sampler of their clipped, or of their other, tokens.
+
+    A token at a bound moves the mean of its row by the largest k3 of the row at most.
+    """
+    batch = evaluation.batch
+    drift_T = batch.column("policy_log_probs").double() - batch.column(evaluation.objective.surrogate.old).double()
+    k3_T = torch.where(batch.column("response_mask"), drift_T.exp() - drift_T - 1, 0.0).nan_to_num(0.0)
+    counted_N = evaluation.in_scope(evaluation.objective.denominator)
+    reach_N = seg.high(k3_T, batch.rows).clamp(min=0) * (undecided(evaluation) > 0) * counted_N
+    own = rounding.k3(value) * sides(evaluation) + rounding.mean(value, max(batch.tokens, 1))
+    return own + Radius.of(reach_N.sum() / counted_N.sum().clamp(min=1))
 
 
 def clip_extreme_radius(evaluation: Evaluation) -> Radius:

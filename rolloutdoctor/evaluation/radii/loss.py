@@ -9,9 +9,11 @@ terms count twice.
 from math import isnan
 
 import torch
+from torch import Tensor
 
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
+from rolloutdoctor.evaluation.radii.clipping import undecided_tokens
 from rolloutdoctor.evaluation.radii.remembered import remembered_by_row
 from rolloutdoctor.evaluation.radii.terms import kl_terms, on_policy, relative_ratio, sides
 from rolloutdoctor.evaluation.remembered import remembered
@@ -31,7 +33,7 @@ def kl_radius(evaluation: Evaluation) -> Radius:
     size_N = tokens.kl_N.abs()
     if term.estimator == "k1":
         batch = evaluation.batch
-        u_T = batch.column(term.log_probs).double() - batch.column("ref_log_probs").double()
+        u_T = batch.column(term.log_probs).double() - batch.column(term.reference).double()
         size_N = seg.total(torch.where(batch.column("response_mask"), u_T.abs(), 0.0), batch.rows)
     return kl_terms(evaluation, term, size_N.nan_to_num(0.0), rows.length_N)
 
@@ -58,7 +60,18 @@ def policy_radius(evaluation: Evaluation) -> Radius:
     if surrogate.level != "token" and not on_policy(evaluation):
         own = own + relative_ratio(evaluation, size_N) * length_N.clamp(min=1).sqrt()
     moved = advantage_radius(evaluation) * torch.maximum(over_N, length_N)
+    if surrogate.bounds_probabilities and not on_policy(evaluation):
+        moved = moved + Radius.of(_at_a_bound(evaluation) * advantage_N)
     return own * sides(evaluation) + rounding.total(size_N, length_N.clamp(min=1)) + moved
+
+
+def _at_a_bound(evaluation: Evaluation) -> Tensor:
+    """Ratios of the tokens that rounding may keep or drop, times the log-prob where that is in the term, ``[N]``."""
+    batch, surrogate = evaluation.batch, evaluation.objective.surrogate
+    policy_T = batch.column("policy_log_probs").double()
+    size_T = (policy_T - batch.column(surrogate.old).double()).exp()
+    size_T = size_T if surrogate.live_ratio else size_T.clamp(max=surrogate.cap or torch.inf) * policy_T.abs()
+    return seg.total(torch.where(undecided_tokens(evaluation), size_T, 0.0), batch.rows)
 
 
 def _policy_tokens(evaluation: Evaluation) -> Radius:
@@ -80,6 +93,9 @@ def _policy_tokens(evaluation: Evaluation) -> Radius:
     else:
         # Whitening has a rounding for every token of the step.
         moved = rounding.total(size_N * 3, chain_N) + rounding.total(size_N, chain_N.sum())
+        reach_T = alone.per_token.ratio_T.double().clamp(min=1) * batch.column("policy_log_probs").abs().clamp(min=1)
+        reach_T = torch.where(batch.column("response_mask"), reach_T, 0.0)
+        moved = moved + advantage_radius(evaluation) * seg.total(reach_T, batch.rows)
     return largest_N * sides(evaluation) + rounding.total(size_N, chain_N) + moved
 
 

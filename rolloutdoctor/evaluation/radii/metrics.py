@@ -8,7 +8,12 @@ from torch import Tensor
 
 from rolloutdoctor.evaluation.evaluate import Evaluation, stored_kl
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius, score_radius, token_advantage_radius
-from rolloutdoctor.evaluation.radii.clipping import clip_extreme_radius, clip_share_radius
+from rolloutdoctor.evaluation.radii.clipping import (
+    chosen_k3_radius,
+    clip_extreme_radius,
+    clip_share_radius,
+    row_share_radius,
+)
 from rolloutdoctor.evaluation.radii.loss import kl_loss_radius, kl_radius, loss_radius, policy_loss_radius
 from rolloutdoctor.evaluation.radii.row_weight import row_weight_radius
 from rolloutdoctor.evaluation.radii.terms import sides
@@ -154,12 +159,27 @@ def _mean(evaluation: Evaluation, value: float) -> Radius:
     )
 
 
+def _sampler_k3(evaluation: Evaluation, value: float) -> Radius:
+    """Mean or largest k3 between the policy and the sampler: each token's own rounding, and that of the mean."""
+    return rounding.k3(value) * sides(evaluation) + _mean(evaluation, value)
+
+
+def _k3_over_entropy(evaluation: Evaluation, value: float) -> Radius:
+    """Quotient of such a mean and the mean entropy of the trained tokens."""
+    batch = evaluation.batch
+    kept_T = batch.column("entropy")[batch.column("response_mask")].double()
+    entropy = float(kept_T.mean()) if len(kept_T) else 1.0
+    return _sampler_k3(evaluation, value * entropy) * (1 / entropy) + _mean(evaluation, value)
+
+
 METRICS: dict[str, Callable[[Evaluation, float], Radius]] = {
     "advantages": _advantages,
+    "chosen_k3": chosen_k3_radius,
     "clip_extreme": lambda evaluation, value: clip_extreme_radius(evaluation) + _mean(evaluation, value),
     "clip_share": lambda evaluation, value: clip_share_radius(evaluation) + _mean(evaluation, value),
     "drift": _drift,
     "entropy": _mean,
+    "k3_over_entropy": _k3_over_entropy,
     "kl": _mean_kl,
     "kl_loss": lambda evaluation, _: kl_loss_radius(evaluation),
     "loss": lambda evaluation, _: loss_radius(evaluation),
@@ -167,7 +187,9 @@ METRICS: dict[str, Callable[[Evaluation, float], Radius]] = {
     "policy_loss": lambda evaluation, _: policy_loss_radius(evaluation),
     "reward_kl": _reward_kl,
     "rewards": _rewards,
+    "row_share": lambda evaluation, value: row_share_radius(evaluation) + _mean(evaluation, value),
     "row_weight": lambda evaluation, value: row_weight_radius(evaluation) + _mean(evaluation, value),
+    "sampler_k3": _sampler_k3,
     "sampler_gap": _sampler_gap,
     "stored_kl": _stored_kl,
     "values": _values,

@@ -48,6 +48,21 @@ def residue(score_N: Tensor, groups: Groups, epsilon: float) -> Tensor:
     return unsorted_N
 
 
+def centred(score_N: Tensor, groups: Groups) -> Tensor:
+    """Scores less the mean of their group, ``[N]`` float32, bit for bit ``x - x.mean()``; NaN for a NaN score.
+
+    NaN scores are taken out before the mean, which is that of the CPU. Source: prime-rl ``GRPOAlgorithm.score_group``.
+    """
+    centred_N, index_N = score_N.cpu().float(), groups.index_N.cpu()
+    has = ~centred_N.isnan()
+    voters = Groups.of(torch.unique(index_N[has], return_inverse=True)[1])
+    mean_G = torch.zeros(len(voters))
+    for chosen_k, values in by_size(centred_N[has], voters):
+        mean_G[chosen_k] = values.mean(1)
+    centred_N[has] -= mean_G[voters.index_N]
+    return centred_N.to(score_N.device)
+
+
 def standard_scores(
     score_N: Tensor, groups: Groups, scale: str, epsilon: float, batches: Groups | None = None
 ) -> Tensor:

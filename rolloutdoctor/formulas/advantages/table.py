@@ -10,6 +10,7 @@ from rolloutdoctor.formulas.advantages.grpo import gpg, grpo, grpo_passk, raw, r
 from rolloutdoctor.formulas.advantages.leave_one_out import rloo
 from rolloutdoctor.formulas.advantages.normalised import normalize_then_sum
 from rolloutdoctor.formulas.advantages.opo import opo
+from rolloutdoctor.formulas.advantages.relative import relative_to_mean
 from rolloutdoctor.formulas.advantages.response_tokens import (
     ResponseScores,
     discounted_token_returns,
@@ -20,6 +21,7 @@ from rolloutdoctor.formulas.advantages.scores import Advantages, Scores
 from rolloutdoctor.formulas.advantages.token_baselines import optimal_token_baseline, tir_optimal_token_baseline
 from rolloutdoctor.formulas.advantages.tokens import (
     TokenScores,
+    as_stored,
     discounted_returns,
     gae_returns,
     masked_gae,
@@ -53,6 +55,7 @@ ESTIMATORS: dict[str, Callable[[Scores, AdvantageRule], Advantages]] = {
     "opo": opo,
     "raw": raw,
     "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
+    "relative_to_mean": relative_to_mean,
     "rloo": rloo,
 }
 """`Axis.ROWS`; the returns of a row are its advantages."""
@@ -62,6 +65,7 @@ TOKEN_ESTIMATORS: dict[str, TokenEstimator] = {
     "optimal_token_baseline": TokenEstimator(optimal_token_baseline, rewards_to_go),
     "reinforce_plus_plus": TokenEstimator(reinforce_plus_plus, discounted_returns),
     "remax": TokenEstimator(remax, rewards_to_go),
+    "as_stored": TokenEstimator(as_stored, as_stored),
     "tir_optimal_token_baseline": TokenEstimator(tir_optimal_token_baseline, rewards_to_go),
 }
 """`Axis.TRAINED_TOKENS`."""

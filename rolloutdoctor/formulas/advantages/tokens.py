@@ -103,3 +103,8 @@ def rewards_to_go(scores: TokenScores, rule: AdvantageRule) -> Tensor:
     ``compute_multi_turn_optimal_token_baseline_advantage``.
     """
     return reverse_scan(scores.reward_V, 1.0, scores.offsets)
+
+
+def as_stored(scores: TokenScores, rule: AdvantageRule) -> Tensor:
+    """Return the advantages that the trainer stored, ``[V]``: of a run without rewards, or of an unknown rule."""
+    return scores.columns["advantages"].double()

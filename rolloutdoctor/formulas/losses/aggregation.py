@@ -30,6 +30,7 @@ class Layout:
         steps_N: ``[N]`` float64, optimizer steps in the row's logged step.
         generations_N: ``[N]`` float64, generation batches in the row's optimizer step.
         share_N: ``[N]`` float64, weight of the row's optimizer step in the loss of the step.
+        rank_N: ``[N]`` int64, the row's rank, numbered over optimizer steps.
         ranks_N: ``[N]`` float64, data-parallel ranks in the row's optimizer step.
         trajectory_N: ``[N]`` int64, the trajectory that the row is a part of: its own, unless several rows share one.
         trajectories_N: ``[N]`` float64, trajectories in the row's optimizer step.
@@ -46,6 +47,7 @@ class Layout:
     steps_N: Tensor
     generations_N: Tensor
     share_N: Tensor
+    rank_N: Tensor
     ranks_N: Tensor
     trajectory_N: Tensor
     trajectories_N: Tensor
@@ -85,6 +87,7 @@ class Layout:
             optim_value_N = _numbered(step_N, optim_value_N)
         micro_index_N = _numbered(optim_value_N, rank_N, micro_N)
         forward_index_N = _numbered(optim_value_N, micro_N)
+        rank_index_N = _numbered(optim_value_N, rank_N)
         optim_index_N = micro_index_N if separate else _numbered(optim_value_N)
         steps_N = one_N if separate else _distinct(optim_index_N, step_N)
         optim_rows_N = _summed(optim_index_N, one_N)
@@ -106,7 +109,8 @@ class Layout:
             if separate or generation_N is None
             else _distinct(_numbered(optim_index_N, generation_index_N), optim_index_N),
             share_N=_evaluation_shares(micro_index_N, prompts if one_rank else None) if separate else 1 / steps_N,
-            ranks_N=one_N if separate else _distinct(_numbered(optim_value_N, rank_N), optim_index_N),
+            rank_N=rank_index_N,
+            ranks_N=one_N if separate else _distinct(rank_index_N, optim_index_N),
             trajectory_N=trajectory_index_N,
             trajectories_N=trajectories_N,
         )
@@ -130,6 +134,10 @@ class Layout:
     def forward_total(self, x_N: Tensor) -> Tensor:
         """Sum of `x_N` over the row's micro-batch on all ranks, ``[N]`` float64."""
         return _summed(self.forward_N, x_N)
+
+    def rank_total(self, x_N: Tensor) -> Tensor:
+        """Sum of `x_N` over the row's rank, ``[N]`` float64."""
+        return _summed(self.rank_N, x_N)
 
     def optim_total(self, x_N: Tensor) -> Tensor:
         """Sum of `x_N` over the row's optimizer step, ``[N]`` float64."""
@@ -240,6 +248,16 @@ def _token_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
     return torch.where(tokens_N > 0, 1 / tokens_N, 0.0)
 
 
+def _rank_token_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
+    """prime-rl before 0.6: mean over the tokens of each rank, then over ranks, so that tokens weigh differently."""
+    return 1 / (layout.rank_total(length_N).clamp(min=1) * layout.ranks_N)
+
+
+def _micro_row_means_added(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
+    """prime-rl's ratio of a sequence, before 0.5: token means of rows over the micro-batches, not over the rows."""
+    return 1 / (length_N.clamp(min=1) * layout.micros_N)
+
+
 def _token_sum(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
     """verl ``token-sum``."""
     return torch.ones_like(length_N)
@@ -294,7 +312,9 @@ AGGREGATIONS: dict[str, Callable[[Tensor, Layout, Aggregation], Tensor]] = {
     "micro-batch-row-mean": _row_means,
     "micro-batch-row-mean-added": _micro_row_mean,
     "micro-batch-row-sum": _row_sums,
+    "micro-batches-row-mean": _micro_row_means_added,
     "micro-batch-token-mean": _micro_token_means,
+    "rank-token-mean": _rank_token_mean,
     "seq-mean-token-mean": _row_mean_mean,
     "seq-mean-token-sum": _row_sum_mean,
     "seq-mean-token-sum-norm": _row_sum_mean_norm,

@@ -1,13 +1,13 @@
 """DPPO: the log-prob times a truncated ratio, for tokens whose probability has not moved too far.
 
 ``value = -A * min(r, cap) * log-prob * valid``, where ratio and `valid` are detached. The clip range bounds a
-divergence and not the ratio; `cap` truncates the ratio.
+divergence and not the ratio; `cap` truncates the ratio. With `Surrogate.live_ratio` the term is ``-A * r * valid``.
 """
 
 import torch
 from torch import Tensor
 
-from rolloutdoctor.formulas.losses.ratio import bounded
+from rolloutdoctor.formulas.losses.ratio import bounded, unmoved
 from rolloutdoctor.formulas.losses.terms import PolicyTerm, TokenInputs
 from rolloutdoctor.objective.objective import Surrogate
 
@@ -15,11 +15,21 @@ from rolloutdoctor.objective.objective import Surrogate
 def dppo_tv(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
     """A token is valid while its probability rose by at most `clip_high` (fell by at most `clip_low`).
 
-    Source: verl ``compute_policy_loss_dppo_tv``. Its comment recommends a cap of 20; verl's default of 3 is what runs.
+    Source: arXiv 2602.04879; verl ``compute_policy_loss_dppo_tv``, prime-rl ``default_loss_fn``. verl's comment
+    recommends a cap of 20; its default of 3 is what runs.
     """
     risen_T = given.policy_T.exp() - given.old_T.exp()
     valid_T = torch.where(given.advantage_T > 0, risen_T <= rule.clip_high, risen_T >= -rule.clip_low)
     return _truncated(given, rule, valid_T)
+
+
+def probability_band(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
+    """A token is valid while its probability is within `clip_low` below and `clip_high` above, whatever the advantage.
+
+    Source: prime-rl ``ipo_loss_fn``.
+    """
+    risen_T = given.policy_T.exp() - given.old_T.exp()
+    return _truncated(given, rule, (risen_T <= rule.clip_high) & (risen_T >= -rule.clip_low))
 
 
 def dppo_kl(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
@@ -39,12 +49,25 @@ def dppo_kl(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
 def _truncated(given: TokenInputs, rule: Surrogate, valid_T: Tensor) -> PolicyTerm:
     delta_T = bounded(given.log_ratio_T, rule)
     ratio_T = delta_T.exp()
-    weight_T = -given.advantage_T * ratio_T.clamp(max=rule.cap)
+    capped_T = ratio_T if rule.cap is None else ratio_T.clamp(max=rule.cap)
+    # 0 times an infinite ratio is NaN, in the trainers too.
+    weight_T = -given.advantage_T * capped_T * valid_T
+    if rule.live_ratio:
+        moves_T = unmoved(given.log_ratio_T, delta_T)
+        if rule.cap is not None:
+            moves_T = moves_T * unmoved(ratio_T, capped_T)
+        value_T, slope_T, at_one_T = weight_T, weight_T * moves_T, None
+    else:
+        value_T, slope_T, at_one_T = (
+            weight_T * given.policy_T,
+            weight_T,
+            given.gated(-given.advantage_T * given.policy_T),
+        )
     return PolicyTerm(
-        value_T=given.gated(weight_T * given.policy_T * valid_T),
-        slope_T=given.gated(weight_T * valid_T),
+        value_T=given.gated(value_T),
+        slope_T=given.gated(slope_T),
         ratio_T=ratio_T,
-        at_one_T=given.gated(-given.advantage_T * given.policy_T),
+        at_one_T=at_one_T,
         clipped_T=~valid_T,
         capped_T=valid_T & (ratio_T > rule.cap) if rule.cap is not None else torch.zeros_like(valid_T),
         drift_T=-delta_T,

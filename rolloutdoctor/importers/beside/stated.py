@@ -50,6 +50,7 @@ def is_other(*names: str) -> bool:
 _OWN = {
     "trl": {"num_generations", "beta", "scale_rewards"},
     "trl-rloo": {"num_generations", "beta", "normalize_advantages"},
+    "prime-rl": {"trainer.loss.adv_tau", "trainer.loss.kl_tau"},
     "slime": {"rollout_batch_size", "n_samples_per_prompt", "advantage_estimator", "eps_clip"},
 }
 """Options that only this trainer's configuration has together."""

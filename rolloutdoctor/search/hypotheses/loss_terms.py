@@ -84,7 +84,8 @@ def _scaled(name: str, words: str, parts: "Callable[[Layout], Tensor]", *, inver
         count = float(parts(tokens.layout)[0])
         factor = 1 / count if inverse else count
         of_loss = ("loss", "policy_loss")
-        return {name: value * factor for name, value in metrics.items() if trainer.log.kind_of(name) in of_loss}
+        scaled = [name for name in metrics if trainer.log.kind_of(name) in of_loss and not trainer.log.is_share(name)]
+        return {name: metrics[name] * factor for name in scaled}
 
     return Hypothesis(
         name=name,

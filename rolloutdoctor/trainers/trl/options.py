@@ -21,7 +21,7 @@ OPTIONS = (
         "flag",
         True,
         "multiply the KL by the importance ratio, gradient included",
-        changes=("1.10.0", False),
+        changes=(("1.10.0", False),),
     ),
     Option(
         "scale_rewards",

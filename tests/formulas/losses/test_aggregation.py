@@ -17,7 +17,9 @@ BY_HAND = {
     "micro-batch-row-mean": (1 / (1 * 2 * 2), 1 / (2 * 2 * 2), 1 / (1 * 2 * 2), 1 / (5 * 2 * 2)),
     "micro-batch-row-mean-added": (1 / 2,) * 4,
     "micro-batch-row-sum": (1 / (2 * 2),) * 4,
+    "micro-batches-row-mean": (1 / (1 * 2), 1 / (2 * 2), 1 / (1 * 2), 1 / (5 * 2)),
     "micro-batch-token-mean": (1 / (3 * 2), 1 / (3 * 2), 1 / (5 * 2), 1 / (5 * 2)),
+    "rank-token-mean": (1 / 8,) * 4,
     "seq-mean-token-mean": (1 / (1 * 4), 1 / (2 * 4), 1 / (1e-8 * 4), 1 / (5 * 4)),
     "seq-mean-token-sum": (1 / 4,) * 4,
     "seq-mean-token-sum-norm": (1 / (4 * 10),) * 4,
@@ -47,3 +49,12 @@ def test_two_optimizer_steps_share_the_tokens_of_the_generation(mode):
     weight_N = AGGREGATIONS[mode](torch.tensor(LENGTHS).double(), layout, Aggregation(mode=mode))
     # Each step is divided by all 8 tokens; TRL from 1.10 on makes up for it with the number of steps.
     assert weight_N.tolist() == [(1 if mode.endswith("unscaled") else 2) / 8] * 4
+
+
+def test_each_rank_divides_by_its_own_tokens():
+    """Two ranks with 1 and 7 tokens in all: the one token weighs seven times as much as each of the others."""
+    rows = torch.tensor([0, 1, 3, 3, 8])
+    layout = Layout.of(rows, micro_N=torch.tensor([0, 0, 0, 1]), rank_N=torch.tensor([0, 1, 1, 1]))
+    mode = "rank-token-mean"
+    weight_N = AGGREGATIONS[mode](torch.tensor(LENGTHS).double(), layout, Aggregation(mode=mode))
+    assert weight_N.tolist() == pytest.approx([1 / 2, *[1 / 14] * 3])

@@ -1,0 +1,1 @@
+"""prime-rl: its dotted options, objective and metrics."""
