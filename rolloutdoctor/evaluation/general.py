@@ -270,7 +270,10 @@ class GeneralEvaluator:
     def _kl_afresh(self, block: Block, term: KlTerm, given: TokenInputs) -> kl.Term:
         u_T = block.column(term.log_probs) - block.column("ref_log_probs")
         ratio_T, gather = None, None
-        if term.ratio_weighted and term.ratio_level == "token":
+        if term.ratio_weighted and term.ratio_to is not None:
+            ratio_T = (block.column("policy_log_probs") - block.column(term.ratio_to)).exp()
+            ratio_T = torch.where(ratio_T.isfinite(), ratio_T, 0.0)
+        elif term.ratio_weighted and term.ratio_level == "token":
             ratio_T = given.log_ratio_T.exp()
         elif term.ratio_weighted:
             # The tokens of a row have one weight in the loss, so the ratio of a row gathers over all of them.
@@ -280,6 +283,7 @@ class GeneralEvaluator:
             u_T,
             ratio_T,
             straight_through=term.straight_through,
+            input_bound=term.input_bound,
             clamp=term.clamp,
             detached=term.log_probs != "policy_log_probs",
             gather=gather,

@@ -147,6 +147,10 @@ class KlTerm:
         straight_through: the derivative is that of k2.
         ratio_weighted: multiplied by the importance ratio, not detached.
         ratio_level: that ratio is the token's, or the geometric mean of the row's.
+        ratio_to: the log-probs that this ratio compares the policy's with, where they are not those of the surrogate: a
+            ratio that is not finite then counts as 0. To the policy's own it is 1 and still has a derivative, so that
+            the term's value is k and its derivative k' + k.
+        input_bound: bound on the absolute log-ratio to the reference, before any estimator; None: none.
         clamp: bound on the absolute value after weighting.
         log_probs: the column compared with the reference; in the loss only the policy's have a derivative.
         masked: inside the reward, only tokens of the mask before rejection are penalised; False: every token is.
@@ -159,6 +163,8 @@ class KlTerm:
     straight_through: bool = False
     ratio_weighted: bool = False
     ratio_level: Literal["token", "sequence"] = "token"
+    ratio_to: Literal["policy_log_probs", "rollout_log_probs"] | None = None
+    input_bound: float | None = None
     clamp: float | None = None
     log_probs: Literal["policy_log_probs", "old_log_probs", "rollout_log_probs"] = "policy_log_probs"
     masked: bool = False

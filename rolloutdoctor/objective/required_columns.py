@@ -68,7 +68,7 @@ def loss_columns(objective: Objective) -> frozenset[str]:
         if rule is not None and rule.needs_micro_batches:
             needed.add("micro_batch_id")
     if objective.kl_loss is not None:
-        needed |= {"ref_log_probs", objective.kl_loss.log_probs}
+        needed |= {"ref_log_probs", objective.kl_loss.log_probs, objective.kl_loss.ratio_to or objective.surrogate.old}
     inside = objective.policy_correction
     if inside is not None and inside.weights is not None and inside.weighs and inside.weights.normalised:
         needed.add("micro_batch_id")
