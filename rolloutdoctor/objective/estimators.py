@@ -71,6 +71,7 @@ SPECS: dict[str, EstimatorSpec] = {
     for spec in (
         EstimatorSpec("grpo", "reward - mean", divides=True, is_standard_score=True, within_groups=True),
         EstimatorSpec("rloo", "reward - mean of the other rows", within_groups=True),
+        EstimatorSpec("leave_one_out_score", "reward - mean of the other rows", divides=True, within_groups=True),
         EstimatorSpec("raw", "reward, without a baseline", baseline=None, within_groups=True),
         EstimatorSpec("gpg", "alpha (reward - mean)"),
         EstimatorSpec(
@@ -104,6 +105,20 @@ SPECS: dict[str, EstimatorSpec] = {
             rewards="every",
             normalised_over="rows",
             divides=True,
+        ),
+        *(
+            EstimatorSpec(
+                name,
+                f"every reward a standard score {among}, added and normalised over the rows",
+                columns=frozenset({"rewards"}),
+                rewards="every",
+                normalised_over="rows",
+                divides=True,
+            )
+            for name, among in (
+                ("normalised_sum", "in its group"),
+                ("normalised_sum_of_others", "among the other rows of its group"),
+            )
         ),
         EstimatorSpec(
             "masked_gae",
@@ -142,6 +157,9 @@ SPECS: dict[str, EstimatorSpec] = {
             "reward - mean, less the KL penalty of each token",
             axis=Axis.ALL_TOKENS,
             columns=frozenset({"group_id"}),
+        ),
+        EstimatorSpec(
+            "penalised_scores", "reward, less the KL penalty of each token", axis=Axis.ALL_TOKENS, baseline=None
         ),
     )
 }

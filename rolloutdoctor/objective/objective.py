@@ -49,6 +49,8 @@ class AdvantageRule:
         singleton: the advantage of a row that is the only baseline row of its group: its raw score, or zero.
         gamma: discount per token, for estimators with a time axis.
         lam: lambda of generalised advantage estimation.
+        one_pass: the trainer takes the standard deviation as ``sqrt(E[x^2] - E[x]^2)`` in float32, NaN being 0, and
+            a deviation of 0 divides nothing.
         batch_if_unequal: where groups differ in size the whole batch is one group (rewards reshaped by position).
         numeric_ids: group ids that are whole numbers are compared as numbers, so that "7" and "007" are one group:
             never, never but in a change that is proposed upstream, or always.
@@ -62,11 +64,14 @@ class AdvantageRule:
         normalised: the advantages are centred over the step's baseline rows and divided by their standard deviation.
         reward_bounds: what the rewards are clamped to before any KL penalty; None: nothing.
         whitened: the advantages are whitened over the trained tokens of the step.
+        variance_floor: the variance of that divides by the number of tokens and is at least 1e-8, where it else divides
+            by one less and has 1e-8 added.
         whitened_over: what mean and variance of any whitening are over: the trained tokens of the step; those of the
             row's rank; all response tokens; or all positions of rows padded to the longest, where every one that is
             not trained counts as 0.
         whitened_moments: which of the two are over that, the other being over the trained tokens; and whether the
             variance is about the mean of its own tokens, not about the one that is subtracted.
+        bounds: what the advantages are clamped to in the end; None: nothing.
         zero_tail: no baseline where the only longest row of a group is beyond every other (optimal token baselines).
     """
 
@@ -78,6 +83,7 @@ class AdvantageRule:
     singleton: Literal["raw", "zero"] = "raw"
     gamma: float = 1.0
     lam: float = 1.0
+    one_pass: bool = False
     batch_if_unequal: bool = False
     numeric_ids: Literal["never", "proposed", "always"] = "never"
     flags_zero_std: bool = False
@@ -89,8 +95,10 @@ class AdvantageRule:
     normalised: bool = False
     reward_bounds: tuple[float, float] | None = None
     whitened: bool = False
+    variance_floor: bool = False
     whitened_over: Literal["trained", "rank", "response", "padded"] = "trained"
     whitened_moments: Literal["both", "mean", "variance", "mean-own-centre", "variance-own-centre"] = "both"
+    bounds: tuple[float, float] | None = None
     zero_tail: bool = True
 
     @property

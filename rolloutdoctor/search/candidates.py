@@ -190,8 +190,8 @@ def essence(objective: Objective) -> tuple[object, ...]:
     return (
         rule.scale if rule.spec.divides else "",
         (rule.epsilon, rule.biased_std, rule.epsilon_in_root) if scaled else (),
-        rule.whitened,
-        rule.normalised,
+        (rule.whitened, rule.variance_floor, rule.bounds),
+        (rule.normalised, rule.one_pass),
         *unscaled_essence(objective),
     )
 
