@@ -89,10 +89,14 @@ class GeneralEvaluator:
             counted_N = self.counted_N
         if rule.counted_before_rejection:
             counted_N = seg.total(self.batch.column("response_mask_pre"), self.batch.rows)
+        layout = self.layout
+        if rule.leaves_out_rejected:
+            rejected_N = (counted_N == 0) & (seg.trues(self.batch.column("response_mask_pre"), self.batch.rows) > 0)
+            layout = replace(layout, optim_rows_N=layout.optim_total((~rejected_N).double()))
         in_count_N = in_scope(self.batch, self.part, self.objective.denominator)
         counted_N = torch.where(in_count_N, counted_N, 0.0)
         # A row that no denominator counts has no weight, and a mean over its own tokens no meaning.
-        return torch.where(in_count_N, row_weights(counted_N, self.layout, rule), 0.0)
+        return torch.where(in_count_N, row_weights(counted_N, layout, rule), 0.0)
 
     def _given(self, block: Block) -> TokenInputs:
         """Return the inputs of the policy term for a block."""

@@ -207,6 +207,7 @@ class Aggregation:
         counted_before_rejection: True if token counts are those of the mask before rejection.
         needs_micro_batches: True if the number depends on how the step was cut into micro-batches, and it was.
         eval_batches: True if every evaluation batch is a loss of its own, averaged by rows.
+        leaves_out_rejected: True if rows that rejection left no token are not counted where rows are.
         counted_in_policy: True if token counts are those of the tokens that the correction inside the policy term
             keeps.
     """
@@ -217,6 +218,7 @@ class Aggregation:
     counted_before_rejection: bool = False
     needs_micro_batches: bool = False
     eval_batches: bool = False
+    leaves_out_rejected: bool = False
     counted_in_policy: bool = False
 
 

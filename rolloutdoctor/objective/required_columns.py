@@ -63,7 +63,7 @@ def loss_columns(objective: Objective) -> frozenset[str]:
     needed = set(advantage_columns(objective)) | {"response_mask", "policy_log_probs", objective.surrogate.old}
     needed |= weight_columns(objective)
     for rule in (objective.aggregation, objective.policy_aggregation):
-        if rule is not None and rule.counted_before_rejection:
+        if rule is not None and (rule.counted_before_rejection or rule.leaves_out_rejected):
             needed.add("response_mask_pre")
         if rule is not None and rule.needs_micro_batches:
             needed.add("micro_batch_id")
@@ -79,7 +79,7 @@ def loss_columns(objective: Objective) -> frozenset[str]:
     if objective.entropy_bonus is not None:
         needed.add("entropy")
     for gate in objective.gates:
-        needed |= {"entropy"} if gate.kind == "high_entropy" else {"old_log_probs", gate.against}
+        needed |= {"entropy"} if gate.kind == "high_entropy" else {gate.of, gate.against}
     return frozenset(needed)
 
 

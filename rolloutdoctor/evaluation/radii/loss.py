@@ -9,11 +9,12 @@ terms count twice.
 from math import isnan
 
 import torch
+from torch import Tensor
 
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
 from rolloutdoctor.evaluation.radii.remembered import remembered_by_row
-from rolloutdoctor.evaluation.radii.terms import kl_terms, on_policy, relative_ratio, sides
+from rolloutdoctor.evaluation.radii.terms import kl_terms, on_policy, relative_ratio, row_log_ratios, sides
 from rolloutdoctor.evaluation.remembered import remembered
 from rolloutdoctor.ops import rounding
 from rolloutdoctor.ops import segments as seg
@@ -57,8 +58,19 @@ def policy_radius(evaluation: Evaluation) -> Radius:
     own = rounding.ratio(over_N, length_N) * advantage_N
     if surrogate.level != "token" and not on_policy(evaluation):
         own = own + relative_ratio(evaluation, size_N) * length_N.clamp(min=1).sqrt()
+    own = own + _of_row_weights(evaluation, size_N)
     moved = advantage_radius(evaluation) * torch.maximum(over_N, length_N)
     return own * sides(evaluation) + rounding.total(size_N, length_N.clamp(min=1)) + moved
+
+
+def _of_row_weights(evaluation: Evaluation, size_N: Tensor) -> Radius:
+    """Radius of terms that a product of a row's ratios multiplies: that of the sum of its log-ratios, relative."""
+    found = Radius.of(torch.zeros_like(size_N))
+    for gate in evaluation.objective.gates:
+        if gate.kind == "importance" and gate.level == "sequence" and not gate.indicator:
+            _, of_row_N, length_N = row_log_ratios(evaluation.batch, gate.of, gate.against)
+            found = found + rounding.total(of_row_N, length_N.clamp(min=1)) * size_N
+    return found
 
 
 def _policy_tokens(evaluation: Evaluation) -> Radius:
