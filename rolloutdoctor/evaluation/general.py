@@ -92,7 +92,8 @@ class GeneralEvaluator:
         layout = self.layout
         if rule.leaves_out_rejected:
             rejected_N = (counted_N == 0) & (seg.trues(self.batch.column("response_mask_pre"), self.batch.rows) > 0)
-            layout = replace(layout, optim_rows_N=layout.optim_total((~rejected_N).double()))
+            kept_N = layout.optim_total((~rejected_N).double())
+            layout = replace(layout, optim_rows_N=kept_N, trajectories_N=kept_N)
         in_count_N = in_scope(self.batch, self.part, self.objective.denominator)
         counted_N = torch.where(in_count_N, counted_N, 0.0)
         # A row that no denominator counts has no weight, and a mean over its own tokens no meaning.

@@ -1,6 +1,7 @@
-"""Multipliers of rows: products and geometric means of ratios to the sampler, against a loop; and who counts as a row."""
+"""Multipliers of rows: products and geometric means of ratios to the sampler; and which rows are counted."""
 
 from dataclasses import replace
+from itertools import pairwise
 from math import exp, inf, isfinite, nan
 
 import pytest
@@ -56,7 +57,7 @@ def test_gates_against_a_loop(name, hole):
     found = evaluate(batch, replace(PLAIN, gates=GATES[name]), dtype=torch.float64, per_token=True)
     mask_T, offsets = batch.column("response_mask"), batch.rows.tolist()
     wanted_T = torch.zeros(batch.tokens, dtype=torch.float64)
-    for start, stop in zip(offsets, offsets[1:], strict=False):
+    for start, stop in pairwise(offsets):
         places = [place for place in range(start, stop) if mask_T[place]]
         if not places:
             continue
