@@ -290,8 +290,8 @@ def _in_one_pass(batch: RolloutBatch, part: RowResult) -> Tensor:
     parts = [batch.rewards[name] for name in sorted(batch.rewards)] if rule.spec.rewards == "every" else [part.score_N]
     sum_N = torch.zeros(len(batch), dtype=torch.float32, device=batch.device)
     for weight, score_N in zip(rule.reward_weights or (1.0,) * len(parts), parts, strict=True):
-        others = rule.estimator in ("leave_one_out_score", "normalised_sum_of_others")
-        sum_N[chosen_B] += weight * one_pass_scores(score_N[chosen_B], groups, rule.epsilon, others=others)
+        found_B = one_pass_scores(score_N[chosen_B], groups, rule.epsilon, others=rule.spec.of_others)
+        sum_N[chosen_B] += weight * found_B
     return (normalised_rows(sum_N, votes_N) if rule.spec.rewards == "every" else sum_N).double()
 
 

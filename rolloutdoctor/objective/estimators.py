@@ -34,6 +34,7 @@ class EstimatorSpec:
         is_standard_score: it is the centred score, divided by that deviation where a scale is set, and nothing else.
         baseline: a mean over other rows or tokens, the score of another row, or None.
         weighs_lengths: that mean weighs each row by its trained tokens.
+        of_others: mean and standard deviation of a row are those of the other rows of its group.
         within_groups: no row of another group enters an advantage, unless a scale or a whitening is over the batch.
     """
 
@@ -49,6 +50,7 @@ class EstimatorSpec:
     is_standard_score: bool = False
     baseline: Literal["mean", "score"] | None = "mean"
     weighs_lengths: bool = False
+    of_others: bool = False
     within_groups: bool = False
 
     @property
@@ -71,7 +73,9 @@ SPECS: dict[str, EstimatorSpec] = {
     for spec in (
         EstimatorSpec("grpo", "reward - mean", divides=True, is_standard_score=True, within_groups=True),
         EstimatorSpec("rloo", "reward - mean of the other rows", within_groups=True),
-        EstimatorSpec("leave_one_out_score", "reward - mean of the other rows", divides=True, within_groups=True),
+        EstimatorSpec(
+            "leave_one_out_score", "reward - mean of the other rows", divides=True, of_others=True, within_groups=True
+        ),
         EstimatorSpec("raw", "reward, without a baseline", baseline=None, within_groups=True),
         EstimatorSpec("gpg", "alpha (reward - mean)"),
         EstimatorSpec(
@@ -114,6 +118,7 @@ SPECS: dict[str, EstimatorSpec] = {
                 rewards="every",
                 normalised_over="rows",
                 divides=True,
+                of_others=name.endswith("others"),
             )
             for name, among in (
                 ("normalised_sum", "in its group"),

@@ -104,7 +104,7 @@ def separators(axes: Sequence[str]) -> str:
 def _formula(rule: AdvantageRule) -> str:
     spec, score = rule.spec, rule.spec.words
     if spec.divides and rule.scale != "none" and spec.normalised_over is None:
-        whose_std = "batch " if rule.scale == "batch" else "their " if spec.name == "leave_one_out_score" else ""
+        whose_std = "batch " if rule.scale == "batch" else "their " if spec.of_others else ""
         return f"({score}) / ({whose_std}std + {{eps}})"
     if rule.normalised:
         return f"({score}), normalised over the batch with epsilon {{eps}}"

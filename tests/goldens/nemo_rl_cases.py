@@ -136,6 +136,6 @@ def case(name):
 
 
 def folded(x, token):
-    """Two sums of each row over its trained tokens, ``[N, 2]``: of values, and of values times the sine of the place."""
+    """Two sums of each row over its trained tokens, ``[N, 2]``: of values, and times the sine of the place."""
     x = torch.where(token, x, 0.0)
     return torch.stack([x.sum(1), (x * torch.arange(1, x.shape[1] + 1, dtype=x.dtype).sin()).sum(1)], 1)

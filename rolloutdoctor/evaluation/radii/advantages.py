@@ -75,8 +75,7 @@ def advantage_radius(evaluation: Evaluation) -> Radius:
         weight_N = rows.length_N if rule.spec.weighs_lengths else None
         first = _centred(groups, values, rows.in_baseline_N, flat, error, weight_N)
         if rule.one_pass and divided:
-            others = rule.estimator == "leave_one_out_score"
-            first = first + _of_one_pass(GroupStats(groups, rows.in_baseline_N), clean_N, rule, others=others)
+            first = first + _of_one_pass(GroupStats(groups, rows.in_baseline_N), clean_N, rule)
     return _over_the_step(evaluation, first, inner_N, value_N) if again else first
 
 
@@ -178,7 +177,7 @@ def _of_difference(before: Tensor, weight: Tensor, size: Tensor) -> Radius:
     return Radius(*(torch.where(d < 1, size * _of_root(d), torch.inf) for d in (share.largest, share.likely)))
 
 
-def _of_one_pass(stats: GroupStats, score_N: Tensor, rule: AdvantageRule, *, others: bool) -> Radius:
+def _of_one_pass(stats: GroupStats, score_N: Tensor, rule: AdvantageRule) -> Radius:
     """Bound the error of scores whose variance is ``(E[x^2] - E[x]^2) n / (n - 1)``, ``[N]``.
 
     Squares, their mean, the square of the mean (whose sum may cancel) and the difference round ``3 (n + 2) u E[x^2]``
@@ -190,9 +189,8 @@ def _of_one_pass(stats: GroupStats, score_N: Tensor, rule: AdvantageRule, *, oth
         stats: the rows that are compared.
         score_N: scores, ``[N]``.
         rule: how they were made; where its statistics are float32, too, the error counts twice.
-        others: mean and variance of a row are those of the other rows.
     """
-    groups, votes_N = stats.groups, stats.in_baseline_N
+    groups, votes_N, others = stats.groups, stats.in_baseline_N, rule.spec.of_others
     count_N = stats.count_N - int(others)
     sum_N, squares_N = (
         stats.per_row(stats.total(x_N)) - (x_N if others else 0.0) for x_N in (score_N, score_N.square())
@@ -295,20 +293,22 @@ def _of_each_reward(evaluation: Evaluation, groups: Groups, error: Radius) -> tu
     parts = list(named.values()) or [rows.score_N]
     weights = rule.reward_weights or (1.0,) * len(parts)
     found, sum_N = Radius.of(torch.zeros_like(rows.score_N)), torch.zeros_like(rows.score_N)
-    if rule.spec.name.startswith("normalised_sum"):
+    if rule.one_pass or rule.spec.of_others:
         parts = [named[name] for name in sorted(named)]
     for weight, part_N in zip(weights, parts, strict=False):
         has_N = rows.in_baseline_N & ~part_N.isnan()
         clean_N = torch.where(has_N, part_N, 0.0)
         stats = GroupStats(groups, has_N)
         centred_N = torch.where(has_N, clean_N - stats.per_row(stats.mean(clean_N)).nan_to_num(0.0), 0.0)
-        std_N, others = stats.per_row(stats.std(clean_N)).nan_to_num(0.0), rule.estimator == "normalised_sum_of_others"
-        if others:
+        std_N = stats.per_row(stats.std(clean_N)).nan_to_num(0.0)
+        if rule.spec.of_others:
             centred_N = centred_N * stats.count_N / (stats.count_N - 1).clamp(min=1)
             std_N = std_of_others(clean_N, has_N, groups)
-        value_N = torch.where((std_N > 0) | (not rule.one_pass), centred_N / (std_N + rule.epsilon), centred_N)
+        value_N = torch.where(
+            (std_N > 0) | (not rule.one_pass and not rule.spec.of_others), centred_N / (std_N + rule.epsilon), centred_N
+        )
         found = found + _centred(groups, (clean_N, centred_N, value_N), has_N, 1 / rule.epsilon, error) * abs(weight)
         if rule.one_pass:
-            found = found + _of_one_pass(stats, clean_N, rule, others=others) * abs(weight)
+            found = found + _of_one_pass(stats, clean_N, rule) * abs(weight)
         sum_N = sum_N + weight * value_N
     return found + rounding.stored(sum_N) * len(parts), sum_N

@@ -6,6 +6,7 @@ from torch import Tensor
 from rolloutdoctor.formulas.advantages.normalised import over_batch
 from rolloutdoctor.formulas.advantages.scores import Advantages, Scores, singleton_advantage
 from rolloutdoctor.objective.objective import AdvantageRule
+from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.ops.groups import Groups
 
 
@@ -65,6 +66,12 @@ def std_of_others(score_N: Tensor, in_baseline_N: Tensor, groups: Groups) -> Ten
         highest = torch.cat([value[:, -1:].expand(-1, size - 1), value[:, -2:-1]], 1)
         std_N[places.gather(1, order)] = torch.where(highest > lowest, variance.clamp(min=0).sqrt(), 0.0)
     return std_N
+
+
+def equal_siblings(score_N: Tensor, in_baseline_N: Tensor, groups: Groups) -> Tensor:
+    """Baseline rows whose two or more siblings have equal scores, ``[N]`` bool."""
+    stats = GroupStats(groups, in_baseline_N)
+    return in_baseline_N & (stats.count_N > 2) & (std_of_others(score_N, in_baseline_N, groups) == 0)
 
 
 def _of_others(x: Tensor) -> Tensor:
