@@ -184,8 +184,8 @@ FIXES: dict[str, Fix] = {
         name="loo-std",
         summary="takes the leave-one-out standard deviation in two passes, so that equal rewards have none",
         story=(
-            "NeMo-RL divides by the standard deviation of the other rows of a group where it is above 0, and takes it as "
-            "the root of a difference of two float32 means. Where the other rewards are equal the difference is "
+            "NeMo-RL divides by the standard deviation of the other rows of a group where it is above 0, and takes it "
+            "as the root of a difference of two float32 means. Where the other rewards are equal the difference is "
             "rounding: of the rewards 1, 0.3, ... 0.3 the first gets an advantage of 7428 instead of 0.7. The change "
             "that leaves such rows undivided was merged after release 0.7.0; a floor of 1e-3 under the deviation was "
             "proposed and closed."
