@@ -37,7 +37,7 @@ def test_a_ratio_at_the_bound_is_clipped_or_not(trainer, name, dtype):
     options = {"adv_estimator": "grpo"} if trainer == "verl" else {}
     found, own = evaluated(trainer, clipping_batch(), dtype, **options)
     assert undecided(found).tolist() == [1, 0]
-    radius = float(metric_radius(found, own.kind_of(name), own.metrics(found)[name]))
+    radius = float(metric_radius(found, own.log.kind_of(name), own.metrics(found)[name]))
     assert 1 / 8 <= radius < 1.01 / 8
     # One token more or less is rounding, and more are not.
     for counted, agrees in ((1, True), (2, True), (4, False)):
@@ -47,7 +47,7 @@ def test_a_ratio_at_the_bound_is_clipped_or_not(trainer, name, dtype):
 
 def test_the_largest_share_of_a_row():
     found, own = evaluated("trl", clipping_batch())
-    assert float(metric_radius(found, own.kind_of("clip_ratio/high_max"), 0.5)) == pytest.approx(0.25, rel=1e-5)
+    assert float(metric_radius(found, own.log.kind_of("clip_ratio/high_max"), 0.5)) == pytest.approx(0.25, rel=1e-5)
 
 
 def test_an_advantage_of_0_has_either_sign():
@@ -57,7 +57,7 @@ def test_an_advantage_of_0_has_either_sign():
     assert undecided(found).tolist() == [0, 2, 0, 2]
     name = "clip_ratio/high_mean"
     # Of the two rows with a positive advantage or none, one or three may be counted.
-    assert float(metric_radius(found, own.kind_of(name), own.metrics(found)[name])) == pytest.approx(0.5, rel=1e-5)
+    assert float(metric_radius(found, own.log.kind_of(name), own.metrics(found)[name])) == pytest.approx(0.5, rel=1e-5)
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -68,7 +68,7 @@ def test_nothing_is_undecided_elsewhere(level):
     for name in ("clip_ratio/region_mean", "clip_ratio/high_max"):
         value = own.metrics(found)[name]
         assert value > 0
-        assert float(metric_radius(found, own.kind_of(name), value)) < 1e-4
+        assert float(metric_radius(found, own.log.kind_of(name), value)) < 1e-4
 
 
 def test_on_policy_nothing_is_undecided():
