@@ -23,6 +23,7 @@ KL = {
     "verl": {"adv_estimator": "grpo", "use_kl_loss": True},
     "slime": {"use_kl_loss": True, "kl_loss_coef": 0.1},
     "prime-rl": {},
+    "nemo-rl": {},
 }
 BOUNDS = {
     "tokens": {"rollout_is": "token", "rollout_is_threshold": 1.3, "rollout_is_batch_normalize": True},
@@ -45,6 +46,14 @@ NEEDED: dict[tuple[str, str], dict[str, object]] = {
     ("slime", "geometric"): {"tis_batch_normalize": False},
     ("prime-rl", "rae"): {"stored_advantages": True},
     ("prime-rl", "hierarchical_grpo"): {"stored_advantages": True},
+    **{
+        ("nemo-rl", kind): {
+            "use_importance_sampling_correction": True,
+            "truncated_importance_sampling_ratio": 1.2,
+            "truncated_importance_sampling_ratio_min": 0.8,
+        }
+        for kind in ("tis", "icepop", "seq-mask-tis")
+    },
 }
 """Trainer and word to the options without which it refuses the word."""
 
@@ -104,6 +113,8 @@ def _tables() -> Iterator[tuple[str, str, dict[str, object]]]:
         yield "slime", f"{estimator}, whitened", {"advantage_estimator": estimator, "normalize_advantages": True}
         plain = NEEDED.get(("slime", estimator), {})
         yield "slime", f"{estimator}, KL in the reward", {"advantage_estimator": estimator, "kl_coef": 0.1, **plain}
+    for name, options in NEMO_RL.items():
+        yield "nemo-rl", name, options
     yield "slime", "rewards as they are", {"advantage_estimator": "grpo", "rewards_normalization": False}
     for level in ("token", "sequence", "geometric"):
         for mode in ("truncate", "clip", "mask"):
@@ -112,6 +123,26 @@ def _tables() -> Iterator[tuple[str, str, dict[str, object]]]:
             options |= {"tis_lower_bound": 0.7, "tis_upper_bound": 1.4, "use_rs": True, "rs_level": level}
             options |= {"rs_lower_bound": 0.6, "rs_upper_bound": 1.7, "rs_veto_threshold": 0.65}
             yield "slime", f"mismatch, {level}, {mode}", KL["slime"] | options
+
+
+NEMO_RL: dict[str, dict[str, object]] = {
+    "mean baseline": {"adv_estimator.use_leave_one_out_baseline": False, "grpo.advantage_clip_high": 1.0},
+    "not divided": {"normalize_rewards": False, "token_level_loss": False},
+    "penalised": {"grpo.adv_estimator.name": "reinforce_plus_plus", "use_kl_in_reward": True},
+    "penalised, raw": {
+        "grpo.adv_estimator.name": "reinforce_plus_plus",
+        "use_kl_in_reward": True,
+        "minus_baseline": False,
+    },
+    "rows": {
+        "sequence_level_importance_ratios": True,
+        "token_level_loss": False,
+        "use_importance_sampling_correction": True,
+    },
+    "cispo": {"use_cispo": True, "use_on_policy_kl_approximation": True},
+    "forced": {"force_on_policy_ratio": True, "use_importance_sampling_correction": True},
+    "no ratio": {"disable_ppo_ratio": True, "kl_input_clamp_value": None, "kl_output_clamp_value": None},
+}
 
 
 def objectives() -> dict[str, Objective]:

@@ -64,7 +64,11 @@ def _options(part: Part, context: Context) -> PartOptions:
 
 def _settings(part: Part, context: Context) -> dict[str, Setting]:
     assert context.config is not None  # there is an objective
-    return {name: context.config.settings[name] for name in _options(part, context).off}
+    assert context.trainer is not None
+    settings, off = context.config.settings, _options(part, context).off
+    return {
+        one.name: settings[one.name] for one in context.trainer.options if one.name in off and not one.is_idle(settings)
+    }
 
 
 def _assumed_off(part: Part, context: Context) -> list[str]:

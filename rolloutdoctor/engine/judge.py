@@ -219,7 +219,7 @@ def _finding(rule: AnyRule, seen: Seen, total: Measured, context: Context) -> Fi
         measures={**rule.measures(total), **judgement.measures},
         per_step=tuple(rule.series(total, [key for key in thinned(seen.keys)[1] if key in measured])),
         examples=tuple(rule.worst(total)),
-        fix=rule.fix.partition(":")[0] if rule.fix else None,
+        fix=(judgement.fix or rule.fix or "").partition(":")[0] or None,
         references=rule.references if judgement.cause is None else judgement.cause.references or rule.references,
         cause=judgement.cause,
         why=rule.why(),

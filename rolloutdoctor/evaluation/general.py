@@ -91,10 +91,15 @@ class GeneralEvaluator:
             counted_N = self.counted_N
         if rule.counted_before_rejection:
             counted_N = seg.total(self.batch.column("response_mask_pre"), self.batch.rows)
+        layout = self.layout
+        if rule.leaves_out_rejected:
+            rejected_N = (counted_N == 0) & (seg.trues(self.batch.column("response_mask_pre"), self.batch.rows) > 0)
+            kept_N = layout.optim_total((~rejected_N).double())
+            layout = replace(layout, optim_rows_N=kept_N, trajectories_N=kept_N)
         in_count_N = in_scope(self.batch, self.part, self.objective.denominator)
         counted_N = torch.where(in_count_N, counted_N, 0.0)
         # A row that no denominator counts has no weight, and a mean over its own tokens no meaning.
-        return torch.where(in_count_N, row_weights(counted_N, self.layout, rule), 0.0)
+        return torch.where(in_count_N, row_weights(counted_N, layout, rule), 0.0)
 
     def _given(self, block: Block) -> TokenInputs:
         """Return the inputs of the policy term for a block."""
@@ -272,7 +277,10 @@ class GeneralEvaluator:
     def _kl_afresh(self, block: Block, term: KlTerm, given: TokenInputs) -> kl.Term:
         u_T = block.column(term.log_probs) - block.column(term.reference)
         ratio_T, gather = None, None
-        if term.ratio_weighted and term.ratio_level == "token":
+        if term.ratio_weighted and term.ratio_to is not None:
+            ratio_T = (block.column("policy_log_probs") - block.column(term.ratio_to)).exp()
+            ratio_T = torch.where(ratio_T.isfinite(), ratio_T, 0.0)
+        elif term.ratio_weighted and term.ratio_level == "token":
             ratio_T = given.log_ratio_T.exp()
         elif term.ratio_weighted:
             # The tokens of a row have one weight in the loss, so the ratio of a row gathers over all of them.
@@ -282,6 +290,7 @@ class GeneralEvaluator:
             u_T,
             ratio_T,
             straight_through=term.straight_through,
+            input_bound=term.input_bound,
             clamp=term.clamp,
             detached=term.log_probs != "policy_log_probs",
             gather=gather,

@@ -19,8 +19,15 @@ from rolloutdoctor.evaluation.scores import (
     token_scores,
     whitening_population,
 )
-from rolloutdoctor.formulas.advantages.float32 import centred, normalised_sums, standard_scores, zero_std_flags
+from rolloutdoctor.formulas.advantages.float32 import (
+    centred,
+    normalised_sums,
+    one_pass_scores,
+    standard_scores,
+    zero_std_flags,
+)
 from rolloutdoctor.formulas.advantages.group_ids import by_number
+from rolloutdoctor.formulas.advantages.normalised import normalised_rows
 from rolloutdoctor.formulas.advantages.response_tokens import token_rewards
 from rolloutdoctor.formulas.advantages.scores import Scores
 from rolloutdoctor.formulas.advantages.table import ESTIMATORS, RESPONSE_ESTIMATORS, TOKEN_ESTIMATORS
@@ -138,7 +145,9 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
     over = whitening_population(batch, rule)
     scores = Scores(clean_N, in_baseline_N, counted_N, groups, clean, _scaled_together(batch, objective), over)
     found = ESTIMATORS[rule.estimator](scores, rule)
-    value_N = whiten_every_token(found.value_N, counted_N, over) if rule.whitened else found.value_N
+    value_N = found.value_N
+    if rule.whitened:
+        value_N = whiten_every_token(value_N, counted_N, over, floor=rule.variance_floor)
     equal_N = zero_std_rows(
         batch, list(named.values()) or [clean_N], scores.stats, partial=rule.spec.rewards == "every"
     )
@@ -153,7 +162,11 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
         baseline_N=found.baseline_N,
         weight_T=weight_T,
     )
-    return replace(part, advantage_N=_in_single(batch, part)) if rule.single else part
+    part = replace(part, advantage_N=_in_single(batch, part)) if rule.single else part
+    if rule.bounds is None:
+        return part
+    assert part.advantage_N is not None  # of the estimator
+    return replace(part, advantage_N=part.advantage_N.clamp(*rule.bounds))
 
 
 def in_separate_batches(batch: RolloutBatch, objective: Objective) -> bool:
@@ -185,13 +198,14 @@ def _token_advantages(
         advantage_T = torch.zeros(batch.tokens, dtype=torch.float64, device=batch.device)
         trained = token_scores(batch, objective, in_baseline_N, weight_T, dtype)
         advantage_T[mask_T] = TOKEN_ESTIMATORS[rule.estimator].advantages(trained, rule)
-        return advantage_T
+        return advantage_T if rule.bounds is None else advantage_T.clamp(*rule.bounds)
     groups = compared_groups(batch, objective) if rule.spec.has_groups else None
     seen = response_scores(batch, objective, score_N, in_baseline_N, groups, dtype)
     advantage_T = RESPONSE_ESTIMATORS[rule.estimator](seen, rule)
-    if not rule.whitened:
-        return advantage_T
-    return whiten_every_token(advantage_T, mask_T, whitening_population(batch, rule))
+    if rule.whitened:
+        population = whitening_population(batch, rule)
+        advantage_T = whiten_every_token(advantage_T, mask_T, population, floor=rule.variance_floor)
+    return advantage_T if rule.bounds is None else advantage_T.clamp(*rule.bounds)
 
 
 def compared_groups(batch: RolloutBatch, objective: Objective) -> Groups:
@@ -291,11 +305,27 @@ def _in_single(batch: RolloutBatch, part: RowResult) -> Tensor:
     """Advantages with the trainer's own float32 statistics, ``[N]`` float64."""
     assert batch.groups is not None  # advantage_columns asked for it
     rule, batches = part.objective.advantage, _scaled_together(batch, part.objective)
+    if rule.one_pass:
+        return _in_one_pass(batch, part)
     score_N, groups, scale = part.voting_N(part.score_N), batch.groups, rule.scale
     if rule.spec.rewards == "every":
         score_N, scale = _sums_in_single(batch, part), "batch"
         groups = Groups.of(torch.zeros_like(groups.index_N)) if batches is None else batches
     return standard_scores(score_N, groups, scale, rule.epsilon, batches).double()
+
+
+def _in_one_pass(batch: RolloutBatch, part: RowResult) -> Tensor:
+    """Advantages whose deviation is the root of a difference of two float32 means, ``[N]`` float64."""
+    assert batch.groups is not None  # advantage_columns asked for it
+    rule, votes_N = part.objective.advantage, part.in_baseline_N
+    chosen_B = votes_N.nonzero().squeeze(1)
+    groups = Groups.of(batch.groups.index_N[chosen_B])
+    parts = [batch.rewards[name] for name in sorted(batch.rewards)] if rule.spec.rewards == "every" else [part.score_N]
+    sum_N = torch.zeros(len(batch), dtype=torch.float32, device=batch.device)
+    for weight, score_N in zip(rule.reward_weights or (1.0,) * len(parts), parts, strict=True):
+        found_B = one_pass_scores(score_N[chosen_B], groups, rule.epsilon, others=rule.spec.of_others)
+        sum_N[chosen_B] += weight * found_B
+    return (normalised_rows(sum_N, votes_N) if rule.spec.rewards == "every" else sum_N).double()
 
 
 def _sums_in_single(batch: RolloutBatch, part: RowResult) -> Tensor:

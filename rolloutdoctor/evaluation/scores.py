@@ -75,7 +75,7 @@ def reward_kl_tokens(batch: RolloutBatch, objective: Objective, dtype: torch.dty
     if term.coef == 0:
         return torch.zeros(batch.tokens, dtype=dtype, device=batch.device)
     policy_T, ref_T = batch.column(term.log_probs).to(dtype), batch.column(term.reference).to(dtype)
-    kl_T = kl.term(term.estimator, policy_T - ref_T, clamp=term.clamp)[0]
+    kl_T = kl.term(term.estimator, policy_T - ref_T, input_bound=term.input_bound, clamp=term.clamp)[0]
     if not term.masked:
         return kl_T
     mask_T = batch.column("response_mask") if term.of_trained else mask_before(batch)

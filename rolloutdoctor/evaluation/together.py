@@ -39,7 +39,7 @@ WITHIN_GROUPS: Mapping[str, Callable[[AdvantageRule], bool]] = {
         (
             *("epsilon", "biased_std", "epsilon_in_root", "singleton", "gamma", "lam", "flags_zero_std"),
             *("knows_single", "sums_tokens", "reward_keys", "reward_weights", "reward_bounds", "whitened_over"),
-            *("whitened_moments", "zero_tail"),
+            *("whitened_moments", "zero_tail", "one_pass", "variance_floor", "bounds"),
         ),
         _any,
     ),
@@ -47,7 +47,7 @@ WITHIN_GROUPS: Mapping[str, Callable[[AdvantageRule], bool]] = {
     "scale": lambda rule: rule.scale in ("group", "none"),
     "batch_if_unequal": lambda rule: not rule.batch_if_unequal,
     "numeric_ids": lambda rule: rule.numeric_ids != "always",
-    "single": lambda rule: not rule.single,
+    "single": lambda rule: not rule.single or rule.one_pass,
     "normalised": lambda rule: not rule.normalised,
     "whitened": lambda rule: not rule.whitened,
 }

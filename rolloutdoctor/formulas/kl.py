@@ -59,6 +59,7 @@ def term(
     ratio: Tensor | None = None,
     *,
     straight_through: bool = False,
+    input_bound: float | None = None,
     clamp: float | None = None,
     detached: bool = False,
     gather: Callable[[Tensor], Tensor] | None = None,
@@ -70,6 +71,7 @@ def term(
         u: ``[T]`` policy minus reference log-probs.
         ratio: ``[T]`` importance ratio to multiply with; the gradient flows through it, and its derivative with
             respect to the policy's log-prob is itself. None: not weighted.
+        input_bound: bound on ``|u|`` before any estimator; beyond it the derivative is 0, a ratio's too (None: none).
         straight_through: keep the value but take the derivative of `k2` (verl's names that end in ``+``).
         detached: the log-probs compared with the reference are not the policy's, so that only a ratio has a derivative.
         gather: for a ratio that depends on other tokens too: turns the derivatives by the log-ratio into those by each
@@ -80,6 +82,9 @@ def term(
     >>> [round(float(x), 4) for x in term("k3", u, torch.ones(1))]  # derivative is ratio * u
     [0.1065, 0.5]
     """
+    inside = None if input_bound is None else u.abs() <= input_bound
+    if input_bound is not None:
+        u = u.clamp(-input_bound, input_bound)
     value, derivative = ESTIMATORS[estimator](u)
     if straight_through:
         derivative = u
@@ -88,6 +93,8 @@ def term(
     if ratio is not None:
         own = (derivative + value).mul_(ratio) if gather is None else ratio * derivative + gather(ratio * value)
         value, derivative = ratio * value, own
+    if inside is not None:
+        derivative = torch.where(inside, derivative, 0.0)
     if clamp is not None:
         derivative = torch.where(value.abs() <= clamp, derivative, 0.0)
         value = value.clamp(-clamp, clamp)

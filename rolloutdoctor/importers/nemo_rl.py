@@ -20,6 +20,8 @@ _FILTERED = "filtered_rewards"
 _KEYS = {"rewards", "input_lengths", "idx"}
 _TOKENS = {"token_ids", "token_loss_mask", "sample_loss_mask"}
 _LOG_PROBS = {"rollout_log_probs": "generation_logprobs", "old_log_probs": "prev_logprobs"}
+_ADDED = {"ref_log_probs": "reference_policy_logprobs"}
+"""Columns of fields that a user may add."""
 
 
 class NemoRl:
@@ -35,7 +37,9 @@ class NemoRl:
     `sample_loss_mask`, `response_mask_pre` the first alone. With dynamic sampling `rewards` is the unfiltered batch,
     which is not that of the other fields, so the reward is `filtered_rewards`. `prev_logprobs` of zeros alone are a
     placeholder (`force_on_policy_ratio`) and are left out. The text is prompt and response in one, and is left out
-    too. There are no log-probs of the reference model.
+    too. There are no log-probs of the reference model, unless the user adds `reference_policy_logprobs` to what is
+    written. That the trainer is NeMo-RL is stated, and of its options what the fields show: dynamic sampling, and the
+    ratio that is forced to 1.
     """
 
     name = "nemo-rl"
@@ -70,7 +74,7 @@ class NemoRl:
             rows = _rows(file, chunks, sink, total)
             if rows and placeholder is None:
                 placeholder = _is_placeholder(rows)
-                sink.begin(RunMetadata())
+                sink.begin(_metadata(file, is_placeholder=placeholder))
             if rows:
                 if not placeholder and _is_placeholder(rows):
                     raise DataError(
@@ -83,6 +87,23 @@ class NemoRl:
             raise InputError(f"{sources[0].name}: no rows of NeMo-RL's train_data_step*.jsonl there")
         if placeholder:
             sink.note("prev_logprobs are zeros, which NeMo-RL logs where force_on_policy_ratio skips them: left out")
+
+
+def _metadata(file: Source, *, is_placeholder: bool) -> RunMetadata:
+    """State the trainer and what its fields show of its options; nothing of a PPO run, which is another program.
+
+    PPO sets the advantages of all that is not trained to 0, where GRPO gives every place that of its row.
+    """
+    shown: dict[str, object] = {"loss_fn.force_on_policy_ratio": True} if is_placeholder else {}
+    for line in lines.objects_of(next(iter(lines.chunks([file])))):
+        if line.body is not None and line.body.get("token_ids") != []:
+            shown |= {"grpo.use_dynamic_sampling": True} if _FILTERED in line.body else {}
+            mask, advantages = (
+                np.asarray(_one(line.body, name, line.where)) for name in ("token_loss_mask", "advantages")
+            )
+            if np.any(advantages[mask == 1]) and not np.any(advantages[mask == 0]) and np.any(mask == 0):
+                return RunMetadata()
+    return RunMetadata(trainer="nemo-rl", config=shown)
 
 
 def _rows(file: Source, chunks: Iterable[lines.Chunk], sink: base.RunSink, total: int) -> list[dict[str, object]]:
@@ -127,7 +148,8 @@ def _row(body: dict[str, object], where: str) -> tuple[dict[str, object], int]:
     if length > len(ids):
         raise DataError(f"{where}: input_lengths is {length} for a sequence of {len(ids)} tokens")
     arrays = {"token_ids": ids, "token_loss_mask": mask}
-    for column, name in _LOG_PROBS.items():
+    shown = {column: name for column, name in _ADDED.items() if name in body}
+    for column, name in {**_LOG_PROBS, **shown}.items():
         arrays[column] = cells.per_token(_one(body, name, where), Kind.FLOATS, f"{where}: {name}")
     arrays["advantages"] = cells.per_token(_one(body, "advantages", where), Kind.FLOATS, f"{where}: advantages")
     cells.aligned(arrays, len(ids), where)
@@ -135,7 +157,7 @@ def _row(body: dict[str, object], where: str) -> tuple[dict[str, object], int]:
     arrays["rollout_log_probs"] = np.where(mask == 1, arrays["rollout_log_probs"], np.nan)
     start = cells.response_start(mask[:length])
     row: dict[str, object] = {
-        name: arrays[name][start:length] for name in ("rollout_log_probs", "old_log_probs", "advantages")
+        name: arrays[name][start:length] for name in ("rollout_log_probs", "old_log_probs", "advantages", *shown)
     }
     row["prompt_ids"], row["response_ids"] = ids[:start], ids[start:length]
     row["response_mask_pre"] = mask[start:length]

@@ -60,20 +60,26 @@ class TermWeight:
     Attributes:
         kind: name in `rolloutdoctor.formulas.losses.gates`.
         against: the log-probs that the trainer's are compared with.
-        level: one weight per token or per row.
+        of: the trainer's, of importance weights.
+        level: one weight per token or per row, which is the product of its tokens' ratios or their geometric mean.
         low: smallest weight, or None.
         high: largest weight, or None; of an off-policy mask the largest drift, of an entropy mask the share kept.
         outside: weights outside of the bounds are cut to them, or 0.
+        indicator: what is within the bounds has weight 1, not its own.
+        finite: a ratio that is not finite counts as 0.
         nan_is_one: where there is nothing to compare with, the log-probs count as equal; False: NaN goes through.
         inside: the policy term takes the weights in by itself.
     """
 
     kind: Literal["importance", "off_policy", "high_entropy"]
     against: Literal["old_log_probs", "rollout_log_probs"] = "rollout_log_probs"
-    level: Literal["token", "sequence"] = "token"
+    of: Literal["old_log_probs", "policy_log_probs"] = "old_log_probs"
+    level: Literal["token", "sequence", "geometric"] = "token"
     low: float | None = None
     high: float | None = None
     outside: Literal["cut", "zero"] = "cut"
+    indicator: bool = False
+    finite: bool = False
     nan_is_one: bool = False
     inside: bool = False
 

@@ -35,6 +35,7 @@ class EstimatorSpec:
         baseline: a mean over other rows or tokens, the score of another row, or None.
         relative: the centred score is divided by that mean.
         weighs_lengths: that mean weighs each row by its trained tokens.
+        of_others: mean and standard deviation of a row are those of the other rows of its group.
         within_groups: no row of another group enters an advantage, unless a scale or a whitening is over the batch.
     """
 
@@ -51,6 +52,7 @@ class EstimatorSpec:
     baseline: Literal["mean", "score"] | None = "mean"
     relative: bool = False
     weighs_lengths: bool = False
+    of_others: bool = False
     within_groups: bool = False
 
     @property
@@ -74,6 +76,9 @@ SPECS: dict[str, EstimatorSpec] = {
         EstimatorSpec("grpo", "reward - mean", divides=True, is_standard_score=True, within_groups=True),
         EstimatorSpec("relative_to_mean", "(reward - mean) / mean", relative=True, within_groups=True),
         EstimatorSpec("rloo", "reward - mean of the other rows", within_groups=True),
+        EstimatorSpec(
+            "leave_one_out_score", "reward - mean of the other rows", divides=True, of_others=True, within_groups=True
+        ),
         EstimatorSpec("raw", "reward, without a baseline", baseline=None, within_groups=True),
         EstimatorSpec("gpg", "alpha (reward - mean)"),
         EstimatorSpec(
@@ -107,6 +112,21 @@ SPECS: dict[str, EstimatorSpec] = {
             rewards="every",
             normalised_over="rows",
             divides=True,
+        ),
+        *(
+            EstimatorSpec(
+                name,
+                f"every reward a standard score {among}, added and normalised over the rows",
+                columns=frozenset({"rewards"}),
+                rewards="every",
+                normalised_over="rows",
+                divides=True,
+                of_others=name.endswith("others"),
+            )
+            for name, among in (
+                ("normalised_sum", "in its group"),
+                ("normalised_sum_of_others", "among the other rows of its group"),
+            )
         ),
         EstimatorSpec(
             "masked_gae",
@@ -153,6 +173,9 @@ SPECS: dict[str, EstimatorSpec] = {
             "reward - mean, less the KL penalty of each token",
             axis=Axis.ALL_TOKENS,
             columns=frozenset({"group_id"}),
+        ),
+        EstimatorSpec(
+            "penalised_scores", "reward, less the KL penalty of each token", axis=Axis.ALL_TOKENS, baseline=None
         ),
     )
 }

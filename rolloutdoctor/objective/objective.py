@@ -50,6 +50,8 @@ class AdvantageRule:
         singleton: the advantage of a row that is the only baseline row of its group: its raw score, or zero.
         gamma: discount per token, for estimators with a time axis.
         lam: lambda of generalised advantage estimation.
+        one_pass: the trainer takes the standard deviation as ``sqrt(E[x^2] - E[x]^2)`` in float32, NaN being 0, and
+            a deviation of 0 divides nothing.
         batch_if_unequal: where groups differ in size the whole batch is one group (rewards reshaped by position).
         numeric_ids: group ids that are whole numbers are compared as numbers, so that "7" and "007" are one group:
             never, never but in a change that is proposed upstream, or always.
@@ -63,11 +65,14 @@ class AdvantageRule:
         normalised: the advantages are centred over the step's baseline rows and divided by their standard deviation.
         reward_bounds: what the rewards are clamped to before any KL penalty; None: nothing.
         whitened: the advantages are whitened over the trained tokens of the step.
+        variance_floor: the variance of that divides by the number of tokens and is at least 1e-8, where it else divides
+            by one less and has 1e-8 added.
         whitened_over: what mean and variance of any whitening are over: the trained tokens of the step; those of the
             row's rank; all response tokens; or all positions of rows padded to the longest, where every one that is
             not trained counts as 0.
         whitened_moments: which of the two are over that, the other being over the trained tokens; and whether the
             variance is about the mean of its own tokens, not about the one that is subtracted.
+        bounds: what the advantages are clamped to in the end; None: nothing.
         zero_tail: no baseline where the only longest row of a group is beyond every other (optimal token baselines).
     """
 
@@ -79,6 +84,7 @@ class AdvantageRule:
     singleton: Literal["raw", "zero"] = "raw"
     gamma: float = 1.0
     lam: float = 1.0
+    one_pass: bool = False
     batch_if_unequal: bool = False
     numeric_ids: Literal["never", "proposed", "always"] = "never"
     flags_zero_std: bool = False
@@ -90,8 +96,10 @@ class AdvantageRule:
     normalised: bool = False
     reward_bounds: tuple[float, float] | None = None
     whitened: bool = False
+    variance_floor: bool = False
     whitened_over: Literal["trained", "rank", "response", "padded"] = "trained"
     whitened_moments: Literal["both", "mean", "variance", "mean-own-centre", "variance-own-centre"] = "both"
+    bounds: tuple[float, float] | None = None
     zero_tail: bool = True
 
     @property
@@ -158,6 +166,10 @@ class KlTerm:
         straight_through: the derivative is that of k2.
         ratio_weighted: multiplied by the importance ratio, not detached.
         ratio_level: that ratio is the token's, or the geometric mean of the row's.
+        ratio_to: the log-probs that this ratio compares the policy's with, where they are not those of the surrogate: a
+            ratio that is not finite then counts as 0. To the policy's own it is 1 and still has a derivative, so that
+            the term's value is k and its derivative k' + k.
+        input_bound: bound on the absolute log-ratio to the reference, before any estimator; None: none.
         clamp: bound on the absolute value after weighting.
         log_probs: the column compared with the reference; in the loss only the policy's have a derivative.
         reference: the column that they are compared with: the reference's, or those of another engine or pass.
@@ -171,6 +183,8 @@ class KlTerm:
     straight_through: bool = False
     ratio_weighted: bool = False
     ratio_level: Literal["token", "sequence"] = "token"
+    ratio_to: Literal["policy_log_probs", "rollout_log_probs"] | None = None
+    input_bound: float | None = None
     clamp: float | None = None
     log_probs: Literal["policy_log_probs", "old_log_probs", "rollout_log_probs"] = "policy_log_probs"
     reference: Literal["ref_log_probs", "old_log_probs", "rollout_log_probs"] = "ref_log_probs"
@@ -206,6 +220,7 @@ class Aggregation:
         counted_before_rejection: True if token counts are those of the mask before rejection.
         needs_micro_batches: True if the number depends on how the step was cut into micro-batches, and it was.
         eval_batches: True if every evaluation batch is a loss of its own, averaged by rows.
+        leaves_out_rejected: True if rows that rejection left no token are not counted where rows are.
         counted_in_policy: True if token counts are those of the tokens that the correction inside the policy term
             keeps.
     """
@@ -216,6 +231,7 @@ class Aggregation:
     counted_before_rejection: bool = False
     needs_micro_batches: bool = False
     eval_batches: bool = False
+    leaves_out_rejected: bool = False
     counted_in_policy: bool = False
 
 

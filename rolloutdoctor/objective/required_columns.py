@@ -63,12 +63,13 @@ def loss_columns(objective: Objective) -> frozenset[str]:
     needed = set(advantage_columns(objective)) | {"response_mask", "policy_log_probs", objective.surrogate.old}
     needed |= weight_columns(objective)
     for rule in (objective.aggregation, objective.policy_aggregation):
-        if rule is not None and rule.counted_before_rejection:
+        if rule is not None and (rule.counted_before_rejection or rule.leaves_out_rejected):
             needed.add("response_mask_pre")
         if rule is not None and rule.needs_micro_batches:
             needed.add("micro_batch_id")
     if objective.kl_loss is not None:
-        needed |= {objective.kl_loss.reference, objective.kl_loss.log_probs}
+        term = objective.kl_loss
+        needed |= {term.reference, term.log_probs, term.ratio_to or objective.surrogate.old}
     inside = objective.policy_correction
     if inside is not None and inside.weights is not None and inside.weighs and inside.weights.normalised:
         needed.add("micro_batch_id")
@@ -79,7 +80,7 @@ def loss_columns(objective: Objective) -> frozenset[str]:
     if objective.entropy_bonus is not None:
         needed.add("entropy")
     for gate in objective.gates:
-        needed |= {"entropy"} if gate.kind == "high_entropy" else {"old_log_probs", gate.against}
+        needed |= {"entropy"} if gate.kind == "high_entropy" else {gate.of, gate.against}
     return frozenset(needed)
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
-from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, made_otherwise, number, percent
@@ -16,6 +15,7 @@ from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, scores
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rolloutdoctor.objective.objective import Objective
     from rolloutdoctor.rules.step import StepView
 
 NOISE_ULPS = 4
@@ -46,6 +46,10 @@ class AdvantageBlowUp(TableRule):
     with the largest advantage has of the recomputed gradient of its step (log-prob space), the largest over the steps.
     The bound says nothing of division by a batch's standard deviation, of whitening, or of no division.
 
+    Where a row is divided by the standard deviation of the *other* rows, the bound is its own: if their rewards are
+    equal (max - min = 0) that deviation is 0, and the advantage is the centred reward. Recomputed advantages are tested
+    where none was logged: they repeat the trainer's float32 statistics.
+
     ## What to do
     Test for equal rewards by max - min before dividing, take the variance in two passes, and give it a floor.
 
@@ -66,15 +70,14 @@ class AdvantageBlowUp(TableRule):
     stages = ("advantages",)
     splits = ("train",)
     reads = ("reward", "score", "in_baseline", "advantage", "grad_l1", "rank")
-    adds = ("compared", "logged", "radius")
-    part_names = (Part.GROUP_STD,)
+    adds = ("compared", "logged", "radius", "undivided")
 
     warn_above: float = 0.01
     """Advantages of noise below it are no more than float-residue calls information."""
 
     def columns(self, context: Context) -> frozenset[str]:
         """Return the columns of the advantages, where the configuration divides by a group's standard deviation."""
-        if context.objective is None or not context.objective.advantage.is_group_score:
+        if context.objective is None or not _is_bounded(context.objective):
             return frozenset()
         return advantage_columns(context.objective)
 
@@ -87,24 +90,36 @@ class AdvantageBlowUp(TableRule):
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """The groups as the trainer compares them, and what was logged of their advantages, with its radius."""
         rows, logged_N = step.rows, step.logged_advantages()
-        if rows is None or rows.advantage_N is None or not rows.objective.advantage.is_group_score:
+        if rows is None or rows.advantage_N is None or not _is_bounded(rows.objective):
             return dict.fromkeys(self.adds)
-        return {
-            "compared": step.compared_N,
-            "logged": logged_N,
-            "radius": None if logged_N is None else step.advantage_radius(),
-        }
+        undivided_N = radius_N = None
+        if rows.objective.advantage.spec.of_others:
+            import torch
+
+            from rolloutdoctor.formulas.advantages.leave_one_out import equal_siblings
+            from rolloutdoctor.ops import rounding
+
+            assert rows.baseline_N is not None  # one baseline for each row
+            equal_N = equal_siblings(rows.score_N, rows.in_baseline_N, step.compared)
+            undivided_N = torch.where(equal_N, (rows.score_N - rows.baseline_N).abs(), torch.nan)
+            size_N = rows.score_N.abs() + rows.baseline_N.abs()
+            radius_N = rounding.total(size_N, step.compared.size_G[step.compared.index_N] + 3).likely
+        elif logged_N is not None:
+            radius_N = step.advantage_radius()
+        return {"compared": step.compared_N, "logged": logged_N, "radius": radius_N, "undivided": undivided_N}
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each row with an advantage; `excess` is a logged one, less its radius, by the bound."""
         trainer, config = context.trainer, context.config
         wanted = 0 if trainer is None or config is None else trainer.group_size(config, "train") or 0
         reward, grad, rank = scores(context), pl.col("grad_l1"), pl.col("rank")
-        known, size, logged = pl.when("in_baseline").then(reward), pl.col("advantage").abs(), pl.col("logged").abs()
+        known, size, bound = pl.when("in_baseline").then(reward), pl.col("advantage").abs(), pl.col("undivided")
+        logged = pl.coalesce("logged", pl.when(bound.is_not_null()).then("advantage")).abs()
         seen, fits = pl.coalesce("logged", "advantage"), pl.col("fits")
         rounding = NOISE_ULPS * 2.0**-23 * known.abs().nan_max()
         spread = known.nan_max() - known.nan_min()
-        excess = (logged - (pl.col("radius") + 2.0**-23 * logged)).clip(0) / (pl.col("largest") - 1).sqrt()
+        bound = pl.when(bound.is_not_null()).then(bound).otherwise((pl.col("largest") - 1).sqrt())
+        excess = (logged - (pl.col("radius") + 2.0**-23 * logged)).clip(0) / bound
         return (
             run.rows.drop_nulls("compared")
             .with_columns(
@@ -153,7 +168,8 @@ class AdvantageBlowUp(TableRule):
 
     def note(self, place: Mapping[str, Any]) -> str:
         """Its advantage, and how far that is beyond."""
-        return f"advantage {place['logged']:.4g}, {place['excess']:.3g} times the largest possible"
+        own = place["advantage"] if place["logged"] is None else place["logged"]
+        return f"advantage {own:.4g}, {place['excess']:.3g} times the largest possible"
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """No advantage can be beyond the bound: none is logged, or those of another rule are."""
@@ -162,6 +178,8 @@ class AdvantageBlowUp(TableRule):
             return otherwise
         if run["rows_compared"] or (run["noise_max"] or 0.0) >= self.warn_above or not self.columns(context):
             return None
+        if run.table["undivided"].is_not_null().any():
+            return Missing("no row has two or more siblings of equal rewards among others", "widen --steps")
         if not context.columns & {"advantage", "advantages"}:
             return Missing(
                 "no advantages were logged, and recomputed ones are within the bound",
@@ -173,6 +191,8 @@ class AdvantageBlowUp(TableRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """An error beyond the bound; a warning for noise."""
+        if run["rows"] and run.table["undivided"].is_not_null().any():
+            return _of_siblings(run)
         if run["rows"]:
             rows, times = counted(run.count("rows"), "row"), number(run["times_bound"])
             return Judgement(
@@ -206,3 +226,31 @@ class AdvantageBlowUp(TableRule):
             evidence=f"max - min is above 0 and at most {NOISE_ULPS} float32 roundings of the largest reward",
             advice="round rewards before they are compared, or treat a spread at rounding level as none",
         )
+
+
+def _is_bounded(objective: "Objective") -> bool:
+    """Return True if a deviation of the group, or of the row's siblings, is what scores are divided by."""
+    rule = objective.advantage
+    return rule.is_group_score or (rule.spec.of_others and rule.scale == "group" and rule.spec.rewards == "score")
+
+
+def _of_siblings(run: Measured) -> Judgement:
+    """Return an error: rows divided by the rounding that a leave-one-out deviation of equal rewards is."""
+    rows, times = counted(run.count("rows"), "row"), number(run["times_bound"])
+    confirmed = bool(run.table.filter(pl.col("excess") > 1)["logged"].is_not_null().any())
+    return Judgement(
+        severity=Severity.ERROR,
+        confirmed=confirmed,
+        headline=f"|advantage| up to {number(run['max_abs_advantage'])} in {rows} whose siblings have equal rewards, "
+        f"{times} times the centred reward",
+        message=(
+            f"the other rewards of the group are equal for {rows}, so that their standard deviation is 0; its rounding "
+            f"divides, and these rows are {percent(run['advantage_mass_share'])} of the absolute advantage"
+        ),
+        evidence=(
+            f"{'logged' if confirmed else 'recomputed'} advantages are up to {times} times the centred reward, which a "
+            "deviation of 0 leaves as it is"
+        ),
+        advice="take the deviation in two passes, and leave rows undivided whose siblings have equal rewards",
+        fix="loo-std:exact",
+    )

@@ -130,6 +130,7 @@ class Judgement:
         advice: what to do.
         measures: numbers beside those of `quantities`.
         cause: the hypothesis that established it, or None.
+        fix: the fix (``NAME:VARIANT``) that removes it, where that depends on what was found.
     """
 
     severity: Severity
@@ -140,6 +141,7 @@ class Judgement:
     advice: str
     measures: Mapping[str, Measure] = field(default_factory=dict)
     cause: Cause | None = None
+    fix: str | None = None
 
 
 MIXED_SPLITS = Missing(

@@ -84,8 +84,8 @@ class Candidate:
         surrogate, term = self.objective.surrogate, self.objective.kl_loss
         if surrogate.kind.startswith("ppo_"):
             surrogate = replace(surrogate, level="token", clip_low=0.2, clip_high=0.2, cap=None)
-        if term is not None:
-            term = replace(term, ratio_weighted=False, ratio_level="token")
+        if term is not None and term.ratio_to != "rollout_log_probs":
+            term = replace(term, ratio_weighted=False, ratio_level="token", ratio_to=None)
         return _unit(replace(self.objective, surrogate=surrogate, kl_loss=term))
 
 
@@ -190,8 +190,8 @@ def essence(objective: Objective) -> tuple[object, ...]:
     return (
         rule.scale if rule.spec.divides else "",
         (rule.epsilon, rule.biased_std, rule.epsilon_in_root) if scaled else (),
-        rule.whitened,
-        rule.normalised,
+        (rule.whitened, rule.variance_floor, rule.bounds),
+        (rule.normalised, rule.one_pass),
         *unscaled_essence(objective),
     )
 

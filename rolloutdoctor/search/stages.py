@@ -230,7 +230,10 @@ def kl_parts(objective: Objective) -> dict[str, str]:
     clamp = f", clamped to {term.clamp:g}" if term.clamp else ""
     parts = {"kl": f"{_KL_WORDS[term.estimator]} of {whose(term.log_probs)} and reference{clamp}"}
     if term.ratio_weighted:
-        parts["surrogate"] = "weighted by the importance ratio"
+        to = {"policy_log_probs": "a ratio of 1 with a gradient", "rollout_log_probs": "the ratio to the sampler"}
+        parts["surrogate"] = f"weighted by {to.get(term.ratio_to or '', 'the importance ratio')}"
+    if term.input_bound is not None:
+        parts["kl"] += f", the log-ratio clamped to {term.input_bound:g}"
     if objective.kl_loss is None:
         parts["average"] = "in the reward"
     return parts

@@ -48,7 +48,10 @@ def parts_of(objective: Objective) -> dict[str, str]:
         alone = {"raw": "a single row keeps its raw reward", "zero": "a single row gets 0"}
         parts["alone"] = alone[rule.singleton]
     if rule.whitened:
-        parts["whitening"] = "whitened over the trained tokens"
+        floor = ", the variance 1e-8 at least" if rule.variance_floor else ""
+        parts["whitening"] = f"whitened over the trained tokens{floor}"
+    if rule.bounds is not None:
+        parts["bounds"] = f"clamped to {rule.bounds[0]:g} and {rule.bounds[1]:g}"
     if rule.batch_if_unequal:
         parts["unequal"] = "the batch is one group where groups differ in size"
     if rule.numeric_ids == "always":
@@ -101,7 +104,8 @@ def separators(axes: Sequence[str]) -> str:
 def _formula(rule: AdvantageRule) -> str:
     spec, score = rule.spec, rule.spec.words
     if spec.divides and rule.scale != "none" and spec.normalised_over is None:
-        return f"({score}) / ({'batch ' if rule.scale == 'batch' else ''}std + {{eps}})"
+        whose_std = "batch " if rule.scale == "batch" else "their " if spec.of_others else ""
+        return f"({score}) / ({whose_std}std + {{eps}})"
     if rule.normalised:
         return f"({score}), normalised over the batch with epsilon {{eps}}"
     return score

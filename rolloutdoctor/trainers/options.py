@@ -72,6 +72,10 @@ class Option:
     why_not: str = "this version does not compute it"
     works_after: tuple[str, str] | None = None
 
+    def is_idle(self, settings: Mapping[str, Setting]) -> bool:
+        """Return True if other options leave it nothing to decide."""
+        return any(settings[other].value not in values for other, values in self.only_with.items())
+
     def works_at(self, version: tuple[int, ...]) -> bool:
         """Return False if upstream takes the option at a version and does not use it."""
         return self.works_after is None or version > parse_version(self.works_after[0])
@@ -262,8 +266,7 @@ def resolve(options: tuple[Option, ...], version: tuple[int, ...], layers: Itera
         if option.name not in settings:
             settings[option.name] = _default(option, version, trainer)
     for option in options:
-        idle = any(settings[other].value not in values for other, values in option.only_with.items())
-        if settings[option.name].assumed and idle:
+        if settings[option.name].assumed and option.is_idle(settings):
             settings[option.name] = replace(settings[option.name], assumed=False)
     return Config(version, {option.name: settings[option.name] for option in options})
 

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 
 from rolloutdoctor.plugins import offered
 from rolloutdoctor.results.errors import UsageError, nearest
+from rolloutdoctor.trainers.nemo_rl import trainer as nemo_rl
 from rolloutdoctor.trainers.prime_rl import trainer as prime_rl
 from rolloutdoctor.trainers.slime import trainer as slime
 from rolloutdoctor.trainers.spec import Trainer
@@ -21,6 +22,7 @@ TRAINERS: dict[str, Trainer] = {
         verl.TRAINER,
         slime.TRAINER,
         prime_rl.TRAINER,
+        nemo_rl.TRAINER,
     )
 }
 

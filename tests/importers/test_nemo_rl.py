@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from importers.importing import DATA, converted
 
+from rolloutdoctor.importers.logs.base import entries_of
+from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import DataError, InputError, UsageError
 
 NEMO = DATA / "nemo_rl"
@@ -145,3 +147,45 @@ def test_two_runs_and_maps_are_refused(tmp_path):
         converted(tmp_path / "run.parquet", NEMO / "grpo", NEMO / "dynamic")
     with pytest.raises(UsageError, match="nothing can be mapped there"):
         converted(tmp_path / "run.parquet", NEMO / "grpo", importer="nemo-rl", columns={"reward": "x"})
+
+
+def test_the_trainer_and_what_the_fields_show_of_its_options(tmp_path):
+    for name, options in {
+        "grpo": {},
+        "dynamic": {"grpo.use_dynamic_sampling": True},
+        "on_policy": {"loss_fn.force_on_policy_ratio": True},
+    }.items():
+        converted(tmp_path / f"{name}.parquet", NEMO / name)
+        metadata = open_run([str(tmp_path / f"{name}.parquet")]).metadata
+        assert (metadata.trainer, dict(metadata.config)) == ("nemo-rl", options)
+
+
+def test_a_dump_of_ppo_names_no_trainer(tmp_path):
+    """Its advantages are 0 wherever nothing is trained."""
+    rows = stored("grpo")
+    for row in rows:
+        row["advantages"] = [(np.array(row["advantages"][0]) * row["token_loss_mask"][0]).tolist()]
+    path = tmp_path / "train_data_step1.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    converted(tmp_path / "run.parquet", path)
+    assert open_run([str(tmp_path / "run.parquet")]).metadata.trainer is None
+
+
+def test_log_probs_of_the_reference_model_that_a_user_adds(tmp_path):
+    raw = stored("grpo")
+    path = tmp_path / "train_data_step1.jsonl"
+    added = [row | {"reference_policy_logprobs": row["prev_logprobs"]} for row in raw]
+    path.write_text("".join(json.dumps(row) + "\n" for row in added))
+    rows, _ = converted(tmp_path / "run.parquet", path)
+    assert rows[0]["ref_log_probs"] == rows[0]["old_log_probs"]
+
+
+def test_its_log_keeps_the_prefix_of_its_names():
+    """`train/reward` is a name of the transformers Trainer, too, whose own names have none."""
+    row = {"step": 3, "train/loss": 0.5, "train/reward": 0.25, "train/kl_penalty": 0.1}
+    ((step, _, values),) = entries_of(row, "line 1")
+    assert (step, values) == (3, {name: value for name, value in row.items() if name != "step"})
+    assert next(entries_of({"step": 3, "train/loss": 0.5, "train/reward": 0.25}, "line 1"))[2].keys() == {
+        "loss",
+        "reward",
+    }

@@ -26,7 +26,14 @@ WORDS = {
     "log": "what the real trainer logged",
 }
 HEADS = {"package": "real function", "golden": "its stored results", "autograd": "autograd", "loop": "slow loop"}
-TRAINERS = {"trl": "TRL GRPO", "trl-rloo": "TRL RLOO", "verl": "verl", "slime": "slime", "prime-rl": "prime-rl"}
+TRAINERS = {
+    "trl": "TRL GRPO",
+    "trl-rloo": "TRL RLOO",
+    "verl": "verl",
+    "slime": "slime",
+    "prime-rl": "prime-rl",
+    "nemo-rl": "NeMo-RL",
+}
 
 
 def proof_of(*arguments: str) -> tuple[int, dict[str, list[dict]]]:

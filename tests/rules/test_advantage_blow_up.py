@@ -156,3 +156,48 @@ def test_healthy_runs(trainer, options, seed):
     tokens = torch.repeat_interleave(made, batch.rows.diff())
     logged = replace(batch, per_token={**batch.per_token, "advantages": tokens})
     assert found_by(CODE, logged, trainer=trainer, **options) is None
+
+
+SIBLINGS = {"trainer": "nemo-rl", "grpo.adv_estimator.name": "grpo", "grpo.adv_estimator.normalize_rewards": True}
+ODD = [[1.0, *[0.3] * 7], [1, 0, 1, 0]]
+
+
+def test_equal_siblings_that_were_divided():
+    """A leave-one-out deviation of equal rewards is rounding; the other rows may have any score."""
+    logged = [7428.4, *[-0.378] * 7, 1.15, -1.15, 1.15, -1.15]
+    found = found_by(CODE, toy_batch(ODD, per_row={"advantage": logged}), **SIBLINGS)
+    assert (found.severity, found.verdict, found.fix) == (Severity.ERROR, "confirmed", "loo-std")
+    seen = values(found)
+    assert (seen["rows"], seen["groups"], seen["rows_compared"]) == (1, 1, 1)
+    assert seen["max_abs_advantage"] == pytest.approx(7428.4, rel=1e-6)
+    assert seen["times_bound"] == pytest.approx(7428.4 / 0.7, rel=1e-5)
+    assert [each.sample_id for each in found.examples] == ["r0"]
+
+
+def test_equal_siblings_by_the_rewards_alone():
+    """Nothing logged: the trainer's own float32 statistics tell."""
+    found = found_by(CODE, toy_batch(ODD), **SIBLINGS)
+    assert (found.verdict, values(found)["rows"]) == ("exposed", 1)
+    assert values(found)["max_abs_advantage"] > 1000
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        [[1.0, *[0.0] * 7]],  # sums of whole numbers do not round
+        [[0.3] * 8],  # equal rewards: that residue is float-residue's
+        [[1.0, 0.3, 0.3001, 0.3002]],  # siblings that differ a little make a large score
+        [[1.0, 0.0], [0.25, 0.75]],  # pairs have no deviation
+    ],
+)
+def test_siblings_that_differ_or_do_not_round(rewards):
+    rows = toy_batch(rewards)
+    own = evaluate(rows, objective_of("nemo-rl")).rows.advantage_N
+    for batch in (rows, replace(rows, per_row={**rows.per_row, "advantage": own})):
+        assert not report_on(batch, select=[CODE], **SIBLINGS).findings
+
+
+def test_the_fix_is_not_accused():
+    """What was logged is the centred reward, as after the fix."""
+    logged = [0.7, *[-0.378] * 7, 1.15, -1.15, 1.15, -1.15]
+    assert found_by(CODE, toy_batch(ODD, per_row={"advantage": logged}), **SIBLINGS) is None

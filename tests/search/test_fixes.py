@@ -31,6 +31,7 @@ OBJECTIVES = {
     "verl": objective_of("verl", use_kl_loss=True),
     "slime": objective_of("slime", use_kl_loss=True, kl_loss_coef=0.1),
     "slime-ppo": objective_of("slime", advantage_estimator="ppo", kl_coef=0.1),
+    "nemo-rl": objective_of("nemo-rl"),
 }
 
 
@@ -66,7 +67,7 @@ def test_the_first_variant_is_the_default():
     [
         (
             "zero-sdt",
-            r"no fix 'zero-sdt' \(known: zero-std, rejected-rows, kl-inplace\); did you mean 'zero-std'\?",
+            r"no fix 'zero-sdt' \(known: zero-std, rejected-rows, kl-inplace, loo-std\); did you mean 'zero-std'\?",
         ),
         ("", r"no fix ''"),
         (":loss", r"no fix ''"),
@@ -88,6 +89,7 @@ def test_the_contracts_fixes():
         "zero-std": ["loss", "pr5640", "renormalised"],
         "rejected-rows": ["singleton-raw", "singleton-zero", "pr6452"],
         "kl-inplace": ["copy"],
+        "loo-std": ["exact"],
     }
 
 
@@ -104,13 +106,14 @@ def test_every_variant_has_its_note():
 @pytest.mark.parametrize(
     ("label", "trainers"),
     [
-        ("zero-std:loss", {"trl", "verl", "slime"}),
-        ("zero-std:renormalised", {"trl", "verl", "slime"}),
+        ("zero-std:loss", {"trl", "verl", "slime", "nemo-rl"}),
+        ("zero-std:renormalised", {"trl", "verl", "slime", "nemo-rl"}),
         ("zero-std:pr5640", {"trl"}),
-        ("rejected-rows:singleton-raw", {"trl", "verl", "slime"}),
-        ("rejected-rows:singleton-zero", {"trl", "verl", "slime"}),
+        ("rejected-rows:singleton-raw", {"trl", "verl", "slime", "nemo-rl"}),
+        ("rejected-rows:singleton-zero", {"trl", "verl", "slime", "nemo-rl"}),
         ("rejected-rows:pr6452", set()),  # an estimator that is nowhere the default
         ("kl-inplace:copy", {"slime"}),
+        ("loo-std:exact", {"nemo-rl"}),
     ],
 )
 def test_trainers_of_a_variant(label, trainers):
@@ -158,6 +161,20 @@ def test_the_merged_fix_changes_nothing_after_its_release():
     newer = objective_of("slime", "0.3.2", advantage_estimator="ppo", kl_coef=0.1)
     assert edited("kl-inplace", newer) == {}
     assert edited("kl-inplace", objective_of("slime", "0.3.1", advantage_estimator="ppo", kl_coef=0.1))
+
+
+def test_the_deviation_of_equal_siblings_is_none():
+    """The odd row of seven equal ones has 7428 in the trainer's float32 statistics."""
+    objective = objective_of("nemo-rl")
+    batch = toy_batch([[1.0, *[0.3] * 7], [1, 0, 1, 0]], lengths=2, policy=-1.0, ref=-1.5)
+    before = evaluate(batch, objective)
+    after = evaluate(batch, choose("loo-std").apply(objective))
+    assert float(before.rows.advantage_N[0]) > 1000
+    assert after.rows.advantage_N[0].item() == pytest.approx(0.7)
+    torch.testing.assert_close(before.rows.advantage_N[1:], after.rows.advantage_N[1:], rtol=1e-5, atol=1e-6)
+    assert before.grad_l1 > 100 * after.grad_l1
+    plain = objective_of("nemo-rl", **{"grpo.adv_estimator.normalize_rewards": False})
+    assert not choose("loo-std").applies_to(plain)
 
 
 @pytest.mark.parametrize("label", LABELS)

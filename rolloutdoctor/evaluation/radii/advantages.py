@@ -10,7 +10,9 @@ from rolloutdoctor.evaluation.radii.remembered import remembered_by_row
 from rolloutdoctor.evaluation.radii.terms import kl_terms
 from rolloutdoctor.evaluation.remembered import remembered
 from rolloutdoctor.evaluation.scores import named_scores, reward_kl_tokens, token_scores
+from rolloutdoctor.formulas.advantages.leave_one_out import std_of_others
 from rolloutdoctor.formulas.advantages.table import TOKEN_ESTIMATORS
+from rolloutdoctor.objective.objective import AdvantageRule, Objective
 from rolloutdoctor.ops import rounding
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.group_stats import GroupStats
@@ -50,6 +52,10 @@ def advantage_radius(evaluation: Evaluation) -> Radius:
     assert rows.advantage_N is not None
     if rows.edited_radius is not None:
         return rows.edited_radius
+    if rule.bounds is not None:
+        # What lies beyond a bound may lie within it to rounding, and clamping moves nothing farther apart.
+        free = evaluate_rows(evaluation.batch, _unbounded(evaluation.objective), evaluation.dtype)
+        return advantage_radius(Evaluation(evaluation.batch, _unbounded(evaluation.objective), free, None))
     value_N = rows.advantage_N.nan_to_num(0.0)
     groups, error = _compared(evaluation), score_radius(evaluation)
     again = rule.whitened or rule.normalised or rule.spec.normalised_over is not None
@@ -70,6 +76,8 @@ def advantage_radius(evaluation: Evaluation) -> Radius:
         values = clean_N, inner_N, inner_N if again else value_N
         weight_N = rows.length_N if rule.spec.weighs_lengths else None
         first = _centred(groups, values, rows.in_baseline_N, flat, error, weight_N)
+        if rule.one_pass and divided:
+            first = first + _of_one_pass(GroupStats(groups, rows.in_baseline_N), clean_N, rule)
     return _over_the_step(evaluation, first, inner_N, value_N) if again else first
 
 
@@ -89,6 +97,10 @@ def token_advantage_radius(evaluation: Evaluation) -> Radius:
         return _normalised_tokens(evaluation)
     largest = torch.maximum(_largest(rows.advantage_T), _largest_term(evaluation))
     return rounding.total(3 * largest, _longest(evaluation)) + rounding.mean(largest, max(batch.tokens, 1)) * 2
+
+
+def _unbounded(objective: Objective) -> Objective:
+    return replace(objective, advantage=replace(objective.advantage, bounds=None))
 
 
 def _largest_term(evaluation: Evaluation) -> Tensor:
@@ -143,6 +155,8 @@ def _whitened_tokens(evaluation: Evaluation) -> Radius:
     mask_T = batch.column("response_mask")
     before_V, value_V = before.advantage_T[mask_T], rows.advantage_T[mask_T]
     found = _whitened(before_V, value_V, rounding.total(3 * _largest(before_V), _longest(evaluation)))
+    if objective.advantage.variance_floor:
+        return found
     return found + _of_difference(before_V, torch.ones_like(before_V), _largest(value_V))
 
 
@@ -165,6 +179,35 @@ def _of_difference(before: Tensor, weight: Tensor, size: Tensor) -> Radius:
     return Radius(*(torch.where(d < 1, size * _of_root(d), torch.inf) for d in (share.largest, share.likely)))
 
 
+def _of_one_pass(stats: GroupStats, score_N: Tensor, rule: AdvantageRule) -> Radius:
+    """Bound the error of scores whose variance is ``(E[x^2] - E[x]^2) n / (n - 1)``, ``[N]``.
+
+    Squares, their mean, the square of the mean (whose sum may cancel) and the difference round ``3 (n + 2) u E[x^2]``
+    together. The deviation is off by what `_of_root` says of that over the variance; from 1 on it is rounding, 0
+    included, and the score may be anything. Where the scores are equal and no sum of them or of their squares rounds,
+    the difference is exactly 0.
+
+    Args:
+        stats: the rows that are compared.
+        score_N: scores, ``[N]``.
+        rule: how they were made; where its statistics are float32, too, the error counts twice.
+    """
+    groups, votes_N, others = stats.groups, stats.in_baseline_N, rule.spec.of_others
+    count_N = stats.count_N - int(others)
+    sum_N, squares_N = (
+        stats.per_row(stats.total(x_N)) - (x_N if others else 0.0) for x_N in (score_N, score_N.square())
+    )
+    mean_N = sum_N / count_N.clamp(min=1)
+    std_N = std_of_others(score_N, votes_N, groups) if others else stats.per_row(stats.std(score_N)).nan_to_num(0.0)
+    square_N = torch.maximum(squares_N / count_N.clamp(min=1), mean_N.square())
+    exact_G = _sums_are_exact(stats, score_N, None) & _sums_are_exact(stats, score_N.float().square().double(), None)
+    exact_N = (stats.per_row(exact_G) & (std_N == 0)) | (count_N < 2)
+    lost = rounding.total(3 * square_N, count_N + 2) * (count_N / (count_N - 1).clamp(min=1))
+    share_N = (bound / std_N.square() for bound in (lost.largest, lost.likely))
+    size_N = (score_N - mean_N).abs() / (std_N + rule.epsilon) * (2 if rule.single else 1)
+    return Radius(*(torch.where(exact_N, 0.0, torch.where(d < 1, size_N * _of_root(d), torch.inf)) for d in share_N))
+
+
 def _of_root(share: Tensor) -> Tensor:
     """Bound the relative error of ``v^(-1/2)``, where the relative error of v is below 1."""
     return (1 - share).clamp(min=1e-300).rsqrt() - 1
@@ -182,7 +225,9 @@ def _over_the_step(evaluation: Evaluation, first: Radius, inner_N: Tensor, value
     size = inner_N.abs().max() if len(inner_N) else spread
     worst = Radius(first.largest.max(), first.likely.max())
     found = rounding.scaled(size, count, factor, value_N, error=worst)
-    return found + _of_difference(inner_N, weight_N, value_N.abs()) if rule.whitened else found
+    if not rule.whitened or rule.variance_floor:
+        return found
+    return found + _of_difference(inner_N, weight_N, value_N.abs())
 
 
 def _compared(evaluation: Evaluation) -> Groups:
@@ -259,12 +304,22 @@ def _of_each_reward(evaluation: Evaluation, groups: Groups, error: Radius) -> tu
     parts = list(named.values()) or [rows.score_N]
     weights = rule.reward_weights or (1.0,) * len(parts)
     found, sum_N = Radius.of(torch.zeros_like(rows.score_N)), torch.zeros_like(rows.score_N)
+    if rule.one_pass or rule.spec.of_others:
+        parts = [named[name] for name in sorted(named)]
     for weight, part_N in zip(weights, parts, strict=False):
         has_N = rows.in_baseline_N & ~part_N.isnan()
         clean_N = torch.where(has_N, part_N, 0.0)
         stats = GroupStats(groups, has_N)
         centred_N = torch.where(has_N, clean_N - stats.per_row(stats.mean(clean_N)).nan_to_num(0.0), 0.0)
-        value_N = centred_N / (stats.per_row(stats.std(clean_N)).nan_to_num(0.0) + rule.epsilon)
+        std_N = stats.per_row(stats.std(clean_N)).nan_to_num(0.0)
+        if rule.spec.of_others:
+            centred_N = centred_N * stats.count_N / (stats.count_N - 1).clamp(min=1)
+            std_N = std_of_others(clean_N, has_N, groups)
+        value_N = torch.where(
+            (std_N > 0) | (not rule.one_pass and not rule.spec.of_others), centred_N / (std_N + rule.epsilon), centred_N
+        )
         found = found + _centred(groups, (clean_N, centred_N, value_N), has_N, 1 / rule.epsilon, error) * abs(weight)
+        if rule.one_pass:
+            found = found + _of_one_pass(stats, clean_N, rule) * abs(weight)
         sum_N = sum_N + weight * value_N
     return found + rounding.stored(sum_N) * len(parts), sum_N

@@ -15,7 +15,7 @@ from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
 from rolloutdoctor.evaluation.radii.clipping import undecided_tokens
 from rolloutdoctor.evaluation.radii.remembered import remembered_by_row
-from rolloutdoctor.evaluation.radii.terms import kl_terms, on_policy, relative_ratio, sides
+from rolloutdoctor.evaluation.radii.terms import kl_terms, on_policy, relative_ratio, row_log_ratios, sides
 from rolloutdoctor.evaluation.remembered import remembered
 from rolloutdoctor.ops import rounding
 from rolloutdoctor.ops import segments as seg
@@ -59,6 +59,7 @@ def policy_radius(evaluation: Evaluation) -> Radius:
     own = rounding.ratio(over_N, length_N) * advantage_N
     if surrogate.level != "token" and not on_policy(evaluation):
         own = own + relative_ratio(evaluation, size_N) * length_N.clamp(min=1).sqrt()
+    own = own + _of_row_weights(evaluation, size_N)
     moved = advantage_radius(evaluation) * torch.maximum(over_N, length_N)
     if surrogate.bounds_probabilities and not on_policy(evaluation):
         moved = moved + Radius.of(_at_a_bound(evaluation) * advantage_N)
@@ -72,6 +73,16 @@ def _at_a_bound(evaluation: Evaluation) -> Tensor:
     size_T = (policy_T - batch.column(surrogate.old).double()).exp()
     size_T = size_T if surrogate.live_ratio else size_T.clamp(max=surrogate.cap or torch.inf) * policy_T.abs()
     return seg.total(torch.where(undecided_tokens(evaluation), size_T, 0.0), batch.rows)
+
+
+def _of_row_weights(evaluation: Evaluation, size_N: Tensor) -> Radius:
+    """Radius of terms that a product of a row's ratios multiplies: that of the sum of its log-ratios, relative."""
+    found = Radius.of(torch.zeros_like(size_N))
+    for gate in evaluation.objective.gates:
+        if gate.kind == "importance" and gate.level == "sequence" and not gate.indicator:
+            _, of_row_N, length_N = row_log_ratios(evaluation.batch, gate.of, gate.against)
+            found = found + rounding.total(of_row_N, length_N.clamp(min=1)) * size_N
+    return found
 
 
 def _policy_tokens(evaluation: Evaluation) -> Radius:

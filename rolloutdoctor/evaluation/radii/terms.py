@@ -20,22 +20,24 @@ def sides(evaluation: Evaluation) -> int:
 def kl_terms(evaluation: Evaluation, term: KlTerm, size_N: Tensor, count_N: Tensor) -> Radius:
     """Radius of the KL terms of each row, ``[N]``, given their sum: that of the terms and of their addition."""
     own = rounding.kl(term.estimator, size_N, count_N)
-    if term.ratio_weighted and not on_policy(evaluation):
+    old = term.ratio_to or evaluation.objective.surrogate.old
+    if term.ratio_weighted and not on_policy(evaluation, old):
         # Each term is multiplied by a ratio, whose own relative radius it takes over.
-        own = own + relative_ratio(evaluation, size_N)
+        own = own + relative_ratio(evaluation, size_N, old)
     return own * sides(evaluation) + rounding.total(size_N, count_N)
 
 
-def on_policy(evaluation: Evaluation) -> bool:
-    """True if policy and old log-probs are one column, so that every ratio is 1."""
+def on_policy(evaluation: Evaluation, old: str | None = None) -> bool:
+    """True if policy and old log-probs (by default the surrogate's) are one column, so that every ratio is 1."""
     batch = evaluation.batch
-    return batch.stored_name(evaluation.objective.surrogate.old) == batch.stored_name("policy_log_probs")
+    return batch.stored_name(old or evaluation.objective.surrogate.old) == batch.stored_name("policy_log_probs")
 
 
-def relative_ratio(evaluation: Evaluation, size_N: Tensor) -> Radius:
+def relative_ratio(evaluation: Evaluation, size_N: Tensor, old: str | None = None) -> Radius:
     """Radius of terms that a ratio multiplies: ``u (|d| + 2 EXP_ULPS + 1)`` of them, d the row's largest log-ratio."""
     batch = evaluation.batch
-    drift_T = batch.column("policy_log_probs").double() - batch.column(evaluation.objective.surrogate.old).double()
+    old_T = batch.column(old or evaluation.objective.surrogate.old).double()
+    drift_T = batch.column("policy_log_probs").double() - old_T
     drift_T = torch.where(batch.column("response_mask"), drift_T, 0.0).abs().nan_to_num(0.0)
     largest_N = seg.high(drift_T, batch.rows).clamp(min=0)
     return rounding.stored(size_N * (largest_N + 2 * rounding.EXP_ULPS + 1))

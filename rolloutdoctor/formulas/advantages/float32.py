@@ -22,8 +22,13 @@ def by_size(x_N: Tensor, groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
 def _places(groups: Groups) -> Iterator[tuple[Tensor, Tensor]]:
     """The same with the places of their rows in `order_N`, ``[k, size]``."""
     for size in groups.sizes:
-        chosen_k = (groups.size_G == size).nonzero().squeeze(1)
-        yield chosen_k, groups.offsets[chosen_k][:, None] + torch.arange(size, device=groups.offsets.device)
+        yield _of_size(groups, size)
+
+
+def _of_size(groups: Groups, size: int) -> tuple[Tensor, Tensor]:
+    """Groups of a size ``[k]``, and the places of their rows in `order_N`, ``[k, size]``."""
+    chosen_k = (groups.size_G == size).nonzero().squeeze(1)
+    return chosen_k, groups.offsets[chosen_k][:, None] + torch.arange(size, device=groups.offsets.device)
 
 
 def residue(score_N: Tensor, groups: Groups, epsilon: float) -> Tensor:
@@ -87,6 +92,43 @@ def standard_scores(
         wider = groups if scale == "group" else _whole(groups) if batches is None else batches
         advantage_N = advantage_N / (_std_G(score_N, wider)[wider.index_N] + epsilon)
     return advantage_N.nan_to_num(nan=0.0)
+
+
+def one_pass_scores(
+    score_N: Tensor, groups: Groups, epsilon: float, *, others: bool, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Scores as `leave_one_out_score` (`others`) or `grpo` have them, the variance in one pass, ``[N]`` of `dtype`.
+
+    ``(r - b) / (std + epsilon)``, undivided where the variance comes out as 0 or below. Bit for bit NeMo-RL's
+    advantages where products of a matrix and a vector add up in the same order, that is on the same kind of device.
+    Source: NeMo-RL ``calculate_baseline_and_std_per_prompt``, ``GRPOAdvantageEstimator``.
+
+    Args:
+        score_N: ``[N]`` rewards.
+        groups: the rows that are compared.
+        epsilon: added to the standard deviation.
+        others: baseline and deviation of a row are those of its siblings, not of its whole group.
+        dtype: that the trainer computes in.
+    """
+    sorted_N = score_N[groups.order_N].to(dtype)
+    found_N = torch.zeros_like(sorted_N)
+    for size in groups.sizes:
+        if size < 2:
+            continue
+        _, places = _of_size(groups, size)
+        value = sorted_N[places]
+        votes = torch.ones(size, size, dtype=dtype, device=value.device)
+        if others:
+            votes.fill_diagonal_(0)
+        count = torch.tensor(size - int(others), dtype=dtype, device=value.device)
+        # Several vectors at once are added up in another order.
+        mean, square = (torch.stack([torch.mv(votes, row.clone()) for row in x]) / count for x in (value, value.pow(2)))
+        std = ((square - mean.square()) * (count / (count - 1))).sqrt().nan_to_num(0)
+        centred = value - mean
+        found_N[places] = torch.where(std > 0, centred / (std + epsilon), centred)
+    unsorted_N = torch.empty_like(found_N)
+    unsorted_N[groups.order_N] = found_N
+    return unsorted_N
 
 
 def zero_std_flags(score_N: Tensor, groups: Groups, scale: str, batches: Groups | None = None) -> Tensor:

@@ -1,5 +1,7 @@
 """Normalisation over the batch: of advantages, and of rewards that were normalised one by one before."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -7,6 +9,7 @@ from rolloutdoctor.formulas.advantages.scores import Advantages, Scores
 from rolloutdoctor.objective.objective import AdvantageRule
 from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.ops.groups import Groups
+from rolloutdoctor.results.errors import TRAINER, CannotComputeError
 
 
 def over_batch(x_N: Tensor, in_baseline_N: Tensor, epsilon: float, batches: Groups) -> Tensor:
@@ -44,3 +47,39 @@ def normalize_then_sum(scores: Scores, rule: AdvantageRule) -> Advantages:
         sum_N += weight * torch.where(able_N, (clean_N - mean_N) / (std_N + rule.epsilon), 0.0)
         baseline_N += weight * torch.where(has_N, mean_N, 0.0)
     return Advantages(over_batch(sum_N, scores.in_baseline_N, rule.epsilon, scores.whole), baseline_N)
+
+
+def normalised_sum(
+    scores: Scores, rule: AdvantageRule, score: Callable[[Scores, AdvantageRule], Advantages]
+) -> Advantages:
+    """Weighted sum of the scores of each reward, by name, then ``(x - mean) / std`` over the rows without an epsilon.
+
+    The weights follow the names in alphabetical order; where all sums are equal they are centred alone.
+
+    Source: arXiv 2601.05242; NeMo-RL ``GDPOAdvantageEstimator``.
+
+    Args:
+        scores: the rewards.
+        rule: their weights, and what `score` takes.
+        score: makes the advantages of one reward.
+
+    Raises:
+        CannotComputeError: for fewer than two rewards, where NeMo-RL fails.
+    """
+    if len(scores.named) < 2:
+        raise CannotComputeError(f"gdpo needs two rewards or more in column rewards; {TRAINER} fails here")
+    weights = rule.reward_weights or (1.0,) * len(scores.named)
+    found = [score(scores.of(scores.named[name]), rule) for name in sorted(scores.named)]
+    value_N, baseline_N = (
+        sum((weight * each[place] for weight, each in zip(weights, found, strict=True)), torch.zeros_like(found[0][0]))
+        for place in (0, 1)
+    )
+    return Advantages(normalised_rows(value_N, scores.in_baseline_N), baseline_N)
+
+
+def normalised_rows(x_N: Tensor, in_baseline_N: Tensor) -> Tensor:
+    """``(x - mean) / std`` over the baseline rows, 0 for the rest, ``[N]`` of the dtype of `x_N`; std 0 divides not."""
+    own = x_N[in_baseline_N]
+    std = own.std() if len(own) > 1 else own.new_zeros(())
+    centred_N = torch.where(in_baseline_N, x_N - own.mean(), 0.0)
+    return centred_N / std if float(std) > 0 else centred_N

@@ -112,3 +112,12 @@ def penalised_group_scores(scores: ResponseScores, rule: AdvantageRule) -> Tenso
     assert scores.row_scores is not None  # the estimator has groups
     advantage_T = seg.expand(grpo(scores.row_scores, rule).value_N, scores.offsets)
     return advantage_T if scores.penalty_T is None else advantage_T - scores.penalty_T
+
+
+def penalised_scores(scores: ResponseScores, rule: AdvantageRule) -> Tensor:
+    """The reward of the row, less the penalty of the token, ``[T]`` float64.
+
+    Source: NeMo-RL ``ReinforcePlusPlusAdvantageEstimator`` without ``minus_baseline``.
+    """
+    advantage_T = seg.expand(scores.score_N, scores.offsets)
+    return advantage_T if scores.penalty_T is None else advantage_T - scores.penalty_T

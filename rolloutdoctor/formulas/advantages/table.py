@@ -1,14 +1,15 @@
 """The formula of every estimator by name, a table for each axis; `rolloutdoctor.objective.estimators` has the rest."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
 
 from rolloutdoctor.formulas.advantages.gdpo import gdpo
 from rolloutdoctor.formulas.advantages.grpo import gpg, grpo, grpo_passk, raw, reinforce_plus_plus_baseline
-from rolloutdoctor.formulas.advantages.leave_one_out import rloo
-from rolloutdoctor.formulas.advantages.normalised import normalize_then_sum
+from rolloutdoctor.formulas.advantages.leave_one_out import leave_one_out_score, rloo
+from rolloutdoctor.formulas.advantages.normalised import normalised_sum, normalize_then_sum
 from rolloutdoctor.formulas.advantages.opo import opo
 from rolloutdoctor.formulas.advantages.relative import relative_to_mean
 from rolloutdoctor.formulas.advantages.response_tokens import (
@@ -16,6 +17,7 @@ from rolloutdoctor.formulas.advantages.response_tokens import (
     discounted_token_returns,
     gae,
     penalised_group_scores,
+    penalised_scores,
 )
 from rolloutdoctor.formulas.advantages.scores import Advantages, Scores
 from rolloutdoctor.formulas.advantages.token_baselines import optimal_token_baseline, tir_optimal_token_baseline
@@ -51,6 +53,9 @@ ESTIMATORS: dict[str, Callable[[Scores, AdvantageRule], Advantages]] = {
     "gpg": gpg,
     "grpo": grpo,
     "grpo_passk": grpo_passk,
+    "leave_one_out_score": leave_one_out_score,
+    "normalised_sum": partial(normalised_sum, score=grpo),
+    "normalised_sum_of_others": partial(normalised_sum, score=leave_one_out_score),
     "normalize_then_sum": normalize_then_sum,
     "opo": opo,
     "raw": raw,
@@ -74,5 +79,6 @@ RESPONSE_ESTIMATORS: dict[str, Callable[[ResponseScores, AdvantageRule], Tensor]
     "discounted_token_returns": discounted_token_returns,
     "gae": gae,
     "penalised_group_scores": penalised_group_scores,
+    "penalised_scores": penalised_scores,
 }
 """`Axis.ALL_TOKENS`."""

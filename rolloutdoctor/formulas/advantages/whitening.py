@@ -61,7 +61,9 @@ def whiten(x: Tensor, tokens: Tensor | None = None, population: Population | Non
     return torch.where(weight > 0, (value - mean) * torch.rsqrt(variance + 1e-8), 0.0)
 
 
-def whiten_every_token(x: Tensor, tokens: Tensor, population: Population | None = None) -> Tensor:
+def whiten_every_token(
+    x: Tensor, tokens: Tensor, population: Population | None = None, *, floor: bool = False
+) -> Tensor:
     """``(x - m) / sqrt(v + 1e-8)`` with m and v over the trained tokens, given to masked ones too, float64.
 
     The variance is unbiased from two tokens on, and 0 for one. slime takes it as a difference of float32 sums, so
@@ -72,6 +74,8 @@ def whiten_every_token(x: Tensor, tokens: Tensor, population: Population | None 
         x: one value for each token, or for each row.
         tokens: how many trained tokens have each value.
         population: what m and v are taken over instead of the trained tokens.
+        floor: the divisor is ``sqrt(max(v, 1e-8))``, and v divides by the number of tokens. Source: NeMo-RL
+            ``ReinforcePlusPlusAdvantageEstimator``.
 
     Raises:
         CannotComputeError: if no token of the step is trained, where slime fails.
@@ -84,8 +88,10 @@ def whiten_every_token(x: Tensor, tokens: Tensor, population: Population | None 
         raise CannotComputeError(f"normalize_advantages needs a trained token in a step; {TRAINER} fails here")
     value = torch.where(weight > 0, x.double(), 0.0)
     mean = (weight * value).sum() / count
-    variance = (weight * (value - mean).square()).sum() / (count - 1).clamp(min=1)
-    return (x.double() - mean) * torch.rsqrt(variance + 1e-8)
+    squares = (weight * (value - mean).square()).sum()
+    if floor:
+        return (x.double() - mean) * torch.rsqrt((squares / count).clamp(min=1e-8))
+    return (x.double() - mean) * torch.rsqrt(squares / (count - 1).clamp(min=1) + 1e-8)
 
 
 def _whiten_over(x: Tensor, weight: Tensor, population: Population) -> Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from rolloutdoctor.formulas.losses.levels import row_mean
+from rolloutdoctor.formulas.losses.levels import lengths, row_mean
 from rolloutdoctor.formulas.losses.terms import TokenInputs
 from rolloutdoctor.objective.corrections import TermWeight
 
@@ -32,17 +32,23 @@ def weights(log_ratio_T: Tensor, given: TokenInputs, gate: TermWeight) -> Tensor
     """
     if gate.nan_is_one:
         log_ratio_T = torch.where(log_ratio_T.isnan(), 0.0, log_ratio_T)
-    free = (log_ratio_T if gate.level == "token" else given.row_sum(log_ratio_T)).exp()
+    if gate.finite and gate.level == "geometric":
+        log_ratio_T = torch.where(log_ratio_T.isfinite(), log_ratio_T, 0.0)
+    log = log_ratio_T if gate.level == "token" else given.row_sum(log_ratio_T)
+    free = (log / lengths(given) if gate.level == "geometric" else log).exp()
+    if gate.finite:
+        # A product of rows is taken in float64, and upstream in the dtype of the tokens.
+        free = torch.where(free.to(log_ratio_T.dtype).isfinite(), free, 0.0)
     if gate.outside == "cut":
         return free.clamp(gate.low, gate.high) if gate.low is not None or gate.high is not None else free
     low = -torch.inf if gate.low is None else gate.low
     high = torch.inf if gate.high is None else gate.high
-    return torch.where((free < low) | (free > high), 0.0, free)
+    return torch.where((free < low) | (free > high), 0.0, 1.0 if gate.indicator else free)
 
 
 def importance(given: TokenInputs, column: Column, gate: TermWeight) -> Tensor:
     """The weights of the tokens, ``[T]``."""
-    found = weights(column("old_log_probs") - column(gate.against), given, gate)
+    found = weights(column(gate.of) - column(gate.against), given, gate)
     return found if gate.level == "token" else given.expand(found)
 
 

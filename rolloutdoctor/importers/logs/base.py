@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -10,6 +11,7 @@ from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.reading import cells
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.results.errors import DataError
+from rolloutdoctor.trainers.table import TRAINERS
 
 Entry = tuple[int, str, dict[str, float | None]]
 """Step, split, and value by name."""
@@ -86,7 +88,9 @@ def entries_of(row: Mapping[str, object], where: str) -> Iterator[Entry]:
         yield step, split, {str(row["name"]): cells.number(row["value"], f"{where}: value")}
         return
     # The transformers Trainer reports to wandb and others as train/kl and eval/kl, beside its own step.
-    prefixed = "train/global_step" in row or any(map(_OF_TRAINER.fullmatch, row))
+    prefixed = "train/global_step" in row or (
+        any(map(_OF_TRAINER.fullmatch, row)) and not _kl_with_a_prefix() & row.keys()
+    )
     splits: dict[str, dict[str, float | None]] = {}
     for name, value in numbers(row).items():
         if name in STEPS or name.startswith("_"):
@@ -98,6 +102,12 @@ def entries_of(row: Mapping[str, object], where: str) -> Iterator[Entry]:
         splits.setdefault(split, {})[name] = value
     for split, values in splits.items():
         yield step, split, values
+
+
+@cache
+def _kl_with_a_prefix() -> frozenset[str]:
+    """Return the names of a KL of trainers whose own names begin with the split."""
+    return frozenset(name for trainer in TRAINERS.values() for name in trainer.log.kl if name.startswith("train/"))
 
 
 def entries_of_tracker(rows: Sequence[Mapping[str, object]], name: str, tell: Tell) -> Iterator[Entry]:

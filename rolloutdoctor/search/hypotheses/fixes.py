@@ -99,6 +99,14 @@ def _copied_kl(objective: Objective) -> Objective:
     return replace(objective, kl_buffer=KlBuffer.COPY)
 
 
+def _exact_deviation(objective: Objective) -> Objective:
+    return replace(objective, advantage=replace(objective.advantage, one_pass=False, single=False))
+
+
+def _divides_by_siblings(objective: Objective) -> bool:
+    return objective.advantage.spec.of_others and objective.advantage.scale == "group"
+
+
 # No lambdas: a fix goes to worker processes by pickle.
 FIXES: dict[str, Fix] = {
     "zero-std": Fix(
@@ -171,6 +179,28 @@ FIXES: dict[str, Fix] = {
         notes={"copy": "copy the KL before the reward is built"},
         only_where={},
         references=("https://github.com/THUDM/slime/pull/2114",),
+    ),
+    "loo-std": Fix(
+        name="loo-std",
+        summary="takes the leave-one-out standard deviation in two passes, so that equal rewards have none",
+        story=(
+            "NeMo-RL divides by the standard deviation of the other rows of a group where it is above 0, and takes it "
+            "as the root of a difference of two float32 means. Where the other rewards are equal the difference is "
+            "rounding: of the rewards 1, 0.3, ... 0.3 the first gets an advantage of 7428 instead of 0.7. The change "
+            "that leaves such rows undivided was merged after release 0.7.0; a floor of 1e-3 under the deviation was "
+            "proposed and closed."
+        ),
+        stage="advantages",
+        contested=False,
+        applies=_divides_by_siblings,
+        variants={"exact": _exact_deviation},
+        notes={"exact": "the exact deviation of the other rows; where it is 0 the centred reward is not divided"},
+        only_where={},
+        references=(
+            "https://github.com/NVIDIA-NeMo/RL/pull/4158",
+            "https://github.com/NVIDIA-NeMo/RL/pull/4161",
+            "https://github.com/NVIDIA-NeMo/RL/issues/1518",
+        ),
     ),
 }
 

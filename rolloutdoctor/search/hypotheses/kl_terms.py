@@ -115,7 +115,7 @@ KL_TERMS = (
             words=f"each token's KL is {'' if weighted else 'not '}multiplied by its importance ratio",
             remedy=STATE,
             applies=partial(_is_weighted_otherwise, weighted),
-            objective=changing("kl_loss", ratio_weighted=weighted),
+            objective=changing("kl_loss", ratio_weighted=weighted, ratio_to=None),
         )
         for name, weighted in (("weighted-by-ratio", True), ("not-weighted", False))
     ),

@@ -34,6 +34,13 @@ KL_RULES = {
     **{f"{name}-weighted": KlTerm(estimator=name, coef=0.1, ratio_weighted=True) for name in ("k1", "k2", "k3")},
     "k3-clamped": KlTerm(estimator="k3", coef=0.1, clamp=10.0),
     "k3-weighted-clamped": KlTerm(estimator="k3", coef=0.1, ratio_weighted=True, clamp=10.0),
+    **{
+        f"{name}-weighted-to-{column.partition('_')[0]}": KlTerm(
+            estimator=name, coef=0.1, ratio_weighted=True, ratio_to=column, input_bound=2.0, clamp=10.0
+        )
+        for name in ("k1", "k2", "k3")
+        for column in ("policy_log_probs", "rollout_log_probs")
+    },
 }
 VERL_MODES = list(verl.AGGREGATIONS)
 CLIPPED = {"dual": (("verl", "loss_mode", "vanilla"), ("slime", "advantage_estimator", "grpo", "ppo")), "delta": ()}
@@ -54,6 +61,8 @@ def kl_of(name):
         plus = "+" if "straight" in parts else ""
         marks.append(covers("verl", "kl_loss_type", *(each + plus for each in named[base])))
     if base in ("k1", "k2", "k3") and "straight" not in parts:
+        if "to" in parts:
+            return marks
         marks.append(covers("slime", "kl_loss_type", "low_var_kl" if "clamped" in parts else base))
         marks.append(covers("slime", "use_unbiased_kl", "weighted" in parts))
     if base == "k3" and not {"straight", "clamped"} & set(parts):
@@ -78,8 +87,11 @@ def policy_terms(policy: Tensor, old: Tensor, advantage: Tensor, rule: Surrogate
     return torch.where(advantage < 0, torch.min(value, -advantage * rule.cap), value)
 
 
-def kl_terms(policy: Tensor, old: Tensor, ref: Tensor, term: KlTerm) -> Tensor:
+def kl_terms(policy: Tensor, old: Tensor, ref: Tensor, term: KlTerm, sampler: Tensor) -> Tensor:
     u = policy - ref
+    inside = u.abs() <= (term.input_bound or torch.inf)
+    if term.input_bound is not None:
+        u = u.clamp(-term.input_bound, term.input_bound)
     value = {
         "k1": lambda: u,
         "abs": u.abs,
@@ -90,7 +102,10 @@ def kl_terms(policy: Tensor, old: Tensor, ref: Tensor, term: KlTerm) -> Tensor:
     if term.straight_through:
         surrogate = u.square() / 2
         value = surrogate - surrogate.detach() + value.detach()
-    if term.ratio_weighted:
+    if term.ratio_to is not None:
+        weight = (policy - (policy.detach() if term.ratio_to == "policy_log_probs" else sampler)).exp()
+        value = torch.where(inside, weight, weight.detach()) * value
+    elif term.ratio_weighted:
         value = (policy - old).exp() * value
     return value if term.clamp is None else value.clamp(-term.clamp, term.clamp)
 
@@ -100,11 +115,11 @@ def by_autograd(
 ) -> dict[str, tuple[float, Tensor]]:
     """Loss and its gradient for every aggregation."""
     leaf = batch.column("policy_log_probs").clone().requires_grad_()
-    old, ref = batch.column("old_log_probs"), batch.column("ref_log_probs")
+    old, ref, sampler = (batch.column(f"{name}_log_probs") for name in ("old", "ref", "rollout"))
     lengths, mask = batch.rows.diff(), batch.column("response_mask")
     terms = policy_terms(leaf, old, torch.repeat_interleave(advantage_N, lengths), surrogate)
     if term is not None:
-        terms = terms + term.coef * kl_terms(leaf, old, ref, term)
+        terms = terms + term.coef * kl_terms(leaf, old, ref, term, sampler)
     # Each row is summed here, because the loops of the oracle would be slow.
     sums = [[row.sum()] for row in torch.where(mask, terms, 0.0).split(lengths.tolist())]
     counts = [[int(row.sum())] for row in mask.split(lengths.tolist())]

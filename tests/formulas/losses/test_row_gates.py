@@ -1,0 +1,83 @@
+"""Multipliers of rows: products and geometric means of ratios to the sampler; and which rows are counted."""
+
+from dataclasses import replace
+from itertools import pairwise
+from math import exp, inf, isfinite, nan
+
+import pytest
+import torch
+
+from rolloutdoctor.evaluation.evaluate import evaluate
+from rolloutdoctor.objective.corrections import TermWeight
+from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, Objective, Surrogate
+from rolloutdoctor.testing import random_batch, toy_batch
+
+PLAIN = Objective(
+    trainer="t",
+    version="0",
+    advantage=AdvantageRule(estimator="grpo"),
+    surrogate=Surrogate(kind="ppo_dual_clip", clip_low=0.2, clip_high=0.3),
+    aggregation=Aggregation(mode="token-mean"),
+)
+RATIO = TermWeight(kind="importance", finite=True)
+GATES = {
+    "product": (replace(RATIO, level="sequence"),),
+    "product cut": (replace(RATIO, level="sequence", low=0.5, high=1.5),),
+    "token outside of bounds": (replace(RATIO, low=0.9, high=1.2, outside="zero"),),
+    "rows by geometric mean": (
+        RATIO,
+        replace(RATIO, level="geometric", low=0.9, high=1.2, outside="zero", indicator=True),
+    ),
+    "of the policy": (replace(RATIO, of="policy_log_probs"),),
+}
+
+
+def weight_of(gate, gaps):
+    """Weights of a row's tokens by a loop, given its log-ratios."""
+    if gate.level == "geometric":
+        gaps = [sum(gap if isfinite(gap) else 0.0 for gap in gaps) / len(gaps)]
+    elif gate.level == "sequence":
+        gaps = [sum(gaps)]
+    found = [exp(gap) if isfinite(gap) else 0.0 for gap in gaps]
+    low, high = -inf if gate.low is None else gate.low, inf if gate.high is None else gate.high
+    if gate.outside == "cut":
+        return [min(max(ratio, low), high) for ratio in found]
+    return [0.0 if not low <= ratio <= high else 1.0 if gate.indicator else ratio for ratio in found]
+
+
+@pytest.mark.parametrize("hole", [False, True])
+@pytest.mark.parametrize("name", GATES)
+def test_gates_against_a_loop(name, hole):
+    batch = random_batch(3, sizes=(4, 4), spread=0.4, dtype=torch.float64)
+    sampler_T = batch.column("rollout_log_probs").clone()
+    if hole:
+        sampler_T[batch.column("response_mask").nonzero()[0]] = nan
+    batch = replace(batch, per_token={**batch.per_token, "rollout_log_probs": sampler_T})
+    free = evaluate(batch, PLAIN, dtype=torch.float64, per_token=True)
+    found = evaluate(batch, replace(PLAIN, gates=GATES[name]), dtype=torch.float64, per_token=True)
+    mask_T, offsets = batch.column("response_mask"), batch.rows.tolist()
+    wanted_T = torch.zeros(batch.tokens, dtype=torch.float64)
+    for start, stop in pairwise(offsets):
+        places = [place for place in range(start, stop) if mask_T[place]]
+        if not places:
+            continue
+        wanted_T[places] = 1.0
+        for gate in GATES[name]:
+            gaps = [float(batch.column(gate.of)[place] - sampler_T[place]) for place in places]
+            wanted_T[places] *= torch.tensor(weight_of(gate, gaps), dtype=torch.float64)
+    for values in ("grad_T", "loss_T"):
+        own_T, plain_T = getattr(found.per_token, values), getattr(free.per_token, values)
+        torch.testing.assert_close(own_T, plain_T * wanted_T, rtol=1e-12, atol=1e-15)
+    assert int((wanted_T[mask_T] != 1).sum()) > 0
+
+
+def test_rejected_rows_are_no_rows():
+    """Rows that rejection left nothing are not counted, rows that never had a token are."""
+    masks = [[1, 1], [0, 0], [1], [0]]
+    before = [[1, 1], [1, 0], [1], [0]]
+    batch = toy_batch([[1, 0], [3, 1]], mask=masks, per_token={"response_mask_pre": before})
+    rule = Aggregation(mode="seq-mean-token-mean", leaves_out_rejected=True)
+    weights = evaluate(batch, replace(PLAIN, aggregation=rule)).tokens.weight_N
+    assert weights[[0, 2]].tolist() == pytest.approx([1 / 6, 1 / 3])
+    every = evaluate(batch, replace(PLAIN, aggregation=Aggregation(mode="seq-mean-token-mean"))).tokens.weight_N
+    assert every[[0, 2]].tolist() == pytest.approx([1 / 8, 1 / 4])
