@@ -115,7 +115,8 @@ class Surrogate:
         cap: largest ratio, as `kind` says: of negative advantages (dual clip) or of all (delta clip); None: no cap.
         log_ratio_bound: the log-ratio is clamped to this absolute value; None: not clamped.
         old: the column that the policy's log-probs are compared with; their own: every ratio is 1.
-        level: one ratio per token, or per row: the geometric mean or the product of its tokens' ratios.
+        level: one ratio per token, or per row: the geometric mean or the product of its tokens' ratios; or the value
+            of the mean with the derivative of the token's own ratio (sequence-token).
         empty_share: a row without a trained token has a term too: minus this share of its advantage. A share of 0
             lets only NaN and infinity through, as 0 times the advantage does; None: such a row has no term.
         numbers: further parameters, by the names that the function of the kind documents.
@@ -127,7 +128,7 @@ class Surrogate:
     cap: float | None = None
     log_ratio_bound: float | None = None
     old: Literal["old_log_probs", "rollout_log_probs", "policy_log_probs"] = "old_log_probs"
-    level: Literal["token", "sequence", "sequence-sum"] = "token"
+    level: Literal["token", "sequence", "sequence-sum", "sequence-token"] = "token"
     empty_share: float | None = None
     numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
 
