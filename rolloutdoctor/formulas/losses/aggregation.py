@@ -1,6 +1,6 @@
 """Aggregation of token terms to one loss: the weight that each mode gives to a token of a row.
 
-The loss of an optimizer step is ``sum_it weight_i * mask_it * term_it``. Every mode of the three trainers has
+The loss of an optimizer step is ``sum_it weight_i * mask_it * term_it``. Every mode of the trainers has
 this form, so a mode is a function that gives one weight per row.
 """
 
@@ -234,6 +234,14 @@ def _unscaled_token_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Te
     return 1 / layout.generation_total(length_N).clamp(min=1)
 
 
+def _token_mean_over_micro_batches(length_N: Tensor, layout: Layout, rule: Aggregation) -> Tensor:
+    """ms-swift ``dapo``, ``cispo``: the same, divided by the micro-batches of an optimizer step on top of it.
+
+    Each micro-batch divides by all tokens of the generation, and the engine takes the mean over micro-batches.
+    """
+    return _unscaled_token_mean(length_N, layout, rule) * layout.ranks_N / layout.micros_N
+
+
 def _token_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
     """verl ``token-mean``: mean over the tokens of the mini-batch; a mini-batch without tokens has no weight."""
     tokens_N = layout.optim_total(length_N)
@@ -288,6 +296,7 @@ def _length(rule: Aggregation) -> int:
 
 AGGREGATIONS: dict[str, Callable[[Tensor, Layout, Aggregation], Tensor]] = {
     "generation-token-mean": _generation_token_mean,
+    "generation-token-mean-over-micro-batches": _token_mean_over_micro_batches,
     "generation-token-mean-unscaled": _unscaled_token_mean,
     "micro-batch-fixed-length": _fixed_length,
     "micro-batch-padded-mean": _padded_mean,

@@ -11,6 +11,7 @@ LENGTHS = (1, 2, 0, 5)
 
 BY_HAND = {
     "generation-token-mean": (1 / 8,) * 4,
+    "generation-token-mean-over-micro-batches": (1 / (8 * 2),) * 4,
     "generation-token-mean-unscaled": (1 / 8,) * 4,
     "micro-batch-fixed-length": (1 / (2 * 10 * 2),) * 4,
     "micro-batch-padded-mean": (1 / (2 * 5 * 2),) * 4,
