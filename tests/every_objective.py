@@ -22,6 +22,7 @@ KL = {
     "trl-rloo": {"beta": 0.04},
     "verl": {"adv_estimator": "grpo", "use_kl_loss": True},
     "slime": {"use_kl_loss": True, "kl_loss_coef": 0.1},
+    "ms-swift": {"beta": 0.04},
 }
 BOUNDS = {
     "tokens": {"rollout_is": "token", "rollout_is_threshold": 1.3, "rollout_is_batch_normalize": True},

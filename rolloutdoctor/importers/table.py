@@ -5,6 +5,7 @@ from pathlib import Path
 from rolloutdoctor.importers.base import Importer
 from rolloutdoctor.importers.journal import RecordingJournal
 from rolloutdoctor.importers.mapped import MappedTable
+from rolloutdoctor.importers.ms_swift import MsSwiftCompletions
 from rolloutdoctor.importers.nemo_rl import NemoRl
 from rolloutdoctor.importers.open_instruct import OpenInstruct
 from rolloutdoctor.importers.prime_rl_tokens import PrimeRlTokens
@@ -20,6 +21,7 @@ IMPORTERS: tuple[Importer, ...] = (
     TrlCompletions(),
     VerlRollouts(),
     SlimeDump(),
+    MsSwiftCompletions(),
     NemoRl(),
     PrimeRlTokens(),
     PrimeRlTraces(),

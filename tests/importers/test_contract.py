@@ -4,6 +4,7 @@ import pytest
 from importers.importing import DATA, converted, findings, findings_of_run, slime_dump
 
 DUMPS = {
+    "ms-swift": ["ms_swift"],
     "nemo-rl": ["nemo_rl/grpo"],
     "open-instruct": ["open_instruct"],
     "prime-rl-tokens": ["prime_rl/token_exports"],

@@ -66,7 +66,8 @@ def test_the_first_variant_is_the_default():
     [
         (
             "zero-sdt",
-            r"no fix 'zero-sdt' \(known: zero-std, rejected-rows, kl-inplace\); did you mean 'zero-std'\?",
+            r"no fix 'zero-sdt' \(known: zero-std, rejected-rows, kl-inplace, one-over-accumulation\); "
+            r"did you mean 'zero-std'\?",
         ),
         ("", r"no fix ''"),
         (":loss", r"no fix ''"),
@@ -88,6 +89,7 @@ def test_the_contracts_fixes():
         "zero-std": ["loss", "pr5640", "renormalised"],
         "rejected-rows": ["singleton-raw", "singleton-zero", "pr6452"],
         "kl-inplace": ["copy"],
+        "one-over-accumulation": ["rescaled"],
     }
 
 

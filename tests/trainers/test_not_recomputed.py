@@ -18,6 +18,7 @@ from rolloutdoctor.trainers.table import TRAINERS
 OPTIONS = {
     "trl": {"beta": 0.1, "use_vllm": True},
     "trl-rloo": {},
+    "ms-swift": {"rollout_importance_sampling_mode": "token_mask"},
     "slime": {
         "use_kl_loss": True,
         "kl_loss_coef": 0.1,
