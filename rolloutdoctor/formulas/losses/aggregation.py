@@ -33,6 +33,7 @@ class Layout:
         ranks_N: ``[N]`` float64, data-parallel ranks in the row's optimizer step.
         trajectory_N: ``[N]`` int64, the trajectory that the row is a part of: its own, unless several rows share one.
         trajectories_N: ``[N]`` float64, trajectories in the row's optimizer step.
+        group_N: ``[N]`` int64, the row's group; without groups that of the row alone.
     """
 
     micro_N: Tensor
@@ -49,6 +50,7 @@ class Layout:
     ranks_N: Tensor
     trajectory_N: Tensor
     trajectories_N: Tensor
+    group_N: Tensor
 
     @classmethod
     def of(
@@ -63,6 +65,7 @@ class Layout:
         separate: bool = False,
         prompts: int | None = None,
         place_N: Tensor | None = None,
+        group_N: Tensor | None = None,
     ) -> "Layout":
         """Number the parts from the columns that are there; none of them: one micro-batch, one optimizer step.
 
@@ -76,6 +79,7 @@ class Layout:
             separate: every micro-batch is a loss of its own, and they are averaged (evaluation).
             prompts: how many prompts were evaluated; with None, and on several ranks, the average is by rows.
             place_N: ``[N]`` int64, which of several steps the row is of; None: all are of one.
+            group_N: ``[N]`` int64, the row's group.
         """
         zero_N = torch.zeros(len(rows) - 1, dtype=torch.int64, device=rows.device)
         one_N = zero_N.double() + 1
@@ -109,6 +113,7 @@ class Layout:
             ranks_N=one_N if separate else _distinct(_numbered(optim_value_N, rank_N), optim_index_N),
             trajectory_N=trajectory_index_N,
             trajectories_N=trajectories_N,
+            group_N=torch.arange(len(zero_N), device=rows.device) if group_N is None else group_N,
         )
 
     def of_steps(self, rows: Sequence[slice]) -> list["Layout"]:
@@ -263,6 +268,17 @@ def _row_sum_mean_norm(length_N: Tensor, layout: Layout, rule: Aggregation) -> T
     return 1 / (layout.optim_rows_N * _length(rule))
 
 
+def _whole_row_means(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
+    """SkyRL ``sequence_mean`` and its KL: row means over the rows of the mini-batch, rows without tokens counted."""
+    return 1 / (length_N.clamp(min=1) * layout.optim_rows_N)
+
+
+def _prompt_means(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
+    """SkyRL ``prompt_mean``: token means of the responses to a prompt, mean over the prompts of the optimizer step."""
+    prompt_N = _numbered(layout.optim_N, layout.group_N)
+    return 1 / (_summed(prompt_N, length_N).clamp(min=1) * _distinct(prompt_N, layout.optim_N))
+
+
 def _row_mean_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
     """verl ``seq-mean-token-mean``: row means over the rows of the mini-batch, rows without tokens counted."""
     return 1 / ((length_N + 1e-8) * layout.optim_rows_N)
@@ -304,6 +320,8 @@ AGGREGATIONS: dict[str, Callable[[Tensor, Layout, Aggregation], Tensor]] = {
     "micro-batch-row-mean-added": _micro_row_mean,
     "micro-batch-row-sum": _row_sums,
     "micro-batch-token-mean": _micro_token_means,
+    "prompt-mean-token-mean": _prompt_means,
+    "row-mean-token-mean": _whole_row_means,
     "seq-mean-token-mean": _row_mean_mean,
     "seq-mean-token-sum": _row_sum_mean,
     "seq-mean-token-sum-norm": _row_sum_mean_norm,

@@ -19,6 +19,8 @@ BY_HAND = {
     "micro-batch-row-mean-added": (1 / 2,) * 4,
     "micro-batch-row-sum": (1 / (2 * 2),) * 4,
     "micro-batch-token-mean": (1 / (3 * 2), 1 / (3 * 2), 1 / (5 * 2), 1 / (5 * 2)),
+    "prompt-mean-token-mean": (1 / (1 * 4), 1 / (2 * 4), 1 / (1 * 4), 1 / (5 * 4)),
+    "row-mean-token-mean": (1 / (1 * 4), 1 / (2 * 4), 1 / (1 * 4), 1 / (5 * 4)),
     "seq-mean-token-mean": (1 / (1 * 4), 1 / (2 * 4), 1 / (1e-8 * 4), 1 / (5 * 4)),
     "seq-mean-token-sum": (1 / 4,) * 4,
     "seq-mean-token-sum-norm": (1 / (4 * 10),) * 4,
@@ -48,3 +50,11 @@ def test_two_optimizer_steps_share_the_tokens_of_the_generation(mode):
     weight_N = AGGREGATIONS[mode](torch.tensor(LENGTHS).double(), layout, Aggregation(mode=mode))
     # Each step is divided by all 8 tokens; TRL from 1.10 on makes up for it with the number of steps.
     assert weight_N.tolist() == [(1 if mode.endswith("unscaled") else 2) / 8] * 4
+
+
+def test_prompts_count_alike_in_their_optimizer_step():
+    rows = torch.tensor([0, 1, 3, 3, 8])
+    layout = Layout.of(rows, optim_N=torch.tensor([0, 0, 0, 1]), group_N=torch.tensor([4, 4, 7, 7]))
+    weight_N = AGGREGATIONS["prompt-mean-token-mean"](torch.tensor(LENGTHS).double(), layout, Aggregation(mode=""))
+    # Two prompts in the first step, of 3 and of no tokens, and one in the second.
+    assert weight_N.tolist() == [1 / (3 * 2), 1 / (3 * 2), 1 / 2, 1 / 5]
