@@ -72,7 +72,7 @@ class TermWeight:
         of_rank: a quantile is that of the micro-batch of the rank, not of the micro-batches of all ranks together.
     """
 
-    kind: Literal["importance", "off_policy", "high_entropy"]
+    kind: Literal["importance", "off_policy", "high_entropy", "outlier"]
     against: Literal["old_log_probs", "rollout_log_probs"] = "rollout_log_probs"
     level: Literal["token", "sequence", "geometric"] = "token"
     low: float | None = None

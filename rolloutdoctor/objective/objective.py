@@ -42,7 +42,8 @@ class AdvantageRule:
 
     Attributes:
         estimator: name in `rolloutdoctor.objective.estimators`.
-        scale: the standard deviation that centred scores are divided by: of the group, of the batch, or none.
+        scale: the standard deviation that centred scores are divided by: of the group, of the batch, or none; or the
+            mean of the group, with its sign.
         epsilon: added to that standard deviation.
         biased_std: the standard deviation divides by the number of rows, not by one less.
         epsilon_in_root: epsilon is added to the variance, before the root.
@@ -71,7 +72,7 @@ class AdvantageRule:
     """
 
     estimator: str
-    scale: Literal["group", "batch", "none"] = "group"
+    scale: Literal["group", "batch", "none", "mean"] = "group"
     epsilon: float = 1e-6
     biased_std: bool = False
     epsilon_in_root: bool = False

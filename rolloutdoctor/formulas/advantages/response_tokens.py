@@ -28,6 +28,7 @@ class ResponseScores:
         offsets: ``[N+1]`` int64 row offsets.
         row_scores: the scores with their groups; None for estimators without groups.
         columns: further columns by canonical name, ``[T]``.
+        reward_T: ``[T]`` float64 reward of each token, without the penalty; None: the score is at the last one.
     """
 
     score_N: Tensor
@@ -36,6 +37,19 @@ class ResponseScores:
     offsets: Tensor
     row_scores: Scores | None
     columns: Mapping[str, Tensor]
+    reward_T: Tensor | None = None
+
+
+def response_returns(scores: ResponseScores, rule: AdvantageRule) -> Tensor:
+    """``G_t = r_t + gamma G_{t+1}`` over all tokens of a response, masked ones included, ``[T]`` float64.
+
+    The score goes to the last token, whatever its mask. Source: SkyRL
+    ``compute_reinforce_plus_plus_outcome_advantage``.
+    """
+    if scores.reward_T is None:
+        return reverse_scan(token_rewards(scores.score_N, scores.penalty_T, scores.offsets), rule.gamma, scores.offsets)
+    rewards_T = scores.reward_T if scores.penalty_T is None else scores.reward_T - scores.penalty_T
+    return reverse_scan(rewards_T, rule.gamma, scores.offsets)
 
 
 def token_rewards(score_N: Tensor, penalty_T: Tensor | None, offsets: Tensor) -> Tensor:

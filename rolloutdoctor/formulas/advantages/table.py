@@ -15,6 +15,7 @@ from rolloutdoctor.formulas.advantages.response_tokens import (
     discounted_token_returns,
     gae,
     penalised_group_scores,
+    response_returns,
 )
 from rolloutdoctor.formulas.advantages.scores import Advantages, Scores
 from rolloutdoctor.formulas.advantages.token_baselines import optimal_token_baseline, tir_optimal_token_baseline
@@ -70,5 +71,6 @@ RESPONSE_ESTIMATORS: dict[str, Callable[[ResponseScores, AdvantageRule], Tensor]
     "discounted_token_returns": discounted_token_returns,
     "gae": gae,
     "penalised_group_scores": penalised_group_scores,
+    "response_returns": response_returns,
 }
 """`Axis.ALL_TOKENS`."""

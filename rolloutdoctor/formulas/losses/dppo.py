@@ -1,13 +1,14 @@
 """DPPO: the log-prob times a truncated ratio, for tokens whose probability has not moved too far.
 
 ``value = -A * min(r, cap) * log-prob * valid``, where ratio and `valid` are detached. The clip range bounds a
-divergence and not the ratio; `cap` truncates the ratio.
+divergence and not the ratio; `cap` truncates the ratio. With `live` in `numbers` it is ``-A * r * valid``, r with its
+derivative and without a cap.
 """
 
 import torch
 from torch import Tensor
 
-from rolloutdoctor.formulas.losses.ratio import bounded
+from rolloutdoctor.formulas.losses.ratio import bounded, importance_ratio
 from rolloutdoctor.formulas.losses.terms import PolicyTerm, TokenInputs
 from rolloutdoctor.objective.objective import Surrogate
 
@@ -37,6 +38,8 @@ def dppo_kl(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
 
 
 def _truncated(given: TokenInputs, rule: Surrogate, valid_T: Tensor) -> PolicyTerm:
+    if rule.numbers.get("live"):
+        return _live(given, rule, valid_T)
     delta_T = bounded(given.log_ratio_T, rule)
     ratio_T = delta_T.exp()
     weight_T = -given.advantage_T * ratio_T.clamp(max=rule.cap)
@@ -48,4 +51,16 @@ def _truncated(given: TokenInputs, rule: Surrogate, valid_T: Tensor) -> PolicyTe
         clipped_T=~valid_T,
         capped_T=valid_T & (ratio_T > rule.cap) if rule.cap is not None else torch.zeros_like(valid_T),
         drift_T=-delta_T,
+    )
+
+
+def _live(given: TokenInputs, rule: Surrogate, valid_T: Tensor) -> PolicyTerm:
+    """``-A r valid``, the gradient flowing through the ratio. Source: SkyRL ``dppo_policy_loss``."""
+    ratio_T, slope_T = importance_ratio(given.log_ratio_T, rule)
+    against_T = -given.advantage_T * valid_T
+    return PolicyTerm(
+        given.gated(against_T * ratio_T),
+        given.gated(against_T * slope_T),
+        ratio_T,
+        clipped_T=~valid_T & (given.advantage_T != 0),
     )

@@ -76,9 +76,20 @@ def off_policy(given: TokenInputs, column: Column, gate: TermWeight) -> Tensor:
     return ((given.advantage_T >= 0) | near_T).to(given.policy_T.dtype)
 
 
+def outlier(given: TokenInputs, column: Column, gate: TermWeight) -> Tensor:
+    """0 for rows with a token whose ratio of trainer to sampler is outside of the bounds, else 1, ``[T]``.
+
+    Source: SkyRL ``compute_outlier_token_mask``.
+    """
+    ratio_T = (column("old_log_probs") - column(gate.against)).exp()
+    low, high = -torch.inf if gate.low is None else gate.low, torch.inf if gate.high is None else gate.high
+    return given.expand(given.row_sum((ratio_T < low) | (ratio_T > high)) == 0)
+
+
 GATES: dict[str, Callable[[TokenInputs, Column, TermWeight], Tensor]] = {
     "importance": importance,
     "off_policy": off_policy,
+    "outlier": outlier,
 }
 """Kinds that need no more than the rows themselves."""
 
