@@ -23,6 +23,7 @@ KL = {
     "verl": {"adv_estimator": "grpo", "use_kl_loss": True},
     "slime": {"use_kl_loss": True, "kl_loss_coef": 0.1},
     "ms-swift": {"beta": 0.04},
+    "skyrl": {},
 }
 BOUNDS = {
     "tokens": {"rollout_is": "token", "rollout_is_threshold": 1.3, "rollout_is_batch_normalize": True},
@@ -42,6 +43,7 @@ NEEDED: dict[tuple[str, str], dict[str, object]] = {
     ("verl", "seq-mean-token-sum-norm"): {"actor.loss_scale_factor": 100},
     ("slime", "reinforce_plus_plus"): {"normalize_advantages": True},
     ("slime", "reinforce_plus_plus_baseline"): {"normalize_advantages": True},
+    ("skyrl", "seq_mean_token_sum_norm"): {"max_seq_len": 100},
     ("slime", "geometric"): {"tis_batch_normalize": False},
 }
 """Trainer and word to the options without which it refuses the word."""

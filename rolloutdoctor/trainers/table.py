@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from rolloutdoctor.plugins import offered
 from rolloutdoctor.results.errors import UsageError, nearest
 from rolloutdoctor.trainers.ms_swift import trainer as ms_swift
+from rolloutdoctor.trainers.skyrl import trainer as skyrl
 from rolloutdoctor.trainers.slime import trainer as slime
 from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.trl import grpo as trl
@@ -14,7 +15,8 @@ from rolloutdoctor.trainers.trl import rloo
 from rolloutdoctor.trainers.verl import trainer as verl
 
 TRAINERS: dict[str, Trainer] = {
-    trainer.name: trainer for trainer in (trl.TRAINER, rloo.TRAINER, verl.TRAINER, slime.TRAINER, ms_swift.TRAINER)
+    trainer.name: trainer
+    for trainer in (trl.TRAINER, rloo.TRAINER, verl.TRAINER, slime.TRAINER, ms_swift.TRAINER, skyrl.TRAINER)
 }
 
 _MORE = offered("rolloutdoctor.trainers", ("name", "objective", "metrics"), TRAINERS, "name")

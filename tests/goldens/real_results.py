@@ -83,15 +83,18 @@ def batch_of(trainer: str, case: str, dtype: torch.dtype, *, masked: bool = Fals
     mask_T = before_T & ~torch.repeat_interleave(truncated_N, lengths) if masked else before_T
     part = torch.tensor(frame["rewards"].to_list(), dtype=torch.float64)
     weights = torch.tensor(frame["weights"][0].to_list(), dtype=torch.float64)
+    per_row = {
+        "reward": (part * weights).nansum(1),
+        "micro_batch_id": torch.tensor(frame["micro"].to_list()),
+        "rank": torch.tensor(frame["rank"].to_list()),
+    }
+    if "optim" in frame.columns:
+        per_row["optim_step_id"] = torch.tensor(frame["optim"].to_list())
     return RolloutBatch(
         step=1,
         rows=rows,
         groups=Groups.of(torch.tensor(frame["group"].to_list())),
-        per_row={
-            "reward": (part * weights).nansum(1),
-            "micro_batch_id": torch.tensor(frame["micro"].to_list()),
-            "rank": torch.tensor(frame["rank"].to_list()),
-        },
+        per_row=per_row,
         rewards={f"f{place}": part[:, place] for place in range(part.shape[1])},
         per_token={**per_token, "response_mask": mask_T, "response_mask_pre": before_T},
         statuses=["length" if cut else "stop" for cut in frame["truncated"]],

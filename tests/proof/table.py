@@ -26,7 +26,14 @@ WORDS = {
     "log": "what the real trainer logged",
 }
 HEADS = {"package": "real function", "golden": "its stored results", "autograd": "autograd", "loop": "slow loop"}
-TRAINERS = {"trl": "TRL GRPO", "trl-rloo": "TRL RLOO", "verl": "verl", "slime": "slime", "ms-swift": "ms-swift"}
+TRAINERS = {
+    "trl": "TRL GRPO",
+    "trl-rloo": "TRL RLOO",
+    "verl": "verl",
+    "slime": "slime",
+    "ms-swift": "ms-swift",
+    "skyrl": "SkyRL",
+}
 
 
 def proof_of(*arguments: str) -> tuple[int, dict[str, list[dict]]]:
