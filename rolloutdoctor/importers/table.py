@@ -10,6 +10,7 @@ from rolloutdoctor.importers.nemo_rl import NemoRl
 from rolloutdoctor.importers.open_instruct import OpenInstruct
 from rolloutdoctor.importers.prime_rl_tokens import PrimeRlTokens
 from rolloutdoctor.importers.prime_rl_traces import PrimeRlTraces
+from rolloutdoctor.importers.skyrl import SkyRlDump
 from rolloutdoctor.importers.slime import SlimeDump
 from rolloutdoctor.importers.trl import TrlCompletions
 from rolloutdoctor.importers.verl import VerlRollouts
@@ -22,6 +23,7 @@ IMPORTERS: tuple[Importer, ...] = (
     VerlRollouts(),
     SlimeDump(),
     MsSwiftCompletions(),
+    SkyRlDump(),
     NemoRl(),
     PrimeRlTokens(),
     PrimeRlTraces(),

@@ -1,4 +1,4 @@
-"""SkyRL's numbers, recomputed: its own functions at a9564572eb8e on 8 cases under 40 configurations.
+"""SkyRL's numbers, recomputed: its own functions at a9564572eb8e on 8 cases under 39 configurations.
 
 The results in float64 were made with the cast to float32 in `safe_exp_delta` taken out; those in float32 with it.
 """
@@ -41,7 +41,7 @@ def test_results(case, config, label):
     result = RESULTS[case, config]
     dtype, single = DTYPES[label], label == "f32"
     own = evaluated("skyrl", result, label, **{"trainer.algorithm.max_seq_len": 17})
-    rows, offsets = own.rows, own.batch.rows
+    rows, offsets, lost = own.rows, own.batch.rows, 1e-8 * (case == "tiny_spread")
     if rows.advantage_T is None:
         advantage_T, radius = seg.expand(rows.advantage_N, offsets), seg.expand(advantage_radius(own).likely, offsets)
     else:
@@ -53,14 +53,13 @@ def test_results(case, config, label):
     assert wanted.keys() <= found.keys(), wanted.keys() - found.keys()
     for name, value in wanted.items():
         kind = TRAINER.log.kind_of(name)
-        counted = 2**-24 * abs(value) * name.endswith("clip_ratio")
+        # Upstream counts in float32; and float64 itself loses something of a spread of 1e-7.
+        counted = 2**-24 * abs(value) * name.endswith("clip_ratio") + lost * magnitude(own, name, value)
         rounding = float(metric_radius(own, kind, found[name])) if single else counted
         agree(found[name], value, dtype, name, scale=magnitude(own, name, value), rounding=rounding)
     if not single:
         grad_T = torch.tensor(result.grad, dtype=torch.float64)
-        # What float64 itself loses of a spread of 1e-7.
-        rounding = 1e-8 * float(grad_T.abs().max()) * (case == "tiny_spread")
-        agree(own.per_token.grad_T, grad_T, dtype, "gradient", rounding=rounding)
+        agree(own.per_token.grad_T, grad_T, dtype, "gradient", rounding=lost * float(grad_T.abs().max()))
 
 
 def magnitude(own, name, value):

@@ -9,6 +9,7 @@ DUMPS = {
     "open-instruct": ["open_instruct"],
     "prime-rl-tokens": ["prime_rl/token_exports"],
     "prime-rl-traces": ["prime_rl/rollouts"],
+    "skyrl": ["skyrl"],
     "slime": ["slime"],
     "trl": ["trl/mixed"],
     "trl, overwritten": ["trl/overwritten"],

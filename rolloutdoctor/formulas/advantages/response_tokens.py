@@ -46,10 +46,14 @@ def response_returns(scores: ResponseScores, rule: AdvantageRule) -> Tensor:
     The score goes to the last token, whatever its mask. Source: SkyRL
     ``compute_reinforce_plus_plus_outcome_advantage``.
     """
+    return reverse_scan(_rewards(scores), rule.gamma, scores.offsets)
+
+
+def _rewards(scores: ResponseScores) -> Tensor:
+    """Reward of each token, less its penalty, ``[T]`` float64."""
     if scores.reward_T is None:
-        return reverse_scan(token_rewards(scores.score_N, scores.penalty_T, scores.offsets), rule.gamma, scores.offsets)
-    rewards_T = scores.reward_T if scores.penalty_T is None else scores.reward_T - scores.penalty_T
-    return reverse_scan(rewards_T, rule.gamma, scores.offsets)
+        return token_rewards(scores.score_N, scores.penalty_T, scores.offsets)
+    return scores.reward_T if scores.penalty_T is None else scores.reward_T - scores.penalty_T
 
 
 def token_rewards(score_N: Tensor, penalty_T: Tensor | None, offsets: Tensor) -> Tensor:
@@ -74,7 +78,8 @@ def token_rewards(score_N: Tensor, penalty_T: Tensor | None, offsets: Tensor) ->
 def gae(scores: ResponseScores, rule: AdvantageRule) -> Tensor:
     """``A_t = delta_t + gamma lam A_{t+1}`` with ``delta_t = r_t + gamma V_{t+1} - V_t``, ``[T]`` float64.
 
-    No mask enters, and values beyond the end of a row are 0. Source: slime ``vanilla_gae``.
+    No mask enters, and values beyond the end of a row are 0. Source: slime ``vanilla_gae``; SkyRL
+    ``compute_gae_advantage_return``.
 
     Raises:
         CannotComputeError: if a row has no token, where slime has no last one to add the reward to.
@@ -89,8 +94,7 @@ def gae(scores: ResponseScores, rule: AdvantageRule) -> Tensor:
     next_T = torch.zeros_like(values_T)
     next_T[:-1] = values_T[1:]
     next_T[offsets[1:] - 1] = 0.0
-    rewards_T = token_rewards(scores.score_N, scores.penalty_T, offsets)
-    delta_T = rewards_T + rule.gamma * next_T - values_T
+    delta_T = _rewards(scores) + rule.gamma * next_T - values_T
     return reverse_scan(delta_T, rule.gamma * rule.lam, offsets)
 
 

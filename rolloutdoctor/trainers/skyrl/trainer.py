@@ -28,7 +28,7 @@ _LOSS, _TIS, _MASK = (
 BOUND = 20.0
 """Largest absolute log-ratio."""
 
-ESTIMATORS = {"grpo": "grpo", "rloo": "rloo", "maxrl": "grpo", "reinforce++": "response_returns"}
+ESTIMATORS = {"grpo": "grpo", "rloo": "rloo", "maxrl": "grpo", "reinforce++": "response_returns", "gae": "gae"}
 LOSSES = {
     "regular": "ppo_dual_clip",
     "dual_clip": "ppo_dual_clip",
@@ -71,9 +71,7 @@ OPTIONS = (
         "word",
         "grpo",
         "how scores become advantages",
-        choices=(*ESTIMATORS, "gae"),
-        computed=tuple(ESTIMATORS),
-        why_not="its recursion goes through padding, whose values are not in the rows",
+        choices=tuple(ESTIMATORS),
     ),
     Option(f"{_P}.grpo_norm_by_std", "flag", True, "divide by the group's standard deviation (grpo)"),
     Option(
@@ -82,7 +80,8 @@ OPTIONS = (
         False,
         "whiten the advantages over the batch, with a mean over padding too",
     ),
-    Option(f"{_P}.gamma", "number", 1.0, "discount per token (reinforce++)", low=0, high=1),
+    Option(f"{_P}.gamma", "number", 1.0, "discount per token (reinforce++, gae)", low=0, high=1),
+    Option(f"{_P}.lambd", "number", 1.0, "lambda of generalised advantage estimation (gae)", low=0, high=1),
     Option(f"{_P}.use_kl_loss", "flag", True, "add a KL term to the loss"),
     Option(f"{_P}.use_kl_in_reward", "flag", False, "subtract a KL penalty from the token rewards"),
     Option(f"{_P}.kl_loss_coef", "number", 0.001, "coefficient of the KL, in loss or reward", low=0),
@@ -238,8 +237,9 @@ def _advantage(config: Config) -> AdvantageRule:
         epsilon=1e-6,
         singleton="zero" if name == "rloo" else "raw",
         gamma=config.number(f"{_P}.gamma"),
+        lam=config.number(f"{_P}.lambd"),
         sums_tokens=True,
-        whitened=name == "reinforce++",
+        whitened=name in ("reinforce++", "gae"),
         whitened_over="response",
     )
 
@@ -393,16 +393,16 @@ TRAINER = Trainer(
         Part.KL_LOSS: PartOptions({f"{_P}.use_kl_loss": (False,), f"{_P}.kl_loss_coef": (0,)}),
         Part.KL_REWARD: PartOptions({f"{_P}.use_kl_in_reward": (False,)}),
         Part.KL_ESTIMATOR: PartOptions({f"{_P}.kl_estimator_type": ()}),
-        Part.GROUP_BASELINE: PartOptions({f"{_P}.advantage_estimator": ("reinforce++",)}),
+        Part.GROUP_BASELINE: PartOptions({f"{_P}.advantage_estimator": ("reinforce++", "gae")}),
         Part.GROUP_STD: PartOptions(
-            {f"{_P}.advantage_estimator": ("rloo", "maxrl", "reinforce++"), f"{_P}.grpo_norm_by_std": (False,)}
+            {f"{_P}.advantage_estimator": ("rloo", "maxrl", "reinforce++", "gae"), f"{_P}.grpo_norm_by_std": (False,)}
         ),
         Part.POLICY_LOSS: PartOptions({_LOSS: (), f"{_P}.loss_reduction": ()}),
     },
     choices=Choices(
         advantage=(
             *({f"{_P}.advantage_estimator": "grpo", f"{_P}.grpo_norm_by_std": on} for on in (True, False)),
-            *({f"{_P}.advantage_estimator": name} for name in ("rloo", "maxrl", "reinforce++")),
+            *({f"{_P}.advantage_estimator": name} for name in ("rloo", "maxrl", "reinforce++", "gae")),
         ),
         kl=tuple({f"{_P}.use_kl_loss": True, f"{_P}.kl_estimator_type": name} for name in KL_TYPES),
         loss=tuple(
