@@ -164,6 +164,7 @@ class Log:
         generation: patterns of the metrics that are made once for each generated batch.
         instant: metrics that are of the logged step alone, whatever `OptionRoles.window` says.
         traces: metrics that show how an option was set.
+        marks: metrics that tell its log from that of another trainer whose names it has; none: its names are its own.
         step_values: the values that steps took over from the steps before, under names that nothing logs.
         reward_free: tells from the metrics of a training step that no group had a spread of rewards; None where they
             do not say.
@@ -183,6 +184,7 @@ class Log:
     generation: tuple[str, ...] = ()
     instant: frozenset[str] = frozenset()
     traces: tuple[Trace, ...] = ()
+    marks: frozenset[str] = frozenset()
     step_values: "Callable[[Config, StepMetrics], StepMetrics]" = _no_step_values
     reward_free: Callable[[Mapping[str, float]], bool | None] = _does_not_say
     loss_parts: Callable[[Mapping[str, float], Config | None], LossParts | None] = _not_logged

@@ -31,8 +31,11 @@ def trainer_from_metric_names(names: Collection[str]) -> Trainer | None:
 
     >>> trainer_from_metric_names(["actor/pg_loss", "actor/grad_norm"]).name
     'verl'
+    >>> [trainer_from_metric_names(["loss", "kl", mark]).name for mark in ("num_tokens", "train_speed(s/it)")]
+    ['trl', 'ms-swift']
     """
-    for trainer in TRAINERS.values():
+    marked = [trainer for trainer in TRAINERS.values() if not trainer.log.marks.isdisjoint(names)]
+    for trainer in (*marked, *(each for each in TRAINERS.values() if not each.log.marks)):
         others = (trainer.log.grad_norm, *trainer.log.kl)
         if trainer.log.loss in names and any(name in names for name in others):
             return trainer
@@ -52,7 +55,8 @@ def _owners(name: str) -> set[str]:
     return {
         trainer.title
         for trainer in TRAINERS.values()
-        if any(fnmatchcase(name, pattern) for pattern in (*trainer.log.quantities, *(trainer.log.ends or ())))
+        if not trainer.log.marks
+        and any(fnmatchcase(name, pattern) for pattern in (*trainer.log.quantities, *(trainer.log.ends or ())))
     }
 
 

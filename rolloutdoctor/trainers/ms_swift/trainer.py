@@ -349,6 +349,8 @@ TRAINER = Trainer(
             Trace("kl", "beta", lambda beta: beta != 0, "where beta is above 0", nonzero=True),
             Trace("cispo_clip_ratio", "loss_type", partial(eq, "cispo"), "with loss_type = cispo", value="cispo"),
         ),
+        # TRL's names but for these; `num_tokens` is TRL's own.
+        marks=frozenset({"train_speed(s/it)", "global_step/max_steps", "entropy/mean", "rollout_correction/kl"}),
         reward_free=trl.reward_free,
         file="logging.jsonl",
     ),
