@@ -24,6 +24,8 @@ KL = {
     "slime": {"use_kl_loss": True, "kl_loss_coef": 0.1},
     "prime-rl": {},
     "nemo-rl": {},
+    "ms-swift": {"beta": 0.04},
+    "skyrl": {},
 }
 BOUNDS = {
     "tokens": {"rollout_is": "token", "rollout_is_threshold": 1.3, "rollout_is_batch_normalize": True},
@@ -43,6 +45,7 @@ NEEDED: dict[tuple[str, str], dict[str, object]] = {
     ("verl", "seq-mean-token-sum-norm"): {"actor.loss_scale_factor": 100},
     ("slime", "reinforce_plus_plus"): {"normalize_advantages": True},
     ("slime", "reinforce_plus_plus_baseline"): {"normalize_advantages": True},
+    ("skyrl", "seq_mean_token_sum_norm"): {"max_seq_len": 100},
     ("slime", "geometric"): {"tis_batch_normalize": False},
     ("prime-rl", "rae"): {"stored_advantages": True},
     ("prime-rl", "hierarchical_grpo"): {"stored_advantages": True},

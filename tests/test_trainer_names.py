@@ -21,7 +21,7 @@ PROSE = {
 }
 """Modules whose sentences for people name a trainer, with what these sentences are."""
 
-NAMES = "|".join(sorted({name.partition("-")[0] for name in TRAINERS}))
+NAMES = "|".join(sorted({"trl" if name.startswith("trl") else name.replace("-", "[-_]") for name in TRAINERS}))
 NAMED = re.compile(rf"(?<![a-z])({NAMES})(?![a-z])", re.IGNORECASE)
 WORD_BREAK = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 ADDRESS = re.compile(r"https?://\S+")
@@ -94,6 +94,6 @@ def test_what_is_no_name(source):
 
 
 def test_rooms_of_trainers_are_there():
-    rooms = {path.stem.partition("_")[0] for path in (ROOT / "trainers").iterdir()}
-    assert {name.partition("-")[0] for name in TRAINERS} <= rooms
+    rooms = {path.stem for path in (ROOT / "trainers").iterdir()}
+    assert {"trl" if name.startswith("trl") else name.replace("-", "_") for name in TRAINERS} <= rooms
     assert len(OTHERS) > 100

@@ -14,7 +14,7 @@ def open_tokens(batch: RolloutBatch, objective: Objective, layout: Layout) -> Te
     """Tokens of high entropy, ``[T]`` bool, where the objective wants no others; None where it takes all."""
     for gate in objective.gates:
         if gate.kind == "high_entropy" and gate.high is not None:
-            forward_T = seg.expand(layout.forward_N, batch.rows)
+            forward_T = seg.expand(layout.micro_N if gate.of_rank else layout.forward_N, batch.rows)
             return high_entropy(batch.column("entropy"), batch.column("response_mask"), forward_T, gate.high)
     return None
 

@@ -16,7 +16,7 @@ from rolloutdoctor.evaluation.token_sums import PerToken, TokenSums
 from rolloutdoctor.formulas import kl
 from rolloutdoctor.formulas.corrections.inside import inside_the_loss
 from rolloutdoctor.formulas.losses.aggregation import Layout, row_weights
-from rolloutdoctor.formulas.losses.gates import importance_of_rows, product
+from rolloutdoctor.formulas.losses.gates import importance_of_rows, kl_product, product
 from rolloutdoctor.formulas.losses.levels import row_mean
 from rolloutdoctor.formulas.losses.selections import SELECTIONS
 from rolloutdoctor.formulas.losses.surrogates import SURROGATES
@@ -128,9 +128,9 @@ class GeneralEvaluator:
         """Add the multipliers of the policy term to the inputs."""
         gates = self.objective.gates
         open_T = None if self.open_T is None else block.packed(self.open_T)
-        gate_T = product(gates, given, block.column, open_T)
+        gate_T, kl_gate_T = product(gates, given, block.column, open_T), kl_product(gates, given, block.column)
         inside = [importance_of_rows(given, block.column, gate) for gate in gates if gate.inside]
-        return replace(given, gate_T=gate_T, log_weight_N=inside[0] if inside else None)
+        return replace(given, gate_T=gate_T, kl_gate_T=kl_gate_T, log_weight_N=inside[0] if inside else None)
 
     def compare_with(self, reference: "GeneralEvaluator") -> None:
         """Compare derivatives with those of `reference`, which every block goes through first."""
@@ -197,6 +197,8 @@ class GeneralEvaluator:
         given, term, kl_T, grad_T = self._values(block)
         if kl_T is not None and not self.shares:
             self._sum(block, "kl_N", kl_T)
+        if kl_T is not None and given.kl_gate_T is not None:
+            self._sum(block, "weighted_kl_N", kl_T * given.kl_gate_T)
         self._sum(block, "policy_N", term.value_T)
         if term.at_one_T is not None or given.gate_T is not None or self.advantage_N is None:
             self._sum(
@@ -221,6 +223,8 @@ class GeneralEvaluator:
         if self.kept_T is not None and self.objective.sampler_correction is not None:
             kept_T = block.packed(self.kept_T)
             kl_T, kl_slope_T = torch.where(kept_T, kl_T, 0.0), torch.where(kept_T, kl_slope_T, 0.0)
+        if given.kl_gate_T is not None:
+            kl_slope_T = kl_slope_T * given.kl_gate_T
         grad_T = grad_T.add_(self.kl_scope.inside(block, block.expand(self.kl_weight_N) * kl_slope_T))
         return given, term, kl_T, grad_T
 
@@ -266,7 +270,8 @@ class GeneralEvaluator:
         if kl_T is None:
             kl_T = torch.zeros_like(loss_T)
         else:
-            loss_T = loss_T + self.kl_scope.inside(block, block.expand(self.kl_weight_N) * kl_T)
+            carried_T = kl_T if given.kl_gate_T is None else kl_T * given.kl_gate_T
+            loss_T = loss_T + self.kl_scope.inside(block, block.expand(self.kl_weight_N) * carried_T)
         self.kept.append((given.advantage_T, kl_T, term.ratio_T, loss_T, grad_T))
 
     def _kl(self, block: Block, term: KlTerm, given: TokenInputs) -> kl.Term:
@@ -338,7 +343,7 @@ class GeneralEvaluator:
             if "loss_at_ratio_one_N" not in found:
                 # Without multipliers every token of a row has minus its advantage.
                 sums["loss_at_ratio_one_N"] = -self.advantage_N.double() * self.batch.trained.diff()
-        kl_loss_N = torch.where(self.kl_N, sums["kl_N"] * self.coef, 0.0)
+        kl_loss_N = torch.where(self.kl_N, found.get("weighted_kl_N", sums["kl_N"]) * self.coef, 0.0)
         share = self.objective.surrogate.empty_share
         if share is not None and self.advantage_N is not None:
             # No token carries the term of an empty row.

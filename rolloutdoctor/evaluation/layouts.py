@@ -35,4 +35,5 @@ def _as_trained(batch: RolloutBatch) -> Layout:
 def _made(batch: RolloutBatch, *, separate: bool) -> Layout:
     columns = [batch.per_row.get(name) for name in LAYOUT_COLUMNS]
     prompts = None if batch.groups is None else len(batch.groups)
-    return Layout.of(batch.rows, *columns, separate=separate, prompts=prompts, place_N=batch.place_N)
+    group_N = None if batch.groups is None else batch.groups.index_N
+    return Layout.of(batch.rows, *columns, separate=separate, prompts=prompts, place_N=batch.place_N, group_N=group_N)

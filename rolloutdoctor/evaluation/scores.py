@@ -234,7 +234,12 @@ def response_scores(
         dtype: of the token values.
     """
     kl_T, term = reward_kl_tokens(batch, objective, dtype), objective.kl_reward
-    row_scores = None
+    reward_T, row_scores = None, None
+    if objective.advantage.sums_tokens:
+        # Its scores have the penalty in them.
+        score_N = task_scores(batch, objective, dtype)
+        if "token_rewards" in batch.per_token:
+            reward_T = batch.column("token_rewards").to(dtype).double()
     if groups is not None:
         row_scores = Scores(torch.where(in_baseline_N, score_N, 0.0), in_baseline_N, torch.zeros_like(score_N), groups)
     return ResponseScores(
@@ -244,4 +249,5 @@ def response_scores(
         offsets=batch.rows,
         row_scores=row_scores,
         columns={name: batch.column(name) for name in objective.advantage.spec.columns - {"group_id"}},
+        reward_T=reward_T,
     )

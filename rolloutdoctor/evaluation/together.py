@@ -44,7 +44,7 @@ WITHIN_GROUPS: Mapping[str, Callable[[AdvantageRule], bool]] = {
         _any,
     ),
     "estimator": lambda rule: rule.spec.axis is Axis.ROWS and rule.spec.within_groups,
-    "scale": lambda rule: rule.scale in ("group", "none"),
+    "scale": lambda rule: rule.scale in ("group", "mean", "none"),
     "batch_if_unequal": lambda rule: not rule.batch_if_unequal,
     "numeric_ids": lambda rule: rule.numeric_ids != "always",
     "single": lambda rule: not rule.single or rule.one_pass,

@@ -18,8 +18,8 @@ class TokenSums:
         counted_N: tokens of the row that enter the metrics of the policy term.
         policy_N: policy terms of the rows that carry one, before the weight.
         loss_at_ratio_one_N: what the policy terms would be if policy and old log-probs were equal.
-        kl_N: KL of the row, before coefficient, weight and scope.
-        kl_loss_N: KL of the rows that carry the KL term, times the coefficient, before the weight.
+        kl_N: KL of the row, before coefficient, weight, scope and multipliers.
+        kl_loss_N: KL of the rows that carry the KL term, times multipliers and coefficient, before the weight.
         low_clipped_N: tokens with negative advantage and a ratio below the clip range.
         high_clipped_N: tokens with positive advantage and a ratio above it.
         drift_N: what the trainer logs as KL from the old policy; None: it logs none.

@@ -6,11 +6,13 @@ from rolloutdoctor.importers.areal import Areal
 from rolloutdoctor.importers.base import Importer
 from rolloutdoctor.importers.journal import RecordingJournal
 from rolloutdoctor.importers.mapped import MappedTable
+from rolloutdoctor.importers.ms_swift import MsSwiftCompletions
 from rolloutdoctor.importers.nemo_rl import NemoRl
 from rolloutdoctor.importers.open_instruct import OpenInstruct
 from rolloutdoctor.importers.prime_rl_tokens import PrimeRlTokens
 from rolloutdoctor.importers.prime_rl_traces import PrimeRlTraces
 from rolloutdoctor.importers.rllm import Rllm
+from rolloutdoctor.importers.skyrl import SkyRlDump
 from rolloutdoctor.importers.slime import SlimeDump
 from rolloutdoctor.importers.tinker_cookbook import TinkerCookbook
 from rolloutdoctor.importers.trl import TrlCompletions
@@ -23,6 +25,8 @@ IMPORTERS: tuple[Importer, ...] = (
     TrlCompletions(),
     VerlRollouts(),
     SlimeDump(),
+    MsSwiftCompletions(),
+    SkyRlDump(),
     NemoRl(),
     PrimeRlTokens(),
     PrimeRlTraces(),

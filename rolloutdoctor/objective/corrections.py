@@ -55,23 +55,26 @@ class RolloutCorrection:
 
 @dataclass(frozen=True, kw_only=True)
 class TermWeight:
-    """A detached multiplier of the policy term: what it takes out keeps its KL term and its place in denominators.
+    """A detached multiplier of the policy term: what it takes out keeps its place in denominators, and its KL term.
 
     Attributes:
         kind: name in `rolloutdoctor.formulas.losses.gates`.
         against: the log-probs that the trainer's are compared with.
         of: the trainer's, of importance weights.
-        level: one weight per token or per row, which is the product of its tokens' ratios or their geometric mean.
+        level: one weight per token, or per row: the product of its tokens' ratios, or their geometric mean.
         low: smallest weight, or None.
         high: largest weight, or None; of an off-policy mask the largest drift, of an entropy mask the share kept.
         outside: weights outside of the bounds are cut to them, or 0.
         indicator: what is within the bounds has weight 1, not its own.
         finite: a ratio that is not finite counts as 0.
+        log_ratio_bound: the log-ratio of each token is clamped to this absolute value; None: not clamped.
+        on_kl: the KL term is multiplied too.
         nan_is_one: where there is nothing to compare with, the log-probs count as equal; False: NaN goes through.
         inside: the policy term takes the weights in by itself.
+        of_rank: a quantile is that of the micro-batch of the rank, not of the micro-batches of all ranks together.
     """
 
-    kind: Literal["importance", "off_policy", "high_entropy"]
+    kind: Literal["importance", "off_policy", "high_entropy", "outlier"]
     against: Literal["old_log_probs", "rollout_log_probs"] = "rollout_log_probs"
     of: Literal["old_log_probs", "policy_log_probs"] = "old_log_probs"
     level: Literal["token", "sequence", "geometric"] = "token"
@@ -80,8 +83,11 @@ class TermWeight:
     outside: Literal["cut", "zero"] = "cut"
     indicator: bool = False
     finite: bool = False
+    log_ratio_bound: float | None = None
+    on_kl: bool = False
     nan_is_one: bool = False
     inside: bool = False
+    of_rank: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -167,6 +167,7 @@ SPECS: dict[str, EstimatorSpec] = {
             "remax", "reward - greedy reward", axis=Axis.TRAINED_TOKENS, columns=frozenset({"reward_baseline"})
         ),
         EstimatorSpec("discounted_token_returns", "discounted rewards to go", axis=Axis.ALL_TOKENS),
+        EstimatorSpec("response_returns", "discounted rewards to go over all tokens", axis=Axis.ALL_TOKENS),
         EstimatorSpec("gae", "generalised advantage estimation", axis=Axis.ALL_TOKENS, columns=frozenset({"values"})),
         EstimatorSpec(
             "penalised_group_scores",

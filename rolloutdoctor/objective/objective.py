@@ -43,7 +43,8 @@ class AdvantageRule:
 
     Attributes:
         estimator: name in `rolloutdoctor.objective.estimators`.
-        scale: the standard deviation that centred scores are divided by: of the group, of the batch, or none.
+        scale: the standard deviation that centred scores are divided by: of the group, of the batch, or none; or the
+            mean of the group, with its sign.
         epsilon: added to that standard deviation.
         biased_std: the standard deviation divides by the number of rows, not by one less.
         epsilon_in_root: epsilon is added to the variance, before the root.
@@ -77,7 +78,7 @@ class AdvantageRule:
     """
 
     estimator: str
-    scale: Literal["group", "batch", "none"] = "group"
+    scale: Literal["group", "batch", "none", "mean"] = "group"
     epsilon: float = 1e-6
     biased_std: bool = False
     epsilon_in_root: bool = False
@@ -124,7 +125,8 @@ class Surrogate:
         cap: largest ratio, as `kind` says: of negative advantages (dual clip) or of all (delta clip); None: no cap.
         log_ratio_bound: the log-ratio is clamped to this absolute value; None: not clamped.
         old: the column that the policy's log-probs are compared with; their own: every ratio is 1.
-        level: one ratio per token, or per row: the geometric mean or the product of its tokens' ratios.
+        level: one ratio per token, or per row: the geometric mean or the product of its tokens' ratios; or the value
+            of the mean with the derivative of the token's own ratio (sequence-token).
         coef: what the term is multiplied by in the loss.
         live_ratio: of kinds that weigh the log-prob by a detached ratio: the term is the ratio itself instead. The
             derivative is the same, but for a log-ratio beyond its bound, where there is none.
@@ -139,7 +141,7 @@ class Surrogate:
     cap: float | None = None
     log_ratio_bound: float | None = None
     old: Literal["old_log_probs", "rollout_log_probs", "policy_log_probs"] = "old_log_probs"
-    level: Literal["token", "sequence", "sequence-sum"] = "token"
+    level: Literal["token", "sequence", "sequence-sum", "sequence-token"] = "token"
     coef: float = 1.0
     live_ratio: bool = False
     empty_share: float | None = None

@@ -4,19 +4,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.rules.audited import CauseRule
+import polars as pl
+
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.audited import AuditedMeasured, DirectRule
+from rolloutdoctor.rules.base import Context, Judgement, number
 
 if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
 @dataclass(frozen=True)
-class AggregationByMicroBatch(CauseRule):
+class AggregationByMicroBatch(DirectRule):
     """The loss averages over each micro-batch, and then over micro-batches.
 
     ## What it does
     Where the recorded aggregation does not reproduce the logged loss, tries means over each micro-batch, and the
-    number of micro-batches or of ranks as a factor too many or too few.
+    number of micro-batches or of ranks as a factor too many or too few. An aggregation that itself divides by all
+    tokens of the generation and by its micro-batches on top is a warning, with the factor.
 
     ## Why it matters
     With a mean in each micro-batch the weight of a token depends on which rows it shares a micro-batch with: tokens
@@ -57,4 +62,28 @@ class AggregationByMicroBatch(CauseRule):
         rank_N = step.batch.per_row.get("rank")
         columns = [column for column in (micro_N, rank_N) if column is not None]
         several = micro_N is None or any(bool((column != column[:1]).any()) for column in columns)
-        return {"occurs": len(step.batch) > 0 and several}
+        micros = len(step.batch) and micro_N is not None and step.evaluation is not None and step.evaluation.tokens
+        if not micros:
+            return {"occurs": len(step.batch) > 0 and several}
+        layout = micros.layout
+        return {"occurs": several, "divided_by": float((layout.micros_N / layout.ranks_N).mean())}
+
+    def direct(self, run: AuditedMeasured, context: Context) -> Judgement | None:
+        """A warning where the aggregation divides by the number of micro-batches on top of all tokens."""
+        mode = "" if context.objective is None else context.objective.aggregation.mode
+        found = run.run.metrics.filter(pl.col("metric") == "divided_by")["logged"]
+        times = float(found.mean()) if len(found) else 1.0  # type: ignore[arg-type]  # of floats
+        if mode != "generation-token-mean-over-micro-batches" or times <= 1:
+            return None
+        return Judgement(
+            severity=Severity.WARNING,
+            confirmed=run.is_reproduced,
+            headline=f"loss and gradient are 1/{number(times)} of a token mean: micro-batches divide it once more",
+            message="each micro-batch divides by all tokens of the generation, and the engine takes the mean over "
+            f"{number(times)} micro-batches on top: the learning rate is that much smaller than with other losses",
+            evidence=f"{run.agree} of {run.compared} logged values are reproduced so"
+            if run.compared
+            else "the options of the run",
+            advice="scale the learning rate, or compare with `rolloutdoctor diff --fix one-over-accumulation`",
+            measures={"divided_by": Measure(times, "micro-batches")},
+        )

@@ -173,6 +173,7 @@ class Log:
         generation: patterns of the metrics that are made once for each generated batch.
         instant: metrics that are of the logged step alone, whatever `OptionRoles.window` says.
         traces: metrics that show how an option was set.
+        marks: metrics that tell its log from that of another trainer whose names it has; none: its names are its own.
         step_values: the values that steps took over from the steps before, under names that nothing logs.
         reward_free: tells from the metrics of a training step that no group had a spread of rewards; None where they
             do not say.
@@ -193,6 +194,7 @@ class Log:
     generation: tuple[str, ...] = ()
     instant: frozenset[str] = frozenset()
     traces: tuple[Trace, ...] = ()
+    marks: frozenset[str] = frozenset()
     step_values: "Callable[[Config, StepMetrics], StepMetrics]" = _no_step_values
     reward_free: Callable[[Mapping[str, float]], bool | None] = _does_not_say
     loss_share: "Callable[[Evaluation], float | None]" = _all_of_it

@@ -6,8 +6,10 @@ from fnmatch import fnmatchcase
 
 from rolloutdoctor.plugins import offered
 from rolloutdoctor.results.errors import UsageError, nearest
+from rolloutdoctor.trainers.ms_swift import trainer as ms_swift
 from rolloutdoctor.trainers.nemo_rl import trainer as nemo_rl
 from rolloutdoctor.trainers.prime_rl import trainer as prime_rl
+from rolloutdoctor.trainers.skyrl import trainer as skyrl
 from rolloutdoctor.trainers.slime import trainer as slime
 from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.trl import grpo as trl
@@ -23,6 +25,8 @@ TRAINERS: dict[str, Trainer] = {
         slime.TRAINER,
         prime_rl.TRAINER,
         nemo_rl.TRAINER,
+        ms_swift.TRAINER,
+        skyrl.TRAINER,
     )
 }
 
@@ -38,8 +42,11 @@ def trainer_from_metric_names(names: Collection[str]) -> Trainer | None:
 
     >>> trainer_from_metric_names(["actor/pg_loss", "actor/grad_norm"]).name
     'verl'
+    >>> [trainer_from_metric_names(["loss", "kl", mark]).name for mark in ("num_tokens", "train_speed(s/it)")]
+    ['trl', 'ms-swift']
     """
-    for trainer in TRAINERS.values():
+    marked = [trainer for trainer in TRAINERS.values() if not trainer.log.marks.isdisjoint(names)]
+    for trainer in (*marked, *(each for each in TRAINERS.values() if not each.log.marks)):
         others = (trainer.log.grad_norm, *trainer.log.kl)
         if trainer.log.loss in names and any(name in names for name in others):
             return trainer
@@ -59,7 +66,8 @@ def _owners(name: str) -> set[str]:
     return {
         trainer.title
         for trainer in TRAINERS.values()
-        if any(fnmatchcase(name, pattern) for pattern in (*trainer.log.quantities, *(trainer.log.ends or ())))
+        if not trainer.log.marks
+        and any(fnmatchcase(name, pattern) for pattern in (*trainer.log.quantities, *(trainer.log.ends or ())))
     }
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rolloutdoctor.commands.check import CheckOptions, check
-from rolloutdoctor.data.batch import TRAIN, StepKey
+from rolloutdoctor.data.step_key import TRAIN, StepKey
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.io.run import Run

@@ -21,8 +21,14 @@ from rolloutdoctor.views.style import Style
 from rolloutdoctor.views.table import RENDERERS
 
 AUDITED = [rule for rule in RULES if isinstance(rule, AuditedRule)]
-LOSS = {"trl": "loss", "trl-rloo": "loss", "verl": "actor/pg_loss", "slime": "train/loss"}
-METRIC = {"trl": "reward", "trl-rloo": "reward", "verl": "critic/score/mean", "slime": "rollout/raw_reward"}
+LOSS = {"trl": "loss", "trl-rloo": "loss", "verl": "actor/pg_loss", "slime": "train/loss", "ms-swift": "loss"}
+METRIC = {
+    "trl": "reward",
+    "trl-rloo": "reward",
+    "verl": "critic/score/mean",
+    "slime": "rollout/raw_reward",
+    "ms-swift": "reward",
+}
 
 
 def noise(count, seed=0):

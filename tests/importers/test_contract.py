@@ -4,12 +4,14 @@ import pytest
 from importers.importing import DATA, converted, findings, findings_of_run, slime_dump
 
 DUMPS = {
+    "ms-swift": ["ms_swift"],
     "nemo-rl": ["nemo_rl/grpo"],
     "areal": ["areal/rollout"],
     "open-instruct": ["open_instruct"],
     "prime-rl-tokens": ["prime_rl/token_exports"],
     "prime-rl-traces": ["prime_rl/rollouts"],
     "rllm": ["rllm/episodes"],
+    "skyrl": ["skyrl"],
     "slime": ["slime"],
     "tinker-cookbook": ["tinker_cookbook"],
     "trl": ["trl/mixed"],

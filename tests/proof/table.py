@@ -33,6 +33,8 @@ TRAINERS = {
     "slime": "slime",
     "prime-rl": "prime-rl",
     "nemo-rl": "NeMo-RL",
+    "ms-swift": "ms-swift",
+    "skyrl": "SkyRL",
 }
 
 

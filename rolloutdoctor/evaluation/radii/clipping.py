@@ -90,7 +90,7 @@ def _of_rows(evaluation: Evaluation, bounds: list[float]) -> Tensor:
     """Tokens that are undecided; for ratios of rows, all tokens of a row or none."""
     batch, rule = evaluation.batch, evaluation.objective.surrogate
     drift_N, size_N, length_N = row_log_ratios(batch, "policy_log_probs", rule.old)
-    if rule.level == "sequence":
+    if rule.level != "sequence-sum":
         drift_N, size_N = (x_N / length_N.clamp(min=1) for x_N in (drift_N, size_N))
     lost_N = (rounding.total(size_N, length_N.clamp(min=1)).likely + _lost(drift_N)) * sides(evaluation)
     near_N = torch.zeros_like(drift_N, dtype=torch.bool)

@@ -15,8 +15,16 @@ from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
 from rolloutdoctor.evaluation.radii.clipping import undecided_tokens
 from rolloutdoctor.evaluation.radii.remembered import remembered_by_row
-from rolloutdoctor.evaluation.radii.terms import kl_terms, on_policy, relative_ratio, row_log_ratios, sides
+from rolloutdoctor.evaluation.radii.terms import (
+    importance_weight,
+    kl_terms,
+    on_policy,
+    relative_ratio,
+    row_log_ratios,
+    sides,
+)
 from rolloutdoctor.evaluation.remembered import remembered
+from rolloutdoctor.objective.corrections import TermWeight
 from rolloutdoctor.ops import rounding
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.rounding import Radius
@@ -137,5 +145,28 @@ def kl_loss_radius(evaluation: Evaluation) -> Radius:
     assert tokens is not None
     assert term is not None
     weight_N = (tokens.weight_N * evaluation.in_scope(evaluation.objective.kl) * term.coef).abs()
-    size_N = tokens.kl_N.abs().nan_to_num(0.0)
-    return (kl_radius(evaluation) * weight_N).sum() + rounding.total((size_N * weight_N).sum(), len(size_N) + 8)
+    size_N, own = tokens.kl_N.abs().nan_to_num(0.0), kl_radius(evaluation)
+    for gate in evaluation.objective.gates:
+        if gate.on_kl and gate.kind == "importance":
+            largest_N, lost = importance_weight(evaluation, gate)
+            weight_N, own = weight_N * largest_N, own + lost * size_N
+        elif gate.on_kl and gate.kind == "off_policy":
+            own = own + Radius.of(torch.where(undecided_rows(evaluation, gate), size_N, 0.0))
+    return (own * weight_N).sum() + rounding.total((size_N * weight_N).sum(), len(size_N) + 8)
+
+
+def undecided_rows(evaluation: Evaluation, gate: TermWeight) -> Tensor:
+    """Rows that rounding may put on either side of a mask of off-policy rows, ``[N]`` bool.
+
+    Their drift is at the bound to rounding, or above it with an advantage that is 0 to rounding.
+    """
+    batch, rows = evaluation.batch, evaluation.rows
+    assert rows is not None
+    if rows.advantage_N is None or gate.high is None:
+        return torch.zeros(len(batch), dtype=torch.bool, device=batch.device)
+    drift_N, size_N, length_N = row_log_ratios(batch, gate.against, "policy_log_probs")
+    count_N = length_N.clamp(min=1)
+    lost_N = (rounding.total(size_N, count_N).likely / count_N + rounding.stored(gate.high).likely) * sides(evaluation)
+    apart_N = drift_N / count_N - gate.high
+    flat_N = rows.advantage_N.abs() <= advantage_radius(evaluation).likely
+    return (apart_N.abs() <= lost_N) & (rows.advantage_N <= 0) | (apart_N > 0) & flat_N

@@ -16,7 +16,7 @@ from rolloutdoctor.evaluation.radii.clipping import (
 )
 from rolloutdoctor.evaluation.radii.loss import kl_loss_radius, kl_radius, loss_radius, policy_loss_radius
 from rolloutdoctor.evaluation.radii.row_weight import row_weight_radius
-from rolloutdoctor.evaluation.radii.terms import sides
+from rolloutdoctor.evaluation.radii.terms import kl_terms, sides
 from rolloutdoctor.evaluation.remembered import remembered
 from rolloutdoctor.evaluation.scores import reward_kl_tokens
 from rolloutdoctor.ops import rounding
@@ -31,6 +31,8 @@ def _mean_kl(evaluation: Evaluation, _: float) -> Radius:
     weight is the larger of the two.
     """
     tokens, rows = evaluation.tokens, evaluation.rows
+    if evaluation.objective.kl_loss is None:
+        return _row_kl(evaluation)
     assert tokens is not None
     assert rows is not None
     assert rows.length_N is not None
@@ -40,6 +42,17 @@ def _mean_kl(evaluation: Evaluation, _: float) -> Radius:
     weight_N = torch.maximum(of_forward_N, tokens.weight_N.abs())
     size_N = tokens.kl_N.abs().nan_to_num(0.0)
     return (kl_radius(evaluation) * weight_N).sum() + rounding.total((size_N * weight_N).sum(), len(size_N) + 8)
+
+
+def _row_kl(evaluation: Evaluation) -> Radius:
+    """KL of the penalty in the reward as a mean over rows of the sums of their tokens."""
+    batch, term = evaluation.batch, evaluation.objective.kl_reward
+    assert term is not None
+    kl_T = reward_kl_tokens(batch, evaluation.objective, evaluation.dtype)
+    assert kl_T is not None
+    size_N, rows = seg.total(kl_T.abs(), batch.rows), max(len(batch), 1)
+    own = kl_terms(evaluation, term, size_N, batch.rows.diff().clamp(min=1).double())
+    return (own.sum() + rounding.total(size_N.sum(), rows + 1)) * (1 / rows)
 
 
 def _reward_kl(evaluation: Evaluation, _: float) -> Radius:

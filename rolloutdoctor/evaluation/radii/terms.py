@@ -6,6 +6,7 @@ from torch import Tensor
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation
 from rolloutdoctor.formulas.losses.aggregation import Layout
+from rolloutdoctor.objective.corrections import TermWeight
 from rolloutdoctor.objective.objective import KlTerm
 from rolloutdoctor.ops import rounding
 from rolloutdoctor.ops import segments as seg
@@ -41,6 +42,30 @@ def relative_ratio(evaluation: Evaluation, size_N: Tensor, old: str | None = Non
     drift_T = torch.where(batch.column("response_mask"), drift_T, 0.0).abs().nan_to_num(0.0)
     largest_N = seg.high(drift_T, batch.rows).clamp(min=0)
     return rounding.stored(size_N * (largest_N + 2 * rounding.EXP_ULPS + 1))
+
+
+def importance_weight(evaluation: Evaluation, gate: TermWeight) -> tuple[Tensor, Radius]:
+    """Largest importance weight of a token of each row, and the relative radius of the row's weights, ``[N]`` each.
+
+    A weight ``exp(d)`` is off by ``u (|d| + 2 EXP_ULPS + 1)`` of itself, and one of a row by its sum besides.
+    """
+    batch = evaluation.batch
+    drift_T = batch.column("old_log_probs").double() - batch.column(gate.against).double()
+    drift_T = torch.where(batch.column("response_mask"), drift_T, 0.0).nan_to_num(0.0)
+    if gate.log_ratio_bound is not None:
+        drift_T = drift_T.clamp(-gate.log_ratio_bound, gate.log_ratio_bound)
+    size_N, length_N = seg.total(drift_T.abs(), batch.rows), seg.trues(batch.column("response_mask"), batch.rows)
+    if gate.level == "token":
+        drift_N = seg.high(drift_T, batch.rows).clamp(min=0)
+        size_N = seg.high(drift_T.abs(), batch.rows).clamp(min=0)
+        lost = rounding.stored(size_N + 2 * rounding.EXP_ULPS + 1)
+    else:
+        count_N = length_N.clamp(min=1) if gate.level == "geometric" else torch.ones_like(length_N)
+        drift_N = seg.total(drift_T, batch.rows) / count_N
+        lost = rounding.total(size_N, length_N.clamp(min=1)) * (1 / count_N)
+        lost = lost + rounding.stored(size_N / count_N + 2 * rounding.EXP_ULPS + 1)
+    largest_N = torch.ones_like(size_N) if gate.indicator else drift_N.exp()
+    return (largest_N if gate.high is None else largest_N.clamp(max=gate.high)), lost * sides(evaluation)
 
 
 def row_log_ratios(batch: RolloutBatch, numerator: str, denominator: str) -> tuple[Tensor, Tensor, Tensor]:

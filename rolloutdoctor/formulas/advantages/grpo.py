@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from rolloutdoctor.formulas.advantages.normalised import over_batch
 from rolloutdoctor.formulas.advantages.scores import Advantages, Scores, singleton_advantage
 from rolloutdoctor.formulas.advantages.whitening import whiten
 from rolloutdoctor.objective.objective import AdvantageRule
@@ -16,10 +17,12 @@ def grpo(scores: Scores, rule: AdvantageRule) -> Advantages:
 
     `rule.scale` takes the standard deviation over the group, over the batch, or leaves the division out. A single
     baseline row of a group gets its raw score (verl, whose statistics fall back to mean 0 and std 1) or zero (TRL,
-    slime).
+    slime). With the scale "mean" the divisor is the group's mean (SkyRL ``compute_maxrl_advantage``).
+    `rule.normalised` divides by the standard deviation of the batch's centred scores instead.
 
     Source: Shao et al. 2024, arXiv 2402.03300; verl ``compute_grpo_outcome_advantage`` and
-    ``compute_grpo_vectorized_outcome_advantage``; TRL ``GRPOTrainer._generate_and_score_completions``.
+    ``compute_grpo_vectorized_outcome_advantage``; TRL ``GRPOTrainer._generate_and_score_completions``;
+    ms-swift ``compute_advantages``.
     """
     mean_N = scores.mean_N()
     centred_N = scores.of_baseline_rows(scores.score_N - mean_N)
@@ -31,9 +34,13 @@ def grpo(scores: Scores, rule: AdvantageRule) -> Advantages:
         stats = GroupStats(scores.whole, scores.in_baseline_N)
         std_B = torch.where(stats.count_G > 1, stats.std(scores.score_N), 0.0)
         scale_N = stats.per_row(_scale(std_B, stats.count_G, rule))
+    elif rule.scale == "mean":
+        scale_N = torch.where(scores.baseline_rows_N > 1, mean_N + rule.epsilon, 1.0)
     else:
         scale_N = torch.ones_like(centred_N)
     raw = singleton_advantage(scores, Advantages(centred_N, mean_N), rule.singleton)
+    if rule.normalised:
+        return raw._replace(value_N=over_batch(raw.value_N, scores.in_baseline_N, rule.epsilon, scores.whole))
     return Advantages(raw.value_N / scale_N, raw.baseline_N)
 
 

@@ -28,6 +28,7 @@ class ResponseScores:
         offsets: ``[N+1]`` int64 row offsets.
         row_scores: the scores with their groups; None for estimators without groups.
         columns: further columns by canonical name, ``[T]``.
+        reward_T: ``[T]`` float64 reward of each token, without the penalty; None: the score is at the last one.
     """
 
     score_N: Tensor
@@ -36,6 +37,23 @@ class ResponseScores:
     offsets: Tensor
     row_scores: Scores | None
     columns: Mapping[str, Tensor]
+    reward_T: Tensor | None = None
+
+
+def response_returns(scores: ResponseScores, rule: AdvantageRule) -> Tensor:
+    """``G_t = r_t + gamma G_{t+1}`` over all tokens of a response, masked ones included, ``[T]`` float64.
+
+    The score goes to the last token, whatever its mask. Source: SkyRL
+    ``compute_reinforce_plus_plus_outcome_advantage``.
+    """
+    return reverse_scan(_rewards(scores), rule.gamma, scores.offsets)
+
+
+def _rewards(scores: ResponseScores) -> Tensor:
+    """Reward of each token, less its penalty, ``[T]`` float64."""
+    if scores.reward_T is None:
+        return token_rewards(scores.score_N, scores.penalty_T, scores.offsets)
+    return scores.reward_T if scores.penalty_T is None else scores.reward_T - scores.penalty_T
 
 
 def token_rewards(score_N: Tensor, penalty_T: Tensor | None, offsets: Tensor) -> Tensor:
@@ -60,7 +78,8 @@ def token_rewards(score_N: Tensor, penalty_T: Tensor | None, offsets: Tensor) ->
 def gae(scores: ResponseScores, rule: AdvantageRule) -> Tensor:
     """``A_t = delta_t + gamma lam A_{t+1}`` with ``delta_t = r_t + gamma V_{t+1} - V_t``, ``[T]`` float64.
 
-    No mask enters, and values beyond the end of a row are 0. Source: slime ``vanilla_gae``.
+    No mask enters, and values beyond the end of a row are 0. Source: slime ``vanilla_gae``; SkyRL
+    ``compute_gae_advantage_return``.
 
     Raises:
         CannotComputeError: if a row has no token, where slime has no last one to add the reward to.
@@ -75,8 +94,7 @@ def gae(scores: ResponseScores, rule: AdvantageRule) -> Tensor:
     next_T = torch.zeros_like(values_T)
     next_T[:-1] = values_T[1:]
     next_T[offsets[1:] - 1] = 0.0
-    rewards_T = token_rewards(scores.score_N, scores.penalty_T, offsets)
-    delta_T = rewards_T + rule.gamma * next_T - values_T
+    delta_T = _rewards(scores) + rule.gamma * next_T - values_T
     return reverse_scan(delta_T, rule.gamma * rule.lam, offsets)
 
 

@@ -18,6 +18,7 @@ from rolloutdoctor.formulas.advantages.response_tokens import (
     gae,
     penalised_group_scores,
     penalised_scores,
+    response_returns,
 )
 from rolloutdoctor.formulas.advantages.scores import Advantages, Scores
 from rolloutdoctor.formulas.advantages.token_baselines import optimal_token_baseline, tir_optimal_token_baseline
@@ -80,5 +81,6 @@ RESPONSE_ESTIMATORS: dict[str, Callable[[ResponseScores, AdvantageRule], Tensor]
     "gae": gae,
     "penalised_group_scores": penalised_group_scores,
     "penalised_scores": penalised_scores,
+    "response_returns": response_returns,
 }
 """`Axis.ALL_TOKENS`."""

@@ -1,6 +1,6 @@
 """Aggregation of token terms to one loss: the weight that each mode gives to a token of a row.
 
-The loss of an optimizer step is ``sum_it weight_i * mask_it * term_it``. Every mode of the three trainers has
+The loss of an optimizer step is ``sum_it weight_i * mask_it * term_it``. Every mode of the trainers has
 this form, so a mode is a function that gives one weight per row.
 """
 
@@ -34,6 +34,7 @@ class Layout:
         ranks_N: ``[N]`` float64, data-parallel ranks in the row's optimizer step.
         trajectory_N: ``[N]`` int64, the trajectory that the row is a part of: its own, unless several rows share one.
         trajectories_N: ``[N]`` float64, trajectories in the row's optimizer step.
+        group_N: ``[N]`` int64, the row's group; without groups that of the row alone.
     """
 
     micro_N: Tensor
@@ -51,6 +52,7 @@ class Layout:
     ranks_N: Tensor
     trajectory_N: Tensor
     trajectories_N: Tensor
+    group_N: Tensor
 
     @classmethod
     def of(
@@ -65,6 +67,7 @@ class Layout:
         separate: bool = False,
         prompts: int | None = None,
         place_N: Tensor | None = None,
+        group_N: Tensor | None = None,
     ) -> "Layout":
         """Number the parts from the columns that are there; none of them: one micro-batch, one optimizer step.
 
@@ -78,6 +81,7 @@ class Layout:
             separate: every micro-batch is a loss of its own, and they are averaged (evaluation).
             prompts: how many prompts were evaluated; with None, and on several ranks, the average is by rows.
             place_N: ``[N]`` int64, which of several steps the row is of; None: all are of one.
+            group_N: ``[N]`` int64, the row's group.
         """
         zero_N = torch.zeros(len(rows) - 1, dtype=torch.int64, device=rows.device)
         one_N = zero_N.double() + 1
@@ -113,6 +117,7 @@ class Layout:
             ranks_N=one_N if separate else _distinct(rank_index_N, optim_index_N),
             trajectory_N=trajectory_index_N,
             trajectories_N=trajectories_N,
+            group_N=torch.arange(len(zero_N), device=rows.device) if group_N is None else group_N,
         )
 
     def of_steps(self, rows: Sequence[slice]) -> list["Layout"]:
@@ -242,6 +247,14 @@ def _unscaled_token_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Te
     return 1 / layout.generation_total(length_N).clamp(min=1)
 
 
+def _token_mean_over_micro_batches(length_N: Tensor, layout: Layout, rule: Aggregation) -> Tensor:
+    """ms-swift ``dapo``, ``cispo``: the same, divided by the micro-batches of an optimizer step on top of it.
+
+    Each micro-batch divides by all tokens of the generation, and the engine takes the mean over micro-batches.
+    """
+    return _unscaled_token_mean(length_N, layout, rule) * layout.ranks_N / layout.micros_N
+
+
 def _token_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
     """verl ``token-mean``: mean over the tokens of the mini-batch; a mini-batch without tokens has no weight."""
     tokens_N = layout.optim_total(length_N)
@@ -271,6 +284,17 @@ def _row_sum_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
 def _row_sum_mean_norm(length_N: Tensor, layout: Layout, rule: Aggregation) -> Tensor:
     """verl ``seq-mean-token-sum-norm``: the same divided by a fixed length."""
     return 1 / (layout.optim_rows_N * _length(rule))
+
+
+def _whole_row_means(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
+    """SkyRL ``sequence_mean`` and its KL: row means over the rows of the mini-batch, rows without tokens counted."""
+    return 1 / (length_N.clamp(min=1) * layout.optim_rows_N)
+
+
+def _prompt_means(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
+    """SkyRL ``prompt_mean``: token means of the responses to a prompt, mean over the prompts of the optimizer step."""
+    prompt_N = _numbered(layout.optim_N, layout.group_N)
+    return 1 / (_summed(prompt_N, length_N).clamp(min=1) * _distinct(prompt_N, layout.optim_N))
 
 
 def _row_mean_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
@@ -306,6 +330,7 @@ def _length(rule: Aggregation) -> int:
 
 AGGREGATIONS: dict[str, Callable[[Tensor, Layout, Aggregation], Tensor]] = {
     "generation-token-mean": _generation_token_mean,
+    "generation-token-mean-over-micro-batches": _token_mean_over_micro_batches,
     "generation-token-mean-unscaled": _unscaled_token_mean,
     "micro-batch-fixed-length": _fixed_length,
     "micro-batch-padded-mean": _padded_mean,
@@ -315,6 +340,8 @@ AGGREGATIONS: dict[str, Callable[[Tensor, Layout, Aggregation], Tensor]] = {
     "micro-batches-row-mean": _micro_row_means_added,
     "micro-batch-token-mean": _micro_token_means,
     "rank-token-mean": _rank_token_mean,
+    "prompt-mean-token-mean": _prompt_means,
+    "row-mean-token-mean": _whole_row_means,
     "seq-mean-token-mean": _row_mean_mean,
     "seq-mean-token-sum": _row_sum_mean,
     "seq-mean-token-sum-norm": _row_sum_mean_norm,

@@ -2,6 +2,7 @@
 
 ``value = -A * min(r, cap) * log-prob * valid``, where ratio and `valid` are detached. The clip range bounds a
 divergence and not the ratio; `cap` truncates the ratio. With `Surrogate.live_ratio` the term is ``-A * r * valid``.
+With `nonzero_clip` in `numbers` the metric counts no clipped token whose advantage is 0.
 """
 
 import torch
@@ -68,7 +69,7 @@ def _truncated(given: TokenInputs, rule: Surrogate, valid_T: Tensor) -> PolicyTe
         slope_T=given.gated(slope_T),
         ratio_T=ratio_T,
         at_one_T=at_one_T,
-        clipped_T=~valid_T,
+        clipped_T=~valid_T & (given.advantage_T != 0) if rule.numbers.get("nonzero_clip") else ~valid_T,
         capped_T=valid_T & (ratio_T > rule.cap) if rule.cap is not None else torch.zeros_like(valid_T),
         drift_T=-delta_T,
     )

@@ -1,10 +1,11 @@
 """Detached multipliers of the policy term: importance weights against the sampler, and masks of rows and tokens.
 
-They gate the policy term alone: what they take out keeps its KL term and its place in every denominator.
+They gate the policy term, and the KL term where a gate says so: what they take out keeps its place in denominators.
 """
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -28,12 +29,15 @@ def weights(log_ratio_T: Tensor, given: TokenInputs, gate: TermWeight) -> Tensor
         given: for the rows and the mask.
         gate: level, bounds, and what becomes of weights outside of them: cut, or 0.
 
-    Source: TRL ``GRPOTrainer._generate_and_score_completions``; slime ``vanilla_tis_function``, ``icepop_function``.
+    Source: TRL ``GRPOTrainer._generate_and_score_completions``; slime ``vanilla_tis_function``, ``icepop_function``;
+    ms-swift ``GRPOTrainer._apply_rollout_importance_sampling`` (geometric mean, a row's indicator).
     """
     if gate.nan_is_one:
         log_ratio_T = torch.where(log_ratio_T.isnan(), 0.0, log_ratio_T)
     if gate.finite and gate.level == "geometric":
         log_ratio_T = torch.where(log_ratio_T.isfinite(), log_ratio_T, 0.0)
+    if gate.log_ratio_bound is not None:
+        log_ratio_T = log_ratio_T.clamp(-gate.log_ratio_bound, gate.log_ratio_bound)
     log = log_ratio_T if gate.level == "token" else given.row_sum(log_ratio_T)
     free = (log / lengths(given) if gate.level == "geometric" else log).exp()
     if gate.finite:
@@ -43,7 +47,7 @@ def weights(log_ratio_T: Tensor, given: TokenInputs, gate: TermWeight) -> Tensor
         return free.clamp(gate.low, gate.high) if gate.low is not None or gate.high is not None else free
     low = -torch.inf if gate.low is None else gate.low
     high = torch.inf if gate.high is None else gate.high
-    return torch.where((free < low) | (free > high), 0.0, 1.0 if gate.indicator else free)
+    return torch.where((free < low) | (free > high), 0.0, torch.ones_like(free) if gate.indicator else free)
 
 
 def importance(given: TokenInputs, column: Column, gate: TermWeight) -> Tensor:
@@ -77,9 +81,20 @@ def off_policy(given: TokenInputs, column: Column, gate: TermWeight) -> Tensor:
     return ((given.advantage_T >= 0) | near_T).to(given.policy_T.dtype)
 
 
+def outlier(given: TokenInputs, column: Column, gate: TermWeight) -> Tensor:
+    """0 for rows with a token whose ratio of trainer to sampler is outside of the bounds, else 1, ``[T]``.
+
+    Source: SkyRL ``compute_outlier_token_mask``.
+    """
+    ratio_T = (column("old_log_probs") - column(gate.against)).exp()
+    low, high = -torch.inf if gate.low is None else gate.low, torch.inf if gate.high is None else gate.high
+    return given.expand(given.row_sum((ratio_T < low) | (ratio_T > high)) == 0)
+
+
 GATES: dict[str, Callable[[TokenInputs, Column, TermWeight], Tensor]] = {
     "importance": importance,
     "off_policy": off_policy,
+    "outlier": outlier,
 }
 """Kinds that need no more than the rows themselves."""
 
@@ -111,6 +126,11 @@ def high_entropy(entropy_T: Tensor, mask_T: Tensor, forward_T: Tensor, share: fl
     kept_T = torch.zeros_like(mask_T)
     kept_T[mask_T] = value_V >= floor_F[forward_V]
     return kept_T
+
+
+def kl_product(gates: Iterable[TermWeight], given: TokenInputs, column: Column) -> Tensor | None:
+    """All multipliers of the KL term of a block, ``[T]``; None for none."""
+    return product([gate for gate in gates if gate.on_kl], replace(given, gate_T=None), column, None)
 
 
 def product(gates: Iterable[TermWeight], given: TokenInputs, column: Column, open_T: Tensor | None) -> Tensor | None:

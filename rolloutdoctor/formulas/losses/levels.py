@@ -21,7 +21,7 @@ def log_weights(given: TokenInputs, rule: Surrogate) -> Tensor:
     match rule.level:
         case "token":
             return given.log_ratio_T
-        case "sequence":
+        case "sequence" | "sequence-token":
             return row_mean(given, given.log_ratio_T)
         case "sequence-sum":
             return given.expand(given.row_sum(given.log_ratio_T))
@@ -31,10 +31,10 @@ def gathered(given: TokenInputs, rule: Surrogate, slope_T: Tensor) -> Tensor:
     """Convert the derivatives by `log_weights` to those by each token's own log-prob, ``[T]``.
 
     A ratio of a row depends on every token of it, so each token gathers what all terms of the row contribute. The
-    gradient flows through the mean; verl's gspo, where it does not, is another term.
+    gradient flows through the mean, unless the mean is detached (GSPO-token, arXiv 2507.18071).
     """
     match rule.level:
-        case "token":
+        case "token" | "sequence-token":
             return slope_T
         case "sequence":
             return row_mean(given, slope_T)

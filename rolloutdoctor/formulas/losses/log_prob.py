@@ -63,6 +63,23 @@ def cispo_clipped(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
     )
 
 
+def windowed(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
+    """``-r * A * log-prob``, the ratio detached, 0 for ratios that are not within both bounds (GLM-5's loss).
+
+    Source: SkyRL ``rollout_is_policy_loss``.
+    """
+    ratio_T = bounded(given.log_ratio_T, rule).exp()
+    inside_T = (ratio_T > 1 - rule.clip_low) & (ratio_T < 1 + rule.clip_high)
+    weight_T = torch.where(inside_T, -ratio_T * given.advantage_T, 0.0)
+    return PolicyTerm(
+        value_T=given.gated(weight_T * given.policy_T),
+        slope_T=given.gated(weight_T),
+        ratio_T=ratio_T,
+        at_one_T=given.gated(-given.advantage_T * given.policy_T),
+        clipped_T=~inside_T,
+    )
+
+
 def cispo_capped(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
     """``-min(r, epsilon_high) * A * log-prob``, the weight detached: no token loses its gradient.
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from rolloutdoctor.formulas.losses.clipped import ppo_delta_clip, ppo_dual_clip
 from rolloutdoctor.formulas.losses.covariance import clip_cov, kl_cov
 from rolloutdoctor.formulas.losses.dppo import dppo_kl, dppo_tv, probability_band
-from rolloutdoctor.formulas.losses.log_prob import cispo_capped, cispo_clipped, dro, gpg, reinforce
+from rolloutdoctor.formulas.losses.log_prob import cispo_capped, cispo_clipped, dro, gpg, reinforce, windowed
 from rolloutdoctor.formulas.losses.ratio_masks import ratio_masked
 from rolloutdoctor.formulas.losses.sequence import clipped_row, geo_mean, gspo
 from rolloutdoctor.formulas.losses.soft import sapo, sapo_of_tokens
@@ -33,4 +33,5 @@ SURROGATES: dict[str, Callable[[TokenInputs, Surrogate], PolicyTerm]] = {
     "sapo": sapo,
     "sapo_of_tokens": sapo_of_tokens,
     "vespo": vespo,
+    "windowed": windowed,
 }

@@ -27,6 +27,7 @@ class TokenInputs:
         advantage_T: ``[T]`` advantages.
         runs: the tokens by row.
         gate_T: ``[T]`` detached multipliers of the policy term (importance weights, masks of tokens), or None for one.
+        kl_gate_T: ``[T]`` detached multipliers of the KL term, or None for one.
         chosen_T: ``[T]`` bool, tokens that `losses.selections` picked over the whole micro-batch, or
             None for kinds that pick none.
         log_weight_N: ``[N]`` float64 log of the row's importance weight against the sampler, for terms that take it
@@ -41,6 +42,7 @@ class TokenInputs:
     advantage_T: Tensor
     runs: seg.Runs
     gate_T: Tensor | None = None
+    kl_gate_T: Tensor | None = None
     chosen_T: Tensor | None = None
     log_weight_N: Tensor | None = None
     cached: Callable[[Hashable, Callable[[], Values]], Values] = _make

@@ -6,7 +6,7 @@ from operator import attrgetter
 
 from rolloutdoctor.objective.objective import KlBuffer, Objective, RowSet
 from rolloutdoctor.results.errors import UsageError, nearest
-from rolloutdoctor.search.hypotheses.hypothesis import ObjectiveEdit, always
+from rolloutdoctor.search.hypotheses.hypothesis import ObjectiveEdit, always, changing
 
 Condition = Callable[[Objective], bool]
 
@@ -93,6 +93,14 @@ def _unmasked_baseline_by_number(objective: Objective) -> Objective:
 
 def _reads_ids_as_proposed(objective: Objective) -> bool:
     return objective.advantage.numeric_ids == "proposed"
+
+
+def _divides_by_accumulation(objective: Objective) -> bool:
+    return objective.aggregation.mode == "generation-token-mean-over-micro-batches"
+
+
+def _divided_once(objective: Objective) -> Objective:
+    return changing("aggregation", mode="generation-token-mean")(objective)
 
 
 def _copied_kl(objective: Objective) -> Objective:
@@ -201,6 +209,22 @@ FIXES: dict[str, Fix] = {
             "https://github.com/NVIDIA-NeMo/RL/pull/4161",
             "https://github.com/NVIDIA-NeMo/RL/issues/1518",
         ),
+    ),
+    "one-over-accumulation": Fix(
+        name="one-over-accumulation",
+        summary="divides the loss by the tokens of the generation alone, not by its micro-batches on top",
+        story=(
+            "Each micro-batch of ms-swift's dapo, cispo and fipo divides by all tokens of the generation, and the "
+            "engine then takes the mean over micro-batches: loss and gradient are 1 / gradient_accumulation_steps of "
+            "a token mean, while grpo, bnpo and dr_grpo are whole. TRL scales these losses up for it."
+        ),
+        stage="loss",
+        contested=False,
+        applies=_divides_by_accumulation,
+        variants={"rescaled": _divided_once},
+        notes={"rescaled": "one division, and optimizer steps of one generation share its tokens out"},
+        only_where={},
+        references=("https://github.com/modelscope/ms-swift/blob/3602360a5623/swift/rlhf_trainers/grpo_trainer.py",),
     ),
 }
 

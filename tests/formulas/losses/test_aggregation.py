@@ -11,6 +11,7 @@ LENGTHS = (1, 2, 0, 5)
 
 BY_HAND = {
     "generation-token-mean": (1 / 8,) * 4,
+    "generation-token-mean-over-micro-batches": (1 / (8 * 2),) * 4,
     "generation-token-mean-unscaled": (1 / 8,) * 4,
     "micro-batch-fixed-length": (1 / (2 * 10 * 2),) * 4,
     "micro-batch-padded-mean": (1 / (2 * 5 * 2),) * 4,
@@ -20,6 +21,8 @@ BY_HAND = {
     "micro-batches-row-mean": (1 / (1 * 2), 1 / (2 * 2), 1 / (1 * 2), 1 / (5 * 2)),
     "micro-batch-token-mean": (1 / (3 * 2), 1 / (3 * 2), 1 / (5 * 2), 1 / (5 * 2)),
     "rank-token-mean": (1 / 8,) * 4,
+    "prompt-mean-token-mean": (1 / (1 * 4), 1 / (2 * 4), 1 / (1 * 4), 1 / (5 * 4)),
+    "row-mean-token-mean": (1 / (1 * 4), 1 / (2 * 4), 1 / (1 * 4), 1 / (5 * 4)),
     "seq-mean-token-mean": (1 / (1 * 4), 1 / (2 * 4), 1 / (1e-8 * 4), 1 / (5 * 4)),
     "seq-mean-token-sum": (1 / 4,) * 4,
     "seq-mean-token-sum-norm": (1 / (4 * 10),) * 4,
@@ -58,3 +61,11 @@ def test_each_rank_divides_by_its_own_tokens():
     mode = "rank-token-mean"
     weight_N = AGGREGATIONS[mode](torch.tensor(LENGTHS).double(), layout, Aggregation(mode=mode))
     assert weight_N.tolist() == pytest.approx([1 / 2, *[1 / 14] * 3])
+
+
+def test_prompts_count_alike_in_their_optimizer_step():
+    rows = torch.tensor([0, 1, 3, 3, 8])
+    layout = Layout.of(rows, optim_N=torch.tensor([0, 0, 0, 1]), group_N=torch.tensor([4, 4, 7, 7]))
+    weight_N = AGGREGATIONS["prompt-mean-token-mean"](torch.tensor(LENGTHS).double(), layout, Aggregation(mode=""))
+    # Two prompts in the first step, of 3 and of no tokens, and one in the second.
+    assert weight_N.tolist() == [1 / (3 * 2), 1 / (3 * 2), 1 / 2, 1 / 5]

@@ -1,0 +1,200 @@
+"""SkyRL's dumped training inputs: `global_step_N_training_input.pkl`."""
+
+import pickle
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from rolloutdoctor.importers import base
+from rolloutdoctor.importers.reading import folders
+from rolloutdoctor.io.locations.paths import Source, natural_key, reason
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.results.errors import DataError, InputError
+
+_NAME = re.compile(r"global_step_(\d{1,18})_training_input\.pkl")
+_MARK = b"_rebuild_tensor_batch"
+
+_TOKENS = {
+    "action_log_probs": "old_log_probs",
+    "base_action_log_probs": "ref_log_probs",
+    "rollout_logprobs": "rollout_log_probs",
+    "advantages": "advantages",
+    "values": "values",
+}
+"""SkyRL's fields to columns, one number a token."""
+
+
+class SkyRlDump:
+    """SkyRL's training inputs: `trainer.dump_data_batch=true` writes them to ``{export_path}/dumped_data``.
+
+    Written by ``RayPPOTrainer.dump_data`` (skyrl/train/trainer.py) as a pickle of ``TrainingInputBatch``
+    (skyrl/backends/skyrl_train/training_batch.py), read and compared with a9564572eb8e. Nothing of the pickle is
+    imported or run: names stand for nothing, but for the one that holds the fields, and arrays are made of their bytes.
+    Groups and mini-batches are those of its metadata. Rewards are taken out before the file is written.
+    """
+
+    name = "skyrl"
+    summary = "SkyRL's training inputs (trainer.dump_data_batch=true), global_step_*_training_input.pkl"
+    logs_beside = True
+    checks_files = False
+    omits_rows = False
+    recording: Mapping[str, str] = {
+        "reward": "SkyRL dumps a batch without its rewards: record them with rolloutdoctor.recorders.own_loop",
+        "*": "the dump is made before the update: record what the worker has with rolloutdoctor.recorders.own_loop",
+    }
+
+    def detect(self, path: Path) -> str | None:
+        """Recognise the format by the class that the first bytes of the pickle name."""
+        files = _files(path)
+        if not files:
+            return None
+        try:
+            with files[0].open("rb") as file:
+                head = file.read(512)
+        except OSError:
+            return None
+        return f"{files[0].name} is a pickled TrainingInputBatch of SkyRL" if _MARK in head else None
+
+    def read(self, sources: Sequence[Source], sink: base.RunSink, options: base.ImportOptions) -> None:
+        """Read the files one after another, in the order of their steps."""
+        base.only_columns(self.name, options, ())
+        files = sorted(folders.named(sources, _files), key=lambda file: natural_key(Path(file.path).name))
+        total, done = sum(Path(file.path).stat().st_size for file in files), 0
+        sink.begin(RunMetadata("skyrl"))
+        names: list[str] | None = None
+        for place, file in enumerate(files):
+            found = _NAME.fullmatch(Path(file.path).name)
+            columns = _columns(file, int(found[1]) if found else place + 1)
+            if names is not None and names != list(columns):
+                raise DataError(f"{file.name}: other fields than in the files before: {', '.join(columns)}")
+            names = list(columns)
+            sink.write_from(file, columns)
+            done += Path(file.path).stat().st_size
+            sink.advance(done, total)
+        if not sink.rows:
+            raise InputError(f"{sources[0].name}: no training input of SkyRL there")
+
+
+def _columns(file: Source, step: int) -> dict[str, Sequence[object]]:
+    """Canonical columns of a batch. Responses stand at the right end of each row, what is before them is padding."""
+    state = _state(file)
+    fields, metadata = state.get("batch_dict"), state.get("metadata")
+    if not isinstance(fields, dict) or not isinstance(metadata, dict):
+        raise DataError(f"{file.name}: not the fields of a training input")
+    response = _array(file, fields, "response_mask")
+    trained = _array(file, fields, "loss_mask")
+    if response is None or trained is None or trained.shape != response.shape or response.ndim != 2:
+        raise DataError(f"{file.name}: expected response_mask and loss_mask of one shape")
+    pad = metadata.get("pad_size", 0)
+    rows = len(response) - (pad if isinstance(pad, int) and 0 <= pad <= len(response) else 0)
+    here = response[:rows] != 0
+
+    def tokens(values: np.ndarray) -> list[object]:
+        return [values[row][here[row]] for row in range(rows)]
+
+    found: dict[str, Sequence[object]] = {
+        "step": [step] * rows,
+        "sample_id": [f"{step}-{row}" for row in range(rows)],
+        "response_mask": tokens((trained[:rows] != 0).astype(np.int8)),
+    }
+    groups = _parts(file, metadata, "policy_prompt_boundaries", rows)
+    if groups is not None:
+        found["group_id"] = [f"{step}-{group}" for group in groups]
+    updates = _parts(file, metadata, "policy_mini_batch_boundaries", rows)
+    if updates is not None:
+        found["optim_step_id"] = updates
+    for name, column in _TOKENS.items():
+        values = _array(file, fields, name)
+        if values is not None:
+            if values.shape != response.shape:
+                raise DataError(f"{file.name}: {name} has the shape {values.shape}, and response_mask {response.shape}")
+            found[column] = tokens(values[:rows].astype(np.float32))
+    whole, there = _array(file, fields, "sequences"), _array(file, fields, "attention_mask")
+    if whole is not None and there is not None and whole.shape == there.shape and whole.shape[1] >= here.shape[1]:
+        ids, begins = whole[:rows].astype(np.int64), whole.shape[1] - here.sum(axis=1)
+        found["prompt_ids"] = [ids[row, : begins[row]][there[row, : begins[row]] != 0] for row in range(rows)]
+        found["response_ids"] = [ids[row, begins[row] :] for row in range(rows)]
+    return found
+
+
+def _parts(file: Source, metadata: Mapping[str, object], name: str, rows: int) -> list[int] | None:
+    """Number of the part that each row is in, given where parts begin and end."""
+    bounds = metadata.get(name)
+    if bounds is None:
+        return None
+    part = np.full(rows, -1)
+    for number, pair in enumerate(bounds if isinstance(bounds, list | tuple) else [None]):
+        if not isinstance(pair, list | tuple) or [type(end) for end in pair] != [int, int]:
+            raise DataError(f"{file.name}: {name} is not a list of pairs of numbers")
+        part[max(pair[0], 0) : max(pair[1], 0)] = number
+    if bool((part < 0).any()):
+        raise DataError(f"{file.name}: {name} leaves out rows")
+    found: list[int] = part.tolist()
+    return found
+
+
+def _array(file: Source, fields: Mapping[str, object], name: str) -> np.ndarray | None:
+    """A field as an array; None where it was not recorded."""
+    value = fields.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, dict) or value.get("format", "numpy") != "numpy":
+        raise DataError(f"{file.name}: {name} is stored in a type that numpy has not; dump the batch in float32")
+    kind, shape, data = value.get("dtype"), value.get("shape"), value.get("data")
+    if not isinstance(data, bytes) or not isinstance(kind, str) or not re.fullmatch(r"(float|u?int)\d+|bool", kind):
+        raise DataError(f"{file.name}: {name} is not an array of numbers")
+    try:
+        return np.frombuffer(data, dtype=np.dtype(kind)).reshape(tuple(shape))  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{file.name}: {name} does not have the shape that it says") from error
+
+
+class _Inert:
+    """What stands for anything that the pickle names: it takes whatever it is given, and does nothing."""
+
+    def __init__(self, *arguments: object) -> None: ...
+
+    def __setstate__(self, state: object) -> None: ...
+
+
+def _rebuilt(kind: object, state: object) -> object:
+    return state
+
+
+class _Unpickler(pickle.Unpickler):
+    """Imports nothing: a name stands for `_Inert`, but for the function that puts a batch together."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file)
+
+    def find_class(self, module: str, name: str) -> object:
+        """Return what stands for a name."""
+        return _rebuilt if name == _MARK.decode() else _Inert
+
+
+def _state(file: Source) -> Mapping[str, object]:
+    try:
+        with Path(file.path).open("rb") as stream:
+            found = _Unpickler(stream).load()
+    except OSError as error:
+        raise InputError(f"{file.name}: {reason(error)}") from None
+    except Exception as error:  # a damaged or hostile pickle makes the unpickler raise anything
+        raise InputError(
+            f"{file.name}: not a readable pickle ({type(error).__name__}); write or copy it again"
+        ) from None
+    if not isinstance(found, dict):
+        raise InputError(f"{file.name}: not a training input of SkyRL")
+    return found
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path] if path.suffix == ".pkl" else []
+    for folder in (path, path / "dumped_data"):
+        found = folders.listed(folder, lambda entry: _NAME.fullmatch(entry.name)) if folder.is_dir() else []
+        if found:
+            return sorted(found, key=lambda entry: natural_key(entry.name))
+    return []

@@ -1,0 +1,1 @@
+"""ms-swift: options, objective, metrics."""

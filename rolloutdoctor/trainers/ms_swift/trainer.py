@@ -1,0 +1,399 @@
+"""ms-swift's GRPOTrainer: options of its `swift rlhf --rlhf_type grpo`, its objective, and its logged metrics.
+
+Read and compared: main of 2026-08 (3602360a5623, 4.6.0.dev0).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from operator import eq
+from typing import TYPE_CHECKING, Literal, cast
+
+from rolloutdoctor.objective.corrections import RolloutCorrection, TermWeight
+from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, RowSet, Scope, Surrogate
+from rolloutdoctor.objective.parts import Part
+from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.spec import Choices, Log, OptionRoles, PartOptions, Trace, Trainer, Updates, every
+from rolloutdoctor.trainers.trl import grpo as trl
+from rolloutdoctor.trainers.trl.options import END_METRICS, reuse, updates
+from rolloutdoctor.trainers.trl.options import OPTIONS as TRL_OPTIONS
+
+if TYPE_CHECKING:
+    from rolloutdoctor.evaluation.evaluate import Evaluation
+
+_SHARED = {option.name: option for option in TRL_OPTIONS}
+
+OVER_MICRO_BATCHES = "generation-token-mean-over-micro-batches"
+
+LOSS_TYPES = {
+    "grpo": ("micro-batch-row-mean", "ppo_delta_clip"),
+    "bnpo": ("micro-batch-token-mean", "ppo_delta_clip"),
+    "dr_grpo": ("micro-batch-fixed-length", "ppo_delta_clip"),
+    "dapo": (OVER_MICRO_BATCHES, "ppo_delta_clip"),
+    "cispo": (OVER_MICRO_BATCHES, "cispo_capped"),
+    "sapo": ("micro-batch-row-mean", "sapo"),
+}
+"""Loss type to its aggregation and its policy term."""
+
+LEVELS: dict[str, Literal["token", "sequence", "sequence-token"]] = {
+    "token": "token",
+    "sequence": "sequence",
+    "sequence_token": "sequence-token",
+}
+
+MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+BOUND = 20.0
+"""Largest absolute log-ratio of the sampler's weights."""
+
+_SAPO: dict[str, tuple[object, ...]] = {"loss_type": ("sapo",)}
+_TEACHER = "the teacher's log-probs are not in the rows"
+
+
+def _absent(name: str, kind: Literal["any", "flag", "number"], off: object, meaning: str, why: str) -> Option:
+    """Return an option of which no value is computed but the one that switches it off."""
+    optional = off is None
+    return Option(name, kind, off, meaning, computed=(off,), optional=optional, decides=False, why_not=why)
+
+
+OPTIONS = (
+    Option(
+        "advantage_estimator",
+        "word",
+        "grpo",
+        "how rewards become advantages",
+        choices=("grpo", "rloo", "reinforce_plus_plus"),
+    ),
+    Option(
+        "scale_rewards",
+        "word",
+        None,
+        "what centred rewards are divided by; null: group for grpo, none for rloo, batch for reinforce_plus_plus",
+        choices=("group", "batch", "none", "gdpo"),
+        optional=True,
+        spellings={True: "group", False: "none", "none": "none"},
+    ),
+    Option(
+        "kl_in_reward",
+        "flag",
+        None,
+        "subtract the KL of a response from its reward; null: with rloo and reinforce_plus_plus",
+        optional=True,
+    ),
+    Option("beta", "number", 0.04, "coefficient of the KL, in the loss or in the reward", low=0),
+    Option(
+        "loss_type",
+        "word",
+        "grpo",
+        "how token terms become one loss",
+        choices=(*LOSS_TYPES, "fipo", "real"),
+        computed=tuple(LOSS_TYPES),
+        why_not="its terms depend on the tokens that follow, or on the other responses to the prompt",
+    ),
+    _SHARED["epsilon"],
+    _SHARED["epsilon_high"],
+    _SHARED["delta"],
+    Option(
+        "importance_sampling_level",
+        "word",
+        "token",
+        "one ratio per token or per sequence, or that of the sequence with the gradient of the token's (GSPO-token)",
+        choices=tuple(LEVELS),
+    ),
+    _SHARED["top_entropy_quantile"],
+    Option("tau_pos", "number", 1.0, "temperature of the sapo gate for positive advantages", only_with=_SAPO),
+    Option("tau_neg", "number", 1.05, "temperature of the sapo gate for the other advantages", only_with=_SAPO),
+    Option(
+        "rollout_importance_sampling_mode",
+        "word",
+        None,
+        "multiply policy and KL term by importance weights (trainer over sampler), truncated or set to 0",
+        choices=MODES,
+        optional=True,
+    ),
+    Option(
+        "rollout_importance_sampling_threshold",
+        "number",
+        2.0,
+        "largest importance weight, of a token or the geometric mean of a row",
+        low=0,
+        only_with={"rollout_importance_sampling_mode": MODES},
+    ),
+    Option("log_rollout_offpolicy_metrics", "flag", False, "log rollout_correction/* without weights", decides=False),
+    Option(
+        "off_policy_sequence_mask_delta",
+        "number",
+        None,
+        "drop rows of negative advantage whose mean log-prob fell by more than this since sampling; null: none",
+        optional=True,
+    ),
+    Option("overlong_filter", "flag", False, "fully mask truncated responses in the loss"),
+    Option("reward_weights", "numbers", None, "weight of each reward function", optional=True, decides=False),
+    Option(
+        "dynamic_sample",
+        "flag",
+        False,
+        "replace groups without a spread of rewards; a run file has the rows that remain",
+        decides=False,
+    ),
+    _SHARED["num_generations"],
+    _SHARED["num_generations_eval"],
+    _SHARED["max_completion_length"],
+    _SHARED["num_iterations"],
+    _SHARED["gradient_accumulation_steps"],
+    _SHARED["steps_per_generation"],
+    replace(_SHARED["logging_steps"], default=5),
+    Option("log_entropy", "flag", False, "log entropy/mean, entropy/max and entropy/min", decides=False),
+    _SHARED["sync_ref_model"],
+    _SHARED["ref_model_sync_steps"],
+    _SHARED["ref_model_mixup_alpha"],
+    replace(_SHARED["temperature"], default=0.9),
+    Option("top_p", "number", 1.0, "probability that the sampler keeps", decides=False),
+    Option("top_k", "integer", -1, "tokens that the sampler keeps; -1: all", optional=True, decides=False),
+    Option("use_vllm", "flag", False, "sample with vLLM", decides=False),
+    _absent("use_liger_kernel", "flag", False, "Liger's fused loss", "the fused loss was not compared"),
+    _absent("teacher_model", "any", None, "on-policy distillation from a teacher", _TEACHER),
+    _absent("teacher_model_server", "any", None, "on-policy distillation from a teacher", _TEACHER),
+    _absent("advantage_reweight", "any", None, "reweigh advantages by a teacher (rlsd)", _TEACHER),
+    _absent("sdar_loss_coef", "number", 0.0, "coefficient of a distillation loss", _TEACHER),
+    Option(
+        "chord_sft_dataset",
+        "any",
+        [],
+        "mix in a supervised loss",
+        computed=([], None, ""),
+        optional=True,
+        decides=False,
+        why_not="the supervised rows are not recorded",
+    ),
+    _SHARED["router_aux_loss_coef"],
+)
+
+
+def objective(config: Config) -> Objective:
+    """Build what GRPOTrainer computes.
+
+    Raises:
+        UsageError: if options contradict each other, or ask for what is not computed.
+    """
+    loss_type, beta = config.word("loss_type"), config.number("beta")
+    mode, kind = LOSS_TYPES[loss_type]
+    length = config.optional_number("max_completion_length")
+    if loss_type == "dr_grpo" and length is None:
+        raise UsageError("loss_type = dr_grpo divides by max_completion_length: set it to a whole number")
+    overlong = bool(config["overlong_filter"])
+    advantage, in_reward = _advantage(config), _is_in_reward(config)
+    by_micro_batch = mode in (OVER_MICRO_BATCHES, "micro-batch-token-mean") or config.number("top_entropy_quantile") < 1
+    low, high = trl.clip_range(config)
+    return Objective(
+        trainer="ms-swift",
+        version=".".join(map(str, config.version)),
+        advantage=advantage,
+        surrogate=Surrogate(
+            kind=kind,
+            clip_low=low,
+            clip_high=high,
+            cap=config.optional_number("delta"),
+            level=LEVELS[config.word("importance_sampling_level")],
+            numbers={name: config.number(name) for name in ("tau_pos", "tau_neg") if kind == "sapo"},
+        ),
+        aggregation=Aggregation(
+            mode=mode,
+            length=None if length is None else int(length),
+            counted_in_loss=mode != OVER_MICRO_BATCHES,
+            # The tokens of a generation are counted before truncated responses are masked.
+            counted_before_rejection=overlong and mode == OVER_MICRO_BATCHES,
+            needs_micro_batches=by_micro_batch and config["gradient_accumulation_steps"] != 1,
+            eval_batches=True,
+        ),
+        kl_loss=None if beta == 0 or in_reward else KlTerm(estimator="k3_clamped", coef=beta),
+        kl_reward=KlTerm(estimator="k1", coef=beta, log_probs="old_log_probs", masked=True, of_trained=not overlong)
+        if in_reward and beta != 0
+        else None,
+        correction=RolloutCorrection(rejects=overlong),
+        gates=_gates(config),
+        reward_weights=cast("tuple[float, ...] | None", config["reward_weights"]),
+        baseline_rows=Scope().leaving_out(RowSet.UNSCORED),
+        metric_columns=trl.METRIC_COLUMNS | {"rollout_log_probs"},
+    )
+
+
+def _scale(config: Config) -> str:
+    defaults = {"grpo": "group", "rloo": "none", "reinforce_plus_plus": "batch"}
+    value = config["scale_rewards"]
+    return defaults[config.word("advantage_estimator")] if value is None else str(value)
+
+
+def _is_in_reward(config: Config) -> bool:
+    value = config["kl_in_reward"]
+    wanted = config.word("advantage_estimator") != "grpo" if value is None else bool(value)
+    return wanted and _scale(config) != "gdpo"
+
+
+def _advantage(config: Config) -> AdvantageRule:
+    """Build how rewards become advantages.
+
+    Raises:
+        UsageError: for a scale that is not computed.
+    """
+    estimator, scale = config.word("advantage_estimator"), _scale(config)
+    plus_plus = estimator == "reinforce_plus_plus"
+    if estimator == "rloo" and scale in ("group", "batch"):
+        raise UsageError(
+            f"advantage_estimator = rloo with scale_rewards = {scale} divides leave-one-out advantages by a standard "
+            "deviation of the rewards, which is not computed by this version"
+        )
+    named = scale == "gdpo" and not plus_plus
+    weights = cast("tuple[float, ...] | None", config["reward_weights"])
+    # reinforce_plus_plus divides by the deviation of what is centred by group; it knows no gdpo, and divides nothing.
+    of_batch = plus_plus and scale == "batch"
+    divisor = scale if scale in ("group", "batch") and not of_batch else "none"
+    return AdvantageRule(
+        estimator="normalize_then_sum" if named else "rloo" if estimator == "rloo" else "grpo",
+        scale=cast(Literal["group", "batch", "none"], divisor),
+        epsilon=1e-8 if named else trl.EPSILON,
+        singleton="zero",
+        sums_tokens=_is_in_reward(config),
+        normalised=of_batch,
+        reward_weights=(weights or ()) if named else (),
+    )
+
+
+def _gates(config: Config) -> tuple[TermWeight, ...]:
+    """Build what multiplies the policy term and the KL term.
+
+    Raises:
+        UsageError: for options together that are not computed.
+    """
+    found, overlong = [], bool(config["overlong_filter"])
+    share, drift = config.number("top_entropy_quantile"), config.optional_number("off_policy_sequence_mask_delta")
+    if share < 1:
+        if overlong:
+            raise UsageError(
+                "top_entropy_quantile with overlong_filter takes its quantile over tokens that the mask of the loss "
+                "has not, which is not computed by this version"
+            )
+        found.append(TermWeight(kind="high_entropy", high=share, of_rank=True))
+    mode = config["rollout_importance_sampling_mode"]
+    high = config.number("rollout_importance_sampling_threshold")
+    weight = TermWeight(kind="importance", high=high, log_ratio_bound=BOUND, on_kl=True)
+    if mode in ("token_truncate", "token_mask"):
+        found.append(replace(weight, outside="cut" if mode == "token_truncate" else "zero"))
+    elif mode == "sequence_truncate":
+        found.append(replace(weight, level="geometric"))
+    elif mode == "sequence_mask":
+        found += [replace(weight, high=None), replace(weight, level="geometric", outside="zero", indicator=True)]
+    if drift is not None:
+        if config.word("loss_type") == "bnpo":
+            raise UsageError(
+                "off_policy_sequence_mask_delta with loss_type = bnpo takes rows out of the denominator too, which is "
+                "not computed by this version"
+            )
+        against: Literal["rollout_log_probs", "old_log_probs"]
+        against = "rollout_log_probs" if config["use_vllm"] else "old_log_probs"
+        found.append(TermWeight(kind="off_policy", against=against, high=drift, on_kl=True))
+    return tuple(found)
+
+
+def metrics(evaluation: "Evaluation") -> Mapping[str, float]:
+    """ms-swift's logged metrics: `reward*`, `completions/*`, `loss`, `kl`, `clip_ratio/*`, `rollout_correction/*`."""
+    from rolloutdoctor.trainers.ms_swift import metrics as swift_metrics
+
+    return swift_metrics.grpo(evaluation)
+
+
+_RECORDER = (
+    "ms-swift writes texts, rewards and advantages (log_completions = true): record the rest with "
+    "rolloutdoctor.recorders.own_loop in GRPOTrainer._compute_loss_and_metrics"
+)
+_STATE = "give OUTPUT_DIR/logging.jsonl or OUTPUT_DIR/checkpoint-N/trainer_state.json as well"
+
+TRAINER = Trainer(
+    name="ms-swift",
+    title="ms-swift",
+    newest="4.6.0",
+    oldest="4.6.0",
+    options=OPTIONS,
+    objective=objective,
+    metrics=metrics,
+    group_size=trl.group_size,
+    log=Log(
+        loss="loss",
+        grad_norm="grad_norm",
+        kl=("kl",),
+        loss_is_whole=True,
+        zero_std="frac_reward_zero_std",
+        ends=END_METRICS,
+        quantities={
+            "loss": "loss",
+            "kl": "kl",
+            "reward": "rewards",
+            "reward_std": "rewards",
+            "frac_reward_zero_std": "zero_std",
+            "entropy/*": "entropy",
+            "rewards/*": "rewards",
+            "rollout_correction/*": "sampler_gap",
+            "clip_ratio/*_mean": "clip_share",
+            "clip_ratio/*": "clip_extreme",
+            "cispo_clip_ratio": "clip_share",
+        },
+        not_recomputed={
+            "grad_norm": "the norm of the parameters' gradient needs the model",
+            "learning_rate, epoch, memory*, train_speed*, global_step/max_steps": "they come from schedule and clock",
+            "fipo/*, sdar/*, teacher_kl, rlsd_lambda, clip_ratio": "they belong to losses that are not computed",
+            "num_turns": "turns are not in the rows",
+        },
+        generation=("reward", "reward_std", "rewards/*", "frac_reward_zero_std", "completions/*"),
+        instant=trl.TRAINER.log.instant,
+        traces=(
+            Trace("kl", "beta", lambda beta: beta != 0, "where beta is above 0", nonzero=True),
+            Trace("cispo_clip_ratio", "loss_type", partial(eq, "cispo"), "with loss_type = cispo", value="cispo"),
+        ),
+        # TRL's names but for these; `num_tokens` is TRL's own.
+        marks=frozenset({"train_speed(s/it)", "global_step/max_steps", "entropy/mean", "rollout_correction/kl"}),
+        reward_free=trl.reward_free,
+        file="logging.jsonl",
+    ),
+    recording={
+        "ref_log_probs": f"{_RECORDER}, with beta > 0 so that there is a reference model",
+        "rollout_log_probs": f"{_RECORDER}, with use_vllm so that the sampler gives log-probs",
+        "*": _RECORDER,
+        "metrics": _STATE,
+        "reward_free": f"ms-swift logs frac_reward_zero_std and grad_norm: {_STATE}",
+        "loss_parts": f"ms-swift logs loss and kl where beta > 0: {_STATE}",
+    },
+    roles=OptionRoles(
+        kl="beta",
+        group={"train": "num_generations", "eval": "num_generations_eval"},
+        length="max_completion_length",
+        truncation="overlong_filter",
+        sync="sync_ref_model",
+        window="logging_steps",
+    ),
+    updates=Updates(per_generation=updates, reuse=reuse),
+    parts={
+        Part.KL_LOSS: PartOptions({"beta": (0,), "kl_in_reward": (True,)}),
+        Part.KL_REWARD: PartOptions({"beta": (0,), "kl_in_reward": (False,)}),
+        Part.GROUP_STD: PartOptions({"scale_rewards": ("batch", "none")}),
+        Part.POLICY_LOSS: PartOptions({"loss_type": ()}),
+    },
+    choices=Choices(
+        advantage=(
+            *every(
+                advantage_estimator=("grpo",), scale_rewards=("group", "batch", "none", "gdpo"), kl_in_reward=(False,)
+            ),
+            *every(advantage_estimator=("rloo",), scale_rewards=("none",), kl_in_reward=(False,)),
+            *every(advantage_estimator=("reinforce_plus_plus",), scale_rewards=("batch",), kl_in_reward=(False,)),
+        ),
+        penalty=(
+            *every(advantage_estimator=("grpo",), scale_rewards=("group",), kl_in_reward=(True,)),
+            *every(advantage_estimator=("rloo",), scale_rewards=("none",), kl_in_reward=(True,)),
+            *every(advantage_estimator=("reinforce_plus_plus",), scale_rewards=("batch",), kl_in_reward=(True,)),
+        ),
+        penalty_option="beta",
+        kl=every(kl_in_reward=(False,)),
+        loss=every(loss_type=tuple(LOSS_TYPES), importance_sampling_level=tuple(LEVELS)),
+    ),
+    aliases=trl.ALIASES,
+    masks_by_product=True,
+)

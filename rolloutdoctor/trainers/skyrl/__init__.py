@@ -1,0 +1,1 @@
+"""SkyRL: options, objective, metrics."""

@@ -1,0 +1,417 @@
+"""SkyRL: options of its `trainer.algorithm`, its objective, and its logged metrics.
+
+Read and compared: main of 2026-08 (a9564572eb8e). The loss mask is `response_mask` here: advantages are made of all
+response tokens, terms of the trained ones.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import exp
+from typing import TYPE_CHECKING, Literal
+
+from rolloutdoctor.objective.corrections import TermWeight
+from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, Surrogate
+from rolloutdoctor.objective.parts import Part
+from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.spec import Choices, Log, LossParts, OptionRoles, PartOptions, Trainer
+
+if TYPE_CHECKING:
+    from rolloutdoctor.evaluation.evaluate import Evaluation
+
+_P = "trainer.algorithm"
+_LOSS, _TIS, _MASK = (
+    f"{_P}.policy_loss_type",
+    f"{_P}.off_policy_correction.tis_ratio_type",
+    f"{_P}.off_policy_correction",
+)
+BOUND = 20.0
+"""Largest absolute log-ratio."""
+
+ESTIMATORS = {"grpo": "grpo", "rloo": "rloo", "maxrl": "grpo", "reinforce++": "response_returns", "gae": "gae"}
+LOSSES = {
+    "regular": "ppo_dual_clip",
+    "dual_clip": "ppo_dual_clip",
+    "gspo": "gspo",
+    "sapo": "sapo_of_tokens",
+    "cispo": "cispo_clipped",
+    "rollout_is": "windowed",
+    "dppo": "dppo_tv",
+    "importance_sampling": "ppo_dual_clip",
+}
+"""Loss to its policy term."""
+REDUCTIONS = {
+    "token_mean": "token-mean",
+    "token_mean_legacy": "micro-batch-token-mean",
+    "sequence_mean": "row-mean-token-mean",
+    "seq_mean_token_sum_norm": "seq-mean-token-sum-norm",
+    "prompt_mean": "prompt-mean-token-mean",
+}
+KL_TYPES = {"k1": "k1", "k2": "k2", "k3": "k3_clamped", "abs": "abs"}
+COEFFICIENT_METRIC = "loss/kl_loss_coef"
+
+_UNSCALED = (
+    "it is made of advantages that are already divided by the tokens of the mini-batch: kl_cov's penalty is not, and "
+    "counts as many times as there are tokens; clip_cov's bounds are never reached; cross_entropy has no advantage"
+)
+
+
+def _number(name: str, default: float, meaning: str, **only: tuple[object, ...]) -> Option:
+    full = {f"{_P}.{key.replace('__', '.')}": values for key, values in only.items()}
+    return Option(f"{_P}.{name}", "number", default, meaning, low=0, only_with=full)
+
+
+def _bound(name: str, default: float | None, meaning: str) -> Option:
+    return Option(f"{_MASK}.{name}", "number", default, meaning, low=0, optional=default is None)
+
+
+OPTIONS = (
+    Option(
+        f"{_P}.advantage_estimator",
+        "word",
+        "grpo",
+        "how scores become advantages",
+        choices=tuple(ESTIMATORS),
+    ),
+    Option(f"{_P}.grpo_norm_by_std", "flag", True, "divide by the group's standard deviation (grpo)"),
+    Option(
+        f"{_P}.advantage_batch_normalize",
+        "flag",
+        False,
+        "whiten the advantages over the batch, with a mean over padding too",
+    ),
+    Option(f"{_P}.gamma", "number", 1.0, "discount per token (reinforce++, gae)", low=0, high=1),
+    Option(f"{_P}.lambd", "number", 1.0, "lambda of generalised advantage estimation (gae)", low=0, high=1),
+    Option(f"{_P}.use_kl_loss", "flag", True, "add a KL term to the loss"),
+    Option(f"{_P}.use_kl_in_reward", "flag", False, "subtract a KL penalty from the token rewards"),
+    Option(f"{_P}.kl_loss_coef", "number", 0.001, "coefficient of the KL, in loss or reward", low=0),
+    Option(f"{_P}.kl_estimator_type", "word", "k3", "estimator of the KL", choices=tuple(KL_TYPES)),
+    Option(
+        f"{_P}.kl_ctrl.type",
+        "word",
+        "fixed",
+        f"KL coefficient in the reward: fixed, or adaptive (read from the logged {COEFFICIENT_METRIC})",
+        choices=("fixed", "adaptive"),
+        decides=False,
+    ),
+    Option(
+        _LOSS,
+        "word",
+        "regular",
+        "the policy term",
+        choices=(*LOSSES, "clip_cov", "kl_cov", "cross_entropy"),
+        computed=tuple(LOSSES),
+        why_not=_UNSCALED,
+    ),
+    Option(f"{_P}.loss_reduction", "word", "token_mean", "how token terms become one loss", choices=tuple(REDUCTIONS)),
+    Option(f"{_P}.max_seq_len", "integer", None, "what seq_mean_token_sum_norm divides by", low=1, optional=True),
+    _number("eps_clip_low", 0.2, "lower clip range of the ratio"),
+    _number("eps_clip_high", 0.2, "upper clip range of the ratio"),
+    _number("clip_ratio_c", 3.0, "largest ratio of negative advantages", policy_loss_type=("dual_clip",)),
+    _number("sapo.tau_pos", 1.0, "temperature for positive advantages", policy_loss_type=("sapo",)),
+    _number("sapo.tau_neg", 1.05, "temperature for the other advantages", policy_loss_type=("sapo",)),
+    _number("cispo.cispo_eps_clip_low", 1.0, "lower clip range of the weight", policy_loss_type=("cispo",)),
+    _number("cispo.cispo_eps_clip_high", 4.0, "upper clip range of the weight", policy_loss_type=("cispo",)),
+    Option(
+        f"{_P}.cispo.cispo_anchor",
+        "word",
+        "old",
+        "what the policy is compared with (cispo)",
+        choices=("old", "rollout"),
+        only_with={_LOSS: ("cispo",)},
+    ),
+    Option(
+        f"{_P}.dppo.dppo_type",
+        "word",
+        "binary_tv",
+        "the divergence that is bounded (dppo)",
+        choices=("binary_tv", "binary_kl"),
+        only_with={_LOSS: ("dppo",)},
+    ),
+    _number("dppo.delta_low", 0.2, "largest divergence downwards", policy_loss_type=("dppo",)),
+    _number("dppo.delta_high", 0.2, "largest divergence upwards", policy_loss_type=("dppo",)),
+    Option(
+        _TIS,
+        "word",
+        None,
+        "importance weights of the policy term (trainer over sampler), truncated",
+        choices=("token", "sequence"),
+        optional=True,
+    ),
+    _bound("token_tis_ratio_clip_high", 2.0, "largest weight of a token"),
+    _bound("sequence_tis_ratio_clip_high", 5.0, "largest weight of a row"),
+    Option(
+        f"{_MASK}.sequence_mask_metric",
+        "word",
+        None,
+        "drop rows by the geometric mean or the product of their ratios",
+        choices=("geometric", "product"),
+        optional=True,
+    ),
+    _bound("geo_mask_low", 0.99, "smallest geometric mean that is kept"),
+    _bound("geo_mask_high", 1.01, "largest geometric mean that is kept"),
+    _bound("product_mask_low", 0.5, "smallest product that is kept"),
+    _bound("product_mask_high", 2.0, "largest product that is kept"),
+    _bound("outlier_token_is_threshold_low", None, "drop rows with a token of a smaller ratio"),
+    _bound("outlier_token_is_threshold_high", None, "drop rows with a token of a larger ratio"),
+    _bound("token_mask_is_threshold_low", None, "drop tokens of a smaller ratio; only with the upper bound"),
+    _bound("token_mask_is_threshold_high", None, "drop tokens of a larger ratio; only with the lower bound"),
+    Option(
+        f"{_P}.use_entropy_loss",
+        "flag",
+        False,
+        "subtract an entropy bonus",
+        computed=(False,),
+        decides=False,
+        why_not="the entropy's gradient needs the logits, which are not in the rows",
+    ),
+    Option(
+        f"{_P}.zero_variance_filter",
+        "flag",
+        False,
+        "mask groups without a spread of rewards; a run file has the mask after it",
+        decides=False,
+    ),
+    Option("trainer.update_epochs_per_batch", "integer", 1, "passes over each batch", low=1, decides=False),
+    Option("trainer.micro_train_batch_size_per_gpu", "integer", 1, "rows of a micro-batch", low=1, decides=False),
+    Option("generator.n_samples_per_prompt", "integer", 5, "responses per prompt", low=1, decides=False),
+    Option("generator.step_wise_trajectories", "flag", False, "a row for each turn", computed=(False,), decides=False),
+)
+
+
+def objective(config: Config) -> Objective:
+    """Build what the policy update computes.
+
+    Raises:
+        UsageError: for combinations that SkyRL itself refuses, or that are not computed.
+    """
+    in_loss, in_reward = bool(config[f"{_P}.use_kl_loss"]), bool(config[f"{_P}.use_kl_in_reward"])
+    if in_loss and in_reward:
+        raise UsageError("use_kl_loss and use_kl_in_reward are both true, and SkyRL allows only one of them")
+    mode = REDUCTIONS[config.word(f"{_P}.loss_reduction")]
+    length = config.optional_number(f"{_P}.max_seq_len")
+    if mode == "seq-mean-token-sum-norm" and length is None:
+        raise UsageError("loss_reduction = seq_mean_token_sum_norm needs max_seq_len, and so does SkyRL")
+    estimator, coef = KL_TYPES[config.word(f"{_P}.kl_estimator_type")], config.number(f"{_P}.kl_loss_coef")
+    adaptive = config.word(f"{_P}.kl_ctrl.type") == "adaptive"
+    return Objective(
+        trainer="skyrl",
+        version=".".join(map(str, config.version)),
+        advantage=_advantage(config),
+        surrogate=_surrogate(config),
+        # The KL is the mean of row means, whatever the policy term is.
+        aggregation=Aggregation(mode="row-mean-token-mean"),
+        policy_aggregation=Aggregation(
+            mode=mode,
+            length=None if length is None else int(length),
+            needs_micro_batches=mode == "micro-batch-token-mean",
+        ),
+        kl_loss=KlTerm(estimator=estimator, coef=coef) if in_loss else None,
+        kl_reward=KlTerm(
+            estimator=estimator,
+            coef=coef,
+            log_probs="old_log_probs",
+            masked=True,
+            of_trained=True,
+            coef_metric=COEFFICIENT_METRIC if adaptive else None,
+        )
+        if in_reward
+        else None,
+        gates=_gates(config),
+        metric_columns=frozenset({"entropy", "rollout_log_probs", "old_log_probs"}),
+    )
+
+
+def _advantage(config: Config) -> AdvantageRule:
+    name, divides = config.word(f"{_P}.advantage_estimator"), bool(config[f"{_P}.grpo_norm_by_std"])
+    if config[f"{_P}.advantage_batch_normalize"]:
+        raise UsageError(
+            "advantage_batch_normalize = true subtracts a mean over padding too, so that response tokens do not "
+            "average to 0; it is not computed by this version"
+        )
+    scale: Literal["group", "none", "mean"]
+    scale = "mean" if name == "maxrl" else "group" if name == "grpo" and divides else "none"
+    return AdvantageRule(
+        estimator=ESTIMATORS[name],
+        scale=scale,
+        epsilon=1e-6,
+        singleton="zero" if name == "rloo" else "raw",
+        gamma=config.number(f"{_P}.gamma"),
+        lam=config.number(f"{_P}.lambd"),
+        sums_tokens=True,
+        whitened=name in ("reinforce++", "gae"),
+        whitened_over="response",
+    )
+
+
+def _surrogate(config: Config) -> Surrogate:
+    """Build the policy term.
+
+    Raises:
+        UsageError: if weights would be counted twice, as SkyRL says.
+    """
+    name, low, high = config.word(_LOSS), config.number(f"{_P}.eps_clip_low"), config.number(f"{_P}.eps_clip_high")
+    plain = Surrogate(kind=LOSSES[name], clip_low=low, clip_high=high, log_ratio_bound=BOUND)
+    match name:
+        case "dual_clip":
+            return replace(plain, cap=config.number(f"{_P}.clip_ratio_c"))
+        case "sapo":
+            return replace(plain, numbers={tau: config.number(f"{_P}.sapo.{tau}") for tau in ("tau_pos", "tau_neg")})
+        case "gspo":
+            return replace(plain, log_ratio_bound=None)
+        case "importance_sampling":
+            return replace(plain, clip_low=float("inf"), clip_high=float("inf"), log_ratio_bound=None)
+        case "rollout_is":
+            return replace(plain, old="rollout_log_probs")
+        case "dppo":
+            low, high = config.number(f"{_P}.dppo.delta_low"), config.number(f"{_P}.dppo.delta_high")
+            kind = "dppo_tv" if config.word(f"{_P}.dppo.dppo_type") == "binary_tv" else "dppo_kl"
+            old: Literal["rollout_log_probs"] = "rollout_log_probs"
+            return replace(
+                plain, kind=kind, clip_low=low, clip_high=high, old=old, live_ratio=True, numbers={"nonzero_clip": 1.0}
+            )
+        case "cispo":
+            low, high = (config.number(f"{_P}.cispo.cispo_eps_clip_{end}") for end in ("low", "high"))
+            anchored = config.word(f"{_P}.cispo.cispo_anchor") == "rollout"
+            if anchored and config[_TIS] is not None:
+                raise UsageError(
+                    "cispo_anchor = rollout with tis_ratio_type counts the weights twice; SkyRL refuses it"
+                )
+            plain = replace(plain, clip_low=low, clip_high=high)
+            return replace(plain, old="rollout_log_probs") if anchored else plain
+    return plain
+
+
+def _gates(config: Config) -> tuple[TermWeight, ...]:
+    """Build what multiplies the policy term alone.
+
+    Raises:
+        UsageError: for corrections together that are not computed.
+    """
+    if config.word(_LOSS) == "importance_sampling":
+        return ()
+    found, weight = [], TermWeight(kind="importance", low=exp(-BOUND))
+
+    def bound(name: str) -> float | None:
+        value = config.optional_number(f"{_MASK}.{name}")
+        return None if value is None else value
+
+    outliers = bound("outlier_token_is_threshold_low"), bound("outlier_token_is_threshold_high")
+    tokens = bound("token_mask_is_threshold_low"), bound("token_mask_is_threshold_high")
+    statistic, level = config[f"{_MASK}.sequence_mask_metric"], config[_TIS]
+    if outliers != (None, None):
+        found.append(TermWeight(kind="outlier", low=outliers[0], high=outliers[1]))
+    if None not in tokens:
+        found.append(TermWeight(kind="importance", low=tokens[0], high=tokens[1], outside="zero", indicator=True))
+    if found and (statistic is not None or level == "sequence"):
+        raise UsageError(
+            "a mask of tokens or outliers together with sequence_mask_metric or tis_ratio_type = sequence, which are "
+            "made of the tokens that it leaves, is not computed by this version"
+        )
+    if level == "token":
+        found.append(replace(weight, high=config.number(f"{_MASK}.token_tis_ratio_clip_high")))
+    elif level == "sequence":
+        found.append(replace(weight, level="sequence", high=config.number(f"{_MASK}.sequence_tis_ratio_clip_high")))
+    if statistic is not None:
+        short = "geo" if statistic == "geometric" else "product"
+        mask = replace(weight, level="geometric" if statistic == "geometric" else "sequence")
+        low, high = bound(f"{short}_mask_low"), bound(f"{short}_mask_high")
+        found.append(replace(mask, low=low, high=high, outside="zero", indicator=True))
+    return tuple(found)
+
+
+def group_size(config: Config, split: str) -> int | None:
+    """SkyRL groups by uid, whatever the size."""
+    return None
+
+
+def metrics(evaluation: "Evaluation") -> Mapping[str, float]:
+    """SkyRL's logged metrics: `policy/*`, `loss/*`, `reward/*`."""
+    from rolloutdoctor.trainers.skyrl import metrics as skyrl_metrics
+
+    return skyrl_metrics.skyrl(evaluation)
+
+
+def loss_parts(logged: Mapping[str, float], config: Config | None) -> LossParts | None:
+    """The policy term, and what the loss has beside it."""
+    names = ("policy/policy_loss", "policy/final_loss", "policy/policy_kl")
+    if any(name not in logged for name in names):
+        return None
+    return LossParts(logged[names[0]], logged[names[1]] - logged[names[0]])
+
+
+_DUMP = "run SkyRL with trainer.dump_data_batch=true, and give {export_path}/dumped_data"
+
+TRAINER = Trainer(
+    name="skyrl",
+    title="SkyRL",
+    newest="0.3.0",
+    oldest="0.3.0",
+    options=OPTIONS,
+    objective=objective,
+    metrics=metrics,
+    group_size=group_size,
+    log=Log(
+        loss="policy/final_loss",
+        grad_norm="policy/grad_norm",
+        kl=("policy/policy_kl", "loss/avg_kl"),
+        loss_is_whole=True,
+        quantities={
+            "policy/final_loss": "loss",
+            "policy/policy_loss": "policy_loss",
+            "policy/policy_kl": "kl",
+            "policy/policy_entropy": "entropy",
+            "policy/loss_metrics/clip_ratio": "clip_share",
+            "policy/loss_metrics/*": "sampler_gap",
+            "loss/avg_kl": "reward_kl",
+            "loss/avg_raw_advantages*": "advantages",
+            "loss/avg_final_rewards": "rewards",
+            "reward/*": "rewards",
+        },
+        not_recomputed={
+            "policy/grad_norm, policy/raw_grad_norm": "the norm of the parameters' gradient needs the model",
+            "policy/policy_lr, timing/*, generate/*, async/*, trainer/*": "they come from schedule, clock and engine",
+            "policy/rollout_train_*, policy/minibatch_*": "they compare the sampler over padded or merged batches",
+            "policy/loss_metrics/is_ratio_std, policy/loss_metrics/is_ratio_min": "masked positions count as 0 in them",
+            "policy/loss_metrics/tis_*, policy/loss_metrics/*_mask*, policy/loss_metrics/outlier_*": "shares of one "
+            "comparison in float32 each",
+            "policy/loss_metrics/cispo/*, policy/loss_metrics/importance_ratio": "means of the ratio that is clipped",
+            "critic/*": "the critic's values at its update are not in the rows",
+            "loss/avg_kl_max, loss/kl_loss_coef": "a largest KL of each row; the controller's state",
+        },
+        loss_parts=loss_parts,
+    ),
+    recording={
+        "ref_log_probs": f"{_DUMP}; use_kl_loss or use_kl_in_reward makes SkyRL compute them",
+        "policy_log_probs": "the dump has the log-probs before the update; those at the loss are in the worker alone: "
+        "record them with rolloutdoctor.recorders.own_loop",
+        "*": _DUMP,
+        "metrics": "give the log of SkyRL's tracker (trainer.logger) as well",
+        "reward_free": "SkyRL does not log it; RDG001 finds such groups in the dump",
+        "loss_parts": "SkyRL logs policy/policy_loss and policy/final_loss: give the log of its tracker as well",
+    },
+    roles=OptionRoles(kl=f"{_P}.kl_loss_coef", group={"train": "generator.n_samples_per_prompt"}),
+    parts={
+        Part.KL_LOSS: PartOptions({f"{_P}.use_kl_loss": (False,), f"{_P}.kl_loss_coef": (0,)}),
+        Part.KL_REWARD: PartOptions({f"{_P}.use_kl_in_reward": (False,)}),
+        Part.KL_ESTIMATOR: PartOptions({f"{_P}.kl_estimator_type": ()}),
+        Part.GROUP_BASELINE: PartOptions({f"{_P}.advantage_estimator": ("reinforce++", "gae")}),
+        Part.GROUP_STD: PartOptions(
+            {f"{_P}.advantage_estimator": ("rloo", "maxrl", "reinforce++", "gae"), f"{_P}.grpo_norm_by_std": (False,)}
+        ),
+        Part.POLICY_LOSS: PartOptions({_LOSS: (), f"{_P}.loss_reduction": ()}),
+    },
+    choices=Choices(
+        advantage=(
+            *({f"{_P}.advantage_estimator": "grpo", f"{_P}.grpo_norm_by_std": on} for on in (True, False)),
+            *({f"{_P}.advantage_estimator": name} for name in ("rloo", "maxrl", "reinforce++", "gae")),
+        ),
+        kl=tuple({f"{_P}.use_kl_loss": True, f"{_P}.kl_estimator_type": name} for name in KL_TYPES),
+        loss=tuple(
+            {f"{_P}.loss_reduction": reduction, _LOSS: name}
+            for reduction in ("token_mean", "sequence_mean", "prompt_mean", "token_mean_legacy")
+            for name in LOSSES
+        ),
+    ),
+    aliases={"loss_mask": "response_mask", "action_log_probs": "old_log_probs"},
+)
