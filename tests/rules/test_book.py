@@ -57,7 +57,6 @@ def test_table_lists_every_file():
         "audited_table",
         "base",
         "direct",
-        "joined_steps",
         "loss_log",
         "numbers_rule",
         "series",
