@@ -21,7 +21,7 @@ MODULES = {
 
 MATHS = ["ops", "formulas"]
 MATHS_IMPORTS = {"collections", "dataclasses", "enum", "functools", "itertools", "math", "operator", "torch", "typing"}
-OPS_IMPORTS = MATHS_IMPORTS | {"contextlib", "numpy"}
+OPS_IMPORTS = MATHS_IMPORTS | {"contextlib", "numpy", "statistics"}
 HEAVY = ["torch", "polars", "pyarrow", "matplotlib"]
 
 

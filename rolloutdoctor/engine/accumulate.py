@@ -19,7 +19,6 @@ from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.objective.required_columns import incomplete
 from rolloutdoctor.results.findings import InputSummary
 from rolloutdoctor.rules.audited import audited_stages
-from rolloutdoctor.rules.joined_steps import join_views
 from rolloutdoctor.rules.step import AUDIT, StepView
 from rolloutdoctor.rules.table import AnyRule
 
@@ -92,7 +91,14 @@ class RuleAccumulator(StepConsumer):
         views = [self._seen_step(step) for step in steps.steps]
         whole = None
         if steps.batch is not None:
-            whole = join_views(views, steps.batch, steps.evaluations, steps.token_measures)
+            whole = replace(
+                views[0],
+                batch=steps.batch,
+                logged={},
+                evaluations=steps.evaluations,
+                token_measures=steps.token_measures,
+                parts=tuple(views),
+            )
         self._tables.add(views, whole, self._can_measure)
 
     def _seen_step(self, step: EvaluatedStep) -> StepView:

@@ -17,11 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rolloutdoctor.ops.counting import count
-
-_MANY, _LONG = 2**18, 64
-"""So many values, in runs so long, are counted eight at a time: else it takes longer to begin than to count."""
-
 _FEW = 2**11
 """Of fewer values torch finds the extremes sooner; it takes thirty times as long for each value as numpy does."""
 
@@ -96,8 +91,6 @@ class Runs:
         """The same of numpy's values, on the CPU; of numbers in several columns, those of each, ``[R, ...]``."""
         values = x if len(x) == self._end else x[: self._end]
         if values.dtype == bool:
-            if _is_worth_counting(values, self.cuts):
-                return count(values, self.cuts).astype(np.float64)
             sums = np.add.reduceat(values.view(np.uint8), self._starts, dtype=self._count).astype(np.float64)
         else:
             # A sum that is infinite or undefined is one: rules look for it, and torch does not warn of it either.
@@ -186,13 +179,7 @@ def trues(x: Tensor, offsets: Tensor) -> Tensor:
     >>> trues(torch.tensor([True, False, True]), torch.tensor([0, 2, 2, 3])).tolist()
     [1, 0, 1]
     """
-    if x.device.type == "cpu" and x.dtype == torch.bool and _is_worth_counting(x.numpy(), offsets.numpy()):
-        return torch.from_numpy(count(x.numpy(), offsets.numpy()))
     return total(x, offsets).long()
-
-
-def _is_worth_counting(values: NDArray[Any], cuts: NDArray[np.int64]) -> bool:
-    return len(values) >= max(_MANY, _LONG * (len(cuts) - 1))
 
 
 def high(x: Tensor, offsets: Tensor) -> Tensor:

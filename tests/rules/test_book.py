@@ -58,7 +58,6 @@ def test_table_lists_every_file():
         "base",
         "direct",
         "identity_sides",
-        "joined_steps",
         "logged_step",
         "loss_log",
         "numbers_rule",
