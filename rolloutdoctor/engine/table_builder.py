@@ -64,7 +64,8 @@ class TableBuilder:
             measured = {rule.name: _measured(rule, view) for rule in rules if can_measure(rule, view)}
             functions = [f"rewards/{name}" for name in view.batch.rewards] if "rewards" in self._reads else []
             columns = [name for name in self._reads if name != "rewards"] + functions
-            self._rows.append(rows_of(view, columns, measured))
+            # A log alone has steps without rows.
+            self._rows += [rows_of(view, columns, measured)] if len(view.batch) else []
             own = [rule for rule in rules if rule.name in measured]
             self._metrics.append(metrics_of(view, self._names, own, self._windows))
 
