@@ -18,10 +18,10 @@ def measure_log(prepared: PreparedRun) -> RunState:
     for key in keys:
         logged = prepared.metrics.at(key)
         step = LoggedStep(key.split, logged, context.trainer, context.config, context.digits)
-        found: dict[str, float | None] = {name: value for name, value in logged.items() if name in read}
-        for rule in plan.rules:
-            if key.split in rule.splits:
-                found |= {f"{rule.name}/{name}": value for name, value in rule.measure_log(step).items()}
+        rules = [rule for rule in plan.rules if key.split in rule.splits]
+        found: dict[str, float | None] = {name: value for name, value in logged.items() if rules and name in read}
+        for rule in rules:
+            found |= {f"{rule.name}/{name}": value for name, value in rule.measure_log(step).items()}
         values.append(found)
     tables = Tables(metrics=(metrics_frame(keys, values),))
     return RunState(InputSummary(0, len(keys), 0, 0), seen=tuple(keys), tables=tables)

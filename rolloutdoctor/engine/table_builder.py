@@ -37,7 +37,7 @@ class TableBuilder:
         self._rules, self._stages = plan.rules, audited_stages(plan.rules)
         self._reads = sorted({name for rule in self._rules for name in rule.reads})
         self._names = metrics_read(self._rules, plan.context)
-        self._windows = plan.context.windows
+        self._windows, self._has_rows = plan.context.windows, plan.context.has_rows
         self._rows: list[pl.DataFrame] = []
         self._metrics: list[pl.DataFrame] = []
         self._audit: list[pl.DataFrame] = []
@@ -64,7 +64,7 @@ class TableBuilder:
             measured = {rule.name: _measured(rule, view) for rule in rules if can_measure(rule, view)}
             functions = [f"rewards/{name}" for name in view.batch.rewards] if "rewards" in self._reads else []
             columns = [name for name in self._reads if name != "rewards"] + functions
-            self._rows.append(rows_of(view, columns, measured))
+            self._rows += [rows_of(view, columns, measured)] if self._has_rows else []
             own = [rule for rule in rules if rule.name in measured]
             self._metrics.append(metrics_of(view, self._names, own, self._windows))
 

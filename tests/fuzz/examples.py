@@ -174,7 +174,6 @@ JSON_DUMPS = {
     "prime-rl-traces": "prime_rl/rollouts/step_1/train/effective/traces.jsonl",
     "open-instruct": "open_instruct/run_rollouts_000000.jsonl",
     "tinker-cookbook": "tinker_cookbook/iteration_000001/train_rollout_summaries.jsonl",
-    "rllm": "rllm/episodes/train_step_1_epoch_0/episode_hash908e2f0e_idtask1_0.json",
     "areal": "areal/rollout/1/4.jsonl",
     "verl": "verl/v1/1.jsonl",
 }

@@ -11,7 +11,6 @@ from rolloutdoctor.commands.convert import ConvertOptions, open_any
 from rolloutdoctor.commands.info import describe
 from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.configure import read_settings
-from rolloutdoctor.engine.judge import judge
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.run_steps import run_file_steps
@@ -340,9 +339,4 @@ def test_a_log_alone_is_measured_as_steps_without_rows_are(tmp_path, options):
         run_file_steps(run, [by_batches], ready.options, ready.metrics)
         state = measure(ready)
     assert len(state.frames["metrics"]) > 24
-    other = by_batches.state()
-    assert other.frames["metrics"].to_dicts() == state.frames["metrics"].to_dicts()
-    assert (other.seen, other.input, other.audit) == (state.seen, state.input, state.audit)
-    assert judge(ready.plan, other, ready.configured, device="cpu", dtype="float32") == judge(
-        ready.plan, state, ready.configured, device="cpu", dtype="float32"
-    )
+    assert by_batches.state() == state
