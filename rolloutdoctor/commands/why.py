@@ -183,7 +183,10 @@ def _measured(
     table = RowTable(None if metric == "reward" else objective, run.columns)
     cells = None if metric in OF_ROWS or objective is None else TokenCells(objective, run.columns)
     run_file_steps(run, [table, *([] if cells is None else [cells])], ready.options, ready.metrics, progress)
-    rows = described(table.frame())
+    found = table.frame()
+    if found.is_empty():
+        return table.input, found, found
+    rows = described(found)
     return table.input, valued(metric, rows, pl.DataFrame() if cells is None else cells.frame()), rows
 
 
@@ -233,7 +236,7 @@ class _Ledger:
         if self.metric == "grad_norm":
             # Of a norm the squares add up: b - a = (b^2 - a^2) / (b + a).
             before, after = before**0.5, after**0.5
-            self.units = self.units.with_columns(pl.col("value/") / (before + after))
+            self.units = self.units.with_columns(pl.col("value/") / ((before + after) or 1.0))
         names, extra = self._components()
         factors = tuple(self._factors())
         codes = {name: self.units[name].to_numpy().astype(np.int64) for name in factors}
@@ -284,7 +287,7 @@ class _Ledger:
             size = {
                 name: self.units.select((pl.col(f"value/{name}").abs() * pl.col("weight")).sum()).item() for name in own
             }
-            terms = [name for name in own if size[name] > 1e-12 * max(size.values())]
+            terms = [name for name in own if size[name] > 1e-12 * max(size.values())] or own
             return (terms, []) if self.metric == "loss" else ([""], [])
         values, reward = self.units.select(f"value/{name}" for name in own).to_numpy(), self.units["value/"].to_numpy()
         of_all = reward_weights(values, reward)

@@ -142,7 +142,7 @@ def described(rows: pl.DataFrame) -> pl.DataFrame:
         key=pl.when(pl.col("prompt") != 0).then(pl.concat_str(pl.lit("p"), "prompt")).otherwise(group),
         truncated=pl.when(status.is_not_null()).then(status.is_in(TRUNCATED).cast(pl.Int64)),
         lag=pl.when(lag >= 0).then(pl.sum_horizontal((lag > most).cast(pl.Int64) for most in (0, 1, 3))),
-        sign=pl.coalesce("advantage", "logged_advantage").sign().cast(pl.Int64) + 1,
+        sign=pl.coalesce("advantage", "logged_advantage").fill_nan(None).sign().cast(pl.Int64) + 1,
         pass_rate=pl.when(pl.col("group").is_not_null(), (high > low), reward.is_not_null()).then(passed),
         name=pl.concat_str(step, pl.lit("/"), pl.col("group_id").fill_null(""), pl.lit("/"), "sample_id"),
     )

@@ -223,3 +223,26 @@ def test_nothing_changes(tmp_path):
     code, out, _, _ = command(["why", str(tmp_path / "run.parquet"), "--format", "json"], tmp_path)
     assert code == 0
     assert (json.loads(out)["lines"], json.loads(out)["change"]) == ([], None)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"reward": [float("inf") if row % 9 == 0 else 1.0 for row in range(192)]},
+        {"reward": [1.0] * 192},
+        {"reward": [float("nan")] * 192},
+        {"split": ["eval"] * 192},
+        {"response_mask": None},
+    ],
+    ids=["infinite", "equal", "unscored", "evaluation alone", "no mask"],
+)
+@pytest.mark.parametrize("metric", ["reward", "grad_norm", "loss"])
+def test_odd_rows_are_explained_or_refused_in_a_sentence(tmp_path, odd, metric):
+    columns = {name: cells for name, cells in (random_columns(5, steps=8) | odd).items() if cells is not None}
+    path = write(tmp_path / "run.parquet", columns)
+    try:
+        ledgers = rd.why(path, metric, at=4, device="cpu").ledgers
+    except rd.RolloutDoctorError:
+        return
+    for ledger in ledgers:
+        assert totals(ledger) == pytest.approx(ledger.change, abs=1e-9)
