@@ -1,6 +1,7 @@
 """Measure every step for the rules: tables, the audit and what was read."""
 
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 
 from rolloutdoctor.audit.doubts import Unjoined, missing_ranks, updates_of
 from rolloutdoctor.audit.logged import has_row_advantages, measure_advantages

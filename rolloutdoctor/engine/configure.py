@@ -2,8 +2,9 @@
 
 import json
 import os
+import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -189,4 +190,24 @@ def read_trainer_config(path: str) -> Layer:
             raise UsageError(f"{name}: not JSON; {_TRAINER_FILE}") from None
     if not isinstance(body, dict):
         raise UsageError(f"{name}: expected an object of options")
-    return Layer(os.fspath(path), flat(body, name), strict=False)
+    return Layer(os.fspath(path), _referred(flat(body, name)), strict=False)
+
+
+_REFERENCE = re.compile(r"\$\{([\w.-]+)\}")
+_MOST_REFERENCES = 8
+
+
+def _referred(values: Mapping[str, object]) -> dict[str, object]:
+    """Replace OmegaConf's references to other keys, ``${grpo.normalize_rewards}``, by what these hold.
+
+    >>> _referred({"a.b": True, "c": "${a.b}", "d": "${c}", "e": "${f}"})
+    {'a.b': True, 'c': True, 'd': True, 'e': '${f}'}
+    """
+    found = dict(values)
+    for name in values:
+        for _ in range(_MOST_REFERENCES):
+            known = _REFERENCE.fullmatch(str(found[name]))
+            if known is None or known[1] not in values:
+                break
+            found[name] = values[known[1]]
+    return found

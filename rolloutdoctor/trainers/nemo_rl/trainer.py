@@ -382,9 +382,7 @@ TRAINER = Trainer(
         "loss_parts": "state loss_fn.reference_policy_kl_penalty",
     },
     roles=OptionRoles(
-        kl=_COEF,
-        group={"train": "grpo.num_generations_per_prompt"},
-        truncation="grpo.overlong_filtering",
+        kl=_COEF, group={"train": "grpo.num_generations_per_prompt"}, truncation="grpo.overlong_filtering"
     ),
     parts={
         Part.KL_LOSS: PartOptions({_COEF: (0,), "loss_fn.use_kl_in_reward": (True,)}),
@@ -404,8 +402,7 @@ TRAINER = Trainer(
                 grpo__adv_estimator__normalize_rewards=(True, False),
             ),
             *every(
-                grpo__adv_estimator__name=("reinforce_plus_plus",),
-                grpo__adv_estimator__minus_baseline=(True, False),
+                grpo__adv_estimator__name=("reinforce_plus_plus",), grpo__adv_estimator__minus_baseline=(True, False)
             ),
         ),
         kl=every(
