@@ -159,9 +159,9 @@ OPTIONS = (
     Option(
         "chord_sft_dataset",
         "any",
-        [],
+        None,
         "mix in a supervised loss",
-        computed=([], None, ""),
+        computed=(None, [], ""),
         optional=True,
         decides=False,
         why_not="the supervised rows are not recorded",

@@ -1,0 +1,123 @@
+# ruff: noqa
+"""Eight kinds of batches, and the configurations that they are computed under."""
+
+import numpy as np
+
+CASES = ("ragged", "rejected", "singletons", "dense_rewards", "extreme", "ties", "two_steps", "tiny_spread")
+
+
+def batch_of(case):
+    draw = np.random.default_rng(100 + CASES.index(case))
+    K, G = {"ties": (8, 2)}.get(case, (4, 4))
+    N = K * G
+    group = np.repeat(np.arange(G), K)
+    if case == "singletons":
+        group[[4, 9]] = [7, 8]
+        group = np.array([0, 0, 0, 0, 1, 2, 2, 2, 2, 3, 4, 4, 4, 4, 4, 4])
+    length = draw.integers(1, 8, N)
+    spread = {"extreme": 12.0, "two_steps": 0.5, "rejected": 0.3}.get(case, 0.05)
+    policy = [(-draw.exponential(1.0, n)).tolist() for n in length]
+
+    def near(scale):
+        return [(np.array(p) + scale * draw.standard_normal(len(p))).clip(max=-1e-4).tolist() for p in policy]
+
+    rows = {
+        "policy": policy,
+        "old": near(spread),
+        "ref": near(0.4 if case != "extreme" else 12.0),
+        "rollout": near(spread + 0.1),
+    }
+    rows["entropy"] = [draw.exponential(0.7, n).astype(np.float32).astype(float).tolist() for n in length]
+    mask = [(draw.random(n) < 0.85).astype(int).tolist() for n in length]
+    for m in mask:
+        m[0] = 1
+    if case == "rejected":
+        for r in (0, 1, 5, 8, 9, 10, 11):
+            mask[r] = [0] * len(mask[r])
+    rows["values"] = [draw.standard_normal(n).tolist() for n in length]
+    rewards = draw.integers(0, 2, (N, 1)).astype(float)
+    if case == "ties":
+        rewards = np.where(np.arange(N) < K, 0.3, draw.integers(0, 3, N) / 2)[:, None].astype(float)
+    if case == "tiny_spread":
+        rewards = 0.5 + 1e-7 * draw.integers(0, 5, (N, 1))
+    if case == "dense_rewards":
+        rows["token_rewards"] = [draw.standard_normal(n).tolist() for n in length]
+        rewards = np.array([[sum(r)] for r in rows["token_rewards"]])
+    optim = [0] * N
+    micro = [0] * N
+    if case == "two_steps":
+        optim = [r // 8 for r in range(N)]
+        micro = [(r % 8) // 4 for r in range(N)]
+    if case in ("rejected", "ties", "dense_rewards"):
+        micro = [r // 4 for r in range(N)]
+    return dict(
+        rows,
+        mask=mask,
+        K=K,
+        group=group.tolist(),
+        rewards=rewards.tolist(),
+        weights=[1.0],
+        truncated=[False] * N,
+        optim=optim,
+        micro=micro,
+    )
+
+
+def cut(b):
+    return [(0, m, [r for r in range(len(b["micro"])) if b["micro"][r] == m]) for m in sorted(set(b["micro"]))]
+
+
+L = "policy_loss_type"
+LOSSES = ("regular", "dual_clip", "gspo", "sapo", "cispo", "rollout_is", "dppo", "importance_sampling")
+REDUCTIONS = ("token_mean", "token_mean_legacy", "sequence_mean", "seq_mean_token_sum_norm", "prompt_mean")
+O = "off_policy_correction."
+CONFIGS = {
+    **{f"{name}": {L: name} for name in LOSSES},
+    **{f"regular, {r}": {"loss_reduction": r, "kl_loss_coef": 0.1} for r in REDUCTIONS},
+    **{f"gspo, {r}": {L: "gspo", "loss_reduction": r} for r in ("sequence_mean", "prompt_mean")},
+    **{f"KL {k}": {"kl_estimator_type": k, "kl_loss_coef": 0.2} for k in ("k1", "k2", "k3", "abs")},
+    "no KL": {"use_kl_loss": False},
+    **{
+        f"KL {k} in the reward": {
+            "use_kl_loss": False,
+            "use_kl_in_reward": True,
+            "kl_estimator_type": k,
+            "kl_loss_coef": 0.2,
+        }
+        for k in ("k1", "k3")
+    },
+    "not divided": {"grpo_norm_by_std": False},
+    "rloo": {"advantage_estimator": "rloo"},
+    "maxrl": {"advantage_estimator": "maxrl"},
+    "reinforce++": {"advantage_estimator": "reinforce++"},
+    "reinforce++, gamma": {"advantage_estimator": "reinforce++", "gamma": 0.9},
+    "reinforce++, KL in the reward": {
+        "advantage_estimator": "reinforce++",
+        "gamma": 0.95,
+        "use_kl_loss": False,
+        "use_kl_in_reward": True,
+        "kl_loss_coef": 0.1,
+    },
+    "gae": {"advantage_estimator": "gae"},
+    "gae, gamma": {
+        "advantage_estimator": "gae",
+        "gamma": 0.95,
+        "lambd": 0.9,
+        "use_kl_loss": False,
+        "use_kl_in_reward": True,
+        "kl_loss_coef": 0.1,
+    },
+    "cispo, rollout": {L: "cispo", "cispo.cispo_anchor": "rollout", "cispo.cispo_eps_clip_high": 0.1},
+    "dppo, kl": {L: "dppo", "dppo.dppo_type": "binary_kl", "dppo.delta_low": 0.001, "dppo.delta_high": 0.001},
+    "dppo, tight": {L: "dppo", "dppo.delta_low": 0.02, "dppo.delta_high": 0.01},
+    "tis token": {O + "tis_ratio_type": "token", O + "token_tis_ratio_clip_high": 1.05},
+    "tis sequence": {O + "tis_ratio_type": "sequence", O + "sequence_tis_ratio_clip_high": 1.2},
+    "geometric mask": {O + "sequence_mask_metric": "geometric", O + "geo_mask_low": 0.95, O + "geo_mask_high": 1.05},
+    "product mask, tis": {O + "sequence_mask_metric": "product", O + "tis_ratio_type": "token", L: "dual_clip"},
+    "outliers": {O + "outlier_token_is_threshold_low": 0.8, O + "outlier_token_is_threshold_high": 1.3},
+    "token mask": {
+        O + "token_mask_is_threshold_low": 0.9,
+        O + "token_mask_is_threshold_high": 1.1,
+        O + "tis_ratio_type": "token",
+    },
+}

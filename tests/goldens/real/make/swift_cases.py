@@ -1,0 +1,112 @@
+# ruff: noqa
+"""Eight kinds of batches, and the configurations that they are computed under."""
+
+import numpy as np
+
+CASES = ("ragged", "rejected", "singletons", "several_rewards", "extreme", "ties", "two_steps", "tiny_spread")
+
+
+def batch_of(case):
+    draw = np.random.default_rng(CASES.index(case))
+    K, G = {"singletons": (1, 6), "ties": (8, 2)}.get(case, (4, 4))
+    N = K * G
+    length = draw.integers(1, 8, N)
+    spread = {"extreme": 12.0, "two_steps": 0.5, "rejected": 0.3}.get(case, 0.05)
+    rows = {}
+    policy = [(-draw.exponential(1.0, n)).tolist() for n in length]
+
+    def near(scale):
+        return [(np.array(p) + scale * draw.standard_normal(len(p))).clip(max=-1e-4).tolist() for p in policy]
+
+    rows = {
+        "policy": policy,
+        "old": near(spread),
+        "ref": near(0.4 if case != "extreme" else 12.0),
+        "rollout": near(spread + 0.1),
+    }
+    rows["entropy"] = [draw.exponential(0.7, n).astype(np.float32).astype(float).tolist() for n in length]
+    mask = [(draw.random(n) < 0.85).astype(int).tolist() for n in length]
+    for m in mask:
+        m[0] = 1
+    if case == "rejected":
+        for r in (0, 1, 5, 8, 9, 10, 11):
+            mask[r] = [0] * len(mask[r])
+    truncated = (draw.random(N) < (0.3 if case != "singletons" else 0.2)).tolist()
+    funcs = {"several_rewards": 3, "ragged": 2}.get(case, 1)
+    rewards = draw.integers(0, 2, (N, funcs)).astype(float)
+    if case == "several_rewards":
+        rewards[:, 1] = draw.random(N)
+        rewards[draw.random((N, funcs)) < 0.25] = np.nan
+        rewards[3] = np.nan
+    if case == "ties":
+        rewards = np.where(np.arange(N) < K, 0.3, draw.integers(0, 3, N) / 2)[:, None].astype(float)
+    if case == "tiny_spread":
+        rewards = 0.5 + 1e-7 * draw.integers(0, 5, (N, 1))
+    micros, ranks = {"two_steps": (4, 1), "rejected": (2, 2), "several_rewards": (2, 1), "ties": (2, 2)}.get(
+        case, (1, 1)
+    )
+    return dict(
+        rows,
+        mask=mask,
+        K=K,
+        rewards=rewards.tolist(),
+        weights=[1.0, 0.5, 2.0][:funcs],
+        truncated=truncated,
+        micros=micros,
+        ranks=ranks,
+    )
+
+
+def cut(b):
+    """Rank, micro-batch and rows of each part: equal shares in order, ranks first."""
+    n = len(b["mask"]) // (b["micros"] * b["ranks"])
+    return [
+        (rank, micro, list(range((rank * b["micros"] + micro) * n, (rank * b["micros"] + micro + 1) * n)))
+        for rank in range(b["ranks"])
+        for micro in range(b["micros"])
+    ]
+
+
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
+CONFIGS = {
+    **{name: {"loss_type": name} for name in LOSSES},
+    "beta 0": {"beta": 0.0},
+    "delta": {"delta": 1.1, "epsilon_high": 0.05, "loss_type": "bnpo"},
+    "sapo, other temperatures": {"loss_type": "sapo", "tau_pos": 0.7, "tau_neg": 2.0},
+    **{
+        f"{level}, {name}": {"loss_type": name, "importance_sampling_level": level}
+        for level in ("sequence", "sequence_token")
+        for name in ("grpo", "dapo", "cispo", "sapo")
+    },
+    **{
+        f"{mode}, {name}": {
+            "loss_type": name,
+            "rollout_importance_sampling_mode": mode,
+            "rollout_importance_sampling_threshold": 1.05,
+            "beta": 0.3,
+        }
+        for mode in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+        for name in ("grpo", "dapo")
+    },
+    "off-policy rows, grpo": {"off_policy_sequence_mask_delta": 0.02, "beta": 0.3},
+    "off-policy rows, dapo": {
+        "off_policy_sequence_mask_delta": 0.02,
+        "beta": 0.3,
+        "loss_type": "dapo",
+        "use_vllm": True,
+    },
+    "overlong, grpo": {"overlong_filter": True},
+    "overlong, dapo": {"overlong_filter": True, "loss_type": "dapo"},
+    "overlong, bnpo": {"overlong_filter": True, "loss_type": "bnpo"},
+    "overlong, KL in the reward": {"overlong_filter": True, "kl_in_reward": True},
+    "high entropy": {"top_entropy_quantile": 0.4, "loss_type": "bnpo"},
+    "scale batch": {"scale_rewards": "batch"},
+    "scale none": {"scale_rewards": "none"},
+    "gdpo": {"scale_rewards": "gdpo"},
+    "rloo": {"advantage_estimator": "rloo"},
+    "rloo, KL in the loss": {"advantage_estimator": "rloo", "kl_in_reward": False},
+    "reinforce_plus_plus": {"advantage_estimator": "reinforce_plus_plus"},
+    "reinforce_plus_plus, group": {"advantage_estimator": "reinforce_plus_plus", "scale_rewards": "group"},
+    "reinforce_plus_plus, gdpo": {"advantage_estimator": "reinforce_plus_plus", "scale_rewards": "gdpo"},
+    "KL in the reward": {"kl_in_reward": True, "beta": 0.2},
+}
