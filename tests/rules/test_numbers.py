@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rolloutdoctor as rd
-from rolloutdoctor.rules.series import crossing, ends, noise
+from rolloutdoctor.rules.series import crossing, ends, memory, noise
 from rolloutdoctor.testing import diagnose_log
 
 STEPS = 60
@@ -253,3 +253,12 @@ def test_where_a_series_goes_below_for_good():
     assert crossing([3, 3, 3, 1, 3, 3, 1, 1, 1], 2, below=True) == 6
     assert crossing([3, 3, 3], 2, below=True) is None
     assert crossing([1, 1, 1], 2, below=True) == 0
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.3])
+def test_memory_of_noise_is_measured_on_a_trend(kept):
+    fresh = np.random.default_rng(1).standard_normal(4000)
+    values = np.zeros(4000)
+    for at in range(1, 4000):
+        values[at] = kept * values[at - 1] + fresh[at]
+    assert memory(values + 0.05 * np.arange(4000)) == pytest.approx(kept, abs=0.1)
