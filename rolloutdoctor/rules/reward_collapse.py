@@ -25,8 +25,9 @@ class RewardCollapse(NumbersRule):
     ## How it is measured
     `reward_best` is the largest running median over a tenth of the logged steps, `reward_last` the median of the last
     tenth. A collapse is a fall of more than half of the range of these medians and of more than six standard errors of
-    its noise, which is taken from the differences of neighbouring steps. `onset` is the first step after the best from
-    which the running median stays below the middle of both. An error where it ends at or below the level of its start.
+    its noise, which is taken from the differences of neighbouring steps and of every other one: noise may last. `onset`
+    is the first step after the best from which the running median stays below the middle of both. An error where it
+    ends at or below the level of its start.
     Confirmed.
 
     ## What to do
@@ -62,7 +63,7 @@ class RewardCollapse(NumbersRule):
         top = int(np.argmax(medians))
         best, lowest = float(medians[top]), float(medians.min())
         fall = best - level.last
-        error = level.error
+        error = level.error_with_memory
         if fall <= self.errors * error or fall <= self.fraction * (best - lowest) or top > len(values) - level.count:
             return None
         after = crossing(values[top:], (best + level.last) / 2, below=True)

@@ -21,12 +21,14 @@ class Ends:
         last: at the end.
         noise: standard deviation from one value to the next, without the trend.
         count: values that each median is of.
+        memory: correlation of the noise of neighbouring values.
     """
 
     first: float
     last: float
     noise: float
     count: int
+    memory: float = 0.0
 
     @property
     def change(self) -> float:
@@ -35,8 +37,17 @@ class Ends:
 
     @property
     def error(self) -> float:
-        """Standard error of a difference of two means of so many values."""
+        """Standard error of a difference of two means of so many values, of independent noise."""
         return self.noise * sqrt(2 / self.count)
+
+    @property
+    def error_with_memory(self) -> float:
+        """The same of noise that lasts, where the largest of many medians is compared.
+
+        Of noise with a memory m the differences of neighbours have 1 - m of its variance, and a long mean (1 + m) /
+        (1 - m) times that of independent noise.
+        """
+        return self.noise * sqrt(2 / self.count * (1 + self.memory)) / (1 - self.memory)
 
     @property
     def errors(self) -> float:
@@ -50,7 +61,9 @@ def ends(values: "Values | Sequence[float]") -> Ends:
 
     series = np.asarray(values, dtype=np.float64)
     count = max(3, len(series) // 10)
-    return Ends(float(np.median(series[:count])), float(np.median(series[-count:])), noise(series), count)
+    return Ends(
+        float(np.median(series[:count])), float(np.median(series[-count:])), noise(series), count, memory(series)
+    )
 
 
 def noise(values: "Values") -> float:
@@ -66,6 +79,27 @@ def noise(values: "Values") -> float:
         return 0.0
     typical = float(np.median(steps)) / (0.6745 * sqrt(2))
     return typical or float(np.sqrt(np.mean(steps**2) / 2))
+
+
+def memory(values: "Values") -> float:
+    """Return the correlation of neighbouring noise, from 0 to 0.5: of differences over two steps and over one.
+
+    Where it decays by a factor m a step, their variances are as (1 + m) to 1. A trend is no memory: its part, the
+    median difference, is taken off.
+    """
+    import numpy as np
+
+    if len(values) < _LONG:
+        return 0.0
+    spreads = []
+    for lag in (1, 2):
+        apart = values[lag:] - values[:-lag]
+        spreads.append(float(np.median(np.abs(apart - np.median(apart)))))
+    return min(0.5, max(0.0, (spreads[1] / spreads[0]) ** 2 - 1)) if spreads[0] > 0 else 0.0
+
+
+_LONG = 40
+"""Values that tell a memory: of fewer its estimate is noise itself."""
 
 
 def smoothed(values: "Values | Sequence[float]", width: int) -> "Values":

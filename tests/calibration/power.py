@@ -192,6 +192,8 @@ def log_words(alarms: Alarms, curves: Mapping[str, Sequence[float]], draws: int)
         "heavy-tailed gradient norms; rates with and without a warmup, constant or falling; lengths that grow by up to",
         "60 %; samplers in bf16; printed whole or with 4 or 6 digits. Real trainings: [Dynamics](dynamics.md).",
         "",
+        "One of the first thousand changed a rule: noise that lasts was taken for a fall of the reward (RDT005).",
+        "",
         "| rule | name | tested | warnings and errors | upper bound |",
         "| --- | --- | ---: | ---: | ---: |",
     ]

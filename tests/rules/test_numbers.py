@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rolloutdoctor as rd
-from rolloutdoctor.rules.series import crossing, ends, noise
+from rolloutdoctor.rules.series import crossing, ends, memory, noise
 from rolloutdoctor.testing import diagnose_log
 
 STEPS = 60
@@ -305,3 +305,12 @@ def test_a_zero_may_be_what_the_options_say(tmp_path):
     )
     (found,) = rd.check(path, select=["RDT002"]).findings
     assert found.severity.label == "info"
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.3])
+def test_memory_of_noise_is_measured_on_a_trend(kept):
+    fresh = np.random.default_rng(1).standard_normal(4000)
+    values = np.zeros(4000)
+    for at in range(1, 4000):
+        values[at] = kept * values[at - 1] + fresh[at]
+    assert memory(values + 0.05 * np.arange(4000)) == pytest.approx(kept, abs=0.1)
