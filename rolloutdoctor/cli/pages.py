@@ -183,9 +183,12 @@ def trainers(name: str | None = None, *, as_json: bool = False) -> str:
                 "computed": None if option.computed is None else list(option.computed),
                 "decides": option.decides,
                 "meaning": option.meaning,
-                "changed": None if option.changes is None else {"in": option.changes[0], "before": option.changes[1]},
+                "changed": [{"in": release, "before": before} for release, before in option.changes],
+                "since": option.since or None,
+                "until": option.until or None,
             }
             for option in trainer.options
+            if option.exists_at(at)
         ]
         body.append(
             {
@@ -200,15 +203,20 @@ def trainers(name: str | None = None, *, as_json: bool = False) -> str:
     lines = []
     for page, trainer in zip(body, chosen, strict=True):
         lines.append(f"{trainer.name}  (versions from {trainer.oldest}; defaults of {page['version']})")
+        at = parse_version(version or trainer.newest)
         for option in trainer.options:
-            default = option.default_at(parse_version(version or trainer.newest))
+            if not option.exists_at(at):
+                continue
+            default = option.default_at(at)
             lines.append(f"  {option.name} = {_word(default)}")
             words = f"{option.meaning}; takes {option.wanted()}"
             if option.computed is not None:
                 able = ", ".join(_word(value) for value in option.computed)
                 words += f"; computed here: {able} ({option.why_not})"
-            if option.changes is not None:
-                words += f"; before {option.changes[0]} the default was {_word(option.changes[1])}"
+            for release, before in reversed(option.changes):
+                words += f"; before {release} the default was {_word(before)}"
+            words += f"; from {option.since} on" if option.since else ""
+            words += "".join(f"; {_word(value)} from {since} on" for value, since in option.values_since.items())
             lines.append(_indented(words, 6))
         if trainer.log.not_recomputed:
             lines.append("  logged metrics that are not recomputed:")

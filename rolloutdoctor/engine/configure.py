@@ -69,7 +69,9 @@ class Configured:
         """Options with their origins, the version first."""
         version = Setting(self.version, self.version_origin, assumed=self.version_assumed)
         fixes = {"fix": Setting(", ".join(self.fixes), "command line")} if self.fixes else {}
-        return {"version": version, **self.config.settings, **fixes}
+        there = {one.name for one in self.trainer.options if one.exists_at(self.config.version)}
+        known = {name: setting for name, setting in self.config.settings.items() if name in there}
+        return {"version": version, **known, **fixes}
 
 
 def configure(

@@ -14,8 +14,8 @@ def open_tokens(batch: RolloutBatch, objective: Objective, layout: Layout) -> Te
     """Tokens of high entropy, ``[T]`` bool, where the objective wants no others; None where it takes all."""
     for gate in objective.gates:
         if gate.kind == "high_entropy" and gate.high is not None:
-            forward_T = seg.expand(layout.forward_N, batch.rows)
-            return high_entropy(batch.column("entropy"), batch.column("response_mask"), forward_T, gate.high)
+            part_T = seg.expand(layout.micro_N if gate.of_rank else layout.forward_N, batch.rows)
+            return high_entropy(batch.column("entropy"), batch.column("response_mask"), part_T, gate.high)
     return None
 
 
@@ -29,6 +29,9 @@ def bonus_tokens(batch: RolloutBatch, objective: Objective, layout: Layout) -> T
         return torch.zeros(batch.tokens, dtype=torch.float64, device=batch.device)
     open_T = open_tokens(batch, objective, layout)
     takes_T = mask_T if open_T is None else mask_T & open_T
-    counted_N = seg.total(takes_T if bonus.aggregation.counted_in_loss else mask_T, batch.rows)
+    counted_T = takes_T if bonus.aggregation.counted_in_loss else mask_T
+    if bonus.aggregation.counted_before_rejection:
+        counted_T = batch.column("response_mask_pre")
+    counted_N = seg.total(counted_T, batch.rows)
     weight_N = row_weights(counted_N, layout, bonus.aggregation) * -bonus.coef
     return torch.where(takes_T, batch.column("entropy").double(), 0.0) * seg.expand(weight_N, batch.rows)

@@ -66,6 +66,7 @@ class TermWeight:
         outside: weights outside of the bounds are cut to them, or 0.
         nan_is_one: where there is nothing to compare with, the log-probs count as equal; False: NaN goes through.
         inside: the policy term takes the weights in by itself.
+        of_rank: the quantile of an entropy mask is over the rank's own micro-batch; False: over that of all ranks.
     """
 
     kind: Literal["importance", "off_policy", "high_entropy"]
@@ -76,6 +77,7 @@ class TermWeight:
     outside: Literal["cut", "zero"] = "cut"
     nan_is_one: bool = False
     inside: bool = False
+    of_rank: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,6 +61,7 @@ class AdvantageRule:
         reward_weights: their weights; none: all one.
         normalised: the advantages are centred over the step's baseline rows and divided by their standard deviation.
         reward_bounds: what the rewards are clamped to before any KL penalty; None: nothing.
+        null_is_zero: a row whose reward is null has a reward of 0.
         whitened: the advantages are whitened over the trained tokens of the step.
         whitened_over: what mean and variance of any whitening are over: the trained tokens of the step; those of the
             row's rank; all response tokens; or all positions of rows padded to the longest, where every one that is
@@ -88,6 +89,7 @@ class AdvantageRule:
     reward_weights: tuple[float, ...] = ()
     normalised: bool = False
     reward_bounds: tuple[float, float] | None = None
+    null_is_zero: bool = False
     whitened: bool = False
     whitened_over: Literal["trained", "rank", "response", "padded"] = "trained"
     whitened_moments: Literal["both", "mean", "variance", "mean-own-centre", "variance-own-centre"] = "both"
@@ -195,6 +197,7 @@ class Aggregation:
         eval_batches: True if every evaluation batch is a loss of its own, averaged by rows.
         counted_in_policy: True if token counts are those of the tokens that the correction inside the policy term
             keeps.
+        eval_divisor: what the loss of an evaluation is divided by.
     """
 
     mode: str
@@ -204,6 +207,7 @@ class Aggregation:
     needs_micro_batches: bool = False
     eval_batches: bool = False
     counted_in_policy: bool = False
+    eval_divisor: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,10 @@ class Option:
         kind: how its values are read.
         default: upstream's default in the newest version known.
         meaning: one line.
-        changes: version from which `default` holds, with the default before it, or None.
+        changes: versions that changed the default, each with the default before it, oldest first.
+        since: the first version that has the option; empty: every one. Before it holds what `changes` says.
+        until: the first version that has it no more; empty: none.
+        values_since: values that came later than the option, with their first version.
         choices: the values that upstream accepts, for words.
         computed: the values that are computed here; None means all. Another value that upstream accepts is an error.
         low: smallest value, inclusive, or None.
@@ -53,7 +56,10 @@ class Option:
     kind: OptionKind
     default: object
     meaning: str
-    changes: tuple[str, object] | None = None
+    changes: tuple[tuple[str, object], ...] = ()
+    since: str = ""
+    until: str = ""
+    values_since: Mapping[object, str] = field(default_factory=dict)
     choices: tuple[str, ...] = ()
     computed: tuple[object, ...] | None = None
     low: float | None = None
@@ -71,10 +77,33 @@ class Option:
         return self.works_after is None or version > parse_version(self.works_after[0])
 
     def default_at(self, version: tuple[int, ...]) -> object:
-        """Upstream's default at a version."""
-        if self.changes is not None and version < parse_version(self.changes[0]):
-            return self.changes[1]
-        return self.default
+        """Upstream's default at a version, or what its code does without the option."""
+        return next((before for end, before in self.changes if version < parse_version(end)), self.default)
+
+    def exists_at(self, version: tuple[int, ...]) -> bool:
+        """Return True if upstream has the option at a version."""
+        came = not self.since or version >= parse_version(self.since)
+        return came and (not self.until or version < parse_version(self.until))
+
+    def refuse_unknown(self, value: object, version: tuple[int, ...], origin: str) -> None:
+        """Refuse a value that upstream has no option for at a version, unless its code does the same without.
+
+        Raises:
+            UsageError: if the option or its value came later, or is gone.
+        """
+        shown = ".".join(map(str, version))
+        if not self.exists_at(version):
+            if value != self.default_at(version):
+                words = (
+                    f"came with {self.since}"
+                    if self.since and version < parse_version(self.since)
+                    else (f"is gone since {self.until}")
+                )
+                raise UsageError(f"{self.name} = {value} ({origin}): the option {words}, and the run is of {shown}")
+        elif isinstance(value, str | bool) and value in self.values_since:
+            since = self.values_since[value]
+            if version < parse_version(since):
+                raise UsageError(f"{self.name} = {value} ({origin}): it came with {since}, and the run is of {shown}")
 
     def read(self, value: object, origin: str) -> object:
         """Turn a value into the option's type.
@@ -226,7 +255,9 @@ def resolve(options: tuple[Option, ...], version: tuple[int, ...], layers: Itera
                 raise UsageError(f"{spelt[name]} and {key} are both {name} ({layer.origin}): keep one of them")
             # A value that is overridden need not be one that is understood here.
             if name not in settings:
-                settings[name] = Setting(names[name].read(value, layer.origin), layer.origin)
+                found = names[name].read(value, layer.origin)
+                names[name].refuse_unknown(found, version, layer.origin)
+                settings[name] = Setting(found, layer.origin)
     for option in options:
         if option.name not in settings:
             settings[option.name] = _default(option, version, trainer)
@@ -256,9 +287,10 @@ def unused(options: Iterable[Option], config: Config) -> list[str]:
 @cache
 def _default(option: Option, version: tuple[int, ...], trainer: str) -> Setting:
     """An upstream default: an assumption as long as nothing shows which options the run was started with."""
-    origin = f"default of {trainer} {'.'.join(map(str, version))}"
+    exists, number = option.exists_at(version), ".".join(map(str, version))
+    origin = f"default of {trainer} {number}" if exists else f"{trainer} {number} has no such option"
     # Reading refuses a default that is not computed here, like any other value.
-    return Setting(option.read(option.default_at(version), origin), origin, assumed=option.decides)
+    return Setting(option.read(option.default_at(version), origin), origin, assumed=option.decides and exists)
 
 
 def _full_name(key: str, names: Mapping[str, Option], layer: Layer, trainer: str) -> str | None:

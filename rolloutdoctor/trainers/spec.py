@@ -52,6 +52,7 @@ class Trace:
         words: under which values it is logged, as the end of "NAME is logged".
         nonzero: only a value other than 0 tells.
         value: the only value under which it is logged, or None where there are several.
+        since: the first version that logs it under these values alone; empty: all.
     """
 
     metric: str
@@ -60,6 +61,11 @@ class Trace:
     words: str
     nonzero: bool = False
     value: object = None
+    since: str = ""
+
+    def tells_at(self, version: tuple[int, ...]) -> bool:
+        """Return True if the metric tells of the option in a log of a version."""
+        return not self.since or version >= parse_version(self.since)
 
 
 @dataclass(frozen=True)
