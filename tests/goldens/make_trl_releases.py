@@ -23,10 +23,9 @@ import numpy as np
 import torch
 from goldens import trl_releases as releases
 from parity.padded import pack, pad, precision
-from parity.trl_generation import Processes
+from parity.trl_generation import Processes, evaluation_share
 from torch import Tensor, nn
 
-from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.table import TRAINERS
 
@@ -42,6 +41,7 @@ class Release:
         self.functions: dict[str, ast.FunctionDef] = {}
         self.names = {"torch": torch, "math": math, "nn": nn, "warnings": warnings, "gather": None}
         self.static: set[str] = set()
+        self.detached: set[str] = set()
         self.compiled: dict[tuple[int, ...], types.CodeType] = {}
         for file in ("trl/trainer/utils.py", f"trl/trainer/{FILES[trainer]}_trainer.py"):
             command = ["git", f"--git-dir={repository}", "show", f"v{release}:{file}"]
@@ -50,6 +50,8 @@ class Release:
             for function in (node for body in bodies for node in body if isinstance(node, ast.FunctionDef)):
                 if any(isinstance(each, ast.Name) and each.id == "staticmethod" for each in function.decorator_list):
                     self.static.add(function.name)
+                if any("no_grad" in ast.unparse(each) for each in function.decorator_list):
+                    self.detached.add(function.name)
                 function.decorator_list = []
                 self.functions[function.name] = function
         for name, function in self.functions.items():
@@ -60,6 +62,8 @@ class Release:
         future = ast.ImportFrom("__future__", [ast.alias("annotations")], 0)
         module = ast.fix_missing_locations(ast.Module([future, function], []))
         exec(compile(module, function.name, "exec"), self.names)
+        if function.name in self.detached:
+            self.names[function.name] = torch.no_grad()(self.names[function.name])
 
     def method(self, name: str, trainer: SimpleNamespace):
         """A function bound to a trainer."""
@@ -71,8 +75,8 @@ class Release:
     def statements(self, name: str) -> list[ast.stmt]:
         return self.functions[name].body
 
-    @cache
-    def rewards(self, name: str) -> list[ast.stmt]:  # noqa: B019 - one release at a time
+    @cache  # noqa: B019 - one release at a time
+    def rewards(self, name: str) -> list[ast.stmt]:
         """The statements of a function between the rewards and the end of a generation."""
         return reward_statements(self.statements(name))
 
@@ -110,10 +114,7 @@ def reward_statements(body: list[ast.stmt]) -> list[ast.stmt]:
 def nested(body: list[ast.stmt], *names: str) -> ast.stmt:
     """The innermost `if` that assigns a name."""
     found = [
-        node
-        for statement in body
-        for node in ast.walk(statement)
-        if isinstance(node, ast.If) and assigns(node, *names)
+        node for statement in body for node in ast.walk(statement) if isinstance(node, ast.If) and assigns(node, *names)
     ]
     return min(found, key=lambda node: len(ast.unparse(node)))
 
@@ -138,7 +139,7 @@ def stub(entry: tuple, processes: Processes, rank: int, training: bool, metrics:
         ),
         sync_gradients=True,
     )
-    scale = {"none": False, "group": True}.get(known.get("scale_rewards"), None)
+    scale = {"none": False, "group": True}.get(known.get("scale_rewards"))
     return SimpleNamespace(
         **{key: value for key, value in known.items() if key not in TAKEN},
         accelerator=accelerator,
@@ -167,14 +168,15 @@ class Call:
 
     def __init__(self, code: Release, entry: tuple, dtype: torch.dtype) -> None:
         self.code, self.entry, self.dtype = code, entry, dtype
-        _, release, case, _, options = entry
-        # Layouts, weights and accumulation are options that the functions are called with.
+        trainer, release, case, _, options = entry
         self.options = options
-        batch = releases.batch_of(case, release, options)
+        batch = releases.batch_of(trainer, case, release, options)
+        self.with_old = releases.has_old(trainer, options)
         self.batch = batch
         self.training = batch.split == "train"
         self.micro_N, self.rank_N = batch.per_row["micro_batch_id"], batch.per_row["rank"]
         self.cells = {name: pad(batch, column, dtype) for name, column in batch.per_token.items()}
+        self.cells.setdefault("old_log_probs", self.cells["policy_log_probs"])
         self.mask = pad(batch, batch.column("response_mask"), torch.int64)
         self.before = pad(batch, batch.column("response_mask_pre"), torch.int64)
         self.metrics: dict[str, list[list[float]]] = defaultdict(list)
@@ -268,7 +270,6 @@ class Call:
         at, options = self.code.at, self.options
         scaled = at >= (0, 22) and self.entry[0] == "trl"
         items = self.before if at < (1, 9) else self.mask
-        with_old = options.get("num_iterations", 1) > 1 or options.get("use_vllm", False)
         for micro in (0, 1):
             part_N, losses = self.micro_N == micro, []
 
@@ -280,7 +281,12 @@ class Call:
                 trainer.ref_model = "reference"
                 trainer._get_per_token_logps = lambda model, *_, **__: ref if model == "reference" else policy
                 trainer._get_per_token_logps_and_entropies = lambda *_, **__: outputs
-                for name in ("get_high_entropy_mask", "get_off_policy_mask", "get_gamma_weights", "get_sapo_token_loss"):
+                for name in (
+                    "get_high_entropy_mask",
+                    "get_off_policy_mask",
+                    "get_gamma_weights",
+                    "get_sapo_token_loss",
+                ):
                     if name in self.code.functions:
                         setattr(trainer, name, self.code.method(name, trainer))
                 trainer.beta = options["beta"]
@@ -296,7 +302,7 @@ class Call:
                     "num_items_in_batch": items.sum() if self.training else items[part_N].sum(),
                     "old_logps": (old * self.mask[here_N]).sum(1),
                 }
-                if with_old:
+                if self.with_old:
                     inputs["old_per_token_logps"] = old
                 elif at < (0, 20):
                     inputs["old_per_token_logps"] = None
@@ -310,7 +316,7 @@ class Call:
             self._ranks(part_N, action, "update")
             # The trainer divides by the micro-batches of an optimizer step, or the Trainer below it does.
             outside = 1.0 if scaled else 1 / releases.ACCUMULATION
-            share = outside if self.training else int(part_N.sum()) / len(self.batch)
+            share = outside if self.training else evaluation_share(self.batch, micro)
             # The data-parallel wrapper averages over ranks.
             total = total + sum(losses[len(losses) // 2 :]) / (len(losses) // 2) * share
         total.backward()
@@ -360,34 +366,36 @@ def results(code: Release, entry: tuple) -> dict[str, list[float]]:
     return found
 
 
-def main(repository: str) -> None:
-    """Write the file."""
-    torch.set_num_threads(1)
+def store(file: Path, found: dict[str, dict[str, list]]) -> None:
+    """Write results by entry; lists of numbers that recur are written once."""
     blocks: dict[str, tuple[int, int]] = {}
     values: list[float] = []
     index: dict[str, dict[str, object]] = {}
-    codes: dict[tuple[str, str], Release] = {}
-    for entry in releases.entries():
-        key = entry[:2]
-        codes.setdefault(key, Release(repository, *key))
-        try:
-            found = results(codes[key], entry)
-        except Exception as error:
-            raise RuntimeError(entry) from error
-        names = found.pop("names")
+    for entry, lists in found.items():
         places = {}
-        for name, numbers in found.items():
+        for name, numbers in lists.items():
             text = json.dumps(numbers)
-            if text not in blocks:
+            if name != "names" and text not in blocks:
                 blocks[text] = (len(values), len(numbers))
                 values += numbers
-            places[name] = blocks[text]
-        index["/".join(entry[:4])] = {"names": names, **places}
+            places[name] = numbers if name == "names" else blocks[text]
+        index[entry] = places
     text = np.frombuffer(json.dumps(index, separators=(",", ":")).encode(), dtype=np.uint8)
-    np.savez_compressed(releases.FILE, values=np.array(values), index=text)
-    print(len(index), "entries,", len(values), "numbers,", releases.FILE.stat().st_size, "bytes")
+    np.savez_compressed(file, values=np.array(values), index=text)
+    print(len(index), "entries,", len(values), "numbers,", file.stat().st_size, "bytes")
+
+
+def main(repository: str) -> None:
+    """Write the file."""
+    torch.set_num_threads(1)
+    codes: dict[tuple[str, str], Release] = {}
+    found = {}
+    for entry in releases.entries():
+        if entry[:2] not in codes:
+            codes[entry[:2]] = Release(repository, *entry[:2])
+        found["/".join(entry[:4])] = results(codes[entry[:2]], entry)
+    store(releases.FILE, found)
 
 
 if __name__ == "__main__":
-
     main(sys.argv[1])

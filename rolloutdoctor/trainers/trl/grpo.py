@@ -1,9 +1,21 @@
 """TRL's GRPOTrainer: options of its GRPOConfig, its objective, and its logged metrics.
 
-Read and compared: trl 1.16.0 and every minor release from 1.9.0 on. 1.10.0 changed the default of
-`use_bias_correction_kl`, how the loss types over the tokens of a generation batch share them out over its optimizer
-steps, and the mean that `luspo` takes; 1.11.0 lets a sampler give no log-prob for a token; 1.14.0 gave up the loss of
-its own that `use_liger_kernel` had. Before 1.9.0 tokens were counted before masks, and metrics were means of ranks.
+Read and compared: trl 1.16.0 and every minor release from 0.14.0 on, the first with this class. Options came, went and
+changed their defaults as `options.py` says, metrics as `metrics.py` does. Of the arithmetic:
+
+- 0.14, 0.15: every ratio is 1, row means; rewards that are not numbers spread over their group. 0.16: ratios and their
+  clip, the mean over the tokens of a micro-batch, a row that no function scored has a reward of 0. 0.17: `loss_type`.
+- 0.20: one ratio a row, the entropy mask, of each rank by itself before 0.21.
+- 0.22: `dapo` divides by the tokens of the generation, counted before truncated responses are masked; 0.22.0 alone
+  does not divide by a deviation where `scale_rewards` is group, its default, and by the group's where it is batch or
+  none. The loss of an evaluation is divided by the accumulation of training, up to 0.27.0.
+- 0.23: weights against the sampler, by token. 0.26: their modes, `cispo` and `sapo`, the KL times the ratio. 0.27:
+  rewards normalised one by one, the off-policy mask, which 0.27.0 makes with the old log-probs. 0.28 `luspo`, 1.0
+  `vespo`.
+- 1.6: rows without a score are left out; lower bounds of weights. 1.8: the entropy bonus. 1.9: tokens are counted
+  after masks. 1.10: the default of `use_bias_correction_kl`, how the tokens of a generation are shared out over its
+  optimizer steps, the mean of `luspo`. 1.11: the sampler may give no log-prob for a token. 1.14: Liger has no loss of
+  its own.
 """
 
 from collections.abc import Mapping
@@ -61,8 +73,8 @@ def objective(config: Config) -> Objective:
     version = config.version
     if config["use_liger_loss"] or (config["use_liger_kernel"] and (0, 25) <= version < (1, 14)):
         raise UsageError(
-            "use_liger_kernel (before 0.25 use_liger_loss) before TRL 1.14.0 computes the loss in a fused kernel, "
-            "which this package has not compared; set it to false to see what the plain loss would be"
+            "use_liger_kernel before TRL 1.14.0, and use_liger_loss, compute the loss in a fused kernel, which this "
+            "package has not compared; set it to false to see what the plain loss would be"
         )
     loss_type = config.word("loss_type")
     mode = LOSS_TYPES[loss_type].aggregation
@@ -288,6 +300,8 @@ TRAINER = Trainer(
         not_recomputed=NOT_RECOMPUTED
         | {
             "entropy_coef with use_adaptive_entropy": "it moves with the entropies of every step before",
+            "clip_ratio": "0.16 counts the tokens that the clip leaves alone, and Liger's kernel has its own",
+            "kl with beta = 0 before 0.16": "the log-probs of the reference are in no loss then",
             "tools/*": "calls of tools are not in the rows",
         },
         generation=GENERATION_METRICS,

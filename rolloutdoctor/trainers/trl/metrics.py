@@ -3,13 +3,13 @@
 Token metrics are token means over each micro-batch of all ranks, then means over micro-batches; metrics of the
 generation are over all its rows. Source: TRL ``GRPOTrainer`` and ``RLOOTrainer``. What older releases log otherwise:
 
-- before 1.9 token metrics are means over the tokens of a rank, then over ranks; `clip_ratio/low_min` and `high_max` are
-  the least and the largest of these, not of rows. Before 0.20 a rank without a token has none, and is left out.
+- before 1.9 token metrics are means over the tokens of a rank, then over ranks; `clip_ratio/low_min` and `high_max`
+  are the least and the largest of these, not of rows. Before 0.20 a rank without a token has none, and is left out.
 - before 1.0 one value that is NaN makes the mean over micro-batches NaN.
-- 0.27 to 0.29 log as `reward` the sum of the rewards without their weights. Before 0.27 `reward_std` is the mean of what
-  the advantages could be divided by, and RLOO's `reward` is clipped and penalised.
-- before 0.17 there is `completion_length` alone, a reward function has one metric, and 0.14 and 0.15 log as `kl` the mean
-  of the means of rows. 0.17 measures lengths after truncated responses were masked.
+- 0.27 to 0.29 log as `reward` the sum of the rewards without their weights. Before 0.27 `reward_std` is the mean of
+  what the advantages could be divided by, and RLOO's `reward` is clipped and penalised.
+- before 0.17 there is `completion_length` alone, a reward function has one metric, and 0.14 and 0.15 log as `kl` the
+  mean of the means of rows. 0.17 measures lengths after truncated responses were masked.
 """
 
 import math
@@ -32,7 +32,6 @@ from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.trainers.lazy import Group, LazyMetrics
 from rolloutdoctor.trainers.options import parse_version
 
-
 Release = tuple[int, ...]
 
 FIRST_GLOBAL = (1, 9)
@@ -48,11 +47,11 @@ def grpo(evaluation: Evaluation) -> Mapping[str, float]:
     """Metrics of GRPOTrainer."""
     return LazyMetrics(
         {
-            **_of_generation(evaluation),
+            **of_generation(evaluation),
             "sampling/": partial(_correction, evaluation),
             **_of_update(
                 evaluation,
-                {"kl": _kl, "c": _clips, "vespo/": _row_weight, "policy_loss": _policy_loss, "entropy_coef": _coef},
+                {"kl": _kl, "c": clips, "vespo/": _row_weight, "policy_loss": _policy_loss, "entropy_coef": _coef},
             ),
         }
     )
@@ -61,11 +60,11 @@ def grpo(evaluation: Evaluation) -> Mapping[str, float]:
 def rloo(evaluation: Evaluation) -> Mapping[str, float]:
     """Metrics of RLOOTrainer."""
     return LazyMetrics(
-        {**_of_generation(evaluation), **_of_update(evaluation, {"kl": _kl_of_penalty, "clip_ratio/": _clip_ratios})}
+        {**of_generation(evaluation), **_of_update(evaluation, {"kl": _kl_of_penalty, "clip_ratio/": _clip_ratios})}
     )
 
 
-_OfCounts = Callable[[Evaluation, TokenSums, "_Counts"], dict[str, float]]
+_OfCounts = Callable[[Evaluation, TokenSums, "Counts"], dict[str, float]]
 
 
 def _of_update(evaluation: Evaluation, groups: Mapping[str, _OfCounts]) -> dict[str, Group]:
@@ -73,8 +72,8 @@ def _of_update(evaluation: Evaluation, groups: Mapping[str, _OfCounts]) -> dict[
     rows, tokens = evaluation.rows, evaluation.tokens
     if tokens is None or rows is None or rows.length_N is None:
         return {}
-    counts = _Counts(evaluation, rows, tokens)
-    named = {"loss": _loss, "entropy": _entropy, **groups}
+    counts = Counts(evaluation, rows, tokens)
+    named = {"loss": loss_of, "entropy": _entropy, **groups}
     if counts.release < (0, 20):
         del named["entropy"]
     if counts.release < (0, 17):
@@ -83,13 +82,13 @@ def _of_update(evaluation: Evaluation, groups: Mapping[str, _OfCounts]) -> dict[
     return {prefix: partial(metrics_of, evaluation, tokens, counts) for prefix, metrics_of in named.items()}
 
 
-def _kl(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts") -> dict[str, float]:
+def _kl(evaluation: Evaluation, tokens: TokenSums, counts: "Counts") -> dict[str, float]:
     if evaluation.objective.kl_loss is None:
         return {}
     return {"kl": counts.token_mean(tokens.kl_N) if counts.release >= (0, 16) else counts.mean_of_rows(tokens.kl_N)}
 
 
-def _kl_of_penalty(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts") -> dict[str, float]:
+def _kl_of_penalty(evaluation: Evaluation, tokens: TokenSums, counts: "Counts") -> dict[str, float]:
     """The mean log-ratio of the old policy and the reference."""
     if evaluation.objective.kl_reward is None:
         return {}
@@ -104,7 +103,7 @@ def _kl_of_penalty(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts")
     return {"kl": nanmean(shares)}
 
 
-def _clips(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts") -> dict[str, float]:
+def clips(evaluation: Evaluation, tokens: TokenSums, counts: "Counts") -> dict[str, float]:
     """Recompute the clipped share of an update, `clip_ratio/*` or `cispo_clip_ratio`."""
     surrogate, rows = evaluation.objective.surrogate, evaluation.rows
     if surrogate.kind == "ppo_delta_clip":
@@ -119,11 +118,11 @@ def _clips(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts") -> dict
     return {"cispo_clip_ratio": counts.mean(clipped_N)}
 
 
-def _clip_ratios(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts") -> dict[str, float]:
+def _clip_ratios(evaluation: Evaluation, tokens: TokenSums, counts: "Counts") -> dict[str, float]:
     return counts.clip_ratios(tokens.low_clipped_N, tokens.high_clipped_N)
 
 
-def _row_weight(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts") -> dict[str, float]:
+def _row_weight(evaluation: Evaluation, tokens: TokenSums, counts: "Counts") -> dict[str, float]:
     if tokens.logged_N is None:
         return {}
     # The weight of a row without tokens is that of ratio one.
@@ -142,7 +141,7 @@ def _correction(evaluation: Evaluation) -> dict[str, float]:
     return found
 
 
-def _loss(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts") -> dict[str, float]:
+def loss_of(evaluation: Evaluation, tokens: TokenSums, counts: "Counts") -> dict[str, float]:
     """The logged loss; that of an evaluation on several ranks, which repeat rows to fill their batches, is unknown."""
     # The coefficient of an entropy bonus that adapts is not known of every step.
     return {} if _is_padded(evaluation) or math.isnan(evaluation.entropy_loss) else {"loss": evaluation.loss}
@@ -153,7 +152,7 @@ def _is_padded(evaluation: Evaluation) -> bool:
     return evaluation.batch.split != TRAIN and rank_N is not None and len(torch.unique(rank_N)) > 1
 
 
-def _policy_loss(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts") -> dict[str, float]:
+def _policy_loss(evaluation: Evaluation, tokens: TokenSums, counts: "Counts") -> dict[str, float]:
     """The loss without its entropy bonus, as a mean over the losses of micro-batches before they are scaled.
 
     The loss types that divide by tokens of the generation are scaled before: there the mean is that much smaller.
@@ -169,23 +168,33 @@ def _policy_loss(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts") -
     return {"policy_loss": float(loss_N.sum())}
 
 
-def _coef(evaluation: Evaluation, tokens: TokenSums, counts: "_Counts") -> dict[str, float]:
+def _coef(evaluation: Evaluation, tokens: TokenSums, counts: "Counts") -> dict[str, float]:
     """The coefficient of the entropy bonus, where it is a constant."""
     bonus, is_training = evaluation.objective.entropy_bonus, evaluation.batch.split == TRAIN
     return {} if bonus is None or bonus.adapts or not is_training else {"entropy_coef": bonus.coef}
 
 
-class _Counts:
+class Counts:
     """Means over the tokens or the rows of each forward pass."""
 
-    def __init__(self, evaluation: Evaluation, rows: RowResult, tokens: TokenSums) -> None:
+    def __init__(
+        self, evaluation: Evaluation, rows: RowResult, tokens: TokenSums, *, by_rank: bool | None = None
+    ) -> None:
+        """Take the sums of a step.
+
+        Args:
+            evaluation: of the step.
+            rows: its rows.
+            tokens: the sums of their tokens.
+            by_rank: metrics are means of the ranks' means; None: as the release has it.
+        """
         assert rows.length_N is not None  # the loss was evaluated
         self.in_metric_N = evaluation.in_scope(evaluation.objective.metric)
         self.length_N = rows.length_N * self.in_metric_N
         self.layout = tokens.layout
         self.of_rows = evaluation.objective.surrogate.level != "token"
         self.release = release_of(evaluation)
-        self.by_rank = self.release < FIRST_GLOBAL
+        self.by_rank = self.release < FIRST_GLOBAL if by_rank is None else by_rank
         self.total = self.layout.micro_total if self.by_rank else self.layout.forward_total
         self.rows_N = self.layout.micro_rows_N if self.by_rank else self.layout.forward_rows_N
 
@@ -259,7 +268,7 @@ class _Counts:
         return float((x_N * share_N).sum() / share_N.sum())
 
 
-def _entropy(evaluation: Evaluation, tokens: TokenSums, counts: _Counts) -> dict[str, float]:
+def _entropy(evaluation: Evaluation, tokens: TokenSums, counts: Counts) -> dict[str, float]:
     batch = evaluation.batch
     if "entropy" not in batch.per_token:
         return {}
@@ -267,7 +276,7 @@ def _entropy(evaluation: Evaluation, tokens: TokenSums, counts: _Counts) -> dict
     return {"entropy": counts.token_mean(seg.total(entropy_T, batch.rows))}
 
 
-def _of_generation(evaluation: Evaluation) -> dict[str, Group]:
+def of_generation(evaluation: Evaluation) -> dict[str, Group]:
     """Groups of metrics of the rows that were generated: rewards and lengths."""
     rows, batch = evaluation.rows, evaluation.batch
     if rows is None or batch.groups is None:
@@ -317,7 +326,7 @@ def _logged_reward(evaluation: Evaluation, rows: RowResult) -> Tensor | None:
 
 def _stds(evaluation: Evaluation, rows: RowResult) -> Tensor:
     """The standard deviation that releases before 0.27 log, of each row's group or of the batch, ``[N]`` float64."""
-    batch, groups = evaluation.batch, evaluation.batch.groups
+    groups = evaluation.batch.groups
     assert groups is not None  # the metrics of a generation are there
     if _logged_scale(evaluation) != "batch":
         stats = GroupStats(groups, torch.ones_like(rows.in_baseline_N))
