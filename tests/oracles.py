@@ -161,6 +161,8 @@ def aggregated(mode, terms, masks, *, length=None):
         return sum(each / max(count, 1) for each, count in zip(sums, counts, strict=True)) / rows
     if mode in ("micro-batch-token-mean", "generation-token-mean", "generation-token-mean-unscaled", "token-mean"):
         return total / max(tokens, 1)
+    if mode == "generation-token-mean-of-rows":
+        return total / max(tokens, 1) / rows
     if mode == "micro-batch-fixed-length" or mode == "seq-mean-token-sum-norm":
         return total / (rows * length)
     if mode == "token-sum":

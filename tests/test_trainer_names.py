@@ -94,5 +94,5 @@ def test_what_is_no_name(source):
 
 
 def test_rooms_of_trainers_are_there():
-    assert {name.partition("-")[0] for name in TRAINERS} <= {path.name for path in (ROOT / "trainers").iterdir()}
+    assert {name.partition("-")[0] for name in TRAINERS} <= {path.stem for path in (ROOT / "trainers").iterdir()}
     assert len(OTHERS) > 100

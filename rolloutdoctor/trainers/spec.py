@@ -176,6 +176,7 @@ class Log:
         loss_parts: takes the loss of a training step apart from what was logged; None where that does not do. The
             configuration is None where nothing states it.
         file: its own log of numbers, in words; None if it has none of its own.
+        marks: metrics that no other trainer logs together; empty: its names are not those of another.
     """
 
     loss: str
@@ -193,6 +194,7 @@ class Log:
     reward_free: Callable[[Mapping[str, float]], bool | None] = _does_not_say
     loss_parts: Callable[[Mapping[str, float], Config | None], LossParts | None] = _not_logged
     file: str | None = None
+    marks: frozenset[str] = frozenset()
 
     def kind_of(self, metric: str) -> str:
         """Return what a metric is, as `quantities` has it."""

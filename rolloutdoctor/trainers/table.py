@@ -10,10 +10,18 @@ from rolloutdoctor.trainers.slime import trainer as slime
 from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.trl import grpo as trl
 from rolloutdoctor.trainers.trl import rloo
+from rolloutdoctor.trainers.unsloth import TRAINER as UNSLOTH
 from rolloutdoctor.trainers.verl import trainer as verl
 
 TRAINERS: dict[str, Trainer] = {
-    trainer.name: trainer for trainer in (trl.TRAINER, rloo.TRAINER, verl.TRAINER, slime.TRAINER)
+    trainer.name: trainer
+    for trainer in (
+        trl.TRAINER,
+        rloo.TRAINER,
+        verl.TRAINER,
+        slime.TRAINER,
+        UNSLOTH,
+    )
 }
 
 _MORE = offered("rolloutdoctor.trainers", ("name", "objective", "metrics"), TRAINERS, "name")
@@ -29,7 +37,10 @@ def trainer_from_metric_names(names: Collection[str]) -> Trainer | None:
     >>> trainer_from_metric_names(["actor/pg_loss", "actor/grad_norm"]).name
     'verl'
     """
-    for trainer in TRAINERS.values():
+    # A dialect has the names of another trainer, and marks that it has alone.
+    for trainer in sorted(TRAINERS.values(), key=lambda one: -len(one.log.marks)):
+        if not trainer.log.marks <= set(names):
+            continue
         others = (trainer.log.grad_norm, *trainer.log.kl)
         if trainer.log.loss in names and any(name in names for name in others):
             return trainer

@@ -246,7 +246,7 @@ def test_typed_values():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("trll", r"no trainer 'trll' \(known: trl, trl-rloo, verl, slime\); did you mean 'trl'\?"),
+        ("trll", r"no trainer 'trll' \(known: trl, trl-rloo, verl, slime, unsloth\); did you mean 'trl'\?"),
         ("", "no trainer ''"),
     ],
 )

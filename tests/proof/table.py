@@ -26,7 +26,7 @@ WORDS = {
     "log": "what the real trainer logged",
 }
 HEADS = {"package": "real function", "golden": "its stored results", "autograd": "autograd", "loop": "slow loop"}
-TRAINERS = {"trl": "TRL GRPO", "trl-rloo": "TRL RLOO", "verl": "verl", "slime": "slime"}
+TRAINERS = {"trl": "TRL GRPO", "trl-rloo": "TRL RLOO", "verl": "verl", "slime": "slime", "unsloth": "Unsloth"}
 
 
 def proof_of(*arguments: str) -> tuple[int, dict[str, list[dict]]]:

@@ -234,6 +234,11 @@ def _unscaled_token_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Te
     return 1 / layout.generation_total(length_N).clamp(min=1)
 
 
+def _unscaled_of_rows(length_N: Tensor, layout: Layout, rule: Aggregation) -> Tensor:
+    """Unsloth before 2026.1.4: that of each row by itself, and the mean of these over the rows of a micro-batch."""
+    return _unscaled_token_mean(length_N, layout, rule) / layout.micro_rows_N
+
+
 def _token_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
     """verl ``token-mean``: mean over the tokens of the mini-batch; a mini-batch without tokens has no weight."""
     tokens_N = layout.optim_total(length_N)
@@ -289,6 +294,7 @@ def _length(rule: Aggregation) -> int:
 AGGREGATIONS: dict[str, Callable[[Tensor, Layout, Aggregation], Tensor]] = {
     "generation-token-mean": _generation_token_mean,
     "generation-token-mean-unscaled": _unscaled_token_mean,
+    "generation-token-mean-of-rows": _unscaled_of_rows,
     "micro-batch-fixed-length": _fixed_length,
     "micro-batch-padded-mean": _padded_mean,
     "micro-batch-row-mean": _row_means,
