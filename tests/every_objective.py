@@ -11,6 +11,7 @@ from parity.test_verl_policy import CORRECTIONS, INSIDE
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.search.hypotheses.fixes import FIXES, ChosenFix
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
@@ -20,6 +21,7 @@ from rolloutdoctor.trainers.table import TRAINERS
 KL = {
     "trl": {"beta": 0.04},
     "trl-rloo": {"beta": 0.04},
+    "unsloth": {"beta": 0.04},
     "verl": {"adv_estimator": "grpo", "use_kl_loss": True},
     "slime": {"use_kl_loss": True, "kl_loss_coef": 0.1},
     "prime-rl": {},
@@ -93,6 +95,10 @@ def _words() -> Iterator[tuple[str, str, dict[str, object]]]:
                 options |= NEEDED.get((trainer, word), {})
                 if word == "adaptive":
                     continue  # it needs what was logged
+                try:
+                    option.refuse_unknown(word, parse_version(spec.newest), "test")
+                except UsageError:
+                    continue  # a dialect of an older release
                 yield trainer, f"{option.name.rpartition('.')[2]}={word}", options
 
 

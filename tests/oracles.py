@@ -167,6 +167,8 @@ def aggregated(mode, terms, masks, *, length=None):
         "rank-token-mean",
     ):
         return total / max(tokens, 1)
+    if mode == "generation-token-mean-of-rows":
+        return total / max(tokens, 1) / rows
     if mode == "micro-batch-fixed-length" or mode == "seq-mean-token-sum-norm":
         return total / (rows * length)
     if mode == "micro-batches-row-mean":

@@ -216,7 +216,11 @@ def trainers(name: str | None = None, *, as_json: bool = False) -> str:
             for release, before in reversed(option.changes):
                 words += f"; before {release} the default was {_word(before)}"
             words += f"; from {option.since} on" if option.since else ""
-            words += "".join(f"; {_word(value)} from {since} on" for value, since in option.values_since.items())
+            words += "".join(
+                f"; {_word(value)} from {since} on"
+                for value, since in option.values_since.items()
+                if since != option.since
+            )
             lines.append(_indented(words, 6))
         if trainer.log.not_recomputed:
             lines.append("  logged metrics that are not recomputed:")

@@ -20,6 +20,9 @@ from rolloutdoctor.trainers.options import Config, Layer, parse_version, resolve
 from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import find
 
+FROM_NAMES = "newest release that logs such metrics"
+"""Start of the origin of a version that the names in a log leave."""
+
 _TRAINER_FILE = "--trainer-config takes a JSON, TOML or YAML file"
 
 
@@ -104,6 +107,7 @@ def configure(
     origin, assumed = "--trainer", False
     if not version and same and metadata.trainer_version:
         version, origin = metadata.trainer_version, metadata.origin_of("trainer_version")
+        assumed = origin.startswith(FROM_NAMES)
     if not version:
         version, origin, assumed = spec.newest, f"newest {name} known here", True
     parsed = parse_version(version)

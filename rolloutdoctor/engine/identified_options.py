@@ -3,9 +3,11 @@
 from dataclasses import replace
 from typing import TypeVar
 
-from rolloutdoctor.engine.configure import layers_of
+from rolloutdoctor.engine.configure import FROM_NAMES, layers_of
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.io.run import Run
+from rolloutdoctor.metric_names.table import SAME, releases_of
+from rolloutdoctor.metric_names.table import TRAINERS as NAMES
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import TRAINERS
@@ -30,6 +32,7 @@ def with_identified(run: Run, options: Options) -> Options:
     trainer = TRAINERS.get(name)
     if trainer is None:
         return options
+    _date(run, options, trainer)
     options = _with_traced(run, options, trainer)
     if not trainer.roles.must_state or run.metrics_only:
         return options
@@ -47,13 +50,37 @@ def with_identified(run: Run, options: Options) -> Options:
     return replace(options, layers=(*options.layers, Layer(ORIGIN, added)))
 
 
+def _date(run: Run, options: Options, trainer: Trainer) -> None:
+    """Give a run whose release nothing states the newest one that logs metrics of such names, if that is an old one."""
+    metadata, named = run.metadata, (options.trainer or "").partition("@")
+    if named[2] or metadata.trainer_version or metadata.trainer not in (None, trainer.name):
+        return
+    # Whether the names of a trainer's metrics are known.
+    found = releases_of(run.metrics.names(), trainer.name) if trainer.name in (*NAMES, *SAME) else None
+    if found is None or not found[1]:
+        return
+    major, minor = parse_version(found[1])[:2]
+    if minor == 0:
+        return
+    run.metadata = replace(
+        metadata,
+        trainer=trainer.name,
+        trainer_version=f"{major}.{minor - 1}",
+        origins={**metadata.origins, "trainer_version": f"{FROM_NAMES}, which are gone since {found[1]}"},
+    )
+
+
 def _with_traced(run: Run, options: Options, trainer: Trainer) -> Options:
     """Add the options of which a logged metric shows the value."""
     names = run.metrics.names()
-    traces = [trace for trace in trainer.log.traces if trace.value is not None and trace.metric in names]
+    layers, version = _stated(run, options, trainer)
+    traces = [
+        trace
+        for trace in trainer.log.traces
+        if trace.value is not None and trace.metric in names and trace.tells_at(version)
+    ]
     if not traces:
         return options
-    layers, version = _stated(run, options, trainer)
     settings = resolve(trainer.options, version, layers, trainer=trainer.name).settings
     # What is stated goes over it, and is refuted.
     added = [

@@ -28,7 +28,11 @@ def has_traces(configured: Configured | None, metrics: LoggedMetrics) -> bool:
     if configured is None:
         return False
     names, settings = metrics.names(), configured.config.settings
-    return any(trace.metric in names and not settings[trace.option].assumed for trace in configured.trainer.log.traces)
+    return any(
+        trace.metric in names and not settings[trace.option].assumed
+        for trace in configured.trainer.log.traces
+        if trace.tells_at(configured.config.version)
+    )
 
 
 def _by_traces(configured: Configured, metrics: LoggedMetrics) -> Iterator[Refuted]:
@@ -36,7 +40,7 @@ def _by_traces(configured: Configured, metrics: LoggedMetrics) -> Iterator[Refut
     settings, reported = configured.config.settings, set()
     for trace in configured.trainer.log.traces:
         setting = settings[trace.option]
-        if trace.option in reported or trace.fits(setting.value):
+        if trace.option in reported or trace.fits(setting.value) or not trace.tells_at(configured.config.version):
             continue
         values = [
             (key.step, metrics.at(key)[trace.metric]) for key in metrics.steps() if trace.metric in metrics.at(key)

@@ -29,6 +29,9 @@ def bonus_tokens(batch: RolloutBatch, objective: Objective, layout: Layout) -> T
         return torch.zeros(batch.tokens, dtype=torch.float64, device=batch.device)
     open_T = open_tokens(batch, objective, layout)
     takes_T = mask_T if open_T is None else mask_T & open_T
-    counted_N = seg.total(takes_T if bonus.aggregation.counted_in_loss else mask_T, batch.rows)
+    counted_T = takes_T if bonus.aggregation.counted_in_loss else mask_T
+    if bonus.aggregation.counted_before_rejection:
+        counted_T = batch.column("response_mask_pre")
+    counted_N = seg.total(counted_T, batch.rows)
     weight_N = row_weights(counted_N, layout, bonus.aggregation) * -bonus.coef
     return torch.where(takes_T, batch.column("entropy").double(), 0.0) * seg.expand(weight_N, batch.rows)

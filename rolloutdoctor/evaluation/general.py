@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.evaluation.blocks import Block, Scope, whole
 from rolloutdoctor.evaluation.entropy import open_tokens
 from rolloutdoctor.evaluation.rows import RowResult, in_scope
@@ -99,7 +100,8 @@ class GeneralEvaluator:
         in_count_N = in_scope(self.batch, self.part, self.objective.denominator)
         counted_N = torch.where(in_count_N, counted_N, 0.0)
         # A row that no denominator counts has no weight, and a mean over its own tokens no meaning.
-        return torch.where(in_count_N, row_weights(counted_N, layout, rule), 0.0)
+        weight_N = torch.where(in_count_N, row_weights(counted_N, layout, rule), 0.0)
+        return weight_N / rule.eval_divisor if self.batch.split != TRAIN else weight_N
 
     def _given(self, block: Block) -> TokenInputs:
         """Return the inputs of the policy term for a block."""

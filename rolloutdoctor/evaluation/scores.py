@@ -31,6 +31,8 @@ def task_scores(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -
         return seg.total(batch.column("token_rewards").to(dtype), batch.rows)
     # The trainers hold rewards in the dtype of the tokens; the statistics of these values are float64.
     score_N = batch.column("reward").to(dtype).double()
+    if objective.advantage.null_is_zero:
+        score_N = score_N.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
     bounds = objective.advantage.reward_bounds
     return score_N if bounds is None else score_N.clamp(*bounds)
 

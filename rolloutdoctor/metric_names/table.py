@@ -20,7 +20,7 @@ from rolloutdoctor.metric_names import (
     unsloth,
     verl,
 )
-from rolloutdoctor.metric_names.name import MetricName
+from rolloutdoctor.metric_names.name import MetricName, ordered
 from rolloutdoctor.metric_names.quantities import BY_NAME
 from rolloutdoctor.results.errors import UsageError, nearest
 
@@ -96,6 +96,25 @@ def understood(
         if one in known and (release is None or one.logged_at(release)):
             found.setdefault(one.quantity, (known[one], one))
     return found
+
+
+def releases_of(names: Collection[str], trainer: str) -> tuple[str, str] | None:
+    """Return the first release of a trainer that logs all of these names, and the first that does not any more.
+
+    Empty where nothing tells; None where no release has all of them.
+
+    >>> releases_of(["reward", "completion_length", "num_tokens"], "trl")
+    ('0.16', '0.17')
+    """
+    since = until = ""
+    for name in names:
+        known = [one for one in find(trainer) if one.matches(name)]
+        if known:
+            since = max(since, min((one.since for one in known), key=ordered), key=ordered)
+            ends = [one.until for one in known]
+            last = "" if "" in ends else max(ends, key=ordered)
+            until = min(filter(None, (until, last)), key=ordered, default="")
+    return None if until and ordered(since) >= ordered(until) else (since, until)
 
 
 def whose(names: Collection[str]) -> str | None:

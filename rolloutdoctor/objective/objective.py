@@ -65,6 +65,7 @@ class AdvantageRule:
         reward_weights: their weights; none: all one.
         normalised: the advantages are centred over the step's baseline rows and divided by their standard deviation.
         reward_bounds: what the rewards are clamped to before any KL penalty; None: nothing.
+        null_is_zero: a row whose reward is null has a reward of 0.
         whitened: the advantages are whitened over the trained tokens of the step.
         variance_floor: the variance of that divides by the number of tokens and is at least 1e-8, where it else divides
             by one less and has 1e-8 added.
@@ -96,6 +97,7 @@ class AdvantageRule:
     reward_weights: tuple[float, ...] = ()
     normalised: bool = False
     reward_bounds: tuple[float, float] | None = None
+    null_is_zero: bool = False
     whitened: bool = False
     variance_floor: bool = False
     whitened_over: Literal["trained", "rank", "response", "padded"] = "trained"
@@ -225,6 +227,7 @@ class Aggregation:
         leaves_out_rejected: True if rows that rejection left no token are not counted where rows are.
         counted_in_policy: True if token counts are those of the tokens that the correction inside the policy term
             keeps.
+        eval_divisor: what the loss of an evaluation is divided by.
     """
 
     mode: str
@@ -235,6 +238,7 @@ class Aggregation:
     eval_batches: bool = False
     leaves_out_rejected: bool = False
     counted_in_policy: bool = False
+    eval_divisor: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,7 +95,9 @@ class RewardMissingAsZero(DirectRule):
             # Other rewards than 0 without any function: the file does not hold all functions of these rows.
             lacks_some = by_step.any(null_N & reward_N.isfinite() & (reward_N != 0))
             witness_N |= null_N & by_step.expand(~lacks_some & ~by_step.all(null_N))
-        return witness_N & (reward_N == 0)
+        objective = None if step.evaluation is None else step.evaluation.objective
+        as_zero = objective is not None and objective.advantage.null_is_zero
+        return (witness_N & (reward_N == 0)) | (reward_N.isnan() & as_zero)
 
     def _without(self, step: "StepView", missing_N: "Tensor") -> "Tensor":
         """Advantages and baselines with the rows left out, and rounding radii, ``[N, 3]``; NaN and -1 where unknown."""
@@ -115,7 +117,11 @@ class RewardMissingAsZero(DirectRule):
             return nothing
         reward_N = torch.where(missing_N, torch.nan, batch.column("reward"))
         scored = replace(batch, per_row={**batch.per_row, "reward": reward_N})
-        leaving = replace(objective, baseline_rows=objective.baseline_rows.leaving_out(RowSet.UNSCORED))
+        leaving = replace(
+            objective,
+            advantage=replace(objective.advantage, null_is_zero=False),
+            baseline_rows=objective.baseline_rows.leaving_out(RowSet.UNSCORED),
+        )
         try:
             rows = evaluate_rows(scored, leaving, evaluation.dtype)
         except CannotComputeError:

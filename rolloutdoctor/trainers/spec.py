@@ -53,6 +53,7 @@ class Trace:
         words: under which values it is logged, as the end of "NAME is logged".
         nonzero: only a value other than 0 tells.
         value: the only value under which it is logged, or None where there are several.
+        since: the first version that logs it under these values alone; empty: all.
     """
 
     metric: str
@@ -61,6 +62,11 @@ class Trace:
     words: str
     nonzero: bool = False
     value: object = None
+    since: str = ""
+
+    def tells_at(self, version: tuple[int, ...]) -> bool:
+        """Return True if the metric tells of the option in a log of a version."""
+        return not self.since or version >= parse_version(self.since)
 
 
 @dataclass(frozen=True)
@@ -173,7 +179,6 @@ class Log:
         generation: patterns of the metrics that are made once for each generated batch.
         instant: metrics that are of the logged step alone, whatever `OptionRoles.window` says.
         traces: metrics that show how an option was set.
-        marks: metrics that tell its log from that of another trainer whose names it has; none: its names are its own.
         step_values: the values that steps took over from the steps before, under names that nothing logs.
         reward_free: tells from the metrics of a training step that no group had a spread of rewards; None where they
             do not say.
@@ -181,6 +186,8 @@ class Log:
         loss_parts: takes the loss of a training step apart from what was logged; None where that does not do. The
             configuration is None where nothing states it.
         file: its own log of numbers, in words; None if it has none of its own.
+        marks: sets of metrics of which one is logged whole, if its names are those of another trainer; none: its names
+            are its own.
     """
 
     loss: str
@@ -194,7 +201,7 @@ class Log:
     generation: tuple[str, ...] = ()
     instant: frozenset[str] = frozenset()
     traces: tuple[Trace, ...] = ()
-    marks: frozenset[str] = frozenset()
+    marks: tuple[frozenset[str], ...] = ()
     step_values: "Callable[[Config, StepMetrics], StepMetrics]" = _no_step_values
     reward_free: Callable[[Mapping[str, float]], bool | None] = _does_not_say
     loss_share: "Callable[[Evaluation], float | None]" = _all_of_it

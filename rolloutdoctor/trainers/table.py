@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 
 from rolloutdoctor.plugins import offered
 from rolloutdoctor.results.errors import UsageError, nearest
+from rolloutdoctor.trainers import unsloth
 from rolloutdoctor.trainers.ms_swift import trainer as ms_swift
 from rolloutdoctor.trainers.nemo_rl import trainer as nemo_rl
 from rolloutdoctor.trainers.prime_rl import trainer as prime_rl
@@ -27,6 +28,7 @@ TRAINERS: dict[str, Trainer] = {
         nemo_rl.TRAINER,
         ms_swift.TRAINER,
         skyrl.TRAINER,
+        unsloth.TRAINER,
     )
 }
 
@@ -45,8 +47,10 @@ def trainer_from_metric_names(names: Collection[str]) -> Trainer | None:
     >>> [trainer_from_metric_names(["loss", "kl", mark]).name for mark in ("num_tokens", "train_speed(s/it)")]
     ['trl', 'ms-swift']
     """
-    marked = [trainer for trainer in TRAINERS.values() if not trainer.log.marks.isdisjoint(names)]
-    for trainer in (*marked, *(each for each in TRAINERS.values() if not each.log.marks)):
+    # Who has the names of another trainer has marks that it has alone.
+    for trainer in sorted(TRAINERS.values(), key=lambda one: not one.log.marks):
+        if trainer.log.marks and not any(mark <= set(names) for mark in trainer.log.marks):
+            continue
         others = (trainer.log.grad_norm, *trainer.log.kl)
         if trainer.log.loss in names and any(name in names for name in others):
             return trainer

@@ -82,7 +82,7 @@ def check_read(option, value):
 
 @each_option
 def test_defaults_can_be_read(option):
-    for default in {option.default, option.changes[0][1] if option.changes else option.default}:
+    for default in {option.default, *(before for _, before in option.changes)}:
         if option.computed is None or default in option.computed:
             assert option.read(default, "default") == default
     assert option.meaning
@@ -182,6 +182,43 @@ def test_default_by_version():
     option = Option("f", "flag", True, "a flag", changes=(("1.10.0", False),))
     versions = ["1.9.9", "1.10.0", "1.10", "2"]
     assert [option.default_at(parse_version(version)) for version in versions] == [False, True, True, True]
+    option = Option("w", "integer", 3, "a number", changes=(("0.2", 1), ("1.0", 2)))
+    assert [option.default_at(parse_version(version)) for version in ("0.1", "0.2", "0.9", "1.0")] == [1, 2, 2, 3]
+
+
+LATE = Option("late", "integer", 1, "came and went", since="0.18", until="1.2", changes=(("0.2", 7),))
+WORDS = Option("words", "word", "a", "words", choices=("a", "b"), values_since={"b": "0.22"})
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "value", "words"),
+    [
+        ("0.17.9", "late", 2, "late = 2 (test): the option came with 0.18, and the run is of 0.17.9"),
+        ("1.2", "late", 2, "late = 2 (test): the option is gone since 1.2, and the run is of 1.2.0"),
+        ("0.21.0", "words", "b", "words = b (test): it came with 0.22, and the run is of 0.21.0"),
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_what_a_release_does_not_have_is_refused_by_name(strict, version, name, value, words):
+    with pytest.raises(UsageError) as error:
+        resolve((LATE, WORDS), parse_version(version), [Layer("test", {name: value}, strict=strict)], trainer="t")
+    assert str(error.value) == words
+
+
+@pytest.mark.parametrize("version", ["0.18", "0.22", "1.1.9"])
+def test_what_a_release_has_is_taken(version):
+    config = resolve((LATE,), parse_version(version), [Layer("test", {"late": 2})], trainer="t")
+    assert config["late"] == 2
+
+
+def test_without_the_option_its_release_does_what_is_known():
+    """Nothing is assumed then, and stating the same is no contradiction."""
+    for layers in ([], [Layer("test", {"late": 1})]):
+        config = resolve((LATE,), parse_version("0.17"), layers, trainer="t")
+        assert config["late"] == 1
+        assert not config.settings["late"].assumed
+    assert resolve((LATE,), parse_version("0.1"), [], trainer="t")["late"] == 7
+    assert "has no such option" in resolve((LATE,), parse_version("0.1"), [], trainer="t").settings["late"].origin
 
 
 def test_resolve():

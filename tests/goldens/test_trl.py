@@ -25,7 +25,7 @@ LATER = ()
 """Functions and configurations that the package does not compute today."""
 
 OLDER = {("trl.advantages", "unscorable", "pr5640"), ("trl.advantages", "unscorable", "pr5640_base")}
-"""TRL 1.3, on which the proposal is based, counts an unscored row as a reward of 0; the package knows 1.9 and later."""
+"""TRL 1.3, on which the proposal is based, counts an unscored row as a reward of 0; here all is that of the newest."""
 
 ENTRIES = [entry for entry in gold.entries() if entry[1].startswith("trl.")]
 METRICS = (

@@ -93,7 +93,8 @@ VERL_SECTIONS = words("""
 
 
 def own(trainer: str) -> set[str]:
-    return {option.name for option in table.TRAINERS[trainer].options}
+    spec = table.TRAINERS[trainer]
+    return {option.name for option in spec.options if option.exists_at(parse_version(spec.newest))}
 
 
 def names(config: type) -> set[str]:
@@ -123,6 +124,8 @@ def test_defaults_of_trl(trainer):
     defaults = {field.name: field.default for field in dataclasses.fields(trl_configs()[trainer])}
     spec = table.TRAINERS[trainer]
     for option in spec.options:
+        if not option.exists_at(parse_version(spec.newest)):
+            continue
         upstream = defaults[option.name]
         assert option.default_at(parse_version(spec.newest)) == option.read(upstream, "upstream"), option.name
 

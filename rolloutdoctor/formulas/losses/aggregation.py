@@ -255,6 +255,11 @@ def _token_mean_over_micro_batches(length_N: Tensor, layout: Layout, rule: Aggre
     return _unscaled_token_mean(length_N, layout, rule) * layout.ranks_N / layout.micros_N
 
 
+def _unscaled_of_rows(length_N: Tensor, layout: Layout, rule: Aggregation) -> Tensor:
+    """Unsloth before 2026.1.4: that of each row by itself, and the mean of these over the rows of a micro-batch."""
+    return _unscaled_token_mean(length_N, layout, rule) / layout.micro_rows_N
+
+
 def _token_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
     """verl ``token-mean``: mean over the tokens of the mini-batch; a mini-batch without tokens has no weight."""
     tokens_N = layout.optim_total(length_N)
@@ -332,6 +337,7 @@ AGGREGATIONS: dict[str, Callable[[Tensor, Layout, Aggregation], Tensor]] = {
     "generation-token-mean": _generation_token_mean,
     "generation-token-mean-over-micro-batches": _token_mean_over_micro_batches,
     "generation-token-mean-unscaled": _unscaled_token_mean,
+    "generation-token-mean-of-rows": _unscaled_of_rows,
     "micro-batch-fixed-length": _fixed_length,
     "micro-batch-padded-mean": _padded_mean,
     "micro-batch-row-mean": _row_means,

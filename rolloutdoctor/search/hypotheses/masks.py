@@ -139,6 +139,13 @@ MASKS = (
         rows=_unmasked,
     ),
     _IN_LOSS(
+        name="rejected-tokens-trained",
+        stage="kl",
+        words="tokens that rejection or truncation masked are trained and counted",
+        rows=_before_rejection,
+        columns=frozenset({_MASK, _BEFORE}),
+    ),
+    _IN_LOSS(
         name="mask-forgotten-in-loss",
         stage="kl",
         words="masked tokens are in the sums of the loss, and the mask is in its denominators alone",

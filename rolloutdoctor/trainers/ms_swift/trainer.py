@@ -308,6 +308,9 @@ _RECORDER = (
 )
 _STATE = "give OUTPUT_DIR/logging.jsonl or OUTPUT_DIR/checkpoint-N/trainer_state.json as well"
 
+_MARKS = ("train_speed(s/it)", "global_step/max_steps", "entropy/mean", "rollout_correction/kl")
+"""Metrics that TRL, whose other names it has, does not log."""
+
 TRAINER = Trainer(
     name="ms-swift",
     title="ms-swift",
@@ -350,7 +353,10 @@ TRAINER = Trainer(
             Trace("cispo_clip_ratio", "loss_type", partial(eq, "cispo"), "with loss_type = cispo", value="cispo"),
         ),
         # TRL's names but for these; `num_tokens` is TRL's own.
-        marks=frozenset({"train_speed(s/it)", "global_step/max_steps", "entropy/mean", "rollout_correction/kl"}),
+        marks=tuple(
+            frozenset({one})
+            for one in ("train_speed(s/it)", "global_step/max_steps", "entropy/mean", "rollout_correction/kl")
+        ),
         reward_free=trl.reward_free,
         file="logging.jsonl",
     ),

@@ -1,6 +1,7 @@
 """The entropy bonus of TRL's GRPOTrainer: ``L - coef * H``, the coefficient a constant or adapted from step to step.
 
-Compared: trl 1.9.0, and 1.10.0 to 1.16.0, which take H as a mean over the tokens of each micro-batch for every loss.
+Compared: trl 1.8.0 (the first with a bonus) and 1.9.0, and 1.10.0 to 1.16.0, which take H as a mean over the tokens of
+each micro-batch for every loss.
 """
 
 from math import inf
@@ -23,8 +24,14 @@ def entropy_bonus(config: Config) -> EntropyBonus | None:
     if not adapts and coef == 0:
         return None
     by_generation = config.version < (1, 10) and LOSS_TYPES[config.word("loss_type")].aggregation == OF_GENERATION
+    before_masks = config.version < (1, 9) and bool(config["mask_truncated_completions"])
     rule = (
-        Aggregation(mode="generation-token-mean-unscaled", counted_in_loss=False, eval_batches=True)
+        Aggregation(
+            mode="generation-token-mean-unscaled",
+            counted_in_loss=False,
+            counted_before_rejection=before_masks,
+            eval_batches=True,
+        )
         if by_generation
         else Aggregation(mode="micro-batch-token-mean", eval_batches=True)
     )

@@ -1,9 +1,21 @@
 """TRL's GRPOTrainer: options of its GRPOConfig, its objective, and its logged metrics.
 
-Read and compared: trl 1.16.0 and every minor release from 1.9.0 on. 1.10.0 changed the default of
-`use_bias_correction_kl`, how the loss types over the tokens of a generation batch share them out over its optimizer
-steps, and the mean that `luspo` takes; 1.11.0 lets a sampler give no log-prob for a token; 1.14.0 gave up the loss of
-its own that `use_liger_kernel` had. Before 1.9.0 tokens were counted before masks, and metrics were means of ranks.
+Read and compared: trl 1.16.0 and every minor release from 0.14.0 on, the first with this class. Options came, went and
+changed their defaults as `options.py` says, metrics as `metrics.py` does. Of the arithmetic:
+
+- 0.14, 0.15: every ratio is 1, row means; rewards that are not numbers spread over their group. 0.16: ratios and their
+  clip, the mean over the tokens of a micro-batch, a row that no function scored has a reward of 0. 0.17: `loss_type`.
+- 0.20: one ratio a row, the entropy mask, of each rank by itself before 0.21.
+- 0.22: `dapo` divides by the tokens of the generation, counted before truncated responses are masked; 0.22.0 alone
+  does not divide by a deviation where `scale_rewards` is group, its default, and by the group's where it is batch or
+  none. The loss of an evaluation is divided by the accumulation of training, up to 0.27.0.
+- 0.23: weights against the sampler, by token. 0.26: their modes, `cispo` and `sapo`, the KL times the ratio. 0.27:
+  rewards normalised one by one, the off-policy mask, which 0.27.0 makes with the old log-probs. 0.28 `luspo`, 1.0
+  `vespo`.
+- 1.6: rows without a score are left out; lower bounds of weights. 1.8: the entropy bonus. 1.9: tokens are counted
+  after masks. 1.10: the default of `use_bias_correction_kl`, how the tokens of a generation are shared out over its
+  optimizer steps, the mean of `luspo`. 1.11: the sampler may give no log-prob for a token. 1.14: Liger has no loss of
+  its own.
 """
 
 from collections.abc import Mapping
@@ -59,10 +71,11 @@ def objective(config: Config) -> Objective:
     Raises:
         UsageError: if options contradict each other, or ask for what is not computed.
     """
-    if config["use_liger_kernel"] and config.version < (1, 14):
+    version = config.version
+    if config["use_liger_loss"] or (config["use_liger_kernel"] and (0, 25) <= version < (1, 14)):
         raise UsageError(
-            "use_liger_kernel before TRL 1.14.0 computes the loss in a fused kernel, which this package has not "
-            "compared; set it to false to see what the plain loss would be"
+            "use_liger_kernel before TRL 1.14.0, and use_liger_loss, compute the loss in a fused kernel, which this "
+            "package has not compared; set it to false to see what the plain loss would be"
         )
     loss_type = config.word("loss_type")
     mode = LOSS_TYPES[loss_type].aggregation
@@ -70,31 +83,36 @@ def objective(config: Config) -> Objective:
     if mode == "micro-batch-fixed-length" and length is None:
         raise UsageError(f"loss_type = {loss_type} divides by max_completion_length: set it to a whole number")
     beta, found = config.number("beta"), gates(config)
-    if mode == "micro-batch-row-sum" and config.version < (1, 10):
+    if mode == "micro-batch-row-sum" and version < (1, 10):
         _refuse_padding(config, found)
     named = config.word("multi_objective_aggregation") == "normalize_then_sum"
     weights = cast("tuple[float, ...] | None", config["reward_weights"])
     level = cast(Literal["token", "sequence"], config.word("importance_sampling_level"))
+    # The tokens of the generation were counted before truncated responses were masked.
+    before_masks = mode == OF_GENERATION and version < (1, 9) and bool(config["mask_truncated_completions"])
     by_micro_batch = mode == "micro-batch-token-mean" or config.number("top_entropy_quantile") < 1
     return Objective(
         trainer="trl",
         version=".".join(map(str, config.version)),
         advantage=AdvantageRule(
             estimator="normalize_then_sum" if named else "grpo",
-            scale=cast(Literal["group", "batch", "none"], config.word("scale_rewards")),
+            scale=scale(config),
             epsilon=EPSILON,
             singleton="zero",
             flags_zero_std=True,
             knows_single=True,
             reward_weights=(weights or ()) if named else (),
+            null_is_zero=(0, 16) <= version < (1, 6),
         ),
         surrogate=surrogate(config),
         aggregation=Aggregation(
-            mode=f"{mode}-unscaled" if mode == OF_GENERATION and config.version < (1, 10) else mode,
+            mode=f"{mode}-unscaled" if mode == OF_GENERATION and version < (1, 10) else mode,
             length=None if length is None else int(length),
             counted_in_loss=mode != OF_GENERATION,
+            counted_before_rejection=before_masks,
             needs_micro_batches=by_micro_batch and config["gradient_accumulation_steps"] != 1,
             eval_batches=True,
+            eval_divisor=eval_divisor(config),
         ),
         kl_loss=None
         if beta == 0
@@ -104,9 +122,27 @@ def objective(config: Config) -> Objective:
         entropy_bonus=entropy_bonus(config),
         gates=found,
         reward_weights=weights,
-        baseline_rows=Scope().leaving_out(RowSet.UNSCORED),
+        baseline_rows=baseline_rows(version),
         metric_columns=METRIC_COLUMNS,
     )
+
+
+def scale(config: Config) -> Literal["group", "batch", "none"]:
+    """Return the standard deviation that divides: 0.22.0 alone took the words `scale_rewards` for one another."""
+    word = cast(Literal["group", "batch", "none"], config.word("scale_rewards"))
+    return word if config.version != (0, 22, 0) else "none" if word == "group" else "group"
+
+
+def baseline_rows(version: tuple[int, ...]) -> Scope:
+    """Return the rows in baselines: before 1.6 those that no reward function scored too, from 0.16 on with 0."""
+    return Scope() if version < (1, 6) else Scope().leaving_out(RowSet.UNSCORED)
+
+
+def eval_divisor(config: Config) -> float:
+    """Return what an evaluation's loss is divided by: from 0.22 to before 0.27.1 that of training, accumulation."""
+    plain = LOSS_TYPES[config.word("loss_type")].aggregation == OF_GENERATION
+    is_divided = (0, 22) <= config.version < (0, 27, 1) and not plain
+    return config.number("gradient_accumulation_steps") if is_divided else 1.0
 
 
 def surrogate(config: Config) -> Surrogate:
@@ -119,6 +155,8 @@ def surrogate(config: Config) -> Surrogate:
         clip_high=high,
         cap=config.optional_number("delta"),
         level=cast(Literal["token", "sequence"], config.word("importance_sampling_level")),
+        # Before 0.16 there is no old policy, and no clip.
+        old="old_log_probs" if config.version >= (0, 16) else "policy_log_probs",
         numbers={name: config.number(option.name) for name, option in loss_type.numbers.items()},
     )
 
@@ -141,11 +179,12 @@ def gates(config: Config) -> tuple[TermWeight, ...]:
     threshold = config.optional_number("off_policy_mask_threshold")
     if threshold is not None:
         against: Literal["rollout_log_probs", "old_log_probs"]
-        against = "rollout_log_probs" if config["use_vllm"] else "old_log_probs"
+        sampled = config["use_vllm"] and config.version >= (0, 27, 1)
+        against = "rollout_log_probs" if sampled else "old_log_probs"
         found.append(TermWeight(kind="off_policy", against=against, high=threshold, nan_is_one=lenient))
     share = config.number("top_entropy_quantile")
     if share < 1:
-        found.append(TermWeight(kind="high_entropy", high=share))
+        found.append(TermWeight(kind="high_entropy", high=share, of_rank=config.version < (0, 21)))
     if config["use_vllm"] and config["vllm_importance_sampling_correction"]:
         level, _, outside = config.word("vllm_importance_sampling_mode").partition("_")
         low = config.optional_number("vllm_importance_sampling_clip_min")
@@ -246,7 +285,7 @@ TRAINER = Trainer(
     name="trl",
     title="TRL",
     newest="1.16.0",
-    oldest="1.9.0",
+    oldest="0.14.0",
     options=OPTIONS,
     objective=objective,
     metrics=metrics,
@@ -262,12 +301,14 @@ TRAINER = Trainer(
         not_recomputed=NOT_RECOMPUTED
         | {
             "entropy_coef with use_adaptive_entropy": "it moves with the entropies of every step before",
+            "clip_ratio": "0.16 counts the tokens that the clip leaves alone, and Liger's kernel has its own",
+            "kl with beta = 0 before 0.16": "the log-probs of the reference are in no loss then",
             "tools/*": "calls of tools are not in the rows",
         },
         generation=GENERATION_METRICS,
         instant=frozenset({"grad_norm", "learning_rate", "epoch", "num_tokens"}),
         traces=(
-            Trace("kl", "beta", lambda beta: beta != 0, "where beta is above 0", nonzero=True),
+            Trace("kl", "beta", lambda beta: beta != 0, "where beta is above 0", nonzero=True, since="0.16"),
             *(
                 Trace(metric, "loss_type", partial(eq, name), f"with loss_type = {name}", value=name)
                 for name, one in LOSS_TYPES.items()

@@ -1,13 +1,15 @@
 """TRL's RLOOTrainer: options of its RLOOConfig, its objective, and its logged metrics.
 
-Read and compared: trl 1.16.0; 1.10.0 computes the same.
+Read and compared: trl 1.16.0, and every release from 0.22 on, the first with this class: the one before takes a reward
+model, and is another trainer. Before 1.6 rows that no reward function scored have a reward of 0; before 0.27 `reward`,
+`reward_std` and `frac_reward_zero_std` are of the rewards less the KL penalty; before 1.9 metrics are means of ranks.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, RowSet, Scope, Surrogate
+from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, Surrogate
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
@@ -36,7 +38,16 @@ OPTIONS = (
     _SHARED["epsilon_high"],
     Option("num_generations", "integer", 2, "responses per prompt in training", low=2),
     _SHARED["num_generations_eval"],
-    Option("max_completion_length", "integer", 512, "longest response", low=1, optional=True, decides=False),
+    Option(
+        "max_completion_length",
+        "integer",
+        512,
+        "longest response",
+        low=1,
+        optional=True,
+        decides=False,
+        changes=(("1.10", 256),),
+    ),
     _SHARED["mask_truncated_completions"],
     _SHARED["sync_ref_model"],
     _SHARED["ref_model_sync_steps"],
@@ -78,6 +89,7 @@ def objective(config: Config) -> Objective:
             sums_tokens=True,
             normalised=bool(config["normalize_advantages"]),
             reward_bounds=None if bounds is None else (bounds[0], bounds[1]),
+            null_is_zero=config.version < (1, 6),
         ),
         surrogate=Surrogate(
             kind="clipped_row",
@@ -92,7 +104,7 @@ def objective(config: Config) -> Objective:
         if beta == 0
         else KlTerm(estimator="k1", coef=beta, log_probs="old_log_probs", masked=True, of_trained=True),
         reward_weights=cast("tuple[float, ...] | None", config["reward_weights"]),
-        baseline_rows=Scope().leaving_out(RowSet.UNSCORED),
+        baseline_rows=trl.baseline_rows(config.version),
         metric_columns=trl.METRIC_COLUMNS,
     )
 
@@ -110,7 +122,7 @@ TRAINER = Trainer(
     name="trl-rloo",
     title="TRL",
     newest="1.16.0",
-    oldest="1.10.0",
+    oldest="0.22.0",
     options=OPTIONS,
     objective=objective,
     metrics=metrics,

@@ -13,6 +13,7 @@ BY_HAND = {
     "generation-token-mean": (1 / 8,) * 4,
     "generation-token-mean-over-micro-batches": (1 / (8 * 2),) * 4,
     "generation-token-mean-unscaled": (1 / 8,) * 4,
+    "generation-token-mean-of-rows": (1 / (8 * 2),) * 4,
     "micro-batch-fixed-length": (1 / (2 * 10 * 2),) * 4,
     "micro-batch-padded-mean": (1 / (2 * 5 * 2),) * 4,
     "micro-batch-row-mean": (1 / (1 * 2 * 2), 1 / (2 * 2 * 2), 1 / (1 * 2 * 2), 1 / (5 * 2 * 2)),

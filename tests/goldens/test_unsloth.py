@@ -1,0 +1,154 @@
+"""What the real loss of unsloth-zoo gave, recomputed: loss, gradient, `kl` and `completion_length`; and its faults."""
+
+import json
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from goldens import trl_releases as releases
+from goldens import unsloth_steps as steps
+from objectives import objective_of
+from proof.claims import Bound, agree, compared, covers
+
+from rolloutdoctor.evaluation.evaluate import evaluate
+from rolloutdoctor.evaluation.radii.loss import loss_radius
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.testing import diagnose
+from rolloutdoctor.trainers.table import TRAINERS, trainer_from_metric_names
+
+SINGLE = Bound(2e-6, 1e-9, "several sums of float32 in another order, and a k3 that cancels")
+
+pytestmark = [compared("golden", SINGLE)]
+
+
+@cache
+def stored() -> tuple[np.ndarray, dict]:
+    with np.load(steps.FILE) as file:
+        return file["values"], json.loads(bytes(file["index"]).decode())
+
+
+@cache
+def of_trl() -> tuple[np.ndarray, dict]:
+    with np.load(releases.FILE) as file:
+        return file["values"], json.loads(bytes(file["index"]).decode())
+
+
+def wanted(entry: tuple, name: str) -> torch.Tensor:
+    values, index = stored()
+    start, count = index["/".join(entry[:3])][name]
+    return torch.from_numpy(values[start : start + count])
+
+
+def by_zoo() -> list:
+    return [
+        pytest.param(
+            [entry for entry in steps.entries() if entry[0] == zoo],
+            id=zoo,
+            marks=[
+                covers("unsloth", option, value)
+                for _, options in steps.configurations(zoo)
+                for option, value in options.items()
+            ],
+        )
+        for zoo in steps.ZOOS
+    ]
+
+
+@pytest.mark.parametrize("entries", by_zoo())
+@pytest.mark.parametrize("name", ["f32", "f64"])
+def test_loss(entries, name):
+    dtype = {"f32": torch.float32, "f64": torch.float64}[name]
+    for entry in entries:
+        zoo, case, _, options = entry
+        batch, mine = steps.batch_of(case, options), steps.objective(zoo, options)
+        found = evaluate(batch, mine, dtype=dtype, per_token=True)
+        words, single = "/".join(entry[:3]), dtype == torch.float32
+        loss, grad = float(wanted(entry, f"{name}/loss")), wanted(entry, f"{name}/grad")
+        rounding = float(loss_radius(found)) if single else 0.0
+        agree(found.loss, loss, dtype, f"{words} loss", scale=abs(loss), rounding=rounding)
+        agree(found.per_token.grad_T.abs().sum(), grad[-1], dtype, f"{words} gradient")
+        own = releases.projections(found.per_token.grad_T)
+        agree(own, grad[:-1], dtype, f"{words} gradient", scale=float(grad[-1]))
+        own = TRAINERS["unsloth"].metrics(found)
+        length, kl = wanted(entry, f"{name}/metrics").tolist()
+        agree(own["completion_length"], length, dtype, f"{words} completion_length")
+        agree(own["kl"], kl, dtype, f"{words} kl", scale=max(abs(kl), 1e-3))
+
+
+ADVANTAGES = {
+    "kl": {"scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize"},
+    "unscaled": {"scale_rewards": "none"},
+    "batch": {"scale_rewards": "batch"},
+    "gdpo": {"multi_objective_aggregation": "normalize_then_sum", "reward_weights": releases.WEIGHTS},
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[covers("unsloth", option, value) for option, value in options.items()])
+        for name, options in ADVANTAGES.items()
+    ],
+)
+def test_advantages_are_those_of_trl(name):
+    compared_with = 0
+    for entry in releases.entries():
+        if entry[1:2] + entry[3:4] == ("0.27.2", name) and entry[0] == "trl":
+            options = {"num_iterations": 2, **ADVANTAGES[name]}
+            batch = releases.batch_of("trl", entry[2], "0.27.2", options)
+            found = evaluate(batch, objective_of("unsloth@0.27.2", **options), dtype=torch.float64).rows
+            values, index = of_trl()
+            start, count = index["/".join(entry[:4])]["f64/advantages"]
+            agree(found.advantage_N, torch.from_numpy(values[start : start + count]), torch.float64, "advantages")
+            compared_with += 1
+    assert compared_with > 1
+
+
+def checked(loss_type: str, zoo: str = "2026.8.13", *, masked: bool = False, stated: str = ""):
+    """The report of a run whose loss and metrics the real functions made, from a mask that is theirs, or TRL's."""
+    (entry,) = [one for one in steps.entries() if one[:3] == (zoo, "truncated", loss_type)]
+    options = {"gradient_accumulation_steps": releases.ACCUMULATION, "max_completion_length": releases.WIDTH}
+    options |= {**entry[3], "num_generations": 4, "unsloth_zoo": stated or zoo, "mask_truncated_completions": masked}
+    batch = steps.batch_of("truncated", entry[3])
+    columns = {name: value.float() if value.is_floating_point() else value for name, value in batch.per_token.items()}
+    if masked:
+        kept_N = torch.tensor([status == "stop" for status in batch.statuses])
+        columns["response_mask"] = batch.column("response_mask") & torch.repeat_interleave(kept_N, batch.rows.diff())
+    advantage_N = evaluate(batch, steps.objective(zoo, entry[3])).rows.advantage_N
+    del columns["rollout_log_probs"]
+    batch = replace(batch, per_token=columns, per_row={**batch.per_row, "advantage": advantage_N.float().double()})
+    length, kl = wanted(entry, "f32/metrics").tolist()
+    logged = {"loss": float(wanted(entry, "f32/loss")), "kl": kl, "completion_length": length}
+    return diagnose([batch], trainer=f"unsloth@{steps.release_of(entry[3])}", options=options, logged=logged)
+
+
+def test_a_healthy_run_gives_no_warning():
+    report = checked("bnpo")
+    assert [one.code for one in report.findings if one.severity != Severity.INFO] == []
+    agree_of = {each.quantity: each.agree for each in report.audit}
+    assert [agree_of[name] for name in ("loss", "kl", "completion_length")] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("loss_type", ["bnpo", "dapo"])
+def test_truncated_completions_that_come_back_are_found(loss_type):
+    """The mask that the run states is not the one of its loss."""
+    found = {one.code: one for one in checked(loss_type, masked=True).findings}
+    assert found["RDG005"].verdict == "confirmed"
+    assert "rejected-tokens-trained" in (found["RDG005"].cause.hypothesis, *found["RDG005"].cause.also)
+    assert found["RDG005"].measures["relative_change_l1"].value > 0.5
+
+
+def test_chunks_of_one_row_show_in_the_loss():
+    """A run of a release that took every row for a chunk, stated as a newer one."""
+    assert "RDG005" not in {one.code for one in checked("bnpo", "2026.1.2").findings}
+    report = checked("bnpo", "2026.1.2", stated="2026.8.13")
+    assert {each.quantity: each.agree for each in report.audit}["loss"] == 0
+
+
+def test_its_log_is_known_by_two_names_together():
+    both = ["loss", "grad_norm", "kl", "completion_length", "completions/mean_length"]
+    assert trainer_from_metric_names(both).name == "unsloth"
+    assert trainer_from_metric_names(both[:4]).name == "trl"
+    assert trainer_from_metric_names([*both[:3], both[4]]).name == "trl"
