@@ -149,20 +149,25 @@ def clipped(value, low, high):
     return min(high, max(low, value))
 
 
-def aggregated(mode, terms, masks, *, length=None):
-    """One micro-batch: the loss of a list of rows, each a list of terms with its mask."""
+def aggregated(mode, terms, masks, *, length=None, groups=None):
+    """One micro-batch: the loss of a list of rows, each a list of terms with its mask, and its group."""
     sums = [sum(term for term, on in zip(row, mask, strict=True) if on) for row, mask in zip(terms, masks, strict=True)]
     counts = [sum(mask) for mask in masks]
     rows, tokens = len(terms), sum(counts)
     total = sum(sums)
     if mode == "seq-mean-token-mean":
         return sum(each / (count + 1e-8) for each, count in zip(sums, counts, strict=True)) / rows
-    if mode in ("micro-batch-row-mean", "trajectory-mean-token-mean"):
+    if mode == "prompt-mean-token-mean":
+        places = [[row for row, group in enumerate(groups) if group == one] for one in dict.fromkeys(groups)]
+        means = [sum(sums[row] for row in own) / max(sum(counts[row] for row in own), 1) for own in places]
+        return sum(means) / len(means)
+    if mode in ("micro-batch-row-mean", "trajectory-mean-token-mean", "row-mean-token-mean"):
         return sum(each / max(count, 1) for each, count in zip(sums, counts, strict=True)) / rows
     if mode in (
         "micro-batch-token-mean",
         "generation-token-mean",
         "generation-token-mean-unscaled",
+        "generation-token-mean-over-micro-batches",
         "token-mean",
         "rank-token-mean",
     ):

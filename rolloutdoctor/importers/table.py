@@ -16,6 +16,7 @@ from rolloutdoctor.importers.skyrl import SkyRlDump
 from rolloutdoctor.importers.slime import SlimeDump
 from rolloutdoctor.importers.tinker_cookbook import TinkerCookbook
 from rolloutdoctor.importers.trl import TrlCompletions
+from rolloutdoctor.importers.verifiers import Verifiers
 from rolloutdoctor.importers.verl import VerlRollouts
 from rolloutdoctor.plugins import offered
 from rolloutdoctor.results.errors import UsageError, nearest
@@ -34,6 +35,7 @@ IMPORTERS: tuple[Importer, ...] = (
     TinkerCookbook(),
     Rllm(),
     Areal(),
+    Verifiers(),
 )
 
 _NAMES = [*(importer.name for importer in IMPORTERS), MappedTable.name]

@@ -14,19 +14,9 @@ KNOWN = (
 
 OTHERS = (
     (
-        {"prompt", "completion", "advantages", "step"},
-        "completions.jsonl of ms-swift, which says neither groups nor weights of the rewards: give its logging.jsonl, "
-        "and record the rollouts with rolloutdoctor.recorders.own_loop",
-    ),
-    (
         {"prompt", "completion", "gen_step"},
         "completions.jsonl of ms-swift on Ray, which says no groups: give its logging.jsonl, and record the rollouts "
         "with rolloutdoctor.recorders.own_loop",
-    ),
-    (
-        {"example_id", "prompt", "completion", "reward"},
-        "results.jsonl of an evaluation with verifiers, which has no training steps: give what the trainer wrote, such "
-        "as rollouts/ of prime-rl",
     ),
 )
 """Keys of a line, and in words what programs write with them that nothing here reads."""

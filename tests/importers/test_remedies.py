@@ -45,6 +45,9 @@ DUMPS = {
     "tinker-cookbook": (first("tinker_cookbook"), (), "verl", 1, "rolloutdoctor.recorders.own_loop"),
     "rllm": (first("rllm/episodes"), (), "verl", 1, "rolloutdoctor.recorders.verl"),
     "areal": (first("areal/rollout"), (), "verl", 1, "rolloutdoctor.recorders.own_loop"),
+    "ms-swift": (first("ms_swift"), (), None, 1, "rolloutdoctor.recorders.own_loop"),
+    "skyrl": (first("skyrl"), (), None, 0, "rolloutdoctor.recorders.own_loop"),
+    "verifiers": (first("verifiers"), (), "verl", 1, "the trainer that uses the environment"),
     "mapped": (mapped, (), "verl", 2, "--map COLUMN=WHERE"),
 }
 

@@ -126,9 +126,7 @@ def test_the_log_of_ms_swift_has_its_steps(name, tmp_path):
 
 
 OTHERS = {
-    "ms-swift": {"step": ["1"], "prompt": ["a"], "completion": ["b"], "Accuracy": [1.0], "advantages": [0.0]},
     "ms-swift on Ray": {"gen_step": 1, "prompt": "a", "completion": "b", "reward": 1.0},
-    "verifiers": {"example_id": 0, "prompt": [], "completion": [], "answer": "1", "task": "t", "reward": 1.0},
 }
 
 
@@ -139,3 +137,34 @@ def test_what_is_not_read_is_named(program, as_folder, tmp_path):
     path.write_text(json.dumps(OTHERS[program]) + "\n")
     with pytest.raises(InputError, match=program):
         rolloutdoctor.check(tmp_path if as_folder else path)
+
+
+def verified(example, reward, **more):
+    """A line as verifiers saves a rollout, with the fields of `state_to_output`."""
+    messages = [{"role": "user", "content": f"task {example}"}]
+    shared = {"is_completed": True, "is_truncated": False, "stop_condition": "done", "metrics": {"exact": reward}}
+    return {"example_id": example, "prompt": messages, "completion": messages, "reward": reward, **shared, **more}
+
+
+def test_an_evaluation_of_verifiers(tmp_path):
+    folder = tmp_path / "outputs" / "evals" / "gsm8k--model" / "0a1b2c3d"
+    folder.mkdir(parents=True)
+    lines = [
+        verified(0, 1.0),
+        verified(0, 0.0, error={"error": "TimeoutError"}),
+        verified(1, 0.5, is_truncated=True),
+        verified(1, 0.5, stop_condition=None),
+    ]
+    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"example_id": 1, ')
+    assert detect_dump([str(folder)], ConvertOptions()).importer.name == "verifiers"
+    rows, _ = converted(tmp_path / "run.parquet", folder)
+    assert [(row["step"], row["split"], row["group_id"], row["reward"], row["status"]) for row in rows] == [
+        (0, "eval", "0", 1.0, "done"),
+        (0, "eval", "0", 0.0, "aborted"),
+        (0, "eval", "1", 0.5, "length"),
+        (0, "eval", "1", 0.5, None),
+    ]
+    assert len({row["sample_id"] for row in rows}) == 4
+    (folder / "results.jsonl").write_text(json.dumps(verified(0, "much")) + "\n")
+    with pytest.raises(DataError, match=r"results.jsonl, line 1: reward is 'much'"):
+        converted(tmp_path / "wrong.parquet", folder)

@@ -197,6 +197,9 @@ def _may_lose_digits(body: object, raw: bytes) -> bool:
 
 def first_object(path: Path) -> dict[str, object] | None:
     """Return the object on the first line that has one, for sniffing; None if there is none or it is not JSON."""
+    # To open a pipe is to wait for who writes to it.
+    if not path.is_file():
+        return None
     try:
         with path.open("rb") as file:
             raw = file.readline(LONGEST_LINE + 1)

@@ -125,7 +125,7 @@ def by_autograd(
     counts = [[int(row.sum())] for row in mask.split(lengths.tolist())]
     found = {}
     for mode in AGGREGATIONS:
-        loss = oracles.aggregated(mode, sums, counts, length=LENGTH)
+        loss = oracles.aggregated(mode, sums, counts, length=LENGTH, groups=batch.groups.index_N.tolist())
         found[mode] = loss.item(), torch.autograd.grad(loss, leaf, retain_graph=True)[0]
     return found
 
