@@ -98,9 +98,7 @@ class ZeroVarianceShare(NumbersRule):
 def _advice(value: str, onset: int, before: "np.ndarray", after: float) -> str:
     """Say what to look at where all rewards are one value, by where that lies among the rewards before."""
     if len(before) and after < before.min():
-        return (
-            f"check the reward function and its service on responses of step {onset}: it gives {value} to all of them"
-        )
+        return f"check the reward function on responses of step {onset}: from there on it gives {value} to all of them"
     if len(before) and after >= before.max():
         return "the prompts are solved: take harder ones, or filter groups of equal rewards"
     return f"check by hand whether {value} is the right reward of some responses; if it is, change the prompts"
