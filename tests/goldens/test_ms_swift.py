@@ -41,6 +41,7 @@ def options_of(case, result):
     return {"gradient_accumulation_steps": micros, "max_completion_length": 9, **weights}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "config"), [*params()])
 @pytest.mark.parametrize("label", DTYPES)
 def test_results(case, config, label):

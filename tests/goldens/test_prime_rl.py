@@ -55,6 +55,7 @@ def marked(name):
     return pytest.param(name, marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", [marked(name) for name in CONFIGS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
@@ -83,6 +84,7 @@ def test_loss_gradient_and_metrics(name, case, dtype):
         assert made[metric] == pytest.approx(value, rel=1e-9, abs=radius + 1e-12), metric
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", [name for name in CONFIGS if CONFIGS[name][2] in ("grpo", "max_rl")])
 def test_from_the_rewards(name, case):

@@ -35,6 +35,7 @@ def params():
         yield pytest.param(case, config, marks=marks, id=f"{case}-{config}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "config"), [*params()])
 @pytest.mark.parametrize("label", DTYPES)
 def test_results(case, config, label):

@@ -56,6 +56,7 @@ def by_zoo() -> list:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entries", by_zoo())
 @pytest.mark.parametrize("name", ["f32", "f64"])
 def test_loss(entries, name):
