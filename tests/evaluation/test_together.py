@@ -43,6 +43,13 @@ RUNS = {
     "slime grpo": ("slime", {"advantage_estimator": "grpo", "use_kl_loss": True, "kl_loss_coef": 0.1}),
     "slime gspo": ("slime", {"advantage_estimator": "gspo", "use_kl_loss": True, "kl_loss_coef": 0.1}),
 }
+WITH_SAMPLER = {
+    "nemo-rl": ("nemo-rl", {}),
+    "prime-rl": ("prime-rl", {}),
+    "prime-rl max_rl": ("prime-rl", {"orchestrator.algo.type": "max_rl"}),
+    "skyrl maxrl": ("skyrl", {"advantage_estimator": "maxrl"}),
+}
+"""Runs that also need the log-probs of the sampler."""
 OBJECTIVES = objectives()
 SHARED = {
     *("trl", "trl batch scale", "trl grpo, delta", "verl grpo", "verl vectorised", "verl opo", "verl gpg"),
@@ -52,7 +59,7 @@ SHARED = {
 
 
 def objectives_of(run):
-    name, options = RUNS[run]
+    name, options = (RUNS | WITH_SAMPLER)[run]
     trainer = find(name)
     config = resolve(trainer.options, parse_version(trainer.newest), [Layer("", options)], trainer=name)
     objective = trainer.objective(config)
@@ -110,6 +117,17 @@ def test_together_as_alone(run, seed, is_cut):
             assert_same(one.tokens, its.tokens, (number, label))
             np.testing.assert_array_equal(one.losses, its.losses)
             np.testing.assert_array_equal(one.losses, np.array(found.joined[label].losses)[:, number : number + 1])
+
+
+@pytest.mark.parametrize("run", WITH_SAMPLER)
+def test_together_as_alone_with_a_sampler(run):
+    objectives, steps = objectives_of(run), [a_step(seed, seed) for seed in range(4)]
+    steps = [with_columns(step, rollout_log_probs=-1.1) for step in steps]
+    found = StepsTogether(steps, [{}] * 4, torch.float32).whole(objectives)
+    for step, its in zip(steps, found.each, strict=True):
+        for label, one in evaluate_all(step, objectives).items():
+            assert_same(one.rows, its[label].rows, (step.step, label))
+            assert_same(one.tokens, its[label].tokens, (step.step, label))
 
 
 @pytest.mark.slow
