@@ -149,7 +149,8 @@ def fixes(*, as_json: bool = False) -> str:
     lines = []
     for fix in FIXES.values():
         contested = "contested upstream" if fix.contested else "accepted upstream"
-        lines.append(f"{fix.name}  ({', '.join(fix.trainers())}; {contested})")
+        lines.append(f"{fix.name}  ({contested})")
+        lines.append(_indented(f"For {', '.join(fix.trainers())}.", 2))
         lines.append(_indented(f"{fix.summary}.", 2))
         lines.append(_indented(fix.story, 2))
         for position, (name, note) in enumerate(fix.notes.items()):

@@ -189,7 +189,7 @@ def logs_remedy() -> str:
     """Name the logs to give where the trainer of the run is unknown."""
     from rolloutdoctor.trainers.table import TRAINERS
 
-    own = ", ".join(trainer.log.file for trainer in TRAINERS.values() if trainer.log.file is not None)
+    own = ", ".join(dict.fromkeys(one.log.file for one in TRAINERS.values() if one.log.file is not None))
     return f"give the trainer's log as well: {own}, or an export as CSV or JSON Lines"
 
 

@@ -22,8 +22,25 @@ def relations_of(context: Context) -> Iterator[tuple[Identity, Relation]]:
     for identity in IDENTITIES.get(SAME.get(trainer or "", trainer or ""), ()):
         holds = all(_is_stated_as(context, name, value) for name, value in identity.when.items())
         if holds and identity.holds_at(release) and (not identity.each_step or _logs_each_step(context)):
-            found = identity.relations_in(context.metrics)
-            yield from ((identity, one) for one in found if all(_factors(context, term) for term in one.terms))
+            for one in identity.relations_in(context.metrics):
+                if all(_factors(context, term) for term in one.terms) and _has_own_names(context, identity, one):
+                    yield identity, one
+
+
+def _has_own_names(context: Context, identity: Identity, one: Relation) -> bool:
+    """Tell whether each reward function has a metric of its own: TRL averages those of functions with one name.
+
+    There are as many functions as weights. Without weights the log of one metric may show it (`compared`).
+    """
+    weighted = [term for term in one.terms if "|" in term.option]
+    weights = _option(context, weighted[0].option) if weighted else None
+    if isinstance(weights, tuple):
+        return len(weights) == len(weighted)
+    return not weighted or identity.alone
+
+
+_SHOWN = 2
+"""Lines of a reward that is not 0 and is its only metric, which show that no functions share that name."""
 
 
 def _logs_each_step(context: Context) -> bool:
@@ -67,7 +84,8 @@ def compared(one: Relation, cancels: tuple[Term, ...], context: Context) -> dict
         context: the options, what is logged and how it was rounded.
 
     Returns:
-        `left`, `right` and `beyond`, which is above 1 where the identity fails.
+        `left`, `right` and `beyond`, which is above 1 where the identity fails; `left` is null where several functions
+        may share the name of the only reward.
     """
     factors = {term: _factors(context, term) for term in one.terms}
     values = {term: _value(term, context) for term in one.terms}
@@ -91,7 +109,11 @@ def compared(one: Relation, cancels: tuple[Term, ...], context: Context) -> dict
         ]
         + [_SINGLE * _value(term, context).abs() for term in cancels]
     )
-    return {"left": left, "right": right, "beyond": pl.when(apart > 0).then(apart / radius).otherwise(0.0).clip(0, 1e9)}
+    beyond = pl.when(apart > 0).then(apart / radius).otherwise(0.0).clip(0, 1e9)
+    if any("|" in term.option and not isinstance(_option(context, term.option), tuple) for term in one.terms):
+        is_shown = ((beyond <= 1) & left.is_finite() & (left != 0)).sum() >= _SHOWN
+        left = pl.when(is_shown).then(left)
+    return {"left": left, "right": right, "beyond": beyond}
 
 
 def _value(term: Term, context: Context) -> pl.Expr:

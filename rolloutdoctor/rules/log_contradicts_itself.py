@@ -39,8 +39,10 @@ class LogContradictsItself(TableRule):
     `tested` is the number of identities times lines, `contradictions` those that fail. Both sides are compared within
     what the rounding of the log and float32 may have moved them: half of the last printed digit, and 2^-18 of every
     value, which bounds a mean that is added up in pairs. Identities with options need them stated, those of one batch a
-    line for each step, and those of a release the release. An error, confirmed: the log itself is the proof; a
-    warning, exposed, for an identity that numbers at the edge of what is computed break.
+    line for each step, and those of a release the release. TRL averages the metrics of reward functions with one name:
+    a reward is compared with them where as many weights as names are stated, or where it is its only metric in two
+    lines. An error, confirmed: the log itself is the proof; a warning, exposed, for an identity that numbers at the
+    edge of what is computed break.
 
     ## What to do
     Look at what makes the metric in the trainer that ran: its release, patches, callbacks that log under the same name.

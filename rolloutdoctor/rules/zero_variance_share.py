@@ -1,11 +1,15 @@
 """RDT001: the share of groups without a spread of rewards, from the trainer's log alone."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number, percent
 from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
 from rolloutdoctor.rules.table_rule import Measured
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -64,13 +68,17 @@ class ZeroVarianceShare(NumbersRule):
         mean = float(values.mean())
         if dead < self.lasting and late <= self.most and mean <= self.many:
             return None
-        rewards = series(run, "reward")[since:] if dead >= self.lasting else np.array([])
         onset = step_at(run, since) if dead >= self.lasting else None
+        advice = "take prompts that are neither solved nor hopeless, filter such groups, or check the rewards"
         if onset is not None:
-            constant = len(rewards) and np.ptp(rewards) == 0
-            words = f" with a reward of {number(float(rewards[0]))} throughout" if constant else ""
             headline = f"no group has a spread of rewards since step {onset}"
-            message = f"Since step {onset}, in {counted(dead, 'logged step')}, every group has equal rewards{words}."
+            message = f"Since step {onset}, in {counted(dead, 'logged step')}, every group has equal rewards."
+            rewards = series(run, "reward")
+            before, after = rewards[:since], rewards[since:]
+            if len(after) and np.ptp(after) == 0:
+                value = number(float(after[0]))
+                headline = f"every reward is {value} since step {onset}, so that no group has a spread"
+                advice = _advice(value, onset, before, float(after[0]))
         else:
             headline = f"{percent(mean)} of the responses are in groups of equal rewards"
             message = (
@@ -82,6 +90,15 @@ class ZeroVarianceShare(NumbersRule):
             headline=headline,
             message=message,
             evidence=f"the logged share in {counted(len(values), 'step')}",
-            advice="take prompts that are neither solved nor hopeless, filter such groups, or check the rewards",
+            advice=advice,
             measures={} if onset is None else {"onset": Measure(onset, "step")},
         )
+
+
+def _advice(value: str, onset: int, before: "np.ndarray", after: float) -> str:
+    """Say what to look at where all rewards are one value, by where that lies among the rewards before."""
+    if len(before) and after < before.min():
+        return f"check the reward function on responses of step {onset}: from there on it gives {value} to all of them"
+    if len(before) and after >= before.max():
+        return "the prompts are solved: take harder ones, or filter groups of equal rewards"
+    return f"check by hand whether {value} is the right reward of some responses; if it is, change the prompts"

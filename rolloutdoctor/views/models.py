@@ -591,7 +591,9 @@ class TrainerOption(Model):
     computed: list[Any] | None
     decides: Flag
     meaning: Text
-    changed: Change | None
+    changed: list[Change]
+    since: Text | None
+    until: Text | None
 
 
 class TrainerEntry(Model):

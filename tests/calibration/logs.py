@@ -249,7 +249,7 @@ CASES = (
     LogCase("RDT002", "share of the run with a spread of rewards", (0.5, 0.1, 0.02, 0.0), _constant),
     LogCase("RDT003", "entropy, by its start", (0.5, 0.2, 0.1, 0.03, 0.01), _collapsed),
     LogCase("RDT004", "KL at the end, nats", (0.3, 1.0, 2.0, 5.0, 20.0), _blown_up),
-    LogCase("RDT005", "fall of the reward in deviations of a step", (0.5, 1.0, 2.0, 4.0, 8.0), _fallen),
+    LogCase("RDT005", "fall of the reward in deviations of a step", (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0), _fallen),
     LogCase("RDT006", "rise of the truncated share", (0.1, 0.3, 0.5, 0.8, 1.0), _longer),
     LogCase("RDT007", "clip fraction", (0.1, 0.3, 0.5, 0.8), _everywhere("clip_fraction")),
     LogCase("RDT008", "gradient norm of a step, by the others", (3.0, 10.0, 30.0, 100.0), _times("grad_norm")),

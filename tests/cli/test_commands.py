@@ -13,6 +13,7 @@ import pytest
 from rolloutdoctor import __version__
 from rolloutdoctor.engine import check_parts
 from rolloutdoctor.rules.table import RULES
+from rolloutdoctor.trainers.table import TRAINERS
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
 RUN = str(SAMPLES / "run.parquet")
@@ -370,7 +371,7 @@ def test_the_books_have_a_json_form(rolloutdoctor):
     ]
     assert json.loads(rolloutdoctor("fixes", "--format", "json").stdout)[0]["name"] == "zero-std"
     trainers = json.loads(rolloutdoctor("trainers", "--format", "json").stdout)
-    assert [trainer["name"] for trainer in trainers] == ["trl", "trl-rloo", "verl", "slime", "nemo-rl"]
+    assert [trainer["name"] for trainer in trainers] == list(TRAINERS)
     options = {option["name"]: option for option in trainers[0]["options"]}
     assert options["use_bias_correction_kl"]["default"] is True
     old = json.loads(rolloutdoctor("trainers", "trl@1.9.0", "--format", "json").stdout)[0]["options"]
@@ -430,6 +431,6 @@ def test_causes_are_listed_by_rule(rolloutdoctor):
     assert "rejected-rows" not in text  # fixes have a page of their own
     (one,) = json.loads(rolloutdoctor("causes", "RDA005", "--format", "json").stdout)
     assert (one["name"], one["rule"]) == ("missing-reward-as-zero", "reward-missing-as-zero")
-    assert one["trainers"] == ["trl", "trl-rloo", "verl", "slime", "nemo-rl"]
+    assert one["trainers"] == list(TRAINERS)
     assert rolloutdoctor("causes", "RDM002").stdout.startswith("RDM002 has no causes")
     assert rolloutdoctor("causes", "RDX").returncode == 2

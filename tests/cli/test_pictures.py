@@ -133,7 +133,7 @@ def test_help_says_what_each_picture_is(rolloutdoctor):
     text = " ".join(rolloutdoctor("plot", "--help").stdout.split())
     for kind in ("advantages", "kl", "baseline", "gradient", "ratio", "mismatch", "lengths"):
         assert f"{kind} (" in text
-    assert "no network and no script" in " ".join(rolloutdoctor("report", "--help").stdout.split())
+    assert "no network, and no script but for --groups" in " ".join(rolloutdoctor("report", "--help").stdout.split())
 
 
 @pytest.mark.slow

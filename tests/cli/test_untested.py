@@ -47,9 +47,11 @@ def is_stored(name, text):
 
 
 @pytest.mark.parametrize("made", [log_alone, completions, columns_dropped], ids=lambda made: made.__name__)
-def test_info_fits_a_screen(made, tmp_path):
+def test_info_fits_a_screen(made, tmp_path, monkeypatch):
     path = made(tmp_path)
-    text = page("info", path).replace(str(path), path.name)
+    # The name alone: a long path is cut.
+    monkeypatch.chdir(path.parent)
+    text = page("info", path.name)
     assert len(text.splitlines()) <= MOST_LINES
     is_stored(f"info-{made.__name__}", text)
 

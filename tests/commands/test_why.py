@@ -150,7 +150,7 @@ def test_a_log_alone_has_terms_and_coincidences(tmp_path):
     assert totals(ledger) == pytest.approx(ledger.change, abs=1e-9)
     assert [line.cause for line in ledger.lines] == ["reward function exact", "reward function format"]
     assert ledger.lines[0].share == pytest.approx(-0.3, abs=0.02)
-    assert [one.split(" from ")[0] for one in ledger.coincidences] == ["entropy"]
+    assert [one.split(" from ")[0] for one in ledger.coincidences] == ["reward of a function", "entropy"]
     # A quantity without terms has none.
     (ledger,) = rd.why(path, "entropy", at=21).ledgers
     assert (ledger.lines, ledger.remainder) == ((), ledger.change)

@@ -14,6 +14,7 @@ from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_all, evaluate_r
 from rolloutdoctor.formulas import kl
 from rolloutdoctor.formulas.advantages.scores import Scores
 from rolloutdoctor.formulas.advantages.table import ESTIMATORS
+from rolloutdoctor.objective.estimators import SPECS
 from rolloutdoctor.objective.objective import AdvantageRule, Objective
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.search.hypotheses.fixes import choose
@@ -37,24 +38,26 @@ def full(trainer: str) -> Objective:
 def batch_of(seed: int, name: str = "grpo", **options: object) -> RolloutBatch:
     """A batch that is not to be written to: the same seeds are drawn for every estimator and trainer."""
     sizes = (4, 3, 5, 2) if name == "grpo_passk" else (4, 3, 5, 2, 1)
-    return random_batch(seed, sizes=sizes, dtype=torch.float64, **options)
+    return random_batch(seed, **{"sizes": sizes, "dtype": torch.float64, **options})
 
 
 def advantages(batch: RolloutBatch, name: str, scale: str = "group", *, shift: float = 0.0, factor: float = 1.0):
-    """Advantages with the rewards changed; epsilon is negligible, and a lone row has advantage 0."""
+    """Advantages with all rewards changed; epsilon is negligible, and a lone row has advantage 0."""
     mask_N = torch.tensor([int(row.sum()) for row in batch.column("response_mask").split(batch.rows.diff().tolist())])
     everybody_N = torch.ones(len(batch), dtype=torch.bool)
-    scores = Scores(batch.column("reward") * factor + shift, everybody_N, mask_N, batch.groups)
+    reward_N = batch.column("reward") * factor + shift
+    named = {"one": reward_N, "other": reward_N.flip(0)} if SPECS[name].rewards == "every" else {}
+    scores = Scores(reward_N, everybody_N, mask_N, batch.groups, named)
     return ESTIMATORS[name](
         scores, AdvantageRule(estimator=name, scale=scale, epsilon=1e-300, singleton="zero")
     ).value_N
 
 
-@pytest.mark.parametrize(("name", "scale"), SCALES, ids=str)
+@pytest.mark.parametrize(("name", "scale"), [each for each in SCALES if not SPECS[each[0]].relative], ids=str)
 @settings(max_examples=20)
 @given(seed=seeds, shift=st.floats(-10, 10))
 def test_a_shift_of_all_rewards_changes_nothing(name, scale, seed, shift):
-    """Every group estimator; gpg up to its factor, which counts the scores other than zero."""
+    """Every group estimator that does not divide by a mean; gpg up to its factor, which counts scores other than 0."""
     batch = batch_of(seed, name, empty=0.0, rejected=0.0, holes=0.0)
     factor = 1.0
     if name == "gpg":
@@ -67,11 +70,14 @@ def test_a_shift_of_all_rewards_changes_nothing(name, scale, seed, shift):
 @settings(max_examples=20)
 @given(seed=seeds, factor=st.floats(0.01, 100))
 def test_a_positive_factor(name, scale, seed, factor):
-    """Scaled estimators ignore it, the others are proportional; whitening adds 1e-8 to the variance."""
-    batch = batch_of(seed, name, empty=0.0, rejected=0.0, holes=0.0)
-    divided = (name in ("grpo", "grpo_passk") and scale != "none") or name == "normalize_then_sum"
+    """Scaled and normalised estimators ignore it, the others are proportional; whitening adds 1e-8 to the variance."""
+    spec = SPECS[name]
+    # One other row has no deviation, so that in groups of two nothing is divided.
+    sizes = {"sizes": (4, 3, 5, 1)} if spec.of_others else {}
+    batch = batch_of(seed, name, empty=0.0, rejected=0.0, holes=0.0, **sizes)
+    divided = spec.relative or spec.normalised_over == "rows" or (spec.divides and scale != "none")
     own, wanted = advantages(batch, name, scale, factor=factor), advantages(batch, name, scale)
-    if name in ("gdpo", "reinforce_plus_plus_baseline"):
+    if spec.normalised_over == "tokens":
         torch.testing.assert_close(own, wanted, rtol=1e-3, atol=1e-9)
     else:
         torch.testing.assert_close(own, wanted if divided else wanted * factor, rtol=1e-9, atol=1e-12)
@@ -110,13 +116,16 @@ def test_the_order_of_rows_and_the_names_of_groups_change_nothing(trainer, seed)
     torch.testing.assert_close(again.per_token.grad_T, found.per_token.grad_T, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [each for each in OUTCOME if each not in ("gdpo", "gpg", "reinforce_plus_plus_baseline", "normalize_then_sum")],
-)
+def test_what_is_of_the_batch():
+    """gpg's factor, and whatever the advantages are normalised over in the end."""
+    assert {name for name in OUTCOME if not SPECS[name].within_groups} == {
+        name for name in OUTCOME if name == "gpg" or SPECS[name].normalised_over is not None
+    }
+
+
+@pytest.mark.parametrize("name", [each for each in OUTCOME if SPECS[each].within_groups])
 @given(seed=seeds)
 def test_a_group_does_not_see_the_others(name, seed):
-    """Without gpg's factor and whitening, which are of the batch."""
     batch = batch_of(seed, name)
     before = advantages(batch, name)
     first_N = batch.groups.index_N == 0

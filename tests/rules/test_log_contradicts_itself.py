@@ -209,6 +209,37 @@ def test_a_missing_reward_explains_less_and_not_more(tmp_path):
         assert len(checked(tmp_path, run, lines).findings) == count
 
 
+@pytest.mark.parametrize(
+    ("factors", "weights", "count"),
+    [
+        ((2, 2, 2), None, 0),
+        ((2, 2, 2), [1.0, 1.0], 0),
+        ((1, 1, 2), [1.0, 1.0], 0),
+        ((1, 2, 2), None, 0),
+        ((1, 1, 2), None, 1),
+        ((2, 2, 2), [1.0], 1),
+    ],
+)
+def test_functions_with_one_name_share_a_metric(factors, weights, count, tmp_path):
+    """TRL logs their mean under it, while the reward is their sum."""
+    run = MADE["TRL: one function, two updates a batch"]
+    run = {**run, "options": {**run["options"], "reward_weights": weights}}
+    lines = [
+        {**line, "rewards/_answers/mean": mean, "reward": factor * mean, "reward_std": 0.5}
+        for line, factor, mean in zip(run["lines"], factors, (0.25, 0.5, 0.375), strict=False)
+    ]
+    assert len(checked(tmp_path, run, lines).findings) == count
+
+
+def test_functions_with_two_names_may_be_more(tmp_path):
+    """Without weights nothing says that they are two."""
+    run = MADE["TRL: two functions, a sampler"]
+    lines = planted(run, "reward", lambda x: 1.6 * x)
+    for weights, count in ((None, 0), ([1.0, 0.5, 0.5], 0), ([1.0, 0.5], 1)):
+        changed = {**run, "options": {**run["options"], "reward_weights": weights}}
+        assert len(checked(tmp_path, changed, lines).findings) == count
+
+
 def test_another_trainer_derived_from_trls(tmp_path):
     """What TRL generates is TRL's in Unsloth, too; its reward is not held against TRL's release."""
     line = {"loss": 0.1, "grad_norm": 1.0, "reward": 0.5, "completion_length": 9.0, "completions/min_length": 1.0}

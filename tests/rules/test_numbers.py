@@ -233,8 +233,12 @@ def test_a_reward_that_is_logged_now_and_then(tmp_path):
     assert (found.severity.label, "did not rise" in found.message) == ("warning", True)
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=40), st.floats(-1e3, 1e3), st.floats(0.01, 100))
-def test_levels_move_and_scale_with_the_series(values, shift, scale):
+# Numbers of which shift and scale lose no digit: a value that the shift absorbs is another series.
+@given(
+    st.lists(st.integers(-(2**20), 2**20), min_size=3, max_size=40), st.integers(-(2**10), 2**10), st.integers(-6, 6)
+)
+def test_levels_move_and_scale_with_the_series(values, shift, power):
+    scale = 2.0**power
     moved = [scale * value + shift for value in values]
     one, other = ends(values), ends(moved)
     largest = max(map(abs, (*values, *moved, 1.0)))
@@ -314,3 +318,21 @@ def test_memory_of_noise_is_measured_on_a_trend(kept):
     for at in range(1, 4000):
         values[at] = kept * values[at - 1] + fresh[at]
     assert memory(values + 0.05 * np.arange(4000)) == pytest.approx(kept, abs=0.1)
+
+
+ONE_REWARD = {
+    "fell to its lowest": (FLAT[:20] + [-1.0] * 40, "check the reward function on responses of step 21"),
+    "rose to its highest": (FLAT[:20] + [2.0] * 40, "the prompts are solved"),
+    "was one from the start": ([0.5] * STEPS, "check by hand whether 0.5 is the right reward"),
+}
+
+
+@pytest.mark.parametrize("case", ONE_REWARD)
+def test_what_to_do_about_equal_rewards_goes_by_the_reward(case, tmp_path):
+    rewards, advice = ONE_REWARD[case]
+    since = 0 if case == "was one from the start" else 20
+    shares = [0.1] * since + [1.0] * (STEPS - since)
+    path = log_file(tmp_path / "trainer_state.json", reward=rewards, frac_reward_zero_std=shares)
+    (found,) = rd.check(path, select=["RDT001"]).findings
+    assert found.headline == f"every reward is {rewards[-1]:g} since step {since + 1}, so that no group has a spread"
+    assert found.advice.startswith(advice)

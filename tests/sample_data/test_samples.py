@@ -10,7 +10,7 @@ import torch
 
 from rolloutdoctor.commands.check import check
 from rolloutdoctor.engine.configure import configure
-from rolloutdoctor.engine.devices import DTYPES
+from rolloutdoctor.engine.devices import DTYPES, find_dtype
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.evaluation.evaluate import evaluate, reward_kl_tokens, stored_kl
 from rolloutdoctor.evaluation.radii.metrics import metric_radius
@@ -69,7 +69,7 @@ UNTESTED = {
 }
 MOST_BYTES = 6 * 2**20
 
-every_dtype = pytest.mark.parametrize("dtype", list(DTYPES))
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 every_sample = pytest.mark.parametrize("name", NAMES)
 
 
@@ -80,7 +80,7 @@ class Sample:
         self.run = open_run([FOLDER / f"{name}.parquet"])
         self.configured = configure(self.run.metadata, None, [])
         self.objective = self.configured.objective
-        self.dtype = DTYPES[dtype]
+        self.dtype = find_dtype(dtype)
 
     @cached_property
     def evaluations(self):

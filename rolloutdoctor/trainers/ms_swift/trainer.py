@@ -79,6 +79,7 @@ OPTIONS = (
         None,
         "subtract the KL of a response from its reward; null: with rloo and reinforce_plus_plus",
         optional=True,
+        only_with={"scale_rewards": (None, "group", "batch", "none")},
     ),
     Option("beta", "number", 0.04, "coefficient of the KL, in the loss or in the reward", low=0),
     Option(
@@ -379,7 +380,7 @@ TRAINER = Trainer(
     updates=Updates(per_generation=updates, reuse=reuse),
     parts={
         Part.KL_LOSS: PartOptions({"beta": (0,), "kl_in_reward": (True,)}),
-        Part.KL_REWARD: PartOptions({"beta": (0,), "kl_in_reward": (False,)}),
+        Part.KL_REWARD: PartOptions({"beta": (0,), "kl_in_reward": (False,), "scale_rewards": ("gdpo",)}),
         Part.GROUP_STD: PartOptions({"scale_rewards": ("batch", "none")}),
         Part.POLICY_LOSS: PartOptions({"loss_type": ()}),
     },

@@ -1,72 +1,73 @@
 # ruff: noqa
 """Tables of stored results: swift|skyrl RESULTS.pkl FOLDER."""
 
-import pickle, sys, json, importlib
-import polars as pl
+if __name__ == "__main__":
+    import pickle, sys, json, importlib
+    import polars as pl
 
-name, results, out = sys.argv[1:]
-cases = importlib.import_module(f"{name}_cases")
-found = pickle.load(open(results, "rb"))
-rows = []
-for case in cases.CASES:
-    b = cases.batch_of(case)
-    parts = {r: (rank, micro) for rank, micro, rs in cases.cut(b) for r in rs}
-    for r in range(len(b["mask"])):
-        rows.append(
-            dict(
-                case=case,
-                row=r,
-                **({"optim": b["optim"][r]} if "optim" in b else {}),
-                group=b["group"][r] if "group" in b else r // b["K"],
-                rank=parts[r][0],
-                micro=parts[r][1],
-                mask=b["mask"][r],
-                truncated=b["truncated"][r],
-                rewards=b["rewards"][r],
-                weights=b["weights"],
-                **{
-                    k: b[k][r]
-                    for k in ("policy", "old", "ref", "rollout", "entropy", "values", "token_rewards")
-                    if k in b
-                },
+    name, results, out = sys.argv[1:]
+    cases = importlib.import_module(f"{name}_cases")
+    found = pickle.load(open(results, "rb"))
+    rows = []
+    for case in cases.CASES:
+        b = cases.batch_of(case)
+        parts = {r: (rank, micro) for rank, micro, rs in cases.cut(b) for r in rs}
+        for r in range(len(b["mask"])):
+            rows.append(
+                dict(
+                    case=case,
+                    row=r,
+                    **({"optim": b["optim"][r]} if "optim" in b else {}),
+                    group=b["group"][r] if "group" in b else r // b["K"],
+                    rank=parts[r][0],
+                    micro=parts[r][1],
+                    mask=b["mask"][r],
+                    truncated=b["truncated"][r],
+                    rewards=b["rewards"][r],
+                    weights=b["weights"],
+                    **{
+                        k: b[k][r]
+                        for k in ("policy", "old", "ref", "rollout", "entropy", "values", "token_rewards")
+                        if k in b
+                    },
+                )
             )
-        )
-pl.DataFrame(rows).write_parquet(f"{out}/input.parquet", compression="zstd", compression_level=20)
-rows = []
-for case in cases.CASES:
-    for cname, options in cases.CONFIGS.items():
-        key = f"{case}|{cname}"
-        if f"{key}|f64|error" in found:
+    pl.DataFrame(rows).write_parquet(f"{out}/input.parquet", compression="zstd", compression_level=20)
+    rows = []
+    for case in cases.CASES:
+        for cname, options in cases.CONFIGS.items():
+            key = f"{case}|{cname}"
+            if f"{key}|f64|error" in found:
+                rows.append(
+                    dict(
+                        case=case,
+                        config=cname,
+                        options=json.dumps(options),
+                        error=found[f"{key}|f64|error"],
+                        names=None,
+                        f64=None,
+                        f32=None,
+                        advantage=None,
+                        advantage_f32=None,
+                        grad=None,
+                    )
+                )
+                continue
             rows.append(
                 dict(
                     case=case,
                     config=cname,
                     options=json.dumps(options),
-                    error=found[f"{key}|f64|error"],
-                    names=None,
-                    f64=None,
-                    f32=None,
-                    advantage=None,
-                    advantage_f32=None,
-                    grad=None,
+                    error=None,
+                    names=found[f"{key}|names"].tolist(),
+                    f64=found[f"{key}|f64|scalars"].tolist(),
+                    f32=found[f"{key}|f32|scalars"].tolist(),
+                    advantage=found[f"{key}|f64|advantage"].tolist(),
+                    advantage_f32=found[f"{key}|f32|advantage"].tolist(),
+                    grad=found[f"{key}|f64|grad"].tolist(),
                 )
             )
-            continue
-        rows.append(
-            dict(
-                case=case,
-                config=cname,
-                options=json.dumps(options),
-                error=None,
-                names=found[f"{key}|names"].tolist(),
-                f64=found[f"{key}|f64|scalars"].tolist(),
-                f32=found[f"{key}|f32|scalars"].tolist(),
-                advantage=found[f"{key}|f64|advantage"].tolist(),
-                advantage_f32=found[f"{key}|f32|advantage"].tolist(),
-                grad=found[f"{key}|f64|grad"].tolist(),
-            )
-        )
-frame = pl.DataFrame(
-    rows, schema_overrides={"advantage_f32": pl.List(pl.Float32), "f32": pl.List(pl.Float64), "error": pl.String}
-)
-frame.write_parquet(f"{out}/expected.parquet", compression="zstd", compression_level=20)
+    frame = pl.DataFrame(
+        rows, schema_overrides={"advantage_f32": pl.List(pl.Float32), "f32": pl.List(pl.Float64), "error": pl.String}
+    )
+    frame.write_parquet(f"{out}/expected.parquet", compression="zstd", compression_level=20)
