@@ -74,8 +74,8 @@ SAYS_TOO_LITTLE = {
     ("trl-rloo", "ratio-is-one"),
     ("verl", "mask-forgotten-in-kl"),
 }
-"""In one step: all advantages and the loss are 0, or a single loss is, or lies no more than some 100 radii from what the
-options give."""
+"""In one step: all advantages and the loss are 0, or a single loss is, or lies no more than some 100 radii from what
+the options give."""
 
 
 def report(trainer, batch, metrics):
