@@ -17,9 +17,13 @@ OTHERS = [name for name in MODULES if Path(name).parts[0] not in OWN_ROOMS]
 PROSE = {
     "cli/check.py": "an example of a command line",
     "cli/convert.py": "an example of a command line",
+    "cli/demo.py": "the words about runs that come with the package, and how to record one",
     "search/hypotheses/fixes.py": "where a fix comes from, and how it stands upstream",
 }
 """Modules whose sentences for people name a trainer, with what these sentences are."""
+
+SAMPLES = {path.name for path in (ROOT.parent / "sample_data").iterdir()}
+"""Files of runs that come with the package."""
 
 NAMES = "|".join(sorted({"trl" if name.startswith("trl") else name.replace("-", "[-_]") for name in TRAINERS}))
 NAMED = re.compile(rf"(?<![a-z])({NAMES})(?![a-z])", re.IGNORECASE)
@@ -48,11 +52,11 @@ def _as_list(value):
 
 
 def found_in(source, *, prose=False):
-    """Texts that name a trainer; with `prose` sentences are left out."""
+    """Texts that name a trainer; with `prose` sentences, and the names of samples, are left out."""
     return [
         (text, line)
         for text, line in texts(ast.parse(source))
-        if is_named(text) and not (prose and " " in text.strip())
+        if is_named(text) and not (prose and (" " in text.strip() or text in SAMPLES))
     ]
 
 

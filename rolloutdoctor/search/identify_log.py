@@ -1,6 +1,6 @@
 """Identify the advantages of a run of which only logged numbers are at hand."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from rolloutdoctor.io.metrics import LoggedMetrics
@@ -12,6 +12,10 @@ from rolloutdoctor.trainers.spec import Trainer
 
 _FEWEST = 2
 """Different numbers other than 0 that take more than chance to hit."""
+
+
+_UNSEEN = frozenset({"alone", "ids", "unequal", "votes"})
+"""Parts of a recipe that do not show in groups of several rows, of one size and without masked rows."""
 
 
 def extremes_of(metrics: LoggedMetrics, trainer: Trainer) -> list[Extremes]:
@@ -76,15 +80,26 @@ def _agreeing(fit: Fit) -> int:
 
 
 def _classes(whole: Sequence[Fit]) -> list[list[Fit]]:
-    """Candidates that fit with the same sizes are one class: 0/1 rewards cannot distinguish them."""
+    """Candidates that fit with the same sizes are one class where their values or their formulas are the same.
+
+    0/1 rewards cannot distinguish the former; the latter differ in how trainers round.
+    """
     sizes: dict[Candidate, list[Fit]] = {}
     for fit in whole:
         sizes.setdefault(fit.configuration, []).append(fit)
-    found: dict[tuple[tuple[int, float], ...], list[Fit]] = {}
+    classes: list[list[Fit]] = []
+    found: dict[tuple[Hashable, ...], list[Fit]] = {}
     for fits_of in sizes.values():
-        key = tuple((fit.size, round(fit.tally.worst, 3)) for fit in fits_of)
-        found.setdefault(key, []).append(fits_of[0])
-    return list(found.values())
+        values = tuple((fit.size, round(fit.tally.worst, 3)) for fit in fits_of)
+        parts = fits_of[0].configuration.parts.items()
+        words = (*(fit.size for fit in fits_of), *sorted(part for part in parts if part[0] not in _UNSEEN))
+        one = found.get(values) or found.get(words)
+        if one is None:
+            one = []
+            classes.append(one)
+        one.append(fits_of[0])
+        found |= {values: one, words: one}
+    return classes
 
 
 def _agreement(found: Sequence[Fit]) -> Agreement:

@@ -1,7 +1,6 @@
 """Killed at random moments and started again: nothing is lost, nothing counted twice, and nothing said twice but what
 was being said when the kill came."""
 
-import itertools
 import json
 import subprocess
 import sys
@@ -33,8 +32,11 @@ def test_kills(tmp_path, rolloutdoctor):
     assert whole.read_bytes() == (tmp_path / "end.json").read_bytes()
     assert archived(members_of(load(str(tmp_path / "state.json")).saved)) == whole.read_bytes()
     said = [json.loads(line)["code"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    # A finding is noted as said once its command has ended: one that was running when the kill came is run again, next.
-    runs = [code for code, _ in itertools.groupby(said)]
-    assert len(runs) == len(set(runs))
-    assert len(said) - len(runs) <= KILLS
+    # A finding is noted as said once its command has ended: one that was running when the kill came is run again, after
+    # those alone that more steps show and that weigh more.
+    again = [place for place, code in enumerate(said) if code in said[:place]]
+    assert len(again) <= KILLS
+    for place in again:
+        before = place - 1 - said[:place][::-1].index(said[place])
+        assert not set(said[: before + 1]) & set(said[before + 1 : place])
     assert {each["code"] for each in json.loads(checked.stdout)["findings"]} <= set(said)

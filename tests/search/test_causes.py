@@ -69,11 +69,13 @@ def planted(trainer, edits, batch, dtype=torch.float64):
 
 
 SAYS_TOO_LITTLE = {
+    ("trl-rloo", "group-is-row"),
     ("trl-rloo", "loss-is-micro-batch-token-mean"),
     ("trl-rloo", "ratio-is-one"),
     ("verl", "mask-forgotten-in-kl"),
 }
-"""In one step: a single loss is 0, or lies no more than some 100 radii from what the options give."""
+"""In one step: all advantages and the loss are 0, or a single loss is, or lies no more than some 100 radii from what
+the options give."""
 
 
 def report(trainer, batch, metrics):

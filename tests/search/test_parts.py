@@ -27,15 +27,19 @@ def log(path, values):
 
 
 @pytest.mark.slow
-def test_extremes_alone_tell_the_recipe_and_the_size_of_groups(tmp_path):
+def test_extremes_alone_tell_the_recipe_for_each_size_of_groups(tmp_path):
     result = identify(log(tmp_path / "run.metrics.jsonl", EXTREMES), ReadOptions())
     stage = result.stages[0]
-    assert stage.outcome == "one"
-    first = stage.classes[0]
+    # The score of a row among its k siblings is that in a group of k: extremes cannot distinguish the two.
+    assert stage.outcome == "several"
+    first, second = stage.classes
     assert first.trainer == "verl"
     assert first.options["algorithm.adv_estimator"] == "grpo"
     assert first.words.startswith("(reward - mean) / (std + 1e-06), std with ddof 1")
     assert "groups of 8" in first.words
+    assert second.trainer == "nemo-rl"
+    assert second.words.startswith("(reward - mean of the other rows) / (their std + 1e-06), std with ddof 1")
+    assert "groups of 9" in second.words
     assert {each.outcome for each in result.stages[1:]} == {"untestable"}
 
 
