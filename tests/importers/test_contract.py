@@ -16,7 +16,7 @@ DUMPS = {
     "tinker-cookbook": ["tinker_cookbook"],
     "trl": ["trl/mixed"],
     "trl, overwritten": ["trl/overwritten"],
-    "verifiers": ["verifiers"],
+    "verifiers": ["verifiers/0a1b2c3d"],
     "verl": ["verl/v1", "verl/file_logger.jsonl"],
     "verl, v0": ["verl/v0", "verl/file_logger.jsonl"],
 }

@@ -47,7 +47,7 @@ DUMPS = {
     "areal": (first("areal/rollout"), (), "verl", 1, "rolloutdoctor.recorders.own_loop"),
     "ms-swift": (first("ms_swift"), (), None, 1, "rolloutdoctor.recorders.own_loop"),
     "skyrl": (first("skyrl"), (), None, 0, "rolloutdoctor.recorders.own_loop"),
-    "verifiers": (first("verifiers"), (), "verl", 1, "the trainer that uses the environment"),
+    "verifiers": (first("verifiers/0a1b2c3d"), (), "verl", 1, "the trainer that uses the environment"),
     "mapped": (mapped, (), "verl", 2, "--map COLUMN=WHERE"),
 }
 
