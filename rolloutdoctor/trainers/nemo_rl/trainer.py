@@ -382,7 +382,10 @@ TRAINER = Trainer(
         "loss_parts": "state loss_fn.reference_policy_kl_penalty",
     },
     roles=OptionRoles(
-        kl=_COEF, group={"train": "grpo.num_generations_per_prompt"}, truncation="grpo.overlong_filtering"
+        kl=_COEF,
+        group={"train": "grpo.num_generations_per_prompt"},
+        truncation="grpo.overlong_filtering",
+        must_state={"grpo.adv_estimator.name": "grpo"},
     ),
     parts={
         Part.KL_LOSS: PartOptions({_COEF: (0,), "loss_fn.use_kl_in_reward": (True,)}),
