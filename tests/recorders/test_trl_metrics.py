@@ -197,9 +197,9 @@ def test_a_killed_training_gives_the_findings_of_a_closed_one(tmp_path, name):
     recorder = record(trainer, tmp_path / "run.parquet")
     finish, kept = recorder._writer._finish, []
 
-    def copy_first():
+    def copy_first(recording):
         kept.append(recorder._writer.journal_path.read_bytes())
-        return finish()
+        return finish(recording)
 
     recorder._writer._finish = copy_first
     trainer.train()

@@ -175,7 +175,15 @@ OPTIONS = (
     Option("trainer.update_epochs_per_batch", "integer", 1, "passes over each batch", low=1, decides=False),
     Option("trainer.micro_train_batch_size_per_gpu", "integer", 1, "rows of a micro-batch", low=1, decides=False),
     Option("generator.n_samples_per_prompt", "integer", 5, "responses per prompt", low=1, decides=False),
-    Option("generator.step_wise_trajectories", "flag", False, "a row for each turn", computed=(False,), decides=False),
+    Option(
+        "generator.step_wise_trajectories",
+        "flag",
+        False,
+        "a row for each turn",
+        computed=(False,),
+        decides=False,
+        why_not="a row gets the advantage of the last turn of its trajectory, which the rows do not name",
+    ),
 )
 
 
