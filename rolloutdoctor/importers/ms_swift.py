@@ -74,7 +74,8 @@ class MsSwiftCompletions:
             raise InputError(f"{sources[0].name}: no whole line of ms-swift's completions there")
         if not stated:
             sink.note(
-                f"no {_OPTIONS} beside the completions: groups are runs of equal prompts, all reward weights are 1"
+                f"no {_OPTIONS} beside the completions: groups are runs of equal prompts, and the weights of several "
+                "reward functions are not known, so that their sum is not read"
             )
 
 
@@ -109,8 +110,10 @@ def _columns(body: Mapping[str, object], stated: Mapping[str, object], where: st
         "response": [_text(value) for value in found["completion"]],
     }
     if names:
-        columns["reward"] = np.nansum(table * np.array(weights)[:, None], axis=0).tolist()
         columns["rewards"] = [dict(zip(names, row, strict=True)) for row in zip(*scores.values(), strict=True)]
+    # Without the options nothing says what the functions weigh in their sum.
+    if len(names) == 1 or (names and stated):
+        columns["reward"] = np.nansum(table * np.array(weights)[:, None], axis=0).tolist()
     return columns
 
 

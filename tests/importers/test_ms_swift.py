@@ -58,6 +58,10 @@ def test_options_are_read_beside(tmp_path):
     rows, sink = converted(tmp_path / "run.parquet", written(tmp_path / "bare", tables()))
     assert any("no args.json beside" in note for note in sink.notes)
     assert [row["group_id"] for row in rows[:8]] == ["5-0"] * 4 + ["5-1"] * 4  # runs of equal prompts
+    # Nothing says what the functions weigh, so that no advantage can be called wrong.
+    assert all(row.get("reward") is None for row in rows)
+    assert rows[0]["rewards"] == {"MathAccuracy": 0.0, "Format": 0.0}
+    assert "RDA004" not in [one.code for one in findings(tmp_path / "bare").findings]
 
 
 def test_a_repeated_generation_is_left_out(tmp_path):
