@@ -10,6 +10,7 @@ import rolloutdoctor
 from rolloutdoctor.cli import dumps, groups
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import guarded
+from rolloutdoctor.cli.output import write_whole
 from rolloutdoctor.cli.terminal import show
 from rolloutdoctor.results.errors import UsageError, nearest
 
@@ -99,8 +100,8 @@ def _copy(wanted: dict[str, Demo], target: Path) -> None:
         raise UsageError(f"{target / there[0]} is there already: name another folder")
     try:
         target.mkdir(parents=True, exist_ok=True)
-        for file in names:
-            (target / file).write_bytes((folder() / file).read_bytes())
     except OSError as error:
-        raise UsageError(f"{target}: the files cannot be written: {error.strerror}") from error
+        raise UsageError(f"{target}: {error.strerror}; name a folder that can be written") from error
+    for file in names:
+        write_whole((folder() / file).read_bytes(), str(target / file))
     show("".join(f"{target / file}\n" for file in names))

@@ -295,7 +295,7 @@ class Inspector:
         return Completion(
             sample_id=batch.sample_name(row),
             status=batch.statuses[row] if batch.statuses else None,
-            reward=_numbers(batch.column("reward"))[row] if batch.has("reward") else None,
+            reward=_numbers(batch.column("reward")[row : row + 1])[0] if batch.has("reward") else None,
             rewards={name: _numbers(x_N[row : row + 1])[0] for name, x_N in batch.rewards.items()},
             logged=None if found.advantage_N is None else _numbers(found.advantage_N[row : row + 1])[0],
             differs=None if found.differs_N is None else bool(found.differs_N[row]),

@@ -6,8 +6,7 @@ from typing import TypeVar
 from rolloutdoctor.engine.configure import FROM_NAMES, layers_of
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.io.run import Run
-from rolloutdoctor.metric_names.table import SAME, releases_of
-from rolloutdoctor.metric_names.table import TRAINERS as NAMES
+from rolloutdoctor.metric_names.table import releases_of
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import TRAINERS
@@ -55,8 +54,7 @@ def _date(run: Run, options: Options, trainer: Trainer) -> None:
     metadata, named = run.metadata, (options.trainer or "").partition("@")
     if named[2] or metadata.trainer_version or metadata.trainer not in (None, trainer.name):
         return
-    # Whether the names of a trainer's metrics are known.
-    found = releases_of(run.metrics.names(), trainer.name) if trainer.name in (*NAMES, *SAME) else None
+    found = releases_of(run.metrics.names(), trainer.name)
     if found is None or not found[1]:
         return
     major, minor = parse_version(found[1])[:2]

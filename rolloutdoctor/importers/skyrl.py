@@ -147,7 +147,7 @@ def _array(file: Source, fields: Mapping[str, object], name: str) -> np.ndarray 
     if not isinstance(data, bytes) or not isinstance(kind, str) or not re.fullmatch(r"(float|u?int)\d+|bool", kind):
         raise DataError(f"{file.name}: {name} is not an array of numbers")
     try:
-        return np.frombuffer(data, dtype=np.dtype(kind)).reshape(tuple(shape))  # type: ignore[arg-type]
+        return np.frombuffer(data, dtype=np.dtype(kind)).reshape(tuple(shape))  # type: ignore[arg-type]  # anything else raises
     except (TypeError, ValueError) as error:
         raise DataError(f"{file.name}: {name} does not have the shape that it says") from error
 

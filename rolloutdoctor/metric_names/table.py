@@ -101,11 +101,13 @@ def understood(
 def releases_of(names: Collection[str], trainer: str) -> tuple[str, str] | None:
     """Return the first release of a trainer that logs all of these names, and the first that does not any more.
 
-    Empty where nothing tells; None where no release has all of them.
+    Empty where nothing tells; None where no release has all of them, or the trainer's names are not known.
 
     >>> releases_of(["reward", "completion_length", "num_tokens"], "trl")
     ('0.16', '0.17')
     """
+    if trainer not in TRAINERS and trainer not in SAME:
+        return None
     since = until = ""
     for name in names:
         known = [one for one in find(trainer) if one.matches(name)]

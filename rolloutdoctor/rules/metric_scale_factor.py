@@ -70,7 +70,7 @@ class MetricScaleFactor(DirectRule):
             headline=f"{name} is {of_all} of the step's loss: {context.trainer.title} averages parts that add up to it",
             message=f"the logged loss of {counted(len(shares), 'step')} is divided once more, by the number of its "
             f"micro-batches: it changes with them, and the gradient does not",
-            evidence="the logged losses follow from the rows with that factor",
+            evidence="the rows reproduce the logged losses with that factor",
             advice="multiply it by the number of micro-batches and ranks before runs are compared",
             measures={"loss_share": Measure(sum(shares) / len(shares), "share")},
         )

@@ -60,11 +60,11 @@ def centred(score_N: Tensor, groups: Groups) -> Tensor:
     """
     centred_N, index_N = score_N.cpu().float(), groups.index_N.cpu()
     has = ~centred_N.isnan()
-    voters = Groups.of(torch.unique(index_N[has], return_inverse=True)[1])
-    mean_G = torch.zeros(len(voters))
-    for chosen_k, values in by_size(centred_N[has], voters):
+    scored = Groups.of(torch.unique(index_N[has], return_inverse=True)[1])
+    mean_G = torch.zeros(len(scored))
+    for chosen_k, values in by_size(centred_N[has], scored):
         mean_G[chosen_k] = values.mean(1)
-    centred_N[has] -= mean_G[voters.index_N]
+    centred_N[has] -= mean_G[scored.index_N]
     return centred_N.to(score_N.device)
 
 

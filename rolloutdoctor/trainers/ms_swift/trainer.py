@@ -14,7 +14,7 @@ from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
-from rolloutdoctor.trainers.spec import Choices, Log, OptionRoles, PartOptions, Trace, Trainer, Updates, every
+from rolloutdoctor.trainers.spec import Choices, Log, PartOptions, Trace, Trainer, Updates, every
 from rolloutdoctor.trainers.trl import grpo as trl
 from rolloutdoctor.trainers.trl.options import END_METRICS, reuse, updates
 from rolloutdoctor.trainers.trl.options import OPTIONS as TRL_OPTIONS
@@ -369,14 +369,7 @@ TRAINER = Trainer(
         "reward_free": f"ms-swift logs frac_reward_zero_std and grad_norm: {_STATE}",
         "loss_parts": f"ms-swift logs loss and kl where beta > 0: {_STATE}",
     },
-    roles=OptionRoles(
-        kl="beta",
-        group={"train": "num_generations", "eval": "num_generations_eval"},
-        length="max_completion_length",
-        truncation="overlong_filter",
-        sync="sync_ref_model",
-        window="logging_steps",
-    ),
+    roles=replace(trl.TRAINER.roles, truncation="overlong_filter"),
     updates=Updates(per_generation=updates, reuse=reuse),
     parts={
         Part.KL_LOSS: PartOptions({"beta": (0,), "kl_in_reward": (True,)}),
