@@ -102,7 +102,8 @@ def why(run: Run, options: CheckOptions, question: Question, progress: Progress 
     seen, units, rows = InputSummary(), pl.DataFrame(), pl.DataFrame()
     if not run.metrics_only and metric in (*OF_ROWS, *OF_TOKENS):
         if question.at is not None:
-            steps = sorted({batch.step for batch in run.batches((), steps=options.steps, split=TRAIN)})
+            wanted = options.steps or StepRange()
+            steps = [key.step for key, _ in sorted(run.keys().items()) if key.split == TRAIN and key.step in wanted]
             before, after = _windows(steps, question.at, question)
             ready = replace(ready, options=replace(ready.options, steps=StepRange(before[0], after[-1] + 1)))
         seen, units, rows = _measured(ready, metric, progress)
