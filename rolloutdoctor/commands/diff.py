@@ -62,7 +62,7 @@ def diff(
         raise UsageError("--without compares a step with itself: leave out --fix and --against")
     if options.by is not None and options.by not in PARTS:
         raise UsageError(f"no parts by {options.by!r} (known: {', '.join(PARTS)})")
-    options = with_identified(run, options)
+    run, options = with_identified(run, options)
     configured = need_trainer(configure(run.metadata, options.trainer, options.layers))
     sides = sides_of(run, configured, options)
     _, notes = columns_of(run, comparable(run.metrics, configured), configured, sides)

@@ -66,7 +66,7 @@ def recompute(
     if several and path is not None and not in_folder:
         raise UsageError(f"several processes write a file each: name a folder for them, as in -o {Path(path).stem}/")
     find_dtype(options.dtype)
-    options = with_identified(run, options)
+    run, options = with_identified(run, options)
     configured = need_trainer(configure(run.metadata, options.trainer, options.layers))
     schema = schema_of(run, configured, options)
     columns = _wanted(run, configured, sides_of(configured, options), options)

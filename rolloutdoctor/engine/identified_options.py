@@ -16,12 +16,13 @@ Options = TypeVar("Options", bound=ReadOptions)
 ORIGIN = "identified from the logged advantages"
 
 
-def with_identified(run: Run, options: Options) -> Options:
+def with_identified(run: Run, options: Options) -> tuple[Run, Options]:
     """Add options that nothing states: those of the advantages, where they are too much to assume, and those in traces.
 
-    A metric that is logged under one value of an option shows that value. The advantages of some steps are compared
-    with every setting of the trainer that contradicts no stated option. One way to compute them has to be left; where
-    several are, nothing is added.
+    The run comes back with the release that the names of its metrics date it to, where it states none. A metric that is
+    logged under one value of an option shows that value. The advantages of some steps are compared with every setting
+    of the trainer that contradicts no stated option. One way to compute them has to be left; where several are, nothing
+    is added.
 
     Raises:
         UsageError: if an option cannot be used.
@@ -30,42 +31,39 @@ def with_identified(run: Run, options: Options) -> Options:
     name = (options.trainer or "").partition("@")[0] or run.metadata.trainer or ""
     trainer = TRAINERS.get(name)
     if trainer is None:
-        return options
-    _date(run, options, trainer)
+        return run, options
+    run = _dated(run, options, trainer)
     options = _with_traced(run, options, trainer)
     if not trainer.roles.must_state or run.metrics_only:
-        return options
+        return run, options
     layers, version = _stated(run, options, trainer)
     settings = resolve(trainer.options, version, layers, trainer=name).settings
     logged = {"advantage", "advantages"} & run.columns
     if not logged or not any(settings[must].assumed for must in trainer.roles.must_state):
-        return options
+        return run, options
     from rolloutdoctor.engine.identified_advantages import identified
 
     found = identified(run, options, trainer, version, layers, settings)
     if found is None:
-        return options
+        return run, options
     added = {key: value for key, value in found.options.items() if not settings[key].is_stated}
-    return replace(options, layers=(*options.layers, Layer(ORIGIN, added)))
+    return run, replace(options, layers=(*options.layers, Layer(ORIGIN, added)))
 
 
-def _date(run: Run, options: Options, trainer: Trainer) -> None:
-    """Give a run whose release nothing states the newest one that logs metrics of such names, if that is an old one."""
+def _dated(run: Run, options: Options, trainer: Trainer) -> Run:
+    """Return the run with the newest release that logs such metrics, if it states none and that is an old one."""
     metadata, named = run.metadata, (options.trainer or "").partition("@")
     if named[2] or metadata.trainer_version or metadata.trainer not in (None, trainer.name):
-        return
+        return run
     found = releases_of(run.metrics.names(), trainer.name)
     if found is None or not found[1]:
-        return
+        return run
     major, minor = parse_version(found[1])[:2]
     if minor == 0:
-        return
-    run.metadata = replace(
-        metadata,
-        trainer=trainer.name,
-        trainer_version=f"{major}.{minor - 1}",
-        origins={**metadata.origins, "trainer_version": f"{FROM_NAMES}, which are gone since {found[1]}"},
-    )
+        return run
+    origins = {**metadata.origins, "trainer_version": f"{FROM_NAMES}, which are gone since {found[1]}"}
+    version = f"{major}.{minor - 1}"
+    return run.with_metadata(replace(metadata, trainer=trainer.name, trainer_version=version, origins=origins))
 
 
 def _with_traced(run: Run, options: Options, trainer: Trainer) -> Options:

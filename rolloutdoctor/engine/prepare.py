@@ -54,7 +54,7 @@ def prepare(run: Run, options: CheckOptions) -> PreparedRun:
         UsageError: if an option cannot be used.
         InputError: if the steps that have to be looked at cannot be read.
     """
-    options = with_identified(run, options)
+    run, options = with_identified(run, options)
     configured = _configured(run, options)
     # A log alone is compared with nothing: what its rules say holds for means over several steps too.
     metrics = run.metrics if run.metrics_only else comparable(run.metrics, configured)

@@ -119,6 +119,12 @@ class Run(Displayed):
         run.metrics, run._beside = self.metrics.completed_by(metrics), (*self._beside, *sources)
         return run
 
+    def with_metadata(self, metadata: RunMetadata) -> "Run":
+        """Return the run with other metadata of its rows and metrics."""
+        run = copy.copy(self)
+        run.metadata = metadata
+        return run
+
     def batches(
         self,
         columns: Iterable[str],

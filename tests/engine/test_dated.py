@@ -24,7 +24,7 @@ OLD = ("loss", "grad_norm", "reward", "completion_length", "kl")
 def version_of(names, trainer="trl", metadata=None):
     logged = LoggedMetrics({StepKey(1, TRAIN): dict.fromkeys(names, 0.5)})
     run = Run([], metadata or RunMetadata(), logged)
-    options = with_identified(run, CheckOptions(trainer=trainer))
+    run, options = with_identified(run, CheckOptions(trainer=trainer))
     found = configure(run.metadata, options.trainer, options.layers)
     return found.version, found.version_assumed
 
