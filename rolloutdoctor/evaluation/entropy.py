@@ -20,13 +20,16 @@ def open_tokens(batch: RolloutBatch, objective: Objective, layout: Layout) -> Te
 
 
 def bonus_tokens(batch: RolloutBatch, objective: Objective, layout: Layout) -> Tensor:
-    """Return what the entropy bonus adds to the loss of the step by token, ``[T]`` float64: at most 0.
+    """Return what the entropy bonus adds to the loss of the step by token, ``[T]`` float64: at most 0, or NaN.
+
+    NaN stands for entropies that no column has.
 
     Source: TRL ``GRPOTrainer._compute_loss``.
     """
     bonus, mask_T = objective.entropy_bonus, batch.column("response_mask")
-    if bonus is None:
-        return torch.zeros(batch.tokens, dtype=torch.float64, device=batch.device)
+    if bonus is None or not bonus.stored:
+        value = 0.0 if bonus is None else torch.nan
+        return torch.full((batch.tokens,), value, dtype=torch.float64, device=batch.device)
     open_T = open_tokens(batch, objective, layout)
     takes_T = mask_T if open_T is None else mask_T & open_T
     counted_T = takes_T if bonus.aggregation.counted_in_loss else mask_T

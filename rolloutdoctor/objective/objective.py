@@ -252,14 +252,22 @@ class EntropyBonus:
         aggregation: how the entropies of tokens become the mean.
         coef_metric: the metric that holds the coefficient of each step; None: it is `coef` in every step.
         adapts: the coefficient is not the same in every step.
+        stored: False if no column has the entropies that the loss saw, so that the bonus is NaN.
     """
 
     coef: float
     aggregation: Aggregation
     coef_metric: str | None = None
     adapts: bool = False
+    stored: bool = True
 
     no_gradient: ClassVar[str] = "the gradient of the entropy bonus needs the logits, which are not in the rows"
+
+    @property
+    def remedy(self) -> str:
+        """What to do about the missing gradient."""
+        also = "; the audit compares the loss, the bonus included" if self.stored else ""
+        return f"nothing records it{also}"
 
     def at_step(self, logged: Mapping[str, float]) -> "EntropyBonus":
         """Return the bonus with the coefficient of one step, given the metrics logged at it."""

@@ -77,7 +77,7 @@ def loss_columns(objective: Objective) -> frozenset[str]:
         needed |= {"old_log_probs", "rollout_log_probs"}
         if objective.sampler_correction.normalised:
             needed.add("micro_batch_id")
-    if objective.entropy_bonus is not None:
+    if objective.entropy_bonus is not None and objective.entropy_bonus.stored:
         needed.add("entropy")
     for gate in objective.gates:
         needed |= {"entropy"} if gate.kind == "high_entropy" else {gate.of, gate.against}

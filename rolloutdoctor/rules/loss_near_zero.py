@@ -85,8 +85,7 @@ class LossNearZero(TableRule):
             if context.objective is None:
                 return Missing(unstated, context.unstated)
             bonus = context.objective.entropy_bonus
-            remedy = "nothing records it; the audit compares the loss, the bonus included"
-            return None if bonus is None else Missing(bonus.no_gradient, remedy)
+            return None if bonus is None else Missing(bonus.no_gradient, bonus.remedy)
         trainer = context.writer
         names = () if trainer is None else (trainer.log.loss, trainer.log.grad_norm)
         return None if names and context.metrics.issuperset(names) else self._not_logged(context)

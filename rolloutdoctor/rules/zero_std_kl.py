@@ -86,7 +86,7 @@ class ZeroStdKl(TableRule):
         if mine.entropy_bonus is not None:
             return Missing(
                 f"such groups get the gradient of the entropy bonus too: {mine.entropy_bonus.no_gradient}",
-                "nothing records it; the audit compares the loss, the bonus included",
+                mine.entropy_bonus.remedy,
             )
         if not mine.surrogate.moves_without_advantage:
             return None

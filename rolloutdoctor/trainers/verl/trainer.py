@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.objective.objective import Aggregation, KlTerm, Objective
+from rolloutdoctor.objective.objective import Aggregation, EntropyBonus, KlTerm, Objective
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UnstatedError, UsageError
 from rolloutdoctor.trainers.lazy import LazyMetrics
@@ -64,10 +64,7 @@ OPTIONS = (
         f"{_ACTOR}.entropy_coeff",
         "number",
         0.0,
-        "coefficient of the entropy bonus",
-        computed=(0.0,),
-        decides=False,
-        why_not="the entropy's gradient needs the logits, which are not in the rows",
+        "coefficient of the entropy bonus, whose gradient needs the logits and is not recomputed",
     ),
     Option(
         "algorithm.use_pf_ppo",
@@ -161,6 +158,7 @@ def objective(config: Config) -> Objective:
         counted_before_rejection=bool(config["trainer.use_v1"]) and correction.rejects and mode == "token-mean",
     )
     aggregation, policy_aggregation = verl_policy.aggregations(config, configured)
+    entropy = config.number(f"{_ACTOR}.entropy_coeff")
     return Objective(
         trainer="verl",
         version=".".join(map(str, config.version)),
@@ -176,6 +174,7 @@ def objective(config: Config) -> Objective:
         if config[f"{_ACTOR}.use_kl_loss"]
         else None,
         kl_reward=verl_policy.against_sampler(config, verl_advantages.kl_reward(config)),
+        entropy_bonus=EntropyBonus(coef=entropy, aggregation=aggregation, stored=False) if entropy else None,
         correction=correction,
         policy_correction=verl_policy.correction(config),
     )
@@ -232,7 +231,8 @@ def _actor(evaluation: "Evaluation") -> dict[str, float]:
         in_kl_N = evaluation.in_scope(evaluation.objective.kl)
         found["actor/kl_loss"] = float((tokens.kl_N * tokens.weight_N * in_kl_N).sum())
         found["actor/kl_coef"] = evaluation.objective.kl_loss.coef
-    found["actor/loss"] = evaluation.loss
+    if evaluation.objective.entropy_bonus is None:
+        found["actor/loss"] = evaluation.loss
     logged = {
         "actor/ppo_kl": tokens.drift_N,
         "actor/pg_clipfrac": tokens.clipped_N,
