@@ -266,6 +266,22 @@ def _token_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
     return torch.where(tokens_N > 0, 1 / tokens_N, 0.0)
 
 
+def _micro_token_means_by_rows(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
+    """verl ``token-mean`` before 0.8: the token mean of each micro-batch, weighted by the rows of the micro-batch."""
+    return layout.micro_rows_N / (layout.optim_rows_N * layout.micro_total(length_N).clamp(min=1))
+
+
+def _micro_row_means_by_rows(length_N: Tensor, layout: Layout, rule: Aggregation) -> Tensor:
+    """verl ``seq-mean-token-mean`` before 0.8: the same of the mean over the rows of a micro-batch that have a token."""
+    return _micro_row_sums_by_rows(length_N, layout, rule) / (length_N + 1e-8)
+
+
+def _micro_row_sums_by_rows(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
+    """verl ``seq-mean-token-sum`` from 0.6.1 to 0.7.1: the same of row sums."""
+    filled_N = layout.micro_total((length_N > 0).double())
+    return layout.micro_rows_N / (layout.optim_rows_N * filled_N.clamp(min=1))
+
+
 def _rank_token_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
     """prime-rl before 0.6: mean over the tokens of each rank, then over ranks, so that tokens weigh differently."""
     return 1 / (layout.rank_total(length_N).clamp(min=1) * layout.ranks_N)
@@ -344,7 +360,10 @@ AGGREGATIONS: dict[str, Callable[[Tensor, Layout, Aggregation], Tensor]] = {
     "micro-batch-row-mean-added": _micro_row_mean,
     "micro-batch-row-sum": _row_sums,
     "micro-batches-row-mean": _micro_row_means_added,
+    "micro-batch-seq-mean-token-mean-by-rows": _micro_row_means_by_rows,
+    "micro-batch-seq-mean-token-sum-by-rows": _micro_row_sums_by_rows,
     "micro-batch-token-mean": _micro_token_means,
+    "micro-batch-token-mean-by-rows": _micro_token_means_by_rows,
     "rank-token-mean": _rank_token_mean,
     "prompt-mean-token-mean": _prompt_means,
     "row-mean-token-mean": _whole_row_means,

@@ -50,6 +50,17 @@ KL_TYPES = {
     "k3": "k3_clamped",
 }
 
+KL_SINCE = {name: "0.4.0" for name in ("k1", "k2", "k3")} | {f"{name}+": "0.8.0" for name in KL_TYPES}
+"""Values that came later; 0.6 to 0.7.1 have those with a ``+`` and end the run at them."""
+
+ESTIMATORS_SINCE = {
+    **dict.fromkeys(("grpo_passk", "opo", "reinforce_plus_plus_baseline"), "0.4.0"),
+    "gpg": "0.5.0",
+    **dict.fromkeys(("grpo_vectorized", "rloo_vectorized"), "0.6.0"),
+    **dict.fromkeys(("gdpo", "optimal_token_baseline", "tir_optimal_token_baseline"), "0.7.1"),
+}
+"""Estimators that came later, with their first release."""
+
 NUMERIC_IDS: dict[str, Literal["proposed", "always"]] = {
     "grpo_vectorized": "always",
     "rloo_vectorized": "proposed",
@@ -62,12 +73,20 @@ COEFFICIENT_METRIC = "actor/reward_kl_penalty_coeff"
 _WITH_PENALTY = {_IN_REWARD: (True,)}
 
 OPTIONS = (
-    Option(_ESTIMATOR, "word", "gae", "how scores become advantages", choices=tuple(ESTIMATORS)),
+    Option(
+        _ESTIMATOR,
+        "word",
+        "gae",
+        "how scores become advantages",
+        choices=tuple(ESTIMATORS),
+        values_since=ESTIMATORS_SINCE,
+    ),
     Option(
         "algorithm.norm_adv_by_std_in_grpo",
         "flag",
         True,
         "divide by the group's standard deviation (grpo, grpo_passk)",
+        since="0.4.0",
         only_with={_ESTIMATOR: ("grpo", "grpo_passk")},
     ),
     Option(
@@ -93,6 +112,7 @@ OPTIONS = (
         "any",
         None,
         "rewards to normalise separately, separated by commas (gdpo)",
+        since="0.7.1",
         optional=True,
         only_with={_ESTIMATOR: ("gdpo",)},
     ),
@@ -101,6 +121,7 @@ OPTIONS = (
         "numbers",
         None,
         "weight of each of these rewards; null: 1 (gdpo)",
+        since="0.7.1",
         optional=True,
         only_with={_ESTIMATOR: ("gdpo",)},
     ),
@@ -111,7 +132,7 @@ OPTIONS = (
         "dynamic sampling: drop groups of equal scores before the update; a run file has the rows that remain",
         decides=False,
     ),
-    Option(_IN_REWARD, "flag", False, "subtract a KL penalty from the token rewards"),
+    Option(_IN_REWARD, "flag", False, "subtract a KL penalty from the token rewards", since="0.4.0"),
     Option(
         "algorithm.kl_penalty",
         "word",
@@ -120,6 +141,7 @@ OPTIONS = (
         choices=(*(name + plus for name in KL_TYPES for plus in ("", "+")), "full"),
         computed=tuple(name + plus for name in KL_TYPES for plus in ("", "+")),
         why_not="verl itself does not implement it",
+        values_since=KL_SINCE,
         only_with=_WITH_PENALTY,
     ),
     Option(
@@ -180,6 +202,7 @@ def advantage_rule(config: Config) -> AdvantageRule:
         lam=config.number("algorithm.lam"),
         numeric_ids=NUMERIC_IDS.get(estimator, "never"),
         sums_tokens=True,
+        resets_at_mask=config.version < (0, 9),
         reward_keys=keys,
         reward_weights=weights,
     )

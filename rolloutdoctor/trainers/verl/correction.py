@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from rolloutdoctor.evaluation.evaluate import Evaluation
     from rolloutdoctor.formulas.corrections.masked import LogRatios
 
-_PREFIX = "algorithm.rollout_correction"
-_IS, _RS = f"{_PREFIX}.rollout_is", f"{_PREFIX}.rollout_rs"
+PREFIX = "algorithm.rollout_correction"
+_IS, _RS = f"{PREFIX}.rollout_is", f"{PREFIX}.rollout_rs"
 _LEVELS = ("token", "sequence")
-BYPASS = f"{_PREFIX}.bypass_mode"
-LOSS_TYPE = f"{_PREFIX}.loss_type"
+BYPASS = f"{PREFIX}.bypass_mode"
+LOSS_TYPE = f"{PREFIX}.loss_type"
 
 STATISTICS = (
     *(f"{over}_k{k}" for over in ("token", "seq_sum", "seq_mean") for k in (1, 2, 3)),
@@ -74,7 +74,7 @@ def correction(config: Config) -> RolloutCorrection:
     return RolloutCorrection(weights=weights(config), rejects=config[_RS] is not None, rejections=rejections(config))
 
 
-def weights(config: Config, prefix: str = _PREFIX) -> ImportanceWeights | None:
+def weights(config: Config, prefix: str = PREFIX) -> ImportanceWeights | None:
     """The importance weights that the options under `prefix` ask for."""
     rollout_is = f"{prefix}.rollout_is"
     threshold = config[f"{rollout_is}_threshold"]
@@ -86,7 +86,7 @@ def weights(config: Config, prefix: str = _PREFIX) -> ImportanceWeights | None:
     return ImportanceWeights(level=level, high=high, low=low, normalised=normalised)
 
 
-def rejections(config: Config, prefix: str = _PREFIX) -> tuple[Rejection, ...]:
+def rejections(config: Config, prefix: str = PREFIX) -> tuple[Rejection, ...]:
     """The bounds of the rejections that the options under `prefix` ask for."""
     rollout_rs = f"{prefix}.rollout_rs"
     if config[rollout_rs] is None:

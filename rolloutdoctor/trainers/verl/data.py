@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from rolloutdoctor.trainers.options import parse_version
 from rolloutdoctor.trainers.verl.advantages import COEFFICIENT_METRIC
 
 if TYPE_CHECKING:
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 
 OF_REWARDS = "gdpo/"
 """Begins the names of the metrics of rewards that are normalised one by one."""
+
+_PENALTY = "actor/reward_kl_penalty"
 
 
 def lengths(evaluation: "Evaluation") -> dict[str, float]:
@@ -30,7 +33,7 @@ def lengths(evaluation: "Evaluation") -> dict[str, float]:
 def critic(evaluation: "Evaluation") -> dict[str, float]:
     """`critic/*`, with the values of a critic where the estimator has one.
 
-    Scores and rewards leave out rows without a response token; advantages, returns and values are those of the tokens
+    Scores and rewards leave out rows without a response token (before 0.6 they did not); advantages, returns and values are those of the tokens
     that are left after rejection. Where nothing is left verl logs NaN, and here the name is left out.
 
     Source: verl ``compute_data_metrics``.
@@ -40,9 +43,12 @@ def critic(evaluation: "Evaluation") -> dict[str, float]:
     rows, batch = evaluation.rows, evaluation.batch
     if rows is None:
         return {}
-    filled_N = batch.rows.diff() > 0
+    filled_N = (batch.rows.diff() > 0) | (_version(evaluation) < (0, 6))
     scores_N = task_scores(batch, evaluation.objective, evaluation.dtype)
     found = _three({"critic/score": scores_N[filled_N], "critic/rewards": rows.score_N[filled_N]})
+    if _version(evaluation) < (0, 5) and not bool(batch.column("response_mask").all()):
+        # Their means are over masked tokens too, of which not every estimator's advantage is 0.
+        return found
     return found | _trained(evaluation)
 
 
@@ -104,6 +110,15 @@ def named_rewards(evaluation: "Evaluation") -> dict[str, float]:
     return found
 
 
+def names_of_penalty(evaluation: "Evaluation") -> tuple[str, str]:
+    """Names of the KL in the reward and of its coefficient."""
+    return ("critic/kl", "critic/kl_coeff") if _version(evaluation) < (0, 4) else (_PENALTY, COEFFICIENT_METRIC)
+
+
+def _version(evaluation: "Evaluation") -> tuple[int, ...]:
+    return parse_version(evaluation.objective.version)
+
+
 def penalty(evaluation: "Evaluation") -> dict[str, float]:
     """`actor/reward_kl_penalty*`, the KL in the reward: every row counts alike, those without a token as 0.
 
@@ -115,9 +130,10 @@ def penalty(evaluation: "Evaluation") -> dict[str, float]:
     batch, term = evaluation.batch, evaluation.objective.kl_reward
     if term is None or evaluation.rows is None:
         return {}
-    found = {COEFFICIENT_METRIC: term.coef}
+    name, of_coefficient = names_of_penalty(evaluation)
+    found = {of_coefficient: term.coef}
     kl_T = reward_kl_tokens(batch, evaluation.objective, evaluation.dtype) if term.coef != 0 else None
     if kl_T is not None:
         count_N = seg.total(mask_before(batch), batch.rows)
-        found["actor/reward_kl_penalty"] = float((seg.total(kl_T, batch.rows) / (count_N + 1e-8)).mean())
+        found[name] = float((seg.total(kl_T, batch.rows) / (count_N + 1e-8)).mean())
     return found

@@ -27,6 +27,16 @@ LOSS_MODES = {
 """Loss mode to the kind of its policy term."""
 
 _BYPASS = "bypass_mode"
+
+_MODES_SINCE = {
+    "gpg": "0.5.0",
+    **dict.fromkeys(("gspo", "geo_mean"), "0.6.0"),
+    **dict.fromkeys(("sapo", "cispo", _BYPASS), "0.7.0"),
+    **dict.fromkeys(("dppo_tv", "dppo_kl"), "0.7.1"),
+    "dro": "0.9.0",
+}
+"""Modes that came later than the option, with their first release."""
+
 _INSIDE = f"{ACTOR}.policy_loss.rollout_correction"
 _BYPASS_KINDS = {"ppo_clip": "ppo_dual_clip", "reinforce": "reinforce"}
 """Type of loss in bypass mode to the kind of its policy term."""
@@ -61,6 +71,8 @@ OPTIONS = (
         "vanilla",
         "the policy term",
         choices=(*LOSS_MODES, _BYPASS),
+        since="0.4.1",
+        values_since=_MODES_SINCE,
     ),
     Option(
         f"{ACTOR}.clip_ratio",
@@ -70,13 +82,14 @@ OPTIONS = (
         low=0,
         decides=False,
     ),
-    Option(f"{ACTOR}.clip_ratio_low", "number", 0.2, "lower clip range of the importance ratio", low=0, optional=True),
-    Option(f"{ACTOR}.clip_ratio_high", "number", 0.2, "upper clip range of the importance ratio", low=0, optional=True),
+    Option(f"{ACTOR}.clip_ratio_low", "number", 0.2, "lower clip range of the importance ratio", low=0, optional=True, since="0.4.0"),
+    Option(f"{ACTOR}.clip_ratio_high", "number", 0.2, "upper clip range of the importance ratio", low=0, optional=True, since="0.4.0"),
     Option(
         f"{ACTOR}.clip_ratio_c",
         "number",
         3.0,
         "dual clip for negative advantages; truncates the ratio (dppo_tv, dppo_kl)",
+        since="0.4.0",
         only_with={_MODE: ("vanilla", "dppo_tv", "dppo_kl")},
     ),
     _number("tau_pos", 1.0, "temperature of the gate for positive advantages", "sapo"),

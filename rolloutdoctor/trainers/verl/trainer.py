@@ -1,6 +1,6 @@
 """verl: its dotted options, its objective, and its logged metrics.
 
-Read and compared: verl 0.9.1.
+Read and compared: verl 0.9.1; of older releases what `verl_releases` says.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from rolloutdoctor.objective.objective import Aggregation, EntropyBonus, KlTerm,
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UnstatedError, UsageError
 from rolloutdoctor.trainers.lazy import LazyMetrics
-from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.options import Config, Option, parse_version
 from rolloutdoctor.trainers.spec import Choices, Log, LossParts, OptionRoles, PartOptions, Trace, Trainer, Updates
 from rolloutdoctor.trainers.verl import (
     advantages as verl_advantages,
@@ -27,6 +27,9 @@ from rolloutdoctor.trainers.verl import (
 )
 from rolloutdoctor.trainers.verl import (
     policy as verl_policy,
+)
+from rolloutdoctor.trainers.verl import (
+    releases as verl_releases,
 )
 
 if TYPE_CHECKING:
@@ -47,9 +50,11 @@ OPTIONS = (
         "token-mean",
         "how token terms become one loss",
         choices=AGGREGATIONS,
+        since="0.4.0",
+        values_since={"token-sum": "0.9.0"},
     ),
     Option(
-        f"{_ACTOR}.loss_scale_factor", "integer", None, "what seq-mean-token-sum-norm divides by", low=1, optional=True
+        f"{_ACTOR}.loss_scale_factor", "integer", None, "what seq-mean-token-sum-norm divides by", low=1, optional=True, since="0.7.0"
     ),
     Option(f"{_ACTOR}.use_kl_loss", "flag", False, "add a KL term to the loss"),
     Option(f"{_ACTOR}.kl_loss_coef", "number", 0.001, "coefficient of the KL term", low=0),
@@ -59,12 +64,14 @@ OPTIONS = (
         "low_var_kl",
         "the KL estimator; with + its gradient is that of k2",
         choices=tuple(name + plus for name in KL_TYPES for plus in ("", "+")),
+        values_since=verl_advantages.KL_SINCE,
     ),
     Option(
         f"{_ACTOR}.entropy_coeff",
         "number",
         0.0,
         "coefficient of the entropy bonus, whose gradient needs the logits and is not recomputed",
+        changes=(("0.4.0", 0.001),),
     ),
     Option(
         "algorithm.use_pf_ppo",
@@ -74,6 +81,7 @@ OPTIONS = (
         computed=(False,),
         decides=False,
         why_not="verl draws them at random",
+        since="0.4.0",
     ),
     Option(
         "distillation.enabled",
@@ -83,6 +91,7 @@ OPTIONS = (
         computed=(False,),
         decides=False,
         why_not="the teacher's log-probs are not in the rows",
+        since="0.8.0",
     ),
     Option(
         f"{_ACTOR}.ppo_epochs",
@@ -127,7 +136,10 @@ OPTIONS = (
         "flag",
         True,
         "the V1 trainer, whose token-mean divides by all generated tokens, rejected ones included",
+        changes=(("0.9.0", False),),
+        since="0.9.0",
     ),
+    *verl_releases.OPTIONS,
 )
 
 
@@ -145,7 +157,8 @@ def objective(config: Config) -> Objective:
         )
     mode = config.word(f"{_ACTOR}.loss_agg_mode")
     factor = config.optional_number(f"{_ACTOR}.loss_scale_factor")
-    if mode == "seq-mean-token-sum-norm" and factor is None:
+    first_actor = verl_releases.is_first_actor(config)
+    if mode == "seq-mean-token-sum-norm" and factor is None and not first_actor:
         raise UsageError(
             f"loss_agg_mode = {mode} without {_ACTOR}.loss_scale_factor divides by the padded width of the batch, "
             "which is not in the rows: set loss_scale_factor to that width"
@@ -159,7 +172,7 @@ def objective(config: Config) -> Objective:
     )
     aggregation, policy_aggregation = verl_policy.aggregations(config, configured)
     entropy = config.number(f"{_ACTOR}.entropy_coeff")
-    return Objective(
+    found = Objective(
         trainer="verl",
         version=".".join(map(str, config.version)),
         advantage=verl_advantages.advantage_rule(config),
@@ -178,6 +191,7 @@ def objective(config: Config) -> Objective:
         correction=correction,
         policy_correction=verl_policy.correction(config),
     )
+    return verl_releases.of_first_actor(config, found) if first_actor else found
 
 
 def updates_a_batch(config: Config) -> int | str:
@@ -195,13 +209,18 @@ def group_size(config: Config, split: str) -> int | None:
 
 def metrics(evaluation: "Evaluation") -> Mapping[str, float]:
     """verl's logged metrics: of the batch (`critic/*`, `response*/*`), its correction, and the `actor/*`."""
+    of_batch = {
+        verl_data.names_of_penalty(evaluation)[0]: partial(verl_data.penalty, evaluation),
+        "critic/": partial(verl_data.critic, evaluation),
+        "response": partial(verl_data.lengths, evaluation),
+    }
+    if parse_version(evaluation.objective.version) < verl_releases.ENGINE:
+        return LazyMetrics(of_batch)
     return LazyMetrics(
         {
+            **of_batch,
             "actor/": partial(_actor, evaluation),
-            "actor/reward_kl_penalty": partial(verl_data.penalty, evaluation),
             "actor/rollout_corr/": partial(verl_micro.inside_metrics, evaluation),
-            "critic/": partial(verl_data.critic, evaluation),
-            "response": partial(verl_data.lengths, evaluation),
             "rollout_corr/": partial(verl_correction.metrics, evaluation),
             "training/rollout_": partial(verl_correction.probabilities, evaluation),
             verl_data.OF_REWARDS: partial(verl_data.named_rewards, evaluation),
@@ -273,7 +292,7 @@ TRAINER = Trainer(
     name="verl",
     title="verl",
     newest="0.9.1",
-    oldest="0.9.0",
+    oldest="0.3.0",
     options=OPTIONS,
     objective=objective,
     metrics=metrics,
