@@ -29,6 +29,7 @@ from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.results.findings import Report
 from rolloutdoctor.rules.table import RULES, find
 from rolloutdoctor.search.causes import find_causes
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.trainers.options import Layer
 
 TokenValues = float | Sequence[Sequence[float]]
@@ -190,6 +191,7 @@ def diagnose(
     options: Mapping[str, object] | None = None,
     logged: Mapping[str, float] | Sequence[Mapping[str, float]] | None = None,
     select: Sequence[str] = (),
+    fixes: Sequence[str] = (),
     dtype: str = "float32",
 ) -> Report:
     """Check batches that are in memory.
@@ -200,9 +202,10 @@ def diagnose(
         options: the trainer's options by name.
         logged: metrics of training steps, the same for all, or a sequence with those of each batch.
         select: codes of the rules to run; none: all of them.
+        fixes: ``NAME[:VARIANT]`` of fixes that the run has.
         dtype: ``float32`` or ``float64``.
     """
-    configured = configure(RunMetadata(), trainer, [Layer("test", dict(options or {}))])
+    configured = configure(RunMetadata(), trainer, [Layer("test", dict(options or {}))], tuple(map(choose, fixes)))
     columns = frozenset.intersection(*map(_columns, batches))
     rules = [find(code) for code in select] or list(RULES)
     of_batches = [logged or {}] * len(batches) if logged is None or isinstance(logged, Mapping) else logged

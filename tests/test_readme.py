@@ -49,11 +49,21 @@ def row_table() -> str:
     return "\n".join(rows)
 
 
+def short_name(url: str) -> str:
+    """``trl#5588`` of the address of a thread."""
+    _, repository, _, number = url.rsplit("/", 3)
+    return f"{repository}#{number}"
+
+
 def fixes_table() -> str:
-    rows = ["| fix | what it changes | trainers | variants (the first is the default) |", "| --- | --- | --- | --- |"]
+    head = ("fix", "what it changes", "needs", "trainers, releases", "upstream", "variants (the first is the default)")
+    rows = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for fix in FIXES.values():
         variants = "; ".join(f"`{name}`: {note}" for name, note in fix.notes.items())
-        rows.append(f"| `{fix.name}` | {fix.summary} | {', '.join(fix.trainers())} | {variants} |")
+        threads = [f"[{short_name(one.url)}]({one.url}) {one.words}" for one in fix.upstream] or [fix.status]
+        upstream = "; ".join([*threads, *(["contested"] if fix.contested else [])])
+        cells = (f"`{fix.name}`", fix.summary, fix.needs, fix.concerned(), upstream, variants)
+        rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
 

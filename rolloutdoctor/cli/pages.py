@@ -135,12 +135,16 @@ def fixes(*, as_json: bool = False) -> str:
                 "name": fix.name,
                 "summary": fix.summary,
                 "story": fix.story,
+                "status": fix.status,
                 "contested": fix.contested,
+                "needs": fix.needs,
                 "trainers": list(fix.trainers()),
+                "releases": dict(fix.releases),
                 "variants": [
                     {"name": name, "note": fix.notes[name], "trainers": list(fix.trainers(name))}
                     for name in fix.variants
                 ],
+                "upstream": [vars(thread) for thread in fix.upstream],
                 "references": list(fix.references),
             }
             for fix in FIXES.values()
@@ -148,16 +152,17 @@ def fixes(*, as_json: bool = False) -> str:
         return json.dumps(body, indent=2)
     lines = []
     for fix in FIXES.values():
-        contested = "contested upstream" if fix.contested else "accepted upstream"
-        lines.append(f"{fix.name}  ({contested})")
-        lines.append(_indented(f"For {', '.join(fix.trainers())}.", 2))
+        lines.append(f"{fix.name}  (upstream: {fix.status}{'; contested' if fix.contested else ''})")
+        lines.append(_indented(f"For {fix.concerned()}{f'; needs {fix.needs}' if fix.needs else ''}.", 2))
         lines.append(_indented(f"{fix.summary}.", 2))
         lines.append(_indented(fix.story, 2))
         for position, (name, note) in enumerate(fix.notes.items()):
             default = " (default)" if position == 0 else ""
-            only = f" [{', '.join(fix.trainers(name))} only]" if name in fix.only_where else ""
+            trainers = ", ".join(fix.trainers(name)) if name in fix.only_where else ""
+            only = f" [{trainers} only]" if trainers else ""
             lines.append(_indented(f"{fix.name}:{name}{default}{only}: {note}", 4))
-        lines += [f"    {reference}" for reference in fix.references]
+        lines += [f"    {thread.url}  {thread.words}" for thread in fix.upstream]
+        lines += [f"    {source}" for source in fix.sources]
         lines.append("")
     return "\n".join(lines)
 

@@ -10,6 +10,7 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.evaluation.layouts import layout_of
 from rolloutdoctor.evaluation.scores import (
+    ends_masked,
     named_scores,
     response_scores,
     reward_kl_tokens,
@@ -39,7 +40,7 @@ from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.ops.rounding import Radius
-from rolloutdoctor.results.errors import naming
+from rolloutdoctor.results.errors import CannotComputeError, naming
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,9 +144,17 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
     counted_N = torch.zeros_like(score_N) if length_N is None else length_N
     clean = {key: torch.where(in_baseline_N, x, 0.0) for key, x in named.items()}
     over = whitening_population(batch, rule)
-    scores = Scores(clean_N, in_baseline_N, counted_N, groups, clean, _scaled_together(batch, objective), over)
+    row_N = torch.arange(len(batch), device=score_N.device)
+    voter_N = _voters(batch, groups, clean_N, in_baseline_N) if rule.one_vote else row_N
+    votes_N = in_baseline_N & (voter_N == row_N)
+    scores = Scores(clean_N, votes_N, counted_N, groups, clean, _scaled_together(batch, objective), over)
     found = ESTIMATORS[rule.estimator](scores, rule)
-    value_N = found.value_N
+
+    def given(value_N: Tensor) -> Tensor:
+        value_N = value_N[voter_N] if rule.one_vote else value_N
+        return torch.where(ends_masked(batch), 0.0, value_N) if rule.masked_end == "lost" else value_N
+
+    value_N = given(found.value_N)
     if rule.whitened:
         value_N = whiten_every_token(value_N, counted_N, over, floor=rule.variance_floor)
     equal_N = zero_std_rows(
@@ -159,14 +168,38 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
         rejected_N=rejected_N,
         zero_std_N=equal_N,
         advantage_N=value_N,
-        baseline_N=found.baseline_N,
+        baseline_N=found.baseline_N[voter_N] if rule.one_vote else found.baseline_N,
         weight_T=weight_T,
     )
-    part = replace(part, advantage_N=_in_single(batch, part)) if rule.single else part
+    if rule.single:
+        part = replace(part, advantage_N=given(_in_single(batch, replace(part, in_baseline_N=votes_N))))
     if rule.bounds is None:
         return part
     assert part.advantage_N is not None  # of the estimator
     return replace(part, advantage_N=part.advantage_N.clamp(*rule.bounds))
+
+
+def _voters(batch: RolloutBatch, groups: Groups, score_N: Tensor, in_baseline_N: Tensor) -> Tensor:
+    """The row that counts for the trajectory of each row in its group, ``[N]`` int64: the first in the baseline.
+
+    Source: miles ``_normalize_rewards_by_rollout``, which fails as well where the scores differ.
+
+    Raises:
+        CannotComputeError: if rows of one trajectory have different scores.
+    """
+    trajectory_N = batch.column("trajectory_id")
+    row_N = torch.arange(len(batch), device=trajectory_N.device)
+    # Below 0 the row is a trajectory of its own.
+    own_N = torch.where(trajectory_N < 0, -1 - row_N, trajectory_N)
+    index_N = torch.unique(torch.stack([groups.index_N, own_N]), dim=1, return_inverse=True)[1]
+    place_N = torch.where(in_baseline_N, row_N, row_N + len(row_N))
+    first_N = place_N.scatter_reduce(0, index_N, place_N, "amin", include_self=False)[index_N] % max(len(row_N), 1)
+    differs_N = in_baseline_N & (score_N != score_N[first_N])
+    if bool(differs_N.any()):
+        raise CannotComputeError(
+            f"{int(differs_N.sum())} rows have another reward than the first of their trajectory, which counts once"
+        )
+    return first_N
 
 
 def in_separate_batches(batch: RolloutBatch, objective: Objective) -> bool:

@@ -27,14 +27,29 @@ def task_scores(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -
     """
     if objective.advantage.spec.rewards == "none":
         return torch.full((len(batch),), torch.nan, dtype=torch.float64, device=batch.device)
-    if objective.advantage.sums_tokens and "token_rewards" in batch.per_token:
-        return seg.total(batch.column("token_rewards").to(dtype), batch.rows)
+    rule = objective.advantage
+    if rule.sums_tokens and "token_rewards" in batch.per_token:
+        reward_T = batch.column("token_rewards").to(dtype)
+        if rule.masked_end == "zero":
+            reward_T = torch.where(batch.column("response_mask"), reward_T, 0.0)
+        return seg.total(reward_T, batch.rows)
     # The trainers hold rewards in the dtype of the tokens; the statistics of these values are float64.
     score_N = batch.column("reward").to(dtype).double()
-    if objective.advantage.null_is_zero:
+    if rule.null_is_zero:
         score_N = score_N.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
-    bounds = objective.advantage.reward_bounds
-    return score_N if bounds is None else score_N.clamp(*bounds)
+    if rule.empty_is_zero:
+        score_N = torch.where(batch.rows.diff() == 0, 0.0, score_N)
+    if rule.masked_end == "zero":
+        score_N = torch.where(ends_masked(batch), 0.0, score_N)
+    return score_N if rule.reward_bounds is None else score_N.clamp(*rule.reward_bounds)
+
+
+def ends_masked(batch: RolloutBatch) -> Tensor:
+    """Rows whose last response token is masked, ``[N]`` bool; a row without a token has none."""
+    filled_N = batch.rows.diff() > 0
+    found_N = torch.zeros_like(filled_N)
+    found_N[filled_N] = ~batch.column("response_mask")[batch.rows[1:][filled_N] - 1]
+    return found_N
 
 
 def named_scores(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -242,6 +257,8 @@ def response_scores(
         score_N = task_scores(batch, objective, dtype)
         if "token_rewards" in batch.per_token:
             reward_T = batch.column("token_rewards").to(dtype).double()
+    if objective.advantage.masked_end == "lost" and groups is None:
+        score_N = torch.where(ends_masked(batch), 0.0, score_N)
     if groups is not None:
         row_scores = Scores(torch.where(in_baseline_N, score_N, 0.0), in_baseline_N, torch.zeros_like(score_N), groups)
     return ResponseScores(

@@ -36,6 +36,7 @@ class EstimatorSpec:
         relative: the centred score is divided by that mean.
         weighs_lengths: that mean weighs each row by its trained tokens.
         of_others: mean and standard deviation of a row are those of the other rows of its group.
+        discounted: an advantage is the discounted sum of the rewards of the trained tokens from its own on.
         within_groups: no row of another group enters an advantage, unless a scale or a whitening is over the batch.
     """
 
@@ -53,6 +54,7 @@ class EstimatorSpec:
     relative: bool = False
     weighs_lengths: bool = False
     of_others: bool = False
+    discounted: bool = False
     within_groups: bool = False
 
     @property
@@ -153,6 +155,7 @@ SPECS: dict[str, EstimatorSpec] = {
             "reinforce_plus_plus",
             "discounted rewards to go, whitened",
             axis=Axis.TRAINED_TOKENS,
+            discounted=True,
             normalised_over="tokens",
         ),
         EstimatorSpec(

@@ -76,6 +76,12 @@ class AdvantageRule:
             variance is about the mean of its own tokens, not about the one that is subtracted.
         bounds: what the advantages are clamped to in the end; None: nothing.
         zero_tail: no baseline where the only longest row of a group is beyond every other (optimal token baselines).
+        one_vote: rows of one trajectory (`trajectory_id`) count once in the baselines and scales of their group, with
+            the score that they share, and all get its advantage.
+        resets_at_mask: a discounted return over the trained tokens starts anew before every masked span.
+        masked_end: the score of a row whose last response token is masked counts; or it enters the baseline and is lost
+            to the row's own advantage; or it is 0.
+        empty_is_zero: the score of a row without a response token is 0.
     """
 
     estimator: str
@@ -104,6 +110,10 @@ class AdvantageRule:
     whitened_moments: Literal["both", "mean", "variance", "mean-own-centre", "variance-own-centre"] = "both"
     bounds: tuple[float, float] | None = None
     zero_tail: bool = True
+    one_vote: bool = False
+    resets_at_mask: bool = False
+    masked_end: Literal["counts", "lost", "zero"] = "counts"
+    empty_is_zero: bool = False
 
     @property
     def spec(self) -> EstimatorSpec:

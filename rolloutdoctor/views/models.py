@@ -569,13 +569,23 @@ class Variant(Model):
     trainers: list[Text]
 
 
+class Thread(Model):
+    url: Url
+    status: Literal["open", "closed", "merged"]
+    release: str
+
+
 class Fix(Model):
     name: Text
     summary: Text
     story: Text
+    status: Text
     contested: Flag
+    needs: Text
     trainers: list[Text]
+    releases: dict[str, Text]
     variants: list[Variant]
+    upstream: list[Thread]
     references: list[Url]
 
 

@@ -102,6 +102,24 @@ def test_every_variant_has_its_note():
         assert set(fix.trainers()) <= TRAINERS.keys()
         assert fix.references
         assert fix.story.endswith(".")
+        assert set(fix.releases) <= TRAINERS.keys()
+        for thread in fix.upstream:
+            assert "/pull/" in thread.url or (thread.status != "merged" and "/issues/" in thread.url)
+            assert not thread.release or thread.status == "merged"
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        ("zero-std", "closed, not merged"),  # its issue is open, its pull requests are not
+        ("rejected-rows", "open"),
+        ("kl-inplace", "merged"),
+        ("one-over-accumulation", "merged, in 4.6.0"),
+    ],
+)
+def test_status_is_that_of_the_pull_request_that_came_farthest(name, status):
+    assert FIXES[name].status == status
+    assert dataclasses.replace(FIXES[name], upstream=()).status == "no thread upstream"
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,14 @@ class TokenScores:
     columns: Mapping[str, Tensor]
     population: Population | None = None
 
+    @property
+    def spans(self) -> Tensor:
+        """Offsets of the runs of trained tokens without a masked one between them, ``[spans+1]`` int64."""
+        first_V = torch.ones_like(self.position_V, dtype=torch.bool)
+        first_V[1:] = self.position_V[1:] != self.position_V[:-1] + 1
+        first_V[self.offsets[:-1][self.offsets.diff() > 0]] = True
+        return torch.cat([first_V.nonzero()[:, 0], self.offsets[-1:]])
+
 
 def masked_gae(scores: TokenScores, rule: AdvantageRule) -> Tensor:
     """``A_t = delta_t + gamma lam A_{t+1}``, ``delta_t = r_t + gamma V_{t+1} - V_t``, then whitened, ``[V]``.
@@ -83,8 +91,11 @@ def reinforce_plus_plus(scores: TokenScores, rule: AdvantageRule) -> Tensor:
 
 
 def discounted_returns(scores: TokenScores, rule: AdvantageRule) -> Tensor:
-    """``G_t = r_t + gamma G_{t+1}``, ``[V]``. Source: verl ``compute_reinforce_plus_plus_outcome_advantage``."""
-    return reverse_scan(scores.reward_V, rule.gamma, scores.offsets)
+    """``G_t = r_t + gamma G_{t+1}``, ``[V]``; with `rule.resets_at_mask` G is 0 behind a trained span.
+
+    Source: verl ``compute_reinforce_plus_plus_outcome_advantage``, from 0.9.0 and up to 0.8.0.
+    """
+    return reverse_scan(scores.reward_V, rule.gamma, scores.spans if rule.resets_at_mask else scores.offsets)
 
 
 def remax(scores: TokenScores, rule: AdvantageRule) -> Tensor:

@@ -1,56 +1,14 @@
-"""The table of fixes: each is an edit of an objective, with its story upstream."""
+"""The table of fixes: each is an edit of an objective, with its threads upstream."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 
 from rolloutdoctor.objective.objective import KlBuffer, Objective, RowSet
 from rolloutdoctor.results.errors import UsageError, nearest
-from rolloutdoctor.search.hypotheses.hypothesis import ObjectiveEdit, always, changing
+from rolloutdoctor.search.hypotheses.fix import ChosenFix, Fix, Thread
+from rolloutdoctor.search.hypotheses.hypothesis import always, changing
 
-Condition = Callable[[Objective], bool]
-
-
-@dataclass(frozen=True)
-class Fix:
-    """A named edit of what a trainer computes.
-
-    Attributes:
-        name: what `--fix` takes.
-        summary: what it changes, in one line.
-        story: where it comes from and how it stands upstream.
-        stage: the first stage of the audit that it reaches (`audit.tally.STAGES`).
-        contested: True if upstream holds the present behaviour to be a choice.
-        applies: tells whether it is about what an objective computes.
-        variants: name to edit; the first is the default.
-        notes: one line for each variant.
-        only_where: variant to what it needs beyond that, where it needs more.
-        references: threads and papers.
-    """
-
-    name: str
-    summary: str
-    story: str
-    stage: str
-    contested: bool
-    applies: Condition
-    variants: Mapping[str, ObjectiveEdit]
-    notes: Mapping[str, str]
-    only_where: Mapping[str, Condition]
-    references: tuple[str, ...]
-
-    def applies_to(self, objective: Objective, variant: str) -> bool:
-        """True if a variant is about what an objective computes."""
-        return self.applies(objective) and self.only_where.get(variant, always)(objective)
-
-    def trainers(self, variant: str | None = None) -> tuple[str, ...]:
-        """Names of the trainers that it applies to: with a variant, or with any."""
-        # The pages of rules name fixes, and load no trainer.
-        from rolloutdoctor.trainers.table import TRAINERS
-
-        chosen = self.variants if variant is None else (variant,)
-        examples = {trainer.name: trainer.example() for trainer in TRAINERS.values()}
-        return tuple(name for name, each in examples.items() if any(self.applies_to(each, one) for one in chosen))
+__all__ = ["FIXES", "ChosenFix", "Fix", "choose"]
 
 
 def _mask_kl(objective: Objective) -> Objective:
@@ -127,6 +85,7 @@ FIXES: dict[str, Fix] = {
         ),
         stage="loss",
         contested=True,
+        needs="a KL term in the loss",
         applies=attrgetter("has_kl_loss"),
         variants={"loss": _mask_kl, "pr5640": _mask_completions, "renormalised": _mask_and_renormalise},
         notes={
@@ -138,11 +97,12 @@ FIXES: dict[str, Fix] = {
             "metrics still count those rows",
         },
         only_where={"pr5640": attrgetter("advantage.flags_zero_std")},
-        references=(
-            "https://github.com/huggingface/trl/issues/5588",
-            "https://github.com/huggingface/trl/pull/5640",
-            "https://arxiv.org/abs/2505.22257",
+        upstream=(
+            Thread("https://github.com/huggingface/trl/issues/5588", "open"),
+            Thread("https://github.com/huggingface/trl/pull/5640", "closed"),
+            Thread("https://github.com/huggingface/trl/pull/7068", "closed"),
         ),
+        sources=("https://arxiv.org/abs/2505.22257",),
     ),
     "rejected-rows": Fix(
         name="rejected-rows",
@@ -150,11 +110,12 @@ FIXES: dict[str, Fix] = {
         story=(
             "A response that was fully masked (by rejection, truncation or removal) has no policy gradient, yet its "
             "reward still counts in the mean and standard deviation of its group. The change is proposed for verl, "
-            "where the pull request is open; some projects keep such responses in the baseline on purpose, because "
+            "and for NeMo-RL's legacy loops; some projects keep such responses in the baseline on purpose, because "
             "their rewards are evidence about the prompt."
         ),
         stage="advantages",
         contested=True,
+        needs="",
         applies=always,
         variants={
             "singleton-raw": _unmasked_baseline,
@@ -168,9 +129,10 @@ FIXES: dict[str, Fix] = {
             "numbers, so that 7 and 007 are one group",
         },
         only_where={"pr6452": _reads_ids_as_proposed},
-        references=(
-            "https://github.com/verl-project/verl/pull/6452",
-            "https://github.com/verl-project/verl/pull/6375",
+        upstream=(
+            Thread("https://github.com/verl-project/verl/pull/6452", "open"),
+            Thread("https://github.com/verl-project/verl/pull/6375", "closed"),
+            Thread("https://github.com/NVIDIA-NeMo/RL/pull/4160", "open"),
         ),
     ),
     "kl-inplace": Fix(
@@ -178,15 +140,19 @@ FIXES: dict[str, Fix] = {
         summary="stores the KL metric in a copy, so that the reward does not overwrite it",
         story=(
             "slime's ppo estimator built its token rewards in place in the tensor of the stored KL, so rollout/kl "
-            "logged the reward. The fix changes neither advantages nor loss. It was merged after release 0.3.1."
+            "logged the reward. The fix changes neither advantages nor loss."
         ),
         stage="kl",
         contested=False,
+        needs="a stored KL of a penalty in the reward",
         applies=attrgetter("stores_kl"),
         variants={"copy": _copied_kl},
         notes={"copy": "copy the KL before the reward is built"},
-        only_where={},
-        references=("https://github.com/THUDM/slime/pull/2114",),
+        releases={"slime": "up to 0.3.1"},
+        upstream=(
+            Thread("https://github.com/THUDM/slime/pull/2114", "merged"),
+            Thread("https://github.com/radixark/miles/pull/1493", "open"),
+        ),
     ),
     "loo-std": Fix(
         name="loo-std",
@@ -194,20 +160,20 @@ FIXES: dict[str, Fix] = {
         story=(
             "NeMo-RL divides by the standard deviation of the other rows of a group where it is above 0, and takes it "
             "as the root of a difference of two float32 means. Where the other rewards are equal the difference is "
-            "rounding: of the rewards 1, 0.3, ... 0.3 the first gets an advantage of 7428 instead of 0.7. The change "
-            "that leaves such rows undivided was merged after release 0.7.0; a floor of 1e-3 under the deviation was "
-            "proposed and closed."
+            "rounding: of the rewards 1, 0.3, ... 0.3 the first gets an advantage of 7428 instead of 0.7. The merged "
+            "change leaves such rows undivided; a floor of 1e-3 under the deviation was proposed and closed."
         ),
         stage="advantages",
         contested=False,
+        needs="the standard deviation of a row's siblings",
         applies=_divides_by_siblings,
         variants={"exact": _exact_deviation},
         notes={"exact": "the exact deviation of the other rows; where it is 0 the centred reward is not divided"},
-        only_where={},
-        references=(
-            "https://github.com/NVIDIA-NeMo/RL/pull/4158",
-            "https://github.com/NVIDIA-NeMo/RL/pull/4161",
-            "https://github.com/NVIDIA-NeMo/RL/issues/1518",
+        releases={"nemo-rl": "up to 0.7.0"},
+        upstream=(
+            Thread("https://github.com/NVIDIA-NeMo/RL/pull/4158", "merged"),
+            Thread("https://github.com/NVIDIA-NeMo/RL/pull/4161", "closed"),
+            Thread("https://github.com/NVIDIA-NeMo/RL/issues/1518", "closed"),
         ),
     ),
     "one-over-accumulation": Fix(
@@ -220,41 +186,17 @@ FIXES: dict[str, Fix] = {
         ),
         stage="loss",
         contested=False,
+        needs="a token mean that is divided by the micro-batches on top (loss_type = dapo, cispo or fipo)",
         applies=_divides_by_accumulation,
         variants={"rescaled": _divided_once},
         notes={"rescaled": "one division, and optimizer steps of one generation share its tokens out"},
-        only_where={},
-        references=("https://github.com/modelscope/ms-swift/blob/3602360a5623/swift/rlhf_trainers/grpo_trainer.py",),
+        releases={"ms-swift": "before 4.6.0"},
+        upstream=(
+            Thread("https://github.com/modelscope/ms-swift/pull/10116", "merged", "4.6.0"),
+            Thread("https://github.com/modelscope/ms-swift/issues/10117", "open"),
+        ),
     ),
 }
-
-
-@dataclass(frozen=True)
-class ChosenFix:
-    """A fix with its variant, as in ``zero-std:pr5640``."""
-
-    fix: Fix
-    variant: str
-
-    @property
-    def label(self) -> str:
-        """``NAME:VARIANT``."""
-        return f"{self.fix.name}:{self.variant}"
-
-    def applies_to(self, objective: Objective) -> bool:
-        """True if the fix, in this variant, is about what the objective computes."""
-        return self.fix.applies_to(objective, self.variant)
-
-    def apply(self, objective: Objective) -> Objective:
-        """Return the edited objective.
-
-        Raises:
-            UsageError: if the fix is not about what the objective computes.
-        """
-        if not self.applies_to(objective):
-            trainers = ", ".join(self.fix.trainers(self.variant)) or "other options"
-            raise UsageError(f"fix {self.label} applies to {trainers}, not to this run of {objective.trainer}")
-        return self.fix.variants[self.variant](objective)
 
 
 def choose(text: str) -> ChosenFix:

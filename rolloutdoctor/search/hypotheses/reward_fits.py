@@ -66,7 +66,7 @@ class _Group:
         return value_kn, error_kn + 4 * rounding.stored(value_kn).likely
 
 
-def _groups(evaluation: Evaluation, logged_N: Tensor) -> Iterator[_Group]:
+def groups_off(evaluation: Evaluation, logged_N: Tensor) -> Iterator[_Group]:
     """The groups of a step in which an advantage disagrees."""
     batch, rows = evaluation.batch, evaluation.rows
     if batch.groups is None or rows is None:
@@ -89,7 +89,7 @@ def _bounded_rows(steps: Sequence[tuple[Evaluation, Tensor]], *, upper: bool) ->
     """Rewards that rows have instead of their own, by two neighbours in reward that may have theirs."""
     side = 1 if upper else -1
     for evaluation, logged_N in steps:
-        for group in _groups(evaluation, logged_N):
+        for group in groups_off(evaluation, logged_N):
             order = (side * group.reward_n).argsort()
             one, other = order[:-1], order[1:]
             apart = (group.logged_n[other] - group.logged_n[one]).abs() > LEAST_SPAN * group.error_n.max()
@@ -107,14 +107,14 @@ def _solve_bounds(trials: Sequence[Sequence[Seen]]) -> Iterator[Hypothesis]:
         near = Counter(f"{value:.5g}" for value in values)
         text, count = near.most_common(1)[0] if near else ("", 0)
         if count >= FEWEST_BOUNDED:
-            found[upper] = _shortest([value for value in values if f"{value:.5g}" == text])
+            found[upper] = shortest([value for value in values if f"{value:.5g}" == text])
     low, high = found.get(False), found.get(True)
     for bounds in dict.fromkeys(((None, high), (low, None), (low, high))):
         if bounds != (None, None) and (bounds[0] is None or bounds[1] is None or bounds[0] < bounds[1]):
             yield _bounded(*bounds)
 
 
-def _shortest(values: Sequence[float]) -> float:
+def shortest(values: Sequence[float]) -> float:
     """The number of fewest digits within twice the range of some values."""
     low, high = min(values), max(values)
     spare = (high - low) / 2 + 1e-7 * abs(high)
@@ -197,7 +197,7 @@ def _found(evaluation: Evaluation, logged_N: Tensor) -> tuple[Tensor, float] | N
     """Rewards of the rows of a step, ``[N]``, and bits; None: a group has none."""
     reward_N, bits = evaluation.batch.column("reward").double().clone(), 0.0
     values = torch.unique(reward_N[reward_N.isfinite()])
-    for group in _groups(evaluation, logged_N) if len(values) > 2 else ():
+    for group in groups_off(evaluation, logged_N) if len(values) > 2 else ():
         found = _sources(group, values)
         if found is None or not bool(group.reward_n.isfinite().all()):
             return None

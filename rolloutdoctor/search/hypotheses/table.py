@@ -14,6 +14,7 @@ from rolloutdoctor.search.hypotheses.masks import MASKS
 from rolloutdoctor.search.hypotheses.metric_definitions import METRIC_DEFINITIONS
 from rolloutdoctor.search.hypotheses.partitions import PARTITIONS
 from rolloutdoctor.search.hypotheses.reward_fits import BOUNDS, OTHER_ROWS
+from rolloutdoctor.search.hypotheses.reward_flow import REWARD_FLOW, ZERO_REPLACED
 from rolloutdoctor.search.hypotheses.row_order import MISALIGNED_REWARDS, MISPLACED_LOG_PROBS, MISSING_REWARDS
 from rolloutdoctor.search.hypotheses.whitening import WHITENINGS
 
@@ -44,6 +45,7 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     *MISSING_REWARDS,
     *PARTITIONS,
     *MISALIGNED_REWARDS,
+    *REWARD_FLOW,
     *WHITENINGS,
     *ADVANTAGE_OPTIONS,
     *MISPLACED_LOG_PROBS,
@@ -54,5 +56,16 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     *METRIC_DEFINITIONS,
 )
 
-FAMILIES: tuple[Family, ...] = (BOUNDS, DIVISOR, WEIGHTS, BLOCKS, ORDER, LINE, OTHER_ROWS, KL_COEFFICIENT, CLIP_RANGE)
+FAMILIES: tuple[Family, ...] = (
+    BOUNDS,
+    ZERO_REPLACED,
+    DIVISOR,
+    WEIGHTS,
+    BLOCKS,
+    ORDER,
+    LINE,
+    OTHER_ROWS,
+    KL_COEFFICIENT,
+    CLIP_RANGE,
+)
 """Families of hypotheses, tried where none of these explains a disagreement."""

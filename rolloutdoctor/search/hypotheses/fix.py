@@ -1,0 +1,130 @@
+"""`Fix`: a named edit of an objective, with its threads upstream."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.search.hypotheses.hypothesis import ObjectiveEdit, always
+
+Condition = Callable[[Objective], bool]
+
+
+@dataclass(frozen=True)
+class Thread:
+    """An issue or a pull request upstream, as it stood when it was read.
+
+    Attributes:
+        url: its address.
+        status: a pull request is open, closed without a merge, or merged; an issue open or closed.
+        release: the first release that has the merged change; empty: none, or not known.
+    """
+
+    url: str
+    status: Literal["open", "closed", "merged"]
+    release: str = ""
+
+    @property
+    def words(self) -> str:
+        """``merged, in 1.9.0``."""
+        return f"{self.status}, in {self.release}" if self.release else self.status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fix:
+    """A named edit of what a trainer computes.
+
+    Attributes:
+        name: what `--fix` takes.
+        summary: what it changes, in one line.
+        story: where it comes from, and what upstream says of it.
+        stage: the first stage of the audit that it reaches (`audit.tally.STAGES`).
+        contested: True if upstream holds the present behaviour to be a choice.
+        needs: what an objective has where it applies, as an object of "needs"; empty: it applies to every one.
+        applies: tells whether it is about what an objective computes.
+        variants: name to edit; the first is the default.
+        notes: one line for each variant.
+        only_where: variant to what it needs beyond that, where it needs more.
+        releases: trainer to its releases that compute without it, where not all do; those that were read.
+        upstream: threads about it.
+        sources: papers, and code where there is no thread.
+    """
+
+    name: str
+    summary: str
+    story: str
+    stage: str
+    contested: bool
+    needs: str
+    applies: Condition
+    variants: Mapping[str, ObjectiveEdit]
+    notes: Mapping[str, str]
+    only_where: Mapping[str, Condition] = field(default_factory=dict)
+    releases: Mapping[str, str] = field(default_factory=dict)
+    upstream: tuple[Thread, ...] = ()
+    sources: tuple[str, ...] = ()
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """Addresses of threads, papers and code."""
+        return (*(thread.url for thread in self.upstream), *self.sources)
+
+    @property
+    def status(self) -> str:
+        """How far the change has come upstream: of the pull requests, and where there are none of the issues."""
+        pulls = [one for one in self.upstream if "/pull/" in one.url] or self.upstream
+        ranked = sorted(pulls, key=lambda one: (("merged", "open", "closed").index(one.status), not one.release))
+        if not ranked:
+            return "no thread upstream"
+        return "closed, not merged" if ranked[0].status == "closed" else ranked[0].words
+
+    def concerned(self) -> str:
+        """Trainers and releases that compute without it."""
+        return ", ".join(" ".join([name, self.releases.get(name, "")]).strip() for name in self.trainers())
+
+    def applies_to(self, objective: Objective, variant: str) -> bool:
+        """True if a variant is about what an objective computes."""
+        return self.applies(objective) and self.only_where.get(variant, always)(objective)
+
+    def trainers(self, variant: str | None = None) -> tuple[str, ...]:
+        """Names of the trainers that it applies to: with a variant, or with any."""
+        # The pages of rules name fixes, and load no trainer.
+        from rolloutdoctor.trainers.table import TRAINERS
+
+        chosen = self.variants if variant is None else (variant,)
+        named = () if variant in self.only_where else self.releases
+        examples = {trainer.name: trainer.example() for trainer in TRAINERS.values()}
+        return tuple(
+            name
+            for name, each in examples.items()
+            if name in named or any(self.applies_to(each, one) for one in chosen)
+        )
+
+
+@dataclass(frozen=True)
+class ChosenFix:
+    """A fix with its variant, as in ``zero-std:pr5640``."""
+
+    fix: Fix
+    variant: str
+
+    @property
+    def label(self) -> str:
+        """``NAME:VARIANT``."""
+        return f"{self.fix.name}:{self.variant}"
+
+    def applies_to(self, objective: Objective) -> bool:
+        """True if the fix, in this variant, is about what the objective computes."""
+        return self.fix.applies_to(objective, self.variant)
+
+    def apply(self, objective: Objective) -> Objective:
+        """Return the edited objective.
+
+        Raises:
+            UsageError: if the fix is not about what the objective computes.
+        """
+        if not self.applies_to(objective):
+            trainers = ", ".join(self.fix.trainers(self.variant)) or "other options"
+            raise UsageError(f"fix {self.label} applies to {trainers}, not to this run of {objective.trainer}")
+        return self.fix.variants[self.variant](objective)

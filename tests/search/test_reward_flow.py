@@ -1,0 +1,258 @@
+"""Rewards on their way to the advantages, planted into runs: each fault is named, and no look-alike is."""
+
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rolloutdoctor.engine.configure import configure
+from rolloutdoctor.evaluation.evaluate import evaluate
+from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.audited import AuditedRule
+from rolloutdoctor.rules.table import RULES
+from rolloutdoctor.search.cause_search import applicable
+from rolloutdoctor.search.hypotheses.fixes import choose
+from rolloutdoctor.search.hypotheses.table import FAMILIES, HYPOTHESES
+from rolloutdoctor.testing import diagnose, random_batch
+from rolloutdoctor.trainers.options import Layer
+
+AUDITED = [rule.code for rule in RULES if isinstance(rule, AuditedRule)]
+OPTIONS = {
+    "trl": {"beta": 0.0, "num_generations": 8},
+    "verl": {"adv_estimator": "grpo"},
+    "verl rf++": {"adv_estimator": "reinforce_plus_plus", "gamma": 0.97},
+    "verl gae": {"adv_estimator": "gae"},
+    "slime": {},
+    "slime rf++": {"advantage_estimator": "reinforce_plus_plus", "normalize_advantages": True, "gamma": 0.97},
+}
+
+
+@cache
+def configured(name):
+    return configure(RunMetadata(), name.split(maxsplit=1)[0], [Layer("test", OPTIONS[name])])
+
+
+def steps_of(count=3, *, holes=0.3, reward=None, **columns):
+    """Steps of four groups of eight rows; `reward` gives the rewards of a step."""
+    for step in range(count):
+        batch = random_batch(step, sizes=(8,) * 4, longest=12, rejected=0.0, empty=0.0, holes=holes, adjacent=True)
+        # Every row has a trained token.
+        mask_T = batch.per_token["response_mask"].clone()
+        mask_T[batch.rows[:-1]] = True
+        tokens = {**batch.per_token, "response_mask": mask_T, "response_mask_pre": mask_T}
+        draw = torch.Generator().manual_seed(step)
+        per_row = {**batch.per_row, **({} if reward is None else {"reward": reward(len(batch), draw)})}
+        yield replace(batch, step=step, per_token=tokens, per_row={**per_row, **columns})
+
+
+def run_of(name, batches, *, objective=None, rows=None, stated=()):
+    """The report of `check` on a run whose trainer has another objective, or sees other rows, than its options say.
+
+    Args:
+        name: of `OPTIONS`.
+        batches: what the file holds.
+        objective: edit of what is computed.
+        rows: edit of the rows that are computed with.
+        stated: fixes that the run states to have.
+    """
+    made = configured(name)
+    base = made.objective
+    for fix in stated:
+        base = choose(fix).apply(base)
+    used = base if objective is None else objective(base)
+    found, logged = [], []
+    for batch in batches:
+        seen = batch if rows is None else rows(batch)
+        evaluation = evaluate(seen, used, dtype=torch.float64)
+        own = evaluate(batch, base, dtype=torch.float64)
+        values = dict(made.trainer.metrics(evaluation))
+        values |= {key: value for key, value in dict(made.trainer.metrics(own)).items() if "reward" in key}
+        logged.append({key: float(torch.tensor(value)) for key, value in values.items() if "score" not in key})
+        part = evaluation.rows
+        if part.advantage_N is None:
+            found.append(replace(batch, per_token={**batch.per_token, "advantages": part.advantage_T.float()}))
+        else:
+            found.append(replace(batch, per_row={**batch.per_row, "advantage": part.advantage_N.float().double()}))
+    return diagnose(
+        found,
+        trainer=name.split(maxsplit=1)[0],
+        options=OPTIONS[name],
+        logged=logged,
+        select=AUDITED,
+        fixes=tuple(stated),
+    )
+
+
+def by_name(name):
+    return next(one for one in HYPOTHESES if one.name == name)
+
+
+def loud(report):
+    return [one for one in report.findings if one.severity > Severity.INFO]
+
+
+def named(report):
+    """The one cause of a report: code and name."""
+    (finding,) = loud(report)
+    assert finding.cause is not None, finding.message
+    assert finding.cause.as_found == finding.cause.compared > finding.cause.as_recorded
+    return finding.code, finding.cause.hypothesis
+
+
+def is_clean(report):
+    return not loud(report) and all(entry.agrees for entry in report.audit)
+
+
+def applies(hypothesis, name):
+    return hypothesis in applicable(SimpleNamespace(objective=configured(name).objective))
+
+
+# A return that ends at the next masked span.
+
+
+def test_a_return_that_is_reset_at_a_mask_is_named():
+    edit = by_name("return-reset-at-mask")
+    assert named(run_of("verl rf++", steps_of(), objective=edit.objective)) == ("RDA004", edit.name)
+
+
+def test_returns_without_masked_spans_cannot_be_reset():
+    """A mask that ends early is no span within the response: nothing that is trained lies behind it."""
+    batches = list(steps_of(holes=0.0))
+    for place, batch in enumerate(batches):
+        mask_T = batch.per_token["response_mask"].clone()
+        mask_T[(batch.rows[1:] - 1)[batch.rows.diff() > 1][::3]] = False
+        batches[place] = replace(batch, per_token={**batch.per_token, "response_mask": mask_T})
+    edit = by_name("return-reset-at-mask")
+    assert is_clean(run_of("verl rf++", batches, objective=edit.objective))
+
+
+def test_a_return_is_reset_in_discounted_returns_alone():
+    edit = by_name("return-reset-at-mask")
+    assert applies(edit, "verl rf++")
+    assert not any(applies(edit, name) for name in ("verl", "verl gae", "slime", "slime rf++", "trl"))
+
+
+# A reward on a masked last token.
+
+
+@pytest.mark.parametrize("name", ["verl", "slime rf++"])
+def test_a_reward_that_is_lost_behind_a_mask_is_named(name):
+    edit = by_name("terminal-reward-lost")
+    assert named(run_of(name, steps_of(), objective=edit.objective)) == ("RDA004", edit.name)
+
+
+def test_rows_that_end_in_a_trained_token_lose_nothing():
+    batches = [
+        replace(batch, per_token={**batch.per_token, "response_mask": ends}, per_row=batch.per_row)
+        for batch in steps_of()
+        for ends in [batch.per_token["response_mask"].index_fill(0, batch.rows[1:] - 1, True)]
+    ]
+    assert is_clean(run_of("verl", batches, objective=by_name("terminal-reward-lost").objective))
+
+
+def test_advantages_of_0_elsewhere_are_no_lost_reward():
+    """As many rows without an advantage, which do not end in a masked token."""
+    batches = list(steps_of())
+    report = run_of("verl", batches)
+    assert is_clean(report)
+    wrong = []
+    for batch in batches:
+        advantage_N = evaluate(batch, configured("verl").objective).rows.advantage_N.float().double().clone()
+        advantage_N[::3] = 0.0
+        wrong.append(replace(batch, per_row={**batch.per_row, "advantage": advantage_N}))
+    found = diagnose(wrong, trainer="verl", options=OPTIONS["verl"], select=AUDITED)
+    assert [one.cause for one in loud(found)] == [None]
+
+
+def test_a_trained_token_estimator_has_lost_it_anyway():
+    edit = by_name("terminal-reward-lost")
+    assert applies(edit, "slime rf++")
+    assert not applies(edit, "verl gae")
+    assert not applies(edit, "verl rf++")
+
+
+# Rows that could not be scored.
+
+
+def scored(share, values=(0.0, 0.3, 0.7, 2.0)):
+    def reward(count, draw):
+        found_N = torch.tensor(values, dtype=torch.float64)[torch.randint(0, len(values), (count,), generator=draw)]
+        return torch.where(torch.rand(count, generator=draw) < share, torch.nan, found_N)
+
+    return reward
+
+
+def filled(value):
+    def rows(batch):
+        return replace(batch, per_row={**batch.per_row, "reward": batch.per_row["reward"].nan_to_num(value)})
+
+    return rows
+
+
+def test_rows_that_could_not_be_scored_and_count_as_1_are_named():
+    report = run_of("trl", steps_of(reward=scored(0.2)), rows=filled(1.0))
+    assert named(report) == ("RDA004", "unparsable-rewarded")
+
+
+def test_rows_that_count_as_0_or_not_at_all_are_not_rewarded():
+    assert named(run_of("trl", steps_of(reward=scored(0.2)), rows=filled(0.0))) == ("RDA005", "missing-reward-as-zero")
+    assert is_clean(run_of("trl", steps_of(reward=scored(0.2))))
+
+
+def test_where_all_rows_are_scored_none_can_be_unparsable():
+    assert by_name("unparsable-rewarded").rows(next(iter(steps_of())), configured("trl").objective) is None
+
+
+# Rewards of 0 that count as none.
+
+
+def instead(value):
+    def rows(batch):
+        reward_N = batch.per_row["reward"]
+        return replace(batch, per_row={**batch.per_row, "reward": torch.where(reward_N == 0, value, reward_N)})
+
+    return rows
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.4, 5.0])
+def test_a_reward_of_0_that_is_replaced_is_named(value):
+    report = run_of("verl", steps_of(reward=scored(0.0)), rows=instead(value))
+    assert named(report) == ("RDA004", f"zero-replaced-by-{value:g}")
+
+
+def test_a_reward_of_0_that_another_function_replaces_is_named():
+    def with_shaped(batch):
+        draw = torch.Generator().manual_seed(100 + batch.step)
+        shaped_N = torch.randn(len(batch), generator=draw, dtype=torch.float64)
+        return replace(batch, rewards={"score": batch.per_row["reward"], "shaped": shaped_N})
+
+    batches = [with_shaped(batch) for batch in steps_of(reward=scored(0.0))]
+    report = run_of("verl", batches, rows=lambda batch: instead(batch.rewards["shaped"])(batch))
+    assert named(report) == ("RDA004", "zero-replaced-by-shaped")
+
+
+def test_binary_rewards_do_not_tell_a_replaced_zero_from_another_scale():
+    report = run_of("trl", steps_of(reward=scored(0.0, (0.0, 1.0))), rows=instead(-1.0))
+    assert not [one for one in loud(report) if one.cause is not None and "zero-replaced" in one.cause.hypothesis]
+
+
+def test_another_reward_that_is_replaced_is_no_replaced_zero():
+    def rows(batch):
+        reward_N = batch.per_row["reward"]
+        return replace(batch, per_row={**batch.per_row, "reward": torch.where(reward_N == 0.3, -1.0, reward_N)})
+
+    report = run_of("verl", steps_of(reward=scored(0.0)), rows=rows)
+    assert loud(report)
+    assert not [one for one in loud(report) if one.cause is not None and "zero-replaced" in one.cause.hypothesis]
+
+
+def test_an_estimator_without_rewards_has_none_to_replace():
+    family = next(one for one in FAMILIES if one.name == "zero-replaced")
+    stored = configured("verl").objective
+    stored = replace(stored, advantage=replace(stored.advantage, estimator="as_stored"))
+    assert family.applies(configured("verl").objective)
+    assert not family.applies(stored)
+    assert not by_name("unparsable-rewarded").applies(stored)
