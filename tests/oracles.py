@@ -165,6 +165,7 @@ def aggregated(mode, terms, masks, *, length=None, groups=None):
         return sum(each / max(count, 1) for each, count in zip(sums, counts, strict=True)) / rows
     if mode in (
         "micro-batch-token-mean",
+        "micro-batch-token-mean-by-rows",
         "generation-token-mean",
         "generation-token-mean-unscaled",
         "generation-token-mean-over-micro-batches",
@@ -178,6 +179,11 @@ def aggregated(mode, terms, masks, *, length=None, groups=None):
         return total / (rows * length)
     if mode == "micro-batches-row-mean":
         return sum(each / max(count, 1) for each, count in zip(sums, counts, strict=True))
+    filled = max(sum(count > 0 for count in counts), 1)
+    if mode == "micro-batch-seq-mean-token-mean-by-rows":
+        return sum(each / (count + 1e-8) for each, count in zip(sums, counts, strict=True)) / filled
+    if mode == "micro-batch-seq-mean-token-sum-by-rows":
+        return total / filled
     if mode == "token-sum":
         return total
     if mode == "micro-batch-padded-mean":

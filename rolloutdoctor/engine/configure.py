@@ -21,6 +21,7 @@ from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import find
 
 FROM_NAMES = "newest release that logs such metrics"
+FROM_OPTIONS = "newest release with such a configuration"
 """Start of the origin of a version that the names in a log leave."""
 
 _TRAINER_FILE = "--trainer-config takes a JSON, TOML or YAML file"
@@ -107,7 +108,7 @@ def configure(
     origin, assumed = "--trainer", False
     if not version and same and metadata.trainer_version:
         version, origin = metadata.trainer_version, metadata.origin_of("trainer_version")
-        assumed = origin.startswith(FROM_NAMES)
+        assumed = origin.startswith((FROM_NAMES, FROM_OPTIONS))
     if not version:
         version, origin, assumed = spec.newest, f"newest {name} known here", True
     parsed = parse_version(version)

@@ -1,9 +1,10 @@
 """Options that a run does not state and its logged advantages show."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TypeVar
 
-from rolloutdoctor.engine.configure import FROM_NAMES, layers_of
+from rolloutdoctor.engine.configure import FROM_NAMES, FROM_OPTIONS, layers_of
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.metric_names.table import releases_of
@@ -51,19 +52,36 @@ def with_identified(run: Run, options: Options) -> tuple[Run, Options]:
 
 
 def _dated(run: Run, options: Options, trainer: Trainer) -> Run:
-    """Return the run with the newest release that logs such metrics, if it states none and that is an old one."""
+    """Return the run with the newest release that has such options and metrics, if it states none and that is old."""
     metadata, named = run.metadata, (options.trainer or "").partition("@")
     if named[2] or metadata.trainer_version or metadata.trainer not in (None, trainer.name):
         return run
-    found = releases_of(run.metrics.names(), trainer.name)
-    if found is None or not found[1]:
+    stated = {name for layer in options.layers for name in layer.values} | set(metadata.config)
+    found = _by_options(stated, trainer) or _by_names(run.metrics.names(), trainer)
+    if found is None:
         return run
-    major, minor = parse_version(found[1])[:2]
-    if minor == 0:
-        return run
-    origins = {**metadata.origins, "trainer_version": f"{FROM_NAMES}, which are gone since {found[1]}"}
-    version = f"{major}.{minor - 1}"
+    version, origin = found
+    origins = {**metadata.origins, "trainer_version": origin}
     return run.with_metadata(replace(metadata, trainer=trainer.name, trainer_version=version, origins=origins))
+
+
+def _by_options(stated: Collection[str], trainer: Trainer) -> tuple[str, str] | None:
+    """Newest release whose whole configuration lacks the options that these lack, with words for why."""
+    found = None
+    for option, before in trainer.roles.came_after.items() if trainer.roles.always_listed <= set(stated) else ():
+        if option in stated:
+            break
+        found = before, f"{FROM_OPTIONS}, which has no {option}"
+    return found
+
+
+def _by_names(names: Collection[str], trainer: Trainer) -> tuple[str, str] | None:
+    """Newest release that logs metrics of these names, with words for why."""
+    found = releases_of(names, trainer.name)
+    major, minor = parse_version(found[1])[:2] if found is not None and found[1] else (0, 0)
+    if found is None or minor == 0:
+        return None
+    return f"{major}.{minor - 1}", f"{FROM_NAMES}, which are gone since {found[1]}"
 
 
 def _with_traced(run: Run, options: Options, trainer: Trainer) -> Options:

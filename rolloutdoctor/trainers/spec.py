@@ -246,6 +246,9 @@ class OptionRoles:
         sync: copies the policy to the reference now and then, or None.
         window: over how many steps a logged line averages, or None if each step is logged.
         must_state: the options that are too much to assume, each with a common value.
+        always_listed: the options that its whole configuration lists in every release.
+        came_after: options that its whole configuration lists since some release, newest first, each with the newest
+            release before it: what is absent dates a configuration that states no release.
     """
 
     kl: str | None = None
@@ -255,6 +258,8 @@ class OptionRoles:
     sync: str | None = None
     window: str | None = None
     must_state: Mapping[str, object] = field(default_factory=dict)
+    always_listed: frozenset[str] = frozenset()
+    came_after: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

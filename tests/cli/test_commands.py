@@ -137,7 +137,7 @@ def test_rules_that_need_no_trainer_run_without_one(rolloutdoctor, tmp_path):
         (["--set", "loss_agg_mode=seq-mean-token-sum-norm"], ["loss_scale_factor"]),
         (["--trainer", "vrel"], ["no trainer 'vrel'", "did you mean 'verl'?"]),
         (["--trainer", "verl@x"], ["'x' is not a version"]),
-        (["--trainer", "verl@0.1"], ["older than 0.9.0"]),
+        (["--trainer", "verl@0.1"], ["older than 0.3.0"]),
         (["--select", "RDX"], ["no rule 'RDX'"]),
         (["--select", "zero-std-lk"], ["did you mean 'zero-std-kl'?"]),
         (["--steps", "5:1"], ["steps '5:1'"]),

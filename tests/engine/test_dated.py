@@ -79,3 +79,34 @@ def test_the_words_of_scale_rewards_in_0_22_0():
             scales[version, word] = float(evaluate(batch, TRAINERS["trl"].objective(config)).rows.advantage_N[0])
     assert scales["0.22.0", "group"] == scales["0.22.1", "none"] == 0.75
     assert scales["0.22.0", "batch"] == scales["0.22.0", "none"] == scales["0.22.1", "group"]
+
+
+VERL = TRAINERS["verl"].roles
+
+
+@pytest.mark.parametrize(
+    ("listed", "found"),
+    [
+        (tuple(VERL.came_after), ("0.9.1", True)),
+        (tuple(VERL.came_after)[1:], ("0.8.0", True)),
+        (tuple(VERL.came_after)[2:], ("0.7.1", True)),
+        # Of 0.6.0, whose spelling of the correction no later release has.
+        (tuple(VERL.came_after)[4:], ("0.6.0", True)),
+        (tuple(VERL.came_after)[5:], ("0.5.0", True)),
+        ((), ("0.3.0", True)),
+    ],
+)
+def test_a_whole_configuration_of_verl_dates_itself(listed, found):
+    names = dict.fromkeys((*VERL.always_listed, *listed), None)
+    stated = {name: default_of(name) for name in names}
+    metadata = RunMetadata("verl", None, {**stated, "algorithm.adv_estimator": "grpo"})
+    assert version_of(("actor/pg_loss",), None, metadata) == found
+
+
+def default_of(name):
+    return next(option.default for option in TRAINERS["verl"].options if option.name == name)
+
+
+def test_some_options_of_verl_date_nothing():
+    metadata = RunMetadata("verl", None, {"algorithm.adv_estimator": "grpo", "algorithm.gamma": 1.0})
+    assert version_of(("actor/pg_loss",), None, metadata) == ("0.9.1", True)

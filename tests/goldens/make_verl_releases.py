@@ -4,6 +4,7 @@ FOLDER has a folder for each release, with its package `verl`. Every release run
 for what it imports and these functions do not use; the actor's forward pass gives log-probs from a table.
 """
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -13,8 +14,10 @@ import types
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
 import torch
@@ -26,6 +29,13 @@ from rolloutdoctor.trainers.options import parse_version
 
 DTYPES = {"f64": torch.float64, "f32": torch.float32}
 PROMPT = 1
+PARTS = {
+    "fastapi": ("fastapi", "fastapi.responses"),
+    "starlette": ("starlette", "starlette.requests", "starlette.responses"),
+    "openai": ("openai", "openai.types", "openai.types.chat", "openai.types.chat.chat_completion"),
+    "torchdata": ("torchdata", "torchdata.stateful_dataloader"),
+}
+"""Modules of a package that the old releases import."""
 
 
 def stub_imports(at: tuple[int, ...]) -> None:
@@ -35,6 +45,10 @@ def stub_imports(at: tuple[int, ...]) -> None:
     if "AutoModelForVision2Seq" not in dir(transformers):
         transformers.AutoModelForVision2Seq = None
     torch.cuda.current_device = lambda: "cpu"
+    for name in ("aiohttp", "uvicorn", "fastapi", "starlette", "openai", "torchdata", "sglang", "vllm"):
+        if importlib.util.find_spec(name) is None:
+            for part in PARTS.get(name, (name,)):
+                sys.modules[part] = MagicMock(__spec__=ModuleSpec(part, None))
     for name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
         setattr(torch.cpu, name, lambda *_: 0)
     torch.cpu.mem_get_info = lambda *_: (0, 0)
@@ -89,6 +103,8 @@ def advantages(release: str, batch, options: dict, dtype: torch.dtype) -> torch.
         for row, last in enumerate(last_N):
             if last >= 0:
                 reward[row, last] = batch.per_row["reward"][row].to(dtype)
+    if options.get("kl_ctrl.kl_coef"):
+        reward = penalised(batch, reward, mask, options)
     index = np.array([batch.group_ids[group] for group in batch.groups.index_N.tolist()], dtype=object)
     name = options["adv_estimator"]
     settings = Settings(
@@ -119,6 +135,26 @@ def advantages(release: str, batch, options: dict, dtype: torch.dtype) -> torch.
     with precision(dtype):
         found = getattr(core_algos, function)(**given)[0]
     return pack(batch, found)
+
+
+def penalised(batch, reward: torch.Tensor, mask: torch.Tensor, options: dict) -> torch.Tensor:
+    """Token rewards less the KL penalty."""
+    from verl import DataProto
+    from verl.trainer.ppo.core_algos import FixedKLController
+    from verl.trainer.ppo.ray_trainer import apply_kl_penalty
+
+    cells = {
+        "responses": torch.zeros(mask.shape, dtype=torch.int64),
+        "attention_mask": torch.cat([torch.ones(len(mask), PROMPT, dtype=torch.int64), mask.long()], 1),
+        "response_mask": mask,
+        "token_level_scores": reward,
+        "old_log_probs": pad(batch, batch.column("old_log_probs"), reward.dtype),
+        "ref_log_prob": pad(batch, batch.column("ref_log_probs"), reward.dtype),
+    }
+    with precision(reward.dtype):
+        data = DataProto.from_dict(cells)
+        control = FixedKLController(options["kl_ctrl.kl_coef"])
+        return apply_kl_penalty(data, control, options["kl_penalty"])[0].batch["token_level_rewards"]
 
 
 def loss(release: str, batch, options: dict, advantage_T: torch.Tensor, dtype: torch.dtype):

@@ -48,7 +48,7 @@ def step_of(case: str) -> RolloutBatch:
     if case != "empty":
         mask_T[batch.rows[:-1]] = True
     tokens["response_mask"] = mask_T
-    tokens["response_mask_pre"] = torch.ones_like(mask_T)
+    tokens["response_mask_pre"] = torch.ones_like(mask_T) if case == "empty" else mask_T
     reward_N = batch.per_row["reward"].float().double()
     if case == "equal":
         reward_N = torch.full_like(reward_N, 0.3).float().double()
@@ -77,10 +77,13 @@ def step_of(case: str) -> RolloutBatch:
 def estimators(release: str) -> Iterator[tuple[str, dict]]:
     """Estimators that a release has, and that are computed for it."""
     at = parse_version(release)
-    yield "grpo", {"adv_estimator": "grpo"}
-    yield "rloo", {"adv_estimator": "rloo"}
-    yield "remax", {"adv_estimator": "remax"}
-    yield "reinforce_plus_plus", {"adv_estimator": "reinforce_plus_plus", "gamma": 0.9}
+    # 0.3 has a penalty in the reward wherever it has none in the loss.
+    base, switch = ({"kl_ctrl.kl_coef": 0.0}, {}) if at < (0, 4) else ({}, {"use_kl_in_reward": True})
+    yield "grpo", {"adv_estimator": "grpo", **base}
+    yield "rloo", {"adv_estimator": "rloo", **base}
+    yield "remax", {"adv_estimator": "remax", **base}
+    yield "reinforce_plus_plus", {"adv_estimator": "reinforce_plus_plus", "gamma": 0.9, **base}
+    yield "penalty", {"adv_estimator": "grpo", **switch, "kl_ctrl.kl_coef": 0.3, "kl_penalty": "low_var_kl"}
     if at >= (0, 4):
         yield "grpo_unscaled", {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False}
         yield "opo", {"adv_estimator": "opo"}
@@ -101,7 +104,7 @@ def losses(release: str) -> Iterator[tuple[str, dict]]:
     base = {"adv_estimator": "grpo"}
     if at >= (0, 8):
         return
-    yield "plain", base
+    yield "plain", base | ({"kl_ctrl.kl_coef": 0.0} if at < (0, 4) else {})
     yield "kl", {**base, "use_kl_loss": True, "kl_loss_coef": 0.05}
     yield "dynamic", {**base, "use_dynamic_bsz": True, "use_kl_loss": True, "kl_loss_type": "mse"}
     if at >= (0, 4):

@@ -272,7 +272,7 @@ def _micro_token_means_by_rows(length_N: Tensor, layout: Layout, _: Aggregation)
 
 
 def _micro_row_means_by_rows(length_N: Tensor, layout: Layout, rule: Aggregation) -> Tensor:
-    """verl ``seq-mean-token-mean`` before 0.8: the same of the mean over the rows of a micro-batch that have a token."""
+    """verl ``seq-mean-token-mean`` before 0.8: the same of the mean over the micro-batch's rows with a token."""
     return _micro_row_sums_by_rows(length_N, layout, rule) / (length_N + 1e-8)
 
 

@@ -50,10 +50,13 @@ KL_TYPES = {
     "k3": "k3_clamped",
 }
 
-KL_SINCE = {name: "0.4.0" for name in ("k1", "k2", "k3")} | {f"{name}+": "0.8.0" for name in KL_TYPES}
+KL_SINCE: dict[object, str] = {
+    **dict.fromkeys(("k1", "k2", "k3"), "0.4.0"),
+    **{f"{name}+": "0.8.0" for name in KL_TYPES},
+}
 """Values that came later; 0.6 to 0.7.1 have those with a ``+`` and end the run at them."""
 
-ESTIMATORS_SINCE = {
+ESTIMATORS_SINCE: dict[object, str] = {
     **dict.fromkeys(("grpo_passk", "opo", "reinforce_plus_plus_baseline"), "0.4.0"),
     "gpg": "0.5.0",
     **dict.fromkeys(("grpo_vectorized", "rloo_vectorized"), "0.6.0"),

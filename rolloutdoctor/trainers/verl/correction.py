@@ -27,7 +27,15 @@ STATISTICS = (
 """Statistics that tokens and rows are rejected by."""
 
 OPTIONS = (
-    Option(_IS, "word", None, "importance weights of the policy term, null: none", choices=_LEVELS, optional=True),
+    Option(
+        _IS,
+        "word",
+        None,
+        "importance weights of the policy term, null: none",
+        choices=_LEVELS,
+        optional=True,
+        since="0.6.1",
+    ),
     Option(
         f"{_IS}_threshold",
         "any",

@@ -33,7 +33,8 @@ def lengths(evaluation: "Evaluation") -> dict[str, float]:
 def critic(evaluation: "Evaluation") -> dict[str, float]:
     """`critic/*`, with the values of a critic where the estimator has one.
 
-    Scores and rewards leave out rows without a response token (before 0.6 they did not); advantages, returns and values are those of the tokens
+    Scores and rewards leave out rows without a response token, from 0.6 on; advantages, returns and values are those of
+    the tokens
     that are left after rejection. Where nothing is left verl logs NaN, and here the name is left out.
 
     Source: verl ``compute_data_metrics``.

@@ -28,7 +28,7 @@ LOSS_MODES = {
 
 _BYPASS = "bypass_mode"
 
-_MODES_SINCE = {
+_MODES_SINCE: dict[object, str] = {
     "gpg": "0.5.0",
     **dict.fromkeys(("gspo", "geo_mean"), "0.6.0"),
     **dict.fromkeys(("sapo", "cispo", _BYPASS), "0.7.0"),
@@ -82,8 +82,24 @@ OPTIONS = (
         low=0,
         decides=False,
     ),
-    Option(f"{ACTOR}.clip_ratio_low", "number", 0.2, "lower clip range of the importance ratio", low=0, optional=True, since="0.4.0"),
-    Option(f"{ACTOR}.clip_ratio_high", "number", 0.2, "upper clip range of the importance ratio", low=0, optional=True, since="0.4.0"),
+    Option(
+        f"{ACTOR}.clip_ratio_low",
+        "number",
+        0.2,
+        "lower clip range of the importance ratio",
+        low=0,
+        optional=True,
+        since="0.4.0",
+    ),
+    Option(
+        f"{ACTOR}.clip_ratio_high",
+        "number",
+        0.2,
+        "upper clip range of the importance ratio",
+        low=0,
+        optional=True,
+        since="0.4.0",
+    ),
     Option(
         f"{ACTOR}.clip_ratio_c",
         "number",

@@ -1,11 +1,12 @@
 """verl before 0.8: what its first actor computes otherwise, and what of it is not recomputed.
 
-Read and compared: verl 0.3.0.post1, 0.4.0, 0.4.1, 0.5.0, 0.6.0, 0.6.1, 0.7.0, 0.7.1 (``verl/workers/actor/dp_actor.py``)
-and 0.8.0, whose engine is that of 0.9. The first actor takes the loss of every micro-batch by itself and weights it by
-its rows, so that a token of a micro-batch of short responses counts for more; the logged `actor/*` are means over the
-micro-batches of rank 0 (before 0.6), each divided once more by their number (0.6), or sums over mini-batches (0.7).
+Read and compared: ``verl/workers/actor/dp_actor.py`` of verl 0.3.0.post1, 0.4.0, 0.4.1, 0.5.0, 0.6.0, 0.6.1, 0.7.0 and
+0.7.1; and 0.8.0, whose engine is that of 0.9. The first actor takes the loss of every micro-batch by itself and weights
+it by its rows, so that a token of a micro-batch of short responses counts for more; the logged `actor/*` are means over
+the micro-batches of rank 0 (before 0.6), each divided once more by their number (0.6), or sums over mini-batches (0.7).
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from rolloutdoctor.objective.objective import Aggregation, KlTerm, Objective, Surrogate
@@ -37,7 +38,12 @@ OPTIONS = (
         decides=False,
     ),
     Option(
-        _MULTI_TURN, "flag", False, "responses of several turns, whose tool tokens are masked", decides=False, since="0.4.0"
+        _MULTI_TURN,
+        "flag",
+        False,
+        "responses of several turns, whose tool tokens are masked",
+        decides=False,
+        since="0.4.0",
     ),
     Option(
         "algorithm.rollout_is",
@@ -49,8 +55,24 @@ OPTIONS = (
         computed=(False,),
         decides=False,
         why_not="the rollout correction of the releases before 0.8 was not compared",
+        yields=True,
     ),
 )
+
+ALWAYS_LISTED = frozenset(
+    {"algorithm.kl_ctrl.kl_coef", f"{ACTOR}.clip_ratio", f"{ACTOR}.ppo_epochs", f"{ACTOR}.kl_loss_type"}
+)
+CAME_AFTER = {
+    "trainer.use_v1": "0.8.0",
+    "distillation.enabled": "0.7.1",
+    f"{ACTOR}.tau_pos": "0.6.1",
+    "algorithm.rollout_correction.bypass_mode": "0.6.0",
+    "algorithm.rollout_is": "0.5.0",
+    _LEGACY: "0.4.1",
+    f"{ACTOR}.policy_loss.loss_mode": "0.4.0",
+    "algorithm.use_kl_in_reward": "0.3.0",
+}
+"""What ``verl/trainer/config`` of each release lists."""
 
 
 def is_first_actor(config: Config) -> bool:
@@ -114,29 +136,28 @@ def _penalty(config: Config) -> KlTerm | None:
 
 def _refuse(config: Config) -> None:
     """Refuse what the first actor was not compared with."""
-    version, shown = config.version, ".".join(map(str, config.version))
+    for what in _not_compared(config):
+        shown = ".".join(map(str, config.version))
+        raise UsageError(f"{what} is not computed for verl {shown} (it is from 0.8.0 on)")
+
+
+def _not_compared(config: Config) -> Iterator[str]:
+    """Options whose values are computed for later releases alone."""
+    before_0_5 = config.version < (0, 5)
     mode, estimator = config.word(f"{ACTOR}.policy_loss.loss_mode"), config.word("algorithm.adv_estimator")
+    if mode not in _MODES:
+        yield f"{ACTOR}.policy_loss.loss_mode = {mode}"
+    if config.word(f"{ACTOR}.loss_agg_mode") == "seq-mean-token-sum-norm":
+        yield f"{ACTOR}.loss_agg_mode = seq-mean-token-sum-norm"
+    if estimator == "grpo_vectorized":
+        yield "algorithm.adv_estimator = grpo_vectorized, with its variance in one pass,"
+    if estimator == "gae" and before_0_5:
+        yield "algorithm.adv_estimator = gae, which reads the values of masked tokens,"
+    if estimator != "grpo" and before_0_5 and config[_MULTI_TURN]:
+        yield f"algorithm.adv_estimator = {estimator} with responses of several turns"
+    for name in ("rollout_is", "rollout_rs", "bypass_mode"):
+        if config[f"{verl_correction.PREFIX}.{name}"]:
+            yield f"{verl_correction.PREFIX}.{name}"
     prompts, of_update = config.number("data.train_batch_size"), config.number(f"{ACTOR}.ppo_mini_batch_size")
-    corrects = [
-        name
-        for name in (f"{verl_correction.PREFIX}.rollout_is", f"{verl_correction.PREFIX}.rollout_rs")
-        if config[name] is not None
-    ]
-    refused = {
-        f"{ACTOR}.policy_loss.loss_mode = {mode}": mode not in _MODES,
-        f"{ACTOR}.loss_agg_mode = seq-mean-token-sum-norm": config.word(f"{ACTOR}.loss_agg_mode").endswith("norm"),
-        "algorithm.adv_estimator = gae, which reads values of masked tokens,": estimator == "gae" and version < (0, 5),
-        f"algorithm.adv_estimator = {estimator} with responses of several turns": bool(config[_MULTI_TURN])
-        and estimator != "grpo"
-        and version < (0, 5),
-        "algorithm.adv_estimator = grpo_vectorized, with its variance in one pass,": estimator == "grpo_vectorized",
-        f"{corrects[0] if corrects else ''}": bool(corrects),
-        f"{verl_correction.BYPASS}": bool(config[verl_correction.BYPASS]),
-        f"data.train_batch_size = {prompts:g}, which {ACTOR}.ppo_mini_batch_size = {of_update:g} does not divide,": bool(
-            prompts % of_update
-        )
-        and prompts > of_update,
-    }
-    for what, is_refused in refused.items():
-        if is_refused:
-            raise UsageError(f"{what} is not computed for verl {shown} (computed from 0.8.0 on)")
+    if prompts > of_update and prompts % of_update:
+        yield f"data.train_batch_size = {prompts:g}, which {ACTOR}.ppo_mini_batch_size = {of_update:g} does not divide,"

@@ -54,7 +54,13 @@ OPTIONS = (
         values_since={"token-sum": "0.9.0"},
     ),
     Option(
-        f"{_ACTOR}.loss_scale_factor", "integer", None, "what seq-mean-token-sum-norm divides by", low=1, optional=True, since="0.7.0"
+        f"{_ACTOR}.loss_scale_factor",
+        "integer",
+        None,
+        "what seq-mean-token-sum-norm divides by",
+        low=1,
+        optional=True,
+        since="0.7.0",
     ),
     Option(f"{_ACTOR}.use_kl_loss", "flag", False, "add a KL term to the loss"),
     Option(f"{_ACTOR}.kl_loss_coef", "number", 0.001, "coefficient of the KL term", low=0),
@@ -354,6 +360,8 @@ TRAINER = Trainer(
         kl=f"{_ACTOR}.kl_loss_coef",
         group={"train": "actor_rollout_ref.rollout.n"},
         must_state={"algorithm.adv_estimator": "grpo"},
+        always_listed=verl_releases.ALWAYS_LISTED,
+        came_after=verl_releases.CAME_AFTER,
     ),
     updates=Updates(a_batch=updates_a_batch),
     parts={

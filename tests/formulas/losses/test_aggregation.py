@@ -20,6 +20,9 @@ BY_HAND = {
     "micro-batch-row-mean-added": (1 / 2,) * 4,
     "micro-batch-row-sum": (1 / (2 * 2),) * 4,
     "micro-batches-row-mean": (1 / (1 * 2), 1 / (2 * 2), 1 / (1 * 2), 1 / (5 * 2)),
+    "micro-batch-seq-mean-token-mean-by-rows": (1 / (1 * 4), 1 / (2 * 4), 2 / (1e-8 * 4), 2 / (5 * 4)),
+    "micro-batch-seq-mean-token-sum-by-rows": (1 / 4, 1 / 4, 2 / 4, 2 / 4),
+    "micro-batch-token-mean-by-rows": (1 / (3 * 2), 1 / (3 * 2), 1 / (5 * 2), 1 / (5 * 2)),
     "micro-batch-token-mean": (1 / (3 * 2), 1 / (3 * 2), 1 / (5 * 2), 1 / (5 * 2)),
     "rank-token-mean": (1 / 8,) * 4,
     "prompt-mean-token-mean": (1 / (1 * 4), 1 / (2 * 4), 1 / (1 * 4), 1 / (5 * 4)),
@@ -70,3 +73,13 @@ def test_prompts_count_alike_in_their_optimizer_step():
     weight_N = AGGREGATIONS["prompt-mean-token-mean"](torch.tensor(LENGTHS).double(), layout, Aggregation(mode=""))
     # Two prompts in the first step, of 3 and of no tokens, and one in the second.
     assert weight_N.tolist() == [1 / (3 * 2), 1 / (3 * 2), 1 / 2, 1 / 5]
+
+
+def test_a_micro_batch_weighs_as_its_rows():
+    """Three rows with 8 tokens and one row with 5: verl before 0.8 with micro-batches of varying size."""
+    rows = torch.tensor([0, 1, 3, 8, 13])
+    layout = Layout.of(rows, micro_N=torch.tensor([0, 0, 0, 1]))
+    weight_N = AGGREGATIONS["micro-batch-token-mean-by-rows"](
+        torch.tensor([1.0, 2.0, 5.0, 5.0]), layout, Aggregation(mode="micro-batch-token-mean-by-rows")
+    )
+    assert weight_N.tolist() == pytest.approx([3 / (4 * 8)] * 3 + [1 / (4 * 5)])
