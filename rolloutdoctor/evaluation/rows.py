@@ -9,6 +9,7 @@ from torch import Tensor
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.evaluation.layouts import layout_of
+from rolloutdoctor.evaluation.padding_rows import logged_size, padding_rows
 from rolloutdoctor.evaluation.scores import (
     ends_masked,
     named_scores,
@@ -131,6 +132,8 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
         in_baseline_N &= ~score_N.isnan()
     if RowSet.REJECTED in objective.baseline_rows.without and rejected_N is not None:
         in_baseline_N &= ~rejected_N
+    if RowSet.PADDING in objective.baseline_rows.without:
+        in_baseline_N &= ~padding_rows(batch)
     rule = objective.advantage
     if rule.spec.axis is not Axis.ROWS:
         nobody_N = torch.zeros_like(in_baseline_N)
@@ -302,7 +305,7 @@ def zero_advantages(batch: RolloutBatch, part: RowResult) -> Tensor:
 
     Where it is 0 to rounding, the logged one says whether it is 0, and without any the float32 mean of the group.
     """
-    logged_N = _logged_size(batch)
+    logged_N = logged_size(batch)
     if part.advantage_N is None:
         assert part.advantage_T is not None  # a first pass has one of the two
         size_T = torch.where(batch.column("response_mask"), part.advantage_T.abs(), 0.0)
@@ -322,16 +325,6 @@ def zero_advantages(batch: RolloutBatch, part: RowResult) -> Tensor:
 
 _RESIDUE = 64 * 2.0**-24
 """Largest residue of a float32 mean, in units of the largest score; for groups of a thousand it is far smaller."""
-
-
-def _logged_size(batch: RolloutBatch) -> Tensor | None:
-    """The largest absolute advantage that was logged of each row, ``[N]``; None: none was logged."""
-    if "advantage" in batch.per_row:
-        return batch.column("advantage").abs()
-    if not {"advantages", "response_mask"} <= batch.per_token.keys():
-        return None
-    size_T = torch.where(batch.column("response_mask"), batch.column("advantages").abs(), 0.0)
-    return seg.high(size_T, batch.rows).clamp(min=0)
 
 
 def _in_single(batch: RolloutBatch, part: RowResult) -> Tensor:
@@ -388,5 +381,7 @@ def _row_set(batch: RolloutBatch, part: RowResult, rows: RowSet) -> Tensor:
             return part.rejected_N
         case RowSet.STD_FLAGGED:
             return std_flagged(batch, part)
+        case RowSet.PADDING:
+            return padding_rows(batch)
         case RowSet.ZERO_ADVANTAGE:
             return zero_advantages(batch, part)

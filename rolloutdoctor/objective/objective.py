@@ -23,6 +23,7 @@ class RowSet(Enum):
     UNSCORED = "rows whose reward is null"
     ZERO_STD = "train rows of groups of two or more whose rewards are all equal (max - min = 0)"
     ZERO_ADVANTAGE = "rows whose advantage is exactly 0 in the trainer's own float32"
+    PADDING = "rows that repeat an earlier row of the step and fill up the batch"
     STD_FLAGGED = "rows of |std| <= 1e-8 in the trainer's own float32, eval rows and groups of one included"
 
 

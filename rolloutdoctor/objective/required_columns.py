@@ -95,8 +95,10 @@ def optional_columns(objective: Objective) -> frozenset[str]:
         wanted.add("token_rewards")
     if weight_columns(objective) or reward_kl_columns(objective):
         wanted.add("response_mask_pre")
-    if RowSet.ZERO_ADVANTAGE in objective.denominator.without:
+    if objective.denominator.without & {RowSet.ZERO_ADVANTAGE, RowSet.PADDING}:
         wanted |= LOGGED_COLUMNS - {"kl"}
+    if RowSet.PADDING in objective.denominator.without:
+        wanted |= {"response_ids", "rollout_log_probs"}
     return frozenset(wanted)
 
 

@@ -91,6 +91,10 @@ def test_the_contracts_fixes():
         "kl-inplace": ["copy"],
         "loo-std": ["exact"],
         "one-over-accumulation": ["rescaled"],
+        "one-vote-per-rollout": ["shared"],
+        "tool-spans": ["carried"],
+        "zero-length-reward": ["empty", "pr6310"],
+        "padding-rows": ["left-out"],
     }
 
 

@@ -7,6 +7,7 @@ from rolloutdoctor.objective.objective import KlBuffer, Objective, RowSet
 from rolloutdoctor.results.errors import UsageError, nearest
 from rolloutdoctor.search.hypotheses.fix import ChosenFix, Fix, Thread
 from rolloutdoctor.search.hypotheses.hypothesis import always, changing
+from rolloutdoctor.search.hypotheses.reward_fixes import REWARD_FIXES
 
 __all__ = ["FIXES", "ChosenFix", "Fix", "choose"]
 
@@ -196,6 +197,7 @@ FIXES: dict[str, Fix] = {
             Thread("https://github.com/modelscope/ms-swift/issues/10117", "open"),
         ),
     ),
+    **{fix.name: fix for fix in REWARD_FIXES},
 }
 
 
