@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TELLING = frozenset({"response_ids", "rollout_log_probs", "old_log_probs", "policy_log_probs"})
 """Columns of which one is needed to know a copy."""
 
-FIX = "padding-rows"
+FIX = "padding-rows:left-out"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,6 @@ class PaddingRows(CountingRule):
         "https://github.com/rllm-org/rllm/pull/508",
         "https://github.com/verl-project/verl/pull/5969",
     )
-    fix = FIX
     stages = ("advantages",)
     needs_objective = False
     splits = ("train",)
@@ -135,7 +134,7 @@ class PaddingRows(CountingRule):
     def judge(self, run: AuditedMeasured, context: Context) -> Judgement | None:
         """A warning where the logged values are also those of a trainer that leaves the rows out."""
         found = super().judge(run, context)
-        if found is None or found.cause is None or not any(name.startswith(FIX) for name in found.cause.also):
+        if found is None or found.cause is None or FIX not in found.cause.also:
             return found
         return replace(found, severity=Severity.WARNING, confirmed=False)
 
@@ -153,4 +152,5 @@ class PaddingRows(CountingRule):
             evidence="tokens, log-probs and rewards of the rows, and the sizes of groups"
             + ("; the logged advantages count them in the baselines" if run.is_reproduced else ""),
             advice="set the mask of such rows to 0; compare with `rolloutdoctor diff --fix padding-rows`",
+            fix=FIX,
         )

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from rules.checking import outcomes, report_on
+from rules.padded import with_copies
 
 from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.evaluation.padding_rows import padding_rows
@@ -33,29 +34,6 @@ def step_of(step=0, groups=6, size=4):
     tokens |= {"response_mask": mask_T, "response_ids": torch.randint(0, 1000, (batch.tokens,), generator=draw)}
     del tokens["response_mask_pre"], tokens["values"]
     return replace(batch, step=step, per_token=tokens)
-
-
-def with_copies(batch, rows, *, mask=True, log_probs=0.0):
-    """The step with some of its rows once more at its end."""
-    rows = torch.tensor(rows)
-    lengths_N = batch.rows.diff()
-    order = torch.cat([torch.arange(batch.tokens), *(torch.arange(batch.rows[at], batch.rows[at + 1]) for at in rows)])
-    per_token = {name: x_T[order] for name, x_T in batch.per_token.items()}
-    if not mask:
-        per_token["response_mask"] = per_token["response_mask"].clone()
-        per_token["response_mask"][batch.tokens :] = False
-    per_token["rollout_log_probs"] = per_token["rollout_log_probs"].clone()
-    per_token["rollout_log_probs"][batch.tokens :] -= log_probs
-    chosen = torch.cat([torch.arange(len(batch)), rows])
-    assert batch.groups is not None
-    return replace(
-        batch,
-        rows=torch.cat([torch.zeros(1, dtype=torch.int64), lengths_N[chosen].cumsum(0)]),
-        groups=Groups.of(batch.groups.index_N[chosen]),
-        per_row={name: x_N[chosen] for name, x_N in batch.per_row.items()},
-        per_token=per_token,
-        sample_ids=[str(row) for row in range(len(chosen))],
-    )
 
 
 def logged(batch, plain, *, counts=True, **options):
