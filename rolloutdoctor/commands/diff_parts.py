@@ -41,6 +41,7 @@ class DiffOptions(ReadOptions):
 
     Attributes:
         fixes: the other side has these.
+        all_fixes: every fix that can be is compared, each by itself.
         against: ``KEY=VALUE`` texts: the other side's options, where they differ.
         by: break the numbers down by this: a name in `parts.PARTS`.
         top: how many of the groups that moved most to keep.
@@ -51,6 +52,7 @@ class DiffOptions(ReadOptions):
 
     split: str = TRAIN
     fixes: Sequence[ChosenFix] = ()
+    all_fixes: bool = False
     against: Sequence[str] = ()
     by: str | None = None
     top: int = 0
@@ -159,12 +161,12 @@ class DiffWork(Work[DiffState]):
         options = self.options
         fixes = [fix.label for fix in options.fixes]
         without = (sorted(options.without.names), options.without.label, options.without.afresh)
-        more = (options.by, options.top, options.distribution, without)
+        more = (options.by, options.top, options.distribution, options.all_fixes, without)
         return repr(("diff", fixes, tuple(options.against), more, reading_identity(options)))
 
 
 def sides_of(run: Run, configured: Configured, options: DiffOptions) -> dict[str, Objective]:
-    """The run as configured, then all changes together, then each alone."""
+    """The run as configured, then all changes together, then each alone; of every fix each alone."""
     if options.without:
         return dict.fromkeys((AS_CONFIGURED, options.without.label), configured.objective)
     changed = configured.objective
@@ -175,8 +177,10 @@ def sides_of(run: Run, configured: Configured, options: DiffOptions) -> dict[str
         changed = other.objective
         alone[", ".join(f"{key}={value}" for key, value in layer.values.items())] = changed
     for fix in options.fixes:
-        changed = fix.apply(changed)
+        changed = changed if options.all_fixes else fix.apply(changed)
         alone[fix.label] = fix.apply(configured.objective)
+    if options.all_fixes:
+        return {AS_CONFIGURED: configured.objective} | alone
     sides = {AS_CONFIGURED: configured.objective, " + ".join(alone): changed}
     return sides if len(alone) == 1 else sides | alone
 

@@ -11,6 +11,11 @@ from rolloutdoctor.search.hypotheses.hypothesis import ObjectiveEdit, always
 Condition = Callable[[Objective], bool]
 
 
+def no_columns(objective: Objective) -> frozenset[str]:
+    """Need no further column."""
+    return frozenset()
+
+
 @dataclass(frozen=True)
 class Thread:
     """An issue or a pull request upstream, as it stood when it was read.
@@ -46,6 +51,7 @@ class Fix:
         variants: name to edit; the first is the default.
         notes: one line for each variant.
         only_where: variant to what it needs beyond that, where it needs more.
+        columns: columns of a run, beyond those of the objective, without which it cannot show itself.
         releases: trainer to its releases that compute without it, where not all do; those that were read.
         upstream: threads about it.
         sources: papers, and code where there is no thread.
@@ -61,6 +67,7 @@ class Fix:
     variants: Mapping[str, ObjectiveEdit]
     notes: Mapping[str, str]
     only_where: Mapping[str, Condition] = field(default_factory=dict)
+    columns: Callable[[Objective], frozenset[str]] = no_columns
     releases: Mapping[str, str] = field(default_factory=dict)
     upstream: tuple[Thread, ...] = ()
     sources: tuple[str, ...] = ()
