@@ -74,7 +74,7 @@ def diff(
         able, untried = every_fix(run, configured)
         options = replace(options, fixes=able)
     sides = sides_of(run, configured, options)
-    _, notes = columns_of(run, comparable(run.metrics, configured), configured, sides)
+    _, notes = columns_of(run, comparable(run.metrics, configured), configured, sides, options.fixes)
     states = (executor or Processes(1)).measure(DiffWork(options), run, options.steps, options.split, progress)
     seen = tree_sum(states)
     if not seen.input.rows:

@@ -8,7 +8,6 @@ from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.prepare import run_context
 from rolloutdoctor.io.run import Run
-from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns
 from rolloutdoctor.results.comparison import Effect, UntriedFix
 from rolloutdoctor.search.hypotheses.fixes import FIXES, ChosenFix, choose
 
@@ -16,15 +15,13 @@ from rolloutdoctor.search.hypotheses.fixes import FIXES, ChosenFix, choose
 def every_fix(run: Run, configured: Configured) -> tuple[tuple[ChosenFix, ...], tuple[UntriedFix, ...]]:
     """Return the fixes, each in its first variant, that can be compared on a run, and those that cannot."""
     context, objective = run_context(run, comparable(run.metrics, configured), configured), configured.objective
-    columns = advantage_columns if absent_columns(run, loss_columns(objective)) else loss_columns
     able, others = [], []
     for name in FIXES:
         chosen = choose(name)
         if not chosen.applies_to(objective):
             others.append(UntriedFix(chosen.label, applies=False, why=f"needs {chosen.fix.needs}"))
             continue
-        wanted = columns(chosen.apply(objective)) | chosen.fix.columns(objective)
-        absent = absent_columns(run, wanted - advantage_columns(objective))
+        absent = absent_columns(run, chosen.columns(objective))
         if absent:
             why = f"without {', '.join(absent)}; {remedy(absent, context)}"
             others.append(UntriedFix(chosen.label, applies=True, why=why))

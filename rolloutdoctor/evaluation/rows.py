@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.schema import TRUNCATED
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.evaluation.layouts import layout_of
+from rolloutdoctor.evaluation.response_ends import has_status
 from rolloutdoctor.evaluation.scores import (
     named_scores,
     response_scores,
@@ -102,9 +104,11 @@ def _is_same(objective: Objective, other: Objective, part: RowResult | None) -> 
     if replace(objective, baseline_rows=other.baseline_rows) != other:
         return False
     without = objective.baseline_rows.without ^ other.baseline_rows.without
-    return not (
-        bool(part.rejected_N.any()) or bool(part.score_N.isnan().any()) or without - {RowSet.REJECTED, RowSet.UNSCORED}
-    )
+    return not (bool(part.rejected_N.any()) or bool(part.score_N.isnan().any()) or without - _UNUSUAL)
+
+
+_UNUSUAL = {RowSet.REJECTED, RowSet.TRUNCATED, RowSet.UNSCORED}
+"""Rows that most steps have none of."""
 
 
 def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype = torch.float32) -> RowResult | None:
@@ -130,6 +134,8 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
         in_baseline_N &= ~score_N.isnan()
     if RowSet.REJECTED in objective.baseline_rows.without and rejected_N is not None:
         in_baseline_N &= ~rejected_N
+    if RowSet.TRUNCATED in objective.baseline_rows.without and rejected_N is not None:
+        in_baseline_N &= ~(rejected_N & has_status(batch.statuses, TRUNCATED, batch.device))
     rule = objective.advantage
     if rule.spec.axis is not Axis.ROWS:
         nobody_N = torch.zeros_like(in_baseline_N)
@@ -163,6 +169,8 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
         weight_T=weight_T,
     )
     part = replace(part, advantage_N=_in_single(batch, part)) if rule.single else part
+    if rule.exact_zero and part.advantage_N is not None:
+        part = replace(part, advantage_N=part.advantage_N.masked_fill(equal_N, 0.0))
     if rule.bounds is None:
         return part
     assert part.advantage_N is not None  # of the estimator
@@ -353,6 +361,9 @@ def _row_set(batch: RolloutBatch, part: RowResult, rows: RowSet) -> Tensor:
         case RowSet.REJECTED:
             assert part.rejected_N is not None  # scopes other than the baseline are read only with a mask at hand
             return part.rejected_N
+        case RowSet.TRUNCATED:
+            assert part.rejected_N is not None
+            return part.rejected_N & has_status(batch.statuses, TRUNCATED, batch.device)
         case RowSet.STD_FLAGGED:
             return std_flagged(batch, part)
         case RowSet.ZERO_ADVANTAGE:

@@ -30,6 +30,8 @@ def advantage_columns(objective: Objective) -> frozenset[str]:
         needed |= reward_kl_columns(objective)
     if RowSet.REJECTED in objective.baseline_rows.without:
         needed.add("response_mask")
+    if RowSet.TRUNCATED in objective.baseline_rows.without:
+        needed |= {"response_mask", "status"}
     return frozenset(needed)
 
 

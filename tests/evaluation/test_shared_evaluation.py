@@ -51,7 +51,8 @@ def a_batch(seed):
     reward_N = batch.per_row["reward"]
     reward_N[batch.groups.index_N % 3 == 0] = 1.0
     micro_N = torch.arange(len(batch)) // 6
-    return replace(batch, per_row={**batch.per_row, "micro_batch_id": micro_N})
+    statuses = [("stop", "length")[row % 2] for row in range(len(batch))]
+    return replace(batch, per_row={**batch.per_row, "micro_batch_id": micro_N}, statuses=statuses)
 
 
 @pytest.mark.parametrize("run", RUNS)
