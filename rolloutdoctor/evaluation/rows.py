@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.schema import TRUNCATED
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.evaluation.layouts import layout_of
 from rolloutdoctor.evaluation.padding_rows import logged_size, padding_rows
+from rolloutdoctor.evaluation.response_ends import has_status
 from rolloutdoctor.evaluation.scores import (
     ends_masked,
     named_scores,
@@ -104,9 +106,11 @@ def _is_same(objective: Objective, other: Objective, part: RowResult | None) -> 
     if replace(objective, baseline_rows=other.baseline_rows) != other:
         return False
     without = objective.baseline_rows.without ^ other.baseline_rows.without
-    return not (
-        bool(part.rejected_N.any()) or bool(part.score_N.isnan().any()) or without - {RowSet.REJECTED, RowSet.UNSCORED}
-    )
+    return not (bool(part.rejected_N.any()) or bool(part.score_N.isnan().any()) or without - _UNUSUAL)
+
+
+_UNUSUAL = {RowSet.REJECTED, RowSet.TRUNCATED, RowSet.UNSCORED}
+"""Rows that most steps have none of."""
 
 
 def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype = torch.float32) -> RowResult | None:
@@ -134,6 +138,8 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
         in_baseline_N &= ~rejected_N
     if RowSet.PADDING in objective.baseline_rows.without:
         in_baseline_N &= ~padding_rows(batch)
+    if RowSet.TRUNCATED in objective.baseline_rows.without and rejected_N is not None:
+        in_baseline_N &= ~(rejected_N & has_status(batch.statuses, TRUNCATED, batch.device))
     rule = objective.advantage
     if rule.spec.axis is not Axis.ROWS:
         nobody_N = torch.zeros_like(in_baseline_N)
@@ -176,6 +182,8 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
     )
     if rule.single:
         part = replace(part, advantage_N=given(_in_single(batch, replace(part, in_baseline_N=votes_N))))
+    if rule.exact_zero and part.advantage_N is not None:
+        part = replace(part, advantage_N=part.advantage_N.masked_fill(equal_N, 0.0))
     if rule.bounds is None:
         return part
     assert part.advantage_N is not None  # of the estimator
@@ -379,6 +387,9 @@ def _row_set(batch: RolloutBatch, part: RowResult, rows: RowSet) -> Tensor:
         case RowSet.REJECTED:
             assert part.rejected_N is not None  # scopes other than the baseline are read only with a mask at hand
             return part.rejected_N
+        case RowSet.TRUNCATED:
+            assert part.rejected_N is not None
+            return part.rejected_N & has_status(batch.statuses, TRUNCATED, batch.device)
         case RowSet.STD_FLAGGED:
             return std_flagged(batch, part)
         case RowSet.PADDING:

@@ -45,6 +45,7 @@ WITHIN_GROUPS: Mapping[str, Callable[[AdvantageRule], bool]] = {
             *("knows_single", "sums_tokens", "reward_keys", "reward_weights", "reward_bounds", "whitened_over"),
             *("whitened_moments", "zero_tail", "one_pass", "variance_floor", "bounds", "null_is_zero"),
             *("one_vote", "resets_at_mask", "masked_end", "empty_is_zero"),
+            "exact_zero",
         ),
         _any,
     ),

@@ -34,6 +34,8 @@ def advantage_columns(objective: Objective) -> frozenset[str]:
         needed.add("response_mask")
     if RowSet.REJECTED in objective.baseline_rows.without:
         needed.add("response_mask")
+    if RowSet.TRUNCATED in objective.baseline_rows.without:
+        needed |= {"response_mask", "status"}
     return frozenset(needed)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import Objective, RowSet
 from rolloutdoctor.search.hypotheses.fix import Fix, Thread
-from rolloutdoctor.search.hypotheses.hypothesis import always, changing
+from rolloutdoctor.search.hypotheses.hypothesis import changing, has_groups
 
 
 def _counts_rows(objective: Objective) -> bool:
@@ -37,6 +37,10 @@ def _empty_as_zero(objective: Objective) -> Objective:
 
 def _masked_as_zero(objective: Objective) -> Objective:
     return changing("advantage", empty_is_zero=True, masked_end="zero")(objective)
+
+
+def _told_by(objective: Objective) -> frozenset[str]:
+    return frozenset({"group_id", "response_mask", "rollout_log_probs"})
 
 
 def _without_padding(objective: Objective) -> Objective:
@@ -125,8 +129,9 @@ REWARD_FIXES = (
         ),
         stage="advantages",
         contested=False,
-        needs="",
-        applies=always,
+        needs="groups, and the sampler's tokens and log-probs",
+        applies=has_groups,
+        columns=_told_by,
         variants={"left-out": _without_padding},
         notes={
             "left-out": "copies neither count in baselines, nor carry a term of the loss, nor are counted where tokens "

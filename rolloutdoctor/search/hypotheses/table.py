@@ -36,6 +36,7 @@ def _as_hypotheses() -> tuple[Hypothesis, ...]:
             references=fix.references,
         )
         for fix in FIXES.values()
+        if fix.is_tried
         for variant, edit in fix.variants.items()
     )
 
