@@ -125,6 +125,7 @@ def diff(
     run: RunLike,
     *,
     fixes: Sequence[str] = (),
+    all_fixes: bool = False,
     against: Options | None = None,
     trainer: str | None = None,
     options: Options | None = None,
@@ -145,6 +146,7 @@ def diff(
     Args:
         run: from `open`, or a path.
         fixes: ``NAME`` or ``NAME:VARIANT``: the other side has these.
+        all_fixes: compare every fix by itself, the largest effect first; `Comparison.untried` has the others.
         against: the other side's options, where they differ.
         trainer: ``NAME`` or ``NAME@VERSION``, over what the file says.
         options: the trainer's own options by name, over what the file says.
@@ -162,7 +164,8 @@ def diff(
     """
     other = tuple(f"{key}={value}" for key, value in (against or {}).items())
     left_out = LeftOut(frozenset(without), heaviest, heaviest_tokens, afresh)
-    more = {"fixes": _fixes(fixes), "against": other, "by": by, "top": top, "text": text, "without": left_out}
+    more = {"fixes": _fixes(fixes), "all_fixes": all_fixes, "against": other, "by": by, "top": top, "text": text}
+    more["without"] = left_out
     chosen = _chosen(DiffOptions, trainer, options, steps, split, device, dtype, **more)
     return _diff(_opened(run, trainer), chosen)
 

@@ -213,7 +213,7 @@ def test_results_are_a_line_as_text_and_a_table_in_a_notebook():
     assert page.count("<tr>") == 1 + len(found.findings)
     assert found.findings[0].headline in page
     assert found.findings[0]._repr_html_().count("<tr>") == 1 + len(found.findings[0].measures)
-    comparison = rd.diff(SAMPLE, fixes=["rejected-rows"])
+    comparison = rd.diff(SAMPLE, all_fixes=True)
     assert "rejected-rows" in repr(comparison)
     for result in (comparison, rd.identify(SAMPLE, steps="0:10"), rd.recompute(SAMPLE, steps="0:3")):
         assert len(repr(result)) < 300

@@ -14,7 +14,7 @@ EPILOG = (
     "Exit codes: 0, with --exit-code 1 if anything differs; 2 usage, unreadable input or internal error. "
     "Examples: rolloutdoctor diff run.parquet --fix zero-std; rolloutdoctor diff run.parquet --fix zero-std "
     "--fix rejected-rows --by reward; rolloutdoctor diff run.parquet --against beta=0 --format markdown; "
-    "rolloutdoctor diff run.parquet --steps 46:47 --top 8"
+    "rolloutdoctor diff run.parquet --steps 46:47 --top 8; rolloutdoctor diff run.parquet --all-fixes"
 )
 
 
@@ -36,6 +36,9 @@ def diff(
     *,
     paths: opt.Paths,
     fix: opt.CompareFixOption = None,
+    all_fixes: Annotated[
+        bool, typer.Option("--all-fixes", help="Compare with every fix, each by itself, in one table.")
+    ] = False,
     against: Annotated[
         list[str] | None,
         typer.Option("--against", metavar="KEY=VALUE", help="Compare with this trainer option; repeatable."),
@@ -84,7 +87,8 @@ def diff(
     """Compare a run with and without fixes, rows or tokens, or under other trainer options."""
     from rolloutdoctor.search.hypotheses.fixes import choose
 
-    is_alone = not (fix or against or without)
+    is_alone = not (fix or against or without or all_fixes)
+    top = 0 if all_fixes and top is None else top
     heaviest, top = (top or 0, 3) if is_alone else (0, 3 if top is None else top)
     where = verdict.executor(engine, workers, state_dir)
     fixes = tuple(choose(text) for text in fix or [])
@@ -99,11 +103,12 @@ def diff(
         source,
         part,
         fixes=fixes,
+        all_fixes=all_fixes,
         against=tuple(against or ()),
         by=by.value if by else None,
         top=top,
         text=not no_text,
-        distribution=format_ is opt.DiffFormat.full,
+        distribution=format_ is opt.DiffFormat.full and not all_fixes,
         without=LeftOut(read_names(tuple(without or ())), heaviest, top_tokens, afresh),
     )
     run = dumps.opened(paths, source, quiet=quiet, text=top > 0 and not no_text)

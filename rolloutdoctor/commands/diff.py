@@ -7,6 +7,7 @@ from dataclasses import replace
 import polars as pl
 
 from rolloutdoctor.commands.breakdown import PARTS, labelled
+from rolloutdoctor.commands.diff_every import by_size, every_fix
 from rolloutdoctor.commands.diff_measures import Totals, differs, is_other, measures, totals
 from rolloutdoctor.commands.diff_parts import DiffOptions, DiffState, DiffWork, columns_of, sides_of
 from rolloutdoctor.commands.diff_without import LeftOut
@@ -53,9 +54,13 @@ def diff(
         UsageError: if an option cannot be used, or there is nothing to compare.
         InputError: if a file cannot be read, breaks the contract, or lacks what the advantages need.
     """
-    if not options.fixes and not options.against and not options.without:
+    if options.all_fixes and (options.fixes or options.against or options.without or options.by or options.top):
         raise UsageError(
-            "nothing to compare with: add --fix NAME (see `rolloutdoctor fixes`), --against KEY=VALUE, "
+            "--all-fixes is one table of every fix: leave out --fix, --against, --without, --by, --top and --top-tokens"
+        )
+    if not options.all_fixes and not options.fixes and not options.against and not options.without:
+        raise UsageError(
+            "nothing to compare with: add --fix NAME (see `rolloutdoctor fixes`), --all-fixes, --against KEY=VALUE, "
             "--without ROWS or --top N"
         )
     if (options.fixes or options.against) and options.without:
@@ -64,8 +69,12 @@ def diff(
         raise UsageError(f"no parts by {options.by!r} (known: {', '.join(PARTS)})")
     run, options = with_identified(run, options)
     configured = need_trainer(configure(run.metadata, options.trainer, options.layers))
+    untried = None
+    if options.all_fixes:
+        able, untried = every_fix(run, configured)
+        options = replace(options, fixes=able)
     sides = sides_of(run, configured, options)
-    _, notes = columns_of(run, comparable(run.metrics, configured), configured, sides)
+    _, notes = columns_of(run, comparable(run.metrics, configured), configured, sides, options.fixes)
     states = (executor or Processes(1)).measure(DiffWork(options), run, options.steps, options.split, progress)
     seen = tree_sum(states)
     if not seen.input.rows:
@@ -77,7 +86,10 @@ def diff(
     if bonus is not None:
         notes.append(f"losses and gradients are those of the policy term and the KL term: {bonus.no_gradient}")
     labels = [label for label in sides if label != AS_CONFIGURED]
-    effects = [_effect(seen, label, options.by, joint=not at and len(labels) > 1) for at, label in enumerate(labels)]
+    has_joint = len(labels) > 1 and not options.all_fixes
+    effects = [_effect(seen, label, options.by, joint=has_joint and not at) for at, label in enumerate(labels)]
+    if options.all_fixes:
+        effects.sort(key=by_size)
     if options.without:
         remarks = *_carried(effects[0], seen.frames["left"], options.without), *effects[0].remarks
         effects[0] = replace(effects[0], remarks=remarks)
@@ -95,6 +107,7 @@ def diff(
         effects=tuple(effects),
         notes=tuple(notes),
         advantages=seen.figure,
+        untried=untried,
     )
 
 

@@ -32,7 +32,7 @@ from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.figures import AdvantagesData
 from rolloutdoctor.results.findings import InputSummary
 from rolloutdoctor.rules.base import counted
-from rolloutdoctor.search.hypotheses.fixes import ChosenFix
+from rolloutdoctor.search.hypotheses.fixes import ChosenFix, compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,7 @@ class DiffOptions(ReadOptions):
 
     Attributes:
         fixes: the other side has these.
+        all_fixes: every fix that can be is compared, each by itself.
         against: ``KEY=VALUE`` texts: the other side's options, where they differ.
         by: break the numbers down by this: a name in `parts.PARTS`.
         top: how many of the groups that moved most to keep.
@@ -51,6 +52,7 @@ class DiffOptions(ReadOptions):
 
     split: str = TRAIN
     fixes: Sequence[ChosenFix] = ()
+    all_fixes: bool = False
     against: Sequence[str] = ()
     by: str | None = None
     top: int = 0
@@ -149,7 +151,7 @@ class DiffWork(Work[DiffState]):
         configured = need_trainer(configure(run.metadata, options.trainer, options.layers))
         metrics = comparable(run.metrics, configured)
         sides = sides_of(run, configured, options)
-        columns, _ = columns_of(run, metrics, configured, sides)
+        columns, _ = columns_of(run, metrics, configured, sides, options.fixes)
         seen = _Sides(configured, options, sides, columns)
         run_file_steps(run, [seen], options, metrics, progress)
         return seen.state()
@@ -159,34 +161,42 @@ class DiffWork(Work[DiffState]):
         options = self.options
         fixes = [fix.label for fix in options.fixes]
         without = (sorted(options.without.names), options.without.label, options.without.afresh)
-        more = (options.by, options.top, options.distribution, without)
+        more = (options.by, options.top, options.distribution, options.all_fixes, without)
         return repr(("diff", fixes, tuple(options.against), more, reading_identity(options)))
 
 
 def sides_of(run: Run, configured: Configured, options: DiffOptions) -> dict[str, Objective]:
-    """The run as configured, then all changes together, then each alone."""
+    """The run as configured, then all changes together, then each alone; of every fix each alone."""
     if options.without:
         return dict.fromkeys((AS_CONFIGURED, options.without.label), configured.objective)
-    changed = configured.objective
+    base = compared(configured.objective, options.fixes)
+    changed = base
     alone: dict[str, Objective] = {}
     if options.against:
         layer = read_settings(options.against, "--against")
         other = need_trainer(configure(run.metadata, options.trainer, [layer, *options.layers]))
-        changed = other.objective
+        changed = compared(other.objective, options.fixes)
         alone[", ".join(f"{key}={value}" for key, value in layer.values.items())] = changed
     for fix in options.fixes:
-        changed = fix.apply(changed)
-        alone[fix.label] = fix.apply(configured.objective)
-    sides = {AS_CONFIGURED: configured.objective, " + ".join(alone): changed}
+        changed = changed if options.all_fixes else fix.apply(changed)
+        alone[fix.label] = fix.apply(base)
+    if options.all_fixes:
+        return {AS_CONFIGURED: base} | alone
+    sides = {AS_CONFIGURED: base, " + ".join(alone): changed}
     return sides if len(alone) == 1 else sides | alone
 
 
 def columns_of(
-    run: Run, metrics: LoggedMetrics, configured: Configured, sides: Mapping[str, Objective]
+    run: Run,
+    metrics: LoggedMetrics,
+    configured: Configured,
+    sides: Mapping[str, Objective],
+    fixes: Sequence[ChosenFix] = (),
 ) -> tuple[frozenset[str], list[str]]:
     """Return the columns to read, and what the numbers lack."""
     context = run_context(run, metrics, configured)
-    needed = frozenset().union(*(advantage_columns(objective) for objective in sides.values()))
+    of_fixes = frozenset().union(*(chosen.fix.columns(configured.objective) for chosen in fixes))
+    needed = frozenset().union(*(advantage_columns(objective) for objective in sides.values()), of_fixes)
     absent = absent_columns(run, needed)
     if absent:
         word = "column" if len(absent) == 1 else "columns"

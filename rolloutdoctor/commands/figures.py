@@ -43,7 +43,7 @@ from rolloutdoctor.rules.kl_metric_corrupted import KlMetricCorrupted
 from rolloutdoctor.rules.numbers_rule import NumbersRule
 from rolloutdoctor.rules.step import StepView
 from rolloutdoctor.rules.table import RULES
-from rolloutdoctor.search.hypotheses.fixes import ChosenFix, choose
+from rolloutdoctor.search.hypotheses.fixes import ChosenFix, choose, compared
 from rolloutdoctor.trainers.spec import Trainer
 
 POLICY_ONLY = "policy part"
@@ -90,6 +90,7 @@ class FigureAccumulator(StepConsumer):
         elif objective is None:
             raise InputError("the trainer of the run is unknown: name it with --trainer NAME")
         else:
+            objective = compared(objective, fixes)
             label, fixed = _with_fixes(cls.default_fix, objective, fixes)
             figure = cls(label)
             figure.objectives = {AS_CONFIGURED: objective} | ({} if label is None or fixed is None else {label: fixed})

@@ -27,7 +27,7 @@ from rolloutdoctor.objective.required_columns import reward_kl_columns
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.results.comparison import Numbers, RecomputedStep
 from rolloutdoctor.results.errors import CannotComputeError
-from rolloutdoctor.search.hypotheses.fixes import ChosenFix
+from rolloutdoctor.search.hypotheses.fixes import ChosenFix, compared
 
 TOKEN_COLUMNS = ("advantages_re", "kl_re", "ratio_re", "loss_re", "grad_re")
 LOGITS_COLUMN = "grad_logits_re"
@@ -111,9 +111,9 @@ class RecomputeState:
 
 def sides_of(configured: Configured, options: RecomputeOptions) -> dict[str, Objective]:
     """The objective as configured, and with the fixes, in the precision that is asked for, by suffix of columns."""
-    objectives = {"": configured.objective}
+    objectives = {"": compared(configured.objective, options.fixes)}
     for fix in options.fixes:
-        objectives[FIXED] = fix.apply(objectives.get(FIXED, configured.objective))
+        objectives[FIXED] = fix.apply(objectives.get(FIXED, objectives[""]))
     if options.dtype == "float32":
         return {side: objective.in_single() for side, objective in objectives.items()}
     return objectives

@@ -21,6 +21,7 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.plan import available
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.vitals import vitals_of
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation, evaluate_all
@@ -40,7 +41,7 @@ from rolloutdoctor.results.inspection import (
     StepMetric,
     StepPage,
 )
-from rolloutdoctor.search.hypotheses.fixes import FIXES, ChosenFix, choose
+from rolloutdoctor.search.hypotheses.fixes import FIXES, ChosenFix, choose, compared
 from rolloutdoctor.views.structured import body
 
 FIXED = "fixed"
@@ -192,8 +193,10 @@ class Inspector:
             )
 
     def _applies(self, fix: ChosenFix) -> bool:
-        objective = self._ready.context.objective
-        return objective is not None and fix.applies_to(objective)
+        context, objective = self._ready.context, self._ready.context.objective
+        if objective is None or not fix.applies_to(objective):
+            return False
+        return all(available(name, context.columns) for name in fix.columns(objective))
 
     def _logged_frame(self) -> pl.DataFrame:
         metrics = self._run.metrics
@@ -216,7 +219,8 @@ class Inspector:
         if chosen is not None:
             if context.objective is None:
                 raise UsageError("a fix edits the objective, and nothing says which trainer made this run")
-            objectives[FIXED] = chosen.apply(context.objective)
+            base = compared(context.objective, [chosen])
+            objectives = {AS_CONFIGURED: base, FIXED: chosen.apply(base)}
         needed = set[str]().union(*(loss_columns(one) | optional_columns(one) for one in objectives.values()))
         # The rules read what the metrics are made of, too.
         columns = (_SHOWN | needed | self._ready.plan.columns) & context.columns

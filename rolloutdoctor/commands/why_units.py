@@ -10,7 +10,7 @@ import polars as pl
 import torch
 
 from rolloutdoctor.commands.needs import evaluation_columns
-from rolloutdoctor.data.schema import COLUMNS
+from rolloutdoctor.data.schema import COLUMNS, TRUNCATED
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.engine.measured_frames import rows_of
 from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer
@@ -20,7 +20,6 @@ from rolloutdoctor.evaluation.run_tables import EMPTY_ROWS, concatenated
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.results.findings import InputSummary
-from rolloutdoctor.rules.all_truncated import TRUNCATED
 from rolloutdoctor.rules.step import StepView
 
 ROW = ("step", "row")

@@ -175,3 +175,6 @@ STAND_INS = {
     "policy_log_probs": ("policy_log_probs", "old_log_probs"),
 }
 """Column to the columns that give it, best first."""
+
+TRUNCATED = frozenset({"length", "truncated", "max_tokens", "max_length"})
+"""Finish reasons of a response that was cut off."""

@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.schema import TRUNCATED
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.evaluation.layouts import layout_of
+from rolloutdoctor.evaluation.padding_rows import logged_size, padding_rows
+from rolloutdoctor.evaluation.response_ends import has_status
 from rolloutdoctor.evaluation.scores import (
     ends_masked,
     named_scores,
@@ -103,9 +106,11 @@ def _is_same(objective: Objective, other: Objective, part: RowResult | None) -> 
     if replace(objective, baseline_rows=other.baseline_rows) != other:
         return False
     without = objective.baseline_rows.without ^ other.baseline_rows.without
-    return not (
-        bool(part.rejected_N.any()) or bool(part.score_N.isnan().any()) or without - {RowSet.REJECTED, RowSet.UNSCORED}
-    )
+    return not (bool(part.rejected_N.any()) or bool(part.score_N.isnan().any()) or without - _UNUSUAL)
+
+
+_UNUSUAL = {RowSet.REJECTED, RowSet.TRUNCATED, RowSet.UNSCORED}
+"""Rows that most steps have none of."""
 
 
 def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype = torch.float32) -> RowResult | None:
@@ -131,6 +136,10 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
         in_baseline_N &= ~score_N.isnan()
     if RowSet.REJECTED in objective.baseline_rows.without and rejected_N is not None:
         in_baseline_N &= ~rejected_N
+    if RowSet.PADDING in objective.baseline_rows.without:
+        in_baseline_N &= ~padding_rows(batch)
+    if RowSet.TRUNCATED in objective.baseline_rows.without and rejected_N is not None:
+        in_baseline_N &= ~(rejected_N & has_status(batch.statuses, TRUNCATED, batch.device))
     rule = objective.advantage
     if rule.spec.axis is not Axis.ROWS:
         nobody_N = torch.zeros_like(in_baseline_N)
@@ -173,6 +182,8 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
     )
     if rule.single:
         part = replace(part, advantage_N=given(_in_single(batch, replace(part, in_baseline_N=votes_N))))
+    if rule.exact_zero and part.advantage_N is not None:
+        part = replace(part, advantage_N=part.advantage_N.masked_fill(equal_N, 0.0))
     if rule.bounds is None:
         return part
     assert part.advantage_N is not None  # of the estimator
@@ -302,7 +313,7 @@ def zero_advantages(batch: RolloutBatch, part: RowResult) -> Tensor:
 
     Where it is 0 to rounding, the logged one says whether it is 0, and without any the float32 mean of the group.
     """
-    logged_N = _logged_size(batch)
+    logged_N = logged_size(batch)
     if part.advantage_N is None:
         assert part.advantage_T is not None  # a first pass has one of the two
         size_T = torch.where(batch.column("response_mask"), part.advantage_T.abs(), 0.0)
@@ -322,16 +333,6 @@ def zero_advantages(batch: RolloutBatch, part: RowResult) -> Tensor:
 
 _RESIDUE = 64 * 2.0**-24
 """Largest residue of a float32 mean, in units of the largest score; for groups of a thousand it is far smaller."""
-
-
-def _logged_size(batch: RolloutBatch) -> Tensor | None:
-    """The largest absolute advantage that was logged of each row, ``[N]``; None: none was logged."""
-    if "advantage" in batch.per_row:
-        return batch.column("advantage").abs()
-    if not {"advantages", "response_mask"} <= batch.per_token.keys():
-        return None
-    size_T = torch.where(batch.column("response_mask"), batch.column("advantages").abs(), 0.0)
-    return seg.high(size_T, batch.rows).clamp(min=0)
 
 
 def _in_single(batch: RolloutBatch, part: RowResult) -> Tensor:
@@ -386,7 +387,12 @@ def _row_set(batch: RolloutBatch, part: RowResult, rows: RowSet) -> Tensor:
         case RowSet.REJECTED:
             assert part.rejected_N is not None  # scopes other than the baseline are read only with a mask at hand
             return part.rejected_N
+        case RowSet.TRUNCATED:
+            assert part.rejected_N is not None
+            return part.rejected_N & has_status(batch.statuses, TRUNCATED, batch.device)
         case RowSet.STD_FLAGGED:
             return std_flagged(batch, part)
+        case RowSet.PADDING:
+            return padding_rows(batch)
         case RowSet.ZERO_ADVANTAGE:
             return zero_advantages(batch, part)

@@ -30,6 +30,10 @@ from rolloutdoctor.results.errors import CannotComputeError
 Record = TypeVar("Record", RowResult, TokenSums, PerToken)
 
 
+_OF_STEP = {RowSet.STD_FLAGGED, RowSet.PADDING}
+"""Sets of rows that depend on all rows of the step."""
+
+
 def _any(rule: AdvantageRule) -> bool:
     return True
 
@@ -40,6 +44,8 @@ WITHIN_GROUPS: Mapping[str, Callable[[AdvantageRule], bool]] = {
             *("epsilon", "biased_std", "epsilon_in_root", "singleton", "gamma", "lam", "flags_zero_std"),
             *("knows_single", "sums_tokens", "reward_keys", "reward_weights", "reward_bounds", "whitened_over"),
             *("whitened_moments", "zero_tail", "one_pass", "variance_floor", "bounds", "null_is_zero"),
+            *("one_vote", "resets_at_mask", "masked_end", "empty_is_zero"),
+            "exact_zero",
         ),
         _any,
     ),
@@ -57,6 +63,8 @@ WITHIN_GROUPS: Mapping[str, Callable[[AdvantageRule], bool]] = {
 def is_within_groups(objective: Objective) -> bool:
     """Return True if the advantage of a row depends on the rows of its group alone."""
     rule = objective.advantage
+    if RowSet.PADDING in objective.baseline_rows.without:
+        return False
     return all(one.name in WITHIN_GROUPS and WITHIN_GROUPS[one.name](rule) for one in fields(rule))
 
 
@@ -180,12 +188,12 @@ class StepsTogether:
         return found[0] if all(one == found[0] for one in found[1:]) else None
 
     def _can_share(self, objective: Objective) -> bool:
-        scopes = objective.policy, objective.kl, objective.denominator
+        scopes = objective.policy, objective.kl, objective.denominator, objective.metric
         return (
             is_within_rows(objective)
             and objective.advantage.spec.axis is Axis.ROWS
             and not in_separate_batches(self.batch, objective)
-            and not any(RowSet.STD_FLAGGED in scope.without for scope in scopes)
+            and not any(scope.without & _OF_STEP for scope in scopes)
         )
 
     def _row_parts(self, objectives: Mapping[str, Objective], *, is_within: bool) -> dict[str, RowResult] | None:

@@ -69,6 +69,7 @@ class TermWeight:
         finite: a ratio that is not finite counts as 0.
         log_ratio_bound: the log-ratio of each token is clamped to this absolute value; None: not clamped.
         on_kl: the KL term is multiplied too.
+        rejects_kl: what it takes out of the policy term loses its KL term too.
         nan_is_one: where there is nothing to compare with, the log-probs count as equal; False: NaN goes through.
         inside: the policy term takes the weights in by itself.
         of_rank: a quantile is that of the micro-batch of the rank, not of the micro-batches of all ranks together.
@@ -85,6 +86,7 @@ class TermWeight:
     finite: bool = False
     log_ratio_bound: float | None = None
     on_kl: bool = False
+    rejects_kl: bool = False
     nan_is_one: bool = False
     inside: bool = False
     of_rank: bool = False

@@ -20,9 +20,11 @@ class RowSet(Enum):
     """A set of rows that a scope can leave out."""
 
     REJECTED = "rows with no trained token left"
+    TRUNCATED = "rows with no trained token left whose status says that they were cut off"
     UNSCORED = "rows whose reward is null"
     ZERO_STD = "train rows of groups of two or more whose rewards are all equal (max - min = 0)"
     ZERO_ADVANTAGE = "rows whose advantage is exactly 0 in the trainer's own float32"
+    PADDING = "rows that repeat an earlier row of the step and fill up the batch"
     STD_FLAGGED = "rows of |std| <= 1e-8 in the trainer's own float32, eval rows and groups of one included"
 
 
@@ -59,6 +61,7 @@ class AdvantageRule:
         flags_zero_std: the trainer flags the rows of `RowSet.STD_FLAGGED`.
         knows_single: `formulas.advantages.float32` has the trainer's own float32 statistics, sum by sum.
         single: statistics are these, rounding of equal rewards included; False: float64.
+        exact_zero: rows of `RowSet.ZERO_STD` have an advantage of exactly 0, and no rounding of equal rewards.
         sums_tokens: the score of a row is the unmasked sum of its token rewards (`token_rewards` where the file has
             them), the KL penalty inside the reward included; False: it is `reward` as logged.
         reward_keys: the reward functions that are normalised one by one; none: the score alone.
@@ -98,6 +101,7 @@ class AdvantageRule:
     flags_zero_std: bool = False
     knows_single: bool = False
     single: bool = False
+    exact_zero: bool = False
     sums_tokens: bool = False
     reward_keys: tuple[str, ...] = ()
     reward_weights: tuple[float, ...] = ()

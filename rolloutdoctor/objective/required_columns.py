@@ -34,6 +34,8 @@ def advantage_columns(objective: Objective) -> frozenset[str]:
         needed.add("response_mask")
     if RowSet.REJECTED in objective.baseline_rows.without:
         needed.add("response_mask")
+    if RowSet.TRUNCATED in objective.baseline_rows.without:
+        needed |= {"response_mask", "status"}
     return frozenset(needed)
 
 
@@ -95,8 +97,10 @@ def optional_columns(objective: Objective) -> frozenset[str]:
         wanted.add("token_rewards")
     if weight_columns(objective) or reward_kl_columns(objective):
         wanted.add("response_mask_pre")
-    if RowSet.ZERO_ADVANTAGE in objective.denominator.without:
+    if objective.denominator.without & {RowSet.ZERO_ADVANTAGE, RowSet.PADDING}:
         wanted |= LOGGED_COLUMNS - {"kl"}
+    if RowSet.PADDING in objective.denominator.without:
+        wanted |= {"response_ids", "rollout_log_probs"}
     return frozenset(wanted)
 
 

@@ -213,6 +213,21 @@ class Effect:
 
 
 @dataclass(frozen=True)
+class UntriedFix:
+    """A fix that cannot be compared on a run.
+
+    Attributes:
+        label: its name and variant.
+        applies: True if it is about what the trainer computes, and the run lacks a column.
+        why: the reason.
+    """
+
+    label: str
+    applies: bool
+    why: str
+
+
+@dataclass(frozen=True)
 class Comparison(Displayed):
     """A run computed twice or more, side by side.
 
@@ -225,9 +240,10 @@ class Comparison(Displayed):
         trainer_version: its version.
         config: option name to value and origin, of the side before.
         by: what `Effect.parts` is broken down by, or None.
-        effects: all changes together first, then each alone where there are several.
+        effects: all changes together first, then each alone where there are several; of every fix the largest first.
         notes: what the numbers rest on, one sentence each.
         advantages: their distribution as configured and under all changes together, if it was asked for.
+        untried: the fixes that cannot be compared, if every fix was asked for, else None.
     """
 
     version: str
@@ -241,6 +257,7 @@ class Comparison(Displayed):
     effects: tuple[Effect, ...]
     notes: tuple[str, ...] = ()
     advantages: AdvantagesData | None = None
+    untried: tuple[UntriedFix, ...] | None = None
 
     def __repr__(self) -> str:
         """Summarise the comparison in a line."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from rolloutdoctor.data.schema import TRUNCATED
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logged_lines, logs_remedy, percent
@@ -13,9 +14,6 @@ from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
     from rolloutdoctor.rules.logged_step import LoggedStep
-
-TRUNCATED = frozenset({"length", "truncated", "max_tokens", "max_length"})
-"""Finish reasons of a response that was cut off."""
 
 
 @dataclass(frozen=True)

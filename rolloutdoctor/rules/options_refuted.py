@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rolloutdoctor.data.schema import TRUNCATED
 from rolloutdoctor.results.audit import Cause, Refuted
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.all_truncated import TRUNCATED
 from rolloutdoctor.rules.audited import AuditedMeasured, CountedMeasured, CountingRule
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted
 

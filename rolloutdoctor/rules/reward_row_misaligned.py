@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from rolloutdoctor.data.schema import TRUNCATED
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.required_columns import response_columns
 from rolloutdoctor.results.exact import ratio
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.all_truncated import TRUNCATED
 from rolloutdoctor.rules.audited import AuditedMeasured, DirectRule
 from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, counted, number, percent
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from rolloutdoctor.data.schema import TRUNCATED
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.all_truncated import TRUNCATED
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, percent
 from rolloutdoctor.rules.duplicate_responses import SAMPLER
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule

@@ -18,14 +18,33 @@ def as_markdown(result: Comparison, style: Style) -> str:
 
 
 def _lines(result: Comparison) -> Iterator[str]:
-    main, size = result.effects[0], result.input
-    yield f"## As configured against {_safe(main.label)}"
+    size, is_every = result.input, result.untried is not None
+    against = "every fix" if is_every else _safe(result.effects[0].label)
+    yield f"## As configured against {against}"
     yield ""
     yield (
         f"rolloutdoctor {result.version}, {_safe(result.trainer)} {_safe(result.trainer_version)}, "
         f"{many(size.rows, 'row')} in {many(size.groups, 'group')}, {many(size.steps, 'step')}, {result.dtype}"
     )
     yield ""
+    yield from _every(result) if is_every else _sides(result)
+    yield ""
+    yield from (f"Note: {_safe(note)}\n" for note in result.notes)
+    yield words.SPACES
+
+
+def _every(result: Comparison) -> Iterator[str]:
+    """One table of all fixes."""
+    lines = words.every_lines(result)
+    if lines:
+        yield from _table(words.EVERY_HEAD, lines, 1)
+        yield ""
+    for word, sentence in words.every_remark(result):
+        yield f"- **{word}**: {_safe(sentence)}"
+
+
+def _sides(result: Comparison) -> Iterator[str]:
+    main = result.effects[0]
     for name, sentence in (
         ("advantages", words.advantages(main.total)),
         ("baselines", words.baselines(main.total)),
@@ -53,9 +72,6 @@ def _lines(result: Comparison) -> Iterator[str]:
         yield ""
         yield "<br>".join(_safe(line) for line in title.splitlines())
         yield from _table(head, lines, 1)
-    yield ""
-    yield from (f"Note: {_safe(note)}\n" for note in result.notes)
-    yield words.SPACES
 
 
 def _titled(title: str, head: Sequence[str], lines: Sequence[Sequence[str]], left: int) -> Iterator[str]:

@@ -31,12 +31,33 @@ def concise(result: Comparison, style: Style) -> str:
         )
         line += f", loss {words.number(total['loss_before'].value)} -> {words.number(total['loss_after'].value)}"
         lines.append(f"{line}, gradient {words.gradient(total) or 'n/a'}" if effect.differs else f"{line}, no change")
+    lines += [f"{plain(one.label, 120)}: not compared: {plain(one.why, 400)}" for one in result.untried or ()]
     return "\n".join(lines) + "\n"
+
+
+def _every(result: Comparison, style: Style) -> Iterator[RenderableType]:
+    """One table of all fixes."""
+    lines = words.every_lines(result)
+    yield _title("what each fix would have changed, largest first" if lines else "no fix changes anything", style)
+    if lines:
+        yield from _fitted([*words.EVERY_HEAD], lines, 1, style)
+    yield ""
+    for word, sentence in words.every_remark(result):
+        yield hanging(Text(word), Text(sentence), _MARGIN)
+    yield ""
 
 
 def _parts(result: Comparison, style: Style) -> Iterator[RenderableType]:
     yield header(result)
     yield ""
+    yield from _every(result, style) if result.untried is not None else _sides(result, style)
+    yield from configuration(result)
+    for note in result.notes:
+        yield hanging(Text("note"), Text(plain(note, 400)), _MARGIN)
+    yield Text(words.SPACES)
+
+
+def _sides(result: Comparison, style: Style) -> Iterator[RenderableType]:
     main = result.effects[0]
     yield Text(f"as configured against {plain(main.label, 200)}", style="bold" if style.color else "")
     yield ""
@@ -64,10 +85,6 @@ def _parts(result: Comparison, style: Style) -> Iterator[RenderableType]:
         yield from (Text(f"  {line}") for line in title.splitlines())
         yield _rows(head, lines)
         yield ""
-    yield from configuration(result)
-    for note in result.notes:
-        yield hanging(Text("note"), Text(plain(note, 400)), _MARGIN)
-    yield Text(words.SPACES)
 
 
 def _title(title: str, style: Style) -> Text:

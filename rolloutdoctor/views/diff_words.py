@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 
 from rolloutdoctor.results.comparison import Comparison, Effect, Pair, Slice
 from rolloutdoctor.results.findings import Measure
@@ -145,6 +146,53 @@ def effect_lines(result: Comparison) -> tuple[list[str], list[list[str]]]:
         name = "together" if effect.joint else plain(effect.label, 60)
         lines.append([name, *(_short(effect.total[measure]) for measure in _EFFECT_MEASURES)])
     return head, lines
+
+
+EVERY_HEAD = ("fix", "advantages", "flips", "spurious", "cosine", "loss", "metrics")
+_MOST_METRICS = 4
+"""Metrics that are named of each fix."""
+
+
+def every_lines(result: Comparison) -> list[list[str]]:
+    """Lines of the table of every fix that changes something, the largest first."""
+    lines = []
+    for effect in filter(attrgetter("differs"), result.effects):
+        total = effect.total
+        cells = [_short(total[name]) for name in ("changed_rows", "sign_flips", "spurious_share_l1", "cosine")]
+        loss = change(total["loss_before"].value, total["loss_after"].value)
+        lines.append([plain(effect.label, 40), *cells, loss, f"{len(moved_metrics(effect.metrics)):,}"])
+    return lines
+
+
+def every_remark(result: Comparison) -> Iterator[tuple[str, str]]:
+    """Yield a word and a sentence: of the metrics that each fix changes, and of the fixes that are not in the table."""
+    for effect in filter(attrgetter("differs"), result.effects):
+        moved = {name: pair for name, pair in effect.metrics.items() if pair.before != pair.after}
+        most = sorted(moved, key=lambda name: -_relative(moved[name]))[:_MOST_METRICS]
+        said = [
+            f"{plain(name, 40)} {number(moved[name].before)} to {number(moved[name].after)} "
+            f"({change(moved[name].before, moved[name].after) or 'not defined on one side'})"
+            for name in most
+        ]
+        if said:
+            more = f", and {len(moved) - len(said):,} more" if len(moved) > len(said) else ""
+            yield "metrics", f"{plain(effect.label, 40)}: {', '.join(said)}{more}"
+    same = [plain(effect.label, 40) for effect in result.effects if not effect.differs]
+    if same:
+        yield "no change", ", ".join(same)
+    for word, applies in (("no column", True), ("not about", False)):
+        reasons: dict[str, list[str]] = {}
+        for one in result.untried or ():
+            if one.applies is applies:
+                reasons.setdefault(one.why, []).append(one.label)
+        yield from ((word, f"{', '.join(labels)}: {why}") for why, labels in reasons.items())
+
+
+def _relative(pair: Pair) -> float:
+    """Size of a change in units of the side before; infinite where that is 0 or a side is not defined."""
+    if pair.change is None or not pair.before or not math.isfinite(pair.change):
+        return math.inf
+    return abs(pair.change / pair.before)
 
 
 def group_lines(effect: Effect, *, text: int) -> Iterator[tuple[str, list[str], list[list[str]]]]:

@@ -258,10 +258,17 @@ class Effect(Model):
     groups: list[Group]
 
 
+class UntriedFix(Model):
+    fix: Text = _at("label")
+    applies: Flag
+    why: Text
+
+
 class Diff(RunHead):
     by: Text | None
     differs: Flag
     effects: list[Effect]
+    untried: list[UntriedFix] | None = _unless(None)
     notes: list[Text]
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from calibration.clean import END, World, sampled
 from rules.drift import Policy, step_of
+from rules.padded import with_copies
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.testing import toy_batch
@@ -125,6 +126,11 @@ def _copies(batch: RolloutBatch, share: float, draw: np.random.Generator) -> Rol
             for column in columns.values():
                 column[own] = column[before]
     return _tokens(batch, **columns)
+
+
+def _filled(batch: RolloutBatch, count: float, draw: np.random.Generator) -> RolloutBatch:
+    """The step is filled up with copies of some rows."""
+    return with_copies(batch, draw.choice(len(batch), int(count), replace=False).tolist())
 
 
 def _turns(apart: float, seed: int) -> Run:
@@ -280,6 +286,7 @@ CASES = (
     Case("RDI011", "hidden rows at the cap", (2, 4, 6, 10, 30), _hidden),
     Case("RDI012", "share of responses cut off", (0.5, 0.9, 0.95, 0.99, 1.0), _all_cut),
     Case("RDI013", "steps that recur", (1, 2, 3, 4, 5), _resumed),
+    Case("RDI015", "rows that fill up a step", (1, 2, 4, 8, 16), _edited(_filled)),
     Case("RDA011", "share of dead groups", (0.01, 0.03, 0.1, 0.3), _rewards(_dead), warns=False),
     Case("RDA012", "share of wrong responses", (0.5, 0.4, 0.3, 0.15), _rewards(_rare), warns=False),
     Case(

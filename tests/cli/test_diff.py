@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from engine.runs import random_columns, small, write
 
+from rolloutdoctor.search.hypotheses.fixes import FIXES
+
 LAST_TRAINED = {
     "policy_log_probs": [[-1.0, -1.0], [-1.0, float("nan")], [-1.0], [-1.0]],
     "ref_log_probs": [[-1.5, -1.5], [-1.5, float("nan")], [-1.5], [-1.5]],
@@ -121,10 +123,47 @@ def test_what_check_measures_is_what_diff_measures(rolloutdoctor):
     assert dead["spurious_share_l1"]["value"] == pytest.approx(measures["RDG001"]["grad_share_l1"]["value"], rel=1e-5)
 
 
+def test_every_fix_in_one_table(rolloutdoctor, run):
+    found = rolloutdoctor("diff", run, "--all-fixes")
+    assert (found.returncode, found.stderr) == (0, "")
+    table = found.stdout.split("largest first")[1].split("metrics  ")[0]
+    assert table.index("zero-std:loss") < table.index("rejected-rows")
+    for words in (
+        "zero-std:loss: loss -0.0",
+        "not about   loo-std:exact: needs the standard deviation of a row's siblings",
+    ):
+        assert words in found.stdout
+    body = json.loads(rolloutdoctor("diff", run, "--all-fixes", "--format", "json").stdout)
+    alone = json.loads(rolloutdoctor("diff", run, "--fix", "zero-std", "--top", "0", "--format", "json").stdout)
+    assert body["effects"][0] == alone["effects"][0]
+    labels = [effect["label"] for effect in body["effects"]] + [one["fix"] for one in body["untried"]]
+    assert sorted(labels) == sorted(f"{fix.name}:{next(iter(fix.variants))}" for fix in FIXES.values())
+    assert all(one["applies"] is False for one in body["untried"] if one["why"].startswith("needs"))
+    assert "untried" not in alone
+    concise = rolloutdoctor("diff", run, "--all-fixes", "--format", "concise").stdout
+    assert [line.split(": ")[0] for line in concise.splitlines()] == labels
+    assert "| zero-std:loss |" in rolloutdoctor("diff", run, "--all-fixes", "--format", "markdown").stdout
+
+
+def test_a_fix_whose_column_is_missing_is_named(rolloutdoctor, tmp_path):
+    columns = small()
+    columns.pop("response_mask")
+    found = rolloutdoctor("diff", write(tmp_path / "run.parquet", columns), "--all-fixes")
+    assert found.returncode == 0
+    said = " ".join(found.stdout.split())
+    # Without a mask there is no loss, in which the KL of a group could show.
+    assert "no column zero-std:loss, rejected-rows:singleton-raw: without response_mask; record the run" in said
+    assert "no column mask-truncated-vote:truncated: without response_mask, status; record the run" in said
+    assert "no change exact-equality-std:zero" in said or "not about exact-equality-std:zero" in said
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [
         ([], "nothing to compare with: add --fix NAME"),
+        (["--all-fixes", "--fix", "zero-std"], "--all-fixes is one table of every fix"),
+        (["--all-fixes", "--top", "3"], "leave out --fix, --against, --without, --by, --top and --top-tokens"),
+        (["--all-fixes", "--by", "step"], "--all-fixes is one table of every fix"),
         (["--fix", "zero-sdt"], "did you mean 'zero-std'?"),
         (["--fix", "kl-inplace"], "applies to slime"),
         (["--against", "beta"], "expected KEY=VALUE"),

@@ -46,12 +46,15 @@ def objectives_of(run):
 
 
 def a_batch(seed):
-    """Groups with and without spread, rejected rows, and rows that are masked in part."""
+    """Groups with and without spread, rejected rows, rows that are masked in part, and trajectories of several."""
     batch = random_batch(seed, sizes=(4, 2, 5, 3) * 6, longest=25)
     reward_N = batch.per_row["reward"]
     reward_N[batch.groups.index_N % 3 == 0] = 1.0
     micro_N = torch.arange(len(batch)) // 6
-    return replace(batch, per_row={**batch.per_row, "micro_batch_id": micro_N})
+    statuses = [("stop", "length")[row % 2] for row in range(len(batch))]
+    trajectory_N = torch.where(batch.groups.index_N % 3 == 0, batch.groups.index_N, -1)
+    per_row = {**batch.per_row, "micro_batch_id": micro_N, "trajectory_id": trajectory_N}
+    return replace(batch, per_row=per_row, statuses=statuses)
 
 
 @pytest.mark.parametrize("run", RUNS)

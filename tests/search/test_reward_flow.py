@@ -59,7 +59,11 @@ def run_of(name, batches, *, objective=None, rows=None, stated=()):
         stated: fixes that the run states to have.
     """
     made = configured(name)
-    base = made.objective
+    base, kind_of = made.objective, made.trainer.log.kind_of
+
+    def is_raw(key):
+        return kind_of(key) == "rewards"
+
     for fix in stated:
         base = choose(fix).apply(base)
     used = base if objective is None else objective(base)
@@ -69,7 +73,7 @@ def run_of(name, batches, *, objective=None, rows=None, stated=()):
         evaluation = evaluate(seen, used, dtype=torch.float64)
         own = evaluate(batch, base, dtype=torch.float64)
         values = dict(made.trainer.metrics(evaluation))
-        values |= {key: value for key, value in dict(made.trainer.metrics(own)).items() if "reward" in key}
+        values |= {key: value for key, value in dict(made.trainer.metrics(own)).items() if is_raw(key)}
         logged.append({key: float(torch.tensor(value)) for key, value in values.items() if "score" not in key})
         part = evaluation.rows
         if part.advantage_N is None:
@@ -256,3 +260,51 @@ def test_an_estimator_without_rewards_has_none_to_replace():
     assert family.applies(configured("verl").objective)
     assert not family.applies(stored)
     assert not by_name("unparsable-rewarded").applies(stored)
+
+
+# Segments of a trajectory.
+
+ONE_VOTE = "one-vote-per-rollout"
+
+
+def segmented(seed=0, count=3):
+    """Steps in which some rows are further segments of the trajectory before them, with its reward."""
+    for batch in steps_of(count):
+        draw = torch.Generator().manual_seed(batch.step + seed)
+        follows_N = (torch.rand(len(batch), generator=draw) < 0.5) & (torch.arange(len(batch)) % 8 > 0)
+        trajectory_N = (~follows_N).long().cumsum(0)
+        first_N = (~follows_N).nonzero()[:, 0][trajectory_N - 1]
+        per_row = {**batch.per_row, "reward": batch.per_row["reward"][first_N], "trajectory_id": trajectory_N}
+        yield replace(batch, per_row=per_row)
+
+
+@pytest.mark.parametrize("name", ["slime", "verl"])
+def test_segments_that_count_one_by_one_are_named_in_a_run_that_counts_trajectories(name):
+    edit = by_name("every-segment-votes")
+    report = run_of(name, segmented(), objective=edit.objective, stated=(ONE_VOTE,))
+    assert named(report) == ("RDI003", edit.name)
+
+
+def test_a_run_that_counts_trajectories_as_it_says_is_clean():
+    assert is_clean(run_of("slime", segmented(), stated=(ONE_VOTE,)))
+
+
+def test_trajectories_of_one_segment_have_one_vote_anyway():
+    batches = [
+        replace(batch, per_row={**batch.per_row, "trajectory_id": torch.arange(len(batch))}) for batch in steps_of()
+    ]
+    edit = by_name("every-segment-votes")
+    assert is_clean(run_of("slime", batches, objective=edit.objective, stated=(ONE_VOTE,)))
+
+
+def test_a_run_that_never_counts_trajectories_has_no_segments_to_blame():
+    assert not any(applies(by_name("every-segment-votes"), name) for name in OPTIONS)
+    assert is_clean(run_of("slime", segmented()))
+
+
+def test_a_run_with_the_fix_is_not_accused():
+    """Nothing states the fix, and the log has it."""
+    fix = choose(ONE_VOTE)
+    report = run_of("verl", segmented(), objective=fix.apply)
+    assert not loud(report)
+    assert next(one for one in report.audit if one.quantity == "advantages").with_fixes == (fix.label,)

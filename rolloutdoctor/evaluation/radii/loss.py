@@ -87,9 +87,11 @@ def _of_row_weights(evaluation: Evaluation, size_N: Tensor) -> Radius:
     """Radius of terms that a product of a row's ratios multiplies: that of the sum of its log-ratios, relative."""
     found = Radius.of(torch.zeros_like(size_N))
     for gate in evaluation.objective.gates:
-        if gate.kind == "importance" and gate.level == "sequence" and not gate.indicator:
+        if gate.kind == "importance" and gate.level != "token" and not gate.indicator:
             _, of_row_N, length_N = row_log_ratios(evaluation.batch, gate.of, gate.against)
-            found = found + rounding.total(of_row_N, length_N.clamp(min=1)) * size_N
+            count_N = length_N.clamp(min=1)
+            of_sum = rounding.total(of_row_N, count_N) * (1 / count_N if gate.level == "geometric" else 1.0)
+            found = found + of_sum * size_N
     return found
 
 

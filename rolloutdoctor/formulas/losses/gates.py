@@ -4,7 +4,7 @@ They gate the policy term, and the KL term where a gate says so: what they take 
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -128,9 +128,11 @@ def high_entropy(entropy_T: Tensor, mask_T: Tensor, forward_T: Tensor, share: fl
     return kept_T
 
 
-def kl_product(gates: Iterable[TermWeight], given: TokenInputs, column: Column) -> Tensor | None:
+def kl_product(gates: Sequence[TermWeight], given: TokenInputs, column: Column) -> Tensor | None:
     """All multipliers of the KL term of a block, ``[T]``; None for none."""
-    return product([gate for gate in gates if gate.on_kl], replace(given, gate_T=None), column, None)
+    whole = [gate for gate in gates if gate.on_kl]
+    rejecting = [replace(gate, indicator=True) for gate in gates if gate.rejects_kl and not gate.on_kl]
+    return product([*whole, *rejecting], replace(given, gate_T=None), column, None)
 
 
 def product(gates: Iterable[TermWeight], given: TokenInputs, column: Column, open_T: Tensor | None) -> Tensor | None:

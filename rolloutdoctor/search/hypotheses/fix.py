@@ -5,10 +5,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns, reward_kl_columns
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.search.hypotheses.hypothesis import ObjectiveEdit, always
 
 Condition = Callable[[Objective], bool]
+
+
+def no_columns(objective: Objective) -> frozenset[str]:
+    """Need no further column."""
+    return frozenset()
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,9 @@ class Fix:
         variants: name to edit; the first is the default.
         notes: one line for each variant.
         only_where: variant to what it needs beyond that, where it needs more.
+        columns: columns of a run, beyond those of the objective, without which it cannot show itself.
+        is_tried: a run may have it although its release has not: it is tried where the log disagrees.
+        of_rounding: it is about the rounding of the trainer's own float32 group statistics.
         releases: trainer to its releases that compute without it, where not all do; those that were read.
         upstream: threads about it.
         sources: papers, and code where there is no thread.
@@ -61,6 +70,9 @@ class Fix:
     variants: Mapping[str, ObjectiveEdit]
     notes: Mapping[str, str]
     only_where: Mapping[str, Condition] = field(default_factory=dict)
+    columns: Callable[[Objective], frozenset[str]] = no_columns
+    is_tried: bool = True
+    of_rounding: bool = False
     releases: Mapping[str, str] = field(default_factory=dict)
     upstream: tuple[Thread, ...] = ()
     sources: tuple[str, ...] = ()
@@ -117,6 +129,14 @@ class ChosenFix:
     def applies_to(self, objective: Objective) -> bool:
         """True if the fix, in this variant, is about what the objective computes."""
         return self.fix.applies_to(objective, self.variant)
+
+    def columns(self, objective: Objective) -> frozenset[str]:
+        """Columns without which its effect on an objective cannot show itself, beyond those of any advantage."""
+        fixed, needed = self.apply(objective), self.fix.columns(objective)
+        for columns in (advantage_columns, loss_columns):
+            needed |= columns(fixed) - columns(objective)
+        of_stage = {"loss": loss_columns, "kl": reward_kl_columns}.get(self.fix.stage, no_columns)
+        return needed | of_stage(objective)
 
     def apply(self, objective: Objective) -> Objective:
         """Return the edited objective.

@@ -1,14 +1,17 @@
 """The table of fixes: each is an edit of an objective, with its threads upstream."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from operator import attrgetter
 
+from rolloutdoctor.objective.corrections import TermWeight
 from rolloutdoctor.objective.objective import KlBuffer, Objective, RowSet
 from rolloutdoctor.results.errors import UsageError, nearest
 from rolloutdoctor.search.hypotheses.fix import ChosenFix, Fix, Thread
-from rolloutdoctor.search.hypotheses.hypothesis import always, changing
+from rolloutdoctor.search.hypotheses.hypothesis import always, changing, has_groups
+from rolloutdoctor.search.hypotheses.reward_fixes import REWARD_FIXES
 
-__all__ = ["FIXES", "ChosenFix", "Fix", "choose"]
+__all__ = ["FIXES", "ChosenFix", "Fix", "choose", "compared"]
 
 
 def _mask_kl(objective: Objective) -> Objective:
@@ -71,6 +74,72 @@ def _exact_deviation(objective: Objective) -> Objective:
 
 def _divides_by_siblings(objective: Objective) -> bool:
     return objective.advantage.spec.of_others and objective.advantage.scale == "group"
+
+
+def _rejects_rows(gate: TermWeight) -> bool:
+    """True if a multiplier takes whole rows out of the policy term, and leaves their KL term."""
+    if gate.on_kl or gate.inside or gate.kind == "high_entropy":
+        return False
+    is_bounded = gate.low is not None or gate.high is not None
+    return gate.kind != "importance" or (gate.level != "token" and gate.outside == "zero" and is_bounded)
+
+
+def _rejects_rows_with_kl(objective: Objective) -> bool:
+    return objective.kl_loss is not None and any(map(_rejects_rows, objective.gates))
+
+
+def _no_kl_of_rejected(objective: Objective) -> Objective:
+    gates = (replace(gate, rejects_kl=True) if _rejects_rows(gate) else gate for gate in objective.gates)
+    return replace(objective, gates=tuple(gates))
+
+
+def _knows_rounding(objective: Objective) -> bool:
+    return objective.advantage.is_group_score and objective.advantage.knows_single
+
+
+def _exact_zero(objective: Objective) -> Objective:
+    return changing("advantage", exact_zero=True)(objective)
+
+
+def _counts_masked(objective: Objective) -> bool:
+    return objective.aggregation.counted_before_rejection
+
+
+def _counted_after_masks(objective: Objective) -> Objective:
+    return changing("aggregation", counted_before_rejection=False)(objective)
+
+
+def _is_product(gate: TermWeight) -> bool:
+    return gate.kind == "importance" and gate.level == "sequence"
+
+
+def _weighs_by_products(objective: Objective) -> bool:
+    return any(map(_is_product, objective.gates))
+
+
+def _weighed_by_means(objective: Objective) -> Objective:
+    gates = (replace(gate, level="geometric") if _is_product(gate) else gate for gate in objective.gates)
+    return replace(objective, gates=tuple(gates))
+
+
+def _without_truncated(objective: Objective) -> Objective:
+    return replace(objective, baseline_rows=objective.baseline_rows.leaving_out(RowSet.TRUNCATED))
+
+
+_MEANS_OF_MEANS = {"micro-batch-token-mean": "micro_batch_id", "rank-token-mean": "rank"}
+"""Means over tokens that are averaged over parts of an optimizer step, and the column that says which."""
+
+
+def _is_mean_of_means(objective: Objective) -> bool:
+    return objective.aggregation.mode in _MEANS_OF_MEANS
+
+
+def _one_token_mean(objective: Objective) -> Objective:
+    return changing("aggregation", mode="token-mean")(objective)
+
+
+def _parts_of_step(objective: Objective) -> frozenset[str]:
+    return frozenset({_MEANS_OF_MEANS[objective.aggregation.mode]})
 
 
 # No lambdas: a fix goes to worker processes by pickle.
@@ -196,7 +265,156 @@ FIXES: dict[str, Fix] = {
             Thread("https://github.com/modelscope/ms-swift/issues/10117", "open"),
         ),
     ),
+    "kl-of-rejected": Fix(
+        name="kl-of-rejected",
+        summary="removes the KL term of responses that an importance weight or an off-policy mask takes out",
+        story=(
+            "TRL multiplies the policy term by the importance weight against the sampler, which sequence_mask sets to "
+            "0 outside of its bounds, and then adds the KL term: a rejected response has no policy gradient and is "
+            "still pulled towards the reference. Token counts keep such responses."
+        ),
+        stage="loss",
+        contested=False,
+        needs="a weight or a mask that takes whole responses out of the policy term, and a KL term in the loss",
+        applies=_rejects_rows_with_kl,
+        variants={"masked": _no_kl_of_rejected},
+        notes={"masked": "the KL term is multiplied by 0 where the policy term is; denominators and metrics stay"},
+        is_tried=False,
+        releases={
+            "trl": "0.26 on with use_vllm and a sequence mask, or an off-policy mask",
+            "nemo-rl": "with truncated_importance_sampling_type = seq-mask-tis",
+            "skyrl": "with sequence_mask_metric",
+        },
+        sources=("https://github.com/huggingface/trl/blob/v1.9.0/trl/trainer/grpo_trainer.py",),
+    ),
+    "exact-equality-std": Fix(
+        name="exact-equality-std",
+        summary="gives training groups of two or more whose rewards are all equal an advantage of exactly 0",
+        story=(
+            "The float32 mean of equal rewards need not be their value, and their float32 standard deviation need not "
+            "be 0: the quotient of the two residues is an advantage of up to 0.9 in size, of one sign for the whole "
+            "group (RDA003). It is compared with the trainer's own float32 statistics."
+        ),
+        stage="advantages",
+        contested=False,
+        needs="scores divided by the standard deviation of their group, whose float32 sums are known",
+        applies=_knows_rounding,
+        variants={"zero": _exact_zero},
+        notes={"zero": "equal means that the largest reward of the group is the smallest"},
+        is_tried=False,
+        of_rounding=True,
+        sources=("https://github.com/huggingface/trl/blob/v1.9.0/trl/trainer/grpo_trainer.py",),
+    ),
+    "truncated-out-of-denominator": Fix(
+        name="truncated-out-of-denominator",
+        summary="counts the tokens that the loss is divided by after responses were masked, not before",
+        story=(
+            "TRL's dapo, cispo and vespo divided by all tokens of the generation, counted before "
+            "mask_truncated_completions masked truncated responses: the loss shrank by their share, another one in "
+            "each step. verl's V1 trainer counts the tokens that rejection masks likewise."
+        ),
+        stage="loss",
+        contested=False,
+        needs="a denominator that counts tokens before they are masked",
+        applies=_counts_masked,
+        variants={"after-masks": _counted_after_masks},
+        notes={"after-masks": "every token count of the loss is of the mask that the loss has"},
+        is_tried=False,
+        releases={
+            "trl": "0.22 to 1.8 with mask_truncated_completions",
+            "unsloth": "with loss_type = dapo",
+            "verl": "with trainer.use_v1 and rejections",
+        },
+        upstream=(
+            Thread("https://github.com/huggingface/trl/pull/6439", "merged", "1.9.0"),
+            Thread("https://github.com/huggingface/trl/issues/6369", "closed"),
+        ),
+    ),
+    "is-mean-not-sum": Fix(
+        name="is-mean-not-sum",
+        summary="takes the importance weight of a response from the mean of its log-ratios, not from their sum",
+        story=(
+            "The product of a response's ratios leaves its bounds the sooner the longer the response is, although "
+            "sampler and trainer differ by the same at each token: the proposal measured a mean weight of 0.569 with "
+            "the sum and 0.993 with the mean on one batch. It was closed; the product is the unbiased weight."
+        ),
+        stage="loss",
+        contested=True,
+        needs="an importance weight of whole responses that is the product of its tokens' ratios",
+        applies=_weighs_by_products,
+        variants={"geometric": _weighed_by_means},
+        notes={"geometric": "the geometric mean of the ratios of the trained tokens, within the same bounds"},
+        is_tried=False,
+        releases={
+            "trl": "0.26 on with use_vllm and a sequence-level weight",
+            "nemo-rl": "with weights of whole responses",
+            "skyrl": "with tis_ratio_type = sequence",
+        },
+        upstream=(
+            Thread("https://github.com/huggingface/trl/pull/5815", "closed"),
+            Thread("https://github.com/huggingface/trl/issues/5814", "closed"),
+        ),
+    ),
+    "mask-truncated-vote": Fix(
+        name="mask-truncated-vote",
+        summary="leaves truncated responses that are masked out of the group mean and std, and no others",
+        story=(
+            "mask_truncated_completions, overlong filters and their like take a truncated response out of the loss; "
+            "its reward, often that of a failure, still counts in the baseline of its group. rejected-rows leaves out "
+            "whatever is fully masked, this one what was masked for its length. miles and open-instruct keep such "
+            "responses in the baseline on purpose."
+        ),
+        stage="advantages",
+        contested=True,
+        needs="an estimator that compares the responses to a prompt",
+        applies=has_groups,
+        variants={"truncated": _without_truncated},
+        notes={"truncated": "truncated by the column status, and without a trained token"},
+        is_tried=False,
+        upstream=(Thread("https://github.com/NVIDIA-NeMo/RL/pull/4160", "open"),),
+        sources=(
+            "https://github.com/radixark/miles/pull/3200",
+            "https://github.com/allenai/open-instruct/pull/1794",
+        ),
+    ),
+    "global-denominator": Fix(
+        name="global-denominator",
+        summary="takes one mean over the tokens of all ranks and micro-batches of an optimizer step",
+        story=(
+            "A mean over ranks or micro-batches of their token means gives a token the more weight the fewer tokens "
+            "it shares its part with, so that the update depends on how the step was cut."
+        ),
+        stage="loss",
+        contested=False,
+        needs="a mean over ranks or micro-batches of their token means",
+        applies=_is_mean_of_means,
+        variants={"token-mean": _one_token_mean},
+        notes={"token-mean": "the sum over all tokens of the optimizer step, divided by their number"},
+        columns=_parts_of_step,
+        is_tried=False,
+        releases={
+            "trl": "with loss_type = bnpo",
+            "unsloth": "with loss_type = bnpo",
+            "ms-swift": "with loss_type = bnpo",
+            "prime-rl": "before 0.6.0",
+            "skyrl": "with loss_reduction = token_mean_legacy",
+        },
+        upstream=(
+            Thread("https://github.com/PrimeIntellect-ai/prime-rl/pull/2562", "merged", "0.6.0"),
+            Thread("https://github.com/PrimeIntellect-ai/prime-rl/issues/2358", "open"),
+            Thread("https://github.com/NovaSky-AI/SkyRL/pull/1296", "merged"),
+        ),
+    ),
+    **{fix.name: fix for fix in REWARD_FIXES},
 }
+
+
+def compared(objective: Objective, fixes: Iterable[ChosenFix]) -> Objective:
+    """Return the objective that fixes are compared with.
+
+    It has the trainer's own float32 group statistics where a fix is about their rounding: in float64 there is none.
+    """
+    return objective.in_single() if any(chosen.fix.of_rounding for chosen in fixes) else objective
 
 
 def choose(text: str) -> ChosenFix:

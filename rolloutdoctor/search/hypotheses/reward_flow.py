@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.objective.estimators import Axis
-from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.objective.objective import Objective, RowSet
 from rolloutdoctor.search.hypotheses.advantage_fits import logged_steps
-from rolloutdoctor.search.hypotheses.hypothesis import Family, Hypothesis, Seen, changing
+from rolloutdoctor.search.hypotheses.hypothesis import Family, Hypothesis, Seen, changing, has_groups
 from rolloutdoctor.search.hypotheses.reward_fits import FEWEST_BOUNDED, groups_off, shortest
 
 if TYPE_CHECKING:
@@ -41,6 +41,10 @@ def _takes_rewards(objective: Objective) -> bool:
     return objective.advantage.spec.rewards != "none"
 
 
+def _padding_counted(objective: Objective) -> Objective:
+    return replace(objective, baseline_rows=objective.baseline_rows.leaving_out(RowSet.PADDING))
+
+
 def _unparsable_rewarded(batch: "RolloutBatch", objective: Objective) -> "RolloutBatch | None":
     reward_N = batch.per_row.get("reward")
     if reward_N is None or not bool(reward_N.isnan().any()):
@@ -50,6 +54,18 @@ def _unparsable_rewarded(batch: "RolloutBatch", objective: Objective) -> "Rollou
 
 
 _FALSY = ("https://github.com/OpenRLHF/OpenRLHF/issues/1219",)
+
+PADDING_COUNTED = Hypothesis(
+    name="padding-counted",
+    code="RDI015",
+    stage="advantages",
+    words="rows that fill up the batch have no advantage, and their tokens are trained and counted",
+    remedy="set the mask of rows that fill up a batch to 0; compare with `rolloutdoctor diff --fix padding-rows`",
+    applies=has_groups,
+    objective=_padding_counted,
+    columns=frozenset({"response_mask", "response_ids", "rollout_log_probs"}),
+    references=("https://github.com/rllm-org/rllm/pull/508",),
+)
 
 _AS_ADVANTAGES = partial(Hypothesis, code="RDA004", stage="advantages")
 

@@ -14,7 +14,7 @@ from rolloutdoctor.search.hypotheses.masks import MASKS
 from rolloutdoctor.search.hypotheses.metric_definitions import METRIC_DEFINITIONS
 from rolloutdoctor.search.hypotheses.partitions import PARTITIONS
 from rolloutdoctor.search.hypotheses.reward_fits import BOUNDS, OTHER_ROWS
-from rolloutdoctor.search.hypotheses.reward_flow import REWARD_FLOW, ZERO_REPLACED
+from rolloutdoctor.search.hypotheses.reward_flow import PADDING_COUNTED, REWARD_FLOW, ZERO_REPLACED
 from rolloutdoctor.search.hypotheses.row_order import MISALIGNED_REWARDS, MISPLACED_LOG_PROBS, MISSING_REWARDS
 from rolloutdoctor.search.hypotheses.whitening import WHITENINGS
 
@@ -36,11 +36,13 @@ def _as_hypotheses() -> tuple[Hypothesis, ...]:
             references=fix.references,
         )
         for fix in FIXES.values()
+        if fix.is_tried
         for variant, edit in fix.variants.items()
     )
 
 
 HYPOTHESES: tuple[Hypothesis, ...] = (
+    PADDING_COUNTED,
     *_as_hypotheses(),
     *MISSING_REWARDS,
     *PARTITIONS,

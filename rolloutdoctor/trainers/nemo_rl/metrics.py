@@ -175,7 +175,7 @@ class _Tokens:
             level: Literal["token", "sequence"] = "sequence" if objective.surrogate.level == "sequence" else "token"
             gates = (TermWeight(kind="importance", level=level, finite=True),)
         found: dict[str, float | None] = {}
-        by_row = gates[0].level == "sequence"
+        by_row = gates[0].level != "token"
         made = [weights(gap_t, self._given, gate) for gate in gates]
         if by_row:
             # Upstream multiplies weights of rows ``[n, 1]`` by a mask ``[n]``: each counts for all kept rows of its
@@ -189,7 +189,7 @@ class _Tokens:
             found["train/sampling_importance_ratio"] = self.mean(prod(masked, start=made[0]))
         last = gates[-1]
         if last.high is not None and not objective.version.startswith("0.6."):
-            if last.level == "geometric":
+            if last.indicator:
                 found["train/is_oob_ratio"] = self._mean_of_rows(1.0 - made[-1])
             else:
                 free = weights(gap_t, self._given, replace(last, low=None, high=None, outside="cut"))

@@ -435,20 +435,18 @@ def _sampling(evaluation: Evaluation, gate: TermWeight) -> dict[str, float]:
     """Recompute the metrics of sampler against trainer: means of the ranks' means, extremes over all; 0 if empty."""
     batch, dtype = evaluation.batch, evaluation.dtype
     mask_T = batch.column("response_mask")
-    trainer_T, sampler_T = (
-        torch.where(mask_T, batch.column(name).to(dtype), 0.0) for name in ("old_log_probs", gate.against)
-    )
-    difference_T = trainer_T - sampler_T
-    given = TokenInputs(trainer_T, sampler_T, difference_T, trainer_T, seg.Runs(batch.rows))
-    weight = weights(difference_T, given, gate)
+    trainer_V, sampler_V = (batch.column(name)[mask_T].to(dtype) for name in ("old_log_probs", gate.against))
+    difference_V = trainer_V - sampler_V
+    given = TokenInputs(trainer_V, sampler_V, difference_V, trainer_V, seg.Runs(batch.trained))
+    weight = weights(difference_V, given, gate)
     found: dict[str, list[float]] = {}
     for part_N in _generations(evaluation):
         gaps, ratios = [], []
         for here_N in _ranks(evaluation, part_N):
-            here_T = seg.expand(here_N, batch.rows) & mask_T
-            gap = difference_T[here_T & ~difference_T.isnan()].abs()
+            here_V = seg.expand(here_N, batch.trained)
+            gap = difference_V[here_V & ~difference_V.isnan()].abs()
             gaps.append(gap if len(gap) else gap.new_zeros(1))
-            ratio = weight[here_T] if gate.level == "token" else weight[here_N]
+            ratio = weight[here_V] if gate.level == "token" else weight[here_N]
             ratios.append(ratio if len(ratio) else ratio.new_zeros(1))
         names = "sampling/sampling_logp_difference", "sampling/importance_sampling_ratio"
         for name, values in zip(names, (gaps, ratios), strict=True):

@@ -1,0 +1,156 @@
+"""RDI015: rows that fill up a batch are trained and counted."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.audited import COUNTED, AuditedMeasured, CountedMeasured, CountingRule
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, percent
+from rolloutdoctor.rules.table_rule import Quantity
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.rules.step import StepView
+
+TELLING = frozenset({"response_ids", "rollout_log_probs", "old_log_probs", "policy_log_probs"})
+"""Columns of which one is needed to know a copy."""
+
+FIX = "padding-rows:left-out"
+
+
+@dataclass(frozen=True)
+class PaddingRows(CountingRule):
+    """Rows that a trainer adds to fill up a batch are trained and counted.
+
+    ## What it does
+    Finds rows that repeat an earlier row of their group to the bit and that a trainer added so that the batch divides
+    by ranks and mini-batches. Where the logged advantages are not reproduced by all rows, tries them without those.
+
+    ## Why it matters
+    A copy without an advantage adds nothing to the policy term, but its tokens are in the denominator: the step gets
+    smaller by their share, and its KL term counts twice. A copy with an advantage weighs a response twice, in the
+    loss and in the baseline of its group.
+
+    ## How it is measured
+    A copy has the reward, the tokens and the sampler's log-probs of another row of its group, and a trained token.
+    Sampling repeats short or certain responses as well (`RDI009` is about those). So either logged advantages tell
+    that it was added, 0 for the copy and not for the other row; or the sizes of groups do: of three groups or more
+    at most half have copies, and without these all have one size, with them not. `rows_shown` are such rows,
+    `tokens_share` is the share of trained tokens that they hold. With logged advantages the finding gives how many
+    of them are reproduced with and without these rows in the baselines. It is an error where logged losses tell
+    that the tokens are counted, and else a warning.
+
+    ## What to do
+    Set the mask of such rows to 0, or leave them out of all sums. `rolloutdoctor diff --fix padding-rows` shows what
+    they change.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> rollout = [[-0.5, -1.5], [-2.5, -0.2], [-1.0, -0.7], [-2.0, -1.0], [-3.0, -0.4], [-0.9, -2.0], [-0.9, -2.0]]
+    >>> batch = toy_batch([[1, 0], [0, 1], [1, 0, 0]], lengths=2, rollout=rollout)
+    >>> diagnose_one("RDI015", batch, trainer="verl", adv_estimator="grpo")
+    'RDI015 warning exposed: tokens_share 0.1429'
+    """
+
+    code = "RDI015"
+    name = "padding-rows"
+    references = (
+        "https://github.com/rllm-org/rllm/pull/508",
+        "https://github.com/verl-project/verl/pull/5969",
+    )
+    stages = ("advantages",)
+    needs_objective = False
+    splits = ("train",)
+    remedy = "log the advantages: the column advantage (one a row) or advantages (one a token)"
+    adds = (*COUNTED, "copied", "trained")
+    unit = "rows"
+    shows = "row that fills up the batch"
+
+    def columns(self, context: Context) -> frozenset[str]:
+        """The groups, and which tokens are trained."""
+        return frozenset({"group_id", "response_mask"})
+
+    def optional_columns(self, context: Context) -> frozenset[str]:
+        """Return what identifies a copy, and the logged advantages."""
+        named = {*TELLING, "reward", "advantage", "advantages", "optim_step_id", "generation_id"}
+        return super().optional_columns(context) | named
+
+    def unavailable_reason(self, context: Context) -> Missing | None:
+        """Nothing identifies a row that is repeated."""
+        if context.columns & TELLING:
+            return super().unavailable_reason(context)
+        recording = context.recording
+        return Missing(
+            "nothing identifies a row that repeats another",
+            recording.get("response_ids", recording.get("*", "record response_ids")),
+        )
+
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """Copies, those that fill up the batch, and trained tokens."""
+        import torch
+
+        from rolloutdoctor.evaluation.padding_rows import copied_rows, filling
+
+        batches = [each.batch for each in step.each]
+        copies = [copied_rows(batch) for batch in batches]
+        fills_N = torch.cat([filling(batch, *found) for batch, found in zip(batches, copies, strict=True)])
+        trained_N = torch.cat([batch.trained.diff() for batch in batches])
+        return {
+            "looked_at": trained_N > 0,
+            "shown": fills_N,
+            "size": trained_N * fills_N,
+            "copied": torch.cat([copied_N for copied_N, _ in copies]),
+            "trained": trained_N,
+        }
+
+    def quantities(self) -> Mapping[str, Quantity]:
+        """The counts, and the share of tokens."""
+        share = pl.sum("size") / pl.sum("trained")
+        return {"tokens_share": (pl.when(pl.sum("trained") > 0).then(share), "share"), **super().quantities()}
+
+    def inconclusive_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
+        """Copies that nothing tells from repeated samples."""
+        copied = int(run.table["copied"].sum())
+        if not copied or run.table["shown"].any() or run.compared or self.code in context.causes:
+            return None
+        return Missing(
+            f"{counted(copied, 'row')} repeat another of their group, and no logged advantage tells whether they were "
+            "sampled",
+            self.remedy,
+        )
+
+    def vacuous_reason(self, run: AuditedMeasured, context: Context) -> str | None:
+        """No row is trained."""
+        return None if run.table["looked_at"].any() else "no training row has a trained token"
+
+    def unseen_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
+        """Copies whose advantages are not explained."""
+        return super().unseen_reason(run, context) if run.table["copied"].any() else None
+
+    def judge(self, run: AuditedMeasured, context: Context) -> Judgement | None:
+        """A warning where the logged values are also those of a trainer that leaves the rows out."""
+        found = super().judge(run, context)
+        if found is None or found.cause is None or FIX not in found.cause.also:
+            return found
+        return replace(found, severity=Severity.WARNING, confirmed=False)
+
+    def direct(self, run: CountedMeasured, context: Context) -> Judgement | None:
+        """A warning where the sizes of groups show them, unless the logged advantages are others."""
+        if not run.shown or (run.compared and not run.is_reproduced):
+            return None
+        share, rows = percent(run["tokens_share"]), counted(run.shown, "row")
+        return Judgement(
+            severity=Severity.WARNING,
+            confirmed=False,
+            headline=f"the tokens of {rows} that fill up the batch are trained ({share} of all)",
+            message=f"{rows} repeat another of their group to the bit, and groups have one size without them: they "
+            f"hold {share} of the trained tokens",
+            evidence="tokens, log-probs and rewards of the rows, and the sizes of groups"
+            + ("; the logged advantages count them in the baselines" if run.is_reproduced else ""),
+            advice="set the mask of such rows to 0; compare with `rolloutdoctor diff --fix padding-rows`",
+            fix=FIX,
+        )
