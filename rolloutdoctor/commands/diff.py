@@ -9,7 +9,7 @@ import polars as pl
 from rolloutdoctor.commands.breakdown import PARTS, labelled
 from rolloutdoctor.commands.diff_every import by_size, every_fix
 from rolloutdoctor.commands.diff_measures import Totals, differs, is_other, measures, totals
-from rolloutdoctor.commands.diff_parts import DiffOptions, DiffState, DiffWork, columns_of, sides_of
+from rolloutdoctor.commands.diff_parts import DiffOptions, DiffState, DiffWork, apart_of, columns_of, sides_of
 from rolloutdoctor.commands.diff_without import LeftOut
 from rolloutdoctor.commands.needs import need_trainer
 from rolloutdoctor.commands.top_groups import moved_groups
@@ -85,7 +85,7 @@ def diff(
     bonus = configured.objective.entropy_bonus
     if bonus is not None:
         notes.append(f"losses and gradients are those of the policy term and the KL term: {bonus.no_gradient}")
-    labels = [label for label in sides if label != AS_CONFIGURED]
+    labels = [label for label in (*sides, *apart_of(configured, options)) if label != AS_CONFIGURED]
     has_joint = len(labels) > 1 and not options.all_fixes
     effects = [_effect(seen, label, options.by, joint=has_joint and not at) for at, label in enumerate(labels)]
     if options.all_fixes:

@@ -23,7 +23,7 @@ from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.prepare import run_context
 from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer, run_file_steps
 from rolloutdoctor.engine.stored import check_columns
-from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation
+from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation, evaluate_all
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.objective.objective import Objective
@@ -169,21 +169,32 @@ def sides_of(run: Run, configured: Configured, options: DiffOptions) -> dict[str
     """The run as configured, then all changes together, then each alone; of every fix each alone."""
     if options.without:
         return dict.fromkeys((AS_CONFIGURED, options.without.label), configured.objective)
-    base = compared(configured.objective, options.fixes)
+    fixes = [fix for fix in options.fixes if not (options.all_fixes and fix.fix.of_rounding)]
+    base = compared(configured.objective, fixes)
     changed = base
     alone: dict[str, Objective] = {}
     if options.against:
         layer = read_settings(options.against, "--against")
         other = need_trainer(configure(run.metadata, options.trainer, [layer, *options.layers]))
-        changed = compared(other.objective, options.fixes)
+        changed = compared(other.objective, fixes)
         alone[", ".join(f"{key}={value}" for key, value in layer.values.items())] = changed
-    for fix in options.fixes:
+    for fix in fixes:
         changed = changed if options.all_fixes else fix.apply(changed)
         alone[fix.label] = fix.apply(base)
     if options.all_fixes:
         return {AS_CONFIGURED: base} | alone
     sides = {AS_CONFIGURED: base, " + ".join(alone): changed}
     return sides if len(alone) == 1 else sides | alone
+
+
+def apart_of(configured: Configured, options: DiffOptions) -> dict[str, dict[str, Objective]]:
+    """Of every fix those that are compared with another evaluation than the run as configured, and what with what."""
+    found = {}
+    for fix in options.fixes if options.all_fixes else ():
+        if fix.fix.of_rounding:
+            base = compared(configured.objective, [fix])
+            found[fix.label] = {AS_CONFIGURED: base, fix.label: fix.apply(base)}
+    return found
 
 
 def columns_of(
@@ -233,6 +244,7 @@ class _Sides(StepConsumer):
     ) -> None:
         self.columns, self.objectives, self.split = columns, sides, options.split
         self._sides = [label for label in sides if label != AS_CONFIGURED]
+        self._apart = apart_of(configured, options)
         self._figure = AdvantagesFigure(self._sides[0]) if options.distribution else None
         self.input = InputSummary()
         self._configured, self._options = configured, options
@@ -263,14 +275,22 @@ class _Sides(StepConsumer):
         named = bool(self._options.top) or "group_id" in self._by
         for side in () if self._options.without else self._sides:
             self._rows.append(side_rows(side, found[AS_CONFIGURED], found[side], by=by, named=named))
-            after = _metrics(self._configured, found[side])
-            self._metrics += [(side, *batch.key, name, x, after[name]) for name, x in before.items() if name in after]
+            self._add_metrics(side, before, found[side])
+        for side, objectives in self._apart.items():
+            pair = evaluate_all(batch, objectives, dtype=found[AS_CONFIGURED].dtype, logged=step.logged)
+            self._rows.append(side_rows(side, pair[AS_CONFIGURED], pair[side], by=by, named=named))
+            self._add_metrics(side, _metrics(self._configured, pair[AS_CONFIGURED]), pair[side])
         if self._options.without:
             self._leave_out(step, before, by=by, named=named)
         if sum(map(len, self._rows)) > _MOST_ROWS:
             self._add_up()
         if self._figure is not None and batch.has("response_mask"):
             self._figure.add(step)
+
+    def _add_metrics(self, side: str, before: Mapping[str, float], evaluation: Evaluation) -> None:
+        """Take in the trainer's metrics of a changed side."""
+        after, key = _metrics(self._configured, evaluation), evaluation.batch.key
+        self._metrics += [(side, *key, name, x, after[name]) for name, x in before.items() if name in after]
 
     def _leave_out(self, step: EvaluatedStep, before: Mapping[str, float], *, by: str | None, named: bool) -> None:
         """Take in a step with and without what is left out."""
@@ -280,10 +300,7 @@ class _Sides(StepConsumer):
         self._rows.append(rows)
         self._metrics += [(side, *batch.key, name, *ends) for name, ends in shares.items()]
         if after is not None:
-            metrics = _metrics(self._configured, after)
-            self._metrics += [
-                (side, *batch.key, name, x, metrics[name]) for name, x in before.items() if name in metrics
-            ]
+            self._add_metrics(side, before, after)
         self._left += [(*batch.key, name) for name in names]
 
     def _add_up(self) -> None:
