@@ -89,6 +89,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDA006", ("RDA004",), _all_of_rows),
     ("RDI007", ("RDG005", "RDM004", "RDA001"), _always),
     ("RDI006", ("RDG005", "RDM004", "RDA001"), _always),
+    ("RDI004", ("RDA015",), _always),
     ("RDA004", ("RDA003", "RDA006", "RDA007"), _is_error),
     ("RDM007", ("RDM001",), _always),
     ("RDM001", ("RDG005",), _is_of_kl_metric),

@@ -60,6 +60,7 @@ from rolloutdoctor.rules.reward_collapse import RewardCollapse
 from rolloutdoctor.rules.reward_free_step import RewardFreeStep
 from rolloutdoctor.rules.reward_metric_not_training_reward import RewardMetricNotTrainingReward
 from rolloutdoctor.rules.reward_missing_as_zero import RewardMissingAsZero
+from rolloutdoctor.rules.reward_not_a_function import RewardNotAFunction
 from rolloutdoctor.rules.reward_row_misaligned import RewardRowMisaligned
 from rolloutdoctor.rules.sampler_mismatch import SamplerMismatch
 from rolloutdoctor.rules.sampler_mismatch_logged import SamplerMismatchLogged
@@ -95,6 +96,7 @@ RULES: tuple[AnyRule, ...] = (
     DeadGroups(),
     StdDifficultyBias(),
     LengthBias(),
+    RewardNotAFunction(),
     ZeroStdKl(),
     LossNearZero(),
     RewardFreeStep(),
