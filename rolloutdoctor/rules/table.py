@@ -54,6 +54,7 @@ from rolloutdoctor.rules.ratio_not_one import RatioNotOne
 from rolloutdoctor.rules.reference_moved import ReferenceMoved
 from rolloutdoctor.rules.reference_not_initial import ReferenceNotInitial
 from rolloutdoctor.rules.rejected_in_baseline import RejectedInBaseline
+from rolloutdoctor.rules.repetition import Repetition
 from rolloutdoctor.rules.resumed_data import ResumedData
 from rolloutdoctor.rules.retokenized import Retokenized
 from rolloutdoctor.rules.reward_collapse import RewardCollapse
@@ -156,6 +157,7 @@ RULES: tuple[AnyRule, ...] = (
     GradientSpike(),
     LearningRate(),
     ThroughputFault(),
+    Repetition(),
 )
 
 RULES += offered("rolloutdoctor.rules", ("code", "judge", "quantities"), (rule.code for rule in RULES), "code")
