@@ -58,6 +58,7 @@ from rolloutdoctor.rules.repetition import Repetition
 from rolloutdoctor.rules.resumed_data import ResumedData
 from rolloutdoctor.rules.retokenized import Retokenized
 from rolloutdoctor.rules.reward_collapse import RewardCollapse
+from rolloutdoctor.rules.reward_contradicts_answer import RewardContradictsAnswer
 from rolloutdoctor.rules.reward_follows_length import RewardFollowsLength
 from rolloutdoctor.rules.reward_free_step import RewardFreeStep
 from rolloutdoctor.rules.reward_metric_not_training_reward import RewardMetricNotTrainingReward
@@ -98,6 +99,7 @@ RULES: tuple[AnyRule, ...] = (
     DeadGroups(),
     StdDifficultyBias(),
     LengthBias(),
+    RewardContradictsAnswer(),
     RewardNotAFunction(),
     RewardFollowsLength(),
     ZeroStdKl(),

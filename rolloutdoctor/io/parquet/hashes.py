@@ -12,6 +12,7 @@ from torch import Tensor
 from rolloutdoctor.data.schema import Kind
 from rolloutdoctor.io.parquet.cells import Place, as_numpy, scalar, texts
 from rolloutdoctor.io.parquet.decode import lists
+from rolloutdoctor.ops.answers import compared
 from rolloutdoctor.ops.prefix_hash import PrefixHashes, scramble
 from rolloutdoctor.ops.segments import Runs, cuts_of
 
@@ -43,6 +44,12 @@ def cell_lengths(column: pa.ChunkedArray) -> Tensor:
     if lengths.null_count:
         lengths = pc.fill_null(lengths, scalar(-1, lengths.type))
     return torch.from_numpy(as_numpy(lengths).astype(np.int64, copy=False))
+
+
+def stated_answers(responses: pa.ChunkedArray, truths: pa.ChunkedArray) -> Tensor:
+    """Return ``[N]`` int64: how each response's answer compares with the reference answer (`ops.answers.compared`)."""
+    pairs = zip(responses.to_pylist(), truths.to_pylist(), strict=True)
+    return torch.tensor([compared(response, truth) for response, truth in pairs], dtype=torch.int64)
 
 
 def _digest(text: str) -> int:
