@@ -132,11 +132,17 @@ def _parts(response: object) -> tuple[str, str]:
 
 
 def _place(model: str, tool: str, reference: str) -> int:
-    """Where the reference answer stands, if tools wrote something and it is long enough not to be there by chance."""
+    """Where the reference answer stands, if tools wrote something and it is long enough not to be there by chance.
+
+    What shares a word with the model's text may be the same answer in other words, and is not known to be absent.
+    """
     if not tool or sum(each.isalnum() for each in reference) < 4:
         return 0
-    pattern = re.compile(rf"(?<![\w.]){re.escape(reference)}(?![\w]|\.\d)", re.IGNORECASE)
-    for place, text in ((IN_MODEL, model), (IN_TOOL, tool)):
-        if pattern.search(re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)):
-            return place
-    return NOWHERE
+    whole = re.compile(rf"(?<![\w.]){re.escape(reference)}(?![\w]|\.\d)", re.IGNORECASE)
+    model, tool = (re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text) for text in (model, tool))
+    if whole.search(model):
+        return IN_MODEL
+    words = {word.casefold() for word in re.findall(r"\w{3,}", reference)}
+    if not words or words & {word.casefold() for word in re.findall(r"\w{3,}", model)}:
+        return 0
+    return IN_TOOL if whole.search(tool) else NOWHERE

@@ -61,6 +61,7 @@ from rolloutdoctor.rules.reward_collapse import RewardCollapse
 from rolloutdoctor.rules.reward_contradicts_answer import RewardContradictsAnswer
 from rolloutdoctor.rules.reward_follows_length import RewardFollowsLength
 from rolloutdoctor.rules.reward_free_step import RewardFreeStep
+from rolloutdoctor.rules.reward_from_tool_text import RewardFromToolText
 from rolloutdoctor.rules.reward_metric_not_training_reward import RewardMetricNotTrainingReward
 from rolloutdoctor.rules.reward_missing_as_zero import RewardMissingAsZero
 from rolloutdoctor.rules.reward_not_a_function import RewardNotAFunction
@@ -101,6 +102,7 @@ RULES: tuple[AnyRule, ...] = (
     LengthBias(),
     RewardContradictsAnswer(),
     RewardNotAFunction(),
+    RewardFromToolText(),
     RewardFollowsLength(),
     ZeroStdKl(),
     LossNearZero(),
