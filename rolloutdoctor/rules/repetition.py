@@ -164,7 +164,9 @@ class Repetition(TableRule):
         if found < 3 or share < self.info_above:
             return None
         above = run.table.filter("loops")["above"].drop_nulls()
-        mean, error = run["reward_difference"] or 0.0, float(above.std() or 0.0) / sqrt(max(len(above), 1))
+        spread = above.std()
+        error = spread / sqrt(len(above)) if isinstance(spread, float) else 0.0
+        mean = run["reward_difference"] or 0.0
         is_paid = len(above) >= self.fewest and mean > 0 and (error == 0 or (ratio(mean, error) or 0.0) >= self.errors)
         is_many = last >= self.warn_above and found >= self.fewest
         cut = run["truncated_share"]

@@ -33,6 +33,7 @@ from rolloutdoctor.rules.kl_without_gradient import KlWithoutGradient
 from rolloutdoctor.rules.learning_rate import LearningRate
 from rolloutdoctor.rules.length_bias import LengthBias
 from rolloutdoctor.rules.length_growth import LengthGrowth
+from rolloutdoctor.rules.length_starved import LengthStarved
 from rolloutdoctor.rules.log_contradicts_itself import LogContradictsItself
 from rolloutdoctor.rules.logged_anomaly import LoggedAnomaly
 from rolloutdoctor.rules.logprob_placeholder import LogProbPlaceholder
@@ -103,6 +104,7 @@ RULES: tuple[AnyRule, ...] = (
     RewardContradictsAnswer(),
     RewardNotAFunction(),
     RewardFromToolText(),
+    LengthStarved(),
     RewardFollowsLength(),
     ZeroStdKl(),
     LossNearZero(),
