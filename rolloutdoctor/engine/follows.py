@@ -85,6 +85,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDT004", ("RDI012", "RDT006", "RDT008"), _began_earlier),
     ("RDT005", ("RDI012",), _began_earlier),
     ("RDT001", ("RDT005", "RDG002", "RDG003"), _began_earlier),
+    ("RDT003", ("RDA017",), _always),
     ("RDT008", ("RDG014",), _is_of_a_place),
     ("RDA006", ("RDA004",), _all_of_rows),
     ("RDI007", ("RDG005", "RDM004", "RDA001"), _always),

@@ -17,6 +17,7 @@ from rolloutdoctor.rules.denominator_counts_dropped import DenominatorCountsDrop
 from rolloutdoctor.rules.duplicate_responses import DuplicateResponses
 from rolloutdoctor.rules.engine_frozen import EngineFrozen
 from rolloutdoctor.rules.entropy_collapse import EntropyCollapse
+from rolloutdoctor.rules.entropy_spent import EntropySpent
 from rolloutdoctor.rules.eos_not_trained import EosNotTrained
 from rolloutdoctor.rules.eval_group_of_one import EvalGroupOfOne
 from rolloutdoctor.rules.float_residue import FloatResidue
@@ -104,6 +105,7 @@ RULES: tuple[AnyRule, ...] = (
     RewardContradictsAnswer(),
     RewardNotAFunction(),
     RewardFromToolText(),
+    EntropySpent(),
     LengthStarved(),
     RewardFollowsLength(),
     ZeroStdKl(),
