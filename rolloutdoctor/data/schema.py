@@ -182,6 +182,9 @@ STATED_ANSWER = "stated_answer"
 PROMPT_LENGTH = "prompt_length"
 """Row value that a batch carries beside the hash of `prompt_ids`: its tokens, int64, below 0 where null."""
 
+PLACEHOLDER = "placeholder"
+"""Row value beside the hash of `prompt_ids`: the id that stands for an image in the prompt, int64; -1: none."""
+
 STAND_INS = {
     "old_log_probs": ("old_log_probs", "policy_log_probs"),
     "policy_log_probs": ("policy_log_probs", "old_log_probs"),

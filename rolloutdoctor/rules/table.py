@@ -73,6 +73,7 @@ from rolloutdoctor.rules.sampler_mismatch_logged import SamplerMismatchLogged
 from rolloutdoctor.rules.sequence_is_length_bias import SequenceIsLengthBias
 from rolloutdoctor.rules.shaped_reward_phantom import ShapedRewardPhantom
 from rolloutdoctor.rules.singleton_group import SingletonGroup
+from rolloutdoctor.rules.special_token_sampled import SpecialTokenSampled
 from rolloutdoctor.rules.spike_attributed import SpikeAttributed
 from rolloutdoctor.rules.stale_policy import StalePolicy
 from rolloutdoctor.rules.stale_prefix_cache import StalePrefixCache
@@ -136,6 +137,7 @@ RULES: tuple[AnyRule, ...] = (
     AllTruncated(),
     ResumedData(),
     OptionsRefuted(),
+    SpecialTokenSampled(),
     KlMetricCorrupted(),
     EvalGroupOfOne(),
     LoggedAnomaly(),

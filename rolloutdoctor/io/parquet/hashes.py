@@ -16,6 +16,9 @@ from rolloutdoctor.ops.answers import compared
 from rolloutdoctor.ops.prefix_hash import PrefixHashes, scramble
 from rolloutdoctor.ops.segments import Runs, cuts_of
 
+PLACEHOLDERS = 64
+"""Tokens of an image are more; equal ids in text seldom are so many."""
+
 
 def hashes(column: pa.ChunkedArray, kind: Kind, place: Place) -> Tensor:
     """Return ``[N]`` int64, equal for equal cells of one kind; 0 where null.
@@ -44,6 +47,26 @@ def cell_lengths(column: pa.ChunkedArray) -> Tensor:
     if lengths.null_count:
         lengths = pc.fill_null(lengths, scalar(-1, lengths.type))
     return torch.from_numpy(as_numpy(lengths).astype(np.int64, copy=False))
+
+
+def placeholders(column: pa.ChunkedArray, place: Place) -> Tensor:
+    """Return ``[N]`` int64: the id of which each prompt has a run of 64 or more between other ids; -1: there is none.
+
+    So an image or a video stands in a prompt; a run at either end is padding.
+    """
+    found = lists(column, Kind.TOKENS, torch.float32, place)
+    ids_T, cuts = found.values.numpy(), cuts_of(found.lengths)
+    is_start_T = np.ones(len(ids_T), bool)
+    is_start_T[1:] = ids_T[1:] != ids_T[:-1]
+    is_start_T[cuts[:-1][found.lengths > 0]] = True
+    start_R = np.flatnonzero(is_start_T)
+    end_R = np.append(start_R[1:], len(ids_T))
+    start_R, end_R = (x_R[end_R - start_R >= PLACEHOLDERS] for x_R in (start_R, end_R))
+    row_R = np.searchsorted(cuts, start_R, "right") - 1
+    inside_R = (start_R > cuts[row_R]) & (end_R < cuts[row_R + 1])
+    id_N = np.full(len(found.lengths), -1, np.int64)
+    id_N[row_R[inside_R][::-1]] = ids_T[start_R[inside_R]][::-1]
+    return torch.from_numpy(id_N)
 
 
 def stated_answers(responses: pa.ChunkedArray, truths: pa.ChunkedArray) -> Tensor:
