@@ -177,7 +177,7 @@ TEXTS = ("prompt", "response", "ground_truth")
 """Columns of text, which are most of a file."""
 
 STATED_ANSWER = "stated_answer"
-"""Row value of a batch that has `response` and `ground_truth`: how they compare (`ops.answers.compared`), int64."""
+"""Row value of a batch that has `response` and `ground_truth`: how they compare (`data.answers.compared`), int64."""
 
 PROMPT_LENGTH = "prompt_length"
 """Row value that a batch carries beside the hash of `prompt_ids`: its tokens, int64, below 0 where null."""

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from rolloutdoctor.data.answers import IN_MODEL, IN_TOOL, NOWHERE
 from rolloutdoctor.data.schema import STATED_ANSWER
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
-from rolloutdoctor.ops.answers import IN_MODEL, IN_TOOL, NOWHERE
 from rolloutdoctor.ops.bounds import share_bound
 from rolloutdoctor.results.findings import Excluded, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, percent

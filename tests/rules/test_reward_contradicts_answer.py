@@ -7,8 +7,8 @@ import pytest
 
 import rolloutdoctor as rd
 from rolloutdoctor.commands.check import check
+from rolloutdoctor.data.answers import EQUAL, IN_MODEL, IN_TOOL, NOWHERE, OTHER, UNKNOWN, compared
 from rolloutdoctor.engine.options import CheckOptions
-from rolloutdoctor.ops.answers import EQUAL, IN_MODEL, IN_TOOL, NOWHERE, OTHER, UNKNOWN, compared
 from rolloutdoctor.rules.table import find
 
 CODE = "RDA014"

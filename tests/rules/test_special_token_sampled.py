@@ -5,6 +5,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import rolloutdoctor as rd
+from rolloutdoctor.io.parquet.cells import Place
+from rolloutdoctor.io.parquet.hashes import placeholders
 
 CODE = "RDI018"
 PAD, START, END, EOS = 151655, 151652, 151653, 151645
@@ -106,3 +108,28 @@ def test_a_run_without_prompts_is_skipped(tmp_path):
     pq.write_table(table, tmp_path / "run.parquet")
     (skipped,) = rd.check(tmp_path / "run.parquet", select=[CODE]).skipped
     assert "prompt_ids" in skipped.reason
+
+
+def slow(prompt):
+    """The first id with a run of 64 between other ids."""
+    start = 0
+    while start < len(prompt):
+        end = start
+        while end < len(prompt) and prompt[end] == prompt[start]:
+            end += 1
+        if end - start >= 64 and start > 0 and end < len(prompt):
+            return prompt[start]
+        start = end
+    return -1
+
+
+def test_placeholders_are_those_of_a_slow_loop():
+    draw = np.random.default_rng(1)
+    prompts = [
+        np.repeat(draw.integers(0, 4, parts), draw.choice([1, 2, 63, 64, 90], parts)).tolist()
+        for parts in draw.integers(0, 5, 500)
+    ]
+    for some in (prompts, prompts[:1], []):
+        column = pa.chunked_array([pa.array(some, pa.list_(pa.int32()))])
+        found = placeholders(column, Place("run.parquet", "prompt_ids", np.arange(len(some)))).tolist()
+        assert found == [slow(prompt) for prompt in some]

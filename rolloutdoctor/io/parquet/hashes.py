@@ -9,10 +9,10 @@ import torch
 from pyarrow import types
 from torch import Tensor
 
+from rolloutdoctor.data.answers import compared
 from rolloutdoctor.data.schema import Kind
 from rolloutdoctor.io.parquet.cells import Place, as_numpy, scalar, texts
 from rolloutdoctor.io.parquet.decode import lists
-from rolloutdoctor.ops.answers import compared
 from rolloutdoctor.ops.prefix_hash import PrefixHashes, scramble
 from rolloutdoctor.ops.segments import Runs, cuts_of
 
@@ -56,6 +56,12 @@ def placeholders(column: pa.ChunkedArray, place: Place) -> Tensor:
     """
     found = lists(column, Kind.TOKENS, torch.float32, place)
     ids_T, cuts = found.values.numpy(), cuts_of(found.lengths)
+    id_N = np.full(len(found.lengths), -1, np.int64)
+    # Of a run of 64 half, beginning at a multiple of 32: where none is, as in text, there is nothing to look for.
+    half = PLACEHOLDERS // 2
+    place_C = half * np.flatnonzero(ids_T[:-half:half] == ids_T[half::half][: len(ids_T[:-half:half])])
+    if not (ids_T[place_C[:, None] + np.arange(half)] == ids_T[place_C, None]).all(1).any():
+        return torch.from_numpy(id_N)
     is_start_T = np.ones(len(ids_T), bool)
     is_start_T[1:] = ids_T[1:] != ids_T[:-1]
     is_start_T[cuts[:-1][found.lengths > 0]] = True
@@ -64,13 +70,12 @@ def placeholders(column: pa.ChunkedArray, place: Place) -> Tensor:
     start_R, end_R = (x_R[end_R - start_R >= PLACEHOLDERS] for x_R in (start_R, end_R))
     row_R = np.searchsorted(cuts, start_R, "right") - 1
     inside_R = (start_R > cuts[row_R]) & (end_R < cuts[row_R + 1])
-    id_N = np.full(len(found.lengths), -1, np.int64)
     id_N[row_R[inside_R][::-1]] = ids_T[start_R[inside_R]][::-1]
     return torch.from_numpy(id_N)
 
 
 def stated_answers(responses: pa.ChunkedArray, truths: pa.ChunkedArray) -> Tensor:
-    """Return ``[N]`` int64: how each response's answer compares with the reference answer (`ops.answers.compared`)."""
+    """Return ``[N]`` int64: how each response's answer compares with the reference answer (`data.answers.compared`)."""
     pairs = zip(responses.to_pylist(), truths.to_pylist(), strict=True)
     return torch.tensor([compared(response, truth) for response, truth in pairs], dtype=torch.int64)
 
