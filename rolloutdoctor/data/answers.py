@@ -12,7 +12,7 @@ IN_MODEL, IN_TOOL, NOWHERE = 1, 2, 3
 
 _MARKED = (
     re.compile(r"####[ \t]*(\S[^\n]*)"),
-    re.compile(r"<answer>(.{0,400}?)</answer>", re.DOTALL),
+    re.compile(r"<answer>([^<]{0,400})</answer>"),
     re.compile(r"(?:^|\n)[ *]*(?:final )?answer[ *]*:[ *]*([^\n]+)", re.IGNORECASE),
 )
 """Ways to state an answer beside LaTeX's box: GSM8K's mark, tags, and a line of its own."""

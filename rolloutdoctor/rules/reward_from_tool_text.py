@@ -124,7 +124,7 @@ class RewardFromToolText(TableRule):
             bound=share_bound(found, seen)[1],
             unit="",
             estimate=found / seen,
-            limit=0.5,
+            limit=self.share_from,
             seen=seen,
             of="such responses",
         )

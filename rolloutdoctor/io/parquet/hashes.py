@@ -57,7 +57,7 @@ def placeholders(column: pa.ChunkedArray, place: Place) -> Tensor:
     found = lists(column, Kind.TOKENS, torch.float32, place)
     ids_T, cuts = found.values.numpy(), cuts_of(found.lengths)
     id_N = np.full(len(found.lengths), -1, np.int64)
-    # Of a run of 64 half, beginning at a multiple of 32: where none is, as in text, there is nothing to look for.
+    # A run of 64 holds 32 equal ids from a multiple of 32 on, and text holds none.
     half = PLACEHOLDERS // 2
     place_C = half * np.flatnonzero(ids_T[:-half:half] == ids_T[half::half][: len(ids_T[:-half:half])])
     if not (ids_T[place_C[:, None] + np.arange(half)] == ids_T[place_C, None]).all(1).any():
