@@ -82,6 +82,12 @@ COLUMNS: tuple[Column, ...] = (
     Column("advantages", Kind.FLOATS, "as the trainer computed them, one per token"),
     Column("prompt", Kind.MESSAGES, "the prompt; never needed for the maths", ("input",)),
     Column("response", Kind.MESSAGES, "the response; never needed for the maths", ("completion", "output")),
+    Column(
+        "ground_truth",
+        Kind.MESSAGES,
+        "the reference answer of the task; never needed for the maths",
+        ("gts", "solution"),
+    ),
     Column("prompt_ids", Kind.TOKENS, "token ids of the prompt", ("prompt_tokens",), aligned=False),
     Column(
         "response_ids",
@@ -167,8 +173,17 @@ IMPORT_METRICS = "import/"
 PROMPTS = ("prompt_ids", "prompt")
 """Columns that say which prompt a row answers, best first: the first of them that is there is read."""
 
+TEXTS = ("prompt", "response", "ground_truth")
+"""Columns of text, which are most of a file."""
+
+STATED_ANSWER = "stated_answer"
+"""Row value of a batch that has `response` and `ground_truth`: how they compare (`data.answers.compared`), int64."""
+
 PROMPT_LENGTH = "prompt_length"
 """Row value that a batch carries beside the hash of `prompt_ids`: its tokens, int64, below 0 where null."""
+
+PLACEHOLDER = "placeholder"
+"""Row value beside the hash of `prompt_ids`: the id that stands for an image in the prompt, int64; -1: none."""
 
 STAND_INS = {
     "old_log_probs": ("old_log_probs", "policy_log_probs"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
-from rolloutdoctor.data.schema import IMPORT_METRICS
+from rolloutdoctor.data.schema import IMPORT_METRICS, TEXTS
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.progress import Progress
@@ -124,7 +124,7 @@ class RunSink:
         """Append rows, one sequence of cells for each column; every call brings the same columns."""
         assert self._run is not None  # importers begin first
         if not self.text:
-            columns = {name: cells for name, cells in columns.items() if name not in ("prompt", "response")}
+            columns = {name: cells for name, cells in columns.items() if name not in TEXTS}
         self._run.write(columns)
 
     def write_from(self, file: Source, columns: Mapping[str, Sequence[object]]) -> None:

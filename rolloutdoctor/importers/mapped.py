@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import types
 
-from rolloutdoctor.data.schema import BY_NAME, COLUMNS, METADATA_KEY, Kind
+from rolloutdoctor.data.schema import BY_NAME, COLUMNS, METADATA_KEY, TEXTS, Kind
 from rolloutdoctor.importers import base
 from rolloutdoctor.importers.mapped_lines import Constant, Place, cell, constant, read_lines, value_at
 from rolloutdoctor.importers.reading import folders, lines
@@ -85,7 +85,7 @@ def _stored_in_lines(file: Source, sink: base.RunSink, options: base.ImportOptio
 
 def _wanted(where: dict[str, Place], options: base.ImportOptions) -> dict[str, Place]:
     """Leave out the texts where nobody wants them: they are most of a file."""
-    return where if options.text else {name: path for name, path in where.items() if name not in ("prompt", "response")}
+    return where if options.text else {name: path for name, path in where.items() if name not in TEXTS}
 
 
 def _where(body: Mapping[str, object], mapping: Mapping[str, str], file: str, *, strict: bool) -> dict[str, Place]:

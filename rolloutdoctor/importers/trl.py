@@ -98,6 +98,7 @@ class _Writer:
     _before: Sequence[object] = ()
     _before_key: tuple[int, str] | None = None
     _unclear: int = 0
+    _has_truths: bool | None = None
 
     def add(self, file: File) -> None:
         """Write one file."""
@@ -152,6 +153,10 @@ class _Writer:
         columns["advantage"] = file.advantage[start:stop].tolist()
         columns["prompt"] = [_words(cell) for cell in file.prompts[start:stop]]
         columns["response"] = [_words(cell) for cell in file.completions[start:stop]]
+        self._has_truths = bool(file.truths) if self._has_truths is None else self._has_truths
+        if self._has_truths:
+            truths = file.truths or [None] * file.rows
+            columns["ground_truth"] = [None if cell is None else str(cell) for cell in truths[start:stop]]
         self.sink.write(columns)
         self._before_key = (file.step, split)
 
@@ -237,6 +242,7 @@ def _read(source: Source, *, text: bool) -> File:
         numbers=numbers,
         name=source.name,
         kinds=kinds,
+        truths=table["solution"].to_pylist() if text and "solution" in between else (),
     )
 
 

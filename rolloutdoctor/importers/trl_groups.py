@@ -29,6 +29,8 @@ class File:
     name: str = ""
     kinds: Mapping[str, str] = field(default_factory=dict)
     """Types of the columns, where rewards are expected, that hold no numbers."""
+    truths: Sequence[object] = ()
+    """Reference answers, as TRL's `accuracy_reward` logs them; empty where it does not."""
 
     @property
     def rows(self) -> int:

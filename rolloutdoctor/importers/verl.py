@@ -12,7 +12,7 @@ from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.results.errors import InputError
 
 _KEYS = {"input", "output", "score", "step"}
-_COLUMNS = ("step", "group_id", "sample_id", "reward", "prompt", "response")
+_COLUMNS = ("step", "group_id", "sample_id", "reward", "prompt", "response", "ground_truth")
 
 Groups = dict[tuple[int, bytes], int]
 
@@ -141,7 +141,7 @@ class _Reader:
             score = cells.number(row.get(self.score), f"{line.where}: {self.score}")
             sample = str(row["uid"]) if "uid" in row else f"{step}-{line.number - 1}"
             self._has_several |= "uid" in row and not sample.endswith("_0")
-            texts = (row.get("input"), row.get("output")) if self.sink.text else ()
+            texts = (row.get("input"), row.get("output"), row.get("gts")) if self.sink.text else ()
             rows.append((step, _group(row, step, groups), sample, score, *map(cells.text, texts)))
         if rows:
             self.sink.write(dict(zip(_COLUMNS, zip(*rows, strict=True), strict=False)))

@@ -30,6 +30,7 @@ _OTHER_TENSORS = ("advantages", "prompt_ids", "prompt_mask", "completion_ids", "
 class Scoring:
     """Arguments and result of the trainer's `_calculate_rewards`; the rewards are those of all processes."""
 
+    inputs: Sequence[object]
     prompts: Sequence[object]
     completions: Sequence[object]
     completion_ids: Sequence[Sequence[int]]
@@ -52,7 +53,7 @@ class Generation:
         weights: ``[F]``, of the reward functions.
         tool_masks: the mask of tool tokens as generated, or None.
         ends: token ids that end a response.
-        texts: prompts and responses, where they are kept.
+        texts: prompts, responses and reference answers, where they are kept.
         touched: True once a loss was computed on a part of it.
         passes: how many times training has gone over it.
     """
@@ -226,6 +227,9 @@ def capture(
     if split == "eval":
         size = getattr(trainer, "num_generations_eval", size)
     texts = {"prompt": _texts(scoring.prompts), "response": _texts(scoring.completions)} if text else {}
+    truths = _truths(scoring.inputs) if text else []
+    if truths:
+        texts["ground_truth"] = truths
     return Generation(
         name=name,
         number=number,
@@ -281,6 +285,19 @@ def ends_of(trainer: "Trainer") -> frozenset[int]:
 def _tokenizer_of(trainer: "Trainer") -> Any:  # noqa: ANN401 - any tokenizer or processor of transformers
     processing = getattr(trainer, "processing_class", None)
     return getattr(trainer, "_tokenizer", None) or getattr(processing, "tokenizer", processing)
+
+
+_TRUTHS = ("ground_truth", "solution", "answer")
+"""Columns of a data set that hold reference answers, best first."""
+
+
+def _truths(inputs: Sequence[object]) -> list[object]:
+    """Reference answers of the rows of the data set; none if it has no such column."""
+    rows = [one for one in inputs if isinstance(one, Mapping)]
+    name = next((name for name in _TRUTHS if all(name in one for one in rows)), None)
+    if name is None or len(rows) < len(inputs):
+        return []
+    return [None if one[name] is None else str(one[name]) for one in rows]
 
 
 def _texts(values: Sequence[object]) -> list[object]:

@@ -173,8 +173,8 @@ class Recorder:
         self._tool_masks = None if self._is_rloo else result[2]
 
     def _on_rewards(self, args: tuple[Any, ...], result: Any) -> None:  # noqa: ANN401 - a torch.Tensor
-        _, prompts, completions, completion_ids = args[:4]
-        self._scoring = Scoring(prompts, completions, completion_ids, result)
+        inputs, prompts, completions, completion_ids = args[:4]
+        self._scoring = Scoring(inputs, prompts, completions, completion_ids, result)
 
     def _before_generation(self, args: tuple[Any, ...]) -> None:
         self._generating.clear()

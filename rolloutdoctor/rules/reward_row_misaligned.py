@@ -50,8 +50,8 @@ class RewardRowMisaligned(DirectRule):
     Where the rewards in the file are wrong themselves, they reproduce the advantages. Then it looks at what a reward
     shows of its own response: a reward function that is a line in the response's length, equal responses to one
     prompt, and truncated responses with the lowest reward. If the rows break such a relation, and all of them keep it
-    with the rewards in one of these orders, the rewards are those of other rows. Equal responses to one prompt with
-    different rewards are reported in any case.
+    with the rewards in one of these orders, the rewards are those of other rows. Equal responses to one prompt whose
+    rewards agree no better than those of different ones are reported in any case.
 
     ## Why it matters
     Every response is then pushed for what another one did. The mean reward is unchanged, so no curve shows it.
@@ -67,8 +67,8 @@ class RewardRowMisaligned(DirectRule):
     2^-40. A reward function counts as one of the length if the rewards of a step, sorted, are a line in its sorted
     lengths to within the rounding of float32, for eight rows and six lengths or more between its bounds; this holds
     in whatever order the rewards are. A verifier that is not deterministic, and truncated responses that are right,
-    break a relation as recorded and in every order. Equal responses with different rewards are then information, as a
-    judge model gives them; a warning where they agree no better than any two rows of their group: the squared distances
+    break a relation as recorded and in every order. Equal responses with different rewards (`RDA015`) are then a
+    warning where they agree no better than any two rows of their group: the squared distances
     of their rewards and the mean ones within the group differ by less than two standard errors, and would by six or
     more if all of them were equal.
 
@@ -193,24 +193,22 @@ class RewardRowMisaligned(DirectRule):
         )
 
     def _of_copies(self, run: AuditedMeasured) -> Judgement | None:
-        """Equal responses with different rewards: a warning where they agree no better than by chance."""
+        """Equal responses whose rewards agree no better than by chance: a warning."""
         copies, differing, apart, by_chance, less, squares = run.table.select(pl.sum(*COPIES)).row(0)
-        if not differing:
-            return None
         better, most = ratio(by_chance - apart, sqrt(less)), ratio(by_chance, sqrt(squares))
-        is_chance = most is not None and most >= MOST and (better or 0.0) < LEAST
+        if not differing or most is None or most < MOST or (better or 0.0) >= LEAST:
+            return None
         return Judgement(
-            severity=Severity.WARNING if is_chance else Severity.INFO,
+            severity=Severity.WARNING,
             confirmed=False,
             headline=f"{counted(differing, 'response')} of {copies:,.0f} that repeat another one to their prompt "
             "have another reward",
-            message=f"equal responses to one prompt differ in reward in {percent(differing / copies)} of the cases"
-            + (", and agree no better than different ones" if is_chance else ""),
+            message=f"equal responses to one prompt differ in reward in {percent(differing / copies)} of the cases, "
+            "and agree no better than different ones",
             evidence=f"the mean squared distance of their rewards is {number(apart / copies)}, that within their "
             f"groups {number(by_chance / copies)}: {number(better)} standard errors",
-            advice="join rewards to rows by sample id; if they are, the reward cannot distinguish responses to a prompt"
-            if is_chance
-            else "none if a judge model or a sampled test gives the rewards",
+            advice="join rewards to rows by sample id; if they are, the reward cannot distinguish responses to a "
+            "prompt",
             measures={"copies": Measure(int(copies), "rows"), "differing_copies": Measure(int(differing), "rows")},
         )
 

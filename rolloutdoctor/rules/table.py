@@ -17,6 +17,7 @@ from rolloutdoctor.rules.denominator_counts_dropped import DenominatorCountsDrop
 from rolloutdoctor.rules.duplicate_responses import DuplicateResponses
 from rolloutdoctor.rules.engine_frozen import EngineFrozen
 from rolloutdoctor.rules.entropy_collapse import EntropyCollapse
+from rolloutdoctor.rules.entropy_spent import EntropySpent
 from rolloutdoctor.rules.eos_not_trained import EosNotTrained
 from rolloutdoctor.rules.eval_group_of_one import EvalGroupOfOne
 from rolloutdoctor.rules.float_residue import FloatResidue
@@ -33,6 +34,7 @@ from rolloutdoctor.rules.kl_without_gradient import KlWithoutGradient
 from rolloutdoctor.rules.learning_rate import LearningRate
 from rolloutdoctor.rules.length_bias import LengthBias
 from rolloutdoctor.rules.length_growth import LengthGrowth
+from rolloutdoctor.rules.length_starved import LengthStarved
 from rolloutdoctor.rules.log_contradicts_itself import LogContradictsItself
 from rolloutdoctor.rules.logged_anomaly import LoggedAnomaly
 from rolloutdoctor.rules.logprob_placeholder import LogProbPlaceholder
@@ -55,18 +57,24 @@ from rolloutdoctor.rules.ratio_not_one import RatioNotOne
 from rolloutdoctor.rules.reference_moved import ReferenceMoved
 from rolloutdoctor.rules.reference_not_initial import ReferenceNotInitial
 from rolloutdoctor.rules.rejected_in_baseline import RejectedInBaseline
+from rolloutdoctor.rules.repetition import Repetition
 from rolloutdoctor.rules.resumed_data import ResumedData
 from rolloutdoctor.rules.retokenized import Retokenized
 from rolloutdoctor.rules.reward_collapse import RewardCollapse
+from rolloutdoctor.rules.reward_contradicts_answer import RewardContradictsAnswer
+from rolloutdoctor.rules.reward_follows_length import RewardFollowsLength
 from rolloutdoctor.rules.reward_free_step import RewardFreeStep
+from rolloutdoctor.rules.reward_from_tool_text import RewardFromToolText
 from rolloutdoctor.rules.reward_metric_not_training_reward import RewardMetricNotTrainingReward
 from rolloutdoctor.rules.reward_missing_as_zero import RewardMissingAsZero
+from rolloutdoctor.rules.reward_not_a_function import RewardNotAFunction
 from rolloutdoctor.rules.reward_row_misaligned import RewardRowMisaligned
 from rolloutdoctor.rules.sampler_mismatch import SamplerMismatch
 from rolloutdoctor.rules.sampler_mismatch_logged import SamplerMismatchLogged
 from rolloutdoctor.rules.sequence_is_length_bias import SequenceIsLengthBias
 from rolloutdoctor.rules.shaped_reward_phantom import ShapedRewardPhantom
 from rolloutdoctor.rules.singleton_group import SingletonGroup
+from rolloutdoctor.rules.special_token_sampled import SpecialTokenSampled
 from rolloutdoctor.rules.spike_attributed import SpikeAttributed
 from rolloutdoctor.rules.stale_policy import StalePolicy
 from rolloutdoctor.rules.stale_prefix_cache import StalePrefixCache
@@ -96,6 +104,12 @@ RULES: tuple[AnyRule, ...] = (
     DeadGroups(),
     StdDifficultyBias(),
     LengthBias(),
+    RewardContradictsAnswer(),
+    RewardNotAFunction(),
+    RewardFromToolText(),
+    EntropySpent(),
+    LengthStarved(),
+    RewardFollowsLength(),
     ZeroStdKl(),
     LossNearZero(),
     RewardFreeStep(),
@@ -125,6 +139,7 @@ RULES: tuple[AnyRule, ...] = (
     ResumedData(),
     OptionsRefuted(),
     PaddingRows(),
+    SpecialTokenSampled(),
     KlMetricCorrupted(),
     EvalGroupOfOne(),
     LoggedAnomaly(),
@@ -156,6 +171,7 @@ RULES: tuple[AnyRule, ...] = (
     GradientSpike(),
     LearningRate(),
     ThroughputFault(),
+    Repetition(),
 )
 
 RULES += offered("rolloutdoctor.rules", ("code", "judge", "quantities"), (rule.code for rule in RULES), "code")

@@ -258,6 +258,30 @@ def _lengthy(strength: float, seed: int) -> Run:
     return found
 
 
+def _noisy_verifier(strength: float, seed: int) -> Run:
+    """Few short answers to each prompt, and rewards of which a share is drawn anew."""
+    draw, found = np.random.default_rng(seed), []
+    for step in range(4):
+        answer = draw.integers(0, 4, 64)
+        right = (answer % 2).astype(float)
+        reward = np.where(draw.random(64) < strength, draw.permutation(right), right)
+        ids = [[100 + int(one)] * 6 for one in answer]
+        found.append(toy_batch(reward.reshape(8, 8).tolist(), lengths=6, per_token={"response_ids": ids}, step=step))
+    return found
+
+
+def _loops(strength: float, seed: int) -> Run:
+    """Some responses say the same 20 tokens for two thirds of their length."""
+    draw, found = np.random.default_rng(seed), []
+    for step in range(4):
+        ids = draw.integers(0, 1000, (64, 240))
+        loops = np.flatnonzero(draw.random(64) < strength)
+        ids[loops, 80:] = np.tile(ids[loops, 80:100], 8)
+        reward = draw.integers(0, 2, (8, 8)).astype(float).tolist()
+        found.append(toy_batch(reward, lengths=240, per_token={"response_ids": ids.tolist()}, step=step))
+    return found
+
+
 CASES = (
     Case("RDO001", "share of contexts with other logits", (0.002, 0.005, 0.01, 0.03, 0.1), _sampler("spoilt")),
     Case("RDO002", "move of a logit by version, engine stopped", (0.01, 0.03, 0.1, 0.2, 0.4), _stopped_sync),
@@ -297,4 +321,7 @@ CASES = (
         warns=False,
         planted=lambda slope: MEAN_SIZE * slope / (1 + slope**2) ** 0.5,
     ),
+    Case("RDA015", "share of rewards drawn anew", (0.01, 0.1, 0.3, 0.5, 0.7), _noisy_verifier),
+    Case("RDA019", "correlation of score and length (slope)", (0.1, 0.3, 0.6, 1.0), _lengthy, warns=False),
+    Case("RDT011", "share of responses in a loop", (0.01, 0.05, 0.1, 0.2, 0.5), _loops),
 )

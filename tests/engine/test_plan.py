@@ -74,8 +74,10 @@ def test_columns_follow_the_configuration(trainer, options, more, less):
 
 def test_text_is_not_read_where_there_are_token_ids():
     for trainer in ("trl", "verl", "slime"):
-        found = plan_for(trainer=trainer).columns
+        found = plan_for(trainer=trainer, columns=EVERYTHING - {"ground_truth"}).columns
         assert not found & {"prompt", "response", "returns"}
+    # The answer that a response states is compared with the reference answer.
+    assert "response" in plan_for().columns
 
 
 def test_only_columns_that_are_there_are_read():

@@ -37,6 +37,17 @@ def test_groups_and_rewards_are_confirmed_by_the_advantages(tmp_path):
     assert rows[0]["prompt"] == "59+58="
 
 
+def test_solutions_that_accuracy_reward_logs_are_reference_answers(tmp_path):
+    for source in (TRL / "two_passes").rglob("completions_*.parquet"):
+        table = pq.read_table(source)
+        place = table.schema.get_field_index("advantage")
+        solutions = pa.array([f"\\boxed{{{row}}}" for row in range(len(table))])
+        pq.write_table(table.add_column(place, "solution", solutions), tmp_path / source.name)
+    rows, _ = converted(tmp_path / "run.parquet", tmp_path)
+    assert [row["ground_truth"] for row in rows[:2]] == ["\\boxed{0}", "\\boxed{1}"]
+    assert "ground_truth" not in converted(tmp_path / "other.parquet", TRL / "two_passes")[0][0]
+
+
 def test_an_evaluation_replaced_the_training_rows(tmp_path):
     target = tmp_path / "run.parquet"
     rows, _ = converted(target, TRL / "overwritten")

@@ -62,6 +62,17 @@ def test_training_is_bit_identical(tmp_path):
     assert [SYMBOLS[i] for i in row["prompt_ids"]] == list(row["prompt"])
 
 
+def test_reference_answers_of_the_data_set_are_kept_with_the_text(tmp_path):
+    trainer = make_trainer(tmp_path, steps=1)
+    answers = {"1+1=": 2, "12+3=": 15, "4+15=": 19, "7+8=": 15, "20+2=": 22, "3+9=": 12}
+    trainer.train_dataset = trainer.train_dataset.add_column("answer", list(answers.values()))
+    record(trainer, tmp_path / "run.parquet", text=True)
+    trainer.train()
+    rows = read(tmp_path)[0]
+    assert {row["ground_truth"] for row in rows} <= {str(answer) for answer in answers.values()}
+    assert all(row["ground_truth"] == str(answers[row["prompt"]]) for row in rows)
+
+
 @pytest.mark.slow
 def test_a_failure_inside_the_recorder_leaves_training_alone(tmp_path, monkeypatch):
     from rolloutdoctor.recorders import _trl_recorder

@@ -78,6 +78,12 @@ def full_batch(seed, step=0, split="train", **kwargs):
     nan_T = torch.rand(batch.tokens, generator=draw) < 0.02
     rows = {"advantage": normal(len(batch)), "micro_batch_id": torch.arange(len(batch)) % 2}
     rows |= {"prompt_ids": 1 + batch.groups.index_N, "prompt_length": 200 + batch.groups.index_N}
+    # Texts of which none states an answer, and rows of one version.
+    rows |= {name: 1 + torch.arange(len(batch)) for name in ("response", "ground_truth")}
+    rows |= {
+        "stated_answer": torch.zeros(len(batch), dtype=torch.int64),
+        "policy_version_min": torch.full((len(batch),), step),
+    }
     tokens = {
         "kl": torch.where(nan_T, torch.nan, normal(batch.tokens)),
         "sum_pi_squared": p_T**2 + (1 - p_T) ** 2 * torch.rand(batch.tokens, generator=draw, dtype=torch.float64),

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from rules.checking import values
 
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.testing import diagnose, toy_batch
@@ -132,11 +131,8 @@ def test_equal_responses_have_equal_rewards():
     assert "break that equal responses to one prompt have equal reward" in finding.headline
 
 
-def test_a_judge_that_changes_its_mind_is_information():
-    finding = outcome(steps_of_copies(None, noise=0.2))
-    assert (finding.severity, finding.verdict) == (Severity.INFO, "exposed")
-    found = values(finding)
-    assert 0 < found["differing_copies"] < 0.5 * found["copies"]
+def test_a_judge_that_changes_its_mind_has_the_rewards_of_its_rows():
+    assert outcome(steps_of_copies(None, noise=0.2)) == "skipped"
 
 
 def test_equal_responses_that_agree_by_chance():
@@ -148,7 +144,7 @@ def test_equal_responses_that_agree_by_chance():
     assert "agree no better than different ones" in finding.message
     assert "the reward cannot distinguish responses to a prompt" in finding.advice
     # Too few to say so.
-    assert outcome(steps_of_copies(order, steps=1)).severity == Severity.INFO
+    assert outcome(steps_of_copies(order, steps=1)) == "skipped"
 
 
 def truncated(order, *, right=0.0):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rolloutdoctor.data.schema import TEXTS
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.io.locations.stores import address_of, open_bytes, size_of
 from rolloutdoctor.io.metadata import RunMetadata
@@ -22,7 +23,6 @@ from rolloutdoctor.results.errors import InputError, RolloutDoctorError
 
 _MAGIC = b"PAR1"
 _ENCRYPTED_MAGIC = b"PARE"
-_TEXTS = ("prompt", "response")
 _BUFFER_BYTES = 2**18
 """Of each column read at a time."""
 
@@ -170,7 +170,7 @@ class OpenFile:
     def _stored(self, groups: Sequence[int], columns: Sequence[str]) -> dict[str, str]:
         """Stored to canonical names of those columns that the file has, none of them too large."""
         stored = {self.file.columns[name].stored: name for name in columns if name in self.file.columns}
-        texts = [each for each, name in stored.items() if name in _TEXTS]
+        texts = [each for each, name in stored.items() if name in TEXTS]
         if texts:
             _check_declared(self.file.source, self.file.footer, texts, self.file.chunks, groups)
         leaves = [leaf for name in stored for leaf in self.file.leaves.get(name, ())]
@@ -229,7 +229,7 @@ def read_footer(source: Source, trainer: str | None, aliases: TrainerAliases = N
         metadata = RunMetadata.decode(footer.metadata, source.name)
         columns = resolve(schema, source.name, trainer=trainer or metadata.trainer, aliases=aliases)
         chunks = _read_chunks(source)
-        numbers = [each.stored for name, each in columns.items() if name not in _TEXTS]
+        numbers = [each.stored for name, each in columns.items() if name not in TEXTS]
         _check_declared(source, footer, numbers, chunks)
         return RunFile(source, footer, columns, metadata, chunks, seen)
 

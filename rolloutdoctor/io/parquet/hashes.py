@@ -9,11 +9,15 @@ import torch
 from pyarrow import types
 from torch import Tensor
 
+from rolloutdoctor.data.answers import compared
 from rolloutdoctor.data.schema import Kind
 from rolloutdoctor.io.parquet.cells import Place, as_numpy, scalar, texts
 from rolloutdoctor.io.parquet.decode import lists
 from rolloutdoctor.ops.prefix_hash import PrefixHashes, scramble
 from rolloutdoctor.ops.segments import Runs, cuts_of
+
+PLACEHOLDERS = 64
+"""Tokens of an image are more; equal ids in text seldom are so many."""
 
 
 def hashes(column: pa.ChunkedArray, kind: Kind, place: Place) -> Tensor:
@@ -43,6 +47,37 @@ def cell_lengths(column: pa.ChunkedArray) -> Tensor:
     if lengths.null_count:
         lengths = pc.fill_null(lengths, scalar(-1, lengths.type))
     return torch.from_numpy(as_numpy(lengths).astype(np.int64, copy=False))
+
+
+def placeholders(column: pa.ChunkedArray, place: Place) -> Tensor:
+    """Return ``[N]`` int64: the id of which each prompt has a run of 64 or more between other ids; -1: there is none.
+
+    So an image or a video stands in a prompt; a run at either end is padding.
+    """
+    found = lists(column, Kind.TOKENS, torch.float32, place)
+    ids_T, cuts = found.values.numpy(), cuts_of(found.lengths)
+    id_N = np.full(len(found.lengths), -1, np.int64)
+    # A run of 64 holds 32 equal ids from a multiple of 32 on, and text holds none.
+    half = PLACEHOLDERS // 2
+    place_C = half * np.flatnonzero(ids_T[:-half:half] == ids_T[half::half][: len(ids_T[:-half:half])])
+    if not (ids_T[place_C[:, None] + np.arange(half)] == ids_T[place_C, None]).all(1).any():
+        return torch.from_numpy(id_N)
+    is_start_T = np.ones(len(ids_T), bool)
+    is_start_T[1:] = ids_T[1:] != ids_T[:-1]
+    is_start_T[cuts[:-1][found.lengths > 0]] = True
+    start_R = np.flatnonzero(is_start_T)
+    end_R = np.append(start_R[1:], len(ids_T))
+    start_R, end_R = (x_R[end_R - start_R >= PLACEHOLDERS] for x_R in (start_R, end_R))
+    row_R = np.searchsorted(cuts, start_R, "right") - 1
+    inside_R = (start_R > cuts[row_R]) & (end_R < cuts[row_R + 1])
+    id_N[row_R[inside_R][::-1]] = ids_T[start_R[inside_R]][::-1]
+    return torch.from_numpy(id_N)
+
+
+def stated_answers(responses: pa.ChunkedArray, truths: pa.ChunkedArray) -> Tensor:
+    """Return ``[N]`` int64: how each response's answer compares with the reference answer (`data.answers.compared`)."""
+    pairs = zip(responses.to_pylist(), truths.to_pylist(), strict=True)
+    return torch.tensor([compared(response, truth) for response, truth in pairs], dtype=torch.int64)
 
 
 def _digest(text: str) -> int:

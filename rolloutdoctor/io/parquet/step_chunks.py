@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.data.schema import BY_NAME, PROMPT_LENGTH, STAND_INS, Kind
+from rolloutdoctor.data.schema import BY_NAME, PLACEHOLDER, PROMPT_LENGTH, STAND_INS, STATED_ANSWER, Kind
 from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.data.token_columns import TokenColumns
 from rolloutdoctor.io.parquet.cells import Place, identifiers, texts
 from rolloutdoctor.io.parquet.decode import Lists, concatenated, integers, lists, named_numbers, numbers, split_lists
 from rolloutdoctor.io.parquet.files import RunFile
-from rolloutdoctor.io.parquet.hashes import cell_lengths, hashes
+from rolloutdoctor.io.parquet.hashes import cell_lengths, hashes, placeholders, stated_answers
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.ops.segments import cuts_of
 from rolloutdoctor.results.errors import DataError, nearest
@@ -166,8 +166,11 @@ def decode_chunks(
         for name in wanted.rows
     }
     numbers_N |= {name: hashes(table.column(name), BY_NAME[name].kind, places[name]) for name in wanted.hashed}
+    if {"response", "ground_truth"} <= {*wanted.hashed}:
+        numbers_N[STATED_ANSWER] = stated_answers(table.column("response"), table.column("ground_truth"))
     if "prompt_ids" in wanted.hashed:
         numbers_N[PROMPT_LENGTH] = cell_lengths(table.column("prompt_ids"))
+        numbers_N[PLACEHOLDER] = placeholders(table.column("prompt_ids"), places["prompt_ids"])
     split = {name: torch.split(x_N, list(counts)) for name, x_N in numbers_N.items()}
     groups = identifiers(table.column("group_id"), places["group_id"]).to_pylist() if wanted.groups else None
     samples = identifiers(table.column("sample_id"), places["sample_id"]).to_pylist() if wanted.samples else None

@@ -350,6 +350,7 @@ TRAINER = Trainer(
         "micro_batch_id": f"number the actor's micro-batches: {', '.join(verl_policy.BY_MICRO_BATCH)} and the weights "
         "that bypass_mode normalises work on each one",
         "kl": "verl does not store a per-token KL; its `actor/kl_loss` metric is compared instead",
+        "ground_truth": "trainer.rollout_data_dir=DIR writes it as `gts`, beside the text of the responses",
         "*": _DRIVER,
         "metrics": _FILE_LOGGER,
         "reward_free": f"verl logs critic/advantages/max, /min and actor/grad_norm: {_FILE_LOGGER}",

@@ -1,0 +1,183 @@
+"""RDA018: long responses that a bound on staleness keeps from the update."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.all_truncated import TRUNCATED
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+
+VERSIONS = ("policy_version_min", "policy_version_max")
+
+
+@dataclass(frozen=True)
+class LengthStarved(TableRule):
+    """Long responses take longer than the bound on staleness allows, so that the update sees short ones.
+
+    ## What it does
+    Relates the length of responses to their lag in policy versions, looks for a bound that long responses run into,
+    and compares the responses that are trained with those that are in the file and are not.
+
+    ## Why it matters
+    An asynchronous trainer that discards what is too old discards what takes long: long answers to hard prompts are
+    sampled again and again and hardly ever trained on, and the policy drifts towards short ones. Nothing logs it: the
+    mean length is that of what was kept.
+
+    ## How it is measured
+    `lag` is the newest version of a step less that of the response. `lag_length_correlation` is that of the ranks of
+    lag and length within steps; `bound` the largest lag of the run. `long_at_bound` is the share of the longest fifth
+    of a step that is at the bound, `short_at_bound` that of the shortest. `dropped` are responses without a trained
+    token, those aside that were cut off (`status`) or are as long as any of the run.
+
+    A warning where what was dropped is a twentieth of the responses or more, and within steps both longer and older
+    than what was trained, by five standard errors each. Where a file holds trained responses alone, it is information:
+    the correlation is 0.4 or more, by five standard errors, the same bound is reached in three quarters of the steps,
+    and by three tenths of the longest responses and twice as often as by the shortest. A trainer that waits at the
+    bound for long responses, and discards none, looks the same.
+
+    ## What to do
+    Bound staleness by pacing the sampler instead of discarding, or raise the bound. Compare the length of sampled and
+    of trained responses.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose, toy_batch
+    >>> lags, lengths = [0, 1, 2, 2] * 8, [10, 20, 30, 40] * 8
+    >>> rows = {"policy_version_min": [8 - lag for lag in lags], "policy_version_max": [8] * 32}
+    >>> steps = [toy_batch([[1, 0]] * 16, lengths=lengths, per_row=rows, step=step) for step in range(8)]
+    >>> diagnose(steps, trainer=None, select=["RDA018"]).findings[0].headline
+    'long responses are at the staleness bound of 2 versions: 100 % of the longest fifth, 0 % of the shortest'
+    """
+
+    code = "RDA018"
+    name = "length-starved"
+    references = (
+        "https://github.com/thinking-machines-lab/tinker-cookbook/pull/822",
+        "https://arxiv.org/abs/2505.24298",
+        "https://arxiv.org/abs/2506.10910",
+    )
+    reads = ("tokens", "trained_tokens", *VERSIONS)
+    needs_objective = False
+    splits = ("train",)
+
+    fewest_steps: int = 8
+    fewest_rows: int = 100
+    correlation_from: float = 0.4
+    errors: float = 5.0
+    at_bound: float = 0.3
+    dropped_from: float = 0.05
+
+    def columns(self, context: Context) -> frozenset[str]:
+        """The mask, and the policy version."""
+        return frozenset({"response_mask", VERSIONS[0] if VERSIONS[0] in context.columns else VERSIONS[1]})
+
+    def optional_columns(self, context: Context) -> frozenset[str]:
+        """The other version stamp, and how responses ended."""
+        return frozenset({*VERSIONS, "status"})
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each response with a version; `_off` is less the mean of its step, or of what it trains."""
+        step, tokens, lag = list(STEP_KEY), pl.col("tokens").cast(pl.Float64), pl.col("lag").cast(pl.Float64)
+        newest = pl.max_horizontal(*VERSIONS).max().over(step)
+        is_cut = pl.col("status").str.to_lowercase().is_in(TRUNCATED).fill_null(value=False) | (tokens == tokens.max())
+        dropped = (pl.col("trained_tokens") == 0) & ~is_cut
+        place = tokens.rank("average").over(step) / pl.len().over(step)
+        rows = (
+            run.rows.filter(pl.min_horizontal(*VERSIONS) >= 0, pl.col("tokens") > 0)
+            .with_columns(lag=newest - pl.min_horizontal(*VERSIONS))
+            .with_columns(
+                dropped=dropped,
+                most=pl.col("lag").max().over(step),
+                is_long=place > 0.8,
+                is_short=place <= 0.2,
+                rank=lag.rank("average").over(step),
+                rank_of_length=tokens.rank("average").over(step),
+            )
+        )
+        trained = pl.col("trained_tokens") > 0
+        off = {f"{name}_off": x - x.filter(trained).mean().over(step) for name, x in (("length", tokens), ("lag", lag))}
+        off |= {f"{name}_off": pl.col(name) - pl.col(name).mean().over(step) for name in ("rank", "rank_of_length")}
+        return rows.with_columns(**off, bound=pl.col("lag").max())
+
+    def quantities(self) -> Mapping[str, Quantity]:
+        """Return how lag and length go together."""
+        x, y, trained = pl.col("rank_off"), pl.col("rank_of_length_off"), pl.col("trained_tokens") > 0
+        at_bound, first = pl.col("lag") == pl.col("bound"), pl.struct(STEP_KEY).is_first_distinct()
+        tokens, dropped = pl.col("tokens"), pl.col("dropped")
+        return {
+            "lag_length_correlation": ((x * y).sum() / ((x**2).sum() * (y**2).sum()).sqrt(), "1"),
+            "bound": (pl.max("lag"), "versions"),
+            "steps_at_bound": ((pl.col("most") == pl.col("bound")).filter(first).mean(), "share"),
+            "long_at_bound": (at_bound.filter("is_long").mean(), "share"),
+            "short_at_bound": (at_bound.filter("is_short").mean(), "share"),
+            "dropped": (dropped.sum(), "rows"),
+            "dropped_length": (tokens.filter(dropped).mean(), "tokens"),
+            "trained_length": (tokens.filter(trained).mean(), "tokens"),
+        }
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """The longest responses that were dropped, or that are at the bound."""
+        at_bound = pl.col("is_long") & (pl.col("lag") == pl.col("bound"))
+        return table.filter(pl.col("dropped") | at_bound).with_columns(value="tokens")
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
+        """Too few rows."""
+        steps = run.table.select(pl.struct(STEP_KEY).n_unique()).item()
+        if steps >= self.fewest_steps and len(run.table) >= self.fewest_rows:
+            return None
+        return Missing(
+            f"needs {self.fewest_steps} steps and {self.fewest_rows} responses with a policy version; "
+            f"found {steps} and {len(run.table):,}",
+            "widen --steps",
+        )
+
+    def vacuous_reason(self, run: Measured, context: Context) -> str | None:
+        """Nothing is old, or all have one length."""
+        if not run["bound"]:
+            return "every response is of the newest version of its step"
+        return None if (run.table["rank_of_length_off"] != 0).any() else "all responses of a step have the same length"
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """A warning where long and old responses are dropped, information where they are at the bound."""
+        if run["lag_length_correlation"] is None or not run["bound"]:
+            return None
+        gone, rows, versions = run.table.filter("dropped"), len(run.table), counted(run.count("bound"), "version")
+        longer, older = (self._errors(gone[name]) for name in ("length_off", "lag_off"))
+        is_dropped = len(gone) >= self.dropped_from * rows and min(longer, older) >= self.errors
+        correlation = run["lag_length_correlation"]
+        long, short = run["long_at_bound"] or 0.0, run["short_at_bound"] or 0.0
+        is_bound = correlation >= self.correlation_from and correlation * sqrt(rows) >= self.errors
+        is_bound &= (run["steps_at_bound"] or 0.0) >= 0.75 and long >= max(self.at_bound, 2 * short)
+        if not is_dropped and not is_bound:
+            return None
+        if is_dropped:
+            lengths = f"{number(run['dropped_length'])} tokens against {number(run['trained_length'])}"
+            headline = f"{counted(len(gone), 'response')} of {rows:,} are dropped, older and longer: {lengths}"
+            evidence = "responses without a trained token against the trained ones of their step"
+            advice = "pace the sampler instead of discarding, or raise the bound on staleness"
+        else:
+            headline = f"long responses are at the staleness bound of {versions}: "
+            headline += f"{percent(long)} of the longest fifth, {percent(short)} of the shortest"
+            evidence = "version stamps and lengths; a trainer that waits for long responses at the bound looks the same"
+            advice = "compare the mean length of sampled and of trained responses; no action if nothing is discarded"
+        return Judgement(
+            severity=Severity.WARNING if is_dropped else Severity.INFO,
+            confirmed=False,
+            headline=headline,
+            message=f"lag and length have a rank correlation of {number(correlation)} within steps; the largest lag is "
+            f"{versions}",
+            evidence=evidence,
+            advice=advice,
+        )
+
+    @staticmethod
+    def _errors(off: pl.Series) -> float:
+        """A mean in standard errors; 0 of fewer than ten."""
+        spread, mean = off.std(), off.mean()
+        if len(off) < 10 or not isinstance(spread, float) or not isinstance(mean, float):
+            return 0.0
+        return mean / (spread / sqrt(len(off))) if spread else float("inf") * mean if mean else 0.0

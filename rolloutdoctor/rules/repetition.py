@@ -1,0 +1,192 @@
+"""RDT011: responses that repeat themselves, from their token ids."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.ops.bounds import share_bound
+from rolloutdoctor.results.exact import ratio
+from rolloutdoctor.results.findings import Excluded, Severity
+from rolloutdoctor.rules.all_truncated import TRUNCATED
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
+
+SAMPLED_TOKENS = 2**17
+"""Tokens of a step beyond which only some of its responses are looked at: as many as hold about so many."""
+
+
+@dataclass(frozen=True)
+class Repetition(TableRule):
+    """Responses repeat themselves: half of what they say they said before.
+
+    ## What it does
+    Counts responses in which half of the 16-grams of token ids or more occurred earlier in the same response, by step,
+    and compares their rewards with those of their groups. It needs no text and no tokenizer.
+
+    ## Why it matters
+    A response in a loop spends its length on nothing, and is mostly cut off. Where the share grows, the policy is
+    degenerating; where the reward pays for it, it grows because of the reward.
+
+    ## How it is measured
+    Trained tokens alone count, so that what a tool repeats does not, in responses of 128 or more. `looping_share_last`
+    is the share in the last quarter of the steps. `reward_difference` is the mean reward of looping responses less that
+    of their group. Of steps of more than 131,072 tokens some responses are looked at, chosen by a hash.
+
+    Of 1,099 pieces of English manuals of 256 to 4,096 words none has such a share of repeats (0.37 at most); of 5,856
+    pieces of Python 0.3 %, tables of data. So a finding takes 1 % of the responses and three of them; it is a warning
+    from 10 % in the last quarter on, or where looping responses are rewarded above their group by three standard
+    errors, for ten of them or more. A task whose answers are tables, boards or lists looks the same.
+
+    ## What to do
+    Read the responses listed. Score what repeats as wrong, look at the end-of-sequence token and the length limit where
+    they are cut off, and at entropy and learning rate where the share grows.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> ids = [[5, 6, 7, 8] * 40 if row < 4 else list(range(160)) for row in range(8)]
+    >>> batch = toy_batch([[1, 0]] * 4, lengths=160, per_token={"response_ids": ids})
+    >>> diagnose_one("RDT011", batch, trainer=None)
+    'RDT011 info confirmed: looping_share 0.5'
+    """
+
+    code = "RDT011"
+    name = "repetition"
+    references = ("https://arxiv.org/abs/1904.09751", "https://arxiv.org/abs/2503.14476")
+    reads = ("reward",)
+    adds = ("ngrams", "repeated")
+    needs_objective = False
+    splits = ("train",)
+    needs = ("response_ids",)
+    uses = ("response_mask", "reward", "group_id", "status")
+    optional = ("reward_difference", "truncated_share")
+
+    least: int = 113
+    """16-grams of a response of 128 tokens."""
+
+    loops_from: float = 0.5
+    info_above: float = 0.01
+    warn_above: float = 0.1
+    fewest: int = 10
+    errors: float = 3.0
+
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """Count the 16-grams of trained tokens, and those that occurred before, of sampled responses."""
+        import torch
+
+        from rolloutdoctor.ops.prefix_hash import scramble
+        from rolloutdoctor.ops.repeats import repeated_ngrams
+
+        batch, nothing_n = block.batch, torch.zeros(len(block.runs), dtype=torch.float64, device=block.batch.device)
+        every_S = -(-batch.rows[batch.by_step.runs.offsets].diff() // SAMPLED_TOKENS)
+        every_n = batch.by_step.expand(every_S.clamp(min=1))[block.rows]
+        long_n = (block.runs.lengths > self.least) & (scramble(batch.row_N[block.rows]) % every_n == 0)
+        found = {name: nothing_n.clone() for name in self.adds}
+        if bool(long_n.any()):
+            here_T = block.runs.expand(long_n)
+            ids_T, told_T = block.column("response_ids")[here_T], block.trained_T[here_T]
+            for name, count_n in zip(self.adds, repeated_ngrams(ids_T, told_T, block.runs.some(long_n)), strict=True):
+                found[name][long_n] = count_n
+        return found
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each response of 128 trained tokens that was looked at."""
+        reward, steps = pl.col("reward"), pl.col("step").rank("dense")
+        share = pl.col("repeated") / pl.col("ngrams")
+        of_group = reward.filter(reward.is_finite()).mean().over(*STEP_KEY, "group")
+        return (
+            run.rows.with_columns(
+                above=pl.when(reward.is_finite() & pl.col("group").is_not_null()).then(reward - of_group)
+            )
+            .filter(pl.col("ngrams") >= self.least)
+            .with_columns(
+                share=share,
+                loops=share >= self.loops_from,
+                is_cut=pl.col("status").str.to_lowercase().is_in(TRUNCATED),
+                is_last=steps > 0.75 * steps.max(),
+            )
+        )
+
+    def quantities(self) -> Mapping[str, Quantity]:
+        """Return the share of looping responses, and how they fared."""
+        loops, last = pl.col("loops"), pl.col("is_last")
+        return {
+            "looping_share": (loops.mean(), "share"),
+            "looping": (loops.sum(), "rows"),
+            "responses": (pl.len(), "rows"),
+            "looping_share_last": (loops.filter(last).mean(), "share"),
+            "repeated_share": (pl.sum("repeated") / pl.sum("ngrams"), "share"),
+            "reward_difference": (pl.col("above").filter(loops).mean(), "reward"),
+            "truncated_share": (pl.col("is_cut").filter(loops).mean(), "share"),
+        }
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Responses with most repeated 16-grams."""
+        return table.filter("loops").with_columns(value="repeated")
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """Their share."""
+        return f"{percent(place['share'])} of {place['ngrams']:,.0f} 16-grams occurred before"
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
+        """Short responses."""
+        if len(run.table):
+            return None
+        return Missing(
+            "no response has 128 trained tokens one after another", "no column makes it run: responses are short"
+        )
+
+    def excluded(self, run: Measured, context: Context) -> Excluded:
+        """Bound the share of looping responses."""
+        found, seen = run.count("looping"), len(run.table)
+        return Excluded(
+            code=self.code,
+            effect="a share of looping responses",
+            bound=share_bound(found, seen)[1],
+            unit="",
+            estimate=found / seen,
+            limit=self.warn_above,
+            seen=seen,
+            of="responses of 128 tokens",
+        )
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """Information, and a warning where many responses loop at the end or are rewarded for it."""
+        found, share, last = run.count("looping"), run["looping_share"] or 0.0, run["looping_share_last"] or 0.0
+        if found < 3 or share < self.info_above:
+            return None
+        above = run.table.filter("loops")["above"].drop_nulls()
+        spread = above.std()
+        error = spread / sqrt(len(above)) if isinstance(spread, float) else 0.0
+        mean = run["reward_difference"] or 0.0
+        is_paid = len(above) >= self.fewest and mean > 0 and (error == 0 or (ratio(mean, error) or 0.0) >= self.errors)
+        is_many = last >= self.warn_above and found >= self.fewest
+        cut = run["truncated_share"]
+        told = [f"their reward is {number(mean)} from that of their groups"] if len(above) else []
+        told += [f"{percent(cut)} of them are cut off"] if cut is not None else []
+        advice = "read the responses listed; "
+        if is_paid:
+            advice += "score a response that repeats itself as wrong: the reward pays for it"
+        elif (cut or 0.0) > 0.5:
+            advice += "they do not end: look at the end-of-sequence token, and at the entropy of the policy"
+        else:
+            advice += "no action if the task asks for tables or lists"
+        return Judgement(
+            severity=Severity.WARNING if is_paid or is_many else Severity.INFO,
+            confirmed=True,
+            headline=f"{percent(share)} of {counted(len(run.table), 'long response')} repeat themselves, "
+            f"{percent(last)} in the last quarter of the steps" + (", and are rewarded for it" if is_paid else ""),
+            message=f"in {counted(found, 'response')} half of the 16-grams or more occurred before; {'; '.join(told)}"
+            if told
+            else f"in {counted(found, 'response')} half of the 16-grams or more occurred before",
+            evidence="token ids of trained tokens",
+            advice=advice,
+        )

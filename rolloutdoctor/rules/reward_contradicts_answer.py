@@ -1,0 +1,183 @@
+"""RDA014: rewards that contradict the stated answer and the reference answer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from rolloutdoctor.data.answers import EQUAL, OTHER
+from rolloutdoctor.data.schema import STATED_ANSWER
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.ops.bounds import share_bound
+from rolloutdoctor.results.findings import Excluded, Severity
+from rolloutdoctor.rules.all_truncated import TRUNCATED
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.rules.step import StepView
+
+
+@dataclass(frozen=True)
+class RewardContradictsAnswer(TableRule):
+    """The stated answer equals the reference answer and is not rewarded, or is another number and is.
+
+    ## What it does
+    Takes the answer that a response states (a LaTeX box, `####`, `<answer>` tags, a line `Answer:`; the last of them),
+    compares it with `ground_truth`, and counts the rewards that say otherwise.
+
+    ## Why it matters
+    A verifier that cannot find a right answer teaches the policy that it was wrong, and no curve shows it. verl's GSM8K
+    score looks at the last 300 characters alone, so that an answer with more text after it is scored 0.
+
+    ## How it is measured
+    Answers are equal if their text is, without dollars, spacing and thousands' commas, or their numbers are. They are
+    different only where both are plain numbers more than 1 % apart and not a percentage of each other; anything else
+    (intervals, formulas, lists) is not compared. The reward function is one of two values in the run, the lower for
+    wrong, and of several the one that contradicts least. `equal_unrewarded` are right answers with the lower value. Of
+    these `unexplained` are those stated in a way in which others are rewarded (the same marks, `</think>` alike, cut
+    off alike), or all of them where no right answer ever is: what is left may be the verifier's demand for a format.
+
+    A warning, where more than 5 % of the right answers are unexplained or of the other answers rewarded, at 99.9 %
+    confidence; information for three contradictions or more. Exposed: a rule of the verifier that the response does not
+    show, or a tolerance, looks the same.
+
+    ## What to do
+    Run the reward function on the responses listed, and look at how it finds the answer.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> texts = {"response": range(1, 21), "ground_truth": range(1, 21)}
+    >>> batch = toy_batch([[1, 0]] * 10, per_row={**texts, "stated_answer": [5] * 20})
+    >>> diagnose_one("RDA014", batch, trainer=None)
+    'RDA014 warning exposed: equal_unrewarded 10'
+    """
+
+    code = "RDA014"
+    name = "reward-contradicts-answer"
+    references = (
+        "https://github.com/volcengine/verl/issues/5635",
+        "https://github.com/volcengine/verl/pull/7274",
+        "https://github.com/volcengine/verl/pull/7440",
+    )
+    reads = ("reward", "rewards")
+    adds = ("answer",)
+    needs_objective = False
+    needs = ("response", "ground_truth", "reward")
+    uses = ("rewards", "status")
+
+    share_from: float = 0.05
+    fewest: int = 3
+    limit: float = 0.1
+
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """How stated and reference answer compare, as the texts were read."""
+        return {"answer": step.batch.per_row.get(STATED_ANSWER)}
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each response whose answer was compared, with the reward function of right and wrong."""
+        value, answer = pl.col("value"), pl.col("answer").cast(pl.Int64)
+        low, high = pl.col("low"), pl.col("high")
+        equal, refused, paid = pl.col("relation") == EQUAL, pl.col("refused"), pl.col("paid")
+        functions = ["reward", *(name for name in run.rows.columns if name.startswith("rewards/"))]
+        index = [*STEP_KEY, "row", "group_id", "sample_id", "status", "answer"]
+        is_cut = pl.col("status").str.to_lowercase().is_in(TRUNCATED).fill_null(value=False)
+        lines = (
+            run.rows.unpivot(functions, index=index, variable_name="function")
+            .with_columns(value.cast(pl.Float64), pl.col("function").str.strip_prefix("rewards/"))
+            .filter(value.is_finite(), pl.col("answer").is_not_null())
+            .filter(pl.n_unique("value").over("function") <= 2)
+            .with_columns(low=value.min().over("function"), high=value.max().over("function"))
+            .with_columns(
+                relation=answer % 4,
+                form=answer // 4 % 16 + 16 * is_cut,
+                refused=(value == low) & ((low < high) | (value <= 0)),
+                paid=(value == high) & ((low < high) | (value > 0)),
+            )
+            .filter(equal | (pl.col("relation") == OTHER))
+            .with_columns(contradicts=(equal & refused) | (~equal & paid))
+            .with_columns(share=pl.col("contradicts").mean().over("function"))
+        )
+        chosen = lines.sort("share", maintain_order=True)["function"].head(1)
+        ever = (equal & paid).any()
+        return (
+            lines.filter(pl.col("function").is_in(chosen.implode()))
+            .with_columns(equal=equal, unexplained=equal & refused & (ever.over("form") | ~ever))
+            .drop("low", "high", "share", "relation")
+            .rename({"value": "scored"})
+        )
+
+    def quantities(self) -> Mapping[str, Quantity]:
+        """Return the numbers of contradictions."""
+        equal, refused, paid = pl.col("equal"), pl.col("refused"), pl.col("paid")
+        return {
+            "equal_unrewarded": ((equal & refused).sum(), "rows"),
+            "unexplained": (pl.sum("unexplained"), "rows"),
+            "equal": (equal.sum(), "rows"),
+            "other_rewarded": ((~equal & paid).sum(), "rows"),
+            "other": ((~equal).sum(), "rows"),
+        }
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """The responses, those that no format explains first."""
+        return table.filter("contradicts").with_columns(value=1.0 + (pl.col("unexplained") | ~pl.col("equal")))
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """What contradicts what."""
+        stated = "the reference answer" if place["equal"] else "another number"
+        return f"states {stated}, and {place['function']} is {number(place['scored'])}"
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
+        """Nothing to compare."""
+        if len(run.table):
+            return None
+        return Missing(
+            "no response with a reward of two values states an answer that can be compared with its ground_truth",
+            "record a reward function of right and wrong, and reference answers of one value",
+        )
+
+    def excluded(self, run: Measured, context: Context) -> Excluded:
+        """Bound the share of contradictions."""
+        found, seen = int(run.table["contradicts"].sum()), len(run.table)
+        return Excluded(
+            code=self.code,
+            effect="a share of rewards that contradict the stated answer",
+            bound=share_bound(found, seen)[1],
+            unit="",
+            estimate=found / seen,
+            limit=self.limit,
+            seen=seen,
+            of="answers",
+        )
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """A warning where a share of the answers contradicts, information where some do."""
+        equal, other = run.count("equal"), run.count("other")
+        refused, unexplained, paid = (run.count(name) for name in ("equal_unrewarded", "unexplained", "other_rewarded"))
+        if refused + paid < self.fewest:
+            return None
+        is_refused = unexplained >= self.fewest and share_bound(unexplained, equal)[0] > self.share_from
+        is_paid = paid >= self.fewest and share_bound(paid, other)[0] > self.share_from
+        function, told = run.table["function"][0], []
+        if refused:
+            told.append(f"{counted(refused, 'response')} of {equal:,} that state the reference answer are not rewarded")
+        if paid:
+            told.append(f"{counted(paid, 'response')} of {other:,} that state another number are rewarded")
+        never = refused == equal and equal > 0
+        explained = refused - unexplained
+        return Judgement(
+            severity=Severity.WARNING if is_refused or is_paid else Severity.INFO,
+            confirmed=False,
+            headline=" and ".join(told),
+            message=f"{function} contradicts {percent((refused + paid) / len(run.table))} of the answers"
+            + ("; no right answer is ever rewarded" if never else "")
+            + (f"; {counted(explained, 'right answer')} stated in a way that is never rewarded" if explained else ""),
+            evidence="texts of response and ground_truth; a demand of the verifier that the text does not show, or a "
+            "tolerance, looks the same",
+            advice=f"run {function} on the responses listed, and look at how it finds the answer"
+            if is_refused or is_paid
+            else "no action if the reward asks for a format",
+        )

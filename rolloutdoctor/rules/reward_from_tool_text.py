@@ -1,0 +1,147 @@
+"""RDA016: rewards of responses in which only a tool's text has the answer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from rolloutdoctor.data.answers import IN_MODEL, IN_TOOL, NOWHERE
+from rolloutdoctor.data.schema import STATED_ANSWER
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.ops.bounds import share_bound
+from rolloutdoctor.results.findings import Excluded, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.rules.step import StepView
+
+
+@dataclass(frozen=True)
+class RewardFromToolText(TableRule):
+    """Responses are rewarded for an answer that only a tool wrote.
+
+    ## What it does
+    Finds responses of several turns in which the reference answer stands in what tools or users wrote, and not in what
+    the model wrote, and counts those that are rewarded.
+
+    ## Why it matters
+    A reward function that is given the whole response reads what tools returned as if the model had said it. verl's
+    naive, dapo and batch reward managers decode all tokens of the attention mask, observations included. The policy
+    then learns to call the tool, and never to answer.
+
+    ## How it is measured
+    Turns of others are messages of another role than the assistant's, `<tool_response>`, `<information>` and
+    `<observation>` tags, and turns of ChatML and of Llama. The reference answer (`ground_truth`, of four letters or
+    digits or more) counts as absent from the model's text where not one word of it stands there, so that an answer in
+    other words does not count. The reward function is one of two values, and of several the one that distinguishes
+    best between responses with the answer and without. A warning where more than 10 % of such responses are rewarded,
+    at 99.9 % confidence, and more than of those in which the answer stands nowhere; information for three or more.
+    Exposed: an answer in a third language, or in digits for words, looks the same.
+
+    ## What to do
+    Score the tokens of the response mask alone, or the last message of the model.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> texts = {"response": range(1, 41), "ground_truth": range(1, 41)}
+    >>> batch = toy_batch([[1, 0]] * 20, per_row={**texts, "stated_answer": [128, 192] * 20})
+    >>> diagnose_one("RDA016", batch, trainer=None)
+    'RDA016 warning exposed: tool_only_rewarded 20'
+    """
+
+    code = "RDA016"
+    name = "reward-from-tool-text"
+    references = ("https://github.com/volcengine/verl/pull/6392",)
+    reads = ("reward", "rewards")
+    adds = ("answer",)
+    needs_objective = False
+    needs = ("response", "ground_truth", "reward")
+    uses = ("rewards",)
+
+    share_from: float = 0.1
+    fewest: int = 3
+
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """Where the reference answer stands, as the texts were read."""
+        return {"answer": step.batch.per_row.get(STATED_ANSWER)}
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each response of several turns whose reference answer was looked for, with its reward."""
+        value, place = pl.col("scored"), pl.col("answer").cast(pl.Int64) // 64
+        functions = ["reward", *(name for name in run.rows.columns if name.startswith("rewards/"))]
+        index = [*STEP_KEY, "row", "group_id", "sample_id", "answer"]
+        lines = (
+            run.rows.unpivot(functions, index=index, variable_name="function", value_name="scored")
+            .with_columns(value.cast(pl.Float64), pl.col("function").str.strip_prefix("rewards/"), place=place)
+            .filter(value.is_finite(), pl.n_unique("scored").over("function") <= 2)
+            .with_columns(low=value.min().over("function"), high=value.max().over("function"))
+            .with_columns(paid=(value == pl.col("high")) & ((pl.col("low") < pl.col("high")) | (value > 0)))
+            .filter(pl.col("place") > 0)
+        )
+        paid_at = {at: pl.col("paid").filter(pl.col("place") == at).mean().fill_null(0) for at in (IN_MODEL, NOWHERE)}
+        told = (paid_at[IN_MODEL] - paid_at[NOWHERE]).over("function")
+        chosen = lines.with_columns(told=told).sort("told", descending=True, maintain_order=True)["function"].head(1)
+        return lines.filter(pl.col("function").is_in(chosen.implode()))
+
+    def quantities(self) -> Mapping[str, Quantity]:
+        """Return the number of responses by where the answer stands, and of those rewarded."""
+        paid, place = pl.col("paid"), pl.col("place")
+        return {
+            "tool_only_rewarded": ((paid & (place == IN_TOOL)).sum(), "rows"),
+            "tool_only": ((place == IN_TOOL).sum(), "rows"),
+            "tool_only_rewarded_share": (paid.filter(place == IN_TOOL).mean(), "share"),
+            "nowhere_rewarded_share": (paid.filter(place == NOWHERE).mean(), "share"),
+            "in_model_rewarded_share": (paid.filter(place == IN_MODEL).mean(), "share"),
+        }
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """The rewarded responses."""
+        return table.filter("paid", pl.col("place") == IN_TOOL).with_columns(value=pl.lit(1.0))
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """What is to be seen."""
+        return f"the reference answer is only in what a tool wrote, and {place['function']} is {place['scored']:g}"
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
+        """Nothing to look at."""
+        if run["tool_only"]:
+            return None
+        return Missing(
+            "no response with a reward of two values has its reference answer in a tool's text alone",
+            "record responses of several turns as messages, and reference answers of four letters or digits or more",
+        )
+
+    def excluded(self, run: Measured, context: Context) -> Excluded:
+        """Bound the share of such responses that are rewarded."""
+        found, seen = run.count("tool_only_rewarded"), run.count("tool_only")
+        return Excluded(
+            code=self.code,
+            effect="a rewarded share of the responses with the answer in a tool's text alone",
+            bound=share_bound(found, seen)[1],
+            unit="",
+            estimate=found / seen,
+            limit=self.share_from,
+            seen=seen,
+            of="such responses",
+        )
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """A warning where a share of them is rewarded."""
+        found, seen = run.count("tool_only_rewarded"), run.count("tool_only")
+        if found < self.fewest:
+            return None
+        low, nowhere = share_bound(found, seen)[0], run["nowhere_rewarded_share"]
+        return Judgement(
+            severity=Severity.WARNING if low > max(self.share_from, nowhere or 0.0) else Severity.INFO,
+            confirmed=False,
+            headline=f"{counted(found, 'response')} of {seen:,} with the answer in a tool's text alone are rewarded",
+            message=f"{run.table['function'][0]} is the higher one in {percent(found / seen)} of them, in "
+            f"{percent(run['in_model_rewarded_share'])} of those in which the model wrote the answer, and in "
+            f"{percent(nowhere)} of those without it",
+            evidence="texts of response and ground_truth; the same answer without a common word looks the same",
+            advice="score the tokens of the response mask alone, or the last message of the model",
+        )

@@ -1,0 +1,211 @@
+"""RDA015: equal responses to one prompt with different rewards."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.objective.required_columns import prompt_columns, response_columns
+from rolloutdoctor.ops.bounds import share_bound
+from rolloutdoctor.results.exact import ratio
+from rolloutdoctor.results.findings import Excluded, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
+
+ROUNDING = 0.01
+"""Share of a function's range in the run below which a difference is one of a reward model's bfloat16."""
+
+
+@dataclass(frozen=True)
+class RewardNotAFunction(TableRule):
+    """The same response to the same prompt got different rewards.
+
+    ## What it does
+    Compares the rewards of responses of a group that are equal token by token, for every reward function, and of equal
+    responses to one prompt in other groups and steps.
+
+    ## Why it matters
+    A group baseline turns a difference between equal responses into advantages of opposite sign: noise that no
+    response earned. It comes of a judge model that samples, a verifier that runs into a time limit, a random test, or
+    rewards joined to the wrong rows.
+
+    ## How it is measured
+    `differing` are copies in a group whose reward is another than that of the copy before by more than 1 % of the
+    function's range. `noise_share` is the mean squared difference of copies over that of two responses of their
+    groups: 0 for a function of the response, 1 where equal responses agree no better than different ones. `elsewhere`
+    is about equal responses to the prompt in other groups and steps, where a reward whose weights follow a schedule,
+    one relative to its group, or another reference answer differs by design. The measures are those of the function
+    with most differing copies. Responses that are a part of a trajectory are left out.
+
+    A penalty for length, for truncation or for format is a function of the response, and never differs. Information,
+    since noise may be meant; a warning where half of what the function distinguishes within groups is noise, by three
+    standard errors, for ten differing copies or more. It is not claimed that either reward is the right one.
+
+    ## What to do
+    Score the responses listed once more. If their rewards change, set the judge's temperature to 0, average several
+    verdicts, or raise the time limit of the verifier; if not, the rewards are those of other rows (`RDI004`).
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> batch = toy_batch([[1, 0, 0, 1]], lengths=2, per_token={"response_ids": [[5, 6], [5, 6], [5, 7], [8, 6]]})
+    >>> diagnose_one("RDA015", batch, trainer=None)
+    'RDA015 info exposed: differing 1'
+    """
+
+    code = "RDA015"
+    name = "reward-not-a-function"
+    references = ("https://arxiv.org/abs/2510.00915",)
+    reads = ("reward", "rewards", "prompt", "tokens", "trajectory_id")
+    adds = ("response",)
+    needs_objective = False
+    splits = ("train",)
+
+    limit: float = 0.1
+    warn_above: float = 0.5
+    fewest: int = 10
+    errors: float = 3.0
+
+    def columns(self, context: Context) -> frozenset[str]:
+        """The responses, their groups and rewards."""
+        return response_columns(context.columns) | {"group_id", "reward"}
+
+    def optional_columns(self, context: Context) -> frozenset[str]:
+        """Rewards by function, prompts, and what belongs to one trajectory."""
+        return prompt_columns(context.columns) | {"rewards", "trajectory_id"}
+
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """Hash each response."""
+        has_ids = block.is_logged("response_ids")
+        return {"response": block.prefixes.at_lengths_NK[:, -1] if has_ids else block.row_column("response")}
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each function and response that repeats another one; see `_copies`."""
+        has_tokens, part = pl.col("tokens") > 0, (*STEP_KEY, "trajectory_id")
+        whole = pl.col("trajectory_id").is_null() | (pl.len().over(part) == 1)
+        is_there = pl.when(has_tokens.any().over(STEP_KEY)).then(has_tokens).otherwise(pl.col("response") != 0)
+        named = [name for name in run.rows.columns if name.startswith("rewards/")] or ["reward"]
+        index = [*STEP_KEY, "row", "group", "group_id", "sample_id", "prompt", "response"]
+        value, function = pl.col("value"), pl.col("function")
+        lines = (
+            run.rows.filter(is_there & whole)
+            .unpivot(named, index=index, variable_name="function")
+            .with_columns(value.cast(pl.Float64), function.str.strip_prefix("rewards/"))
+            .filter(value.is_finite())
+            .with_columns(range=(value.max() - value.min()).over("function"))
+            .filter(pl.col("range") > 0)
+        )
+        differing, at_group = pl.col("differs").sum().over("function"), pl.col("at_group")
+        return (
+            _copies(lines)
+            .with_columns(most=(differing * 2 - (pl.col("differs") & ~at_group).sum().over("function")))
+            .sort(pl.col("most"), function, *STEP_KEY, "row", descending=[True, False, False, False, False])
+            .with_columns(chosen=function == function.first())
+            .drop("most")
+        )
+
+    def quantities(self) -> Mapping[str, Quantity]:
+        """Return the number of copies, and of those with another reward."""
+        chosen, differs, at_group = pl.col("chosen"), pl.col("differs"), pl.col("at_group")
+        inside = chosen & at_group
+        return {
+            "differing": ((inside & differs).sum(), "rows"),
+            "copies": (inside.sum(), "rows"),
+            "differing_share": ((inside & differs).sum() / inside.sum(), "share"),
+            "noise_share": (pl.col("apart").filter(inside).sum() / pl.col("chance").filter(inside).sum(), "share"),
+            "differing_elsewhere": ((chosen & ~at_group & differs).sum(), "rows"),
+            "copies_elsewhere": ((chosen & ~at_group).sum(), "rows"),
+        }
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Copies whose rewards differ most."""
+        return table.filter("chosen", "differs").with_columns(value=pl.col("apart").sqrt())
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """Name the other copy and its reward."""
+        return f"{number(place['value_of'])}, and {number(place['before'])} for the same response in {place['twin']}"
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
+        """No response that repeats another one."""
+        if len(run.table):
+            return None
+        return Missing("no response with a reward that varies repeats another one to its prompt", "widen --steps")
+
+    def excluded(self, run: Measured, context: Context) -> Excluded:
+        """Bound the share of copies with another reward."""
+        seen = run.count("copies") + run.count("copies_elsewhere")
+        return Excluded(
+            code=self.code,
+            effect="a share of equal responses with another reward",
+            bound=share_bound(0, seen)[1],
+            unit="",
+            estimate=0.0,
+            limit=self.limit,
+            seen=seen,
+            of="repeated responses",
+        )
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """Information, and a warning where noise is half of what a function distinguishes."""
+        inside, elsewhere = run.count("differing"), run.count("differing_elsewhere")
+        if not inside and not elsewhere:
+            return None
+        function, noise = run.table["function"][0], percent(run["noise_share"])
+        others = run.table.filter("differs", ~pl.col("chosen"))["function"].unique().sort().to_list()
+        off = pl.col("apart") - self.warn_above * pl.col("chance")
+        inner = run.table.filter("chosen", "at_group")
+        total, squares = inner.select(total=off.sum(), squares=(off**2).sum()).row(0)
+        is_noise = inside >= self.fewest and (ratio(total, sqrt(squares)) or 0.0) >= self.errors
+        if inside:
+            told = f"{counted(inside, 'response')} of {run.count('copies'):,} that repeat another one of their group"
+            message = f"noise is {noise} of the squared differences of {function} within groups"
+            evidence = "equal responses; the file does not say whether the reward is noisy by design or of another row"
+            advice = "score the responses listed once more: if their rewards change, make the reward deterministic or "
+            advice += "average several verdicts; if not, look at how rewards are joined to rows"
+        else:
+            copies = run.count("copies_elsewhere")
+            told = f"{counted(elsewhere, 'response')} of {copies:,} that recur in another group or step"
+            message = "equal responses of one group have equal rewards"
+            evidence = "a schedule, a reward relative to its group, or another reference answer looks the same"
+            advice = "none if the reward is meant to change between steps or groups"
+        return Judgement(
+            severity=Severity.WARNING if is_noise else Severity.INFO,
+            confirmed=False,
+            headline=f"{told} have another {function}"
+            + (f": {noise} of its differences are noise" if is_noise else ""),
+            message=message + (f"; {', '.join(others)} differ, too" if others else ""),
+            evidence=evidence,
+            advice=advice,
+        )
+
+
+def _copies(lines: pl.DataFrame) -> pl.DataFrame:
+    """Responses that repeat one of their group (`at_group`), or as the first of their group one to their prompt.
+
+    `before` is the reward of the one before, `apart` the squared difference, and `chance` the mean squared difference
+    from the other rewards of the group.
+    """
+    value, names = pl.col("value"), ("value", "sample_id")
+    group, kind = [*STEP_KEY, "group", "function"], [*STEP_KEY, "group", "function", "response"]
+    size, centred = pl.len().over(group), (value - value.mean().over(group)) ** 2
+    lines = lines.with_columns(
+        at_group=~pl.struct(kind).is_first_distinct(),
+        chance=(size * centred + centred.sum().over(group)) / (size - 1),
+    )
+    inside = lines.with_columns(pl.col(names).shift(1).over(kind).name.prefix("before_")).filter("at_group")
+    first = lines.filter(~pl.col("at_group"), pl.col("prompt") != 0)
+    key = ["prompt", "response", "function"]
+    across = first.with_columns(pl.col(names).shift(1).over(key).name.prefix("before_")).drop_nulls("before_value")
+    return (
+        pl.concat([inside, across])
+        .rename({"before_value": "before", "before_sample_id": "twin"})
+        .with_columns(apart=(value - pl.col("before")) ** 2, value_of=value)
+        .with_columns(differs=pl.col("apart") > (ROUNDING * pl.col("range")) ** 2)
+    )

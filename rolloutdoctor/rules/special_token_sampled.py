@@ -1,0 +1,140 @@
+"""RDI018: placeholders of images that the policy sampled."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from rolloutdoctor.data.schema import PLACEHOLDER
+from rolloutdoctor.evaluation.run_tables import RunTables
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, counted, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
+
+
+@dataclass(frozen=True)
+class SpecialTokenSampled(TableRule):
+    """The policy sampled a token that stands for an image or a video.
+
+    ## What it does
+    Finds the id of which a prompt has a long run, as processors write it for an image, and counts trained tokens of the
+    response that are this id. It needs no tokenizer.
+
+    ## Why it matters
+    Models pair each run of placeholders with an image. One that the policy sampled has no image behind it: the pairing
+    moves or breaks, positions and features are those of something else, or the trainer ends with a shape error after
+    hours.
+
+    ## How it is measured
+    A placeholder is an id with a run of 64 or more between other ids of the prompt (`prompt_ids`); a run at either end
+    is padding. Trained tokens of this id count in responses to the prompt, the last token aside. Where their runs have
+    16 tokens or more they are an image that a tool returned, and trained by a wrong mask (`RDI006`). An id is that of
+    an ordinary token, such as a digit of a grid, where more than one response in twenty has it (five at least), or less
+    than one prompt in ten. A warning from one such token on, exposed: a rare token that prompts repeat looks the same.
+    The placeholder of a video is not known where the prompts have images alone.
+
+    ## What to do
+    Keep the sampler from these ids: a logit bias or bad words in vLLM and SGLang, verl from the release that masks
+    them.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> ids = [[9, 5, 6, 7]] + [[5, 6, 7, 8]] * 39
+    >>> prompts = {"prompt_ids": range(1, 41), "placeholder": [9] * 40}
+    >>> batch = toy_batch([[1, 0]] * 20, per_token={"response_ids": ids}, per_row=prompts)
+    >>> diagnose_one("RDI018", batch, trainer=None)
+    'RDI018 warning exposed: sampled_tokens 1'
+    """
+
+    code = "RDI018"
+    name = "special-token-sampled"
+    references = (
+        "https://github.com/volcengine/verl/issues/5817",
+        "https://github.com/volcengine/verl/pull/7038",
+    )
+    adds = ("placeholder", "placeholders", "runs")
+    needs_objective = False
+    needs = ("prompt_ids", "response_ids", "response_mask")
+    splits = ("train",)
+
+    ordinary: float = 0.05
+    fewest: int = 5
+    images_from: float = 0.1
+    image: int = 16
+
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """Count trained placeholders of each row, and their runs."""
+        import torch
+
+        id_N = block.of_step(PLACEHOLDER)
+        if id_N is None or not block.is_logged("response_ids"):
+            return dict.fromkeys(self.adds, torch.full_like(block.trained_n, -1))
+        id_n = id_N[block.rows]
+        is_there_T = (block.column("response_ids") == block.runs.expand(id_n)) & block.trained_T
+        # The end-of-sequence token may be the one that pads prompts.
+        ends_n = block.runs.offsets[1:][block.runs.lengths > 0] - 1
+        is_there_T[ends_n] = False
+        starts_T = is_there_T.clone()
+        starts_T[1:] &= ~is_there_T[:-1]
+        return {"placeholder": id_n, "placeholders": block.row_sum(is_there_T), "runs": block.row_sum(starts_T)}
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each response to a prompt with a placeholder."""
+        found, runs, own = pl.col("placeholders"), pl.col("runs"), "placeholder"
+        sampled = pl.when((found > 0) & (found < self.image * runs)).then(found).otherwise(0.0)
+        has_it, rows = (pl.col("sampled") > 0).sum().over(own), pl.len().over(own)
+        is_ordinary = (has_it > self.ordinary * rows) & (has_it >= self.fewest)
+        return (
+            run.rows.with_columns(sampled=sampled)
+            .with_columns(is_text=is_ordinary | (rows < self.images_from * pl.len()))
+            .filter(pl.col(own) >= 0)
+            .with_columns(value=pl.when(~pl.col("is_text")).then("sampled").otherwise(0.0))
+        )
+
+    def quantities(self) -> Mapping[str, Quantity]:
+        """Return the number of such tokens."""
+        return {
+            "sampled_tokens": (pl.sum("value"), "tokens"),
+            "rows": ((pl.col("value") > 0).sum(), "rows"),
+            "responses": (pl.len(), "rows"),
+        }
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Responses with most of them."""
+        return table
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """Name the id."""
+        return f"{counted(place['sampled'], 'token')} with the id {place['placeholder']:.0f}"
+
+    def vacuous_reason(self, run: Measured, context: Context) -> str | None:
+        """No prompt with an image."""
+        if not len(run.table):
+            return "no prompt has a run of 64 equal ids, as one with an image has"
+        if run.table["is_text"].all():
+            return "the ids of which prompts have long runs are in many responses or few prompts: ordinary tokens"
+        return None
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """A warning from one such token on."""
+        tokens, rows = run.count("sampled_tokens"), run.count("rows")
+        if not tokens:
+            return None
+        ids = run.table.filter(pl.col("value") > 0)["placeholder"].unique().sort().to_list()
+        named = ", ".join(f"{one:.0f}" for one in ids)
+        return Judgement(
+            severity=Severity.WARNING,
+            confirmed=False,
+            headline=f"the policy sampled {counted(tokens, 'placeholder')} of an image (id {named}) in "
+            f"{counted(rows, 'response')} of {run.count('responses'):,}",
+            message=f"{percent(rows / run.count('responses'))} of the responses have trained tokens of the id that "
+            "stands for an image in their prompt, and no image behind them",
+            evidence="the id has a run of 64 or more in the prompt, and is rare in responses",
+            advice=f"keep the sampler from the id {named} (logit bias or bad words), and mask these tokens",
+        )
