@@ -9,6 +9,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import support
 from fuzz.harness import run
 from proof.table import claimed, markdown
 
@@ -101,8 +102,9 @@ def parity_table() -> str:
         ("causes", "causes", causes_table),
         ("metrics", "metrics", metrics_table),
         ("parity", "exact", parity_table),
+        pytest.param("support", "support", support.whole, marks=pytest.mark.slow),
     ],
-    ids=["rules", "columns", "rows", "fixes", "causes", "metrics", "parity"],
+    ids=["rules", "columns", "rows", "fixes", "causes", "metrics", "parity", "support"],
 )
 def test_table_is_what_the_code_says(name, page, table_of):
     path = ROOT / "docs" / f"{page}.md"
