@@ -236,17 +236,22 @@ def section(one: Broken, sentence: str) -> str:
     return "\n\n".join(parts)
 
 
-def draw(one: Broken, path: Path) -> None:
-    """Write the picture, in few colours."""
+def shrink(path: Path) -> None:
+    """Make a picture smaller, in few colours."""
     from PIL import Image
 
+    with Image.open(path) as image:
+        small = image.convert("RGB").resize([side * 5 // 8 for side in image.size], Image.Resampling.LANCZOS)
+        small.quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+def draw(one: Broken, path: Path) -> None:
+    """Write the picture."""
     target = IMAGES / f"{one.name}.png"
     target.parent.mkdir(exist_ok=True)
     code, _, said, _ = run(["plot", one.picture, str(path), *one.more, "-o", str(target), "--device", "cpu"], ROOT)
     assert code == 0, said
-    with Image.open(target) as image:
-        small = image.convert("RGB").resize([side * 5 // 8 for side in image.size], Image.Resampling.LANCZOS)
-        small.quantize(COLORS, dither=Image.Dither.NONE).save(target, optimize=True)
+    shrink(target)
 
 
 def sections_of(page: str) -> dict[str, str]:
