@@ -39,6 +39,10 @@ HOLDS = {
 """What a dump holds to the columns of which one has it."""
 
 
+MARKUP = r"\\\g<0>"
+"""A character that is no markup."""
+
+
 def dumps_of(writer: str) -> list[Importer]:
     """Return the importers of what a trainer writes by itself: they have its name, or begin with it."""
     return [one for one in DUMPED if f"{one.name}-".startswith(f"{writer}-")]
@@ -115,7 +119,7 @@ def whole() -> str:
     rows = ["| trainer | releases | log alone | its own dump | recorded |", "| --- | --- | ---: | --- | --- |"]
     for writer in writers():
         dumps = (
-            f"{one.summary}: {words}; **{rules}**"
+            f"{re.sub('[*_]', MARKUP, one.summary)}: {words}; **{rules}**"
             for one in dumps_of(writer)
             for rules, words in [dumped(writer, one.name)]
         )

@@ -105,8 +105,9 @@ def parity_table() -> str:
         ("metrics", "metrics", metrics_table),
         ("parity", "exact", parity_table),
         pytest.param("support", "support", support.whole, marks=pytest.mark.slow),
+        pytest.param("support", "../README", support.short, marks=pytest.mark.slow),
     ],
-    ids=["rules", "columns", "rows", "fixes", "causes", "metrics", "parity", "support"],
+    ids=["rules", "columns", "rows", "fixes", "causes", "metrics", "parity", "support", "support in short"],
 )
 def test_table_is_what_the_code_says(name, page, table_of):
     path = ROOT / "docs" / f"{page}.md"
