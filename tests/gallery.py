@@ -254,6 +254,11 @@ def draw(one: Broken, path: Path) -> None:
     shrink(target)
 
 
+def without_digits(text: str) -> str:
+    """Return a text without its line breaks and numbers, which other processors round otherwise."""
+    return re.sub(r"\d[\d.,e+-]*", "#", " ".join(text.split()))
+
+
 def sections_of(page: str) -> dict[str, str]:
     """Return the first sentence of each training, by its title."""
     return dict(re.findall(r"^## (.*?)\n.*?```text\n(.*?)\n```", page, re.MULTILINE | re.DOTALL))

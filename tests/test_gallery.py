@@ -4,7 +4,6 @@
 """
 
 import os
-import re
 
 import pytest
 
@@ -15,10 +14,6 @@ import gallery
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def without_digits(text):
-    return re.sub(r"\d[\d.,e+-]*", "#", " ".join(text.split()))
-
-
 @pytest.mark.slow(every=True)
 @pytest.mark.parity
 @pytest.mark.parametrize("one", gallery.BROKEN, ids=[one.name for one in gallery.BROKEN])
@@ -27,10 +22,10 @@ def test_the_report_begins_as_the_page_says(one, tmp_path):
     assert code == one.code
     text = gallery.PAGE.read_text(encoding="utf-8")
     shown = gallery.sections_of(text)[one.title]
-    if os.environ.get("UPDATE") and without_digits(sentence) != without_digits(shown):
+    if os.environ.get("UPDATE") and gallery.without_digits(sentence) != gallery.without_digits(shown):
         gallery.PAGE.write_text(text.replace(shown, sentence), encoding="utf-8")
         shown = sentence
-    assert without_digits(sentence) == without_digits(shown)
+    assert gallery.without_digits(sentence) == gallery.without_digits(shown)
 
 
 def test_the_page_has_every_training_with_a_picture():

@@ -12,17 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from gallery import shrink
+from gallery import shrink, without_digits
 
 pytest.importorskip("trl")
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "tutorial.md"
 BLOCK = re.compile(r"^```(python|sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-def without_digits(text):
-    return re.sub(r"\d[\d.,e+-]*", "#", " ".join(text.split()))
 
 
 def printed(line, folder):
