@@ -6,7 +6,7 @@ COMPARING := tests/sample_data tests/goldens tests/rules tests/views tests/recor
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: calibrate demo docs dynamics images labelled test test-slow test-portable test-lowest parity lint types bench samples rule clean
+.PHONY: calibrate demo docs dynamics gallery images labelled test test-slow test-portable test-lowest parity lint types bench samples rule clean
 
 demo: $(VENV)/.core
 	@echo "A real TRL run:"
@@ -69,6 +69,10 @@ docs: $(VENV)/.dev
 images: $(VENV)/.core
 	$(BIN)/rolloutdoctor plot advantages sample_data/verl_rejected.parquet --fix rejected-rows -o docs/images/advantages.png
 	$(BIN)/rolloutdoctor plot kl sample_data/slime_ppo.parquet -o docs/images/kl.png
+
+# Broken trainings, their reports and pictures: docs/gallery.md. Two minutes.
+gallery: $(VENV)/.dev
+	$(BIN)/python tests/gallery.py
 
 # A new rule: its file, its test and its line in the table; see CONTRIBUTING.md.
 rule: $(VENV)/.dev

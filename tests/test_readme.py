@@ -9,6 +9,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import support
 from fuzz.harness import run
 from proof.table import claimed, markdown
 
@@ -25,6 +26,8 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINES = 150
 """Lines of the README at most."""
+COLUMNS_SHOWN = 80
+"""Columns of outputs."""
 
 
 def rules_table() -> str:
@@ -111,8 +114,10 @@ def parity_table() -> str:
         ("causes", "causes", causes_table),
         ("metrics", "metrics", metrics_table),
         ("parity", "exact", parity_table),
+        pytest.param("support", "support", support.whole, marks=pytest.mark.slow),
+        pytest.param("support", "../README", support.short, marks=pytest.mark.slow),
     ],
-    ids=["rules", "columns", "rows", "fixes", "causes", "metrics", "parity"],
+    ids=["rules", "columns", "rows", "fixes", "causes", "metrics", "parity", "support", "support in short"],
 )
 def test_table_is_what_the_code_says(name, page, table_of):
     path = ROOT / "docs" / f"{page}.md"
@@ -138,7 +143,7 @@ def outputs():
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "line", "shown"), [pytest.param(*one, id=one[1][2:]) for one in outputs()])
 def test_output_is_what_the_command_prints(page, line, shown):
-    _, printed, _, _ = run([*shlex.split(line)[2:], "--device", "cpu"], ROOT)
+    _, printed, _, _ = run([*shlex.split(line)[2:], "--device", "cpu"], ROOT, COLUMNS_SHOWN)
     first, is_cut, _ = shown.partition("...\n")
     count = len(first.splitlines())
     expected = "".join(printed.splitlines(keepends=True)[:count]) if is_cut else printed
@@ -147,6 +152,14 @@ def test_output_is_what_the_command_prints(page, line, shown):
         page.write_text(text.replace(first, expected), encoding="utf-8")
         first = expected
     assert first == expected
+
+
+def test_the_parts_of_a_report_that_are_explained_are_in_the_one_shown():
+    (shown,) = (shown for page, _, shown in outputs() if page.name == "report.md")
+    text = (ROOT / "docs" / "report.md").read_text(encoding="utf-8").partition("## Verdicts")[0]
+    parts = re.findall(r"^\| `([^`]+)`", text, re.MULTILINE)
+    assert len(parts) > 8
+    assert [part for part in parts if part not in shown] == []
 
 
 def test_the_readme_is_short():

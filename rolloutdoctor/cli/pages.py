@@ -206,7 +206,7 @@ def trainers(name: str | None = None, *, as_json: bool = False) -> str:
         )
     if as_json:
         return json.dumps(body, indent=2)
-    lines = []
+    lines = [] if wanted else _support()
     for page, trainer in zip(body, chosen, strict=True):
         lines.append(f"{trainer.name}  (versions from {trainer.oldest}; defaults of {page['version']})")
         at = parse_version(version or trainer.newest)
@@ -235,6 +235,22 @@ def trainers(name: str | None = None, *, as_json: bool = False) -> str:
     if not wanted:
         lines += [f"{planned}: {why}." for planned, why in PLANNED.items()]
     return "\n".join(lines)
+
+
+def _support() -> list[str]:
+    """What is read and computed of each trainer, a line each."""
+    from rolloutdoctor.metric_names.table import SAME
+    from rolloutdoctor.metric_names.table import TRAINERS as LOGGED
+    from rolloutdoctor.trainers.table import TRAINERS
+
+    lines = [f"{'trainer':<15} {'releases':<17} metrics  rollouts"]
+    for name in dict.fromkeys((*TRAINERS, *LOGGED)):
+        trainer, known = TRAINERS.get(name), len(LOGGED.get(SAME.get(name, name), ()))
+        releases = "log alone" if trainer is None else " to ".join(dict.fromkeys((trainer.oldest, trainer.newest)))
+        record = "record with rolloutdoctor.recorders.own_loop" if trainer is None else trainer.recording.get("*", "")
+        lines.append(_hanging(f"{name:<15} {releases:<17} {known:>7}  ", record, 42))
+    lines += ["", "metrics: names in its log that are understood; `rolloutdoctor metrics TRAINER` defines them."]
+    return [*lines, "`rolloutdoctor check PATH --from ?` lists the dumps that are read. Options and defaults:", ""]
 
 
 def metrics(trainer: str | None = None, *, as_json: bool = False) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.audit import AuditEntry, Cause
 from rolloutdoctor.results.display import Displayed
+from rolloutdoctor.results.rule_pages import page_of
 from rolloutdoctor.results.vitals import Vital
 
 if TYPE_CHECKING:
@@ -107,6 +108,11 @@ class Finding(Displayed):
     cause: Cause | None = None
     why: str = ""
     follows_from: str | None = None
+
+    @property
+    def page(self) -> str:
+        """Where the page of its rule is: an address, or the command that prints it."""
+        return page_of(self.code)
 
     @property
     def onset(self) -> float | None:

@@ -1,6 +1,7 @@
 """One line a rule, for logs and grep."""
 
 from rolloutdoctor.results.findings import Finding, Report
+from rolloutdoctor.results.rule_pages import page_of
 from rolloutdoctor.views.audit_words import audit_lines
 from rolloutdoctor.views.style import Style, plain
 
@@ -15,6 +16,8 @@ def render(report: Report, style: Style) -> str:
     lines += [f"clean {words}" for words in report.clean_words()]
     lines += [f"not applicable {one.code} {one.name}: {plain(one.reason, 200)}" for one in report.not_applicable]
     lines += [f"skipped {one.code} {one.name}: {plain(one.reason, 200)}" for one in report.skipped]
+    if report.findings:
+        lines.append(f"rules: {page_of('CODE')} explains a finding")
     lines.append(f"{counts(report)}.")
     return "\n".join(lines) + "\n"
 

@@ -19,6 +19,7 @@ def render(report: Report, style: Style) -> str:
                 found.message,
                 f"evidence: {found.evidence}",
                 f"do: {found.advice}",
+                f"rule: {found.page}",
             ],
         )
         for found in report.findings

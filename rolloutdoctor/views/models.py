@@ -122,6 +122,7 @@ class Finding(Model):
     examples: list[Place]
     fix: Text | None
     references: list[Url]
+    page: Text
     cause: Cause | None = _unless(None)
 
 

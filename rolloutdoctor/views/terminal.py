@@ -9,6 +9,7 @@ from rich.text import Text
 
 from rolloutdoctor.results.findings import Finding, Report, Severity
 from rolloutdoctor.results.related import explanation
+from rolloutdoctor.results.rule_pages import page_of
 from rolloutdoctor.views.audit_words import audit_line, audit_lines
 from rolloutdoctor.views.concise import counts, standing
 from rolloutdoctor.views.layout import as_text, assumptions, configuration, hanging, header, many
@@ -68,7 +69,7 @@ def _in_short(report: Report, style: Style) -> Iterator[RenderableType]:
     for note in report.notes:
         yield hanging(Text("note"), Text(plain(note, 400)), 11)
     if report.findings or untested:
-        yield Text("-v shows everything: measures, places, options, and what each rule would need.")
+        yield Text(f"`{page_of('CODE')}` explains a rule; -v shows measures, places and options.")
 
 
 def _untested(report: Report) -> str:

@@ -9,8 +9,8 @@ from rich.text import Text
 from rolloutdoctor.results.vitals import Vital
 from rolloutdoctor.views.style import Style
 
-_WIDTH = 24
-"""Columns of a sparkline."""
+_WIDEST, _NARROWEST = 24, 8
+"""Columns of a sparkline, as a line leaves room for it."""
 
 _LEVELS = ("▁▂▃▄▅▆▇█", "_.-=+*#@")
 """From the lowest to the highest, with and without Unicode."""
@@ -19,25 +19,34 @@ _LEVELS = ("▁▂▃▄▅▆▇█", "_.-=+*#@")
 def vital_lines(vitals: Sequence[Vital], style: Style) -> Iterator[RenderableType]:
     """Yield one line for each quantity."""
     wide = max(len(one.title) for one in vitals)
+    first, last = (max(len(_number(getattr(one, end))) for one in vitals) for end in ("first", "last"))
     arrow = "→" if style.unicode else "->"
-    for one in vitals:
-        marks = ", ".join(f"{code} from step {step}" for step, code in one.marks)
-        line = Text(f"{one.title:<{wide}}  {_number(one.first):>9} {arrow} {_number(one.last):<9}")
-        line.append(f"{sparkline(one.series, unicode=style.unicode):<{_WIDTH}}", style="cyan" if style.color else "")
-        line.append(f"  {_number(one.least)} to {_number(one.largest)}", style="dim" if style.color else "")
-        if marks:
-            line.append(f"  {marks}", style="bold yellow" if style.color else "")
+    heads = [
+        f"{one.title:<{wide}}  {_number(one.first):>{first}} {arrow} {_number(one.last):<{last}}  " for one in vitals
+    ]
+    ranges = [f"  {_number(one.least)} to {_number(one.largest)}" for one in vitals]
+    marks = [", ".join(f"{code} from step {step}" for step, code in one.marks) for one in vitals]
+    tails = [f"{range_}  {mark}" if mark else range_ for range_, mark in zip(ranges, marks, strict=True)]
+    room = style.width - max(len(head) + len(tail) for head, tail in zip(heads, tails, strict=True))
+    columns = max(_NARROWEST, min(_WIDEST, room))
+    for one, head, range_, mark in zip(vitals, heads, ranges, marks, strict=True):
+        line = Text(head)
+        drawn = sparkline(one.series, columns, unicode=style.unicode)
+        line.append(f"{drawn:<{columns}}", style="cyan" if style.color else "")
+        line.append(range_, style="dim" if style.color else "")
+        if mark:
+            line.append(f"  {mark}", style="bold yellow" if style.color else "")
         line.no_wrap, line.overflow = True, "ellipsis" if style.unicode else "crop"
         yield line
 
 
-def sparkline(series: Sequence[float], *, unicode: bool = True) -> str:
-    """Draw a series in a line of text, its smallest mean at the bottom.
+def sparkline(series: Sequence[float], columns: int = _WIDEST, *, unicode: bool = True) -> str:
+    """Draw a series in a line of text of so many columns at most, its smallest mean at the bottom.
 
     >>> sparkline([0.0, 1.0, 2.0, 3.0])
     '▁▃▆█'
     """
-    means, levels = _buckets(series, _WIDTH), _LEVELS[0 if unicode else 1]
+    means, levels = _buckets(series, columns), _LEVELS[0 if unicode else 1]
     low, high = min(means), max(means)
     if high == low:
         return levels[0] * len(means)

@@ -28,15 +28,15 @@ class Stream(io.TextIOWrapper):
         return self.buffer.getvalue().decode()
 
 
-def run(arguments, folder):
-    """Run a command line in a folder: exit code, stdout, stderr, warnings."""
+def run(arguments, folder, columns=100):
+    """Run a command line in a folder and so many columns: exit code, stdout, stderr, warnings."""
     out, err = Stream(), Stream()
     before = Path.cwd()
     os.chdir(folder)
     try:
         with (
             mock.patch.object(sys, "argv", ["rolloutdoctor", *arguments]),
-            mock.patch.dict(os.environ, {"ROLLOUTDOCTOR_DEBUG": "1", "COLUMNS": "100"}),
+            mock.patch.dict(os.environ, {"ROLLOUTDOCTOR_DEBUG": "1", "COLUMNS": str(columns)}),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
             warnings.catch_warnings(record=True) as warned,

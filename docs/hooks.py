@@ -1,0 +1,82 @@
+"""Hook of mkdocs: a page for each rule, made of what `rolloutdoctor rule CODE` prints, and links to it from all pages.
+
+The pages are made when the site is built: as files they would repeat the docstring of every rule.
+"""
+
+import re
+from collections.abc import Iterator
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from rolloutdoctor.cli import pages
+from rolloutdoctor.rules.table import FAMILIES, RULES
+
+INDEX = "What it finds"
+"""Entry of the menu that gets the pages, by family."""
+
+_FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"(?<!\[)`(RD[A-Z]\d{3})`(?!\])")
+_DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
+
+
+def page_of(code: str) -> str:
+    """Return the page of a rule as Markdown."""
+    title, body = pages.rule(code).split("\n\n", 1)
+    body = body.replace("(see `rolloutdoctor fixes`)", "(see [fixes](../fixes.md))")
+    body = _DOCTEST.sub(lambda found: f"```pycon\n{found[0]}\n```", body)
+    body = re.sub(r"(?<=## Measures\n).+", lambda found: re.sub(r"\w+", r"`\g<0>`", found[0]), body)
+    body = re.sub(r"^https://\S+$", r"- <\g<0>>", body, flags=re.MULTILINE)
+    return f"# {title.partition(' (')[0]}\n\n" + re.sub(r"^(## .*)\n", r"\1\n\n", body, flags=re.MULTILINE) + "\n"
+
+
+def linked(text: str, at: str) -> str:
+    """Return a page with every code of a rule as a link to its page, but in headings, code and its own page."""
+    up = "../" * at.count("/")
+    known = {rule.code for rule in RULES} - {at.removeprefix("rules/").removesuffix(".md")}
+
+    def link(found: re.Match[str]) -> str:
+        return f"[{found[0]}]({up}rules/{found[1]}.md)" if found[1] in known else found[0]
+
+    def parts() -> Iterator[str]:
+        start = 0
+        for fence in _FENCE.finditer(text):
+            yield prose(text[start : fence.start()])
+            yield fence[0]
+            start = fence.end()
+        yield prose(text[start:])
+
+    def prose(part: str) -> str:
+        lines = part.split("\n")
+        return "\n".join(one if one.startswith(("#", "    ")) else _CODE.sub(link, one) for one in lines)
+
+    return "".join(parts())
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Enter the pages in the menu, below the table of all rules."""
+    for section in config.nav or ():
+        entries = next(iter(section.values()))
+        if isinstance(entries, list) and {INDEX: "rules.md"} in entries:
+            entries[:] = [one for entry in entries for one in ((entry,) if entry != {INDEX: "rules.md"} else _rules())]
+    return config
+
+
+def _rules() -> Iterator[dict[str, object]]:
+    yield {INDEX: "rules.md"}
+    for start, words in FAMILIES.items():
+        here = [rule for rule in RULES if rule.code.startswith(start)]
+        yield {f"{start}: {words}": [{f"{one.code} {one.name}": f"rules/{one.code}.md"} for one in here]}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages."""
+    for rule in RULES:
+        files.append(File.generated(config, f"rules/{rule.code}.md", content=page_of(rule.code)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Link the rules that a page names."""
+    return linked(markdown, page.file.src_uri)
