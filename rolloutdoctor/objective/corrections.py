@@ -70,6 +70,7 @@ class TermWeight:
         log_ratio_bound: the log-ratio of each token is clamped to this absolute value; None: not clamped.
         on_kl: the KL term is multiplied too.
         nan_is_one: where there is nothing to compare with, the log-probs count as equal; False: NaN goes through.
+        nan_log_prob: what a log-prob of `against` that is NaN counts as, of importance weights; None: NaN.
         inside: the policy term takes the weights in by itself.
         of_rank: a quantile is that of the micro-batch of the rank, not of the micro-batches of all ranks together.
     """
@@ -86,6 +87,7 @@ class TermWeight:
     log_ratio_bound: float | None = None
     on_kl: bool = False
     nan_is_one: bool = False
+    nan_log_prob: float | None = None
     inside: bool = False
     of_rank: bool = False
 

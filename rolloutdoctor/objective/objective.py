@@ -134,6 +134,7 @@ class Surrogate:
             derivative is the same, but for a log-ratio beyond its bound, where there is none.
         empty_share: a row without a trained token has a term too: minus this share of its advantage. A share of 0
             lets only NaN and infinity through, as 0 times the advantage does; None: such a row has no term.
+        nan_log_prob: what a log-prob of `old` that is NaN counts as; None: NaN goes through.
         numbers: further parameters, by the names that the function of the kind documents.
     """
 
@@ -147,6 +148,7 @@ class Surrogate:
     coef: float = 1.0
     live_ratio: bool = False
     empty_share: float | None = None
+    nan_log_prob: float | None = None
     numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
@@ -174,6 +176,7 @@ class KlTerm:
             ratio that is not finite then counts as 0. To the policy's own it is 1 and still has a derivative, so that
             the term's value is k and its derivative k' + k.
         input_bound: bound on the absolute log-ratio to the reference, before any estimator; None: none.
+        bounds_ratio: beyond that bound a ratio has no derivative either.
         clamp: bound on the absolute value after weighting.
         log_probs: the column compared with the reference; in the loss only the policy's have a derivative.
         reference: the column that they are compared with: the reference's, or those of another engine or pass.
@@ -189,6 +192,7 @@ class KlTerm:
     ratio_level: Literal["token", "sequence"] = "token"
     ratio_to: Literal["policy_log_probs", "rollout_log_probs"] | None = None
     input_bound: float | None = None
+    bounds_ratio: bool = True
     clamp: float | None = None
     log_probs: Literal["policy_log_probs", "old_log_probs", "rollout_log_probs"] = "policy_log_probs"
     reference: Literal["ref_log_probs", "old_log_probs", "rollout_log_probs"] = "ref_log_probs"
@@ -231,7 +235,7 @@ class Aggregation:
     """
 
     mode: str
-    length: int | None = None
+    length: float | None = None
     counted_in_loss: bool = True
     counted_before_rejection: bool = False
     needs_micro_batches: bool = False
