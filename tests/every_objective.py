@@ -28,6 +28,7 @@ KL = {
     "nemo-rl": {},
     "ms-swift": {"beta": 0.04},
     "skyrl": {},
+    "open-instruct": {},
 }
 BOUNDS = {
     "tokens": {"rollout_is": "token", "rollout_is_threshold": 1.3, "rollout_is_batch_normalize": True},

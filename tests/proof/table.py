@@ -36,6 +36,7 @@ TRAINERS = {
     "ms-swift": "ms-swift",
     "skyrl": "SkyRL",
     "unsloth": "Unsloth",
+    "open-instruct": "open-instruct",
 }
 
 
