@@ -29,6 +29,7 @@ KL = {
     "ms-swift": {"beta": 0.04},
     "skyrl": {},
     "open-instruct": {},
+    "areal": {"kl_ctl": 0.1, "ref.path": "model"},
 }
 BOUNDS = {
     "tokens": {"rollout_is": "token", "rollout_is_threshold": 1.3, "rollout_is_batch_normalize": True},

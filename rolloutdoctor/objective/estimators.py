@@ -156,6 +156,19 @@ SPECS: dict[str, EstimatorSpec] = {
             normalised_over="tokens",
         ),
         EstimatorSpec(
+            "scores_to_go",
+            "reward at the last token, less the KL penalty, discounted to go",
+            axis=Axis.TRAINED_TOKENS,
+            baseline=None,
+        ),
+        EstimatorSpec(
+            "group_scores_to_go",
+            "reward - mean at the last token, less the KL penalty, discounted to go",
+            axis=Axis.TRAINED_TOKENS,
+            columns=frozenset({"group_id"}),
+            divides=True,
+        ),
+        EstimatorSpec(
             "as_stored",
             "the advantages that the file holds",
             axis=Axis.TRAINED_TOKENS,

@@ -75,6 +75,9 @@ class AdvantageRule:
         whitened_moments: which of the two are over that, the other being over the trained tokens; and whether the
             variance is about the mean of its own tokens, not about the one that is subtracted.
         bounds: what the advantages are clamped to in the end; None: nothing.
+        whitening_epsilon: added to the standard deviation that a whitening divides by; None: 1e-8 to its square.
+        masked_end: the score of a row whose last response token is masked counts; or it enters the baseline and is lost
+            to the row's own advantage.
         zero_tail: no baseline where the only longest row of a group is beyond every other (optimal token baselines).
     """
 
@@ -103,6 +106,8 @@ class AdvantageRule:
     whitened_over: Literal["trained", "rank", "response", "padded"] = "trained"
     whitened_moments: Literal["both", "mean", "variance", "mean-own-centre", "variance-own-centre"] = "both"
     bounds: tuple[float, float] | None = None
+    whitening_epsilon: float | None = None
+    masked_end: Literal["counts", "lost"] = "counts"
     zero_tail: bool = True
 
     @property
@@ -179,7 +184,8 @@ class KlTerm:
         bounds_ratio: beyond that bound a ratio has no derivative either.
         clamp: bound on the absolute value after weighting.
         log_probs: the column compared with the reference; in the loss only the policy's have a derivative.
-        reference: the column that they are compared with: the reference's, or those of another engine or pass.
+        reference: the column that they are compared with: the reference's, or those of another engine or pass; inside
+            the reward it may be none, and the log-probs are compared with 0.
         masked: inside the reward, only tokens of the mask before rejection are penalised; False: every token is.
         of_trained: that mask is the one after it.
         coef_metric: the logged metric that holds the coefficient of each step; None: it is `coef` in every step.
@@ -195,7 +201,7 @@ class KlTerm:
     bounds_ratio: bool = True
     clamp: float | None = None
     log_probs: Literal["policy_log_probs", "old_log_probs", "rollout_log_probs"] = "policy_log_probs"
-    reference: Literal["ref_log_probs", "old_log_probs", "rollout_log_probs"] = "ref_log_probs"
+    reference: Literal["ref_log_probs", "old_log_probs", "rollout_log_probs"] | None = "ref_log_probs"
     masked: bool = False
     of_trained: bool = False
     coef_metric: str | None = None

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from rolloutdoctor.plugins import offered
 from rolloutdoctor.results.errors import UsageError, nearest
 from rolloutdoctor.trainers import unsloth
+from rolloutdoctor.trainers.areal import trainer as areal
 from rolloutdoctor.trainers.ms_swift import trainer as ms_swift
 from rolloutdoctor.trainers.nemo_rl import trainer as nemo_rl
 from rolloutdoctor.trainers.open_instruct import trainer as open_instruct
@@ -30,6 +31,7 @@ TRAINERS: dict[str, Trainer] = {
         ms_swift.TRAINER,
         skyrl.TRAINER,
         open_instruct.TRAINER,
+        areal.TRAINER,
         unsloth.TRAINER,
     )
 }

@@ -37,6 +37,7 @@ TRAINERS = {
     "skyrl": "SkyRL",
     "unsloth": "Unsloth",
     "open-instruct": "open-instruct",
+    "areal": "AReaL",
 }
 
 

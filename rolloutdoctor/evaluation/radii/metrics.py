@@ -149,6 +149,17 @@ def _drift(evaluation: Evaluation, value: float) -> Radius:
     return rounding.stored(magnitude) * 2 * sides(evaluation) + rounding.mean(magnitude, max(batch.tokens, 1))
 
 
+def _sampler_drift(evaluation: Evaluation, value: float) -> Radius:
+    """Mean or largest difference of the policy's log-probs and the sampler's, or half of its square."""
+    batch = evaluation.batch
+    size = abs(value)
+    if batch.has("policy_log_probs", "rollout_log_probs", "response_mask") and batch.tokens:
+        drift_T = batch.column("policy_log_probs").double() - batch.column("rollout_log_probs").double()
+        drift_T = drift_T[batch.column("response_mask")].abs().nan_to_num(0.0)
+        size = max(size, float(drift_T.mean())) if len(drift_T) else size
+    return rounding.stored(size) * 4 * sides(evaluation) + rounding.mean(size, max(batch.tokens, 1))
+
+
 def _advantages(evaluation: Evaluation, value: float) -> Radius:
     """Mean, least or largest advantage: the largest radius of a row, and a sum over all tokens."""
     rows, batch = evaluation.rows, evaluation.batch
@@ -261,6 +272,7 @@ METRICS: dict[str, Callable[[Evaluation, float], Radius]] = {
     "rewards": _rewards,
     "row_share": lambda evaluation, value: row_share_radius(evaluation) + _mean(evaluation, value),
     "row_weight": lambda evaluation, value: row_weight_radius(evaluation) + _mean(evaluation, value),
+    "sampler_drift": _sampler_drift,
     "sampler_k3": _sampler_k3,
     "sampler_gap": _sampler_gap,
     "stored_kl": _stored_kl,
