@@ -10,6 +10,7 @@ from objectives import objective_of
 
 from rolloutdoctor.evaluation.evaluate import evaluate_rows
 from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.testing import diagnose
 
 
@@ -31,7 +32,7 @@ def test_a_row_that_ends_in_a_masked_token_loses_its_reward():
     """Upstream's: such rows train on an advantage of 0 where their reward would have given another."""
     batch, options = batch_of("areal", "masked_ends", torch.float64), results("areal")["masked_ends", "grpo"].options
     mine = objective_of("areal", **options)
-    kept = replace(mine, advantage=replace(mine.advantage, masked_end="counts"))
+    kept = choose("masked-end").apply(mine)
     lost, free = (evaluate_rows(batch, one, torch.float64).advantage_N for one in (mine, kept))
     changed = lost != free
     assert int(changed.sum()) >= 4

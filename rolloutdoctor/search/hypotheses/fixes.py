@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from rolloutdoctor.objective.objective import KlBuffer, Objective, RowSet
+from rolloutdoctor.objective.required_columns import has_time_axis
 from rolloutdoctor.results.errors import UsageError, nearest
 from rolloutdoctor.search.hypotheses.hypothesis import ObjectiveEdit, always, changing
 
@@ -113,6 +114,14 @@ def _exact_deviation(objective: Objective) -> Objective:
 
 def _divides_by_siblings(objective: Objective) -> bool:
     return objective.advantage.spec.of_others and objective.advantage.scale == "group"
+
+
+def _loses_masked_ends(objective: Objective) -> bool:
+    return objective.advantage.masked_end == "lost" and not has_time_axis(objective)
+
+
+def _kept_reward(objective: Objective) -> Objective:
+    return changing("advantage", masked_end="counts")(objective)
 
 
 # No lambdas: a fix goes to worker processes by pickle.
@@ -225,6 +234,22 @@ FIXES: dict[str, Fix] = {
         notes={"rescaled": "one division, and optimizer steps of one generation share its tokens out"},
         only_where={},
         references=("https://github.com/modelscope/ms-swift/blob/3602360a5623/swift/rlhf_trainers/grpo_trainer.py",),
+    ),
+    "masked-end": Fix(
+        name="masked-end",
+        summary="gives a response whose last token is masked its reward",
+        story=(
+            "AReaL puts the reward on the last token of a row and skips masked tokens in its advantages, so that a row "
+            "that ends in a masked one (the output of a tool, for example) trains on an advantage of 0. Its reward "
+            "still counts in the baseline. miles, which had the same, places it on the last trained token now."
+        ),
+        stage="advantages",
+        contested=False,
+        applies=_loses_masked_ends,
+        variants={"last-trained": _kept_reward},
+        notes={"last-trained": "the reward lies on the last trained token"},
+        only_where={},
+        references=("https://github.com/radixark/miles/pull/1827",),
     ),
 }
 
