@@ -207,7 +207,7 @@ def _token_advantages(
     if rule.spec.axis is Axis.TRAINED_TOKENS:
         advantage_T = torch.zeros(batch.tokens, dtype=torch.float64, device=batch.device)
         at_end_N = None
-        if rule.estimator == "group_scores_to_go":
+        if rule.spec.at_end:
             clean_N = torch.where(in_baseline_N, task_scores(batch, objective, dtype), 0.0)
             scores = Scores(clean_N, in_baseline_N, torch.zeros_like(clean_N), compared_groups(batch, objective))
             at_end_N = grpo(scores, rule).value_N

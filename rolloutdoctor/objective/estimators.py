@@ -36,6 +36,7 @@ class EstimatorSpec:
         relative: the centred score is divided by that mean.
         weighs_lengths: that mean weighs each row by its trained tokens.
         of_others: mean and standard deviation of a row are those of the other rows of its group.
+        at_end: the score of a row among its group is the reward of its last token.
         within_groups: no row of another group enters an advantage, unless a scale or a whitening is over the batch.
     """
 
@@ -53,6 +54,7 @@ class EstimatorSpec:
     relative: bool = False
     weighs_lengths: bool = False
     of_others: bool = False
+    at_end: bool = False
     within_groups: bool = False
 
     @property
@@ -167,6 +169,7 @@ SPECS: dict[str, EstimatorSpec] = {
             axis=Axis.TRAINED_TOKENS,
             columns=frozenset({"group_id"}),
             divides=True,
+            at_end=True,
         ),
         EstimatorSpec(
             "as_stored",

@@ -23,6 +23,8 @@ DEFAULTS = {
     "actor.reward_norm.mean_level": None,
     "actor.reward_norm.std_level": None,
     "actor.adv_norm.mean_level": None,
+    "actor.adv_norm.std_level": None,
+    "actor.gae_timestep_unit": "token",
     "actor.use_decoupled_loss": False,
     "actor.recompute_logprob": False,
     "actor.prox_logp_method": "recompute",
@@ -33,6 +35,7 @@ DEFAULTS = {
     "actor.rejection_sampling.level": None,
     "actor.rejection_sampling.action": "mask",
     "actor.rejection_sampling.agg": "mean",
+    "actor.rejection_sampling.metric": "ratio",
 }
 REFUSED = ("loglinear", "product of rows, largest")
 

@@ -103,7 +103,7 @@ def token_advantage_radius(evaluation: Evaluation) -> Radius:
 def _of_group_scores(evaluation: Evaluation) -> Radius:
     """The largest radius of a score among its group that is given to tokens; 0 for other estimators."""
     batch, objective = evaluation.batch, evaluation.objective
-    if objective.advantage.estimator != "group_scores_to_go":
+    if not objective.advantage.spec.at_end:
         return Radius.of(torch.zeros(()))
     rule = replace(objective.advantage, estimator="grpo", whitened=False, sums_tokens=False, masked_end="counts")
     bare = replace(objective, kl_reward=None, advantage=rule)

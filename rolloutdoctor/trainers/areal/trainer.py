@@ -34,12 +34,21 @@ def _refused(name: str, kind: Literal["flag", "number", "any"], default: object,
     return Option(f"{_A}.{name}", kind, default, meaning, computed=(default,), why_not=why, optional=optional)
 
 
-def _norm(name: str, of: str) -> tuple[Option, ...]:
+def _norm(name: str, of: str, computed: str) -> tuple[Option, ...]:
     """Options of a normalisation; without levels there is none."""
     level = "over which the {} is taken (null: none)"
     return (
         *(
-            Option(f"{name}.{part}_level", "word", None, f"{of}: {level.format(part)}", choices=LEVELS, optional=True)
+            Option(
+                f"{name}.{part}_level",
+                "word",
+                None,
+                f"{of}: {level.format(part)}",
+                choices=LEVELS,
+                computed=(None, computed),
+                optional=True,
+                why_not=f"only moments of the {computed} are computed here",
+            )
             for part in ("mean", "std")
         ),
         Option(f"{name}.mean_leave1out", "flag", False, f"{of}: the mean is that of the others"),
@@ -49,8 +58,8 @@ def _norm(name: str, of: str) -> tuple[Option, ...]:
 
 
 OPTIONS = (
-    *_norm(_REWARD, "normalisation of rewards"),
-    *_norm(_ADVANTAGE, "normalisation of advantages, over the trained tokens"),
+    *_norm(_REWARD, "normalisation of rewards", "group"),
+    *_norm(_ADVANTAGE, "normalisation of advantages, over the trained tokens", "batch"),
     Option(f"{_A}.reward_clip", "number", 20.0, "largest absolute reward", low=0),
     _refused("reward_scaling", "number", 1.0, "what rewards are multiplied by", "rewards are computed as they are"),
     _refused("reward_bias", "number", 0.0, "what is added to rewards", "rewards are computed as they are"),
@@ -131,6 +140,7 @@ OPTIONS = (
         "what is bounded",
         choices=("ratio", "kl_k1", "kl_k2", "kl_k3"),
         computed=("ratio",),
+        why_not="bounds on a KL of tokens or rows are no bounds on the weight",
         only_with=_FILTERS,
     ),
     Option(
@@ -140,6 +150,7 @@ OPTIONS = (
         "what of a row is bounded: geometric mean, product or largest ratio",
         choices=("mean", "sum", "max"),
         computed=("mean", "sum"),
+        why_not="the largest ratio of a row is not computed by this version",
         only_with=_FILTERS,
     ),
     Option(f"{_REJECT}.upper", "number", 5.0, "upper bound", low=0, only_with=_FILTERS),
@@ -218,11 +229,10 @@ def _advantage(config: Config, *, by_token: bool) -> AdvantageRule:
     """
     mean, std = config[f"{_REWARD}.mean_level"], config[f"{_REWARD}.std_level"]
     others = bool(config[f"{_REWARD}.mean_leave1out"])
-    if (mean, std) not in ((None, None), ("group", None), ("group", "group")) or (others and (std or by_token)):
+    if (std and not mean) or (others and (std or by_token)):
         raise UsageError(
             f"{_REWARD}: mean_level = {mean}, std_level = {std}, mean_leave1out = {others} is not computed by this "
-            "version (computed: no normalisation; mean_level = group with std_level = group or null, and the mean of "
-            "the others with null)"
+            "version (computed: none; mean_level = group, std_level = group or null; the mean of the others with null)"
         )
     levels = tuple(config[f"{_ADVANTAGE}.{part}_level"] for part in ("mean", "std"))
     plain = config[f"{_ADVANTAGE}.std_unbiased"] and not config[f"{_ADVANTAGE}.mean_leave1out"]
@@ -230,7 +240,7 @@ def _advantage(config: Config, *, by_token: bool) -> AdvantageRule:
     if not whitened and levels != (None, None):
         raise UsageError(
             f"{_ADVANTAGE}: mean_level = {levels[0]}, std_level = {levels[1]} is not computed by this version "
-            "(computed: no normalisation; batch and batch with std_unbiased, without mean_leave1out)"
+            "(computed: none; batch and batch, with std_unbiased and without mean_leave1out)"
         )
     estimator = "raw" if mean is None else "rloo" if others else "grpo"
     if by_token:
