@@ -28,6 +28,8 @@ KL = {
     "nemo-rl": {},
     "ms-swift": {"beta": 0.04},
     "skyrl": {},
+    "open-instruct": {},
+    "areal": {"kl_ctl": 0.1, "ref.path": "model"},
 }
 BOUNDS = {
     "tokens": {"rollout_is": "token", "rollout_is_threshold": 1.3, "rollout_is_batch_normalize": True},
@@ -49,6 +51,9 @@ NEEDED: dict[tuple[str, str], dict[str, object]] = {
     ("slime", "reinforce_plus_plus_baseline"): {"normalize_advantages": True},
     ("skyrl", "seq_mean_token_sum_norm"): {"max_seq_len": 100},
     ("slime", "geometric"): {"tis_batch_normalize": False},
+    ("areal", "group"): {"actor.reward_norm.mean_level": "group"},
+    ("areal", "batch"): {"actor.adv_norm.mean_level": "batch", "actor.adv_norm.std_level": "batch"},
+    ("areal", "sequence"): {"kl_ctl": 0.0},
     ("prime-rl", "rae"): {"stored_advantages": True},
     ("prime-rl", "hierarchical_grpo"): {"stored_advantages": True},
     **{

@@ -184,8 +184,8 @@ def aggregated(mode, terms, masks, *, length=None, groups=None):
         return sum(each / (count + 1e-8) for each, count in zip(sums, counts, strict=True)) / filled
     if mode == "micro-batch-seq-mean-token-sum-by-rows":
         return total / filled
-    if mode == "token-sum":
-        return total
+    if mode in ("token-sum", "token-sum-norm"):
+        return total / (1 if mode == "token-sum" else length)
     if mode == "micro-batch-padded-mean":
         return total / (rows * max(*counts, 1))
     if mode in ("seq-mean-token-sum", "micro-batch-row-mean-added", "micro-batch-row-sum"):

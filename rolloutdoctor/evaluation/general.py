@@ -106,7 +106,10 @@ class GeneralEvaluator:
     def _given(self, block: Block) -> TokenInputs:
         """Return the inputs of the policy term for a block."""
         policy_T = block.column("policy_log_probs")
-        old_T = policy_T if self.on_policy else block.column(self.objective.surrogate.old)
+        rule = self.objective.surrogate
+        old_T = policy_T if self.on_policy else block.column(rule.old)
+        if rule.nan_log_prob is not None:
+            old_T = torch.where(old_T.isnan(), rule.nan_log_prob, old_T)
         if self.advantage_N is not None:
             advantage_T = block.expand(self.advantage_N)
         else:
@@ -282,7 +285,7 @@ class GeneralEvaluator:
         return value_T, slope_T
 
     def _kl_afresh(self, block: Block, term: KlTerm, given: TokenInputs) -> kl.Term:
-        u_T = block.column(term.log_probs) - block.column(term.reference)
+        u_T = block.column(term.log_probs) - block.column(term.reference or "ref_log_probs")
         ratio_T, gather = None, None
         if term.ratio_weighted and term.ratio_to is not None:
             ratio_T = (block.column("policy_log_probs") - block.column(term.ratio_to)).exp()
@@ -301,6 +304,7 @@ class GeneralEvaluator:
             clamp=term.clamp,
             detached=term.log_probs != "policy_log_probs",
             gather=gather,
+            bounds_ratio=term.bounds_ratio,
         )
 
     def _sum(self, block: Block, name: str, x_T: Tensor) -> None:

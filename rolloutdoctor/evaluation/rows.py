@@ -31,13 +31,14 @@ from rolloutdoctor.formulas.advantages.float32 import (
     zero_std_flags,
 )
 from rolloutdoctor.formulas.advantages.group_ids import by_number
+from rolloutdoctor.formulas.advantages.grpo import grpo
 from rolloutdoctor.formulas.advantages.normalised import normalised_rows
 from rolloutdoctor.formulas.advantages.response_tokens import token_rewards
 from rolloutdoctor.formulas.advantages.scores import Scores
 from rolloutdoctor.formulas.advantages.table import ESTIMATORS, RESPONSE_ESTIMATORS, TOKEN_ESTIMATORS
-from rolloutdoctor.formulas.advantages.whitening import whiten_every_token
+from rolloutdoctor.formulas.advantages.whitening import Population, whiten_every_token
 from rolloutdoctor.objective.estimators import Axis
-from rolloutdoctor.objective.objective import KlBuffer, Objective, RowSet, Scope
+from rolloutdoctor.objective.objective import AdvantageRule, KlBuffer, Objective, RowSet, Scope
 from rolloutdoctor.objective.required_columns import advantage_columns, reward_kl_columns
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.group_stats import GroupStats
@@ -165,7 +166,7 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
 
     value_N = given(found.value_N)
     if rule.whitened:
-        value_N = whiten_every_token(value_N, counted_N, over, floor=rule.variance_floor)
+        value_N = _whitened(value_N, counted_N, over, rule)
     equal_N = zero_std_rows(
         batch, list(named.values()) or [clean_N], scores.stats, partial=rule.spec.rewards == "every"
     )
@@ -213,6 +214,12 @@ def _voters(batch: RolloutBatch, groups: Groups, score_N: Tensor, in_baseline_N:
     return first_N
 
 
+def _whitened(x: Tensor, tokens: Tensor, population: Population | None, rule: AdvantageRule) -> Tensor:
+    """Whiten values over the trained tokens, as a rule does, ``[n]``."""
+    epsilon = rule.whitening_epsilon
+    return whiten_every_token(x, tokens, population, floor=rule.variance_floor, epsilon=epsilon)
+
+
 def in_separate_batches(batch: RolloutBatch, objective: Objective) -> bool:
     """True if every micro-batch of the step is generated, normalised and taken as a loss by itself (evaluation)."""
     return batch.split != TRAIN and objective.aggregation.eval_batches
@@ -240,8 +247,14 @@ def _token_advantages(
     rule, mask_T = objective.advantage, batch.column("response_mask")
     if rule.spec.axis is Axis.TRAINED_TOKENS:
         advantage_T = torch.zeros(batch.tokens, dtype=torch.float64, device=batch.device)
-        trained = token_scores(batch, objective, in_baseline_N, weight_T, dtype)
-        advantage_T[mask_T] = TOKEN_ESTIMATORS[rule.estimator].advantages(trained, rule)
+        at_end_N = None
+        if rule.spec.at_end:
+            clean_N = torch.where(in_baseline_N, task_scores(batch, objective, dtype), 0.0)
+            scores = Scores(clean_N, in_baseline_N, torch.zeros_like(clean_N), compared_groups(batch, objective))
+            at_end_N = grpo(scores, rule).value_N
+        trained = token_scores(batch, objective, in_baseline_N, weight_T, dtype, at_end_N)
+        value_V = TOKEN_ESTIMATORS[rule.estimator].advantages(trained, rule)
+        advantage_T[mask_T] = _whitened(value_V, torch.ones_like(value_V), None, rule) if rule.whitened else value_V
         return advantage_T if rule.bounds is None else advantage_T.clamp(*rule.bounds)
     groups = compared_groups(batch, objective) if rule.spec.has_groups else None
     seen = response_scores(batch, objective, score_N, in_baseline_N, groups, dtype)

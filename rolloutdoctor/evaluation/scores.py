@@ -91,8 +91,10 @@ def reward_kl_tokens(batch: RolloutBatch, objective: Objective, dtype: torch.dty
     term = term.at_step({})
     if term.coef == 0:
         return torch.zeros(batch.tokens, dtype=dtype, device=batch.device)
-    policy_T, ref_T = batch.column(term.log_probs).to(dtype), batch.column(term.reference).to(dtype)
-    kl_T = kl.term(term.estimator, policy_T - ref_T, input_bound=term.input_bound, clamp=term.clamp)[0]
+    u_T = batch.column(term.log_probs).to(dtype)
+    if term.reference is not None:
+        u_T = u_T - batch.column(term.reference).to(dtype)
+    kl_T = kl.term(term.estimator, u_T, input_bound=term.input_bound, clamp=term.clamp)[0]
     if not term.masked:
         return kl_T
     mask_T = batch.column("response_mask") if term.of_trained else mask_before(batch)
@@ -110,6 +112,14 @@ def reward_penalty(batch: RolloutBatch, objective: Objective, dtype: torch.dtype
         return None
     kl_T = reward_kl_tokens(batch, objective, dtype)
     return None if kl_T is None else objective.kl_reward.coef * kl_T.double()
+
+
+def ends_masked(batch: RolloutBatch) -> Tensor:
+    """Rows whose last response token is not trained, or that have none, ``[N]`` bool."""
+    filled_N = batch.rows.diff() > 0
+    masked_N = torch.ones_like(filled_N)
+    masked_N[filled_N] = ~batch.column("response_mask")[batch.rows[1:][filled_N] - 1]
+    return masked_N
 
 
 def log_ratios(batch: RolloutBatch, dtype: torch.dtype) -> LogRatios:
@@ -171,18 +181,24 @@ def sampler_correction_of(
 
 
 def token_scores(
-    batch: RolloutBatch, objective: Objective, in_baseline_N: Tensor, weight_T: Tensor | None, dtype: torch.dtype
+    batch: RolloutBatch,
+    objective: Objective,
+    in_baseline_N: Tensor,
+    weight_T: Tensor | None,
+    dtype: torch.dtype,
+    at_end_N: Tensor | None = None,
 ) -> TokenScores:
     """Return the inputs of an estimator with a time axis: the trained tokens alone.
 
-    The reward of a row is at its last token, unless the batch has `token_rewards`.
+    The reward of a row is at its last token, unless the batch has `token_rewards`; or `at_end_N`, ``[N]``, is.
     """
-    if "token_rewards" in batch.per_token:
+    if at_end_N is None and "token_rewards" in batch.per_token:
         reward_T = batch.column("token_rewards").to(dtype).double()
     else:
         reward_T = torch.zeros(batch.tokens, dtype=torch.float64, device=batch.device)
         filled_N = batch.rows.diff() > 0
-        reward_T[batch.rows[1:][filled_N] - 1] = task_scores(batch, objective, dtype)[filled_N]
+        at_end_N = task_scores(batch, objective, dtype) if at_end_N is None else at_end_N
+        reward_T[batch.rows[1:][filled_N] - 1] = at_end_N[filled_N]
     penalty_T = reward_penalty(batch, objective, dtype)
     if penalty_T is not None:
         reward_T = reward_T - penalty_T

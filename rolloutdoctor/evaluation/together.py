@@ -46,6 +46,7 @@ WITHIN_GROUPS: Mapping[str, Callable[[AdvantageRule], bool]] = {
             *("whitened_moments", "zero_tail", "one_pass", "variance_floor", "bounds", "null_is_zero"),
             *("one_vote", "resets_at_mask", "masked_end", "empty_is_zero"),
             "exact_zero",
+            "whitening_epsilon",
         ),
         _any,
     ),

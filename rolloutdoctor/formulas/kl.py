@@ -63,6 +63,7 @@ def term(
     clamp: float | None = None,
     detached: bool = False,
     gather: Callable[[Tensor], Tensor] | None = None,
+    bounds_ratio: bool = True,
 ) -> Term:
     """Value and derivative per token of an estimator as a trainer uses it.
 
@@ -76,6 +77,7 @@ def term(
         detached: the log-probs compared with the reference are not the policy's, so that only a ratio has a derivative.
         gather: for a ratio that depends on other tokens too: turns the derivatives by the log-ratio into those by each
             token's log-prob. None: the ratio is the token's own.
+        bounds_ratio: False: beyond `input_bound` only the estimator's derivative is 0, and not that of the ratio.
         clamp: bound on the absolute value after weighting (slime's ``low_var_kl``: 10); beyond it the derivative is 0.
 
     >>> u = torch.tensor([0.5])
@@ -90,6 +92,8 @@ def term(
         derivative = u
     if detached:
         derivative = torch.zeros_like(u)
+    if inside is not None and not bounds_ratio:
+        derivative, inside = torch.where(inside, derivative, 0.0), None
     if ratio is not None:
         own = (derivative + value).mul_(ratio) if gather is None else ratio * derivative + gather(ratio * value)
         value, derivative = ratio * value, own

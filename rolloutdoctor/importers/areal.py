@@ -18,7 +18,7 @@ class Areal(ScalarDump):
     prompt are not dumped. There are texts, and no tokens and no log-probs.
     """
 
-    name = "areal"
+    name = trainer = "areal"
     summary = "AReaL's rollout/VERSION/TASK.jsonl (dump_to_file)"
     keys = frozenset({"task_id", "sample_idx", "head_version", "tail_version", "reward"})
     recording: Mapping[str, str] = {

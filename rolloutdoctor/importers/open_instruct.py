@@ -130,7 +130,7 @@ class _Reader:
         }
         if self._has_log_probs is None:
             self._has_log_probs = body.get("logprobs") is not None
-            self.sink.begin(RunMetadata())
+            self.sink.begin(RunMetadata(trainer="open-instruct"))
         if self._has_log_probs:
             given = body.get("logprobs")
             log_probs = (

@@ -71,6 +71,7 @@ class TermWeight:
         on_kl: the KL term is multiplied too.
         rejects_kl: what it takes out of the policy term loses its KL term too.
         nan_is_one: where there is nothing to compare with, the log-probs count as equal; False: NaN goes through.
+        nan_log_prob: what a log-prob of `against` that is NaN counts as, of importance weights; None: NaN.
         inside: the policy term takes the weights in by itself.
         of_rank: a quantile is that of the micro-batch of the rank, not of the micro-batches of all ranks together.
     """
@@ -88,6 +89,7 @@ class TermWeight:
     on_kl: bool = False
     rejects_kl: bool = False
     nan_is_one: bool = False
+    nan_log_prob: float | None = None
     inside: bool = False
     of_rank: bool = False
 

@@ -37,6 +37,7 @@ class EstimatorSpec:
         weighs_lengths: that mean weighs each row by its trained tokens.
         of_others: mean and standard deviation of a row are those of the other rows of its group.
         discounted: an advantage is the discounted sum of the rewards of the trained tokens from its own on.
+        at_end: the score of a row among its group is the reward of its last token.
         within_groups: no row of another group enters an advantage, unless a scale or a whitening is over the batch.
     """
 
@@ -55,6 +56,7 @@ class EstimatorSpec:
     weighs_lengths: bool = False
     of_others: bool = False
     discounted: bool = False
+    at_end: bool = False
     within_groups: bool = False
 
     @property
@@ -157,6 +159,20 @@ SPECS: dict[str, EstimatorSpec] = {
             axis=Axis.TRAINED_TOKENS,
             discounted=True,
             normalised_over="tokens",
+        ),
+        EstimatorSpec(
+            "scores_to_go",
+            "reward at the last token, less the KL penalty, discounted to go",
+            axis=Axis.TRAINED_TOKENS,
+            baseline=None,
+        ),
+        EstimatorSpec(
+            "group_scores_to_go",
+            "reward - mean at the last token, less the KL penalty, discounted to go",
+            axis=Axis.TRAINED_TOKENS,
+            columns=frozenset({"group_id"}),
+            divides=True,
+            at_end=True,
         ),
         EstimatorSpec(
             "as_stored",

@@ -78,6 +78,7 @@ class AdvantageRule:
         whitened_moments: which of the two are over that, the other being over the trained tokens; and whether the
             variance is about the mean of its own tokens, not about the one that is subtracted.
         bounds: what the advantages are clamped to in the end; None: nothing.
+        whitening_epsilon: added to the standard deviation that a whitening divides by; None: 1e-8 to its square.
         zero_tail: no baseline where the only longest row of a group is beyond every other (optimal token baselines).
         one_vote: rows of one trajectory (`trajectory_id`) count once in the baselines and scales of their group, with
             the score that they share, and all get its advantage.
@@ -113,6 +114,7 @@ class AdvantageRule:
     whitened_over: Literal["trained", "rank", "response", "padded"] = "trained"
     whitened_moments: Literal["both", "mean", "variance", "mean-own-centre", "variance-own-centre"] = "both"
     bounds: tuple[float, float] | None = None
+    whitening_epsilon: float | None = None
     zero_tail: bool = True
     one_vote: bool = False
     resets_at_mask: bool = False
@@ -148,6 +150,7 @@ class Surrogate:
             derivative is the same, but for a log-ratio beyond its bound, where there is none.
         empty_share: a row without a trained token has a term too: minus this share of its advantage. A share of 0
             lets only NaN and infinity through, as 0 times the advantage does; None: such a row has no term.
+        nan_log_prob: what a log-prob of `old` that is NaN counts as; None: NaN goes through.
         numbers: further parameters, by the names that the function of the kind documents.
     """
 
@@ -161,6 +164,7 @@ class Surrogate:
     coef: float = 1.0
     live_ratio: bool = False
     empty_share: float | None = None
+    nan_log_prob: float | None = None
     numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
@@ -188,9 +192,11 @@ class KlTerm:
             ratio that is not finite then counts as 0. To the policy's own it is 1 and still has a derivative, so that
             the term's value is k and its derivative k' + k.
         input_bound: bound on the absolute log-ratio to the reference, before any estimator; None: none.
+        bounds_ratio: beyond that bound a ratio has no derivative either.
         clamp: bound on the absolute value after weighting.
         log_probs: the column compared with the reference; in the loss only the policy's have a derivative.
-        reference: the column that they are compared with: the reference's, or those of another engine or pass.
+        reference: the column that they are compared with: the reference's, or those of another engine or pass; inside
+            the reward it may be none, and the log-probs are compared with 0.
         masked: inside the reward, only tokens of the mask before rejection are penalised; False: every token is.
         of_trained: that mask is the one after it.
         coef_metric: the logged metric that holds the coefficient of each step; None: it is `coef` in every step.
@@ -203,9 +209,10 @@ class KlTerm:
     ratio_level: Literal["token", "sequence"] = "token"
     ratio_to: Literal["policy_log_probs", "rollout_log_probs"] | None = None
     input_bound: float | None = None
+    bounds_ratio: bool = True
     clamp: float | None = None
     log_probs: Literal["policy_log_probs", "old_log_probs", "rollout_log_probs"] = "policy_log_probs"
-    reference: Literal["ref_log_probs", "old_log_probs", "rollout_log_probs"] = "ref_log_probs"
+    reference: Literal["ref_log_probs", "old_log_probs", "rollout_log_probs"] | None = "ref_log_probs"
     masked: bool = False
     of_trained: bool = False
     coef_metric: str | None = None
@@ -245,7 +252,7 @@ class Aggregation:
     """
 
     mode: str
-    length: int | None = None
+    length: float | None = None
     counted_in_loss: bool = True
     counted_before_rejection: bool = False
     needs_micro_batches: bool = False

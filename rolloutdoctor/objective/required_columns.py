@@ -44,7 +44,8 @@ def reward_kl_columns(objective: Objective) -> frozenset[str]:
     term = objective.kl_reward
     if term is None or (term.coef == 0 and term.coef_metric is None):
         return frozenset()
-    return frozenset({term.log_probs, term.reference, *([mask_before_rejection(objective)] if term.masked else [])})
+    needed = {term.log_probs, *([] if term.reference is None else [term.reference])}
+    return frozenset(needed | ({mask_before_rejection(objective)} if term.masked else set()))
 
 
 def weight_columns(objective: Objective) -> frozenset[str]:
@@ -75,7 +76,7 @@ def loss_columns(objective: Objective) -> frozenset[str]:
             needed.add("micro_batch_id")
     if objective.kl_loss is not None:
         term = objective.kl_loss
-        needed |= {term.reference, term.log_probs, term.ratio_to or objective.surrogate.old}
+        needed |= {term.reference or "ref_log_probs", term.log_probs, term.ratio_to or objective.surrogate.old}
     inside = objective.policy_correction
     if inside is not None and inside.weights is not None and inside.weighs and inside.weights.normalised:
         needed.add("micro_batch_id")

@@ -68,10 +68,10 @@ class MetricScaleFactor(DirectRule):
             severity=Severity.INFO,
             confirmed=True,
             headline=f"{name} is {of_all} of the step's loss: {context.trainer.title} averages parts that add up to it",
-            message=f"the logged loss of {counted(len(shares), 'step')} is divided once more, by the number of its "
-            f"micro-batches: it changes with them, and the gradient does not",
+            message=f"the logged loss of {counted(len(shares), 'step')} is a mean over micro-batches of parts that add "
+            f"up to it: it changes with them, and the gradient does not",
             evidence="the rows reproduce the logged losses with that factor",
-            advice="multiply it by the number of micro-batches and ranks before runs are compared",
+            advice="compare runs by the policy and KL terms, or divide it by this share",
             measures={"loss_share": Measure(sum(shares) / len(shares), "share")},
         )
 

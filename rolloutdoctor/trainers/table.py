@@ -7,8 +7,10 @@ from fnmatch import fnmatchcase
 from rolloutdoctor.plugins import offered
 from rolloutdoctor.results.errors import UsageError, nearest
 from rolloutdoctor.trainers import unsloth
+from rolloutdoctor.trainers.areal import trainer as areal
 from rolloutdoctor.trainers.ms_swift import trainer as ms_swift
 from rolloutdoctor.trainers.nemo_rl import trainer as nemo_rl
+from rolloutdoctor.trainers.open_instruct import trainer as open_instruct
 from rolloutdoctor.trainers.prime_rl import trainer as prime_rl
 from rolloutdoctor.trainers.skyrl import trainer as skyrl
 from rolloutdoctor.trainers.slime import trainer as slime
@@ -28,6 +30,8 @@ TRAINERS: dict[str, Trainer] = {
         nemo_rl.TRAINER,
         ms_swift.TRAINER,
         skyrl.TRAINER,
+        open_instruct.TRAINER,
+        areal.TRAINER,
         unsloth.TRAINER,
     )
 }

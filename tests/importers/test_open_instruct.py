@@ -112,3 +112,9 @@ def test_fields_in_another_order_are_the_same_rows(tmp_path):
     one, _ = converted(tmp_path / "one.parquet", DUMP)
     other, _ = converted(tmp_path / "other.parquet", tmp_path / "dump")
     assert repr(one) == repr(other)
+
+
+def test_a_dump_without_options_has_no_error():
+    """What advantages are divided by is identified from them, not assumed."""
+    found = findings(DUMP)
+    assert not [one for one in found.findings if one.severity.label in ("warning", "error")]

@@ -36,6 +36,8 @@ TRAINERS = {
     "ms-swift": "ms-swift",
     "skyrl": "SkyRL",
     "unsloth": "Unsloth",
+    "open-instruct": "open-instruct",
+    "areal": "AReaL",
 }
 
 

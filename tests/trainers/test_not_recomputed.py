@@ -19,6 +19,8 @@ OPTIONS = {
     "trl": {"beta": 0.1, "use_vllm": True},
     "trl-rloo": {},
     "skyrl": {"tis_ratio_type": "token"},
+    "open-instruct": {"num_epochs": 2},
+    "areal": {"kl_ctl": 0.0, "use_decoupled_loss": True, "actor.rejection_sampling.level": "token"},
     "ms-swift": {"rollout_importance_sampling_mode": "token_mask"},
     "slime": {
         "use_kl_loss": True,

@@ -96,7 +96,19 @@ def token_advantage_radius(evaluation: Evaluation) -> Radius:
     if evaluation.objective.advantage.spec.normalised_over is not None and batch.tokens:
         return _normalised_tokens(evaluation)
     largest = torch.maximum(_largest(rows.advantage_T), _largest_term(evaluation))
-    return rounding.total(3 * largest, _longest(evaluation)) + rounding.mean(largest, max(batch.tokens, 1)) * 2
+    found = rounding.total(3 * largest, _longest(evaluation)) + rounding.mean(largest, max(batch.tokens, 1)) * 2
+    return found + _of_group_scores(evaluation)
+
+
+def _of_group_scores(evaluation: Evaluation) -> Radius:
+    """The largest radius of a score among its group that is given to tokens; 0 for other estimators."""
+    batch, objective = evaluation.batch, evaluation.objective
+    if not objective.advantage.spec.at_end:
+        return Radius.of(torch.zeros(()))
+    rule = replace(objective.advantage, estimator="grpo", whitened=False, sums_tokens=False, masked_end="counts")
+    bare = replace(objective, kl_reward=None, advantage=rule)
+    own = advantage_radius(Evaluation(batch, bare, evaluate_rows(batch, bare, evaluation.dtype), None))
+    return Radius(own.largest.max(), own.likely.max())
 
 
 def _unbounded(objective: Objective) -> Objective:
@@ -154,8 +166,9 @@ def _whitened_tokens(evaluation: Evaluation) -> Radius:
     assert before.advantage_T is not None
     mask_T = batch.column("response_mask")
     before_V, value_V = before.advantage_T[mask_T], rows.advantage_T[mask_T]
-    found = _whitened(before_V, value_V, rounding.total(3 * _largest(before_V), _longest(evaluation)))
-    if objective.advantage.variance_floor:
+    error = rounding.total(3 * _largest(before_V), _longest(evaluation)) + _of_group_scores(evaluation)
+    found = _whitened(before_V, value_V, error)
+    if objective.advantage.variance_floor or objective.advantage.whitening_epsilon is not None:
         return found
     return found + _of_difference(before_V, torch.ones_like(before_V), _largest(value_V))
 
@@ -225,7 +238,7 @@ def _over_the_step(evaluation: Evaluation, first: Radius, inner_N: Tensor, value
     size = inner_N.abs().max() if len(inner_N) else spread
     worst = Radius(first.largest.max(), first.likely.max())
     found = rounding.scaled(size, count, factor, value_N, error=worst)
-    if not rule.whitened or rule.variance_floor:
+    if not rule.whitened or rule.variance_floor or rule.whitening_epsilon is not None:
         return found
     return found + _of_difference(inner_N, weight_N, value_N.abs())
 

@@ -1,7 +1,8 @@
 """Radii of the metrics that trainers log."""
 
 from collections.abc import Callable
-from math import isfinite
+from functools import partial
+from math import isfinite, sqrt
 
 import torch
 from torch import Tensor
@@ -14,11 +15,18 @@ from rolloutdoctor.evaluation.radii.clipping import (
     clip_share_radius,
     row_share_radius,
 )
-from rolloutdoctor.evaluation.radii.loss import kl_loss_radius, kl_radius, loss_radius, policy_loss_radius
+from rolloutdoctor.evaluation.radii.loss import (
+    kl_loss_radius,
+    kl_radius,
+    loss_radius,
+    policy_loss_radius,
+    policy_radius,
+)
 from rolloutdoctor.evaluation.radii.row_weight import row_weight_radius
 from rolloutdoctor.evaluation.radii.terms import kl_terms, sides
 from rolloutdoctor.evaluation.remembered import remembered
 from rolloutdoctor.evaluation.scores import reward_kl_tokens
+from rolloutdoctor.formulas import kl
 from rolloutdoctor.ops import rounding
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.rounding import Radius
@@ -42,6 +50,39 @@ def _mean_kl(evaluation: Evaluation, _: float) -> Radius:
     weight_N = torch.maximum(of_forward_N, tokens.weight_N.abs())
     size_N = tokens.kl_N.abs().nan_to_num(0.0)
     return (kl_radius(evaluation) * weight_N).sum() + rounding.total((size_N * weight_N).sum(), len(size_N) + 8)
+
+
+def _kl_mean(evaluation: Evaluation, value: float) -> Radius:
+    """The same with its coefficient; of a loss without a KL term it is 0."""
+    term = evaluation.objective.kl_loss
+    return Radius.of(0.0) if term is None else _mean_kl(evaluation, value) * term.coef
+
+
+def _reference_kl(estimator: str, weighted: bool, evaluation: Evaluation, _: float) -> Radius:
+    """Mean over the trained tokens of a KL to the reference that need not be that of the loss."""
+    batch, objective = evaluation.batch, evaluation.objective
+    if "ref_log_probs" not in batch.per_token:
+        return Radius.of(0.0)
+    mask_T, names = batch.column("response_mask"), ("policy_log_probs", "ref_log_probs", objective.surrogate.old)
+    policy_t, reference_t, old_t = (batch.column(name)[mask_T].double() for name in names)
+    u_t = (policy_t - reference_t).clamp(-40, 40)
+    size_t = kl.ESTIMATORS[estimator](u_t)[0].abs()
+    if weighted:
+        drift_t = (policy_t - old_t).nan_to_num(0.0)
+        size_t = size_t * drift_t.exp() * (1 + drift_t.abs())
+    size, count = float(size_t.nan_to_num(0.0).sum()), max(len(u_t), 1)
+    own = rounding.kl(estimator, size, count) * (sides(evaluation) * (4 if weighted else 1))
+    return (own + rounding.total(size, count + 8)) * (1 / count)
+
+
+def _policy_mean(evaluation: Evaluation, _: float) -> Radius:
+    """Mean of the policy terms over the trained tokens of the step, whatever the loss divides by."""
+    tokens, rows = evaluation.tokens, evaluation.rows
+    assert tokens is not None
+    assert rows is not None
+    assert rows.length_N is not None
+    size_N, count = tokens.policy_N.abs().nan_to_num(0.0), float(rows.length_N.sum().clamp(min=1))
+    return (policy_radius(evaluation).sum() + rounding.total(size_N.sum(), len(size_N) + 8)) * (1 / count)
 
 
 def _row_kl(evaluation: Evaluation) -> Radius:
@@ -108,6 +149,17 @@ def _drift(evaluation: Evaluation, value: float) -> Radius:
     return rounding.stored(magnitude) * 2 * sides(evaluation) + rounding.mean(magnitude, max(batch.tokens, 1))
 
 
+def _sampler_drift(evaluation: Evaluation, value: float) -> Radius:
+    """Mean or largest difference of the policy's log-probs and the sampler's, or half of its square."""
+    batch = evaluation.batch
+    size = abs(value)
+    if batch.has("policy_log_probs", "rollout_log_probs", "response_mask") and batch.tokens:
+        drift_T = batch.column("policy_log_probs").double() - batch.column("rollout_log_probs").double()
+        drift_T = drift_T[batch.column("response_mask")].abs().nan_to_num(0.0)
+        size = max(size, float(drift_T.mean())) if len(drift_T) else size
+    return rounding.stored(size) * 4 * sides(evaluation) + rounding.mean(size, max(batch.tokens, 1))
+
+
 def _advantages(evaluation: Evaluation, value: float) -> Radius:
     """Mean, least or largest advantage: the largest radius of a row, and a sum over all tokens."""
     rows, batch = evaluation.rows, evaluation.batch
@@ -165,6 +217,18 @@ def _values(evaluation: Evaluation, value: float) -> Radius:
     return rounding.mean(size.max() if len(size) else abs(value), max(batch.tokens, 1))
 
 
+def _ratio(evaluation: Evaluation, value: float) -> Radius:
+    """Mean over the trained tokens of the ratio to the old policy."""
+    count = max(int(evaluation.batch.trained[-1]), 1)
+    return rounding.ratio(abs(value) * count, count) * (sides(evaluation) / count) + _mean(evaluation, value)
+
+
+def _ratio_spread(evaluation: Evaluation, value: float) -> Radius:
+    """Mean square of such means about their own mean, of parts whose largest mean is that much above 1."""
+    own = _ratio(evaluation, 1 + sqrt(abs(value) * max(int(evaluation.batch.trained[-1]), 1)))
+    return own * (4 * sqrt(abs(value)) + 4 * float(own)) + _mean(evaluation, value)
+
+
 def _mean(evaluation: Evaluation, value: float) -> Radius:
     """A count, a share or a mean of values of one sign."""
     return (
@@ -195,13 +259,20 @@ METRICS: dict[str, Callable[[Evaluation, float], Radius]] = {
     "k3_over_entropy": _k3_over_entropy,
     "kl": _mean_kl,
     "kl_loss": lambda evaluation, _: kl_loss_radius(evaluation),
+    "kl_mean": _kl_mean,
     "loss": lambda evaluation, _: loss_radius(evaluation),
     "mean": _mean,
     "policy_loss": lambda evaluation, _: policy_loss_radius(evaluation),
+    "policy_mean": _policy_mean,
+    **{f"reference_{name}": partial(_reference_kl, name, False) for name in ("k1", "k2", "k3")},
+    "reference_k1_ratio": partial(_reference_kl, "k1", True),
+    "ratio": _ratio,
+    "ratio_spread": _ratio_spread,
     "reward_kl": _reward_kl,
     "rewards": _rewards,
     "row_share": lambda evaluation, value: row_share_radius(evaluation) + _mean(evaluation, value),
     "row_weight": lambda evaluation, value: row_weight_radius(evaluation) + _mean(evaluation, value),
+    "sampler_drift": _sampler_drift,
     "sampler_k3": _sampler_k3,
     "sampler_gap": _sampler_gap,
     "stored_kl": _stored_kl,

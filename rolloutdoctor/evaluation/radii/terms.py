@@ -50,7 +50,7 @@ def importance_weight(evaluation: Evaluation, gate: TermWeight) -> tuple[Tensor,
     A weight ``exp(d)`` is off by ``u (|d| + 2 EXP_ULPS + 1)`` of itself, and one of a row by its sum besides.
     """
     batch = evaluation.batch
-    drift_T = batch.column("old_log_probs").double() - batch.column(gate.against).double()
+    drift_T = batch.column(gate.of).double() - batch.column(gate.against).double()
     drift_T = torch.where(batch.column("response_mask"), drift_T, 0.0).nan_to_num(0.0)
     if gate.log_ratio_bound is not None:
         drift_T = drift_T.clamp(-gate.log_ratio_bound, gate.log_ratio_bound)

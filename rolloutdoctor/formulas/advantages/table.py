@@ -31,6 +31,7 @@ from rolloutdoctor.formulas.advantages.tokens import (
     reinforce_plus_plus,
     remax,
     rewards_to_go,
+    scores_to_go,
 )
 from rolloutdoctor.objective.objective import AdvantageRule
 
@@ -72,6 +73,8 @@ TOKEN_ESTIMATORS: dict[str, TokenEstimator] = {
     "reinforce_plus_plus": TokenEstimator(reinforce_plus_plus, discounted_returns),
     "remax": TokenEstimator(remax, rewards_to_go),
     "as_stored": TokenEstimator(as_stored, as_stored),
+    "group_scores_to_go": TokenEstimator(scores_to_go, scores_to_go),
+    "scores_to_go": TokenEstimator(scores_to_go, scores_to_go),
     "tir_optimal_token_baseline": TokenEstimator(tir_optimal_token_baseline, rewards_to_go),
 }
 """`Axis.TRAINED_TOKENS`."""

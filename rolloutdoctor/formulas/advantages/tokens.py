@@ -98,6 +98,14 @@ def discounted_returns(scores: TokenScores, rule: AdvantageRule) -> Tensor:
     return reverse_scan(scores.reward_V, rule.gamma, scores.spans if rule.resets_at_mask else scores.offsets)
 
 
+def scores_to_go(scores: TokenScores, rule: AdvantageRule) -> Tensor:
+    """``A_t = r_t + gamma lam A_{t+1}``, generalised advantages without a critic, ``[V]``.
+
+    Source: AReaL ``_compute_token_level_gae`` with values of 0.
+    """
+    return reverse_scan(scores.reward_V, rule.gamma * rule.lam, scores.offsets)
+
+
 def remax(scores: TokenScores, rule: AdvantageRule) -> Tensor:
     """Undiscounted returns less the reward of the greedy rollout, ``[V]``.
 

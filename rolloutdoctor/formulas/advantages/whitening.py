@@ -62,7 +62,12 @@ def whiten(x: Tensor, tokens: Tensor | None = None, population: Population | Non
 
 
 def whiten_every_token(
-    x: Tensor, tokens: Tensor, population: Population | None = None, *, floor: bool = False
+    x: Tensor,
+    tokens: Tensor,
+    population: Population | None = None,
+    *,
+    floor: bool = False,
+    epsilon: float | None = None,
 ) -> Tensor:
     """``(x - m) / sqrt(v + 1e-8)`` with m and v over the trained tokens, given to masked ones too, float64.
 
@@ -76,6 +81,7 @@ def whiten_every_token(
         population: what m and v are taken over instead of the trained tokens.
         floor: the divisor is ``sqrt(max(v, 1e-8))``, and v divides by the number of tokens. Source: NeMo-RL
             ``ReinforcePlusPlusAdvantageEstimator``.
+        epsilon: the divisor is ``sqrt(v) + epsilon``, 1 for a single token. Source: AReaL ``Normalization``.
 
     Raises:
         CannotComputeError: if no token of the step is trained, where slime fails.
@@ -89,6 +95,9 @@ def whiten_every_token(
     value = torch.where(weight > 0, x.double(), 0.0)
     mean = (weight * value).sum() / count
     squares = (weight * (value - mean).square()).sum()
+    if epsilon is not None:
+        deviation = (squares / (count - 1)).sqrt() if float(count) > 1 else torch.ones_like(squares)
+        return torch.where(weight > 0, (x.double() - mean) / (deviation + epsilon), 0.0)
     if floor:
         return (x.double() - mean) * torch.rsqrt((squares / count).clamp(min=1e-8))
     return (x.double() - mean) * torch.rsqrt(squares / (count - 1).clamp(min=1) + 1e-8)

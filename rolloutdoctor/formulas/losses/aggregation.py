@@ -297,6 +297,11 @@ def _token_sum(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
     return torch.ones_like(length_N)
 
 
+def _token_sum_norm(length_N: Tensor, layout: Layout, rule: Aggregation) -> Tensor:
+    """open-instruct with a number as ``loss_denominator``: the sum over all tokens, divided by it."""
+    return torch.ones_like(length_N) / _length(rule)
+
+
 def _row_sum_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
     """verl ``seq-mean-token-sum``: row sums over the rows of the mini-batch, rows without tokens counted."""
     return 1 / layout.optim_rows_N
@@ -342,7 +347,7 @@ def _phantom_token_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Ten
     return 1 / layout.optim_total(length_N.clamp(min=1))
 
 
-def _length(rule: Aggregation) -> int:
+def _length(rule: Aggregation) -> float:
     """Return the fixed length of a mode that divides by one."""
     if rule.length is None:
         raise ValueError(f"{rule.mode} needs a fixed length")
@@ -373,6 +378,7 @@ AGGREGATIONS: dict[str, Callable[[Tensor, Layout, Aggregation], Tensor]] = {
     "token-mean": _token_mean,
     "token-mean-empty-as-one": _phantom_token_mean,
     "token-sum": _token_sum,
+    "token-sum-norm": _token_sum_norm,
     "trajectory-mean-token-mean": _sample_mean,
 }
 """Mode to the weight of a token of every row, ``[N]`` float64, within the row's optimizer step."""

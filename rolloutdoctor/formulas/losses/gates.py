@@ -52,7 +52,10 @@ def weights(log_ratio_T: Tensor, given: TokenInputs, gate: TermWeight) -> Tensor
 
 def importance(given: TokenInputs, column: Column, gate: TermWeight) -> Tensor:
     """The weights of the tokens, ``[T]``."""
-    found = weights(column(gate.of) - column(gate.against), given, gate)
+    against_T = column(gate.against)
+    if gate.nan_log_prob is not None:
+        against_T = torch.where(against_T.isnan(), gate.nan_log_prob, against_T)
+    found = weights(column(gate.of) - against_T, given, gate)
     return found if gate.level == "token" else given.expand(found)
 
 

@@ -27,6 +27,7 @@ class ScalarDump(ABC):
     summary: str
     recording: Mapping[str, str]
     keys: frozenset[str]
+    trainer: str | None = None
     logs_beside = False
     checks_files = True
     omits_rows = True
@@ -55,7 +56,7 @@ class ScalarDump(ABC):
         base.only_columns(self.name, options, ())
         files = folders.named(sources, self._files)
         total, done = sum(Path(file.path).stat().st_size for file in files), 0
-        sink.begin(RunMetadata())
+        sink.begin(RunMetadata(trainer=self.trainer))
         for file in files:
             rows: list[dict[str, object]] = []
             last: dict[str, object] | None = None

@@ -6,6 +6,7 @@ from operator import attrgetter
 
 from rolloutdoctor.objective.corrections import TermWeight
 from rolloutdoctor.objective.objective import KlBuffer, Objective, RowSet
+from rolloutdoctor.objective.required_columns import has_time_axis
 from rolloutdoctor.results.errors import UsageError, nearest
 from rolloutdoctor.search.hypotheses.fix import ChosenFix, Fix, Thread
 from rolloutdoctor.search.hypotheses.hypothesis import always, changing, has_groups
@@ -140,6 +141,12 @@ def _one_token_mean(objective: Objective) -> Objective:
 
 def _parts_of_step(objective: Objective) -> frozenset[str]:
     return frozenset({_MEANS_OF_MEANS[objective.aggregation.mode]})
+def _loses_masked_ends(objective: Objective) -> bool:
+    return objective.advantage.masked_end == "lost" and not has_time_axis(objective)
+
+
+def _kept_reward(objective: Objective) -> Objective:
+    return changing("advantage", masked_end="counts")(objective)
 
 
 # No lambdas: a fix goes to worker processes by pickle.
@@ -406,6 +413,23 @@ FIXES: dict[str, Fix] = {
         ),
     ),
     **{fix.name: fix for fix in REWARD_FIXES},
+    "masked-end": Fix(
+        name="masked-end",
+        summary="gives a response whose last token is masked its reward",
+        story=(
+            "AReaL puts the reward on the last token of a row and skips masked tokens in its advantages, so that a row "
+            "that ends in a masked one (the output of a tool, for example) trains on an advantage of 0. Its reward "
+            "still counts in the baseline. miles, which had the same, places it on the last trained token now."
+        ),
+        stage="advantages",
+        contested=False,
+        needs="rewards on the last token of a response, which are lost where it is masked",
+        applies=_loses_masked_ends,
+        variants={"last-trained": _kept_reward},
+        notes={"last-trained": "the reward lies on the last trained token"},
+        is_tried=False,
+        sources=("https://github.com/radixark/miles/pull/1827",),
+    ),
 }
 
 

@@ -115,7 +115,9 @@ def test_tables_agree():
         assert {name for name, spec in SPECS.items() if spec.axis is axis} == tables[axis].keys()
     assert {name for name, spec in SPECS.items() if spec.takes_weights} <= TOKEN_ESTIMATORS.keys()
     assert set(verl_advantages.ESTIMATORS.values()) <= TOKEN_ESTIMATORS.keys() | ESTIMATORS.keys()
-    assert set(verl_advantages.ESTIMATORS.values()) >= TOKEN_ESTIMATORS.keys() - {"as_stored"}
+    assert set(verl_advantages.ESTIMATORS.values()) >= TOKEN_ESTIMATORS.keys() - {
+        *("as_stored", "group_scores_to_go", "scores_to_go")
+    }
     for name in TOKEN_NAMES:
         mine = objective(adv_estimator=name)
         assert has_time_axis(mine)

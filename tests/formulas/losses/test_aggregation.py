@@ -33,6 +33,7 @@ BY_HAND = {
     "token-mean": (1 / 8,) * 4,
     "token-mean-empty-as-one": (1 / 9,) * 4,
     "token-sum": (1.0,) * 4,
+    "token-sum-norm": (1 / 10,) * 4,
     "trajectory-mean-token-mean": (1 / (1 * 4), 1 / (2 * 4), 1 / (1 * 4), 1 / (5 * 4)),
 }
 

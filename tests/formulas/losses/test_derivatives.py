@@ -32,6 +32,7 @@ KL_RULES = {
     **{name: KlTerm(estimator=name, coef=0.1) for name in kl.ESTIMATORS},
     **{f"{name}-straight": KlTerm(estimator=name, coef=0.1, straight_through=True) for name in kl.ESTIMATORS},
     **{f"{name}-weighted": KlTerm(estimator=name, coef=0.1, ratio_weighted=True) for name in ("k1", "k2", "k3")},
+    "k1-weighted-beyond": KlTerm(estimator="k1", coef=0.1, ratio_weighted=True, input_bound=0.1, bounds_ratio=False),
     "k3-clamped": KlTerm(estimator="k3", coef=0.1, clamp=10.0),
     "k3-weighted-clamped": KlTerm(estimator="k3", coef=0.1, ratio_weighted=True, clamp=10.0),
     **{

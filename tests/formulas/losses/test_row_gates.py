@@ -28,6 +28,7 @@ GATES = {
         RATIO,
         replace(RATIO, level="geometric", low=0.9, high=1.2, outside="zero", indicator=True),
     ),
+    "cut, nothing to compare with": (replace(RATIO, low=0.5, high=1.5, nan_log_prob=1.0),),
     "of the policy": (replace(RATIO, of="policy_log_probs"),),
 }
 
@@ -63,7 +64,8 @@ def test_gates_against_a_loop(name, hole):
             continue
         wanted_T[places] = 1.0
         for gate in GATES[name]:
-            gaps = [float(batch.column(gate.of)[place] - sampler_T[place]) for place in places]
+            against_T = sampler_T if gate.nan_log_prob is None else sampler_T.nan_to_num(gate.nan_log_prob)
+            gaps = [float(batch.column(gate.of)[place] - against_T[place]) for place in places]
             wanted_T[places] *= torch.tensor(weight_of(gate, gaps), dtype=torch.float64)
     for values in ("grad_T", "loss_T"):
         own_T, plain_T = getattr(found.per_token, values), getattr(free.per_token, values)
@@ -81,3 +83,18 @@ def test_rejected_rows_are_no_rows():
     assert weights[[0, 2]].tolist() == pytest.approx([1 / 6, 1 / 3])
     every = evaluate(batch, replace(PLAIN, aggregation=Aggregation(mode="seq-mean-token-mean"))).tokens.weight_N
     assert every[[0, 2]].tolist() == pytest.approx([1 / 8, 1 / 4])
+
+
+def test_a_log_prob_that_stands_in_for_nan():
+    """The ratio of a token without an old log-prob is that to the number, its term and derivative too."""
+    batch = random_batch(4, sizes=(4,), spread=0.2, dtype=torch.float64)
+    old_T = batch.column("old_log_probs").clone()
+    place = int(batch.column("response_mask").nonzero()[0])
+    old_T[place] = nan
+    rule = replace(PLAIN, surrogate=replace(PLAIN.surrogate, clip_low=inf, clip_high=inf, nan_log_prob=1.0))
+    made = evaluate(
+        replace(batch, per_token={**batch.per_token, "old_log_probs": old_T}), rule, dtype=torch.float64, per_token=True
+    )
+    ratio = float((batch.column("policy_log_probs")[place] - 1.0).exp())
+    assert float(made.per_token.ratio_T[place]) == pytest.approx(ratio, rel=1e-12)
+    assert isfinite(made.loss)

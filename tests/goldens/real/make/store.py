@@ -1,5 +1,5 @@
 # ruff: noqa
-"""Tables of stored results: swift|skyrl RESULTS.pkl FOLDER."""
+"""Tables of stored results: swift|skyrl|open_instruct|areal RESULTS.pkl FOLDER."""
 
 if __name__ == "__main__":
     import pickle, sys, json, importlib

@@ -1,0 +1,1 @@
+"""AReaL: options, objective, metrics."""

@@ -1,0 +1,414 @@
+"""AReaL: options of its PPO actor, its objective, and its logged metrics.
+
+Read and compared: main of 2026-08 (cbff54d645d2), which is called 2.0.1 here; read: 2.0.0. Options are those of
+``PPOActorConfig`` (areal/api/cli_args.py).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from rolloutdoctor.objective.corrections import TermWeight
+from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, Surrogate
+from rolloutdoctor.objective.parts import Part
+from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.spec import Choices, Log, OptionRoles, PartOptions, Trainer, every
+
+if TYPE_CHECKING:
+    from rolloutdoctor.evaluation.evaluate import Evaluation
+
+_A = "actor"
+_REWARD, _ADVANTAGE, _REJECT = f"{_A}.reward_norm", f"{_A}.adv_norm", f"{_A}.rejection_sampling"
+_U = "ppo_actor/update"
+REFERENCE = "ref.path"
+_DECOUPLED = {f"{_A}.use_decoupled_loss": (True,)}
+_FILTERS = {f"{_REJECT}.level": ("token", "sequence")}
+LEVELS = ("batch", "group")
+
+Column = Literal["old_log_probs", "rollout_log_probs", "policy_log_probs"]
+
+
+def _refused(name: str, kind: Literal["flag", "number", "any"], default: object, meaning: str, why: str) -> Option:
+    optional = default is None
+    return Option(f"{_A}.{name}", kind, default, meaning, computed=(default,), why_not=why, optional=optional)
+
+
+def _norm(name: str, of: str, computed: str) -> tuple[Option, ...]:
+    """Options of a normalisation; without levels there is none."""
+    level = "over which the {} is taken (null: none)"
+    return (
+        *(
+            Option(
+                f"{name}.{part}_level",
+                "word",
+                None,
+                f"{of}: {level.format(part)}",
+                choices=LEVELS,
+                computed=(None, computed),
+                optional=True,
+                why_not=f"only moments of the {computed} are computed here",
+            )
+            for part in ("mean", "std")
+        ),
+        Option(f"{name}.mean_leave1out", "flag", False, f"{of}: the mean is that of the others"),
+        Option(f"{name}.std_unbiased", "flag", True, f"{of}: the deviation divides by one less"),
+        Option(f"{name}.eps", "number", 1e-5, f"{of}: added to the deviation", low=0),
+    )
+
+
+OPTIONS = (
+    *_norm(_REWARD, "normalisation of rewards", "group"),
+    *_norm(_ADVANTAGE, "normalisation of advantages, over the trained tokens", "batch"),
+    Option(f"{_A}.reward_clip", "number", 20.0, "largest absolute reward", low=0),
+    _refused("reward_scaling", "number", 1.0, "what rewards are multiplied by", "rewards are computed as they are"),
+    _refused("reward_bias", "number", 0.0, "what is added to rewards", "rewards are computed as they are"),
+    _refused(
+        "overlong_reward_penalty", "flag", False, "penalise long responses", "record the rewards after the penalty"
+    ),
+    _refused(
+        "mask_no_eos_with_zero",
+        "flag",
+        False,
+        "rows as long as the longest one of the batch lose their reward",
+        "it takes prompts with their padding, which the rows do not have",
+    ),
+    Option(f"{_A}.discount", "number", 1.0, "discount per trained token", low=0, high=1),
+    Option(f"{_A}.gae_lambda", "number", 1.0, "lambda of generalised advantage estimation", low=0, high=1),
+    Option(
+        f"{_A}.gae_timestep_unit",
+        "word",
+        "token",
+        "what discount and lambda count",
+        choices=("token", "turn"),
+        computed=("token",),
+        why_not="the rows do not say which turn a token is of",
+        since="2.0.1",
+    ),
+    Option(f"{_A}.kl_ctl", "number", 0.1, "coefficient of the KL penalty in the reward", low=0),
+    Option(f"{_A}.kl_estimator", "word", "k1", "estimator of that KL", choices=("k1", "k2", "k3")),
+    Option(REFERENCE, "any", None, "the reference model (null: none, and its log-probs count as 0)", optional=True),
+    Option(f"{_A}.eps_clip", "number", 0.2, "lower clip range of the ratio", low=0),
+    Option(f"{_A}.eps_clip_higher", "number", None, "upper clip range (null: as the lower)", low=0, optional=True),
+    Option(f"{_A}.c_clip", "number", None, "largest ratio of negative advantages", low=1, optional=True),
+    Option(
+        f"{_A}.importance_sampling_level",
+        "word",
+        "token",
+        "one ratio for each token, or the geometric mean of the row",
+        choices=("token", "sequence"),
+    ),
+    _refused(
+        "m2_threshold", "number", None, "drop tokens of the largest second moment", "it is a choice in each micro-batch"
+    ),
+    Option(f"{_A}.use_sapo_loss", "flag", False, "a smooth gate instead of the clip"),
+    Option(f"{_A}.sapo_tau_pos", "number", 1.0, "temperature for positive advantages (sapo)", low=0),
+    Option(f"{_A}.sapo_tau_neg", "number", 1.05, "temperature for the other advantages (sapo)", low=0),
+    Option(f"{_A}.use_cispo_loss", "flag", False, "the log-prob, weighed by the clipped ratio"),
+    Option(f"{_A}.use_decoupled_loss", "flag", False, "compare the policy with a proximal one, not with the sampler"),
+    Option(f"{_A}.recompute_logprob", "flag", False, "recompute the log-probs of the sampler"),
+    Option(
+        f"{_A}.prox_logp_method",
+        "word",
+        "recompute",
+        "where the log-probs of the proximal policy come from",
+        choices=("recompute", "loglinear", "metrics", "reuse_train_logp"),
+        computed=("recompute", "metrics", "reuse_train_logp"),
+        why_not="it interpolates by the version of the token before, which the rows do not have",
+    ),
+    Option(
+        f"{_REJECT}.level",
+        "word",
+        None,
+        "weigh the policy term by proximal over sampling policy (null: not at all)",
+        choices=("token", "sequence"),
+        optional=True,
+        only_with=_DECOUPLED,
+    ),
+    Option(
+        f"{_REJECT}.action",
+        "word",
+        "mask",
+        "what becomes of a weight out of bounds",
+        choices=("mask", "clamp"),
+        only_with=_FILTERS,
+    ),
+    Option(
+        f"{_REJECT}.metric",
+        "word",
+        "ratio",
+        "what is bounded",
+        choices=("ratio", "kl_k1", "kl_k2", "kl_k3"),
+        computed=("ratio",),
+        why_not="bounds on a KL of tokens or rows are no bounds on the weight",
+        only_with=_FILTERS,
+    ),
+    Option(
+        f"{_REJECT}.agg",
+        "word",
+        "mean",
+        "what of a row is bounded: geometric mean, product or largest ratio",
+        choices=("mean", "sum", "max"),
+        computed=("mean", "sum"),
+        why_not="the largest ratio of a row is not computed by this version",
+        only_with=_FILTERS,
+    ),
+    Option(f"{_REJECT}.upper", "number", 5.0, "upper bound", low=0, only_with=_FILTERS),
+    Option(f"{_REJECT}.lower", "number", None, "lower bound", low=0, optional=True, only_with=_FILTERS),
+    Option(f"{_A}.ppo_n_minibatches", "integer", 4, "optimizer steps of a batch", low=1, decides=False),
+    Option("gconfig.n_samples", "integer", 1, "responses per prompt", low=1, decides=False),
+    Option("gconfig.max_new_tokens", "integer", 16384, "largest length of a response", low=1, decides=False),
+)
+
+
+def objective(config: Config) -> Objective:
+    """Build what the policy update computes.
+
+    Raises:
+        UsageError: for combinations that AReaL itself refuses, or that are not computed.
+    """
+    behind = behaviour(config)
+    coef, by_token = config.number(f"{_A}.kl_ctl"), has_time_axis(config)
+    if by_token and config.word(f"{_A}.importance_sampling_level") == "sequence":
+        raise UsageError(
+            "importance_sampling_level = sequence takes the mean of a row's advantages; with kl_ctl, discount or "
+            "gae_lambda each token has its own, and that is not computed by this version"
+        )
+    return Objective(
+        trainer="areal",
+        version=".".join(map(str, config.version)),
+        advantage=_advantage(config, by_token=by_token),
+        surrogate=_surrogate(config),
+        aggregation=Aggregation(mode="token-mean"),
+        has_kl_loss=False,
+        kl_reward=KlTerm(
+            estimator=config.word(f"{_A}.kl_estimator"),
+            coef=coef,
+            log_probs=behind,
+            reference="ref_log_probs" if config[REFERENCE] else None,
+            clamp=10.0,
+            masked=True,
+            of_trained=True,
+        )
+        if coef
+        else None,
+        gates=_gates(config),
+        metric_columns=frozenset({"entropy", "rollout_log_probs", "old_log_probs"}),
+        # What the log-probs behind are is no part of the loss where nothing weighs by them.
+        also_logs=frozenset({f"{_U}/old_logp of {behind}"}),
+    )
+
+
+def has_time_axis(config: Config) -> bool:
+    """Tell whether the tokens of a row have advantages of their own."""
+    return any(config.number(f"{_A}.{name}") != 1 for name in ("discount", "gae_lambda")) or bool(
+        config.number(f"{_A}.kl_ctl")
+    )
+
+
+def behaviour(config: Config) -> Literal["old_log_probs", "rollout_log_probs"]:
+    """Return the log-probs that stand for the sampler's: recomputed ones replace them."""
+    replaced = config[f"{_A}.recompute_logprob"] and not config[f"{_A}.use_decoupled_loss"]
+    return "old_log_probs" if replaced else "rollout_log_probs"
+
+
+def proximal(config: Config) -> Column:
+    """Return the log-probs that the policy's are compared with."""
+    if config[f"{_A}.use_sapo_loss"]:
+        return behaviour(config)
+    if config.word(f"{_A}.prox_logp_method") == "reuse_train_logp":
+        return "policy_log_probs"
+    return "old_log_probs" if config[f"{_A}.use_decoupled_loss"] else behaviour(config)
+
+
+def _advantage(config: Config, *, by_token: bool) -> AdvantageRule:
+    """Build how rewards become advantages.
+
+    Raises:
+        UsageError: for normalisations that are not computed.
+    """
+    mean, std = config[f"{_REWARD}.mean_level"], config[f"{_REWARD}.std_level"]
+    others = bool(config[f"{_REWARD}.mean_leave1out"])
+    if (std and not mean) or (others and (std or by_token)):
+        raise UsageError(
+            f"{_REWARD}: mean_level = {mean}, std_level = {std}, mean_leave1out = {others} is not computed by this "
+            "version (computed: none; mean_level = group, std_level = group or null; the mean of the others with null)"
+        )
+    levels = tuple(config[f"{_ADVANTAGE}.{part}_level"] for part in ("mean", "std"))
+    plain = config[f"{_ADVANTAGE}.std_unbiased"] and not config[f"{_ADVANTAGE}.mean_leave1out"]
+    whitened = levels == ("batch", "batch") and bool(plain)
+    if not whitened and levels != (None, None):
+        raise UsageError(
+            f"{_ADVANTAGE}: mean_level = {levels[0]}, std_level = {levels[1]} is not computed by this version "
+            "(computed: none; batch and batch, with std_unbiased and without mean_leave1out)"
+        )
+    estimator = "raw" if mean is None else "rloo" if others else "grpo"
+    if by_token:
+        estimator = "scores_to_go" if mean is None else "group_scores_to_go"
+    clip = config.number(f"{_A}.reward_clip")
+    return AdvantageRule(
+        estimator=estimator,
+        scale="none" if std is None else "group",
+        epsilon=config.number(f"{_REWARD}.eps"),
+        biased_std=not config[f"{_REWARD}.std_unbiased"],
+        singleton="zero",
+        gamma=config.number(f"{_A}.discount"),
+        lam=config.number(f"{_A}.gae_lambda"),
+        sums_tokens=by_token,
+        reward_bounds=(-clip, clip),
+        whitened=whitened,
+        whitening_epsilon=config.number(f"{_ADVANTAGE}.eps") if whitened else None,
+        masked_end="lost",
+    )
+
+
+def _surrogate(config: Config) -> Surrogate:
+    """Build the policy term.
+
+    Raises:
+        UsageError: for combinations that AReaL itself refuses.
+    """
+    sapo, cispo = config[f"{_A}.use_sapo_loss"], config[f"{_A}.use_cispo_loss"]
+    sequence = config.word(f"{_A}.importance_sampling_level") == "sequence"
+    if sapo and (cispo or config[f"{_A}.use_decoupled_loss"]):
+        raise UsageError("use_sapo_loss excludes use_cispo_loss and use_decoupled_loss, and so does AReaL")
+    low, high = config.number(f"{_A}.eps_clip"), config.optional_number(f"{_A}.eps_clip_higher")
+    if cispo and (sequence or not high):
+        raise UsageError("use_cispo_loss needs eps_clip_higher above 0 and a ratio of each token, and so does AReaL")
+    plain = Surrogate(
+        kind="cispo_clipped" if cispo else "sapo" if sapo else "ppo_dual_clip",
+        clip_low=low,
+        clip_high=low if high is None else high,
+        cap=None if cispo or sapo else config.optional_number(f"{_A}.c_clip"),
+        old=proximal(config),
+        level="sequence" if sequence else "token",
+    )
+    taus = {f"tau_{sign}": config.number(f"{_A}.sapo_tau_{sign}") for sign in ("pos", "neg")}
+    return replace(plain, numbers=taus) if sapo else plain
+
+
+def _gates(config: Config) -> tuple[TermWeight, ...]:
+    """Build what multiplies the policy term: the weight, and what is dropped.
+
+    Raises:
+        UsageError: for a filter together with a ratio of rows, which is one of what it leaves then.
+    """
+    level = config[f"{_REJECT}.level"]
+    if level is None or not config[f"{_A}.use_decoupled_loss"]:
+        return ()
+    masks = config.word(f"{_REJECT}.action") == "mask"
+    if masks and level == "token" and config.word(f"{_A}.importance_sampling_level") == "sequence":
+        raise UsageError("rejection_sampling of tokens with importance_sampling_level = sequence is not computed")
+    old = proximal(config)
+    assert old != "rollout_log_probs"  # a decoupled loss has its own
+    weight = TermWeight(kind="importance", of=old, nan_is_one=True)
+    low, high = config.optional_number(f"{_REJECT}.lower"), config.number(f"{_REJECT}.upper")
+    if level == "token":
+        return (replace(weight, low=low, high=high, outside="zero" if masks else "cut"),)
+    weight = replace(weight, level="geometric")
+    if config.word(f"{_REJECT}.agg") == "mean":
+        return (replace(weight, low=low, high=high, outside="zero" if masks else "cut"),)
+    if not masks:
+        raise UsageError("rejection_sampling.action = clamp with agg = sum is not computed by this version")
+    return weight, replace(weight, level="sequence", low=low, high=high, outside="zero", indicator=True)
+
+
+def group_size(config: Config, split: str) -> int | None:
+    """AReaL takes the groups as they are, failed responses left out."""
+    return None
+
+
+def metrics(evaluation: "Evaluation") -> Mapping[str, float]:
+    """AReaL's logged metrics; see `rolloutdoctor.trainers.areal.metrics`."""
+    from rolloutdoctor.trainers.areal import metrics as own
+
+    return own.areal(evaluation)
+
+
+_RECORD = (
+    "AReaL's dump holds texts and rewards: record tokens and log-probs in the trainer with "
+    "rolloutdoctor.recorders.own_loop"
+)
+
+TRAINER = Trainer(
+    name="areal",
+    title="AReaL",
+    newest="2.0.1",
+    oldest="2.0.0",
+    options=OPTIONS,
+    objective=objective,
+    metrics=metrics,
+    group_size=group_size,
+    log=Log(
+        loss=f"{_U}/actor_loss/avg",
+        grad_norm=f"{_U}/grad_norm",
+        quantities={
+            f"{_U}/actor_loss/avg": "policy_mean",
+            f"{_U}/importance_weight/*": "ratio",
+            f"{_U}/approx_kl/*": "drift",
+            f"{_U}/logp_*": "sampler_drift",
+            f"{_U}/entropy/*": "entropy",
+            f"{_U}/clip_ratio/avg": "clip_share",
+            f"{_U}/dual_clip_ratio/avg": "clip_share",
+            f"{_U}/behave_approx_kl/*": "sampler_gap",
+            f"{_U}/behave_imp_weight/*": "sampler_gap",
+            f"{_U}/compute_logp/kl_div_dual/avg": "sampler_k3",
+            f"{_U}/compute_logp/kl_div_*": "sampler_drift",
+            f"{_U}/*_logp/*": "mean",
+            f"{_U}/behave_filtered_ratio/avg": "mean",
+            "ppo_actor/advantages/*": "advantages",
+            "ppo_actor/task_reward/*": "rewards",
+        },
+        not_recomputed={
+            f"{_U}/grad_norm, {_U}/lr, {_U}/update_*": "they need the parameters and the schedule",
+            f"{_U}/actor_loss/m*, {_U}/*clip_ratio/m*, {_U}/clipped_*": "they are of one token, or of the clipped ones",
+            f"{_U}/version_stats/*, {_U}/n_*, {_U}/*_tokens*, {_U}/masked_*, {_U}/rs_*": "they count cells or versions",
+            "ppo_actor/kl_rewards/*, ppo_actor/final_reward/*": "they are of the next token's cell",
+            "ppo_actor/no_eos_ratios/*, ppo_actor/*_len/*": "they count prompts and padding",
+            "rollout/*, eval-rollout/*, timeperf/*": "they are of rollouts and clocks",
+        },
+    ),
+    recording={
+        "*": _RECORD,
+        "reward": "set rollout.dump_to_file = true: AReaL then writes rollout/VERSION/TASK.jsonl in its log folder",
+        "metrics": "give the log of AReaL's tracker (stats_logger) as well",
+        "reward_free": "AReaL does not log it; RDG001 finds such groups in rows",
+        "loss_parts": "AReaL has no KL term in the loss",
+    },
+    roles=OptionRoles(
+        group={"train": "gconfig.n_samples"},
+        length="gconfig.max_new_tokens",
+        must_state={f"{_REWARD}.mean_level": "group", f"{_REWARD}.std_level": "group", f"{_A}.kl_ctl": 0.0},
+    ),
+    parts={
+        Part.KL_LOSS: PartOptions(never="AReaL has its KL penalty in the reward"),
+        Part.KL_REWARD: PartOptions({f"{_A}.kl_ctl": (0,)}),
+        Part.KL_ESTIMATOR: PartOptions({f"{_A}.kl_estimator": ()}),
+        Part.GROUP_BASELINE: PartOptions({f"{_REWARD}.mean_level": (None,)}),
+        Part.GROUP_STD: PartOptions({f"{_REWARD}.std_level": (None,)}),
+        Part.POLICY_LOSS: PartOptions({f"{_A}.use_sapo_loss": (), f"{_A}.use_cispo_loss": ()}),
+    },
+    choices=Choices(
+        advantage=(
+            *every(
+                actor__reward_norm__mean_level=("group",),
+                actor__reward_norm__std_level=("group", None),
+                actor__adv_norm__mean_level=(None,),
+                actor__adv_norm__std_level=(None,),
+                actor__kl_ctl=(0.0,),
+            ),
+            *every(
+                actor__reward_norm__mean_level=("group",),
+                actor__reward_norm__std_level=("group", None),
+                actor__adv_norm__mean_level=("batch",),
+                actor__adv_norm__std_level=("batch",),
+                actor__kl_ctl=(0.0,),
+            ),
+        ),
+        loss=(
+            *every(actor__use_decoupled_loss=(False, True), actor__recompute_logprob=(False, True)),
+            *every(actor__use_sapo_loss=(True,)),
+        ),
+    ),
+    aliases={"logprobs": "rollout_log_probs", "prox_logp": "old_log_probs", "loss_mask": "response_mask"},
+)

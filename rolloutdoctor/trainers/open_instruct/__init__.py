@@ -1,0 +1,1 @@
+"""open-instruct: options, objective, metrics."""

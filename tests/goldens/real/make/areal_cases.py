@@ -1,0 +1,109 @@
+# ruff: noqa
+"""Eight kinds of batches, and the configurations that they are computed under."""
+
+import numpy as np
+
+CASES = ("ragged", "rejected", "singletons", "masked_ends", "extreme", "ties", "two_steps", "tiny_spread")
+
+
+def batch_of(case):
+    draw = np.random.default_rng(500 + CASES.index(case))
+    K, G = {"ties": (8, 2)}.get(case, (4, 4))
+    N = K * G
+    group = np.repeat(np.arange(G), K)
+    if case == "singletons":
+        group = np.array([0, 0, 0, 0, 1, 2, 2, 2, 2, 3, 4, 4, 4, 4, 4, 4])
+    length = draw.integers(1, 8, N)
+    spread = {"extreme": 12.0, "two_steps": 0.5, "rejected": 0.3}.get(case, 0.1)
+    policy = [(-draw.exponential(1.0, n)).tolist() for n in length]
+
+    def near(scale):
+        return [(np.array(p) + scale * draw.standard_normal(len(p))).clip(max=-1e-4).tolist() for p in policy]
+
+    rows = {
+        "policy": policy,
+        "old": near(spread),
+        "ref": near(0.4 if case != "extreme" else 12.0),
+        "rollout": near(spread + 0.2),
+    }
+    rows["entropy"] = [draw.exponential(0.7, n).astype(np.float32).astype(float).tolist() for n in length]
+    mask = [(draw.random(n) < 0.8).astype(int).tolist() for n in length]
+    for r, m in enumerate(mask):
+        m[0] = 1
+        m[-1] = 0 if case == "masked_ends" and r % 2 and len(m) > 1 else 1
+    if case == "rejected":
+        for r in (0, 1, 5, 8, 9, 10, 11):
+            mask[r] = [0] * len(mask[r])
+    rewards = draw.integers(0, 2, (N, 1)).astype(float)
+    if case == "ragged":
+        rewards = np.round(draw.normal(0, 12, (N, 1)), 2)
+    if case == "ties":
+        rewards = np.where(np.arange(N) < K, 0.3, draw.integers(0, 3, N) / 2)[:, None].astype(float)
+    if case == "tiny_spread":
+        rewards = 0.5 + 1e-7 * draw.integers(0, 5, (N, 1))
+    optim = [r // 8 for r in range(N)] if case == "two_steps" else [0] * N
+    return dict(
+        rows,
+        mask=mask,
+        K=K,
+        group=group.tolist(),
+        rewards=rewards.tolist(),
+        weights=[1.0],
+        truncated=[False] * N,
+        optim=optim,
+        micro=[0] * N,
+    )
+
+
+def cut(b):
+    return [(0, 0, list(range(len(b["mask"]))))]
+
+
+R, A, J = "actor.reward_norm.", "actor.adv_norm.", "actor.rejection_sampling."
+NONE = {"actor.kl_ctl": 0.0}
+GRPO = {**NONE, R + "mean_level": "group", R + "std_level": "group"}
+FULL = {**GRPO, A + "mean_level": "batch", A + "std_level": "batch"}
+DECOUPLED = {**FULL, "actor.use_decoupled_loss": True}
+CONFIGS = {
+    "raw": NONE,
+    "grpo": GRPO,
+    "centred": {**NONE, R + "mean_level": "group"},
+    "others": {**NONE, R + "mean_level": "group", R + "mean_leave1out": True},
+    "biased": {**GRPO, R + "std_unbiased": False, R + "eps": 1e-3},
+    "whitened": FULL,
+    "whitened, eps": {**GRPO, A + "mean_level": "batch", A + "std_level": "batch", A + "eps": 0.1},
+    "clip": {**GRPO, "actor.eps_clip": 0.05, "actor.eps_clip_higher": 0.02, "actor.reward_clip": 3.0},
+    "dual clip": {**FULL, "actor.c_clip": 1.1},
+    "recomputed": {**FULL, "actor.recompute_logprob": True},
+    "decoupled": DECOUPLED,
+    "reused": {**DECOUPLED, "actor.prox_logp_method": "reuse_train_logp"},
+    "metrics": {**DECOUPLED, "actor.prox_logp_method": "metrics"},
+    "sequence": {**FULL, "actor.importance_sampling_level": "sequence"},
+    "sequence, recomputed": {**FULL, "actor.importance_sampling_level": "sequence", "actor.recompute_logprob": True},
+    "sapo": {**FULL, "actor.use_sapo_loss": True},
+    "sapo, sequence": {**FULL, "actor.use_sapo_loss": True, "actor.importance_sampling_level": "sequence"},
+    "cispo": {**FULL, "actor.use_cispo_loss": True, "actor.eps_clip": 0.1, "actor.eps_clip_higher": 0.1},
+    "mask": {**DECOUPLED, J + "level": "token", J + "upper": 1.1, J + "lower": 0.9},
+    "clamp": {**DECOUPLED, J + "level": "token", J + "action": "clamp", J + "upper": 1.1},
+    "rows masked": {**DECOUPLED, J + "level": "sequence", J + "upper": 1.05, J + "lower": 0.8},
+    "rows masked, product": {**DECOUPLED, J + "level": "sequence", J + "agg": "sum", J + "upper": 1.2},
+    "rows clamped": {**DECOUPLED, J + "level": "sequence", J + "action": "clamp", J + "upper": 1.05, J + "lower": 0.95},
+    "reused, mask": {**DECOUPLED, J + "level": "token", "actor.prox_logp_method": "reuse_train_logp"},
+    "cispo, mask": {
+        **DECOUPLED,
+        "actor.use_cispo_loss": True,
+        "actor.eps_clip_higher": 0.2,
+        J + "level": "token",
+        J + "upper": 1.2,
+    },
+    **{
+        f"KL {k}": {**GRPO, "actor.kl_ctl": 0.1, "actor.kl_estimator": k, "ref.path": "model"}
+        for k in ("k1", "k2", "k3")
+    },
+    "KL, whitened": {**FULL, "actor.kl_ctl": 0.05, "ref.path": "model", "actor.recompute_logprob": True},
+    "KL, raw": {"actor.kl_ctl": 0.05, "ref.path": "model"},
+    "KL, no reference": {},
+    "discounted": {**GRPO, "actor.discount": 0.9, "actor.gae_lambda": 0.95},
+    "product of rows, largest": {**DECOUPLED, J + "level": "sequence", J + "agg": "max", J + "upper": 1.2},
+    "loglinear": {**DECOUPLED, "actor.prox_logp_method": "loglinear"},
+}

@@ -1,0 +1,89 @@
+"""AReaL's numbers, recomputed: its own actor at cbff54d645d2 on 8 cases under 34 configurations.
+
+The results in float64 were made with its casts to float32 taken out; those in float32 with them.
+"""
+
+import pytest
+import torch
+from goldens.real_results import DTYPES, evaluated, results
+from proof.claims import Bound, agree, compared, covers
+
+from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
+from rolloutdoctor.evaluation.radii.loss import loss_radius
+from rolloutdoctor.evaluation.radii.metrics import metric_radius
+from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.trainers.areal.trainer import TRAINER
+
+ROUNDED = Bound(1e-9, 1e-9, "in float32 within the derived rounding radius; in float64 ill-conditioned spreads of 1e-7")
+pytestmark = [compared("golden", ROUNDED)]
+
+RESULTS = results("areal")
+DEFAULTS = {
+    "actor.reward_norm.mean_level": None,
+    "actor.reward_norm.std_level": None,
+    "actor.adv_norm.mean_level": None,
+    "actor.adv_norm.std_level": None,
+    "actor.gae_timestep_unit": "token",
+    "actor.use_decoupled_loss": False,
+    "actor.recompute_logprob": False,
+    "actor.prox_logp_method": "recompute",
+    "actor.importance_sampling_level": "token",
+    "actor.use_sapo_loss": False,
+    "actor.use_cispo_loss": False,
+    "actor.kl_estimator": "k1",
+    "actor.rejection_sampling.level": None,
+    "actor.rejection_sampling.action": "mask",
+    "actor.rejection_sampling.agg": "mean",
+    "actor.rejection_sampling.metric": "ratio",
+}
+REFUSED = ("loglinear", "product of rows, largest")
+
+
+def params():
+    for (case, config), result in RESULTS.items():
+        options = DEFAULTS | result.options
+        if config not in REFUSED:
+            marks = [covers("areal", name, options[name]) for name in DEFAULTS]
+            yield pytest.param(case, config, marks=marks, id=f"{case}-{config}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "config"), [*params()])
+@pytest.mark.parametrize("label", DTYPES)
+def test_results(case, config, label):
+    result = RESULTS[case, config]
+    dtype, single = DTYPES[label], label == "f32"
+    own = evaluated("areal", result, label)
+    rows, offsets, lost = own.rows, own.batch.rows, 1e-8 * (case == "tiny_spread")
+    if rows.advantage_T is None:
+        advantage_T, radius = seg.expand(rows.advantage_N, offsets), seg.expand(advantage_radius(own).likely, offsets)
+    else:
+        advantage_T, radius = rows.advantage_T, token_advantage_radius(own).likely
+    mask_T = own.batch.column("response_mask")
+    wanted_T = torch.tensor(result.advantage[label], dtype=torch.float64)
+    size = float(wanted_T[mask_T].abs().max())
+    agree(advantage_T, wanted_T, dtype, "advantage", rounding=radius if single else lost * size, where=mask_T)
+    found, wanted = TRAINER.metrics(own), dict(result.scalars[label])
+    # Terms and advantages of both signs cancel.
+    sizes = {
+        "ppo_actor/advantages/avg": size,
+        "ppo_actor/update/actor_loss/avg": float(own.per_token.loss_T.abs().sum()),
+    }
+    loss, terms = wanted.pop("loss"), float(own.per_token.loss_T.abs().sum())
+    agree(own.loss, loss, dtype, "loss", scale=terms, rounding=float(loss_radius(own)) if single else lost * terms)
+    assert wanted.keys() - found.keys() == set()
+    for name, value in wanted.items():
+        rounding = float(metric_radius(own, TRAINER.log.kind_of(name), found[name])) if single else 0.0
+        # Shares are divided in float32 upstream.
+        rounding += 2**-22 * abs(value) * name.endswith("ratio/avg") + lost * sizes.get(name, size)
+        agree(found[name], value, dtype, name, scale=max(abs(value), sizes.get(name, 1e-3)), rounding=rounding)
+    if not single:
+        grad_T = torch.tensor(result.grad, dtype=torch.float64)
+        agree(own.per_token.grad_T, grad_T, dtype, "gradient", rounding=lost * float(grad_T.abs().max()))
+
+
+@pytest.mark.parametrize("config", REFUSED)
+def test_what_rows_do_not_have_is_refused(config):
+    with pytest.raises(UsageError, match=r"version of the token before|agg = max"):
+        evaluated("areal", RESULTS["ragged", config], "f64")
