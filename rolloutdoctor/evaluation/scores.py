@@ -114,14 +114,6 @@ def reward_penalty(batch: RolloutBatch, objective: Objective, dtype: torch.dtype
     return None if kl_T is None else objective.kl_reward.coef * kl_T.double()
 
 
-def ends_masked(batch: RolloutBatch) -> Tensor:
-    """Rows whose last response token is not trained, or that have none, ``[N]`` bool."""
-    filled_N = batch.rows.diff() > 0
-    masked_N = torch.ones_like(filled_N)
-    masked_N[filled_N] = ~batch.column("response_mask")[batch.rows[1:][filled_N] - 1]
-    return masked_N
-
-
 def log_ratios(batch: RolloutBatch, dtype: torch.dtype) -> LogRatios:
     """Return the log-ratios of trainer and sampler, on the mask before rejection.
 

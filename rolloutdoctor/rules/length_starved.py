@@ -6,9 +6,9 @@ from math import sqrt
 
 import polars as pl
 
+from rolloutdoctor.data.schema import TRUNCATED
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.all_truncated import TRUNCATED
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 

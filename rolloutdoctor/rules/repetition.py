@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from rolloutdoctor.data.schema import TRUNCATED
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.ops.bounds import share_bound
 from rolloutdoctor.results.exact import ratio
 from rolloutdoctor.results.findings import Excluded, Severity
-from rolloutdoctor.rules.all_truncated import TRUNCATED
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 

@@ -141,6 +141,8 @@ def _one_token_mean(objective: Objective) -> Objective:
 
 def _parts_of_step(objective: Objective) -> frozenset[str]:
     return frozenset({_MEANS_OF_MEANS[objective.aggregation.mode]})
+
+
 def _loses_masked_ends(objective: Objective) -> bool:
     return objective.advantage.masked_end == "lost" and not has_time_axis(objective)
 
