@@ -67,6 +67,11 @@ def _of_same_names(cause: Finding, found: Finding, context: Context) -> bool:
     return not names.isdisjoint(found.headline.split())
 
 
+def _is_of_lag(cause: Finding, found: Finding, context: Context) -> bool:
+    """What is found goes by the stamps alone: no step from which on the gap is larger."""
+    return found.measures["onset_step"].value is None
+
+
 def _is_of_a_place(cause: Finding, found: Finding, context: Context) -> bool:
     """A step of the one is among the worst of the other."""
     return not {one.step for one in cause.examples}.isdisjoint(one.step for one in found.examples)
@@ -94,6 +99,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDM001", ("RDG005",), _is_of_kl_metric),
     ("RDI008", ("RDO001", "RDO006", "RDM003", "RDG005", "RDM001"), _always),
     ("RDO006", ("RDO003", "RDO015"), _always),
+    ("RDI017", ("RDO002",), _is_of_lag),
     ("RDO003", ("RDO002", "RDO001"), _always),
     ("RDO004", ("RDO001",), _always),
     ("RDO008", ("RDO001",), _always),

@@ -78,6 +78,7 @@ def full_batch(seed, step=0, split="train", **kwargs):
     nan_T = torch.rand(batch.tokens, generator=draw) < 0.02
     rows = {"advantage": normal(len(batch)), "micro_batch_id": torch.arange(len(batch)) % 2}
     rows |= {"prompt_ids": 1 + batch.groups.index_N, "prompt_length": 200 + batch.groups.index_N}
+    rows |= dict.fromkeys(("policy_version_min", "policy_version_max"), torch.full((len(batch),), step))
     tokens = {
         "kl": torch.where(nan_T, torch.nan, normal(batch.tokens)),
         "sum_pi_squared": p_T**2 + (1 - p_T) ** 2 * torch.rand(batch.tokens, generator=draw, dtype=torch.float64),
