@@ -75,6 +75,7 @@ from rolloutdoctor.rules.temperature_mismatch import TemperatureMismatch
 from rolloutdoctor.rules.throughput_fault import ThroughputFault
 from rolloutdoctor.rules.truncated_support import TruncatedSupport
 from rolloutdoctor.rules.truncation_hidden import TruncationHidden
+from rolloutdoctor.rules.turn_boundary import TurnBoundary
 from rolloutdoctor.rules.version_stamps import VersionStamps
 from rolloutdoctor.rules.whitening_over_padding import WhiteningOverPadding
 from rolloutdoctor.rules.zero_std_kl import ZeroStdKl
@@ -124,6 +125,7 @@ RULES: tuple[AnyRule, ...] = (
     AllTruncated(),
     ResumedData(),
     OptionsRefuted(),
+    TurnBoundary(),
     VersionStamps(),
     KlMetricCorrupted(),
     EvalGroupOfOne(),
