@@ -171,28 +171,28 @@ class VersionStamps(TableRule):
         """An error where a row contradicts itself, a warning else."""
         table, found = run.table, list[tuple[str, str]]()
         if run["backwards_rows"]:
-            rows = counted(run.count("backwards_rows"), "row")
+            told = counted(run.count("backwards_rows"), "row")
             found.append(
-                (f"{rows} have a newest version that is older than their oldest", "set both stamps of a row at once")
+                (f"{told} have a newest version that is older than their oldest", "set both stamps of a row at once")
             )
         if run["placeholder_rows"]:
-            rows = f"{counted(run.count('placeholder_rows'), 'row')} of {len(table):,}"
+            told = f"{counted(run.count('placeholder_rows'), 'row')} of {len(table):,}"
             do = "take the oldest version over response tokens alone: prompt tokens have none"
-            found.append((f"the oldest version is a placeholder below 0 in {rows} whose newest is known", do))
-        beyond = table.filter("beyond")
-        if len(beyond):
-            steps, first = beyond["step"].n_unique(), beyond["step"].min()
+            found.append((f"the oldest version is a placeholder below 0 in {told} whose newest is known", do))
+        beyond = sorted(set(table.filter("beyond")["step"].to_list()))
+        if beyond:
+            steps, first = len(beyond), beyond[0]
             words = f"{counted(steps, 'step')} from {first} on {'holds' if steps == 1 else 'hold'} versions from after"
             found.append((f"{words} {'it' if steps == 1 else 'them'}", "read the version before the request is sent"))
         if run["fallen_from"] is not None:
             words = f"the version counter starts over at step {run['fallen_from']}"
             found.append((words, "restore the version of the policy when a run is resumed"))
         if run["trainer_move"] is not None:
-            steps = counted(run.count("same_version_steps"), "step")
-            version = table.filter("same")["policy_version_max"].max()
+            same = counted(run.count("same_version_steps"), "step")
+            version = table.filter("same")["policy_version_max"].to_list()[-1]
             found.append(
                 (
-                    f"the stamp stays at {version} in {steps} in which the trainer moved by "
+                    f"the stamp stays at {version} in {same} in which the trainer moved by "
                     f"{number(run['trainer_move'])} nats and the sampler followed it",
                     "set the version at every weight sync",
                 )
