@@ -179,7 +179,7 @@ class PolicyNotMoving(TableRule):
                 "widen --steps to where prompts recur",
             )
         shared = run.table.filter("shared")["wide"] == 0
-        if len(shared) >= self.least_shared and shared.mean() >= self.share:
+        if len(shared) >= self.least_shared and shared.sum() >= self.share * len(shared):
             return None
         return Missing(
             "siblings have other log-probs in the same context, or too few have one, so that a move is not told from "

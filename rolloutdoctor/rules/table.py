@@ -71,6 +71,7 @@ from rolloutdoctor.rules.spike_attributed import SpikeAttributed
 from rolloutdoctor.rules.stale_policy import StalePolicy
 from rolloutdoctor.rules.stale_prefix_cache import StalePrefixCache
 from rolloutdoctor.rules.std_difficulty_bias import StdDifficultyBias
+from rolloutdoctor.rules.sync_corrupts import SyncCorrupts
 from rolloutdoctor.rules.table_rule import Rule
 from rolloutdoctor.rules.temperature_mismatch import TemperatureMismatch
 from rolloutdoctor.rules.throughput_fault import ThroughputFault
@@ -149,6 +150,7 @@ RULES: tuple[AnyRule, ...] = (
     EngineFrozen(),
     PositionShift(),
     SamplerMismatchLogged(),
+    SyncCorrupts(),
     RatioNoise(),
     ZeroVarianceShare(),
     ConstantReward(),

@@ -93,9 +93,9 @@ class TurnBoundary(TableRule):
 
         ids_T, trained_T, runs = batch.column("response_ids").long(), batch.column("response_mask"), Runs(batch.rows)
         ends_T = _turn_ends(trained_T, batch.rows)
-        ids, counts = ids_T[ends_T].unique(return_counts=True)
-        end = ids[counts.argmax()]
-        if counts.max() < self.one_id * counts.sum():
+        last_V = ids_T[ends_T]
+        end = last_V.mode().values
+        if (last_V == end).sum() < self.one_id * len(last_V):
             return {}
         following_T = ids_T.roll(-1)
         is_last_T = torch.zeros_like(trained_T)
