@@ -107,6 +107,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDO011", ("RDO001",), _always),
     ("RDO009", ("RDO002", "RDO001"), _always),
     ("RDO010", ("RDO002", "RDO001"), _always),
+    ("RDO013", ("RDO001", "RDO011"), _always),
     ("RDO014", ("RDO002", "RDO001", "RDO012"), _always),
     ("RDO002", ("RDO001",), _always),
     ("RDI005", ("RDO001",), _always),

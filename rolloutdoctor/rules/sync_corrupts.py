@@ -176,7 +176,7 @@ class SyncCorrupts(TableRule):
             confirmed=False,
             headline=f"the gap to the sampler jumps from {before} to {now} nats at step {step}, and older weights do "
             "not explain it",
-            message=f"from step {step} on the sampler's log-probs are {now} nats from the trainer's, {before} before; {why}; "
+            message=f"from step {step} on the sampler is {now} nats from the trainer, and {before} before; {why}; "
             "the trainer's mean log-prob of what was sampled goes from "
             f"{number(run['trainer_log_prob_before'])} to {number(run['trainer_log_prob_after'])}",
             evidence="the log-probs of sampler and trainer" + ("" if far is None else ", and of the reference"),

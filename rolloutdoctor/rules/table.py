@@ -47,6 +47,7 @@ from rolloutdoctor.rules.moe_routing import MoeRouting
 from rolloutdoctor.rules.nonfinite_values import NonfiniteValues
 from rolloutdoctor.rules.options_refuted import OptionsRefuted
 from rolloutdoctor.rules.overwritten_completions import OverwrittenCompletions
+from rolloutdoctor.rules.packing_leak import PackingLeak
 from rolloutdoctor.rules.policy_not_moving import PolicyNotMoving
 from rolloutdoctor.rules.position_shift import PositionShift
 from rolloutdoctor.rules.quantized_logprobs import QuantizedLogProbs
@@ -150,6 +151,7 @@ RULES: tuple[AnyRule, ...] = (
     EngineFrozen(),
     PositionShift(),
     SamplerMismatchLogged(),
+    PackingLeak(),
     SyncCorrupts(),
     RatioNoise(),
     ZeroVarianceShare(),

@@ -77,6 +77,7 @@ def full_batch(seed, step=0, split="train", **kwargs):
     p_T = batch.column("policy_log_probs").exp()
     nan_T = torch.rand(batch.tokens, generator=draw) < 0.02
     rows = {"advantage": normal(len(batch)), "micro_batch_id": torch.arange(len(batch)) % 2}
+    rows |= {"pack_index": torch.arange(len(batch)) // 2}
     rows |= {"prompt_ids": 1 + batch.groups.index_N, "prompt_length": 200 + batch.groups.index_N}
     rows |= dict.fromkeys(("policy_version_min", "policy_version_max"), torch.full((len(batch),), step))
     tokens = {
