@@ -91,6 +91,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDT005", ("RDI012",), _began_earlier),
     ("RDT001", ("RDT005", "RDG002", "RDG003"), _began_earlier),
     ("RDT008", ("RDG014",), _is_of_a_place),
+    ("RDO016", ("RDG014",), _is_of_a_place),
     ("RDA006", ("RDA004",), _all_of_rows),
     ("RDI007", ("RDG005", "RDM004", "RDA001"), _always),
     ("RDI006", ("RDG005", "RDM004", "RDA001"), _always),

@@ -79,6 +79,7 @@ from rolloutdoctor.rules.throughput_fault import ThroughputFault
 from rolloutdoctor.rules.truncated_support import TruncatedSupport
 from rolloutdoctor.rules.truncation_hidden import TruncationHidden
 from rolloutdoctor.rules.turn_boundary import TurnBoundary
+from rolloutdoctor.rules.unbounded_ratio import UnboundedRatio
 from rolloutdoctor.rules.version_stamps import VersionStamps
 from rolloutdoctor.rules.whitening_over_padding import WhiteningOverPadding
 from rolloutdoctor.rules.zero_std_kl import ZeroStdKl
@@ -154,6 +155,7 @@ RULES: tuple[AnyRule, ...] = (
     PackingLeak(),
     SyncCorrupts(),
     RatioNoise(),
+    UnboundedRatio(),
     ZeroVarianceShare(),
     ConstantReward(),
     EntropyCollapse(),
