@@ -100,6 +100,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDM001", ("RDG005",), _is_of_kl_metric),
     ("RDI008", ("RDO001", "RDO006", "RDM003", "RDG005", "RDM001"), _always),
     ("RDO006", ("RDO003", "RDO015"), _always),
+    ("RDA020", ("RDA011",), _always),
     ("RDG015", ("RDG011",), _always),
     ("RDI017", ("RDO002",), _is_of_lag),
     ("RDO003", ("RDO002", "RDO001"), _always),

@@ -46,6 +46,7 @@ from rolloutdoctor.rules.metric_scale_factor import MetricScaleFactor
 from rolloutdoctor.rules.moe_routing import MoeRouting
 from rolloutdoctor.rules.nonfinite_values import NonfiniteValues
 from rolloutdoctor.rules.options_refuted import OptionsRefuted
+from rolloutdoctor.rules.outlier_dropped import OutlierDropped
 from rolloutdoctor.rules.overwritten_completions import OverwrittenCompletions
 from rolloutdoctor.rules.packing_leak import PackingLeak
 from rolloutdoctor.rules.policy_not_moving import PolicyNotMoving
@@ -101,6 +102,7 @@ RULES: tuple[AnyRule, ...] = (
     DeadGroups(),
     StdDifficultyBias(),
     LengthBias(),
+    OutlierDropped(),
     ZeroStdKl(),
     LossNearZero(),
     RewardFreeStep(),
