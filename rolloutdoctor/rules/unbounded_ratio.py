@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.objective.objective import Objective
     from rolloutdoctor.rules.step import StepView
 
-CLIPPED = ("ppo_delta_clip", "ppo_dual_clip")
-"""Surrogates that clip the ratio from the side on which the advantage pushes it, and have a cap for the other."""
-
 FAR = 3.0
 """verl's default cap of negative advantages (``clip_ratio_c``)."""
 
@@ -84,7 +81,7 @@ class UnboundedRatio(TableRule):
         if objective is None:
             return None
         own, around = objective.surrogate, objective.policy_correction
-        if own.kind not in CLIPPED or own.level != "token" or own.old == "policy_log_probs":
+        if not own.clips_by_sign:
             return "the policy loss has no clipped ratio of tokens"
         if own.cap is not None:
             return f"the ratio of a negative advantage is capped at {own.cap:g}"
