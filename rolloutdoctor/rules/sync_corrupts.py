@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -80,20 +81,20 @@ class SyncCorrupts(TableRule):
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Sum the gap to the sampler, the distance to the reference and the trainer's log-prob of each row."""
+        from rolloutdoctor.evaluation.every_nth import every_nth
         from rolloutdoctor.evaluation.sampler_gap import gap_of, sizes_of_rows
-        from rolloutdoctor.ops.elementwise import kept
+        from rolloutdoctor.ops.elementwise import is_below, kept
 
-        gap = gap_of(block)
+        gap, some = gap_of(block), every_nth(block)
         if gap is None:
             return {}
-        own_T = block.column("old_log_probs").double()
-        known_T = block.trained_T & own_T.isfinite()
-        found = {**sizes_of_rows(gap)}
+        own_T = some.column("old_log_probs")
+        known_T, found = some.trained_T & is_below(own_T.abs(), inf), {**sizes_of_rows(gap)}
         if block.has("ref_log_probs"):
-            apart_T = block.log_ratio("old_log_probs", "ref_log_probs").abs()
-            known_T = known_T & apart_T.isfinite()
-            found["apart"] = block.row_sum(kept(apart_T, known_T))
-        return found | {"tokens": block.row_sum(known_T), "trainer": block.row_sum(kept(own_T, known_T))}
+            apart_T = (own_T - some.column("ref_log_probs")).abs()
+            known_T = known_T & is_below(apart_T, inf)
+            found["apart"] = some.runs.total(kept(apart_T, known_T))
+        return found | {"tokens": some.runs.total(known_T), "trainer": some.runs.total(kept(own_T, known_T))}
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """The lag of each row behind the newest version of its step."""

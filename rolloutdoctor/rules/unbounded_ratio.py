@@ -95,19 +95,10 @@ class UnboundedRatio(TableRule):
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Look at the ratios of each row, against old log-probs and against the sampler's."""
-        from rolloutdoctor.ops.elementwise import kept
-        from rolloutdoctor.ops.segments import high
-
         found = dict[str, "Tensor"]()
         for old in ("old_log_probs", "rollout_log_probs"):
             if block.has("policy_log_probs", old):
-                log_ratio_T = block.log_ratio("policy_log_probs", old)
-                known_T = block.trained_T & log_ratio_T.isfinite()
-                far_T = known_T & (log_ratio_T > log(FAR))
-                found[f"{old}/far"] = block.row_sum(far_T)
-                found[f"{old}/far_ratio"] = block.row_sum(kept(log_ratio_T.clamp(max=80.0).exp(), far_T))
-                found[f"{old}/largest"] = high(log_ratio_T.where(known_T, -inf), block.runs.offsets)
-                found[f"{old}/moved"] = block.row_sum(known_T & (log_ratio_T != 0))
+                found |= {f"{old}/{name}": x_n for name, x_n in _far(block, old).items()}
         return found
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
@@ -131,7 +122,7 @@ class UnboundedRatio(TableRule):
         """Count tokens."""
         carried = pl.col("far_l1")
         return {
-            "ratio_max": (pl.col("largest").max().exp(), "1"),
+            "ratio_max": (pl.col("largest").filter(pl.col("far") > 0).max().exp(), "1"),
             "tokens": (pl.sum("far").cast(pl.Int64), "tokens"),
             "rows": ((pl.col("far") > 0).sum(), "rows"),
             "grad_share": (pl.when(carried.count() > 0).then(carried.sum() / pl.sum("grad_l1")), "share"),
@@ -166,6 +157,28 @@ class UnboundedRatio(TableRule):
             evidence="the log-probs at the loss and those that it compares them with; the objective has no cap",
             advice="cap the ratio of negative advantages (TRL delta, verl clip_ratio_c), or bound the age of rows",
         )
+
+
+def _far(block: "TokenBlock", old: str) -> "dict[str, Tensor]":
+    """Count the trained tokens of a large ratio, add it up, and take the largest; count those whose ratio is not 1."""
+    import torch
+
+    from rolloutdoctor.ops.elementwise import is_unequal, outside
+    from rolloutdoctor.ops.segments import total_by
+
+    policy_T, other_T, offsets = block.column("policy_log_probs"), block.column(old), block.runs.offsets
+    moved_n = block.row_sum(block.trained_T & is_unequal(policy_T, other_T))
+    nothing_n = torch.zeros_like(moved_n)
+    found = {"far": nothing_n, "far_ratio": nothing_n, "largest": nothing_n - inf, "moved": moved_n}
+    places = outside(policy_T - other_T, -inf, log(FAR))
+    if places is None:
+        return found
+    log_ratio_P = policy_T[places].double() - other_T[places].double()
+    is_known_P = block.trained_T[places] & log_ratio_P.isfinite()
+    log_ratio_P, row_P = log_ratio_P[is_known_P], torch.searchsorted(offsets, places[is_known_P], right=True) - 1
+    for name, x_P in (("far", torch.ones_like(log_ratio_P)), ("far_ratio", log_ratio_P.clamp(max=80.0).exp())):
+        found[name] = total_by(row_P, x_P, len(block.runs)).double()
+    return found | {"largest": found["largest"].scatter_reduce(0, row_P, log_ratio_P, "amax")}
 
 
 def _is_policy_alone(objective: "Objective") -> bool:
