@@ -119,7 +119,8 @@ def test_every_rule_has_something_to_look_at():
     batches = (train, evaluation, without(without(train, "policy_log_probs"), "old_log_probs"))
     found = [measures_of([batch], setup) for batch in batches for setup in SETUPS]
     # Rules over the log alone stand back where rows say it themselves: `test_numbers`.
-    for rule in (each for each in RULES if not isinstance(each, NumbersRule)):
+    # RDA020 is about an option that one trainer has: `test_outlier_dropped`.
+    for rule in (each for each in RULES if not isinstance(each, NumbersRule) and each.code != "RDA020"):
         assert any(measures.get(rule.code) is not None for measures in found), rule.code
 
 
