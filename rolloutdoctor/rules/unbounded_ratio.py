@@ -40,8 +40,9 @@ class UnboundedRatio(TableRule):
     ## How it is measured
     The ratio is that of the loss, token by token. `grad_share` is what these tokens carry of the L1 norm of the
     gradient by the log-probs, exact where the loss is the policy term alone and nothing else weighs it; it is left out
-    else. Information: many trainers have no cap, and most runs need none. It is reported where one token is above 3
-    and, if the share is known, these tokens carry 1 % or more. Where every ratio is 1 nothing can be seen.
+    else. `tokens_share` is their share of the trained tokens of responses with a negative advantage. Information: many
+    trainers have no cap, and most runs need none. It is reported where these tokens carry 1 % of the gradient or more,
+    or are one in a thousand where that share is not known. Where every ratio is 1 nothing can be seen.
 
     ## What to do
     Set the cap (TRL `delta`, verl `clip_ratio_c`), correct for the sampler with bounded weights, or drop rows of
@@ -60,12 +61,13 @@ class UnboundedRatio(TableRule):
         "https://github.com/huggingface/trl/pull/7120",
         "https://github.com/huggingface/trl/pull/3434",
     )
-    reads = ("advantage", "logged_advantage", "policy_weight", "grad_l1")
+    reads = ("advantage", "logged_advantage", "policy_weight", "grad_l1", "trained_tokens")
     adds = ("far", "far_ratio", "largest", "moved")
     splits = ("train",)
     optional = ("grad_share",)
 
     least: float = 0.01
+    least_tokens: float = 0.001
 
     def columns(self, context: Context) -> frozenset[str]:
         """Return the columns of the loss."""
@@ -112,7 +114,7 @@ class UnboundedRatio(TableRule):
         advantage, gradient = pl.coalesce("advantage", "logged_advantage"), pl.col("grad_l1")
         is_plain = context.objective is not None and _is_policy_alone(context.objective)
         carried = pl.col("policy_weight") * -advantage * pl.col("far_ratio") if is_plain else pl.lit(None, pl.Float64)
-        own = {"far": pl.col("far"), "largest": pl.col("largest"), "far_l1": carried}
+        own = {name: pl.col(name) for name in ("far", "largest", "trained_tokens")} | {"far_l1": carried}
         return run.rows.with_columns(
             **{name: pl.when(advantage < 0).then(x) for name, x in own.items()},
             grad_l1=pl.when(gradient.is_finite()).then(gradient),
@@ -124,6 +126,7 @@ class UnboundedRatio(TableRule):
         return {
             "ratio_max": (pl.col("largest").filter(pl.col("far") > 0).max().exp(), "1"),
             "tokens": (pl.sum("far").cast(pl.Int64), "tokens"),
+            "tokens_share": (pl.sum("far") / pl.sum("trained_tokens"), "share"),
             "rows": ((pl.col("far") > 0).sum(), "rows"),
             "grad_share": (pl.when(carried.count() > 0).then(carried.sum() / pl.sum("grad_l1")), "share"),
         }
@@ -142,8 +145,8 @@ class UnboundedRatio(TableRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information."""
-        share = run["grad_share"]
-        if not run["tokens"] or (share is not None and share < self.least):
+        share, often = run["grad_share"], run["tokens_share"] or 0.0
+        if not often or (often < self.least_tokens if share is None else share < self.least):
             return None
         tokens, largest = counted(run.count("tokens"), "token"), number(run["ratio_max"])
         carried = "" if share is None else f" and {percent(share)} of the gradient"
