@@ -42,7 +42,7 @@ class UnboundedRatio(TableRule):
     gradient by the log-probs, exact where the loss is the policy term alone and nothing else weighs it; it is left out
     else. `tokens_share` is their share of the trained tokens of responses with a negative advantage. Information: many
     trainers have no cap, and most runs need none. It is reported where these tokens carry 1 % of the gradient or more,
-    or are one in a thousand where that share is not known. Where every ratio is 1 nothing can be seen.
+    or are ten or more and one in a thousand where that share is not known. Where every ratio is 1 nothing can be seen.
 
     ## What to do
     Set the cap (TRL `delta`, verl `clip_ratio_c`), correct for the sampler with bounded weights, or drop rows of
@@ -68,6 +68,7 @@ class UnboundedRatio(TableRule):
 
     least: float = 0.01
     least_tokens: float = 0.001
+    fewest: int = 10
 
     def columns(self, context: Context) -> frozenset[str]:
         """Return the columns of the loss."""
@@ -145,10 +146,11 @@ class UnboundedRatio(TableRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information."""
-        share, often = run["grad_share"], run["tokens_share"] or 0.0
-        if not often or (often < self.least_tokens if share is None else share < self.least):
+        share, often, count = run["grad_share"], run["tokens_share"] or 0.0, run.count("tokens")
+        is_seldom = count < self.fewest or often < self.least_tokens
+        if not count or (is_seldom if share is None else share < self.least):
             return None
-        tokens, largest = counted(run.count("tokens"), "token"), number(run["ratio_max"])
+        tokens, largest = counted(count, "token"), number(run["ratio_max"])
         carried = "" if share is None else f" and {percent(share)} of the gradient"
         return Judgement(
             severity=Severity.INFO,

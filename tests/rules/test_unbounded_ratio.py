@@ -31,9 +31,12 @@ def test_one_token_weighs_as_much_as_all_others():
 
 
 def test_where_other_terms_take_part_the_share_is_left_out():
-    found = found_by(CODE, step(ref=-1.2), trainer="trl", beta=0.1)
+    steps = [step(far=(1, 3, 5, 7), ref=-1.2, step=at) for at in range(3)]
+    found = found_by(CODE, steps, trainer="trl", beta=0.1)
     assert "grad_share" not in values(found)
-    assert values(found)["tokens"] == 1
+    assert values(found)["tokens"] == 12
+    # Few tokens say little without it.
+    assert found_by(CODE, steps[:2], trainer="trl", beta=0.1) is None
 
 
 def test_a_spike_follows_from_it():
