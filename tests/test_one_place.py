@@ -29,6 +29,8 @@ def test_names_stay_in_their_places(names):
         ("dppo_tv", "objective/objective.py"),
         ("dro", "objective/objective.py"),
         ("kl_cov", "objective/objective.py"),
+        ("ppo_delta_clip", "objective/objective.py"),
+        ("ppo_dual_clip", "objective/objective.py"),
         ("probability_band", "objective/objective.py"),
         ("ratio_masked", "objective/objective.py"),
     }

@@ -144,6 +144,7 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column("sum_pi_squared", Kind.FLOATS, "sum over the vocabulary of the squared policy probability"),
     Column("micro_batch_id", Kind.INTEGER, "which micro-batch of the optimizer step the row was in"),
+    Column("pack_index", Kind.INTEGER, "place of the row among those packed into one sequence, from 0"),
     Column("optim_step_id", Kind.INTEGER, "which optimizer step, where one logged step holds several"),
     Column(
         "generation_id",

@@ -67,6 +67,11 @@ def _of_same_names(cause: Finding, found: Finding, context: Context) -> bool:
     return not names.isdisjoint(found.headline.split())
 
 
+def _is_of_lag(cause: Finding, found: Finding, context: Context) -> bool:
+    """What is found goes by the stamps alone: no step from which on the gap is larger."""
+    return found.measures["onset_step"].value is None
+
+
 def _is_of_a_place(cause: Finding, found: Finding, context: Context) -> bool:
     """A step of the one is among the worst of the other."""
     return not {one.step for one in cause.examples}.isdisjoint(one.step for one in found.examples)
@@ -87,6 +92,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDT001", ("RDT005", "RDG002", "RDG003"), _began_earlier),
     ("RDT003", ("RDA017",), _always),
     ("RDT008", ("RDG014",), _is_of_a_place),
+    ("RDO016", ("RDG014",), _is_of_a_place),
     ("RDA006", ("RDA004",), _all_of_rows),
     ("RDI007", ("RDG005", "RDM004", "RDA001"), _always),
     ("RDI006", ("RDG005", "RDM004", "RDA001"), _always),
@@ -96,12 +102,17 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDM001", ("RDG005",), _is_of_kl_metric),
     ("RDI008", ("RDO001", "RDO006", "RDM003", "RDG005", "RDM001"), _always),
     ("RDO006", ("RDO003", "RDO015"), _always),
+    ("RDA020", ("RDA011",), _always),
+    ("RDG015", ("RDG011",), _always),
+    ("RDI017", ("RDO002",), _is_of_lag),
     ("RDO003", ("RDO002", "RDO001"), _always),
     ("RDO004", ("RDO001",), _always),
     ("RDO008", ("RDO001",), _always),
     ("RDO011", ("RDO001",), _always),
     ("RDO009", ("RDO002", "RDO001"), _always),
     ("RDO010", ("RDO002", "RDO001"), _always),
+    ("RDO013", ("RDO001", "RDO011"), _always),
+    ("RDO014", ("RDO002", "RDO001", "RDO012"), _always),
     ("RDO002", ("RDO001",), _always),
     ("RDI005", ("RDO001",), _always),
 )

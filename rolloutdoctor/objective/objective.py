@@ -173,6 +173,12 @@ class Surrogate:
         return self.kind in ("dppo_tv", "probability_band")
 
     @property
+    def clips_by_sign(self) -> bool:
+        """True if ratios of tokens are clipped on the side to which the advantage pushes; `cap` is for the other."""
+        kinds = ("ppo_delta_clip", "ppo_dual_clip")
+        return self.kind in kinds and self.level == "token" and self.old != "policy_log_probs"
+
+    @property
     def moves_without_advantage(self) -> bool:
         """True if a token whose advantage is zero can have a policy gradient."""
         return self.kind in ("dro", "kl_cov", "ratio_masked")

@@ -116,15 +116,9 @@ class EngineFrozen(TableRule):
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """Hashes of prompt and first tokens, and both log-probs there, to 2^-20; NaN where one is not known."""
-        from rolloutdoctor.ops.prefix_hash import scramble
+        from rolloutdoctor.evaluation.first_tokens import contexts_of
 
-        rows, prompt_N = step.token_measures[self.code], step.batch.prompts
-        found: dict[str, Tensor | None] = {}
-        for place, through_N in enumerate(rows["through"].unbind(1)):
-            found[f"context_{place}"] = scramble((0 if prompt_N is None else prompt_N) ^ scramble(through_N + place))
-            for name in ("sampler", "trainer"):
-                found[f"{name}_{place}"] = (rows[name][:, place] * 2**20).round() / 2**20
-        return found
+        return contexts_of(step.token_measures[self.code], step.batch.prompts)
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each context at a version, and one for each pair of versions of a context.
@@ -161,7 +155,7 @@ class EngineFrozen(TableRule):
             step="step_later",
             split="split_later",
             first="version",
-            spacing=pl.col("sampler").abs() * (2.0**-7 if _is_bf16(records["sampler"]) else 0.0),
+            spacing=pl.col("sampler").abs() * (2.0**-7 if is_bf16(records["sampler"]) else 0.0),
             sampler=(pl.col("sampler") - pl.col("sampler_later")).abs(),
             trainer=(pl.col("trainer") - pl.col("trainer_later")).abs(),
         )
@@ -270,7 +264,7 @@ _NOISE = pl.when(pl.sum("spare") >= 10).then((pl.sum("inside") / pl.sum("spare")
 """Standard deviation of the trainer's log-prob among rows of one context and version."""
 
 
-def _is_bf16(x: pl.Series) -> bool:
+def is_bf16(x: pl.Series) -> bool:
     """True if all values are bf16 numbers; below 2^-12 these are closer than 2^-20."""
     bits = x.filter(x.abs() >= 2.0**-12).cast(pl.Float32).to_numpy().view("uint32")
     return not (bits & 0xFFFF).any()

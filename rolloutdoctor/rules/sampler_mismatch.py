@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from rolloutdoctor.evaluation.context_end import ADDS, at_context_end, ends_of
 from rolloutdoctor.evaluation.named_values import by_key, count, of, quantile, total, totals
 from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.results.findings import Measure, Severity
@@ -80,6 +81,12 @@ class SamplerMismatch(TableRule):
     chance, if it chose tokens, would make rows of them once in a million runs: kernels, stale weights and experts that
     are routed otherwise do not choose rows. Log-probs of other tokens, of another row, or of inputs that differ do.
 
+    End of the context: the last eight tokens of responses that end at the longest sequence of the run, or up to eight
+    tokens before it, are five times as far apart as the 32 before them and as the last tokens of other responses, and
+    0.1 nats or more; a warning where chance would give so many of these responses a larger end in one run of 30,000
+    (four standard deviations, 16 responses). Upstream, draft tokens of speculative decoding that no longer fitted into
+    the context made log-probs there catastrophically wrong.
+
     ## What to do
     Find the cause first: the rules `temperature-mismatch`, `truncated-support`, `quantized-logprobs`,
     `logprob-placeholder` and `logprob-shift`. For what is left choose a correction whose effective sample size you can
@@ -99,12 +106,14 @@ class SamplerMismatch(TableRule):
         "https://github.com/volcengine/verl/pull/2953",
         "https://github.com/huggingface/trl/issues/6789",
         "https://github.com/allenai/open-instruct/issues/1473",
+        "https://github.com/vllm-project/vllm/pull/38711",
     )
-    adds = ("confident", "token", "rollout_log_probs", "old_log_probs")
+    reads = ("tokens",)
+    adds = ("confident", "token", "rollout_log_probs", "old_log_probs", *ADDS)
     needs_objective = False
     splits = ("train",)
     needs = ("rollout_log_probs", "old_log_probs")
-    uses = ("response_mask", "policy_version_min", "policy_version_max")
+    uses = ("response_mask", "policy_version_min", "policy_version_max", "prompt_ids")
 
     least_places: int = 3
     """One token may be a broken row; three at different places are the engine."""
@@ -120,19 +129,24 @@ class SamplerMismatch(TableRule):
         if gap is None:
             return {}
         largest = {"count": gap.count_N, "largest": gap.largest_n}
-        return {**gap.sampled, **largest, "places": _confident(block, gap)}
+        return {**gap.sampled, **largest, "places": _confident(block, gap), **ends_of(block)}
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """Count the tokens of each row that the sampler alone was sure of, and look at the first."""
         import torch
 
-        place_N = step.token_measures[self.code]["places"].cpu()
-        found = {"confident": (place_N >= 0).sum(1), "token": place_N[:, 0]}
+        from rolloutdoctor.data.schema import PROMPT_LENGTH
+
+        measured, prompt_N = step.token_measures[self.code], step.batch.per_row.get(PROMPT_LENGTH)
+        place_N = measured["places"].cpu()
+        found: dict[str, Tensor | None] = {name: measured[name] for name in ("end", "before")}
+        found |= {"confident": (place_N >= 0).sum(1), "token": place_N[:, 0]}
+        found["context"] = None if prompt_N is None else (prompt_N + step.batch.rows.diff()).where(prompt_N >= 0, -1)
         for name in ("rollout_log_probs", "old_log_probs"):
-            found[name] = torch.full((len(place_N),), torch.nan, dtype=torch.float64)
-            for row in (found["confident"] > 0).nonzero().squeeze(1).tolist():
+            found[name] = first_N = torch.full((len(place_N),), torch.nan, dtype=torch.float64)
+            for row in (place_N[:, 0] >= 0).nonzero().squeeze(1).tolist():
                 start = int(step.batch.rows[row] + place_N[row, 0])
-                found[name][row] = float(step.batch.tokens_of(name, slice(start, start + 1))[0])
+                first_N[row] = float(step.batch.tokens_of(name, slice(start, start + 1))[0])
         return found
 
     def measure_steps(self, steps: "StepView") -> Sequence[Mapping[str, float | None]]:
@@ -255,6 +269,7 @@ class SamplerMismatch(TableRule):
             message += ", ".join(f"{number(mean)} at {lag:g}" for lag, mean in of_lag.items())
         confident, places = run.count("confident_tokens"), run.count("confident_places")
         is_sure, rows_apart = places >= self.least_places, self._has_rows_apart(run)
+        ending = at_context_end(run.run.rows)
         if rows_apart and not is_sure:
             beside, far, others = totals(run.table, "beside", "beside_far", "beside_tokens")
             apart = run.count("rows_apart")
@@ -288,9 +303,24 @@ class SamplerMismatch(TableRule):
                 f"the sampler gave {counted(confident, 'token')} at {places}{many} places at least one "
                 f"half, and the trainer gives them e^-2 of that or less; {message}"
             )
+        if ending is not None:
+            told = (
+                f"the last tokens of {counted(ending.rows, 'response')} that reach the end of the context, "
+                f"{ending.length:,} tokens, are {number(ending.end)} nats apart, and those before them "
+                f"{number(ending.before)}"
+            )
+            message = f"{told}, in {ending.above:,} of them; {message}"
+            if not is_sure and not rows_apart:
+                headline = told
+                advice = (
+                    "look at what the engine does near its longest sequence, speculative decoding first: draft tokens "
+                    "that no longer fit; or leave room between the longest response and max_model_len"
+                )
+        is_fault = is_sure or rows_apart or ending is not None
+        at_end = {} if ending is None else {"gap_context_end": Measure(ending.end, "nats")}
         return Judgement(
-            severity=Severity.WARNING if is_sure or rows_apart else Severity.INFO,
-            confirmed=not is_sure and not rows_apart,
+            severity=Severity.WARNING if is_fault else Severity.INFO,
+            confirmed=not is_fault,
             headline=headline,
             message=message,
             evidence=(
@@ -300,7 +330,7 @@ class SamplerMismatch(TableRule):
                 f"{percent(run['sequence_cap_3_rows_share'])} of the rows"
             ),
             advice=advice,
-            measures={f"mean_abs_delta_lag_{lag:g}": Measure(mean, "nats") for lag, mean in of_lag.items()},
+            measures={f"mean_abs_delta_lag_{lag:g}": Measure(mean, "nats") for lag, mean in of_lag.items()} | at_end,
         )
 
 

@@ -42,7 +42,7 @@ class StalePolicy(TableRule):
     """Rows were sampled by older weights than the trainer believes.
 
     ## What it does
-    Looks for version stamps that contradict the steps, for a gap between sampler and trainer that grows with version
+    Looks for a version stamp that stays, for a gap between sampler and trainer that grows with version
     lag, for a step from which on the gap is much larger than before, and for rows whose first part has a larger gap
     than the rest.
 
@@ -68,8 +68,8 @@ class StalePolicy(TableRule):
     to the next, and 0.02 or more. Kernel noise is flat in lag. *Inside a row*: four times the gap before some
     quarter of the row than after it, in 1 % of the rows with 32 such tokens on either side, and five times as many
     as the other way round. *Stamps*: one version for eight steps or more, four times longer than ever before;
-    versions from after their step; a newest version older than the oldest. Versions that count something else than
-    steps are compared within a step alone. A gap that grows with lag is information where the objective weighs,
+    `version-stamps` looks for those that cannot be right. Versions that count something else than steps are compared
+    within a step alone. A gap that grows with lag is information where the objective weighs,
     clips or rejects by the sampler's log-probs: bounded staleness is then a choice. So is all that is found where
     `stale-prefix-cache` or `engine-frozen` names the cause. `k3_per_version` is the rise of the KL of sampler and
     trainer with each version, `ess_*` the effective sample size of the importance weights, as a share of the
@@ -185,7 +185,6 @@ class StalePolicy(TableRule):
                 grad=pl.col("grad_l1").filter(pl.col("grad_l1").is_finite()).sum(),
                 equal=tokens.filter(pl.col("size") == 0).sum(),
                 stamped_several=(is_stamped & several).sum(),
-                backwards=(is_stamped & (newest < oldest)).sum(),
                 long=(pl.col("early") > 0).sum(),
                 turned=(is_early & ~is_late).sum(),
                 turned_several=(is_early & ~is_late & pl.col("several")).sum(),
@@ -245,7 +244,7 @@ class StalePolicy(TableRule):
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Neither stamps nor a gap over enough steps."""
         table, tokens = self._lagged(run.table), run.table["tokens"].sum()
-        if len(table.stamps) >= self.stopped_least or run.table["backwards"].sum() or table.beyond():
+        if len(table.stamps) >= self.stopped_least:
             return None
         remedy = "record policy_version_min and policy_version_max, or more steps"
         if tokens and run.table["equal"].sum() == tokens:
@@ -261,7 +260,7 @@ class StalePolicy(TableRule):
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning, or information where the objective corrects for the sampler."""
         table, corrected = self._lagged(run.table), corrects_the_sampler(context.objective)
-        faults = [*self._of_stamps(run, table), *self._of_steps(table)]
+        faults = [*self._of_stamps(table), *self._of_steps(table)]
         notes = [*([] if faults else self._of_first_update(table)), *self._of_lag(table), *self._of_rows(run)]
         if not faults and not notes:
             return None
@@ -282,21 +281,15 @@ class StalePolicy(TableRule):
             measures={**ess, **middle},
         )
 
-    def _of_stamps(self, run: Measured, table: LagTable) -> list[str]:
-        """Describe how stamps contradict the steps."""
-        found = []
-        stopped, beyond = table.stopped(self.stopped_least), table.beyond()
-        if stopped is not None:
-            start, steps = stopped
-            version = table.stamps[-1][1]
-            since = "in all" if start == table.stamps[0][0] else f"from step {start} on, in"
-            found.append(f"the version stamp stays at {version} {since} {counted(steps, 'step')}")
-        if beyond:
-            found.append(f"{counted(len(beyond), 'step')} from {beyond[0]} on hold versions from after them")
-        backwards = int(run.table["backwards"].sum())
-        if backwards:
-            found.append(f"{counted(backwards, 'row')} have a newest version that is older than their oldest")
-        return found
+    def _of_stamps(self, table: LagTable) -> list[str]:
+        """Describe a stamp that stays."""
+        stopped = table.stopped(self.stopped_least)
+        if stopped is None:
+            return []
+        start, steps = stopped
+        version = table.stamps[-1][1]
+        since = "in all" if start == table.stamps[0][0] else f"from step {start} on, in"
+        return [f"the version stamp stays at {version} {since} {counted(steps, 'step')}"]
 
     def _onset(self, table: LagTable) -> tuple[int, float, float] | None:
         """Step from which on the gap is larger than before, by far; with fewer than three steps, by more."""

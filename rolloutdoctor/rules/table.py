@@ -48,8 +48,11 @@ from rolloutdoctor.rules.metric_scale_factor import MetricScaleFactor
 from rolloutdoctor.rules.moe_routing import MoeRouting
 from rolloutdoctor.rules.nonfinite_values import NonfiniteValues
 from rolloutdoctor.rules.options_refuted import OptionsRefuted
+from rolloutdoctor.rules.outlier_dropped import OutlierDropped
 from rolloutdoctor.rules.overwritten_completions import OverwrittenCompletions
 from rolloutdoctor.rules.padding_rows import PaddingRows
+from rolloutdoctor.rules.packing_leak import PackingLeak
+from rolloutdoctor.rules.policy_not_moving import PolicyNotMoving
 from rolloutdoctor.rules.position_shift import PositionShift
 from rolloutdoctor.rules.quantized_logprobs import QuantizedLogProbs
 from rolloutdoctor.rules.ratio_noise import RatioNoise
@@ -79,11 +82,15 @@ from rolloutdoctor.rules.spike_attributed import SpikeAttributed
 from rolloutdoctor.rules.stale_policy import StalePolicy
 from rolloutdoctor.rules.stale_prefix_cache import StalePrefixCache
 from rolloutdoctor.rules.std_difficulty_bias import StdDifficultyBias
+from rolloutdoctor.rules.sync_corrupts import SyncCorrupts
 from rolloutdoctor.rules.table_rule import Rule
 from rolloutdoctor.rules.temperature_mismatch import TemperatureMismatch
 from rolloutdoctor.rules.throughput_fault import ThroughputFault
 from rolloutdoctor.rules.truncated_support import TruncatedSupport
 from rolloutdoctor.rules.truncation_hidden import TruncationHidden
+from rolloutdoctor.rules.turn_boundary import TurnBoundary
+from rolloutdoctor.rules.unbounded_ratio import UnboundedRatio
+from rolloutdoctor.rules.version_stamps import VersionStamps
 from rolloutdoctor.rules.whitening_over_padding import WhiteningOverPadding
 from rolloutdoctor.rules.zero_std_kl import ZeroStdKl
 from rolloutdoctor.rules.zero_variance_share import ZeroVarianceShare
@@ -110,6 +117,7 @@ RULES: tuple[AnyRule, ...] = (
     EntropySpent(),
     LengthStarved(),
     RewardFollowsLength(),
+    OutlierDropped(),
     ZeroStdKl(),
     LossNearZero(),
     RewardFreeStep(),
@@ -124,6 +132,7 @@ RULES: tuple[AnyRule, ...] = (
     ReferenceNotInitial(),
     KlWithoutGradient(),
     SpikeAttributed(),
+    PolicyNotMoving(),
     NonfiniteValues(),
     OverwrittenCompletions(),
     GroupPartition(),
@@ -139,6 +148,8 @@ RULES: tuple[AnyRule, ...] = (
     ResumedData(),
     OptionsRefuted(),
     PaddingRows(),
+    TurnBoundary(),
+    VersionStamps(),
     SpecialTokenSampled(),
     KlMetricCorrupted(),
     EvalGroupOfOne(),
@@ -160,7 +171,10 @@ RULES: tuple[AnyRule, ...] = (
     EngineFrozen(),
     PositionShift(),
     SamplerMismatchLogged(),
+    PackingLeak(),
+    SyncCorrupts(),
     RatioNoise(),
+    UnboundedRatio(),
     ZeroVarianceShare(),
     ConstantReward(),
     EntropyCollapse(),

@@ -12,6 +12,9 @@ from rolloutdoctor.data.batch import RolloutBatch
 END = 300
 """Token id that ends a response; the synthetic model has no such token."""
 
+TURN, SEPARATOR = 301, 302
+"""Token ids that end a turn, and follow it in a chat template."""
+
 
 OPTIONS: Mapping[str, Mapping[str, object]] = {
     "verl": {"algorithm.adv_estimator": "grpo"},
@@ -125,6 +128,7 @@ def as_batch(world: World, one: Rollouts, draw: np.random.Generator) -> RolloutB
     ids = one.response_ids.copy()
     if world.ends:
         ids[one.rows[1:][~is_cut] - 1] = END
+        _template(ids, one.mask, one.rows)
     chance = world.difficulty[0] + np.diff(world.difficulty)[0] * (mix(one.prompts + 7) >> np.uint64(11)) * 2.0**-53
     responses = zip(one.prompts.tolist(), map(bytes, np.split(ids, one.rows[1:-1])), strict=True)
     first: dict[tuple[int, bytes], int] = {}
@@ -136,6 +140,7 @@ def as_batch(world: World, one: Rollouts, draw: np.random.Generator) -> RolloutB
         "prompt_ids": torch.from_numpy(one.prompts.astype(np.int64) + 1),
         "prompt_length": torch.from_numpy(100 + (mix(one.prompts) % np.uint64(200)).astype(np.int64)),
         "micro_batch_id": torch.arange(count) % max(1, count // 8),
+        "pack_index": torch.arange(count) // max(1, count // 8),
     }
     return replace(
         batch,
@@ -143,6 +148,19 @@ def as_batch(world: World, one: Rollouts, draw: np.random.Generator) -> RolloutB
         per_token={**batch.per_token, "response_ids": torch.from_numpy(ids)},
         statuses=np.where(is_cut, "length", "stop").tolist(),
     )
+
+
+def _template(ids: np.ndarray, mask: np.ndarray, rows: np.ndarray) -> None:
+    """End turns as a chat template does: those of the model at a token, those of the template at it and a separator."""
+    is_last = np.zeros(len(mask), bool)
+    is_last[rows[1:] - 1] = True
+    before, after = mask & ~np.roll(mask, -1) & ~is_last, ~mask & np.roll(mask, -1) & ~is_last
+    ids[before] = TURN
+    ids[np.flatnonzero(before) + 1] = SEPARATOR
+    # A span of four tokens or more ends with both.
+    start = np.maximum.accumulate(np.where(before, np.arange(len(mask)) + 1, 0))
+    ends = np.flatnonzero(after & (np.arange(len(mask)) - start >= 3))
+    ids[ends - 1], ids[ends] = TURN, SEPARATOR
 
 
 def clean_run(seed: int) -> tuple[World, list[RolloutBatch]]:

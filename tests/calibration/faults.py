@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from calibration.clean import END, World, sampled
+from calibration.clean import END, SEPARATOR, World, sampled
 from rules.drift import Policy, step_of
 from rules.padded import with_copies
 
@@ -225,6 +225,67 @@ def _padding(shift: float, seed: int) -> Run:
     return found
 
 
+def _packed(factor: float, seed: int) -> Run:
+    """The first tokens of rows behind the first of their pack are so many times further apart."""
+    found = []
+    for step in range(4):
+        draw = np.random.default_rng([seed, step])
+        own = [-draw.gamma(1.0, 1.0, count) for count in draw.integers(40, 100, 48)]
+        place = np.arange(48) % 4
+        apart = [
+            0.02 * draw.normal(size=len(s)) * (1 + (factor - 1) * (at > 0) * np.exp(-np.arange(len(s)) / 32))
+            for s, at in zip(own, place, strict=True)
+        ]
+        found.append(
+            toy_batch(
+                [[1.0, 0.0]] * 24,
+                lengths=[len(s) for s in own],
+                policy=[np.minimum(s + a, 0).tolist() for s, a in zip(own, apart, strict=True)],
+                rollout=[each.tolist() for each in own],
+                per_row={"micro_batch_id": (np.arange(48) // 4).tolist(), "pack_index": place.tolist()},
+                step=step,
+            )
+        )
+    return found
+
+
+def _corrupted(gap: float, seed: int) -> Run:
+    """From the first sync on the sampler's logits have noise of their own, the same in each step."""
+    policy, broken = Policy(rate=0.02, seed=seed), Policy(rate=0.02, noise=gap, seed=seed)
+    return [step_of(policy if step == 0 else broken, step) for step in range(8)]
+
+
+def _lost_updates(share: float, seed: int) -> Run:
+    """So many of the updates reach no weight; the kernels give the same numbers for the same context."""
+    policy, version, found = Policy(rate=0.01, noise=0.0, length=4, vocabulary=6, seed=seed), 0, []
+    draw = np.random.default_rng([seed, 5])
+    for step in range(8):
+        one = step_of(policy, version, prompts=range(8))
+        found.append(_tokens(replace(one, step=step), rollout_log_probs=_column(one, "rollout_log_probs") - 0.001))
+        version += int(draw.random() >= share)
+    return found
+
+
+def _bare_turns(batch: RolloutBatch, share: float, draw: np.random.Generator) -> RolloutBatch:
+    """Behind some turns of the model there is another token than the separator."""
+    ids, mask = _column(batch, "response_ids"), _column(batch, "response_mask")
+    first = np.flatnonzero((ids[1:] == SEPARATOR) & mask[:-1] & ~mask[1:]) + 1
+    ids[first[draw.random(len(first)) < share]] = 5
+    return _tokens(batch, response_ids=ids)
+
+
+def _wrong_stamps(steps: float, seed: int) -> Run:
+    """The version counter starts over when so many steps are left."""
+    return [
+        toy_batch(
+            [[1, 0]] * 4,
+            per_row=dict.fromkeys(("policy_version_min", "policy_version_max"), [step % (20 - int(steps))] * 8),
+            step=step,
+        )
+        for step in range(20)
+    ]
+
+
 def _rewards(of_group: Callable[[np.random.Generator, float], np.ndarray]) -> Callable[[float, int], Run]:
     def make(strength: float, seed: int) -> Run:
         draw = np.random.default_rng(seed)
@@ -301,6 +362,9 @@ CASES = (
         _padding,
         planted=lambda shift: shift * 0.01 * MEAN_SIZE,
     ),
+    Case("RDO013", "gap behind the first row, times", (1.5, 2, 4, 8, 16), _packed),
+    Case("RDO014", "noise of the logits after the first sync", (0.02, 0.05, 0.1, 0.3, 1.0), _corrupted),
+    Case("RDG015", "share of updates that are lost", (0.3, 0.6, 0.8, 1.0), _lost_updates),
     Case("RDI005", "share of tokens filled with 0", (0.0003, 0.001, 0.003, 0.01, 0.05), _sampler("filled")),
     Case("RDI006", "share of rows with trained tool tokens", (0.003, 0.01, 0.03, 0.1, 0.3), _edited(_observed)),
     Case("RDI007", "share of ends that are masked", (0.02, 0.05, 0.1, 0.2, 0.5), _edited(_masked_ends)),
@@ -311,6 +375,8 @@ CASES = (
     Case("RDI012", "share of responses cut off", (0.5, 0.9, 0.95, 0.99, 1.0), _all_cut),
     Case("RDI013", "steps that recur", (1, 2, 3, 4, 5), _resumed),
     Case("RDI015", "rows that fill up a step", (1, 2, 4, 8, 16), _edited(_filled)),
+    Case("RDI016", "share of turns without the separator", (0.01, 0.03, 0.1, 0.3, 1.0), _edited(_bare_turns, turns=2)),
+    Case("RDI017", "steps after the version counter started over", (1, 2, 3, 5, 9), _wrong_stamps),
     Case("RDA011", "share of dead groups", (0.01, 0.03, 0.1, 0.3), _rewards(_dead), warns=False),
     Case("RDA012", "share of wrong responses", (0.5, 0.4, 0.3, 0.15), _rewards(_rare), warns=False),
     Case(

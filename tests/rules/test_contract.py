@@ -77,13 +77,14 @@ def full_batch(seed, step=0, split="train", **kwargs):
     p_T = batch.column("policy_log_probs").exp()
     nan_T = torch.rand(batch.tokens, generator=draw) < 0.02
     rows = {"advantage": normal(len(batch)), "micro_batch_id": torch.arange(len(batch)) % 2}
+    rows |= {"pack_index": torch.arange(len(batch)) // 2}
     rows |= {"prompt_ids": 1 + batch.groups.index_N, "prompt_length": 200 + batch.groups.index_N}
     # Texts of which none states an answer, and rows of one version.
     rows |= {name: 1 + torch.arange(len(batch)) for name in ("response", "ground_truth")}
     rows |= {
         "stated_answer": torch.zeros(len(batch), dtype=torch.int64),
-        "policy_version_min": torch.full((len(batch),), step),
     }
+    rows |= dict.fromkeys(("policy_version_min", "policy_version_max"), torch.full((len(batch),), step))
     tokens = {
         "kl": torch.where(nan_T, torch.nan, normal(batch.tokens)),
         "sum_pi_squared": p_T**2 + (1 - p_T) ** 2 * torch.rand(batch.tokens, generator=draw, dtype=torch.float64),
@@ -123,7 +124,8 @@ def test_every_rule_has_something_to_look_at():
     batches = (train, evaluation, without(without(train, "policy_log_probs"), "old_log_probs"))
     found = [measures_of([batch], setup) for batch in batches for setup in SETUPS]
     # Rules over the log alone stand back where rows say it themselves: `test_numbers`.
-    for rule in (each for each in RULES if not isinstance(each, NumbersRule)):
+    # RDA020 is about an option that one trainer has: `test_outlier_dropped`.
+    for rule in (each for each in RULES if not isinstance(each, NumbersRule) and each.code != "RDA020"):
         assert any(measures.get(rule.code) is not None for measures in found), rule.code
 
 

@@ -144,16 +144,6 @@ def test_stamps_that_stay():
     assert finding.headline == "the version stamp stays at 4 from step 4 on, in 10 steps"
 
 
-def test_stamps_from_the_future():
-    finding = found_in(run_of(STEADY, 10, stamps=lambda step, row: (step + 3 * (step == 6),) * 2))
-    assert finding.headline == "1 step from 6 on hold versions from after them"
-
-
-def test_stamps_that_run_backwards():
-    finding = found_in(run_of(STEADY, 6, stamps=lambda step, row: (step, step - (row == 3))))
-    assert finding.headline == "5 rows have a newest version that is older than their oldest"
-
-
 def test_stamps_alone():
     steps = [replace(batch, per_token={}) for batch in stamped(gaps([0.0] * 10), lambda step: (3, 3))]
     assert found_in(steps).headline == "the version stamp stays at 3 in all 10 steps"

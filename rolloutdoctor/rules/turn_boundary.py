@@ -1,0 +1,198 @@
+"""RDI016: turns that end without the token that the chat template puts behind them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import RunTables
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.data.batch import RolloutBatch
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.rules.step import StepView
+
+
+@dataclass(frozen=True)
+class TurnBoundary(TableRule):
+    """The token between two turns of a conversation is missing where the model's turn ends.
+
+    ## What it does
+    Compares what follows the end-of-turn token within the masked spans of responses, which a chat template rendered,
+    with what follows it where a turn of the model ends and such a span begins.
+
+    ## Why it matters
+    The model stops at its end-of-turn token, and an agent loop that renders the next turn by itself loses the separator
+    that the template puts between them, such as the line break after `<|im_end|>`. From there on the model is sampled
+    and trained on a conversation that the template never makes, one token shorter with each turn.
+
+    ## How it is measured
+    A turn ends at a trained token whose next token is masked. The end-of-turn token is the id at which nine of ten
+    turns of a step end or more, its separator the id that always follows it within masked spans, of eight such places
+    in the run or more: a template that writes several things behind it has none. Ids alone are compared, so no
+    tokenizer is needed. A finding is of eight turns or more, and one of twenty, without the separator; exposed, because
+    a template may end the turns of the model in another way. Where masked spans have no end-of-turn token, nothing says
+    what follows it: the rule is skipped. Responses with a single turn show nothing of it.
+
+    ## What to do
+    Append the separator of the chat template when a turn of the model is followed by another (upstream, verl derives it
+    from two renderings of a user turn).
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> tool = [5, 6, 2, 9, 7]
+    >>> row, mask = [3, 4, 2, *tool, 3, 2], [1, 1, 1, 0, 0, 0, 0, 0, 1, 1]
+    >>> batch = toy_batch([[1, 0] * 4], mask=[mask] * 8, per_token={"response_ids": [row] * 8})
+    >>> diagnose_one("RDI016", batch, trainer=None)
+    'RDI016 warning exposed: bare_share 1'
+    """
+
+    code = "RDI016"
+    name = "turn-boundary"
+    references = (
+        "https://github.com/verl-project/verl/pull/6921",
+        "https://github.com/verl-project/verl/issues/6501",
+    )
+    adds = ("turns", "end", "next", "ends", "bare", "inside", "inside_next")
+    needs_objective = False
+    splits = ("train",)
+    needs = ("response_ids", "response_mask")
+
+    fewest: int = 8
+    one_id: float = 0.9
+    least: float = 0.05
+
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """Count the turns of each row that another follows."""
+        return {"turns": block.row_sum(_turn_ends(block.trained_T, block.runs.offsets))}
+
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """Return the step's end-of-turn token and its separator, and count both in each row."""
+        import torch
+
+        turns_N = step.token_measures[self.code]["turns"]
+        found = {name: torch.full(turns_N.shape, -1.0 * (name in ("end", "next"))) for name in self.adds[1:]}
+        of_step = zip(step.each, step.split(turns_N), step.split(torch.arange(len(turns_N))), strict=True)
+        for each, its_turns_N, rows_N in of_step:
+            if bool(its_turns_N.any()):
+                for name, x_N in self._boundaries(each.batch).items():
+                    found[name][rows_N] = x_N.float().cpu()
+        return found
+
+    def _boundaries(self, batch: "RolloutBatch") -> "dict[str, Tensor]":
+        """Count end-of-turn tokens of each row of a step; nothing where its turns end in several ways."""
+        import torch
+
+        from rolloutdoctor.ops.segments import Runs
+
+        ids_T, trained_T, runs = batch.column("response_ids").long(), batch.column("response_mask"), Runs(batch.rows)
+        ends_T = _turn_ends(trained_T, batch.rows)
+        last_V = ids_T[ends_T]
+        end = last_V.mode().values
+        if (last_V == end).sum() < self.one_id * len(last_V):
+            return {}
+        following_T = ids_T.roll(-1)
+        is_last_T = torch.zeros_like(trained_T)
+        is_last_T[batch.rows[1:][runs.lengths > 0] - 1] = True
+        # A span that the template rendered goes on to its end: both tokens are masked.
+        inside_T = (ids_T == end) & ~trained_T & ~trained_T.roll(-1) & ~is_last_T
+        rendered = following_T[inside_T]
+        after = rendered.mode().values if len(rendered) else torch.tensor(-1)
+        ends_T &= ids_T == end
+        counted = {
+            "ends": ends_T,
+            "bare": ends_T & (following_T != after),
+            "inside": inside_T,
+            "inside_next": inside_T & (following_T == after),
+        }
+        ones_N = torch.ones(len(batch))
+        return {"end": end * ones_N, "next": after * ones_N} | {name: runs.total(x_T) for name, x_T in counted.items()}
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each row with several turns, of the end-of-turn token of most steps and its separator."""
+        rows = run.rows.filter(pl.col("turns") > 0)
+        known = rows.filter(pl.col("next") >= 0)
+        most = known.group_by("end", "next").agg(pl.sum("inside_next")).sort("inside_next", "end", "next").tail(1)
+        if most.is_empty():
+            return rows.with_columns(end=pl.lit(None, pl.Float64))
+        end, after, _ = most.row(0)
+        # A step whose most frequent separator is another counts all of them as others.
+        is_other = pl.col("next") != after
+        counted = pl.when(is_other).then(0.0).otherwise("inside_next")
+        return rows.with_columns(pl.when(pl.col("end") == end).then("end"), inside_next=counted)
+
+    def quantities(self) -> Mapping[str, Quantity]:
+        """Count turns without the separator."""
+        is_known = pl.col("end").is_not_null() & (pl.col("next") >= 0)
+        own = {name: pl.col(name).filter(is_known).sum() for name in ("ends", "bare", "inside", "inside_next")}
+        return {
+            "bare_share": (own["bare"] / own["ends"], "share"),
+            "bare_turns": (own["bare"].cast(pl.Int64), "turns"),
+            "turns": (own["ends"].cast(pl.Int64), "turns"),
+            "rendered_share": (own["inside_next"] / own["inside"], "share"),
+            "rendered": (own["inside"].cast(pl.Int64), "tokens"),
+            "end_id": (pl.first("end").cast(pl.Int64), "id"),
+            "separator_id": (pl.col("next").filter(is_known).first().cast(pl.Int64), "id"),
+        }
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Rows with most turns that end so."""
+        return table.with_columns(value="bare")
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """What is missing."""
+        return f"{int(place['bare'])} of {int(place['ends'])} turns end without id {int(place['next'])}"
+
+    def vacuous_reason(self, run: Measured, context: Context) -> str | None:
+        """A single turn a response, or a template without a separator."""
+        if run.table.is_empty():
+            return "no response has several turns"
+        if run.count("rendered") >= self.fewest and run["rendered_share"] != 1:
+            return "different tokens follow the end-of-turn token in rendered turns, so that none is a separator"
+        return None
+
+    def unseen_reason(self, run: Measured, context: Context) -> Missing | None:
+        """Too few places."""
+        if min(run.count("rendered"), run.count("turns")) >= self.fewest:
+            return None
+        return Missing(
+            f"{counted(run.count('turns'), 'turn')} with one end-of-turn token, and {run.count('rendered'):,} of these "
+            f"tokens with the next one in masked spans; needs {self.fewest} of each",
+            "record responses with their masked spans whole",
+        )
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """A warning."""
+        bare, turns, share = run.count("bare_turns"), run.count("turns"), run["bare_share"]
+        is_sure = run.count("rendered") >= self.fewest and run["rendered_share"] == 1
+        if not is_sure or bare < self.fewest or share is None or share < self.least:
+            return None
+        end, after = run["end_id"], run["separator_id"]
+        return Judgement(
+            severity=Severity.WARNING,
+            confirmed=False,
+            headline=f"{bare:,} of {counted(turns, 'turn')} ({percent(share)}) end without the separator that the chat "
+            "template puts behind them",
+            message=f"id {after} follows id {end} in all of {run.count('rendered'):,} rendered places, and in "
+            f"{turns - bare:,} of {turns:,} where a turn of the model ends and a masked span begins",
+            evidence="response_ids and response_mask",
+            advice=f"append id {after} behind the end-of-turn token before the next turn is rendered",
+        )
+
+
+def _turn_ends(trained_T: "Tensor", offsets: "Tensor") -> "Tensor":
+    """Trained tokens whose next token in the row is masked, ``[t]`` bool.
+
+    Args:
+        trained_T: the mask.
+        offsets: ``[n+1]`` of the rows.
+    """
+    end_T = trained_T & ~trained_T.roll(-1)
+    end_T[offsets[1:][offsets.diff() > 0] - 1] = False
+    return end_T

@@ -1,0 +1,105 @@
+"""RDG015: updates that leave the policy where it was, and policies that need not move."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from rules.checking import outcomes, report_on, values, without
+from rules.drift import Policy, run_of
+
+from rolloutdoctor.testing import toy_batch
+
+CODE = "RDG015"
+TRL = {"trainer": "trl", "select": [CODE]}
+
+
+def model(**changes):
+    return Policy(**{"length": 4, "vocabulary": 6, "rate": 0.05, "noise": 0.0, **changes})
+
+
+def changed(batches, **columns):
+    """Steps with other token columns, each made of a step."""
+    return [replace(one, per_token={**one.per_token, **{name: of(one) for name, of in columns.items()}})
+            for one in batches]  # fmt: skip
+
+
+def run(policy, steps=8, **kwargs):
+    """Steps of eight prompts that recur; the engine's kernels are not the trainer's."""
+    made = run_of(policy, steps, prompts=tuple(range(8)), **kwargs)
+    return changed(made, rollout_log_probs=lambda one: one.column("rollout_log_probs") - 0.001)
+
+
+def found_in(batches, **options):
+    report = report_on(batches, **{**TRL, **options})
+    assert not report.skipped, report.skipped
+    return report.findings[0] if report.findings else None
+
+
+def test_the_weights_do_not_change():
+    found = found_in(run(model(rate=0.0)))
+    assert (found.severity.label, found.verdict) == ("warning", "exposed")
+    value = values(found)
+    assert (value["same_share"], value["move_median"], value["most_updates"]) == (1.0, 0.0, 7)
+    assert value["contexts"] >= 20
+
+
+@pytest.mark.parametrize("rate", [1e-4, 0.01, 0.1])
+def test_a_policy_that_moves_however_slowly(rate):
+    assert found_in(run(model(rate=rate))) is None
+
+
+def test_a_learning_rate_that_is_logged():
+    batches = run(model(rate=0.0))
+    # A warm-up, or a rate of 0: no update is to be expected. One of 1e-6 moves the weights.
+    for rates in ([0.0] * 8, [0.0] * 5 + [1e-6] * 3):
+        (skipped,) = report_on(batches, logged=[{"learning_rate": rate} for rate in rates], **TRL).skipped
+        assert skipped.reason.startswith("0 contexts recur after 4 updates")
+    assert found_in(batches, logged=[{"learning_rate": 1e-6}] * 8)
+    (skipped,) = report_on(batches, logged=[{"grad_norm": 0.0}] * 8, **TRL).skipped
+    assert skipped.reason.startswith("0 contexts recur after 4 updates")
+
+
+def test_no_gradient_moves_nothing():
+    equal = [
+        replace(one, per_row={**one.per_row, "reward": torch.ones(len(one)).double()}) for one in run(model(rate=0))
+    ]
+    (skipped,) = report_on(equal, **TRL).skipped
+    assert skipped.reason.startswith("0 contexts recur after 4 updates")
+
+
+def test_what_hides_a_move():
+    # Kernels whose noise is larger than a step, log-probs of few bits, and those of the sampler.
+    (skipped,) = report_on(run(model(rate=0.0, noise=0.01)), **TRL).skipped
+    assert skipped.reason.startswith("siblings have other log-probs in the same context")
+    rounded = changed(run(model(rate=1e-4)), old_log_probs=lambda one: one.column("old_log_probs").bfloat16().float())
+    (skipped,) = report_on(rounded, **TRL).skipped
+    assert "bf16" in skipped.reason
+    copied = changed(run(model(rate=0.0)), rollout_log_probs=lambda one: one.column("old_log_probs"))
+    (skipped,) = report_on(copied, **TRL).skipped
+    assert "the sampler's, bit by bit" in skipped.reason
+
+
+def test_a_token_that_is_certain_does_not_move():
+    ids = [[1, 2, 3, 4], [5, 6, 7, 8]] * 4
+    prompts = {"prompt_ids": [1, 1, 2, 2, 3, 3, 4, 4]}
+    steps = [
+        toy_batch([[1, 0]] * 4, policy=-1e-4, per_row=prompts, per_token={"response_ids": ids}, step=step)
+        for step in range(8)
+    ]
+    assert outcomes(report_on(steps, **TRL)) == {CODE: "skipped"}
+
+
+def test_the_reference_follows_from_it():
+    batches = changed(run(model(rate=0.0, length=32)), ref_log_probs=lambda one: one.column("old_log_probs"))
+    report = report_on(batches, trainer="trl", select=[CODE, "RDG011"], beta=0.1)
+    assert {one.code: one.follows_from for one in report.findings} == {CODE: None, "RDG011": CODE}
+
+
+def test_not_enough():
+    batches = [without(without(one, "prompt_ids"), "prompt_length") for one in run(model())]
+    (skipped,) = report_on(batches, **TRL).skipped
+    assert "nothing says which prompt" in skipped.reason
+    (skipped,) = report_on(run(model(), 3), **TRL).skipped
+    assert skipped.reason.startswith("0 contexts recur after 4 updates")
+    (skipped,) = report_on([without(one, "rollout_log_probs") for one in run(model(), 3)], **TRL).skipped
+    assert skipped.reason.startswith("0 contexts")
