@@ -50,8 +50,8 @@ from rolloutdoctor.rules.nonfinite_values import NonfiniteValues
 from rolloutdoctor.rules.options_refuted import OptionsRefuted
 from rolloutdoctor.rules.outlier_dropped import OutlierDropped
 from rolloutdoctor.rules.overwritten_completions import OverwrittenCompletions
-from rolloutdoctor.rules.padding_rows import PaddingRows
 from rolloutdoctor.rules.packing_leak import PackingLeak
+from rolloutdoctor.rules.padding_rows import PaddingRows
 from rolloutdoctor.rules.policy_not_moving import PolicyNotMoving
 from rolloutdoctor.rules.position_shift import PositionShift
 from rolloutdoctor.rules.quantized_logprobs import QuantizedLogProbs
