@@ -300,8 +300,8 @@ def plot(
     """Draw a picture of a run, as the command `plot` does; save it with the figure's own `savefig`.
 
     Args:
-        kind: ``overview``, ``advantages``, ``kl``, ``baseline``, ``gradient``, ``ratio``, ``mismatch``, ``lengths`` or
-            ``why``.
+        kind: ``overview``, ``audit``, ``advantages``, ``kl``, ``baseline``, ``gradient``, ``ratio``, ``mismatch``,
+            ``lengths``, ``rewards`` or ``why``.
         run: from `open`, or a path.
         fixes: ``NAME`` or ``NAME:VARIANT``: before against after.
         by: ``step`` for one ridge for each band of steps, where the picture has that form.

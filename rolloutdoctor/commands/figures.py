@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import polars as pl
 from torch import Tensor
@@ -77,7 +77,7 @@ class FigureAccumulator(StepConsumer):
         self._lines: list[dict[str, float | None]] = []
 
     @classmethod
-    def plan(cls, context: Context, fixes: Sequence[ChosenFix]) -> Self:
+    def plan(cls, context: Context, fixes: Sequence[ChosenFix]) -> "FigureAccumulator":
         """Return what gathers the picture of a run, with and without some fixes.
 
         Raises:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from rolloutdoctor.results.figures import Gallery, Mark, MismatchData, OverviewData
+from rolloutdoctor.results.figures import AuditData, Gallery, Mark, MismatchData, OverviewData
 from rolloutdoctor.results.findings import Finding, Report
 
 Values = Mapping[str, float | int | None]
@@ -54,6 +54,11 @@ def marked(gallery: Gallery, report: Report) -> Gallery:
     data = drawn.get("mismatch")
     if isinstance(data, MismatchData):
         drawn["mismatch"] = replace(data, marks=marks_of(report.findings))
+    audit = drawn.get("audit")
+    if isinstance(audit, AuditData):
+        fixes = {entry.quantity: entry.with_fixes for entry in report.audit}
+        known = (replace(one, with_fixes=fixes.get(one.quantity, ())) for one in audit.quantities)
+        drawn["audit"] = replace(audit, quantities=tuple(sorted(known, key=lambda one: not one.differs)))
     if drawn.pop("overview", None) is not None:
         if report.vitals:
             drawn = {"overview": OverviewData(report.vitals), **drawn}

@@ -249,7 +249,16 @@ def test_the_top_picture_is_that_of_the_worst_fault_or_of_the_first_fix():
     assert top_picture(calm, ["gradient"])[1].code == "RDG001"
     assert picture_of(replace(error, code="RDI001"), ["advantages"]) is None
     cause = Cause("x", "RDC001", "words", "kl", 1, 0, 1, 0.5)
-    assert picture_of(replace(error, code="RDC001", cause=cause), ["kl"]) == "kl"
+    differs = replace(error, code="RDC001", cause=cause)
+    assert picture_of(differs, ["kl", "audit"]) == "kl"
+    assert picture_of(replace(differs, cause=replace(cause, quantity="advantages")), ["kl", "audit"]) == "audit"
+
+
+def test_the_top_picture_of_a_healthy_run_is_what_was_logged():
+    report = replace(a_report(), findings=a_report().findings[1:])
+    assert top_picture(report, ["overview", "audit", "kl"]) == ("overview", None)
+    assert top_picture(report, ["audit", "kl"]) == ("audit", None)
+    assert top_picture(a_report(), ["overview", "audit"]) is None
 
 
 def test_defaults_are_folded_and_what_is_stated_or_assumed_is_not():
