@@ -26,7 +26,7 @@ from rolloutdoctor.search.hypotheses.fixes import ChosenFix
 OF_STEP = 64
 """Values of a step and quantity that are kept as points."""
 
-MOST_POINTS = 240
+MOST_POINTS = 120
 """Points of a quantity that are drawn."""
 
 _FAR = 1e9

@@ -69,6 +69,7 @@ class AdvantagesData:
         changed: values that the fix changes beyond rounding.
         bands: the same by step, at most `MOST_BANDS` bands.
         logged: the same values as logged, or None.
+        differ: values of rows that were logged, and differ from those as configured by more than rounding.
     """
 
     unit: str
@@ -79,6 +80,7 @@ class AdvantagesData:
     changed: int = 0
     bands: tuple[Band, ...] = ()
     logged: Histogram | None = None
+    differ: int = 0
 
     def __add__(self, other: "AdvantagesData") -> "AdvantagesData":
         return AdvantagesData(
@@ -90,6 +92,7 @@ class AdvantagesData:
             self.changed + other.changed,
             banded([*self.bands, *other.bands]),
             _both(self.logged, other.logged),
+            self.differ + other.differ,
         )
 
 
@@ -216,8 +219,9 @@ class Mark:
         code: of the rule.
         words: what it is, short.
         slope: of the sampler's log-prob on the trainer's; None: it is no such line.
-        offset: the sampler's log-prob where the trainer's is 0, in nats.
+        offset: the sampler's log-prob where the trainer's is 0, in nats; NaN: that of the tokens of the picture.
         step: the step that is marked, or None.
+        label: what the legend says beside the code; empty: the code is enough.
     """
 
     code: str
@@ -225,6 +229,7 @@ class Mark:
     slope: float | None = None
     offset: float = 0.0
     step: int | None = None
+    label: str = ""
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,11 @@ def picture_of(finding: Finding, drawn: Collection[str]) -> str | None:
 def top_picture(report: Report, drawn: Collection[str]) -> tuple[str, Finding | None] | None:
     """Return the kind of the picture at the top, and the finding that it shows; None if there is no such picture.
 
-    It is that of the worst fault that has one; in a run without faults, of the first finding that a fix answers, else
-    what was logged, and how it compares.
+    It is that of the worst fault that has one; of a run without faults what was logged, or how it compares.
     """
-    for finding in report.findings:
+    faults = [finding for finding in report.findings if finding.severity >= Severity.WARNING]
+    for finding in faults:
         kind = picture_of(finding, drawn)
-        if kind is not None and (finding.severity >= Severity.WARNING or finding.fix is not None):
+        if kind is not None:
             return kind, finding
-    if any(finding.severity >= Severity.WARNING for finding in report.findings):
-        return None
-    return next(((kind, None) for kind in ("overview", "audit") if kind in drawn), None)
+    return None if faults else next(((kind, None) for kind in ("overview", "audit") if kind in drawn), None)

@@ -43,7 +43,7 @@ def test_the_counts_are_those_of_the_audit(name, values):
     worst = {one.quantity: one.worst for one in report.audit}
     for one in data.quantities:
         assert max(one.worst) == max(point[2] for point in one.points) == pytest.approx(min(worst[one.quantity], 1e9))
-        assert len(one.points) <= 240
+        assert len(one.points) <= 120
 
 
 def test_values_that_differ_come_first():
