@@ -40,7 +40,7 @@ def finding_html(finding: Finding) -> str:
 
 TEXT: dict[type, Callable[[Any, Style], str]] = {
     Report: lambda report, _: verdict(report),
-    Finding: lambda finding, _: f"{finding.code} {finding.name} ({finding.severity.label}): {plain(finding.headline, 2000)}",
+    Finding: lambda one, _: f"{one.code} {one.name} ({one.severity.label}): {plain(one.headline, 2000)}",
     Comparison: diff_terminal.full,
     RunComparison: run_comparison.full,
     Identification: identification.text,

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from rolloutdoctor.results.figures import AuditData, AuditedQuantity
@@ -84,6 +85,8 @@ def draw(data: AuditData) -> Figure:
     if not drawn:
         empty(figure.add_subplot(), "; ".join(left_out) or "nothing was compared")
         return figure
+    # Inches above each row, for the text that names it.
+    cast(ConstrainedLayoutEngine, figure.get_layout_engine()).set(h_pad=0.15)
     panels = figure.subplots(len(drawn), 2, squeeze=False, width_ratios=[2, 3])
     for number, (one, (left, right)) in enumerate(zip(drawn, panels, strict=True)):
         _values(left, one, data)
@@ -137,6 +140,5 @@ def _differences(ax: Axes, one: AuditedQuantity, data: AuditData) -> None:
     ax.set_ylim(_LEAST / 1.6, max(5.0, 2 * max(worst + [x for x in after if math.isfinite(x)])))
     log_sizes(ax)
     ax.axhspan(_LEAST / 1.6, 1, facecolor=PALE, alpha=0.35, linewidth=0, zorder=0)
-    ax.set_title(" ", fontsize=12)
     ax.set_ylabel("radii (log)")
     step_axis(ax, one.steps)
