@@ -85,8 +85,9 @@ def draw(data: AuditData) -> Figure:
     if not drawn:
         empty(figure.add_subplot(), "; ".join(left_out) or "nothing was compared")
         return figure
-    # Inches above each row, for the text that names it.
-    cast(ConstrainedLayoutEngine, figure.get_layout_engine()).set(h_pad=0.15)
+    # Room above each row, and above the first in a page, which has the title as text, for what names it.
+    room = (0, 0, 1, 1 - 0.2 / figure.get_figheight())
+    cast(ConstrainedLayoutEngine, figure.get_layout_engine()).set(h_pad=0.15, rect=room)
     panels = figure.subplots(len(drawn), 2, squeeze=False, width_ratios=[2, 3])
     for number, (one, (left, right)) in enumerate(zip(drawn, panels, strict=True)):
         _values(left, one, data)

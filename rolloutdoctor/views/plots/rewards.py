@@ -99,7 +99,7 @@ def _passes(ax: Axes, data: RewardsData) -> None:
     floor = [0.0] * len(steps)
     size = data.size if last == data.size else 0
     names = {0: f"0/{size}: all fail" if size else "all fail", last: f"{size}/{size}: all pass" if size else "all pass"}
-    names[(last + 1) // 2] = f"1/{size} to {size - 1}/{size}, darker: more pass" if size > 2 else "some pass"
+    names[(last + 1) // 2] = f"1/{size} to {size - 1}/{size}, stronger: more pass" if size > 2 else "some pass"
     for number, own in enumerate(shares):
         top = [low + (0 if math.isnan(x) else x) for low, x in zip(floor, own, strict=True)]
         look: dict[str, Any] = {"facecolor": DARK, "alpha": 0.2 + 0.8 * number / last, "linewidth": 0}
