@@ -42,7 +42,7 @@ def stage_of(trainer: Trainer, metric: str) -> str:
     return _STAGE.get(trainer.log.kind_of(metric), STAGES[-1])
 
 
-def audit_step(
+def compare_step(
     logged: LoggedStep,
     evaluation: Evaluation,
     trainer: Trainer,
@@ -51,8 +51,8 @@ def audit_step(
     *,
     in_doubt: bool = False,
     stages: Collection[str] = STAGES,
-) -> dict[str, QuantityTally]:
-    """Compare what was logged at a step with an evaluation of it.
+) -> dict[str, ComparedRows | ComparedValue]:
+    """Put what was logged at a step beside an evaluation of it.
 
     Args:
         logged: what was logged.
@@ -64,29 +64,8 @@ def audit_step(
         stages: the stages to compare.
 
     Returns:
-        Name of each quantity that was logged and can be recomputed to its tally.
+        Name of each quantity that was logged and can be recomputed to its values.
     """
-    return tallies_of(compare_step(logged, evaluation, trainer, config, metrics, in_doubt=in_doubt, stages=stages))
-
-
-def tallies_of(compared: Mapping[str, ComparedRows | ComparedValue]) -> dict[str, QuantityTally]:
-    """Return name of each quantity that can be compared to its tally."""
-    tallies = {name: one.tally() for name, one in compared.items()}
-    # Of values whose radius has no end nothing can be said.
-    return {name: tally for name, tally in tallies.items() if tally.compared or tally.not_compared}
-
-
-def compare_step(
-    logged: LoggedStep,
-    evaluation: Evaluation,
-    trainer: Trainer,
-    config: Config | None,
-    metrics: Mapping[str, float],
-    *,
-    in_doubt: bool = False,
-    stages: Collection[str] = STAGES,
-) -> dict[str, ComparedRows | ComparedValue]:
-    """Return the logged values of a step beside the recomputed ones, by quantity; see `audit_step`."""
     if evaluation.rows is None or not len(logged.batch):
         return {}
     if in_doubt:
@@ -101,6 +80,13 @@ def compare_step(
     found: dict[str, ComparedRows | ComparedValue] = dict(_columns(logged, evaluation, doubts, stages))
     found |= _metrics(logged, evaluation, trainer, metrics, doubts, layout)
     return {quantity_of(logged.batch, name): one for name, one in found.items()}
+
+
+def tallies_of(compared: Mapping[str, ComparedRows | ComparedValue]) -> dict[str, QuantityTally]:
+    """Compare the values of every quantity (`compare_step`); return name of each that can be to its tally."""
+    tallies = {name: one.tally() for name, one in compared.items()}
+    # Of values whose radius has no end nothing can be said.
+    return {name: tally for name, tally in tallies.items() if tally.compared or tally.not_compared}
 
 
 def window_values(
