@@ -69,6 +69,7 @@ docs: $(VENV)/.dev
 images: $(VENV)/.core
 	$(BIN)/rolloutdoctor plot advantages sample_data/verl_rejected.parquet --fix rejected-rows -o docs/images/advantages.png
 	$(BIN)/rolloutdoctor plot kl sample_data/slime_ppo.parquet -o docs/images/kl.png
+	$(BIN)/rolloutdoctor plot audit sample_data/healthy.parquet --set scale_rewards=none -o docs/images/audit.png
 
 # Broken trainings, their reports and pictures: docs/gallery.md. Two minutes.
 gallery: $(VENV)/.dev

@@ -1,7 +1,8 @@
 """rolloutdoctor: recompute what an RL post-training step computed, with and without the known faults.
 
-`open` a run, then `check`, `compare`, `diff`, `identify`, `measure`, `plot`, `recompute`, `report` it or ask `why` it
-changed, or `evaluate` one batch under one objective. Nothing heavy is imported before one of these is used.
+`open` a run, then `check`, `compare`, `diff`, `identify`, `measure`, `plot`, `recompute`, `report` it, ask `info` what
+can be checked or `why` it changed, or `evaluate` one batch under one objective. Nothing heavy is imported before one of
+these is used.
 """
 
 # Not from `typing`, which takes longer to import than the command line needs to be ready for signals.
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
         compare,
         diff,
         identify,
+        info,
         measure,
         objective_of,
         open,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from rolloutdoctor.results.identification import Identification
     from rolloutdoctor.results.ledger import Why
     from rolloutdoctor.results.run_comparison import RunComparison
+    from rolloutdoctor.results.run_info import RunInfo
     from rolloutdoctor.results.version import __version__
 
 __all__ = [
@@ -43,6 +46,7 @@ __all__ = [
     "RolloutDoctorError",
     "Run",
     "RunComparison",
+    "RunInfo",
     "UsageError",
     "Why",
     "__version__",
@@ -52,6 +56,7 @@ __all__ = [
     "diff",
     "evaluate",
     "identify",
+    "info",
     "measure",
     "objective_of",
     "open",
@@ -72,6 +77,7 @@ _ELSEWHERE = {
     "RolloutDoctorError": "rolloutdoctor.results.errors",
     "Run": "rolloutdoctor.io.run",
     "RunComparison": "rolloutdoctor.results.run_comparison",
+    "RunInfo": "rolloutdoctor.results.run_info",
     "UsageError": "rolloutdoctor.results.errors",
     "Why": "rolloutdoctor.results.ledger",
     "__version__": "rolloutdoctor.results.version",

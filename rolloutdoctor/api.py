@@ -15,6 +15,7 @@ from rolloutdoctor.commands.diff import diff as _diff
 from rolloutdoctor.commands.diff_parts import DiffOptions
 from rolloutdoctor.commands.diff_without import LeftOut
 from rolloutdoctor.commands.identify import identify as _identify
+from rolloutdoctor.commands.info import describe
 from rolloutdoctor.commands.measure import MeasuredRun
 from rolloutdoctor.commands.measure import measure as _measure
 from rolloutdoctor.commands.needs import evaluation_columns, need_trainer
@@ -28,15 +29,17 @@ from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.options import CheckOptions, ReadOptions
 from rolloutdoctor.io.run import Run, StepRange
+from rolloutdoctor.io.write.frames import Rows, written
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.ops.evaluation_mode import one_thread
 from rolloutdoctor.results.comparison import Comparison, Recomputed
-from rolloutdoctor.results.display import Displayed, show_as
+from rolloutdoctor.results.display import Displayed, print_as, show_as
 from rolloutdoctor.results.figures import ASKED, known_kind
 from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.results.identification import Identification
 from rolloutdoctor.results.ledger import Why
 from rolloutdoctor.results.run_comparison import RunComparison
+from rolloutdoctor.results.run_info import RunInfo
 from rolloutdoctor.rules.table import pick
 from rolloutdoctor.search.hypotheses.fixes import ChosenFix, choose
 from rolloutdoctor.trainers.options import Layer
@@ -46,14 +49,14 @@ if TYPE_CHECKING:
 
 Options = Mapping[str, object]
 Chosen = TypeVar("Chosen", bound=ReadOptions)
-RunLike = Run | str | os.PathLike[str]
+RunLike = Run | str | os.PathLike[str] | Rows
 """A run from `open`, or what `open` takes."""
 
 _log = logging.getLogger("rolloutdoctor")
 
 
 def open(
-    *paths: str | os.PathLike[str],
+    *paths: str | os.PathLike[str] | Rows,
     trainer: str | None = None,
     from_: str | None = None,
     map: Mapping[str, str] | None = None,
@@ -61,11 +64,13 @@ def open(
 ) -> Run:
     """Open what the commands open: run files, directories and patterns, a trainer's own dump, or logged metrics alone.
 
-    Of a dump, which importer read it and what it found out goes to the logger ``rolloutdoctor``; the run file that it
-    is read through is removed with the run.
+    Rows that are in memory are read through a temporary file, like those of a file of the same columns. Of a dump,
+    which importer read it and what it found out goes to the logger ``rolloutdoctor``; the run file that it is read
+    through is removed with the run.
 
     Args:
-        paths: files, directories, patterns and remote addresses.
+        paths: files, directories, patterns and remote addresses; or rows: a polars frame, an Arrow table or what hands
+            itself over as one (pandas, DuckDB), a list of dicts.
         trainer: who wrote the files, where they do not say.
         from_: importer of a dump, where it is not recognised, as ``--from``.
         map: canonical column to where the dump has it, as ``--map``.
@@ -76,9 +81,13 @@ def open(
         UsageError: for an unknown importer or column.
     """
     with ExitStack() as stack:
+        places = [
+            os.fspath(each) if isinstance(each, str | os.PathLike) else stack.enter_context(written(each))
+            for each in paths
+        ]
         run = stack.enter_context(
             open_any(
-                [os.fspath(path) for path in paths],
+                places,
                 trainer=(trainer or "").partition("@")[0] or None,
                 options=ConvertOptions(from_, dict(map or {}), allow_pickle),
                 tell=_log.warning,
@@ -105,7 +114,7 @@ def check(
     """Run the rules, as the command `check` does.
 
     Args:
-        run: from `open`, or a path.
+        run: from `open`, a path, or rows.
         trainer: ``NAME`` or ``NAME@VERSION``, over what the file says.
         options: the trainer's own options by name, over what the file says.
         fixes: fixes that the run already had.
@@ -144,7 +153,7 @@ def diff(
     """Compute a run as configured and with changes, or without some rows, as the command `diff` does.
 
     Args:
-        run: from `open`, or a path.
+        run: from `open`, a path, or rows.
         fixes: ``NAME`` or ``NAME:VARIANT``: the other side has these.
         all_fixes: compare every fix by itself, the largest effect first; `Comparison.untried` has the others.
         against: the other side's options, where they differ.
@@ -185,7 +194,7 @@ def compare(
     """Compare two runs, as the command `compare` does.
 
     Args:
-        a: from `open`, or a path.
+        a: from `open`, a path, or rows.
         b: the other run.
         by: ``reward``, ``length`` or ``status`` of the rows, ``step``, or the name of a quantity: the parts.
         trainer: ``NAME`` or ``NAME@VERSION`` of both, over what the files say.
@@ -213,7 +222,7 @@ def measure(
     """Measure a run into the tables `rows`, `tokens` and `metrics`, as the command `measure` does.
 
     Args:
-        run: from `open`, or a path.
+        run: from `open`, a path, or rows.
         trainer: ``NAME`` or ``NAME@VERSION``, over what the file says.
         options: the trainer's own options by name, over what the file says.
         fixes: ``NAME`` or ``NAME:VARIANT``: `rows` has the values with each of these, too.
@@ -242,7 +251,7 @@ def why(
     """Split the change of a metric into lines that add up to it, as the command `why` does.
 
     Args:
-        run: from `open`, or a path.
+        run: from `open`, a path, or rows.
         metric: ``reward``, ``response_length``, ``entropy``, ``kl``, ``grad_norm``, ``loss``, ``clip_fraction``, or the
             name of a logged metric.
         at: first step of the window after; None: the changes that stand out.
@@ -273,7 +282,7 @@ def identify(
     """Find the objective that made the logged numbers of a run, as the command `identify` does.
 
     Args:
-        run: from `open`, or a path.
+        run: from `open`, a path, or rows.
         trainer: ``NAME`` or ``NAME@VERSION``, over what the file says.
         options: the trainer's own options by name, over what the file says.
         steps: ``START:STOP``.
@@ -281,6 +290,26 @@ def identify(
     """
     chosen = _chosen(ReadOptions, trainer, options, steps, split)
     return _identify(_opened(run, trainer), chosen)
+
+
+def info(
+    run: RunLike,
+    *,
+    trainer: str | None = None,
+    options: Options | None = None,
+    steps: str | None = None,
+    split: str | None = None,
+) -> RunInfo:
+    """Say what a run holds, what can be checked of it and what would make the rest checkable, as `info` does.
+
+    Args:
+        run: from `open`, a path, or rows.
+        trainer: ``NAME`` or ``NAME@VERSION``, over what the file says.
+        options: the trainer's own options by name, over what the file says.
+        steps: ``START:STOP``.
+        split: only ``train`` or ``eval``.
+    """
+    return describe(_opened(run, trainer), _chosen(CheckOptions, trainer, options, steps, split))
 
 
 def plot(
@@ -303,9 +332,9 @@ def plot(
     """Draw a picture of a run, as the command `plot` does; save it with the figure's own `savefig`.
 
     Args:
-        kind: ``overview``, ``advantages``, ``kl``, ``baseline``, ``gradient``, ``ratio``, ``mismatch``, ``lengths`` or
-            ``why``.
-        run: from `open`, or a path.
+        kind: ``overview``, ``audit``, ``advantages``, ``kl``, ``baseline``, ``gradient``, ``ratio``, ``mismatch``,
+            ``lengths``, ``rewards`` or ``why``.
+        run: from `open`, a path, or rows.
         fixes: ``NAME`` or ``NAME:VARIANT``: before against after.
         by: ``step`` for one ridge for each band of steps, where the picture has that form.
         metric: what `why` is about, as are the next three.
@@ -349,7 +378,7 @@ def recompute(
     """Recompute the numbers of every step and, where `path` is given, write the values of every token there.
 
     Args:
-        run: from `open`, or a path.
+        run: from `open`, a path, or rows.
         path: of the Parquet file to write, or None.
         trainer: ``NAME`` or ``NAME@VERSION``, over what the file says.
         options: the trainer's own options by name, over what the file says.
@@ -380,7 +409,7 @@ def report(
     """Make the page of a run, as the command `report` does; it is returned, and written where `path` is given.
 
     Args:
-        run: from `open`, or a path.
+        run: from `open`, a path, or rows.
         path: where to write the page, or None.
         fixes: ``NAME`` or ``NAME:VARIANT``: the pictures are drawn with and without these.
         trainer: ``NAME`` or ``NAME@VERSION``, over what the file says.
@@ -475,7 +504,7 @@ def _steps(text: str | None) -> StepRange | None:
 
 
 def _views() -> None:
-    """Say how results show themselves in a notebook; what draws them is imported when one is shown."""
+    """Say how results print and show themselves in a notebook; what does it is imported when one is shown."""
 
     def of_run(found: Run) -> str:
         from rolloutdoctor.views.notebook import run_html
@@ -485,13 +514,19 @@ def _views() -> None:
         return run_html(found.files, trainer, found.rows, found.columns, found.metrics.names())
 
     def of_result(found: Displayed) -> str:
-        from rolloutdoctor.views.notebook import HTML
+        from rolloutdoctor.views.notebook import html_of
 
-        return HTML[type(found)](found)
+        return html_of(found)
+
+    def as_text(found: Displayed) -> str:
+        from rolloutdoctor.views.notebook import text_of
+
+        return text_of(found)
 
     show_as(Run, of_run)
-    for kind in (Report, Finding, Comparison, RunComparison, Identification, Recomputed, Why):
+    for kind in (Report, Finding, Comparison, RunComparison, Identification, Recomputed, RunInfo, Why):
         show_as(kind, of_result)
+        print_as(kind, as_text)
 
 
 _views()

@@ -11,11 +11,15 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import polars as pl
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 import rolloutdoctor as rd
 from rolloutdoctor.results.errors import InputError, UsageError
+from rolloutdoctor.views.verdict import verdict
 
 ROOT = Path(__file__).parent.parent
 SAMPLE = ROOT / "sample_data" / "verl_rejected.parquet"
@@ -36,7 +40,7 @@ def test_the_example_of_the_page_runs(tmp_path):
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
-    assert "fully masked responses shift 296 advantages, by 0.163 on average and 1.33 at most" in done.stdout
+    assert "Fully masked responses shift 296 advantages, by 0.163 on average and 1.33 at most" in done.stdout
     assert "changed_rows" in done.stdout
     assert (tmp_path / "advantages.png").read_bytes().startswith(b"\x89PNG")
 
@@ -201,6 +205,65 @@ def test_a_path_is_accepted_wherever_a_run_is():
     assert rd.identify(str(SAMPLE), steps="0:4").stages[0].compared > 0
     assert rd.recompute(SAMPLE, steps="0:2").steps
     assert rd.diff(SAMPLE, fixes=["rejected-rows"], steps="40:50").effects
+
+
+def of_first_steps(kind):
+    """The first steps of the sample: as a file of their own, and as they are in memory."""
+    table = pq.read_table(SAMPLE).filter(pc.field("step") < 12).replace_schema_metadata()
+    return {"table": table, "frame": pl.from_arrow(table), "records": table.to_pylist()}[kind]
+
+
+@pytest.mark.parametrize("kind", ["frame", "table", "records"])
+def test_rows_in_memory_are_read_like_a_file(tmp_path, monkeypatch, kind):
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    rows = of_first_steps(kind)
+    pq.write_table(of_first_steps("table"), tmp_path / "run.parquet")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    found = rd.check(rows, trainer="verl@0.9.1", select=["RDA", "RDI"])
+    assert found == rd.check(tmp_path / "run.parquet", trainer="verl@0.9.1", select=["RDA", "RDI"])
+    assert (found.trainer, found.input.steps) == ("verl", 11)
+    known = rd.info(rows, trainer="verl@0.9.1")
+    assert (known.input.rows, known.files) == (len(of_first_steps("table")), ("rows in memory",))
+    measured = rd.measure(rows, trainer="verl@0.9.1")
+    assert len(measured.rows) == known.input.rows
+    del measured
+    gc.collect()
+    assert not list(folder.iterdir())
+
+
+def test_a_table_says_who_made_it_and_a_frame_of_numbers_is_a_log():
+    assert rd.check(pq.read_table(SAMPLE), select=["RDA001"], steps="0:3").trainer == "verl"
+    log = pl.DataFrame({"step": range(12), "loss": [0.1] * 11 + [None], "grad_norm": [1.0] * 11 + [float("nan")]})
+    assert [one.code for one in rd.check(log, select=["RDM003"]).findings] == ["RDM003"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "part"),
+    [
+        ([], "rows in memory: there are none"),
+        ([1], "neither a frame nor a table nor a list of records"),
+        ([{"step": 1, "reward": "x"}, {"step": 1, "reward": [1.0]}], "cells of column 'reward' have no common type"),
+        (pl.DataFrame({"a": [1]}), "rows in memory: no column step"),
+    ],
+)
+def test_rows_that_are_none_are_refused(rows, part):
+    with pytest.raises(InputError, match=part):
+        rd.check(rows)
+
+
+def test_print_shows_what_the_command_says(capsys):
+    found = rd.check(SAMPLE, select=["RDA001"])
+    print(found)
+    assert capsys.readouterr().out == f"{verdict(found)}\n"
+    assert str(found.findings[0]) == f"RDA001 rejected-in-baseline (error): {found.findings[0].headline}"
+    known = rd.info(SAMPLE, steps="0:3")
+    assert str(known).startswith("1 file: ")
+    assert "\ntested    " in str(known)
+    assert known._repr_html_().startswith("<pre>1 file: ")
+    assert len(repr(known)) < 200
+    assert str(rd.recompute(SAMPLE, steps="0:3")).count("\n") > 3
+    assert repr(rd.measure(SAMPLE, steps="0:3")).startswith("<MeasuredRun ")
 
 
 @pytest.mark.slow

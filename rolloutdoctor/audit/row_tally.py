@@ -41,6 +41,30 @@ class Rows:
         return found, (ends[0], ends[1], ends[2], ends[3])
 
 
+@dataclass(frozen=True, eq=False)
+class ComparedRows:
+    """Many logged values of a step beside the recomputed ones; see `tally_rows`."""
+
+    stage: str
+    step: int
+    values: tuple[Tensor, Tensor, Tensor]
+    compared: Tensor
+    doubted: Tensor
+    doubt: str
+    rows: Rows
+
+    def tally(self) -> QuantityTally:
+        """Compare them."""
+        return tally_rows(self.stage, self.step, self.values, self.compared, self.doubted, self.doubt, self.rows)
+
+    def points(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Logged and recomputed value and their difference in radii, of each value that was compared."""
+        logged, recomputed, _ = self.values
+        units = in_radii(*self.values)
+        told = self.compared & ~(self.doubted & (units > 1))
+        return logged[told], recomputed[told], units[told]
+
+
 def tally_rows(
     stage: str,
     step: int,
@@ -63,8 +87,7 @@ def tally_rows(
     """
     logged, recomputed, radius = values
     gap = (logged - recomputed).abs()
-    is_equal = (logged == recomputed) | (logged.isnan() & recomputed.isnan())
-    units = torch.where(is_equal, 0.0, (gap / radius).nan_to_num(torch.inf, torch.inf))
+    units = in_radii(logged, recomputed, radius)
     is_off = compared & (units > 1)
     in_doubt = is_off & doubted
     is_off, compared = is_off & ~doubted, compared & ~in_doubt
@@ -107,6 +130,13 @@ def tally_rows(
         groups=groups,
         lengths=lengths,
     )
+
+
+def in_radii(logged: Tensor, recomputed: Tensor, radius: Tensor) -> Tensor:
+    """Differences in units of their radii, ``[n]`` float64; 0 of equal values, NaN included."""
+    is_equal = (logged == recomputed) | (logged.isnan() & recomputed.isnan())
+    units: Tensor = ((logged - recomputed).abs() / radius).nan_to_num(torch.inf, torch.inf)
+    return torch.where(is_equal, 0.0, units)
 
 
 def _off_line(logged: Tensor, recomputed: Tensor) -> float:

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from rolloutdoctor.audit.doubts import Doubts, LayoutDoubt, Unjoined, doubts_of
 from rolloutdoctor.audit.logged import LoggedStep
-from rolloutdoctor.audit.row_tally import Rows, tally_rows
+from rolloutdoctor.audit.row_tally import ComparedRows, Rows
 from rolloutdoctor.audit.stored_digits import advantage_stored_radius, coarse_log_probs, stored_radius
-from rolloutdoctor.audit.tally import STAGES, QuantityTally, tally_value
+from rolloutdoctor.audit.tally import STAGES, ComparedValue, QuantityTally
 from rolloutdoctor.audit.windows import StepValue
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.step_key import TRAIN
@@ -42,7 +42,7 @@ def stage_of(trainer: Trainer, metric: str) -> str:
     return _STAGE.get(trainer.log.kind_of(metric), STAGES[-1])
 
 
-def audit_step(
+def compare_step(
     logged: LoggedStep,
     evaluation: Evaluation,
     trainer: Trainer,
@@ -51,8 +51,8 @@ def audit_step(
     *,
     in_doubt: bool = False,
     stages: Collection[str] = STAGES,
-) -> dict[str, QuantityTally]:
-    """Compare what was logged at a step with an evaluation of it.
+) -> dict[str, ComparedRows | ComparedValue]:
+    """Put what was logged at a step beside an evaluation of it.
 
     Args:
         logged: what was logged.
@@ -64,7 +64,7 @@ def audit_step(
         stages: the stages to compare.
 
     Returns:
-        Name of each quantity that was logged and can be recomputed to its tally.
+        Name of each quantity that was logged and can be recomputed to its values.
     """
     if evaluation.rows is None or not len(logged.batch):
         return {}
@@ -76,13 +76,17 @@ def audit_step(
     # Some metrics take longer than the loss, and are made where they are asked for: only what was logged is.
     names = [name for name in logged.metrics if stage_of(trainer, name) in stages and name in metrics]
     metrics = {name: metrics[name] for name in sorted(names)}
-    found = dict(_columns(logged, evaluation, doubts, stages))
-    found |= _metrics(
-        logged, evaluation, trainer, metrics, doubts, None if in_doubt else LayoutDoubt(evaluation, trainer)
-    )
+    layout = None if in_doubt else LayoutDoubt(evaluation, trainer)
+    found: dict[str, ComparedRows | ComparedValue] = dict(_columns(logged, evaluation, doubts, stages))
+    found |= _metrics(logged, evaluation, trainer, metrics, doubts, layout)
+    return {quantity_of(logged.batch, name): one for name, one in found.items()}
+
+
+def tallies_of(compared: Mapping[str, ComparedRows | ComparedValue]) -> dict[str, QuantityTally]:
+    """Compare the values of every quantity (`compare_step`); return name of each that can be to its tally."""
+    tallies = {name: one.tally() for name, one in compared.items()}
     # Of values whose radius has no end nothing can be said.
-    said = {name: tally for name, tally in found.items() if tally.compared or tally.not_compared}
-    return {quantity_of(logged.batch, name): tally for name, tally in said.items()}
+    return {name: tally for name, tally in tallies.items() if tally.compared or tally.not_compared}
 
 
 def window_values(
@@ -137,7 +141,7 @@ def quantity_of(batch: RolloutBatch, name: str) -> str:
 
 def _columns(
     logged: LoggedStep, evaluation: Evaluation, doubts: Doubts, stages: Collection[str]
-) -> Iterator[tuple[str, QuantityTally]]:
+) -> Iterator[tuple[str, ComparedRows]]:
     """Advantages and KL that the trainer stored."""
     if "advantages" in stages:
         yield from _advantages(logged, evaluation, doubts)
@@ -146,10 +150,10 @@ def _columns(
         if kl_T is not None:
             radius_T = token_kl_radius(evaluation, kl_T).likely
             everywhere_T = torch.ones(logged.batch.tokens, dtype=torch.bool, device=logged.batch.device)
-            yield "kl", _token_tally(logged, "kl", "kl", kl_T.double(), radius_T, everywhere_T, "")
+            yield "kl", _tokens(logged, "kl", "kl", kl_T.double(), radius_T, everywhere_T, "")
 
 
-def _advantages(logged: LoggedStep, evaluation: Evaluation, doubts: Doubts) -> Iterator[tuple[str, QuantityTally]]:
+def _advantages(logged: LoggedStep, evaluation: Evaluation, doubts: Doubts) -> Iterator[tuple[str, ComparedRows]]:
     batch, rows = logged.batch, evaluation.rows
     assert rows is not None
     if evaluation.objective.advantage.spec.rewards == "none":
@@ -169,7 +173,7 @@ def _advantages(logged: LoggedStep, evaluation: Evaluation, doubts: Doubts) -> I
                 is_told_N &= ~(rows.rejected_N & (values_N == 0))
             yield (
                 "advantages",
-                tally_rows(
+                ComparedRows(
                     "advantages",
                     batch.step,
                     (values_N, rows.advantage_N, radius_N),
@@ -184,7 +188,7 @@ def _advantages(logged: LoggedStep, evaluation: Evaluation, doubts: Doubts) -> I
     elif rows.advantage_T is not None and "advantages" in batch.per_token:
         yield (
             "advantages",
-            _token_tally(
+            _tokens(
                 logged,
                 "advantages",
                 "advantages",
@@ -231,7 +235,7 @@ def _row_values(logged: LoggedStep, recomputed_N: Tensor) -> Tensor | None:
     return torch.where(low_N > high_N, torch.nan, farthest_N)
 
 
-def _token_tally(
+def _tokens(
     logged: LoggedStep,
     column: str,
     stage: str,
@@ -239,7 +243,7 @@ def _token_tally(
     radius_T: Tensor,
     compared_T: Tensor,
     doubt: str,
-) -> QuantityTally:
+) -> ComparedRows:
     batch = logged.batch
     logged_T = batch.column(column).double()
     if _differ(logged_T, recomputed_T, radius_T):
@@ -254,7 +258,7 @@ def _token_tally(
     values = (logged_T, recomputed_T, radius_T)
     # Where the radius has no end, the trainer's own value is rounding.
     compared_T = compared_T & ~logged_T.isnan() & radius_T.isfinite()
-    return tally_rows(stage, batch.step, values, compared_T, doubted_T, doubt, Rows(batch, row_of))
+    return ComparedRows(stage, batch.step, values, compared_T, doubted_T, doubt, Rows(batch, row_of))
 
 
 def _metrics(
@@ -264,7 +268,7 @@ def _metrics(
     metrics: Mapping[str, float],
     doubts: Doubts,
     layout: LayoutDoubt | None,
-) -> dict[str, QuantityTally]:
+) -> dict[str, ComparedValue]:
     found = {}
     for name, recomputed in metrics.items():
         kind, value = trainer.log.kind_of(name), logged.metrics[name]
@@ -278,5 +282,5 @@ def _metrics(
         if not doubt and layout is not None and not abs(value - recomputed) <= radius:
             of_tokens = coarse_log_probs(logged.batch) if _holds_log_probs(evaluation, kind) else ""
             doubt = of_tokens or layout.about(name, abs(value - recomputed), recomputed, radius)
-        found[name] = tally_value(stage_of(trainer, name), logged.batch.step, value, recomputed, radius, doubt)
+        found[name] = ComparedValue(stage_of(trainer, name), logged.batch.step, value, recomputed, radius, doubt)
     return found

@@ -177,6 +177,22 @@ def add_tallies(one: AuditTally, other: AuditTally) -> dict[str, QuantityTally]:
     return total
 
 
+@dataclass(frozen=True)
+class ComparedValue:
+    """A logged value beside the recomputed one; see `tally_value`."""
+
+    stage: str
+    step: int
+    logged: float
+    recomputed: float
+    radius: float
+    doubt: str
+
+    def tally(self) -> QuantityTally:
+        """Compare them."""
+        return tally_value(self.stage, self.step, self.logged, self.recomputed, self.radius, self.doubt)
+
+
 def tally_value(stage: str, step: int, logged: float, recomputed: float, radius: float, doubt: str) -> QuantityTally:
     """Compare one value of a step.
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import fsum
 
-from rolloutdoctor.audit.tally import QuantityTally, add_tallies, tally_value
+from rolloutdoctor.audit.tally import ComparedValue, QuantityTally, add_tallies
 from rolloutdoctor.data.windows import Window
 from rolloutdoctor.ops.logged_digits import Digits, rounding_of
 from rolloutdoctor.ops.unit_roundoff import SINGLE
@@ -75,8 +75,8 @@ class OpenWindow:
             self.size,
         )
 
-    def tally(self) -> QuantityTally:
-        """Compare the mean, once all steps were read.
+    def compared(self) -> ComparedValue:
+        """Return the mean beside the recomputed one, once all steps were read.
 
         A mean is as far off as its terms are on average. Transformers adds losses up in float32, so that a mean of n
         terms loses at most n u of the mean of their sizes, u = 2^-24.
@@ -84,8 +84,11 @@ class OpenWindow:
         count = len(self.steps)
         size = fsum(map(abs, self.values)) / count
         radius = fsum(self.radii) / count + count * SINGLE * size + self.rounding
-        found = tally_value(self.stage, self.last, self.logged, fsum(self.values) / count, radius, self.doubt)
-        return replace(found, window=count)
+        return ComparedValue(self.stage, self.last, self.logged, fsum(self.values) / count, radius, self.doubt)
+
+    def tally(self) -> QuantityTally:
+        """Compare the mean, once all steps were read."""
+        return replace(self.compared().tally(), window=len(self.steps))
 
 
 OpenWindows = Mapping[str, OpenWindow]

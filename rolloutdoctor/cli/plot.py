@@ -14,6 +14,8 @@ from rolloutdoctor.results.figures import ASKED, KINDS, known_kind
 
 EPILOG = (
     "KIND: overview (what the trainer logged, with the steps at which findings begin; of a log alone, too), "
+    "audit (logged against recomputed values, and their difference in rounding radii, by step; of a log alone the "
+    "identities between its metrics), rewards (each function, and how many responses of a group pass, by step), "
     "advantages (distribution, with zero and sign flips marked), kl (logged and recomputed series, KL per token, "
     "and the KL recovered from a corrupted series), baseline (drift of the group baseline against the share of fully "
     "masked responses), gradient (policy and KL parts, and what a fix changes), ratio (importance ratios with the clip "

@@ -282,15 +282,20 @@ def _with_logs(
             # In the order of the ranks.
             sources = sorted((*found.files, *found.journals), key=lambda source: natural_key(source.name))
             files = [made.get(source.path, source.path) for source in sources] + [each.path for each in found.metrics]
-        run = open_run(files, trainer=trainer, aliases=ALIASES, origins=found.journals)
-        if given:
-            logs = tuple(map(Source.of, given))
-            tell(f"logged metrics from {', '.join(dict.fromkeys(str(kind_of(Path(path))) for path in given))}")
-            run = run.with_logs(read_logs(logs, tell), logs)
-            if not run.metadata.config:
-                writer = trainer_from_metric_names(run.metrics.names())
-                run.metadata = completed(run.metadata, stated_beside((), logs, tell), tell, writer)
-        yield run
+        # Not kept here: what is open is closed when nobody has the run any more.
+        yield _completed_by(given, open_run(files, trainer=trainer, aliases=ALIASES, origins=found.journals), tell)
+
+
+def _completed_by(given: Sequence[str], run: Run, tell: Callable[[str], None]) -> Run:
+    """Return a run with the logs of numbers that were given with it."""
+    if given:
+        logs = tuple(map(Source.of, given))
+        tell(f"logged metrics from {', '.join(dict.fromkeys(str(kind_of(Path(path))) for path in given))}")
+        run = run.with_logs(read_logs(logs, tell), logs)
+        if not run.metadata.config:
+            writer = trainer_from_metric_names(run.metrics.names())
+            run.metadata = completed(run.metadata, stated_beside((), logs, tell), tell, writer)
+    return run
 
 
 def _converted(found: Detected, path: Path, options: ConvertOptions, advance: Progress | None) -> RunSink:
@@ -372,8 +377,8 @@ def open_any(
         return
     found = detect_dump(paths, options)
     if found is None:
-        with _with_logs(paths, trainer, tell, options) as run:
-            yield run
+        with ExitStack() as stack:
+            yield stack.enter_context(_with_logs(paths, trainer, tell, options))
         return
     tell(f"read with the importer {found.importer.name}: {found.why}")
     with scratch_folder() as folder:

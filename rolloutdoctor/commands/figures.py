@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import polars as pl
 from torch import Tensor
@@ -77,7 +77,7 @@ class FigureAccumulator(StepConsumer):
         self._lines: list[dict[str, float | None]] = []
 
     @classmethod
-    def plan(cls, context: Context, fixes: Sequence[ChosenFix]) -> Self:
+    def plan(cls, context: Context, fixes: Sequence[ChosenFix]) -> "FigureAccumulator":
         """Return what gathers the picture of a run, with and without some fixes.
 
         Raises:
@@ -208,6 +208,7 @@ class AdvantagesFigure(FigureAccumulator):
         if before is None or (self.fix is not None and after is None):
             return
         rows, logged = step.evaluations[AS_CONFIGURED].rows, _logged_advantages(step)
+        differ = 0 if logged is None else _differ(step, before, logged)
         unit = "tokens" if rows is None or rows.advantage_N is None else "rows"
         found, with_fix, flipped, changed = histogram(before), None, Histogram(), 0
         if after is not None:
@@ -216,7 +217,7 @@ class AdvantagesFigure(FigureAccumulator):
             flipped, changed = histogram(before[moved & (before.sign() * after.sign() < 0)]), int(moved.sum())
         bands = (Band(step.batch.step, step.batch.step, found, with_fix, flipped.total),)
         of_log = None if logged is None else histogram(logged)
-        self._data += AdvantagesData(unit, found, self.fix, with_fix, flipped, changed, bands, of_log)
+        self._data += AdvantagesData(unit, found, self.fix, with_fix, flipped, changed, bands, of_log, differ)
 
     def data(self) -> AdvantagesData:
         """Return the histograms."""
@@ -240,6 +241,16 @@ def _logged_advantages(step: EvaluatedStep) -> Tensor | None:
         return batch.column("advantages")[batch.column("response_mask")].double() if batch.has("advantages") else None
     found = StepView(batch, step.logged).logged_advantages()
     return found if found is None or rows.length_N is None else found[rows.length_N > 0]
+
+
+def _differ(step: EvaluatedStep, before: Tensor, logged: Tensor) -> int:
+    """Count the rows whose logged advantage differs from the recomputed one by more than rounding."""
+    rows = step.evaluations[AS_CONFIGURED].rows
+    if rows is None or rows.advantage_N is None:
+        return 0
+    radius_N = StepView(step.batch, step.logged, evaluations=step.evaluations).advantage_radius()
+    radius = radius_N if rows.length_N is None else radius_N[rows.length_N > 0]
+    return int(((logged - before).abs() > radius).sum())
 
 
 def carrying(batch: RolloutBatch, evaluation: Evaluation, term: str) -> Tensor:

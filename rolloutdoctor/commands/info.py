@@ -1,7 +1,6 @@
 """`info`: what a run holds, what can be checked, and what would make the rest checkable."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from rolloutdoctor.data.schema import COLUMNS
 from rolloutdoctor.data.step_key import StepKey
@@ -10,61 +9,9 @@ from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.plan import available, remedy
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.io.run import Run
-from rolloutdoctor.results.findings import InputSummary, NotApplicable, Setting, Skipped
+from rolloutdoctor.results.findings import InputSummary, Setting
+from rolloutdoctor.results.run_info import RunInfo
 from rolloutdoctor.rules.base import Context
-
-TIERS = {
-    0: "metrics only: what the log itself gives, no rows",
-    1: "scalars: rewards and groups, no log-probs",
-    2: "one log-prob: advantages and masks, no reference",
-    3: "exact: loss, KL and its gradient for every logged token",
-}
-
-
-@dataclass(frozen=True)
-class RunInfo:
-    """Facts that `info` shows.
-
-    Attributes:
-        files: names of the files.
-        input: rows, steps, groups and tokens.
-        splits: rows of each split.
-        first_step: the lowest step, or None.
-        last_step: the highest step, or None.
-        columns: canonical column to its meaning, for those that are there.
-        absent: canonical column to what would record it, for those that are not.
-        metrics: names of the logged metrics.
-        tier: how much can be computed.
-        runnable: ``(code, name)`` of the rules that can run.
-        skipped: the rules that cannot, with remedies.
-        trainer: name of the trainer, or None.
-        config: its options with origins.
-        unstated: what to state of the run where there is no trainer.
-        not_applicable: the rules whose fault the recorded options rule out.
-        dropped: steps and splits that a recorder let go because writing could not keep up.
-    """
-
-    files: tuple[str, ...]
-    input: InputSummary
-    splits: dict[str, int]
-    first_step: int | None
-    last_step: int | None
-    columns: dict[str, str]
-    absent: dict[str, str]
-    metrics: tuple[str, ...]
-    tier: int
-    runnable: tuple[tuple[str, str], ...]
-    skipped: tuple[Skipped, ...]
-    trainer: str | None = None
-    config: dict[str, Setting] = field(default_factory=dict)
-    unstated: str = ""
-    dropped: tuple[tuple[int, str], ...] = ()
-    not_applicable: tuple[NotApplicable, ...] = ()
-
-    @property
-    def tier_meaning(self) -> str:
-        """Describe how much can be computed."""
-        return TIERS[self.tier]
 
 
 def describe(run: Run, options: CheckOptions) -> RunInfo:

@@ -4,8 +4,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from rolloutdoctor.results.figures import Gallery, Mark, MismatchData, OverviewData
+from rolloutdoctor.results.figures import AuditData, Gallery, Mark, MismatchData, OverviewData
 from rolloutdoctor.results.findings import Finding, Report
+
+UNSURE = math.log(0.9)
+"""The sampler's log-prob below which a token counts, in nats: above, sampler and trainer agree whatever the cause."""
 
 Values = Mapping[str, float | int | None]
 
@@ -17,7 +20,12 @@ def _onset(values: Values) -> Mark | None:
 
 def _temperature(values: Values) -> Mark | None:
     found = values.get("temperature")
-    return None if not found else Mark("RDO003", f"slope 1/T, T = {found:.3g}", slope=1 / found)
+    # A normaliser for each context is in it, which the tokens of the picture say.
+    return (
+        None
+        if not found
+        else Mark("RDO003", f"slope 1/T, T = {found:.3g}", 1 / found, math.nan, label=f"T = {found:.3g}")
+    )
 
 
 def _support(values: Values) -> Mark | None:
@@ -48,12 +56,32 @@ def marks_of(findings: Iterable[Finding]) -> tuple[Mark, ...]:
     return tuple(found)
 
 
+def _fitted(mark: Mark, data: MismatchData) -> Mark:
+    """Return a line of known slope through the mean of the unsure tokens, where nothing says how high it lies."""
+    if mark.slope is None or not math.isnan(mark.offset):
+        return mark
+    place = [data.low * (1 - (number + 0.5) / len(data.counts)) for number in range(len(data.counts))]
+    gaps = [
+        (count, place[row] - mark.slope * place[column])
+        for row, counts in enumerate(data.counts)
+        for column, count in enumerate(counts)
+        if count and place[row] < UNSURE
+    ]
+    tokens = sum(count for count, _ in gaps)
+    return replace(mark, offset=math.fsum(count * gap for count, gap in gaps) / tokens if tokens else 0.0)
+
+
 def marked(gallery: Gallery, report: Report) -> Gallery:
     """Return the pictures with what was found drawn in; the overview is made of the report alone."""
     drawn, left_out = dict(gallery.drawn), dict(gallery.left_out)
     data = drawn.get("mismatch")
     if isinstance(data, MismatchData):
-        drawn["mismatch"] = replace(data, marks=marks_of(report.findings))
+        drawn["mismatch"] = replace(data, marks=tuple(_fitted(one, data) for one in marks_of(report.findings)))
+    audit = drawn.get("audit")
+    if isinstance(audit, AuditData):
+        fixes = {entry.quantity: entry.with_fixes for entry in report.audit}
+        known = (replace(one, with_fixes=fixes.get(one.quantity, ())) for one in audit.quantities)
+        drawn["audit"] = replace(audit, quantities=tuple(sorted(known, key=lambda one: not one.differs)))
     if drawn.pop("overview", None) is not None:
         if report.vitals:
             drawn = {"overview": OverviewData(report.vitals), **drawn}

@@ -46,6 +46,11 @@ class MeasuredRun:
     _prepared: PreparedRun
     _state: RunState
 
+    def __repr__(self) -> str:
+        """Summarise the tables in a line."""
+        counts = ", ".join(f"{len(getattr(self, name)):,} {name}" for name in ("rows", "tokens", "metrics"))
+        return f"<MeasuredRun {', '.join(self._prepared.run.files[:1])}: {counts}>"
+
     def check(self) -> Report:
         """Judge what was measured; the run is read again only where its options do not reproduce logged values."""
         return report_of(self._prepared, self._state)

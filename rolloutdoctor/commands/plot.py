@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
+from rolloutdoctor.commands.audit_figure import AuditFigure
 from rolloutdoctor.commands.check import report_of
 from rolloutdoctor.commands.figures import (
     AdvantagesFigure,
@@ -15,6 +16,7 @@ from rolloutdoctor.commands.figures import (
 )
 from rolloutdoctor.commands.marks import marked
 from rolloutdoctor.commands.ratio_figure import RatioFigure
+from rolloutdoctor.commands.reward_figure import RewardsFigure
 from rolloutdoctor.commands.token_figures import LengthsFigure, MismatchFigure
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.engine.accumulate import RuleAccumulator
@@ -32,6 +34,8 @@ from rolloutdoctor.search.hypotheses.fixes import ChosenFix, choose
 
 GATHERED: dict[str, type[FigureAccumulator]] = {
     "overview": OverviewFigure,
+    "audit": AuditFigure,
+    "rewards": RewardsFigure,
     "advantages": AdvantagesFigure,
     "kl": KlFigure,
     "baseline": BaselineFigure,

@@ -20,10 +20,13 @@ from rolloutdoctor.objective.required_columns import loss_columns, optional_colu
 from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.results.errors import CannotComputeError
 from rolloutdoctor.results.findings import Finding, Severity
-from rolloutdoctor.results.row_views import RowView
+from rolloutdoctor.results.row_views import GroupRow, RowView
 
 MOST_ROWS = 4
 """Rows that are shown."""
+
+MOST_OF_GROUP = 32
+"""Responses of the group of a row that are shown."""
 
 MOST_TOKENS = 256
 """Tokens of a row that are kept: those around the one that weighs most."""
@@ -123,10 +126,11 @@ class WorstRows(StepConsumer):
             same = found.get((key, row))
             found[key, row] = view if same is None else replace(same, why=f"{same.why}; {view.why}")
         rows: dict[StepKey, list[int]] = {}
-        for key, row in found:
-            rows.setdefault(key, []).append(row)
+        shown = dict(list(found.items())[:MOST_ROWS])
+        for (key, row), view in shown.items():
+            rows.setdefault(key, []).extend({row, *(one.row for one in view.group)})
         cells = self._ready.run.texts(rows, ("prompt", "response", "prompt_ids"))
-        return [_with_texts(view, cells.get(at, {})) for at, view in list(found.items())[:MOST_ROWS]]
+        return [_with_texts(view, key, row, cells) for (key, row), view in shown.items()]
 
     def _of_step(
         self, key: StepKey, places: Sequence[Place], options: ReadOptions
@@ -166,14 +170,19 @@ def _view(batch: RolloutBatch, row: int, why: str, evaluation: Evaluation | None
     total = None if grad is None else float(grad.abs().sum())
     computed = None if evaluation is None or evaluation.rows is None else evaluation.rows.advantage_N
     advantage_N = batch.per_row.get("advantage") if computed is None else computed
+
+    def of_row(name_N: torch.Tensor | None, row: int) -> float | None:
+        return None if name_N is None else float(name_N[row])
+
+    reward_N = batch.column("reward") if batch.has("reward") else None
     return RowView(
         step=batch.step,
         split=batch.split,
         sample_id=batch.sample_name(row),
         group_id=None if batch.groups is None else batch.group_name(int(batch.groups.index_N[row])),
         why=why,
-        reward=float(batch.column("reward")[row]) if batch.has("reward") else None,
-        advantage=None if advantage_N is None else float(advantage_N[row]),
+        reward=of_row(reward_N, row),
+        advantage=of_row(advantage_N, row),
         first=first,
         length=stop - start,
         ids=tuple(batch.tokens_of("response_ids", part).tolist()) if batch.has("response_ids") else (),
@@ -181,7 +190,25 @@ def _view(batch: RolloutBatch, row: int, why: str, evaluation: Evaluation | None
         gradient=() if grad is None else tuple(grad[first:last].tolist()),
         gap=() if gap is None else tuple(gap[first:last].tolist()),
         gradient_kept=float(grad[first:last].abs().sum()) / total if grad is not None and total else None,
+        group=tuple(
+            GroupRow(
+                one,
+                batch.sample_name(one),
+                of_row(reward_N, one),
+                of_row(advantage_N, one),
+                int(batch.rows[one + 1] - batch.rows[one]),
+            )
+            for one in _group_of(batch, row)
+        ),
     )
+
+
+def _group_of(batch: RolloutBatch, row: int) -> list[int]:
+    """Rows of the group of a row, the first `MOST_OF_GROUP` and itself."""
+    if batch.groups is None:
+        return []
+    rows: list[int] = (batch.groups.index_N == batch.groups.index_N[row]).nonzero().flatten().tolist()
+    return sorted({*rows[:MOST_OF_GROUP], row}) if len(rows) > 1 else []
 
 
 def _window(weight: torch.Tensor | None, length: int) -> tuple[int, int]:
@@ -193,9 +220,19 @@ def _window(weight: torch.Tensor | None, length: int) -> tuple[int, int]:
     return first, first + MOST_TOKENS
 
 
-def _with_texts(view: RowView, cells: Mapping[str, object]) -> RowView:
-    prompt, response = text_of(cells.get("prompt")), text_of(cells.get("response"))
-    return replace(view, prompt=prompt, response=response, prompt_ids=_ids(cells.get("prompt_ids")))
+def _with_texts(
+    view: RowView, key: StepKey, row: int, cells: Mapping[tuple[StepKey, int], Mapping[str, object]]
+) -> RowView:
+    own = cells.get((key, row), {})
+    return replace(
+        view,
+        prompt=text_of(own.get("prompt")),
+        response=text_of(own.get("response")),
+        prompt_ids=_ids(own.get("prompt_ids")),
+        group=tuple(
+            replace(one, response=text_of(cells.get((key, one.row), {}).get("response"))) for one in view.group
+        ),
+    )
 
 
 def text_of(cell: object) -> str | None:

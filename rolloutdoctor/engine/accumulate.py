@@ -20,8 +20,38 @@ from rolloutdoctor.evaluation.token_measures import TokenMeasure
 from rolloutdoctor.objective.required_columns import incomplete
 from rolloutdoctor.results.findings import InputSummary
 from rolloutdoctor.rules.audited import audited_stages
+from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.step import AUDIT, StepView
 from rolloutdoctor.rules.table import AnyRule
+
+
+def view_of(step: EvaluatedStep, context: Context) -> StepView:
+    """Return what the rules see of a step."""
+    unjoined = dict[str, str]()
+    if context.trainer is not None:
+        unjoined = Unjoined(step.batch, context.trainer, context.config).among(step.logged)
+    return StepView(
+        batch=step.batch,
+        logged={name: value for name, value in step.logged.items() if name not in unjoined}
+        if unjoined
+        else step.logged,
+        unjoined=unjoined,
+        trainer=context.trainer,
+        config=context.config,
+        digits=context.digits,
+        omits_rows=context.omits_rows or bool(missing_ranks(step.batch, context.world_size)),
+        evaluations=step.evaluations,
+        dtype=step.dtype,
+        token_measures=step.token_measures,
+    )
+
+
+def windows_at(view: StepView, context: Context) -> OpenWindows:
+    """Return what a step adds to the means over several steps that were logged."""
+    window = window_of(context.windows, view.batch.step) if view.training else None
+    if window is None:
+        return {}
+    return opened(window, view.batch.step, view.window_values(window.values.keys()), context.digits)
 
 
 class RuleAccumulator(StepConsumer):
@@ -115,7 +145,7 @@ class RuleAccumulator(StepConsumer):
             self._updates = max(self._updates, updates_of(batch) or 1)
         if step.failure is not None or batch.incomplete:
             self._fail(step.failure or incomplete(sorted(batch.incomplete)), batch.step)
-        view = self._view(step)
+        view = view_of(step, self.plan.context)
         if self._stages:
             here = {name: tally for name, tally in view.audit.items() if tally.stage in self._stages}
             self._audit = add_tallies(self._audit, here)
@@ -128,37 +158,13 @@ class RuleAccumulator(StepConsumer):
 
     def _add_means(self, view: StepView) -> None:
         """Add a step to the means over several steps that were logged; those that end here are compared."""
-        context = self.plan.context
-        window = window_of(context.windows, view.batch.step) if view.training else None
-        if window is None:
-            return
-        values = view.window_values(window.values.keys())
-        here = {name: value for name, value in values.items() if value.stage in self._stages}
-        closed, self._windows = join(self._windows, opened(window, view.batch.step, here, context.digits))
+        here = {key: one for key, one in windows_at(view, self.plan.context).items() if one.stage in self._stages}
+        closed, self._windows = join(self._windows, here)
         self._audit = add_tallies(self._audit, closed)
 
     def _fail(self, why: str, step: int) -> None:
         first, times = self._failures.get(why, (step, 0))
         self._failures[why] = (min(first, step), times + 1)
-
-    def _view(self, step: EvaluatedStep) -> StepView:
-        context, unjoined = self.plan.context, dict[str, str]()
-        if context.trainer is not None:
-            unjoined = Unjoined(step.batch, context.trainer, context.config).among(step.logged)
-        return StepView(
-            batch=step.batch,
-            logged={name: value for name, value in step.logged.items() if name not in unjoined}
-            if unjoined
-            else step.logged,
-            unjoined=unjoined,
-            trainer=context.trainer,
-            config=context.config,
-            digits=context.digits,
-            omits_rows=context.omits_rows or bool(missing_ranks(step.batch, context.world_size)),
-            evaluations=step.evaluations,
-            dtype=step.dtype,
-            token_measures=step.token_measures,
-        )
 
     def _odd(self, batch: RolloutBatch) -> int:
         context = self.plan.context

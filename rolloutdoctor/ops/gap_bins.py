@@ -91,15 +91,19 @@ def medians(
 
 
 def quantile(counts: Sequence[float], share: float) -> float | None:
-    """Size that a share of what was counted stays below, as the centre of its bin; None of nothing."""
+    """Size that a share of what was counted stays below, as if evenly spread in its bin; None of nothing.
+
+    >>> quantile([0] * 88 + [2, 2] + [0] * 38, 0.5), quantile([0] * 88 + [2, 2] + [0] * 38, 0.25)
+    (1.25, 1.125)
+    """
     left = sum(counts) * share
     if not left:
         return None
     for index, count in enumerate(counts):
-        left -= count
-        if left <= 0:
+        if left <= count:
             low, high = edges(index)
-            return (low + high) / 2 if index else 0.0
+            return low + (high - low) * left / count if index else 0.0
+        left -= count
     raise AssertionError("a quantile lies in some bin")
 
 

@@ -69,6 +69,7 @@ class AdvantagesData:
         changed: values that the fix changes beyond rounding.
         bands: the same by step, at most `MOST_BANDS` bands.
         logged: the same values as logged, or None.
+        differ: values of rows that were logged, and differ from those as configured by more than rounding.
     """
 
     unit: str
@@ -79,6 +80,7 @@ class AdvantagesData:
     changed: int = 0
     bands: tuple[Band, ...] = ()
     logged: Histogram | None = None
+    differ: int = 0
 
     def __add__(self, other: "AdvantagesData") -> "AdvantagesData":
         return AdvantagesData(
@@ -90,6 +92,7 @@ class AdvantagesData:
             self.changed + other.changed,
             banded([*self.bands, *other.bands]),
             _both(self.logged, other.logged),
+            self.differ + other.differ,
         )
 
 
@@ -216,8 +219,9 @@ class Mark:
         code: of the rule.
         words: what it is, short.
         slope: of the sampler's log-prob on the trainer's; None: it is no such line.
-        offset: the sampler's log-prob where the trainer's is 0, in nats.
+        offset: the sampler's log-prob where the trainer's is 0, in nats; NaN: that of the tokens of the picture.
         step: the step that is marked, or None.
+        label: what the legend says beside the code; empty: the code is enough.
     """
 
     code: str
@@ -225,6 +229,7 @@ class Mark:
     slope: float | None = None
     offset: float = 0.0
     step: int | None = None
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -313,6 +318,53 @@ class LengthsData:
 
 
 @dataclass(frozen=True)
+class RewardSeries:
+    """Values of a reward by step, NaN where no response has a finite one.
+
+    Attributes:
+        name: of the reward function; ``reward`` is the whole.
+        mean: of the step's responses.
+        lower: a tenth of them are no larger.
+        upper: nine tenths are no larger.
+    """
+
+    name: str
+    mean: tuple[float, ...]
+    lower: tuple[float, ...]
+    upper: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class RewardsData:
+    """Rewards by function, and how many responses of each group pass.
+
+    Attributes:
+        steps: optimizer steps.
+        series: the whole reward and its functions.
+        passing: name of the reward of two values, of which the larger passes; empty: none has two.
+        size: responses of a group, those of most; 0 without groups.
+        shares: share of the step's groups of two responses or more in which none, some and all pass, from none to all:
+            with up to 8 responses one for each number of them, else nine of equal width. NaN without such a group.
+        equal: share of these groups in which all rewards are equal.
+        groups: number of them.
+        all_fail: of these, groups in which none passes.
+        all_pass: groups in which all pass.
+        all_equal: groups of equal rewards.
+    """
+
+    steps: tuple[int, ...]
+    series: tuple[RewardSeries, ...]
+    passing: str = ""
+    size: int = 0
+    shares: tuple[tuple[float, ...], ...] = ()
+    equal: tuple[float, ...] = ()
+    groups: int = 0
+    all_fail: int = 0
+    all_pass: int = 0
+    all_equal: int = 0
+
+
+@dataclass(frozen=True)
 class OverviewData:
     """What the trainer logged over the run.
 
@@ -323,12 +375,73 @@ class OverviewData:
     vitals: tuple[Vital, ...] = ()
 
 
+@dataclass(frozen=True)
+class AuditedQuantity:
+    """Logged values of one quantity beside the recomputed ones, or the sides of an identity between metrics.
+
+    Attributes:
+        quantity: ``advantages``, ``kl`` (stored per token), the name of a metric, or an identity.
+        compared: values that were compared.
+        agree: those within their rounding radius.
+        not_compared: logged values that could not be compared.
+        steps: optimizer steps with a value that was compared.
+        worst: largest difference of each step, in radii; at most 1 agrees.
+        points: logged and recomputed values and their difference in radii: some of those that agree and of those
+            that do not, always the worst.
+        after: largest difference of each step under the fix, NaN where there is none; empty without a fix.
+        agree_after: values that agree under the fix.
+        with_fixes: known fixes with which the run was made, so that its values agree.
+    """
+
+    quantity: str
+    compared: int
+    agree: int
+    not_compared: int
+    steps: tuple[int, ...]
+    worst: tuple[float, ...]
+    points: tuple[tuple[float, float, float], ...]
+    after: tuple[float, ...] = ()
+    agree_after: int = 0
+    with_fixes: tuple[str, ...] = ()
+
+    @property
+    def differs(self) -> bool:
+        """True if some values do not agree, and no known fix says why."""
+        return self.agree < self.compared and not self.with_fixes
+
+
+@dataclass(frozen=True)
+class AuditData:
+    """Logged values against recomputed ones.
+
+    Attributes:
+        quantities: those that differ first, each in the order in which a trainer computes them.
+        fix: what `after` was computed with, or None.
+        of_log: True of a log alone: the quantities are identities between its metrics.
+    """
+
+    quantities: tuple[AuditedQuantity, ...] = ()
+    fix: str | None = None
+    of_log: bool = False
+
+
 PictureData = (
-    OverviewData | AdvantagesData | KlData | BaselineData | GradientData | RatioData | MismatchData | LengthsData
+    OverviewData
+    | AuditData
+    | AdvantagesData
+    | KlData
+    | BaselineData
+    | GradientData
+    | RatioData
+    | MismatchData
+    | LengthsData
+    | RewardsData
 )
 
 KINDS: dict[str, tuple[str, ...]] = {
     "overview": ("RDT", "RDO012", "RDG012", "RDG013"),
+    "audit": ("RDA004", "RDG005", "RDM004", "RDM008"),
+    "rewards": ("RDA009", "RDA011", "RDA014", "RDA015", "RDA016", "RDA019"),
     "advantages": ("RDA",),
     "kl": ("RDM001",),
     "baseline": (),
@@ -337,7 +450,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "mismatch": ("RDO",),
     "lengths": ("RDI009",),
 }
-"""Every picture, and how the codes of the findings begin that it shows."""
+"""Every picture, and how the codes of the findings begin that it shows; the first one that fits is taken."""
 
 
 ASKED = ("why",)

@@ -4,6 +4,27 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class GroupRow:
+    """A response of the group of a row that is shown.
+
+    Attributes:
+        row: its number in the step.
+        sample_id: its name.
+        reward: as logged, or None.
+        advantage: as recomputed, else as logged, or None.
+        length: tokens of the response.
+        response: text, or None.
+    """
+
+    row: int
+    sample_id: str
+    reward: float | None
+    advantage: float | None
+    length: int
+    response: str | None = None
+
+
+@dataclass(frozen=True)
 class RowView:
     """One response, and why it is shown.
 
@@ -25,6 +46,7 @@ class RowView:
         gradient: derivative of the loss with respect to each token's log-prob; empty if it cannot be computed.
         gap: the trainer's log-prob of each token minus the sampler's, in nats; empty without either.
         gradient_kept: share of the row's absolute gradient in the tokens that are kept, or None.
+        group: the responses of its group, itself included; empty without a group.
     """
 
     step: int
@@ -44,6 +66,7 @@ class RowView:
     gradient: tuple[float, ...] = ()
     gap: tuple[float, ...] = ()
     gradient_kept: float | None = None
+    group: tuple[GroupRow, ...] = ()
 
     @property
     def tokens(self) -> int:

@@ -4,13 +4,42 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from rolloutdoctor.metric_names.identities import IDENTITIES, Identity, Relation, Term
+from rolloutdoctor.evaluation.run_tables import STEP_KEY
+from rolloutdoctor.metric_names.identities import IDENTITIES, Identity, Relation, Term, terms_of
 from rolloutdoctor.metric_names.table import DIALECTS, SAME, whose
 from rolloutdoctor.ops.logged_digits import Digits
 from rolloutdoctor.rules.base import Context
 
 _SINGLE = 2.0**-18
 """Bound on the relative error of a mean of up to 2^30 numbers that are added in pairs in float32, and of its parts."""
+
+
+_EMPTY = pl.DataFrame(
+    schema=dict.fromkeys(("step",), pl.Int64)
+    | dict.fromkeys(("split", "identity"), pl.String)
+    | {"exact": pl.Boolean, "left": pl.Float64, "right": pl.Float64, "beyond": pl.Float64}
+)
+
+
+def related_metrics(context: Context) -> frozenset[str]:
+    """Return the metrics that stand in an identity."""
+    found = [(*one.terms, *terms_of(identity.cancels)) for identity, one in relations_of(context)]
+    return frozenset(term.metric for terms in found for term in terms if term.metric)
+
+
+def relation_lines(wide: pl.DataFrame, context: Context) -> pl.DataFrame:
+    """Return one line for each identity and step: its sides, and how many rounding radii they are too far apart.
+
+    Args:
+        wide: step, split, and a column for each of the `related_metrics`.
+        context: the options, what is logged and how it was rounded.
+    """
+    found = [_EMPTY]
+    for identity, one in relations_of(context):
+        sides = compared(one, terms_of(identity.cancels), context)
+        lines = wide.select(*STEP_KEY, identity=pl.lit(one.words), exact=pl.lit(identity.exact), **sides)
+        found.append(lines.filter(pl.col("left").is_finite(), pl.col("right").is_finite()))
+    return pl.concat(found, how="vertical_relaxed").sort("step", maintain_order=True)
 
 
 def relations_of(context: Context) -> Iterator[tuple[Identity, Relation]]:

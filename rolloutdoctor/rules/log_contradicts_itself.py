@@ -6,18 +6,11 @@ from typing import Any
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
-from rolloutdoctor.metric_names.identities import terms_of
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logs_remedy, number
-from rolloutdoctor.rules.identity_sides import compared, relations_of
+from rolloutdoctor.rules.identity_sides import related_metrics, relation_lines
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
-
-_EMPTY = pl.DataFrame(
-    schema=dict.fromkeys(("step",), pl.Int64)
-    | dict.fromkeys(("split", "identity"), pl.String)
-    | {"exact": pl.Boolean, "left": pl.Float64, "right": pl.Float64, "beyond": pl.Float64}
-)
 
 
 @dataclass(frozen=True)
@@ -67,8 +60,7 @@ class LogContradictsItself(TableRule):
 
     def metrics(self, context: Context) -> frozenset[str]:
         """What stands in an identity."""
-        found = [(*one.terms, *terms_of(identity.cancels)) for identity, one in relations_of(context)]
-        return frozenset(term.metric for terms in found for term in terms if term.metric)
+        return related_metrics(context)
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A log without two metrics that belong together."""
@@ -80,14 +72,7 @@ class LogContradictsItself(TableRule):
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each identity and step: its sides, and how many rounding radii they are too far apart."""
-        wide = run.by_step(*self.metrics(context))
-        found = [_EMPTY]
-        for identity, one in relations_of(context):
-            sides = compared(one, terms_of(identity.cancels), context)
-            columns = {"identity": pl.lit(one.words), "exact": pl.lit(identity.exact), **sides}
-            lines = wide.select(*STEP_KEY, **columns)
-            found.append(lines.filter(pl.col("left").is_finite(), pl.col("right").is_finite()))
-        return pl.concat(found, how="vertical_relaxed").sort("step", maintain_order=True)
+        return relation_lines(run.by_step(*self.metrics(context)), context)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """How often an identity fails."""

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rolloutdoctor.audit.logged import logs_anything, of_step
-from rolloutdoctor.audit.step import audit_step, quantity_of, stage_of, window_values
+from rolloutdoctor.audit.row_tally import ComparedRows
+from rolloutdoctor.audit.step import compare_step, quantity_of, stage_of, tallies_of, window_values
 from rolloutdoctor.audit.stored_digits import stored_radius
-from rolloutdoctor.audit.tally import AuditTally, QuantityTally
+from rolloutdoctor.audit.tally import AuditTally, ComparedValue, QuantityTally
 from rolloutdoctor.audit.windows import StepValue
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.several_steps import joined_groups
@@ -304,10 +305,19 @@ class StepView:
         return self.cached("audit", self._audit)
 
     def _audit(self) -> AuditTally:
-        if not len(self.batch) or not (self.unjoined or logs_anything(self.batch, self.logged)):
-            return {}
+        found, trainer = tallies_of(self.compared_values()), self.trainer
+        if trainer is None or not len(self.batch):
+            return found
+        return found | {
+            quantity_of(self.batch, name): QuantityTally(stage_of(trainer, name), not_compared=1, reason=why)
+            for name, why in self.unjoined.items()
+            if name in self.metrics
+        }
+
+    def compared_values(self) -> Mapping[str, ComparedRows | ComparedValue]:
+        """Return the logged values of every quantity beside the recomputed ones; empty without an evaluation."""
         evaluation, trainer = self.evaluation, self.trainer
-        if evaluation is None or trainer is None:
+        if evaluation is None or trainer is None or not len(self.batch) or not logs_anything(self.batch, self.logged):
             return {}
         measured = self.token_measures.get(AUDIT)
         logged = of_step(
@@ -315,12 +325,7 @@ class StepView:
         )
         # Where nothing was logged, nothing needs to be recomputed.
         metrics = self.metrics if self.logged else {}
-        found = audit_step(logged, evaluation, trainer, self.config, metrics)
-        return found | {
-            quantity_of(self.batch, name): QuantityTally(stage_of(trainer, name), not_compared=1, reason=why)
-            for name, why in self.unjoined.items()
-            if name in self.metrics
-        }
+        return compare_step(logged, evaluation, trainer, self.config, metrics)
 
     def window_values(self, names: Collection[str]) -> Mapping[str, StepValue]:
         """Return what the step adds to metrics that were logged as means over several steps."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.audit.logged import LoggedStep, of_step, row_advantages
-from rolloutdoctor.audit.step import audit_step, stage_of
+from rolloutdoctor.audit.step import compare_step, stage_of, tallies_of
 from rolloutdoctor.audit.stored_digits import stored_radius
 from rolloutdoctor.audit.tally import STAGES, AuditTally
 from rolloutdoctor.data.batch import RolloutBatch
@@ -143,7 +143,9 @@ class Step:
         """Audit the advantages and some metrics that a candidate gives, which were logged."""
         logged = replace(self.logged(evaluation.objective), metrics={name: self.metrics[name] for name in metrics})
         trainer = one.trainer or self.names
-        return audit_step(logged, evaluation, trainer, one.config, metrics, in_doubt=in_doubt, stages=stages)
+        return tallies_of(
+            compare_step(logged, evaluation, trainer, one.config, metrics, in_doubt=in_doubt, stages=stages)
+        )
 
     def rows(self, one: Candidate) -> Evaluation | None:
         """Return the evaluation of the rows alone; None where it cannot be made."""

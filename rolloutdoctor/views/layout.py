@@ -57,6 +57,8 @@ def as_text(parts: Iterable[RenderableType], style: Style) -> str:
         highlight=False,
         markup=False,
         emoji=False,
+        # Or it would display each part in a notebook by itself, and leave no text.
+        force_jupyter=False,
     )
     for part in parts:
         console.print(part)

@@ -9,18 +9,19 @@ from rolloutdoctor.results.findings import Finding, Report, Severity
 def picture_of(finding: Finding, drawn: Collection[str]) -> str | None:
     """Return the kind of the picture that shows a finding, of those that are drawn; None if none does."""
     kind = next((kind for kind, codes in KINDS.items() if finding.code.startswith(codes)), None)
-    if finding.cause is not None and finding.cause.quantity == "kl":
-        kind = "kl"
+    if finding.cause is not None:
+        kind = "kl" if finding.cause.quantity == "kl" and "kl" in drawn else "audit"
     return kind if kind in drawn else None
 
 
-def top_picture(report: Report, drawn: Collection[str]) -> tuple[str, Finding] | None:
-    """Return the kind of the picture of the top finding, and the finding; None if there is no such picture.
+def top_picture(report: Report, drawn: Collection[str]) -> tuple[str, Finding | None] | None:
+    """Return the kind of the picture at the top, and the finding that it shows; None if there is no such picture.
 
-    It is the worst fault that has a picture; in a run without faults, the first finding that a fix answers.
+    It is that of the worst fault that has one; of a run without faults what was logged, or how it compares.
     """
-    for finding in report.findings:
+    faults = [finding for finding in report.findings if finding.severity >= Severity.WARNING]
+    for finding in faults:
         kind = picture_of(finding, drawn)
-        if kind is not None and (finding.severity >= Severity.WARNING or finding.fix is not None):
+        if kind is not None:
             return kind, finding
-    return None
+    return None if faults else next(((kind, None) for kind in ("overview", "audit") if kind in drawn), None)

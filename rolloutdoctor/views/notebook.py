@@ -10,7 +10,8 @@ from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.results.identification import Identification
 from rolloutdoctor.results.ledger import Why
 from rolloutdoctor.results.run_comparison import RunComparison
-from rolloutdoctor.views import diff_terminal, identification, run_comparison, why
+from rolloutdoctor.results.run_info import RunInfo
+from rolloutdoctor.views import diff_terminal, identification, info, run_comparison, why
 from rolloutdoctor.views.audit_words import audit_line
 from rolloutdoctor.views.concise import counts
 from rolloutdoctor.views.recompute_views import as_full
@@ -37,21 +38,32 @@ def finding_html(finding: Finding) -> str:
     return _template("notebook_finding.html").render(finding=finding)
 
 
-def _as_text(print_: Callable[[Any, Style], str]) -> Callable[[Any], str]:
-    """Show a result as its command prints it."""
-    return lambda found: _template("notebook_text.html").render(text=print_(found, Style()))
-
-
-HTML: dict[type, Callable[[Any], str]] = {
-    Report: report_html,
-    Finding: finding_html,
-    Comparison: _as_text(diff_terminal.full),
-    RunComparison: _as_text(run_comparison.full),
-    Identification: _as_text(identification.text),
-    Recomputed: _as_text(as_full),
-    Why: _as_text(why.full),
+TEXT: dict[type, Callable[[Any, Style], str]] = {
+    Report: lambda report, _: verdict(report),
+    Finding: lambda one, _: f"{one.code} {one.name} ({one.severity.label}): {plain(one.headline, 2000)}",
+    Comparison: diff_terminal.full,
+    RunComparison: run_comparison.full,
+    Identification: identification.text,
+    Recomputed: as_full,
+    RunInfo: info.as_text,
+    Why: why.full,
 }
-"""Kind of a result to what shows it."""
+"""Kind of a result to what prints it: as its command does, but for a report, which is its verdict."""
+
+
+def text_of(found: object) -> str:
+    """Return the text of a result."""
+    return TEXT[type(found)](found, Style()).rstrip("\n")
+
+
+def html_of(found: object) -> str:
+    """Return the HTML of a result; what is columns of text stays so."""
+    match found:
+        case Report():
+            return report_html(found)
+        case Finding():
+            return finding_html(found)
+    return _template("notebook_text.html").render(text=text_of(found))
 
 
 def _template(name: str) -> Template:

@@ -7,7 +7,7 @@ import torch
 
 from rolloutdoctor.audit.doubts import LayoutDoubt
 from rolloutdoctor.audit.logged import of_step
-from rolloutdoctor.audit.step import audit_step
+from rolloutdoctor.audit.step import compare_step, tallies_of
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.io.metadata import RunMetadata
@@ -43,7 +43,7 @@ def audited(trainer, batch, metrics, **changes):
     evaluation = evaluate(batch, made.objective)
     own = made.trainer.metrics(evaluation)
     logged = of_step(batch, metrics, made.objective)
-    return audit_step(logged, evaluation, made.trainer, made.config, own, **changes)
+    return tallies_of(compare_step(logged, evaluation, made.trainer, made.config, own, **changes))
 
 
 def logged_by(trainer, batch):
@@ -182,7 +182,7 @@ def test_one_update_a_batch_leaves_no_doubt_of_them(trainer):
         evaluation = evaluate(batch, made.objective)
         own = made.trainer.metrics(evaluation)
         logged = of_step(batch, {"loss": own["loss"] + 1}, made.objective)
-        tally = audit_step(logged, evaluation, made.trainer, made.config, own)["loss"]
+        tally = tallies_of(compare_step(logged, evaluation, made.trainer, made.config, own))["loss"]
         assert (tally.disagree, tally.not_compared) == (compared, 1 - compared)
 
 
@@ -192,6 +192,7 @@ def test_a_dump_that_need_not_hold_every_row_contradicts_no_mean():
     evaluation = evaluate(batch, made.objective)
     wrong = replace(batch, per_row={**batch.per_row, "advantage": evaluation.rows.advantage_N + 1})
     logged = of_step(wrong, {"reward": 77.0}, made.objective, omits_rows=True)
-    tallies = audit_step(logged, evaluation, made.trainer, made.config, made.trainer.metrics(evaluation))
+    own = made.trainer.metrics(evaluation)
+    tallies = tallies_of(compare_step(logged, evaluation, made.trainer, made.config, own))
     assert tallies["reward"].reason == "the files need not hold all rows of a step"
     assert tallies["advantages"].disagree == len(batch)  # whole groups are whole

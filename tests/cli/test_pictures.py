@@ -37,7 +37,10 @@ def test_plot_by_step_with_a_fix(rolloutdoctor, tmp_path):
     ("words", "part"),
     [
         (["plot", "advantges", RUN, "-o", "x.png"], "did you mean 'advantages'?"),
-        (["plot", "zzz", RUN, "-o", "x.png"], "known: overview, advantages, kl, baseline, gradient, ratio"),
+        (
+            ["plot", "zzz", RUN, "-o", "x.png"],
+            "known: overview, audit, rewards, advantages, kl, baseline, gradient, ratio",
+        ),
         (["plot", "kl", RUN, "-o", "x.gif"], "pictures are written as .png, .svg, .pdf"),
         (["plot", "kl", RUN, "-o", "x"], "pictures are written as .png, .svg, .pdf"),
         (["plot", "kl", RUN, "-o", "nowhere/x.png"], "there is no folder nowhere"),
@@ -100,9 +103,9 @@ def test_report_writes_one_page_and_the_same_each_time(rolloutdoctor, tmp_path):
     # A slow machine is told what takes so long.
     assert all("picture" in line or "worst rows" in line for line in found.stderr.splitlines())
     page = target.read_text(encoding="utf-8")
-    assert page.count("<svg ") == 8
+    assert page.count("<svg ") == 10
     assert str(SAMPLES) not in page
-    assert len(page) < 600_000
+    assert len(page) < 750_000
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     rolloutdoctor("report", RUN, "-o", target)
     assert target.read_text(encoding="utf-8") == page
@@ -114,7 +117,7 @@ def test_report_has_words_in_place_of_a_picture_of_nothing(rolloutdoctor, tmp_pa
     found = rolloutdoctor("report", SAMPLES / "healthy.parquet", "--steps", "0:6", "-o", target)
     assert (found.returncode, found.stderr) == (0, "")
     page = target.read_text(encoding="utf-8")
-    assert page.count("<svg ") == page.count("<figure ") == 6
+    assert page.count("<svg ") == page.count("<figure ") == 8
     assert '<p id="picture-baseline">No group has both fully masked and unmasked' in page
     assert "There is no picture of baseline to draw." in page
 

@@ -183,7 +183,7 @@ def test_without_a_trainer_there_is_nothing_to_draw():
 
     pictures = Pictures(KINDS, Context(columns=frozenset()), ())
     assert set(pictures.left_out) == {*KINDS} - {"overview"}
-    of_rows = {"mismatch", "lengths"}
+    of_rows = {"mismatch", "lengths", "rewards"}
     assert all("--trainer NAME" in why for kind, why in pictures.left_out.items() if kind not in of_rows)
     StepDispatcher([*pictures.figures.values()], torch.float32).step(next(iter(sample("run").batches(set()))), {})
     assert [*pictures.gallery().drawn] == ["overview"]

@@ -1,17 +1,19 @@
 """What the pictures of sampler and trainer, and of lengths, count."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from run_files import write
 
+from rolloutdoctor.commands.marks import _fitted
 from rolloutdoctor.commands.plot import check_and_draw, draw
 from rolloutdoctor.commands.token_figures import GRID_CELLS
 from rolloutdoctor.engine import run_steps
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import InputError
-from rolloutdoctor.results.figures import Mark
+from rolloutdoctor.results.figures import Mark, MismatchData
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +86,26 @@ def test_what_a_rule_found_is_drawn():
     assert gallery.drawn["mismatch"] == data
     # Neither needs to know the trainer.
     assert set(gallery.left_out) == {"kl"}
+
+
+def test_the_line_of_a_temperature_goes_through_the_unsure_tokens():
+    """Tokens on one line of slope 2: it is found to within a cell; one that is sure does not move it."""
+    counts = [[0] * 96 for _ in range(96)]
+    for row in (12, 36, 60):
+        counts[row][(row + 72) // 2] = 5
+    counts[95][0] = 10_000
+    data = MismatchData("old_log_probs", -8.0, tuple(map(tuple, counts)), 10_015, 0, (), ())
+    mark = Mark("RDO003", "slope 1/T, T = 0.5", 2.0, math.nan)
+    wanted = -8 + 12.5 / 12 - 2 * (-8 + 42.5 / 12)
+    assert _fitted(mark, data).offset == pytest.approx(wanted)
+    assert _fitted(replace(mark, offset=0.105), data).offset == 0.105
+
+
+def test_medians_lie_within_their_bins():
+    """Two steps whose medians share a bin are not drawn at one height."""
+    old, rollout = [[-2.0] * 128] * 2, [[-2.0 - x * (1 + n / 128) for n in range(128)] for x in (0.1, 0.104)]
+    low, high = (one.median for one in drawn("mismatch", **columns([0, 1], old, rollout)).by_step)
+    assert low < high
 
 
 def test_a_missing_column_is_named():

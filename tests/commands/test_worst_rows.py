@@ -48,6 +48,11 @@ def test_the_worst_findings_come_first_then_gradient_and_gap():
         tuple(map(bool, row["response_mask"])),
         row["reward"],
     )
+    group = [one for one in stored if (one["step"], one["group_id"]) == (46, row["group_id"])]
+    assert [(one.sample_id, one.reward, one.response, one.length) for one in first.group] == [
+        (one["sample_id"], one["reward"], one["response"], len(one["response_ids"])) for one in group
+    ]
+    assert [one.advantage for one in first.group if one.sample_id == first.sample_id] == [first.advantage]
     # A negative advantage on-policy: the derivative of the loss is positive.
     assert all(value > 0 for value in first.gradient)
     assert first.gradient_kept == pytest.approx(1)
@@ -72,6 +77,7 @@ def test_where_only_text_is_there_is_text_of_the_largest_advantage(tmp_path):
     view = views[-1]
     assert (view.sample_id, view.advantage) == ("1/1", -3.0)
     assert view.why.endswith("the largest logged advantage of the run: 3 in size")
+    assert [(one.sample_id, one.advantage) for one in view.group][:2] == [("1/0", 0.5), ("1/1", -3.0)]
     assert (view.prompt, len(view.response), view.ids, view.gradient) == ("user: say 1", MOST_CHARACTERS, (), ())
 
 

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 from rolloutdoctor.results.figures import (
     AdvantagesData,
+    AuditData,
+    AuditedQuantity,
     Band,
     BaselineData,
     GradientData,
@@ -13,6 +15,8 @@ from rolloutdoctor.results.figures import (
     MismatchData,
     OverviewData,
     RatioData,
+    RewardsData,
+    RewardSeries,
     Spread,
 )
 from rolloutdoctor.results.findings import InputSummary
@@ -98,6 +102,35 @@ def overview(steps=12, **changes):
     return replace(OverviewData(tuple(vitals)[: 3 if steps else 0]), **changes)
 
 
+def audit(steps=12, **changes):
+    found = {"advantages": (90 * steps, 1e6), "loss": (steps, 0.02), "a = b + c" * 12: (steps, 0.0)}
+    quantities = tuple(
+        AuditedQuantity(
+            name,
+            compared,
+            compared if worst < 1 else compared // 3,
+            2,
+            tuple(range(steps)),
+            (worst,) * steps,
+            ((1.0, 1.0, 0.0), (0.5, 0.75, worst)),
+            (0.5,) * steps if worst > 1 else (NAN,) * steps,
+            compared,
+        )
+        for name, (compared, worst) in found.items()
+    )
+    return replace(AuditData(quantities, "zero-std:loss"), **changes)
+
+
+def rewards(steps=12, **changes):
+    one, half = (1.0,) * steps, (0.5,) * steps
+    series = tuple(
+        RewardSeries(name, (mean,) * steps, (0.0,) * steps, one)
+        for name, mean in {"reward": 0.75, "exact": 0.5, "length": 0.25}.items()
+    )
+    shares = (half, *((0.0,) * steps,) * 7, half)
+    return replace(RewardsData(tuple(range(steps)), series, "exact", 8, shares, one, 4 * steps, 2, 1, 4), **changes)
+
+
 def why(steps=12, **changes):
     """A waterfall of more lines than it has bars."""
     lines = [
@@ -117,6 +150,8 @@ def why(steps=12, **changes):
 
 MAKE = {
     "overview": overview,
+    "audit": audit,
+    "rewards": rewards,
     "advantages": advantages,
     "kl": kl,
     "baseline": baseline,
@@ -126,8 +161,8 @@ MAKE = {
     "lengths": lengths,
     "why": why,
 }
-OF_FIXES = tuple(MAKE)[1:6]
-BY_STEP = ("kl", "gradient", "ratio", "mismatch", "lengths")
+OF_FIXES = ("audit", "advantages", "kl", "baseline", "gradient", "ratio")
+BY_STEP = ("audit", "rewards", "kl", "gradient", "ratio", "mismatch", "lengths")
 
 
 def axes_of(figure):

@@ -11,12 +11,14 @@ from views.figure_data import (
     OF_FIXES,
     SOME,
     advantages,
+    audit,
     baseline,
     gradient,
     kl,
     lengths,
     mismatch,
     ratio,
+    rewards,
 )
 
 from rolloutdoctor.results.errors import UsageError
@@ -24,11 +26,15 @@ from rolloutdoctor.results.figures import (
     ASKED,
     KINDS,
     AdvantagesData,
+    AuditData,
+    AuditedQuantity,
     GradientData,
     KlData,
     LengthsData,
     Mark,
     MismatchData,
+    RewardsData,
+    RewardSeries,
     Spread,
 )
 from rolloutdoctor.results.histograms import Histogram
@@ -85,14 +91,20 @@ ODD = {
         "ratio": ratio(0, log_ratio=Histogram(), gap=None, mean_gap=()),
         "mismatch": MismatchData("old_log_probs", -8.0, ((0, 0), (0, 0)), 0, 0, (), ()),
         "lengths": LengthsData(Histogram(), None, (), (), (), (), (), ()),
+        "audit": AuditData(),
+        "rewards": RewardsData((), ()),
     },
     "NaN": {
         "advantages": AdvantagesData("tokens", Histogram(nonfinite=9), "x", Histogram(nonfinite=9)),
         "kl": kl(3, logged=(NAN,) * 3, recomputed=(NAN,) * 3, inverted=(NAN,) * 3, tokens=Histogram(nonfinite=4)),
         "gradient": GradientData("zero-std:loss", (0, 1, 2), *((NAN,) * 3,) * 5),
         "ratio": ratio(3, log_ratio=Histogram(nonfinite=5), below=(NAN,) * 3, above=(NAN,) * 3),
+        "audit": AuditData((AuditedQuantity("kl", 1, 0, 0, (3,), (1e9,), ((NAN, 1.0, 1e9),)),)),
+        "rewards": rewards(2, series=(RewardSeries("reward", (NAN, NAN), (NAN, NAN), (NAN, NAN)),), groups=0),
     },
     "few": {
+        "audit": audit(1, fix=None, of_log=True),
+        "rewards": rewards(1, passing="", shares=()),
         "mismatch": mismatch(
             counts=((0, 0), (0, 0)),
             tokens=3,
@@ -107,6 +119,7 @@ ODD = {
         "mismatch": mismatch(by_step=(Spread(0, 0, 200, 0.0, 0.0), Spread(1, 1, 200, 0.0, 0.0))),
         "advantages": advantages(before=Histogram(-40, 0, (99,)), after=Histogram(-40, 0, (99,)), changed=0),
         "ratio": ratio(log_ratio=Histogram(-40, 0, (99,))),
+        "rewards": rewards(series=(RewardSeries("reward", (1.0,) * 12, (1.0,) * 12, (1.0,) * 12),), groups=0),
     },
     "huge": {"advantages": advantages(before=Histogram(600, -2, (1, 0, 1))), "kl": kl(tokens=Histogram(600, 2, (1,)))},
 }  # fmt: skip

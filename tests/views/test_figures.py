@@ -57,7 +57,10 @@ def test_advantages_by_step_has_a_ridge_for_each_band():
     assert [text.get_text() for text in ax.texts] == []
     turned = replace(advantages(), bands=(Band(0, 4, SOME, MOVED, 2), Band(5, 9, SOME, MOVED, 0)))
     (ax,) = figure_of("advantages", turned, by_step=True).axes
-    assert [text.get_text() for text in ax.texts] == ["2 signs flipped"]
+    # Beside the curves, not over them.
+    (told,) = ax.texts
+    assert told.get_text() == "2 signs\nflipped"
+    assert (told.get_position()[0] > 1, told.get_ha()) == (True, "left")
     assert len(ax.patches) == 4
     assert ax.patches[0].get_facecolor() != ax.patches[1].get_facecolor()
 
@@ -145,6 +148,8 @@ def test_logged_advantages_are_drawn_where_they_differ():
     assert "as logged" not in legend_of(figure_of("advantages", same))
     assert "as logged" in legend_of(figure_of("advantages", other))
     assert "logged" not in note_of(figure_of("advantages", advantages()))
+    told = PICTURES["advantages"].title(advantages(fix=None, after=None, differ=11))
+    assert told == "11 of the logged advantages of 34 rows differ from those as configured"
 
 
 def test_equal_lines_are_one_line_and_a_sentence():

@@ -240,16 +240,23 @@ def test_the_first_screen_links_every_finding_to_what_it_rests_on():
     assert "The picture of advantages is at the top" in "".join(reader.words)
 
 
-def test_the_top_picture_is_that_of_the_worst_fault_or_of_the_first_fix():
-    error, info = a_report().findings
+def test_the_top_picture_is_that_of_the_worst_fault():
+    error = a_report().findings[0]
     report = a_report()
     assert top_picture(report, ["advantages", "gradient"])[0] == "advantages"
     assert top_picture(report, ["gradient"]) is None
-    calm = replace(report, findings=(info, replace(info, code="RDG001", fix="zero-std")))
-    assert top_picture(calm, ["gradient"])[1].code == "RDG001"
     assert picture_of(replace(error, code="RDI001"), ["advantages"]) is None
     cause = Cause("x", "RDC001", "words", "kl", 1, 0, 1, 0.5)
-    assert picture_of(replace(error, code="RDC001", cause=cause), ["kl"]) == "kl"
+    differs = replace(error, code="RDC001", cause=cause)
+    assert picture_of(differs, ["kl", "audit"]) == "kl"
+    assert picture_of(replace(differs, cause=replace(cause, quantity="advantages")), ["kl", "audit"]) == "audit"
+
+
+def test_the_top_picture_of_a_healthy_run_is_what_was_logged():
+    report = replace(a_report(), findings=a_report().findings[1:])
+    assert top_picture(report, ["overview", "audit", "kl"]) == ("overview", None)
+    assert top_picture(report, ["audit", "kl"]) == ("audit", None)
+    assert top_picture(a_report(), ["overview", "audit"]) is None
 
 
 def test_defaults_are_folded_and_what_is_stated_or_assumed_is_not():

@@ -33,6 +33,8 @@ def title(data: AdvantagesData) -> str:
     if not data.before.total:
         return f"None of {many(data.before.nonfinite, noun)} has a finite advantage"
     if data.fix is None:
+        if data.differ:
+            return f"{data.differ:,} of the logged advantages of {count} differ from those as configured"
         return f"Advantages of {count} as configured"
     if not data.changed:
         return f"{data.fix} changes none of the advantages of {count}"
@@ -134,9 +136,10 @@ def draw_by_step(data: AdvantagesData) -> Figure:
             heights = [base + scale * share for share in after]
             ax.stairs(heights, edges, baseline=base, color=DARK, linewidth=1.8, label=label, zorder=front + 1)
         if band.flipped:
-            words = f"{many(band.flipped, 'sign')} flipped"
-            look = {"transform": ax.get_yaxis_transform(), "ha": "right", "va": "bottom", "zorder": 101}
-            ax.text(1.0, base + 0.06, words, color=ALARM, fontsize=11, **cast(Any, look))
+            # Beside the curves, which reach to the end of the axis.
+            words = f"{many(band.flipped, 'sign')}\nflipped"
+            look = {"transform": ax.get_yaxis_transform(), "ha": "left", "va": "bottom"}
+            ax.text(1.01, base, words, color=ALARM, fontsize=10.5, **cast(Any, look))
         one = band.first_step == band.last_step
         names.append((base, f"{band.first_step}" if one else f"{band.first_step}–{band.last_step}"))
     ax.axvline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)), zorder=100)

@@ -98,7 +98,8 @@ def _density(ax: Axes, data: MismatchData) -> None:
     for number, mark in enumerate(lines):
         xs = [data.low, 0.0]
         ys = [(mark.slope or 0.0) * x + mark.offset for x in xs]
-        ax.plot(xs, ys, color=ALARM, linewidth=2.0, linestyle=("--", "-.")[number % 2], label=mark.code)
+        label = f"{mark.label} ({mark.code})" if mark.label else mark.code
+        ax.plot(xs, ys, color=ALARM, linewidth=2.0, linestyle=("--", "-.")[number % 2], label=label)
     ax.set_xlim(data.low, 0.0)
     ax.set_ylim(data.low, 0.0)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5))

@@ -1,0 +1,55 @@
+"""`RunInfo` as text."""
+
+from collections.abc import Iterable
+
+from rolloutdoctor.results.run_info import RunInfo
+from rolloutdoctor.views.style import Style, plain, set_to
+from rolloutdoctor.views.untested import by_reason, by_remedy, named
+from rolloutdoctor.views.wrapping import wrapped
+
+_MOST = 120
+"""Characters of a list of names that are shown."""
+
+
+def as_text(found: RunInfo, style: Style) -> str:
+    """Print what a run holds, and what can be checked of it."""
+
+    def some(names: Iterable[str]) -> str:
+        shown: list[str] = []
+        left = [plain(name) for name in names]
+        while left and sum(map(len, shown)) + len(left[0]) < _MOST:
+            shown.append(left.pop(0))
+        return ", ".join(shown) + (f" and {len(left)} more (--format json has all)" if left else "")
+
+    size = found.input
+    lines = [f"{len(found.files)} file{'s' if len(found.files) != 1 else ''}: {', '.join(map(plain, found.files[:5]))}"]
+    splits = ", ".join(f"{rows:,} {split}" for split, rows in sorted(found.splits.items()))
+    rows = f"{size.rows:,} ({splits}) in {size.groups:,} groups, {size.tokens:,} tokens"
+    lines.append(f"rows      {rows if size.rows else 'none: logged metrics without rollouts'}")
+    lines.append(
+        f"steps     {found.first_step} to {found.last_step}: {size.steps:,} batches (a batch is one step of one split)"
+    )
+    if found.dropped:
+        steps = ", ".join(f"{step} ({plain(split)})" for step, split in found.dropped[:5])
+        lines.append(f"left out  {len(found.dropped):,} steps that the recorder could not write in time: {steps}")
+    lines.append(f"trainer   {plain(found.trainer or f'not known in full: {found.unstated}', 600)}")
+    lines.append(f"tier      {found.tier}: {found.tier_meaning}")
+    lines += [f"columns   {some(found.columns)}"] * bool(found.columns)
+    lines += [f"metrics   {some(found.metrics)}"] * bool(found.metrics)
+    by_origin: dict[str, list[str]] = {}
+    for name, one in found.config.items():
+        origin = f"{'assumed: ' * one.assumed}{one.origin}"
+        by_origin.setdefault(plain(origin), []).append(set_to(name, one))
+    for origin, values in by_origin.items():
+        is_default = origin.startswith("default of ")
+        lines.append(f"options   {f'{len(values)} more: {origin}' if is_default else f'{origin}: {some(values)}'}")
+    lines.append(f"tested    {named(found.runnable, 1) if found.runnable else 'nothing'}")
+    lines += [f"n/a       {rules}: {plain(reason)}" for rules, reason in by_reason(found.not_applicable)]
+    remedies = {how: rules for rules, _, how in by_remedy(found.skipped)}
+    lines += [f"skipped   {rules}; to run: {plain(how, 300)}" for how, rules in remedies.items()]
+    # Without rows all columns are absent, and what would record them is what the rules need.
+    absent = found.absent if size.rows else {}
+    for how in dict.fromkeys("" if how in remedies else how for how in absent.values()):
+        names = (name for name, each in absent.items() if each == how or (not how and each in remedies))
+        lines.append(f"absent    {', '.join(names)}{how and ': '}{how}")
+    return "\n".join(wrapped("\n".join(lines).split("\n"), style.width)) + "\n"
