@@ -10,6 +10,7 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.evaluation.layouts import layout_of
 from rolloutdoctor.evaluation.scores import (
+    first_of_trajectory,
     named_scores,
     response_scores,
     reward_kl_tokens,
@@ -138,13 +139,16 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
             objective, score_N, in_baseline_N, length_N, rejected_N, nobody_N, None, None, advantage_T, weight_T
         )
     groups = compared_groups(batch, objective)
+    first_N = first_of_trajectory(batch, objective, groups, score_N)
+    if first_N is not None:
+        in_baseline_N &= first_N == torch.arange(len(first_N), device=first_N.device)
     clean_N = torch.where(in_baseline_N, score_N, 0.0)
     named = named_scores(batch, objective, dtype)
     counted_N = torch.zeros_like(score_N) if length_N is None else length_N
     clean = {key: torch.where(in_baseline_N, x, 0.0) for key, x in named.items()}
     over = whitening_population(batch, rule)
-    scores = Scores(clean_N, in_baseline_N, counted_N, groups, clean, _scaled_together(batch, objective), over)
-    found = ESTIMATORS[rule.estimator](scores, rule)
+    scores = Scores(clean_N, in_baseline_N, counted_N, groups, clean, _scaled_together(batch, objective), over, first_N)
+    found = scores.shared(ESTIMATORS[rule.estimator](scores, rule))
     value_N = found.value_N
     if rule.whitened:
         value_N = whiten_every_token(value_N, counted_N, over, floor=rule.variance_floor)

@@ -17,7 +17,7 @@ from rolloutdoctor.objective.objective import AdvantageRule, Objective
 from rolloutdoctor.objective.required_columns import weight_columns
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.groups import Groups
-from rolloutdoctor.results.errors import CannotComputeError
+from rolloutdoctor.results.errors import TRAINER, CannotComputeError
 
 
 def task_scores(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> Tensor:
@@ -77,7 +77,8 @@ def reward_kl_tokens(batch: RolloutBatch, objective: Objective, dtype: torch.dty
     if term.coef == 0:
         return torch.zeros(batch.tokens, dtype=dtype, device=batch.device)
     policy_T, ref_T = batch.column(term.log_probs).to(dtype), batch.column(term.reference).to(dtype)
-    kl_T = kl.term(term.estimator, policy_T - ref_T, input_bound=term.input_bound, clamp=term.clamp)[0]
+    u_T = policy_T - ref_T
+    kl_T = kl.term(term.estimator, u_T, input_bound=term.input_bound, clamp=term.clamp, finite=term.finite)[0]
     if not term.masked:
         return kl_T
     mask_T = batch.column("response_mask") if term.of_trained else mask_before(batch)
@@ -217,6 +218,28 @@ def whitening_population(batch: RolloutBatch, rule: AdvantageRule) -> Population
     return Population(part=part_N.repeat_interleave(trained_N if axis is Axis.TRAINED_TOKENS else length_N))
 
 
+def first_of_trajectory(batch: RolloutBatch, objective: Objective, groups: Groups, score_N: Tensor) -> Tensor | None:
+    """The first row of each row's trajectory in its group, ``[N]`` int64; None where every row is its own.
+
+    Source: miles ``_normalize_rewards_by_rollout``.
+
+    Raises:
+        CannotComputeError: if the rows of one have different rewards, where miles fails.
+    """
+    trajectory_N = batch.per_row.get("trajectory_id")
+    if trajectory_N is None or not objective.advantage.of_trajectories:
+        return None
+    own_N = torch.arange(len(trajectory_N), device=trajectory_N.device)
+    key_N = torch.where(trajectory_N < 0, -1 - own_N, trajectory_N)
+    parts = torch.stack([groups.index_N, key_N])
+    index_N = torch.unique(parts, dim=1, return_inverse=True)[1]
+    first_K = torch.full_like(own_N, len(own_N)).scatter_reduce(0, index_N, own_N, "amin")
+    first_N: Tensor = first_K[index_N]
+    if bool((score_N != score_N[first_N]).any()):
+        raise CannotComputeError(f"the rows of one trajectory have different rewards, and {TRAINER} fails here")
+    return None if bool((first_N == own_N).all()) else first_N
+
+
 def response_scores(
     batch: RolloutBatch,
     objective: Objective,
@@ -243,7 +266,11 @@ def response_scores(
         if "token_rewards" in batch.per_token:
             reward_T = batch.column("token_rewards").to(dtype).double()
     if groups is not None:
-        row_scores = Scores(torch.where(in_baseline_N, score_N, 0.0), in_baseline_N, torch.zeros_like(score_N), groups)
+        first_N = first_of_trajectory(batch, objective, groups, score_N)
+        if first_N is not None:
+            in_baseline_N = in_baseline_N & (first_N == torch.arange(len(first_N), device=first_N.device))
+        clean_N = torch.where(in_baseline_N, score_N, 0.0)
+        row_scores = Scores(clean_N, in_baseline_N, torch.zeros_like(score_N), groups, first_N=first_N)
     return ResponseScores(
         score_N=score_N,
         penalty_T=None if kl_T is None or term is None else term.coef * kl_T.double(),

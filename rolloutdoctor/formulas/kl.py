@@ -61,6 +61,7 @@ def term(
     straight_through: bool = False,
     input_bound: float | None = None,
     clamp: float | None = None,
+    finite: bool = False,
     detached: bool = False,
     gather: Callable[[Tensor], Tensor] | None = None,
 ) -> Term:
@@ -76,6 +77,7 @@ def term(
         detached: the log-probs compared with the reference are not the policy's, so that only a ratio has a derivative.
         gather: for a ratio that depends on other tokens too: turns the derivatives by the log-ratio into those by each
             token's log-prob. None: the ratio is the token's own.
+        finite: a value that is not finite counts as 0, and has no derivative.
         clamp: bound on the absolute value after weighting (slime's ``low_var_kl``: 10); beyond it the derivative is 0.
 
     >>> u = torch.tensor([0.5])
@@ -98,4 +100,7 @@ def term(
     if clamp is not None:
         derivative = torch.where(value.abs() <= clamp, derivative, 0.0)
         value = value.clamp(-clamp, clamp)
+    if finite:
+        live = value.isfinite()
+        value, derivative = torch.where(live, value, 0.0), torch.where(live, derivative, 0.0)
     return value, derivative

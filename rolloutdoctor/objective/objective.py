@@ -75,6 +75,8 @@ class AdvantageRule:
         whitened_moments: which of the two are over that, the other being over the trained tokens; and whether the
             variance is about the mean of its own tokens, not about the one that is subtracted.
         bounds: what the advantages are clamped to in the end; None: nothing.
+        of_trajectories: rows of one trajectory (`trajectory_id`) have one reward and one vote in the baseline of their
+            group, and all get its advantage.
         zero_tail: no baseline where the only longest row of a group is beyond every other (optimal token baselines).
     """
 
@@ -103,6 +105,7 @@ class AdvantageRule:
     whitened_over: Literal["trained", "rank", "response", "padded"] = "trained"
     whitened_moments: Literal["both", "mean", "variance", "mean-own-centre", "variance-own-centre"] = "both"
     bounds: tuple[float, float] | None = None
+    of_trajectories: bool = False
     zero_tail: bool = True
 
     @property
@@ -126,6 +129,7 @@ class Surrogate:
         clip_high: how far above one it may rise.
         cap: largest ratio, as `kind` says: of negative advantages (dual clip) or of all (delta clip); None: no cap.
         log_ratio_bound: the log-ratio is clamped to this absolute value; None: not clamped.
+        finite: a log-ratio that is not finite counts as 0 and has no derivative; False: it goes through.
         old: the column that the policy's log-probs are compared with; their own: every ratio is 1.
         level: one ratio per token, or per row: the geometric mean or the product of its tokens' ratios; or the value
             of the mean with the derivative of the token's own ratio (sequence-token).
@@ -142,6 +146,7 @@ class Surrogate:
     clip_high: float
     cap: float | None = None
     log_ratio_bound: float | None = None
+    finite: bool = False
     old: Literal["old_log_probs", "rollout_log_probs", "policy_log_probs"] = "old_log_probs"
     level: Literal["token", "sequence", "sequence-sum", "sequence-token"] = "token"
     coef: float = 1.0
@@ -175,6 +180,7 @@ class KlTerm:
             the term's value is k and its derivative k' + k.
         input_bound: bound on the absolute log-ratio to the reference, before any estimator; None: none.
         clamp: bound on the absolute value after weighting.
+        finite: a value that is not finite counts as 0 and has no derivative; False: it goes through.
         log_probs: the column compared with the reference; in the loss only the policy's have a derivative.
         reference: the column that they are compared with: the reference's, or those of another engine or pass.
         masked: inside the reward, only tokens of the mask before rejection are penalised; False: every token is.
@@ -190,6 +196,7 @@ class KlTerm:
     ratio_to: Literal["policy_log_probs", "rollout_log_probs"] | None = None
     input_bound: float | None = None
     clamp: float | None = None
+    finite: bool = False
     log_probs: Literal["policy_log_probs", "old_log_probs", "rollout_log_probs"] = "policy_log_probs"
     reference: Literal["ref_log_probs", "old_log_probs", "rollout_log_probs"] = "ref_log_probs"
     masked: bool = False

@@ -16,6 +16,7 @@ from rolloutdoctor.formulas.advantages.response_tokens import (
     ResponseScores,
     discounted_token_returns,
     gae,
+    gae_of_trained,
     penalised_group_scores,
     penalised_scores,
     response_returns,
@@ -78,7 +79,9 @@ TOKEN_ESTIMATORS: dict[str, TokenEstimator] = {
 
 RESPONSE_ESTIMATORS: dict[str, Callable[[ResponseScores, AdvantageRule], Tensor]] = {
     "discounted_token_returns": discounted_token_returns,
+    "discounted_returns_all_penalised": partial(discounted_token_returns, everywhere=True),
     "gae": gae,
+    "gae_of_trained": gae_of_trained,
     "penalised_group_scores": penalised_group_scores,
     "penalised_scores": penalised_scores,
     "response_returns": response_returns,
