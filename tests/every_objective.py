@@ -28,6 +28,7 @@ KL = {
     "nemo-rl": {},
     "ms-swift": {"beta": 0.04},
     "skyrl": {},
+    "miles": {"use_kl_loss": True, "kl_loss_coef": 0.1},
 }
 BOUNDS = {
     "tokens": {"rollout_is": "token", "rollout_is_threshold": 1.3, "rollout_is_batch_normalize": True},
@@ -48,6 +49,9 @@ NEEDED: dict[tuple[str, str], dict[str, object]] = {
     ("slime", "reinforce_plus_plus"): {"normalize_advantages": True},
     ("slime", "reinforce_plus_plus_baseline"): {"normalize_advantages": True},
     ("skyrl", "seq_mean_token_sum_norm"): {"max_seq_len": 100},
+    ("miles", "reinforce_plus_plus"): {"normalize_advantages": True},
+    ("miles", "reinforce_plus_plus_baseline"): {"normalize_advantages": True},
+    ("miles", "geometric"): {"tis_batch_normalize": False},
     ("slime", "geometric"): {"tis_batch_normalize": False},
     ("prime-rl", "rae"): {"stored_advantages": True},
     ("prime-rl", "hierarchical_grpo"): {"stored_advantages": True},

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 from rolloutdoctor.plugins import offered
 from rolloutdoctor.results.errors import UsageError, nearest
-from rolloutdoctor.trainers import unsloth
+from rolloutdoctor.trainers import miles, unsloth
 from rolloutdoctor.trainers.ms_swift import trainer as ms_swift
 from rolloutdoctor.trainers.nemo_rl import trainer as nemo_rl
 from rolloutdoctor.trainers.prime_rl import trainer as prime_rl
@@ -29,6 +29,7 @@ TRAINERS: dict[str, Trainer] = {
         ms_swift.TRAINER,
         skyrl.TRAINER,
         unsloth.TRAINER,
+        miles.TRAINER,
     )
 }
 

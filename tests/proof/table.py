@@ -35,6 +35,7 @@ TRAINERS = {
     "nemo-rl": "NeMo-RL",
     "ms-swift": "ms-swift",
     "skyrl": "SkyRL",
+    "miles": "miles",
     "unsloth": "Unsloth",
 }
 

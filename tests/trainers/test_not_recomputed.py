@@ -19,6 +19,7 @@ OPTIONS = {
     "trl": {"beta": 0.1, "use_vllm": True},
     "trl-rloo": {},
     "skyrl": {"tis_ratio_type": "token"},
+    "miles": {"use_kl_loss": True, "kl_loss_coef": 0.1, "use_opsm": True, "use_tis": True, "use_rollout_entropy": True},
     "ms-swift": {"rollout_importance_sampling_mode": "token_mask"},
     "slime": {
         "use_kl_loss": True,
