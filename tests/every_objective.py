@@ -28,7 +28,8 @@ KL = {
     "nemo-rl": {},
     "ms-swift": {"beta": 0.04},
     "skyrl": {},
-    "miles": {"use_kl_loss": True, "kl_loss_coef": 0.1},
+    "miles": {"advantage_estimator": "grpo", "use_kl_loss": True, "kl_loss_coef": 0.1},
+    "openrlhf": {"algo.advantage.estimator": "gae"},
 }
 BOUNDS = {
     "tokens": {"rollout_is": "token", "rollout_is_threshold": 1.3, "rollout_is_batch_normalize": True},

@@ -151,7 +151,9 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
     found = scores.shared(ESTIMATORS[rule.estimator](scores, rule))
     value_N = found.value_N
     if rule.whitened:
-        value_N = whiten_every_token(value_N, counted_N, over, floor=rule.variance_floor)
+        value_N = whiten_every_token(
+            value_N, counted_N, over, floor=rule.variance_floor, centres_only=rule.centres_only
+        )
     equal_N = zero_std_rows(
         batch, list(named.values()) or [clean_N], scores.stats, partial=rule.spec.rewards == "every"
     )
@@ -208,7 +210,9 @@ def _token_advantages(
     advantage_T = RESPONSE_ESTIMATORS[rule.estimator](seen, rule)
     if rule.whitened:
         population = whitening_population(batch, rule)
-        advantage_T = whiten_every_token(advantage_T, mask_T, population, floor=rule.variance_floor)
+        advantage_T = whiten_every_token(
+            advantage_T, mask_T, population, floor=rule.variance_floor, centres_only=rule.centres_only
+        )
     return advantage_T if rule.bounds is None else advantage_T.clamp(*rule.bounds)
 
 

@@ -75,6 +75,10 @@ class AdvantageRule:
         whitened_moments: which of the two are over that, the other being over the trained tokens; and whether the
             variance is about the mean of its own tokens, not about the one that is subtracted.
         bounds: what the advantages are clamped to in the end; None: nothing.
+        centres_only: whitening subtracts the mean and divides by nothing.
+        of_group: estimators that give a score among its group to the tokens: how it is made, by the name of the
+            estimator; its epsilon and scale are those of the rule.
+        score_bounds: what that score is clamped to before it is given to the tokens; None: nothing.
         of_trajectories: rows of one trajectory (`trajectory_id`) have one reward and one vote in the baseline of their
             group, and all get its advantage.
         zero_tail: no baseline where the only longest row of a group is beyond every other (optimal token baselines).
@@ -105,6 +109,9 @@ class AdvantageRule:
     whitened_over: Literal["trained", "rank", "response", "padded"] = "trained"
     whitened_moments: Literal["both", "mean", "variance", "mean-own-centre", "variance-own-centre"] = "both"
     bounds: tuple[float, float] | None = None
+    centres_only: bool = False
+    of_group: Literal["grpo", "rloo"] | None = None
+    score_bounds: tuple[float, float] | None = None
     of_trajectories: bool = False
     zero_tail: bool = True
 

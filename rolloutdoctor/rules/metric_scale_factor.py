@@ -64,14 +64,15 @@ class MetricScaleFactor(DirectRule):
             return None  # ranks without a row have micro-batches too
         name, least, most = context.trainer.log.loss, min(shares), max(shares)
         of_all = number(most) if least == most else f"{number(least)} to {number(most)}"
+        why, advice = context.trainer.log.share_is
         return Judgement(
             severity=Severity.INFO,
             confirmed=True,
-            headline=f"{name} is {of_all} of the step's loss: {context.trainer.title} averages parts that add up to it",
-            message=f"the logged loss of {counted(len(shares), 'step')} is divided once more, by the number of its "
-            f"micro-batches: it changes with them, and the gradient does not",
+            headline=f"{name} is {of_all} of the step's loss: {context.trainer.title} {why}",
+            message=f"the logged loss of {counted(len(shares), 'step')} depends on how micro-batches were cut; the "
+            "gradient does not",
             evidence="the rows reproduce the logged losses with that factor",
-            advice="multiply it by the number of micro-batches and ranks before runs are compared",
+            advice=advice,
             measures={"loss_share": Measure(sum(shares) / len(shares), "share")},
         )
 

@@ -85,8 +85,10 @@ def objective(config: Config) -> Objective:
     """Build what miles computes.
 
     Raises:
+        UnstatedError: if nothing says which estimator it is.
         UsageError: for combinations that miles itself refuses.
     """
+    config.needs("advantage_estimator")
     try:
         base = slime.objective(Config(_LATEST_SLIME, config.settings))
     except UsageError as error:

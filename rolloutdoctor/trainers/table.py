@@ -9,6 +9,7 @@ from rolloutdoctor.results.errors import UsageError, nearest
 from rolloutdoctor.trainers import miles, unsloth
 from rolloutdoctor.trainers.ms_swift import trainer as ms_swift
 from rolloutdoctor.trainers.nemo_rl import trainer as nemo_rl
+from rolloutdoctor.trainers.openrlhf import trainer as openrlhf
 from rolloutdoctor.trainers.prime_rl import trainer as prime_rl
 from rolloutdoctor.trainers.skyrl import trainer as skyrl
 from rolloutdoctor.trainers.slime import trainer as slime
@@ -30,6 +31,7 @@ TRAINERS: dict[str, Trainer] = {
         skyrl.TRAINER,
         unsloth.TRAINER,
         miles.TRAINER,
+        openrlhf.TRAINER,
     )
 }
 

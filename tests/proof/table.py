@@ -36,6 +36,7 @@ TRAINERS = {
     "ms-swift": "ms-swift",
     "skyrl": "SkyRL",
     "miles": "miles",
+    "openrlhf": "OpenRLHF",
     "unsloth": "Unsloth",
 }
 

@@ -11,6 +11,8 @@ from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.testing import diagnose
 from rolloutdoctor.trainers.table import trainer_from_metric_names
 
+ESTIMATOR = {"advantage_estimator": "grpo"}
+
 
 @pytest.mark.parametrize("config", ["grpo", "gspo", "ppo, k2", "reinforce++, KL", "KL low_var_kl", "tis", "one pass"])
 @pytest.mark.parametrize("case", ["ragged", "two_steps", "segments"])
@@ -20,7 +22,7 @@ def test_a_healthy_step_gives_no_warning(case, config):
     logged.pop("loss")
     batch = batch_of("miles", case, torch.float32)
     batch = replace(batch, per_token={**batch.per_token, "advantages": torch.tensor(result.advantage["f32"])})
-    found = diagnose([batch], trainer="miles", options=result.options, logged=[logged])
+    found = diagnose([batch], trainer="miles", options=ESTIMATOR | result.options, logged=[logged])
     told = [one for one in found.findings if one.severity.label in ("warning", "error")]
     assert not [one for one in told if one.code[:3] in ("RDG", "RDM") or one.code == "RDA003"], told
     assert not [one for one in told if one.severity.label == "error"], told
@@ -42,7 +44,7 @@ def test_a_healthy_step_gives_no_warning(case, config):
 )
 def test_what_is_not_computed_is_refused_by_name(options, match):
     with pytest.raises(UsageError, match=match):
-        objective_of("miles", **options)
+        objective_of("miles", **ESTIMATOR | options)
 
 
 def test_its_log_is_told_from_slimes():

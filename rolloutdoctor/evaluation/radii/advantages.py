@@ -96,7 +96,24 @@ def token_advantage_radius(evaluation: Evaluation) -> Radius:
     if evaluation.objective.advantage.spec.normalised_over is not None and batch.tokens:
         return _normalised_tokens(evaluation)
     largest = torch.maximum(_largest(rows.advantage_T), _largest_term(evaluation))
-    return rounding.total(3 * largest, _longest(evaluation)) + rounding.mean(largest, max(batch.tokens, 1)) * 2
+    return (
+        _of_group_score(evaluation)
+        + rounding.total(3 * largest, _longest(evaluation))
+        + rounding.mean(largest, max(batch.tokens, 1)) * 2
+    )
+
+
+def _of_group_score(evaluation: Evaluation) -> Radius:
+    """Radius of the largest score among its group, where that is what is given to the tokens."""
+    rule, objective = evaluation.objective.advantage, evaluation.objective
+    if rule.of_group is None or not len(evaluation.batch):
+        return Radius.of(torch.zeros((), dtype=torch.float64, device=evaluation.batch.device))
+    own = replace(rule, estimator=rule.of_group, bounds=rule.score_bounds, whitened=False)
+    inner = replace(objective, advantage=own, kl_reward=None)
+    found = advantage_radius(
+        Evaluation(evaluation.batch, inner, evaluate_rows(evaluation.batch, inner, evaluation.dtype), None)
+    )
+    return Radius(found.largest.max(), found.likely.max())
 
 
 def _unbounded(objective: Objective) -> Objective:
@@ -154,7 +171,10 @@ def _whitened_tokens(evaluation: Evaluation) -> Radius:
     assert before.advantage_T is not None
     mask_T = batch.column("response_mask")
     before_V, value_V = before.advantage_T[mask_T], rows.advantage_T[mask_T]
-    found = _whitened(before_V, value_V, rounding.total(3 * _largest(before_V), _longest(evaluation)))
+    error = _of_group_score(evaluation) + rounding.total(3 * _largest(before_V), _longest(evaluation))
+    if objective.advantage.centres_only:
+        return error + rounding.mean(_largest(before_V), max(len(before_V), 1)) * 2
+    found = _whitened(before_V, value_V, error)
     if objective.advantage.variance_floor:
         return found
     return found + _of_difference(before_V, torch.ones_like(before_V), _largest(value_V))

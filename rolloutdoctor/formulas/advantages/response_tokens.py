@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.formulas.advantages.grpo import grpo
+from rolloutdoctor.formulas.advantages.leave_one_out import rloo
 from rolloutdoctor.formulas.advantages.scores import Scores
 from rolloutdoctor.formulas.advantages.tokens import generalised
 from rolloutdoctor.objective.objective import AdvantageRule
@@ -126,12 +127,48 @@ def discounted_token_returns(scores: ResponseScores, rule: AdvantageRule, *, eve
             f"reinforce_plus_plus needs a trained token in every row, and {int(dead_N.sum())} rows have none; "
             f"{TRAINER} fails here (its assertion that a sequence is not fully masked)"
         )
+    return reverse_scan(_at_last_trained(scores, scores.score_N, everywhere=everywhere), rule.gamma, offsets)
+
+
+def _at_last_trained(scores: ResponseScores, score_N: Tensor, *, everywhere: bool = False) -> Tensor:
+    """Score of a row at its last trained token, less the penalty of its trained tokens or of all, ``[T]`` float64.
+
+    A row without a trained token has no place for its score.
+    """
+    mask_T, offsets = scores.mask_T, scores.offsets
     rewards_T = torch.zeros(len(mask_T), dtype=torch.float64, device=mask_T.device)
     if scores.penalty_T is not None:
         rewards_T = -scores.penalty_T if everywhere else torch.where(mask_T, -scores.penalty_T, rewards_T)
     place_T = torch.where(mask_T, torch.arange(len(mask_T), device=mask_T.device), -1)
-    rewards_T.index_add_(0, seg.high(place_T.double(), offsets).long(), scores.score_N)
-    return reverse_scan(rewards_T, rule.gamma, offsets)
+    last_N, live_N = seg.high(place_T.double(), offsets), seg.total(mask_T, offsets) > 0
+    return rewards_T.index_add_(0, last_N[live_N].long(), score_N[live_N])
+
+
+def returns_of_scores(scores: ResponseScores, rule: AdvantageRule) -> Tensor:
+    """``G_t = r_t + gamma G_{t+1}``, ``r_t = -penalty_t m_t`` and the score at the last trained token, ``[T]`` float64.
+
+    The score is that of the row, or its score among its group, and clamped. The discount counts masked tokens.
+    Source: OpenRLHF ``compute_advantages_and_returns``, ``compute_reward``, ``get_cumulative_returns``.
+    """
+    return reverse_scan(_at_last_trained(scores, _given(scores, rule)), rule.gamma, scores.offsets)
+
+
+def _given(scores: ResponseScores, rule: AdvantageRule) -> Tensor:
+    """Score of each row that is given to its tokens, ``[N]`` float64."""
+    score_N = scores.score_N
+    if scores.row_scores is not None:
+        estimator = rloo if rule.of_group == "rloo" else grpo
+        score_N = scores.row_scores.shared(estimator(scores.row_scores, rule)).value_N
+    return score_N if rule.score_bounds is None else score_N.clamp(*rule.score_bounds)
+
+
+def gae_of_masked(scores: ResponseScores, rule: AdvantageRule) -> Tensor:
+    """`gae` over all tokens, masked ones having neither reward, penalty nor value, ``[T]`` float64.
+
+    They still are steps of the recursion. Source: OpenRLHF ``get_advantages_and_returns``.
+    """
+    value_T = torch.where(scores.mask_T, scores.columns["values"].double(), 0.0)
+    return generalised(_at_last_trained(scores, _given(scores, rule)), value_T, scores.offsets, rule)
 
 
 def penalised_group_scores(scores: ResponseScores, rule: AdvantageRule) -> Tensor:

@@ -62,7 +62,7 @@ def whiten(x: Tensor, tokens: Tensor | None = None, population: Population | Non
 
 
 def whiten_every_token(
-    x: Tensor, tokens: Tensor, population: Population | None = None, *, floor: bool = False
+    x: Tensor, tokens: Tensor, population: Population | None = None, *, floor: bool = False, centres_only: bool = False
 ) -> Tensor:
     """``(x - m) / sqrt(v + 1e-8)`` with m and v over the trained tokens, given to masked ones too, float64.
 
@@ -75,7 +75,8 @@ def whiten_every_token(
         tokens: how many trained tokens have each value.
         population: what m and v are taken over instead of the trained tokens.
         floor: the divisor is ``sqrt(max(v, 1e-8))``, and v divides by the number of tokens. Source: NeMo-RL
-            ``ReinforcePlusPlusAdvantageEstimator``.
+            ``ReinforcePlusPlusAdvantageEstimator``; OpenRLHF ``compute_advantages_and_returns``.
+        centres_only: the mean is subtracted, and nothing divides. Source: OpenRLHF's ``no_std_norm``.
 
     Raises:
         CannotComputeError: if no token of the step is trained, where slime fails.
@@ -88,6 +89,8 @@ def whiten_every_token(
         raise CannotComputeError(f"normalize_advantages needs a trained token in a step; {TRAINER} fails here")
     value = torch.where(weight > 0, x.double(), 0.0)
     mean = (weight * value).sum() / count
+    if centres_only:
+        return x.double() - mean
     squares = (weight * (value - mean).square()).sum()
     if floor:
         return (x.double() - mean) * torch.rsqrt((squares / count).clamp(min=1e-8))

@@ -18,7 +18,7 @@ SIZES = (4, 3, 5)
 
 
 def advantages(batch, **options):
-    return evaluate_rows(batch, objective_of("miles", **options), torch.float64)
+    return evaluate_rows(batch, objective_of("miles", **{"advantage_estimator": "grpo"} | options), torch.float64)
 
 
 def slow_gae(reward, value, mask, penalty, gamma, lam):
