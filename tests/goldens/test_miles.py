@@ -18,6 +18,7 @@ ROUNDED = Bound(1e-9, 1e-9, "in float32 within the derived rounding radius; in f
 pytestmark = [compared("golden", ROUNDED)]
 
 RESULTS = results("miles")
+SPELLINGS = next(one.spellings for one in TRAINER.options if one.name == "custom_tis_function_path")
 DEFAULTS = {
     "advantage_estimator": "grpo",
     "kl_loss_type": "k1",
@@ -37,6 +38,8 @@ DEFAULTS = {
 def params():
     for (case, config), result in RESULTS.items():
         options = DEFAULTS | result.options
+        tis = options["custom_tis_function_path"]
+        options["custom_tis_function_path"] = SPELLINGS.get(tis, tis)
         for label in DTYPES:
             marks = [covers("miles", name, options[name]) for name in DEFAULTS if not without_numbers(result, label)]
             yield pytest.param(case, config, label, marks=marks, id=f"{case}-{config}-{label}")

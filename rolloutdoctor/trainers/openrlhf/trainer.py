@@ -282,7 +282,7 @@ TRAINER = Trainer(
             "prompts and of the environment, which rows need not have",
             "train/critic_*, train/values": "the critic's values at its update are not in the rows",
             "train/logprobs_diff, train/return": "a mean difference of log-probs; a sum of rewards after the penalty",
-            "train/rollout/num_samples, train/scores, train/response_clip_ratio": "they count rows, or are of the environment",
+            "train/rollout/num_samples, train/scores, train/response_clip_ratio": "counts, or of the environment",
             "train/dynamic_filtering_pass_rate": "it counts prompts that were dropped",
             "eval/*": "their names contain dataset names, which are not recorded",
         },

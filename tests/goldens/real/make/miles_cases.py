@@ -1,6 +1,10 @@
 # ruff: noqa
 """The batches of SkyRL's results and one of segmented rollouts, and the configurations that they are computed under."""
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
 import skyrl_cases
 from skyrl_cases import cut
 

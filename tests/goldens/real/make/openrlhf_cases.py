@@ -1,6 +1,10 @@
 # ruff: noqa
 """SkyRL's batches in groups of equal size, masked log-probs 0 as the actor gives them, and the configurations."""
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
 import skyrl_cases
 from skyrl_cases import cut
 
