@@ -69,6 +69,8 @@ CONFIGS = {
         "tis_lower_bound": 0.9,
         "tis_upper_bound": 1.1,
     },
+    "mis, rejected rows": {**MIS, "rs_level": "sequence", "rs_lower_bound": 0.7, "rs_upper_bound": 1.4},
+    "mis, rejected means": {**MIS, "rs_level": "geometric", "rs_lower_bound": 0.9, "rs_upper_bound": 1.1},
     "opsm": {"use_opsm": True},
     "sampler": {"use_rollout_logprobs": True, **KL},
     "entropy of the rollout": {"use_rollout_entropy": True},
