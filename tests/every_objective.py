@@ -84,6 +84,7 @@ def with_every_fix(objective: Objective) -> dict[str, Objective]:
 def plain_objective(name: str) -> Objective:
     """A trainer's own defaults, with a KL term."""
     options = {"verl": {"adv_estimator": "grpo", "use_kl_loss": True}, "trl": {"beta": 0.1}}
+    options |= {one: KL[one] for one in ("miles", "openrlhf")}
     return objective_of(name, options.get(name, {}))
 
 
@@ -187,7 +188,8 @@ def full_batch(
 
     assert batch.groups is not None
     rows = torch.arange(len(batch))
-    reward_N = torch.where(batch.groups.index_N % 3 == 0, 1.0, batch.column("reward"))
+    # The rows of a trajectory have one reward.
+    reward_N = torch.where(batch.groups.index_N % 3 == 0, 1.0, batch.column("reward"))[rows // 2 * 2]
     per_row = {"reward": reward_N, "reward_baseline": uniform(len(batch)), "trajectory_id": rows // 2 * 2}
     per_row |= {"micro_batch_id": rows % 12 // 4, "optim_step_id": rows // 12, "rank": rows % 2}
     per_token = dict(batch.per_token)
