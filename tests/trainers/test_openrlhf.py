@@ -9,6 +9,7 @@ from objectives import objective_of
 
 from rolloutdoctor.results.errors import UnstatedError, UsageError
 from rolloutdoctor.testing import diagnose
+from rolloutdoctor.trainers.table import trainer_from_metric_names
 
 E, CORRECTS = "algo.advantage.estimator", "algo.advantage.is_correction_enable"
 
@@ -61,6 +62,12 @@ def test_the_logged_loss_is_weighted_twice_by_tokens():
     assert found.severity.label == "info"
     assert "weighs micro-batches by their tokens twice" in found.headline
     assert found.measures["loss_share"].value == pytest.approx(share, rel=1e-4)
+
+
+def test_its_log_is_told_from_those_of_others():
+    shared = ["train/kl", "train/reward", "train/loss", "train/grad_norm"]
+    assert trainer_from_metric_names([*shared[:2], "train/policy_loss", "train/actor_grad_norm"]).name == "openrlhf"
+    assert trainer_from_metric_names(shared).name != "openrlhf"
 
 
 def test_later_epochs_have_no_metrics_of_the_update():

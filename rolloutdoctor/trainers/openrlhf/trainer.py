@@ -260,6 +260,8 @@ TRAINER = Trainer(
         loss="train/policy_loss",
         grad_norm="train/actor_grad_norm",
         kl=("train/kl",),
+        # TRL's names are these in a tracker that puts train/ before them.
+        marks=(frozenset({"train/policy_loss", "train/actor_grad_norm"}),),
         loss_share=loss_share,
         share_is=(
             "weighs micro-batches by their tokens twice, so that its size and even its sign may be others",
