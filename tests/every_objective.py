@@ -30,6 +30,8 @@ KL = {
     "skyrl": {},
     "open-instruct": {},
     "areal": {"kl_ctl": 0.1, "ref.path": "model"},
+    "miles": {"advantage_estimator": "grpo", "use_kl_loss": True, "kl_loss_coef": 0.1},
+    "openrlhf": {"algo.advantage.estimator": "gae"},
 }
 BOUNDS = {
     "tokens": {"rollout_is": "token", "rollout_is_threshold": 1.3, "rollout_is_batch_normalize": True},
@@ -50,6 +52,9 @@ NEEDED: dict[tuple[str, str], dict[str, object]] = {
     ("slime", "reinforce_plus_plus"): {"normalize_advantages": True},
     ("slime", "reinforce_plus_plus_baseline"): {"normalize_advantages": True},
     ("skyrl", "seq_mean_token_sum_norm"): {"max_seq_len": 100},
+    ("miles", "reinforce_plus_plus"): {"normalize_advantages": True},
+    ("miles", "reinforce_plus_plus_baseline"): {"normalize_advantages": True},
+    ("miles", "geometric"): {"tis_batch_normalize": False},
     ("slime", "geometric"): {"tis_batch_normalize": False},
     ("areal", "group"): {"actor.reward_norm.mean_level": "group"},
     ("areal", "batch"): {"actor.adv_norm.mean_level": "batch", "actor.adv_norm.std_level": "batch"},
@@ -84,6 +89,7 @@ def with_every_fix(objective: Objective) -> dict[str, Objective]:
 def plain_objective(name: str) -> Objective:
     """A trainer's own defaults, with a KL term."""
     options = {"verl": {"adv_estimator": "grpo", "use_kl_loss": True}, "trl": {"beta": 0.1}}
+    options |= {one: KL[one] for one in ("miles", "openrlhf")}
     return objective_of(name, options.get(name, {}))
 
 
@@ -187,7 +193,8 @@ def full_batch(
 
     assert batch.groups is not None
     rows = torch.arange(len(batch))
-    reward_N = torch.where(batch.groups.index_N % 3 == 0, 1.0, batch.column("reward"))
+    # The rows of a trajectory have one reward.
+    reward_N = torch.where(batch.groups.index_N % 3 == 0, 1.0, batch.column("reward"))[rows // 2 * 2]
     per_row = {"reward": reward_N, "reward_baseline": uniform(len(batch)), "trajectory_id": rows // 2 * 2}
     per_row |= {"micro_batch_id": rows % 12 // 4, "optim_step_id": rows // 12, "rank": rows % 2}
     per_token = dict(batch.per_token)

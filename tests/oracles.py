@@ -157,6 +157,9 @@ def aggregated(mode, terms, masks, *, length=None, groups=None):
     total = sum(sums)
     if mode == "seq-mean-token-mean":
         return sum(each / (count + 1e-8) for each, count in zip(sums, counts, strict=True)) / rows
+    if mode == "filled-row-mean-token-mean":
+        filled = [each / (count + 1e-8) for each, count in zip(sums, counts, strict=True) if count]
+        return sum(filled) / max(len(filled), 1)
     if mode == "prompt-mean-token-mean":
         places = [[row for row, group in enumerate(groups) if group == one] for one in dict.fromkeys(groups)]
         means = [sum(sums[row] for row in own) / max(sum(counts[row] for row in own), 1) for own in places]

@@ -29,11 +29,16 @@ _STAGE = {
     "stored_kl": "kl",
     "loss": "loss",
     "policy_loss": "loss",
+    "token_weighted_kl": "kl",
+    "token_weighted_loss": "loss",
     "drift": "loss",
 }
 """Kind of a metric (`radii.metrics.METRICS`) to its stage; the others are of the last one."""
 
-_AT_LOSS = ("kl", "kl_loss", "loss", "policy_loss", "drift", "sampler_k3", "chosen_k3", "row_share")
+_AT_LOSS = (
+    *("kl", "kl_loss", "loss", "policy_loss", "drift", "sampler_k3", "chosen_k3", "row_share"),
+    *("token_weighted_kl", "token_weighted_loss"),
+)
 """Kinds of metrics that are made while the policy is updated."""
 
 

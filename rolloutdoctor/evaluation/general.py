@@ -302,6 +302,7 @@ class GeneralEvaluator:
             straight_through=term.straight_through,
             input_bound=term.input_bound,
             clamp=term.clamp,
+            finite=term.finite,
             detached=term.log_probs != "policy_log_probs",
             gather=gather,
             bounds_ratio=term.bounds_ratio,

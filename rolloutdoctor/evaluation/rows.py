@@ -14,6 +14,7 @@ from rolloutdoctor.evaluation.padding_rows import logged_size, padding_rows
 from rolloutdoctor.evaluation.response_ends import has_status
 from rolloutdoctor.evaluation.scores import (
     ends_masked,
+    first_of_trajectory,
     named_scores,
     response_scores,
     reward_kl_tokens,
@@ -149,19 +150,18 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
             objective, score_N, in_baseline_N, length_N, rejected_N, nobody_N, None, None, advantage_T, weight_T
         )
     groups = compared_groups(batch, objective)
+    first_N = first_of_trajectory(batch, objective, groups, score_N, in_baseline_N)
+    if first_N is not None:
+        in_baseline_N &= first_N == torch.arange(len(first_N), device=first_N.device)
     clean_N = torch.where(in_baseline_N, score_N, 0.0)
     named = named_scores(batch, objective, dtype)
     counted_N = torch.zeros_like(score_N) if length_N is None else length_N
     clean = {key: torch.where(in_baseline_N, x, 0.0) for key, x in named.items()}
     over = whitening_population(batch, rule)
-    row_N = torch.arange(len(batch), device=score_N.device)
-    voter_N = _voters(batch, groups, clean_N, in_baseline_N) if rule.one_vote else row_N
-    votes_N = in_baseline_N & (voter_N == row_N)
-    scores = Scores(clean_N, votes_N, counted_N, groups, clean, _scaled_together(batch, objective), over)
-    found = ESTIMATORS[rule.estimator](scores, rule)
+    scores = Scores(clean_N, in_baseline_N, counted_N, groups, clean, _scaled_together(batch, objective), over, first_N)
+    found = scores.shared(ESTIMATORS[rule.estimator](scores, rule))
 
     def given(value_N: Tensor) -> Tensor:
-        value_N = value_N[voter_N] if rule.one_vote else value_N
         return torch.where(ends_masked(batch), 0.0, value_N) if rule.masked_end == "lost" else value_N
 
     value_N = given(found.value_N)
@@ -178,11 +178,12 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
         rejected_N=rejected_N,
         zero_std_N=equal_N,
         advantage_N=value_N,
-        baseline_N=found.baseline_N[voter_N] if rule.one_vote else found.baseline_N,
+        baseline_N=found.baseline_N,
         weight_T=weight_T,
     )
     if rule.single:
-        part = replace(part, advantage_N=given(_in_single(batch, replace(part, in_baseline_N=votes_N))))
+        own_N = _in_single(batch, part)
+        part = replace(part, advantage_N=given(own_N if first_N is None else own_N[first_N]))
     if rule.exact_zero and part.advantage_N is not None:
         part = replace(part, advantage_N=part.advantage_N.masked_fill(equal_N, 0.0))
     if rule.bounds is None:
@@ -191,33 +192,12 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
     return replace(part, advantage_N=part.advantage_N.clamp(*rule.bounds))
 
 
-def _voters(batch: RolloutBatch, groups: Groups, score_N: Tensor, in_baseline_N: Tensor) -> Tensor:
-    """The row that counts for the trajectory of each row in its group, ``[N]`` int64: the first in the baseline.
-
-    Source: miles ``_normalize_rewards_by_rollout``, which fails as well where the scores differ.
-
-    Raises:
-        CannotComputeError: if rows of one trajectory have different scores.
-    """
-    trajectory_N = batch.column("trajectory_id")
-    row_N = torch.arange(len(batch), device=trajectory_N.device)
-    # Below 0 the row is a trajectory of its own.
-    own_N = torch.where(trajectory_N < 0, -1 - row_N, trajectory_N)
-    index_N = torch.unique(torch.stack([groups.index_N, own_N]), dim=1, return_inverse=True)[1]
-    place_N = torch.where(in_baseline_N, row_N, row_N + len(row_N))
-    first_N = place_N.scatter_reduce(0, index_N, place_N, "amin", include_self=False)[index_N] % max(len(row_N), 1)
-    differs_N = in_baseline_N & (score_N != score_N[first_N])
-    if bool(differs_N.any()):
-        raise CannotComputeError(
-            f"{int(differs_N.sum())} rows have another reward than the first of their trajectory, which counts once"
-        )
-    return first_N
-
-
 def _whitened(x: Tensor, tokens: Tensor, population: Population | None, rule: AdvantageRule) -> Tensor:
     """Whiten values over the trained tokens, as a rule does, ``[n]``."""
     epsilon = rule.whitening_epsilon
-    return whiten_every_token(x, tokens, population, floor=rule.variance_floor, epsilon=epsilon)
+    return whiten_every_token(
+        x, tokens, population, floor=rule.variance_floor, epsilon=epsilon, centres_only=rule.centres_only
+    )
 
 
 def in_separate_batches(batch: RolloutBatch, objective: Objective) -> bool:
@@ -261,7 +241,9 @@ def _token_advantages(
     advantage_T = RESPONSE_ESTIMATORS[rule.estimator](seen, rule)
     if rule.whitened:
         population = whitening_population(batch, rule)
-        advantage_T = whiten_every_token(advantage_T, mask_T, population, floor=rule.variance_floor)
+        advantage_T = whiten_every_token(
+            advantage_T, mask_T, population, floor=rule.variance_floor, centres_only=rule.centres_only
+        )
     return advantage_T if rule.bounds is None else advantage_T.clamp(*rule.bounds)
 
 

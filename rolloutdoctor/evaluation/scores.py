@@ -17,7 +17,7 @@ from rolloutdoctor.objective.objective import AdvantageRule, Objective
 from rolloutdoctor.objective.required_columns import weight_columns
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.groups import Groups
-from rolloutdoctor.results.errors import CannotComputeError
+from rolloutdoctor.results.errors import TRAINER, CannotComputeError
 
 
 def task_scores(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> Tensor:
@@ -94,7 +94,7 @@ def reward_kl_tokens(batch: RolloutBatch, objective: Objective, dtype: torch.dty
     u_T = batch.column(term.log_probs).to(dtype)
     if term.reference is not None:
         u_T = u_T - batch.column(term.reference).to(dtype)
-    kl_T = kl.term(term.estimator, u_T, input_bound=term.input_bound, clamp=term.clamp)[0]
+    kl_T = kl.term(term.estimator, u_T, input_bound=term.input_bound, clamp=term.clamp, finite=term.finite)[0]
     if not term.masked:
         return kl_T
     mask_T = batch.column("response_mask") if term.of_trained else mask_before(batch)
@@ -240,6 +240,33 @@ def whitening_population(batch: RolloutBatch, rule: AdvantageRule) -> Population
     return Population(part=part_N.repeat_interleave(trained_N if axis is Axis.TRAINED_TOKENS else length_N))
 
 
+def first_of_trajectory(
+    batch: RolloutBatch, objective: Objective, groups: Groups, score_N: Tensor, in_baseline_N: Tensor
+) -> Tensor | None:
+    """The row that counts for each row's trajectory in its group, ``[N]`` int64: the first in the baseline.
+
+    None where every row is its own. Source: miles ``_normalize_rewards_by_rollout``.
+
+    Raises:
+        CannotComputeError: if the rows of one have different rewards, where miles fails.
+    """
+    trajectory_N = batch.per_row.get("trajectory_id")
+    if trajectory_N is None or not objective.advantage.one_vote:
+        return None
+    row_N = torch.arange(len(trajectory_N), device=trajectory_N.device)
+    own_N = torch.where(trajectory_N < 0, -1 - row_N, trajectory_N)
+    index_N = torch.unique(torch.stack([groups.index_N, own_N]), dim=1, return_inverse=True)[1]
+    place_N = torch.where(in_baseline_N, row_N, row_N + len(row_N))
+    first_K = place_N.scatter_reduce(0, index_N, place_N, "amin", include_self=False)
+    first_N: Tensor = first_K[index_N] % max(len(row_N), 1)
+    differs_N = in_baseline_N & (score_N != score_N[first_N])
+    if bool(differs_N.any()):
+        raise CannotComputeError(
+            f"{int(differs_N.sum())} rows have another reward than the first of their trajectory, which counts once"
+        )
+    return None if bool((first_N == row_N).all()) else first_N
+
+
 def response_scores(
     batch: RolloutBatch,
     objective: Objective,
@@ -268,7 +295,11 @@ def response_scores(
     if objective.advantage.masked_end == "lost" and groups is None:
         score_N = torch.where(ends_masked(batch), 0.0, score_N)
     if groups is not None:
-        row_scores = Scores(torch.where(in_baseline_N, score_N, 0.0), in_baseline_N, torch.zeros_like(score_N), groups)
+        first_N = first_of_trajectory(batch, objective, groups, score_N, in_baseline_N)
+        if first_N is not None:
+            in_baseline_N = in_baseline_N & (first_N == torch.arange(len(first_N), device=first_N.device))
+        clean_N = torch.where(in_baseline_N, score_N, 0.0)
+        row_scores = Scores(clean_N, in_baseline_N, torch.zeros_like(score_N), groups, first_N=first_N)
     return ResponseScores(
         score_N=score_N,
         penalty_T=None if kl_T is None or term is None else term.coef * kl_T.double(),

@@ -47,6 +47,7 @@ WITHIN_GROUPS: Mapping[str, Callable[[AdvantageRule], bool]] = {
             *("one_vote", "resets_at_mask", "masked_end", "empty_is_zero"),
             "exact_zero",
             "whitening_epsilon",
+            *("centres_only", "of_group", "score_bounds"),
         ),
         _any,
     ),

@@ -61,6 +61,7 @@ def term(
     straight_through: bool = False,
     input_bound: float | None = None,
     clamp: float | None = None,
+    finite: bool = False,
     detached: bool = False,
     gather: Callable[[Tensor], Tensor] | None = None,
     bounds_ratio: bool = True,
@@ -78,6 +79,7 @@ def term(
         gather: for a ratio that depends on other tokens too: turns the derivatives by the log-ratio into those by each
             token's log-prob. None: the ratio is the token's own.
         bounds_ratio: False: beyond `input_bound` only the estimator's derivative is 0, and not that of the ratio.
+        finite: a value that is not finite counts as 0, and has no derivative.
         clamp: bound on the absolute value after weighting (slime's ``low_var_kl``: 10); beyond it the derivative is 0.
 
     >>> u = torch.tensor([0.5])
@@ -102,4 +104,7 @@ def term(
     if clamp is not None:
         derivative = torch.where(value.abs() <= clamp, derivative, 0.0)
         value = value.clamp(-clamp, clamp)
+    if finite:
+        live = value.isfinite()
+        value, derivative = torch.where(live, value, 0.0), torch.where(live, derivative, 0.0)
     return value, derivative

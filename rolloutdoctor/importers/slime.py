@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rolloutdoctor.importers import base
 from rolloutdoctor.importers.reading import cells, folders
@@ -53,8 +53,8 @@ class SlimeDump:
     def read(self, sources: Sequence[Source], sink: base.RunSink, options: base.ImportOptions) -> None:
         """Stream the rollouts in the order of their numbers; one rollout is in memory at a time."""
         base.only_columns(self.name, options, ("reward",))
-        dump = _Dump.of(sources, sink, options)
-        sink.begin(RunMetadata("slime"))
+        dump = self.dump_of(sources, sink, options)
+        sink.begin(RunMetadata(self.name))
         total, done = dump.size, 0
         for step in sorted(dump.files):
             columns = dump.rows(step)
@@ -65,23 +65,29 @@ class SlimeDump:
         if not sink.rows:
             raise InputError(f"{sources[0].name}: no samples in these dumps")
 
+    def dump_of(self, sources: Sequence[Source], sink: base.RunSink, options: base.ImportOptions) -> "Dump":
+        """Sort the files of the dump."""
+        return Dump.of(sources, sink, options)
+
 
 @dataclass
-class _Pair:
+class Pair:
     """The files of one rollout."""
 
-    train: Source | None = None
+    train: tuple[Source, ...] = ()
     rollout: Source | None = None
 
 
-class _Dump:
+class Dump:
     """All files by rollout, and the columns that the whole dump has."""
 
     def __init__(self, sink: base.RunSink, options: base.ImportOptions) -> None:
         self.sink, self.options = sink, options
-        self.files: dict[int, _Pair] = {}
+        self.files: dict[int, Pair] = {}
         self.sizes: dict[int, int] = {}
         self.columns: tuple[str, ...] = ()
+        self.found: set[str] = set()
+        self.uncut, self.contradicting = 0, 0
 
     @property
     def size(self) -> int:
@@ -89,41 +95,54 @@ class _Dump:
         return sum(self.sizes.values())
 
     @classmethod
-    def of(cls, sources: Sequence[Source], sink: base.RunSink, options: base.ImportOptions) -> "_Dump":
+    def of(cls, sources: Sequence[Source], sink: base.RunSink, options: base.ImportOptions) -> Self:
         """Sort the files into pairs, and see which fields they have."""
         dump = cls(sink, options)
         evaluations = 0
-        found: set[str] = set()
-        uncut, contradicting = 0, 0
         for file in folders.named(sources, _files):
             if Path(file.path).name.startswith("eval_"):
                 evaluations += 1
                 continue
-            body = dump._load(file)
+            body = dump.load(file)
             step = integer(body.get("rollout_id"), f"{file.name}: rollout_id")
-            pair = dump.files.setdefault(step, _Pair())
-            is_train = "format_version" in body
-            taken = pair.train if is_train else pair.rollout
+            pair = dump.files.setdefault(step, Pair())
+            is_train = dump.see(body)
+            taken = dump.taken(pair) if is_train else pair.rollout
             if taken is not None:
                 raise InputError(
                     f"{taken.name} and {file.name} are both the {'train' if is_train else 'rollout'} data of rollout "
                     f"{step}; give one run at a time"
                 )
             if is_train:
-                pair.train = file
-                found.update(name for sample in body["samples"][:1] for name in sample)
-                uncut += cuts(body) is None
-                contradicting += cuts(body) is None and _holds_shards(body.get("dp_shards"))
+                pair.train = (*pair.train, file)
             else:
                 pair.rollout = file
             dump.sizes[step] = dump.sizes.get(step, 0) + Path(file.path).stat().st_size
-        dump._settle(found, evaluations, uncut, contradicting)
+        dump.settle(evaluations)
         return dump
 
-    def _settle(self, found: set[str], evaluations: int, uncut: int, contradicting: int) -> None:
+    def see(self, body: Mapping[str, Any]) -> bool:
+        """Tell train data from rollout data, and remember what it has."""
+        if "format_version" not in body:
+            return False
+        self.found.update(name for sample in body["samples"][:1] for name in sample)
+        self.uncut += cuts(body) is None
+        self.contradicting += cuts(body) is None and _holds_shards(body.get("dp_shards"))
+        return True
+
+    def taken(self, pair: Pair) -> Source | None:
+        """Return a file of the same train data, which leaves no place for another."""
+        return next(iter(pair.train), None)
+
+    def train_body(self, pair: Pair, rollout: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Load the train data of a rollout: samples, their raw rewards, and shards."""
+        return self.load(pair.train[0])
+
+    def settle(self, evaluations: int) -> None:
+        """Decide which rollouts and columns there are, once all files are seen."""
         if evaluations:
             self.sink.note(f"{evaluations} evaluation files (eval_*.pt) carry no group and are left out")
-        trained = {step for step, pair in self.files.items() if pair.train is not None}
+        trained = {step for step, pair in self.files.items() if pair.train}
         paired = {step for step in trained if self.files[step].rollout is not None}
         if not self.files:
             raise InputError("no rollouts in these files; give slime's --dump-details directory")
@@ -142,19 +161,24 @@ class _Dump:
         columns = ["step", "sample_id", "reward", "status", "response_ids", "prompt_ids"]
         if paired or not trained:
             columns += ["group_id", "response_mask_pre"]
-        fields = {name for name, field in TOKEN_FIELDS.items() if field in found} if trained else set()
-        if trained and "rollout_ids" in found:
+        fields = {name for name, field in TOKEN_FIELDS.items() if field in self.found} if trained else set()
+        if trained and "rollout_ids" in self.found:
             columns.append("trajectory_id")
         self.columns = (*columns, *(fields or ("response_mask", "rollout_log_probs")), *(["rank"] if trained else []))
-        if trained and not uncut:
+        if trained and not self.uncut:
             self.columns += ("optim_step_id", "micro_batch_id")
-        elif trained and contradicting:
+        elif trained and self.contradicting:
             self.sink.note(
-                f"the dp_shards of {contradicting} train files do not say in which micro-batch every sample was: "
+                f"the dp_shards of {self.contradicting} train files do not say in which micro-batch every sample was: "
                 "optim_step_id and micro_batch_id are left out"
             )
 
-    def _load(self, file: Source) -> dict[str, Any]:
+    def load(self, file: Source) -> dict[str, Any]:
+        """Load a file.
+
+        Raises:
+            InputError: if it is none of the dump.
+        """
         body = load(file, allow_pickle=self.options.allow_pickle)
         if not isinstance(body, dict) or not isinstance(body.get("samples"), list):
             raise InputError(f"{file.name}: not a dump of slime: it has no list of samples")
@@ -173,8 +197,8 @@ class _Dump:
         pair = self.files.get(step)
         if pair is None:
             return None
-        rollout = None if pair.rollout is None else self._load(pair.rollout)
-        if pair.train is None:
+        rollout = None if pair.rollout is None else self.load(pair.rollout)
+        if not pair.train:
             assert rollout is not None
             assert pair.rollout is not None
             rows = [
@@ -182,12 +206,12 @@ class _Dump:
                 for position, sample in enumerate(rollout["samples"])
             ]
         else:
-            rows = self._trained(step, pair.train, rollout)
+            rows = self._trained(step, pair, rollout)
         return {name: [row[name] for row in rows] for name in self.columns}
 
-    def _trained(self, step: int, file: Source, rollout: Mapping[str, Any] | None) -> list[dict[str, object]]:
-        """Make the rows of a train file, each joined with its sample of the rollout data if there is any."""
-        train = self._load(file)
+    def _trained(self, step: int, pair: Pair, rollout: Mapping[str, Any] | None) -> list[dict[str, object]]:
+        """Make the rows of the train data, each joined with its sample of the rollout data if there is any."""
+        train, file = self.train_body(pair, rollout), pair.train[0]
         raw = train.get("raw_reward")
         cut = cuts(train) or {}
         rows = []
@@ -202,7 +226,7 @@ class _Dump:
             score = raw[position] if isinstance(raw, list) and position < len(raw) else None
             row = self._row(step, position, sample, partner, score, where)
             if "micro_batch_id" in self.columns:
-                row["optim_step_id"], row["micro_batch_id"] = cut[position]
+                row["optim_step_id"], row["micro_batch_id"] = cut.get(position, (None, None))
             rows.append(row)
         return rows
 

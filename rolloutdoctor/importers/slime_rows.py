@@ -15,6 +15,7 @@ TOKEN_FIELDS = {
     "response_mask": "loss_masks",
     "rollout_log_probs": "rollout_log_probs",
     "old_log_probs": "log_probs",
+    "policy_log_probs": "policy_log_probs",
     "ref_log_probs": "ref_log_probs",
     "values": "values",
     "advantages": "advantages",

@@ -6,6 +6,7 @@ from rolloutdoctor.importers.areal import Areal
 from rolloutdoctor.importers.base import Importer
 from rolloutdoctor.importers.journal import RecordingJournal
 from rolloutdoctor.importers.mapped import MappedTable
+from rolloutdoctor.importers.miles import MilesDump
 from rolloutdoctor.importers.ms_swift import MsSwiftCompletions
 from rolloutdoctor.importers.nemo_rl import NemoRl
 from rolloutdoctor.importers.open_instruct import OpenInstruct
@@ -25,6 +26,7 @@ IMPORTERS: tuple[Importer, ...] = (
     RecordingJournal(),
     TrlCompletions(),
     VerlRollouts(),
+    MilesDump(),
     SlimeDump(),
     MsSwiftCompletions(),
     SkyRlDump(),

@@ -186,8 +186,35 @@ SPECS: dict[str, EstimatorSpec] = {
             "remax", "reward - greedy reward", axis=Axis.TRAINED_TOKENS, columns=frozenset({"reward_baseline"})
         ),
         EstimatorSpec("discounted_token_returns", "discounted rewards to go", axis=Axis.ALL_TOKENS),
+        EstimatorSpec(
+            "discounted_returns_all_penalised",
+            "discounted rewards to go, less the KL penalty of every token to come",
+            axis=Axis.ALL_TOKENS,
+        ),
+        EstimatorSpec(
+            "returns_of_scores", "discounted rewards to go, the score at the last trained token", axis=Axis.ALL_TOKENS
+        ),
+        EstimatorSpec(
+            "returns_of_group_scores",
+            "discounted rewards to go, a score among its group at the last trained token",
+            axis=Axis.ALL_TOKENS,
+            columns=frozenset({"group_id"}),
+            divides=True,
+        ),
+        EstimatorSpec(
+            "gae_of_masked",
+            "generalised advantage estimation, masked tokens having neither reward nor value",
+            axis=Axis.ALL_TOKENS,
+            columns=frozenset({"values"}),
+        ),
         EstimatorSpec("response_returns", "discounted rewards to go over all tokens", axis=Axis.ALL_TOKENS),
         EstimatorSpec("gae", "generalised advantage estimation", axis=Axis.ALL_TOKENS, columns=frozenset({"values"})),
+        EstimatorSpec(
+            "gae_of_trained",
+            "generalised advantage estimation over the trained tokens, before any whitening",
+            axis=Axis.ALL_TOKENS,
+            columns=frozenset({"values"}),
+        ),
         EstimatorSpec(
             "penalised_group_scores",
             "reward - mean, less the KL penalty of each token",

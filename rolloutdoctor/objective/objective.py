@@ -79,6 +79,10 @@ class AdvantageRule:
             variance is about the mean of its own tokens, not about the one that is subtracted.
         bounds: what the advantages are clamped to in the end; None: nothing.
         whitening_epsilon: added to the standard deviation that a whitening divides by; None: 1e-8 to its square.
+        centres_only: whitening subtracts the mean and divides by nothing.
+        of_group: estimators that give a score among its group to the tokens: how it is made, by the name of the
+            estimator; its epsilon and scale are those of the rule.
+        score_bounds: what that score is clamped to before it is given to the tokens; None: nothing.
         zero_tail: no baseline where the only longest row of a group is beyond every other (optimal token baselines).
         one_vote: rows of one trajectory (`trajectory_id`) count once in the baselines and scales of their group, with
             the score that they share, and all get its advantage.
@@ -115,6 +119,9 @@ class AdvantageRule:
     whitened_moments: Literal["both", "mean", "variance", "mean-own-centre", "variance-own-centre"] = "both"
     bounds: tuple[float, float] | None = None
     whitening_epsilon: float | None = None
+    centres_only: bool = False
+    of_group: Literal["grpo", "rloo"] | None = None
+    score_bounds: tuple[float, float] | None = None
     zero_tail: bool = True
     one_vote: bool = False
     resets_at_mask: bool = False
@@ -142,6 +149,7 @@ class Surrogate:
         clip_high: how far above one it may rise.
         cap: largest ratio, as `kind` says: of negative advantages (dual clip) or of all (delta clip); None: no cap.
         log_ratio_bound: the log-ratio is clamped to this absolute value; None: not clamped.
+        finite: a log-ratio that is not finite counts as 0 and has no derivative; False: it goes through.
         old: the column that the policy's log-probs are compared with; their own: every ratio is 1.
         level: one ratio per token, or per row: the geometric mean or the product of its tokens' ratios; or the value
             of the mean with the derivative of the token's own ratio (sequence-token).
@@ -159,6 +167,7 @@ class Surrogate:
     clip_high: float
     cap: float | None = None
     log_ratio_bound: float | None = None
+    finite: bool = False
     old: Literal["old_log_probs", "rollout_log_probs", "policy_log_probs"] = "old_log_probs"
     level: Literal["token", "sequence", "sequence-sum", "sequence-token"] = "token"
     coef: float = 1.0
@@ -200,6 +209,7 @@ class KlTerm:
         input_bound: bound on the absolute log-ratio to the reference, before any estimator; None: none.
         bounds_ratio: beyond that bound a ratio has no derivative either.
         clamp: bound on the absolute value after weighting.
+        finite: a value that is not finite counts as 0 and has no derivative; False: it goes through.
         log_probs: the column compared with the reference; in the loss only the policy's have a derivative.
         reference: the column that they are compared with: the reference's, or those of another engine or pass; inside
             the reward it may be none, and the log-probs are compared with 0.
@@ -217,6 +227,7 @@ class KlTerm:
     input_bound: float | None = None
     bounds_ratio: bool = True
     clamp: float | None = None
+    finite: bool = False
     log_probs: Literal["policy_log_probs", "old_log_probs", "rollout_log_probs"] = "policy_log_probs"
     reference: Literal["ref_log_probs", "old_log_probs", "rollout_log_probs"] | None = "ref_log_probs"
     masked: bool = False

@@ -28,8 +28,6 @@ def advantage_columns(objective: Objective) -> frozenset[str]:
         needed |= weight_columns(objective)
     if rule.sums_tokens:
         needed |= reward_kl_columns(objective)
-    if rule.one_vote:
-        needed.add("trajectory_id")
     if rule.masked_end != "counts":
         needed.add("response_mask")
     if RowSet.REJECTED in objective.baseline_rows.without:

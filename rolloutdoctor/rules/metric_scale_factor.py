@@ -64,14 +64,15 @@ class MetricScaleFactor(DirectRule):
             return None  # ranks without a row have micro-batches too
         name, least, most = context.trainer.log.loss, min(shares), max(shares)
         of_all = number(most) if least == most else f"{number(least)} to {number(most)}"
+        why, advice = context.trainer.log.share_is
         return Judgement(
             severity=Severity.INFO,
             confirmed=True,
-            headline=f"{name} is {of_all} of the step's loss: {context.trainer.title} averages parts that add up to it",
-            message=f"the logged loss of {counted(len(shares), 'step')} is a mean over micro-batches of parts that add "
-            f"up to it: it changes with them, and the gradient does not",
+            headline=f"{name} is {of_all} of the step's loss: {context.trainer.title} {why}",
+            message=f"the logged loss of {counted(len(shares), 'step')} depends on how micro-batches were cut; the "
+            "gradient does not",
             evidence="the rows reproduce the logged losses with that factor",
-            advice="compare runs by the policy and KL terms, or divide it by this share",
+            advice=advice,
             measures={"loss_share": Measure(sum(shares) / len(shares), "share")},
         )
 

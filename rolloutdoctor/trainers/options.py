@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal
 
-from rolloutdoctor.results.errors import UsageError, nearest
+from rolloutdoctor.results.errors import UnstatedError, UsageError, nearest
 from rolloutdoctor.results.findings import Setting
 
 OptionKind = Literal["number", "integer", "flag", "word", "numbers", "any"]
@@ -221,6 +221,15 @@ class Config:
 
     def __getitem__(self, name: str) -> object:
         return self.settings[name].value
+
+    def needs(self, name: str) -> None:
+        """Refuse to assume an option that is too much to assume.
+
+        Raises:
+            UnstatedError: if nothing states it.
+        """
+        if not self.settings[name].is_stated:
+            raise UnstatedError(f"the run does not say its {name}; state it with --set {name}=NAME")
 
     def number(self, name: str) -> float:
         """A number that is set."""

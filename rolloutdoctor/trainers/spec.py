@@ -183,6 +183,7 @@ class Log:
         reward_free: tells from the metrics of a training step that no group had a spread of rewards; None where they
             do not say.
         loss_share: the share of the step's loss that the logged one is, where the trainer logs it so; None: it is all.
+        share_is: what that share comes of, and what to do before runs are compared.
         loss_parts: takes the loss of a training step apart from what was logged; None where that does not do. The
             configuration is None where nothing states it.
         file: its own log of numbers, in words; None if it has none of its own.
@@ -205,6 +206,10 @@ class Log:
     step_values: "Callable[[Config, StepMetrics], StepMetrics]" = _no_step_values
     reward_free: Callable[[Mapping[str, float]], bool | None] = _does_not_say
     loss_share: "Callable[[Evaluation], float | None]" = _all_of_it
+    share_is: tuple[str, str] = (
+        "averages parts that add up to it",
+        "multiply it by the number of micro-batches and ranks before runs are compared",
+    )
     loss_parts: Callable[[Mapping[str, float], Config | None], LossParts | None] = _not_logged
     file: str | None = None
 

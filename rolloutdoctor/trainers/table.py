@@ -6,11 +6,12 @@ from fnmatch import fnmatchcase
 
 from rolloutdoctor.plugins import offered
 from rolloutdoctor.results.errors import UsageError, nearest
-from rolloutdoctor.trainers import unsloth
+from rolloutdoctor.trainers import miles, unsloth
 from rolloutdoctor.trainers.areal import trainer as areal
 from rolloutdoctor.trainers.ms_swift import trainer as ms_swift
 from rolloutdoctor.trainers.nemo_rl import trainer as nemo_rl
 from rolloutdoctor.trainers.open_instruct import trainer as open_instruct
+from rolloutdoctor.trainers.openrlhf import trainer as openrlhf
 from rolloutdoctor.trainers.prime_rl import trainer as prime_rl
 from rolloutdoctor.trainers.skyrl import trainer as skyrl
 from rolloutdoctor.trainers.slime import trainer as slime
@@ -33,6 +34,8 @@ TRAINERS: dict[str, Trainer] = {
         open_instruct.TRAINER,
         areal.TRAINER,
         unsloth.TRAINER,
+        miles.TRAINER,
+        openrlhf.TRAINER,
     )
 }
 

@@ -21,6 +21,8 @@ SETUPS = {
     "trl-rloo": {"beta": 0.05, "num_generations": 4},
     "verl": {"adv_estimator": "grpo", "use_kl_loss": True, "rollout.n": 4},
     "slime": {"use_kl_loss": True, "kl_loss_coef": 0.1},
+    "openrlhf": {"algo.advantage.estimator": "rloo", "algo.kl.use_loss": True, "rollout.n_samples_per_prompt": 4},
+    "miles": {"advantage_estimator": "grpo", "use_kl_loss": True, "kl_loss_coef": 0.1},
     "ms-swift": {"beta": 0.1, "num_generations": 4},
     "skyrl": {"kl_loss_coef": 0.1},
 }

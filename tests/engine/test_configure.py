@@ -70,7 +70,7 @@ def test_version_that_is_none():
         configure(NOTHING, "trl@main", [])
 
 
-@pytest.mark.parametrize("name", ["trll", "openrlhf"])
+@pytest.mark.parametrize("name", ["trll", "roll"])
 def test_unknown_trainer(name):
     with pytest.raises(UsageError, match=f"no trainer '{name}'"):
         configure(NOTHING, name, [])

@@ -88,8 +88,9 @@ def batch_of(trainer: str, case: str, dtype: torch.dtype, *, masked: bool = Fals
         "micro_batch_id": torch.tensor(frame["micro"].to_list()),
         "rank": torch.tensor(frame["rank"].to_list()),
     }
-    if "optim" in frame.columns:
-        per_row["optim_step_id"] = torch.tensor(frame["optim"].to_list())
+    for theirs, ours in (("optim", "optim_step_id"), ("trajectory", "trajectory_id")):
+        if theirs in frame.columns:
+            per_row[ours] = torch.tensor(frame[theirs].to_list())
     return RolloutBatch(
         step=1,
         rows=rows,

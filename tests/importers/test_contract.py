@@ -5,6 +5,7 @@ from importers.importing import DATA, converted, findings, findings_of_run, slim
 
 DUMPS = {
     "ms-swift": ["ms_swift"],
+    "miles": ["miles"],
     "nemo-rl": ["nemo_rl/grpo"],
     "areal": ["areal/rollout"],
     "open-instruct": ["open_instruct"],

@@ -38,6 +38,7 @@ DUMPS = {
     "trl": (first("trl/mixed"), (), None, 1, 'record(trainer, "run.parquet")'),
     "verl": (first("verl/v1"), GRPO, "verl", 1, "verl's rollout dump has text and scores"),
     "slime": (slime_train_alone, (), None, 3, "--save-debug-train-data"),
+    "miles": (first("miles"), (), None, 2, "--dump-details DIR"),
     "nemo-rl": (first("nemo_rl/*"), (), "verl", 2, "log_batched_dict_as_jsonl"),
     "open-instruct": (first("open_instruct"), (), "verl", 1, "rolloutdoctor.recorders.own_loop"),
     "prime-rl-tokens": (first("prime_rl/token_exports"), (), "verl", 0, "rolloutdoctor.recorders.own_loop"),

@@ -35,6 +35,8 @@ TRAINERS = {
     "nemo-rl": "NeMo-RL",
     "ms-swift": "ms-swift",
     "skyrl": "SkyRL",
+    "miles": "miles",
+    "openrlhf": "OpenRLHF",
     "unsloth": "Unsloth",
     "open-instruct": "open-instruct",
     "areal": "AReaL",

@@ -15,13 +15,28 @@ from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.slime.mis import MIS
 from rolloutdoctor.trainers.table import TRAINERS
 
+ESTIMATOR = {"algo.advantage.estimator": "gae"}
 OPTIONS = {
     "trl": {"beta": 0.1, "use_vllm": True},
     "trl-rloo": {},
     "skyrl": {"tis_ratio_type": "token"},
     "open-instruct": {"num_epochs": 2},
     "areal": {"kl_ctl": 0.0, "use_decoupled_loss": True, "actor.rejection_sampling.level": "token"},
+    "miles": {
+        "advantage_estimator": "grpo",
+        "use_kl_loss": True,
+        "kl_loss_coef": 0.1,
+        "use_opsm": True,
+        "use_tis": True,
+        "use_rollout_entropy": True,
+    },
     "ms-swift": {"rollout_importance_sampling_mode": "token_mask"},
+    "openrlhf": {
+        **ESTIMATOR,
+        "algo.kl.use_loss": True,
+        "actor.entropy_coef": 0.0,
+        "algo.advantage.is_correction_enable": True,
+    },
     "slime": {
         "use_kl_loss": True,
         "kl_loss_coef": 0.1,
@@ -45,7 +60,7 @@ def test_no_metric_is_on_both_sides(name):
     batch = replace(batch, per_token=columns, per_row=rows, statuses=["stop", "length"] * 4)
     batch = replace(batch, rewards={"f": batch.column("reward")})
     own = spec.metrics(evaluate(batch, mine))
-    assert len(own) > (8 if name == "skyrl" else 15)
+    assert len(own) > (8 if name in ("skyrl", "openrlhf") else 15)
     patterns = [pattern for names in spec.log.not_recomputed for pattern in names.split(", ")]
     assert patterns
     assert not [metric for metric in own for pattern in patterns if fnmatch(metric, pattern)]

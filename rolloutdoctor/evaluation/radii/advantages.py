@@ -96,19 +96,27 @@ def token_advantage_radius(evaluation: Evaluation) -> Radius:
     if evaluation.objective.advantage.spec.normalised_over is not None and batch.tokens:
         return _normalised_tokens(evaluation)
     largest = torch.maximum(_largest(rows.advantage_T), _largest_term(evaluation))
-    found = rounding.total(3 * largest, _longest(evaluation)) + rounding.mean(largest, max(batch.tokens, 1)) * 2
-    return found + _of_group_scores(evaluation)
+    return (
+        _of_group_score(evaluation)
+        + rounding.total(3 * largest, _longest(evaluation))
+        + rounding.mean(largest, max(batch.tokens, 1)) * 2
+    )
 
 
-def _of_group_scores(evaluation: Evaluation) -> Radius:
-    """The largest radius of a score among its group that is given to tokens; 0 for other estimators."""
-    batch, objective = evaluation.batch, evaluation.objective
-    if not objective.advantage.spec.at_end:
-        return Radius.of(torch.zeros(()))
-    rule = replace(objective.advantage, estimator="grpo", whitened=False, sums_tokens=False, masked_end="counts")
-    bare = replace(objective, kl_reward=None, advantage=rule)
-    own = advantage_radius(Evaluation(batch, bare, evaluate_rows(batch, bare, evaluation.dtype), None))
-    return Radius(own.largest.max(), own.likely.max())
+def _of_group_score(evaluation: Evaluation) -> Radius:
+    """Radius of the largest score among its group, where that is what is given to the tokens; else 0."""
+    rule, objective = evaluation.objective.advantage, evaluation.objective
+    estimator = rule.of_group or ("grpo" if rule.spec.at_end else None)
+    if estimator is None or not len(evaluation.batch):
+        return Radius.of(torch.zeros((), dtype=torch.float64, device=evaluation.batch.device))
+    own = replace(rule, estimator=estimator, bounds=rule.score_bounds, whitened=False)
+    if rule.spec.at_end:
+        own = replace(own, sums_tokens=False, masked_end="counts")
+    inner = replace(objective, advantage=own, kl_reward=None)
+    found = advantage_radius(
+        Evaluation(evaluation.batch, inner, evaluate_rows(evaluation.batch, inner, evaluation.dtype), None)
+    )
+    return Radius(found.largest.max(), found.likely.max())
 
 
 def _unbounded(objective: Objective) -> Objective:
@@ -166,7 +174,9 @@ def _whitened_tokens(evaluation: Evaluation) -> Radius:
     assert before.advantage_T is not None
     mask_T = batch.column("response_mask")
     before_V, value_V = before.advantage_T[mask_T], rows.advantage_T[mask_T]
-    error = rounding.total(3 * _largest(before_V), _longest(evaluation)) + _of_group_scores(evaluation)
+    error = _of_group_score(evaluation) + rounding.total(3 * _largest(before_V), _longest(evaluation))
+    if objective.advantage.centres_only:
+        return error + rounding.mean(_largest(before_V), max(len(before_V), 1)) * 2
     found = _whitened(before_V, value_V, error)
     if objective.advantage.variance_floor or objective.advantage.whitening_epsilon is not None:
         return found

@@ -249,6 +249,23 @@ def _k3_over_entropy(evaluation: Evaluation, value: float) -> Radius:
     return _sampler_k3(evaluation, value * entropy) * (1 / entropy) + _mean(evaluation, value)
 
 
+def _heaviest(evaluation: Evaluation) -> float:
+    """How many times a loss can be logged whose micro-batches are weighted by their tokens once more."""
+    tokens, rows = evaluation.tokens, evaluation.rows
+    assert tokens is not None
+    assert rows is not None
+    assert rows.length_N is not None
+    layout = tokens.layout
+    times_N = layout.micros_N * layout.micro_total(rows.length_N) / rows.length_N.sum().clamp(min=1) / layout.share_N
+    return float(times_N.max()) if len(times_N) else 1.0
+
+
+def _token_weighted_kl(evaluation: Evaluation, value: float) -> Radius:
+    if evaluation.objective.kl_loss is None:
+        return _reward_kl(evaluation, value)
+    return _mean_kl(evaluation, value) * _heaviest(evaluation)
+
+
 METRICS: dict[str, Callable[[Evaluation, float], Radius]] = {
     "advantages": _advantages,
     "chosen_k3": chosen_k3_radius,
@@ -276,6 +293,8 @@ METRICS: dict[str, Callable[[Evaluation, float], Radius]] = {
     "sampler_k3": _sampler_k3,
     "sampler_gap": _sampler_gap,
     "stored_kl": _stored_kl,
+    "token_weighted_kl": _token_weighted_kl,
+    "token_weighted_loss": lambda evaluation, _: policy_loss_radius(evaluation) * _heaviest(evaluation),
     "values": _values,
     "zero_std": _mean,
 }

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.formulas.advantages.grpo import grpo
+from rolloutdoctor.formulas.advantages.leave_one_out import rloo
 from rolloutdoctor.formulas.advantages.scores import Scores
+from rolloutdoctor.formulas.advantages.tokens import generalised
 from rolloutdoctor.objective.objective import AdvantageRule
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.scan import reverse_scan
@@ -90,19 +92,30 @@ def gae(scores: ResponseScores, rule: AdvantageRule) -> Tensor:
             f"ppo adds the reward to the last token of a row, and {empty} rows have no token; {TRAINER} fails here "
             f"(IndexError)"
         )
-    values_T = scores.columns["values"].double()
-    next_T = torch.zeros_like(values_T)
-    next_T[:-1] = values_T[1:]
-    next_T[offsets[1:] - 1] = 0.0
-    delta_T = _rewards(scores) + rule.gamma * next_T - values_T
-    return reverse_scan(delta_T, rule.gamma * rule.lam, offsets)
+    return generalised(_rewards(scores), scores.columns["values"].double(), offsets, rule)
 
 
-def discounted_token_returns(scores: ResponseScores, rule: AdvantageRule) -> Tensor:
+def gae_of_trained(scores: ResponseScores, rule: AdvantageRule) -> Tensor:
+    """`gae` over the trained tokens alone, whose last one gets the score; 0 for masked tokens, ``[T]`` float64.
+
+    A row without a trained token has no place for its score. Source: miles ``get_advantages_and_returns_batch``.
+    """
+    mask_T = scores.mask_T
+    trained_N = seg.total(mask_T, scores.offsets).long()
+    offsets = torch.cat([trained_N.new_zeros(1), trained_N.cumsum(0)])
+    penalty_V = None if scores.penalty_T is None else scores.penalty_T[mask_T]
+    reward_V = token_rewards(scores.score_N, penalty_V, offsets)
+    found_T = torch.zeros(len(mask_T), dtype=torch.float64, device=mask_T.device)
+    found_T[mask_T] = generalised(reward_V, scores.columns["values"][mask_T].double(), offsets, rule)
+    return found_T
+
+
+def discounted_token_returns(scores: ResponseScores, rule: AdvantageRule, *, everywhere: bool = False) -> Tensor:
     """``G_t = r_t + gamma G_{t+1}`` with ``r_t = -penalty_t m_t``, ``[T]`` float64.
 
     The score goes to the last trained token. The discount counts masked tokens too, unlike that of
-    `tokens.discounted_returns`. Source: slime ``get_reinforce_plus_plus_returns``.
+    `tokens.discounted_returns`. Source: slime ``get_reinforce_plus_plus_returns``; miles, whose masked tokens are
+    penalised too (`everywhere`).
 
     Raises:
         CannotComputeError: if a row has no trained token, where slime's assertion fails.
@@ -114,12 +127,48 @@ def discounted_token_returns(scores: ResponseScores, rule: AdvantageRule) -> Ten
             f"reinforce_plus_plus needs a trained token in every row, and {int(dead_N.sum())} rows have none; "
             f"{TRAINER} fails here (its assertion that a sequence is not fully masked)"
         )
+    return reverse_scan(_at_last_trained(scores, scores.score_N, everywhere=everywhere), rule.gamma, offsets)
+
+
+def _at_last_trained(scores: ResponseScores, score_N: Tensor, *, everywhere: bool = False) -> Tensor:
+    """Score of a row at its last trained token, less the penalty of its trained tokens or of all, ``[T]`` float64.
+
+    A row without a trained token has no place for its score.
+    """
+    mask_T, offsets = scores.mask_T, scores.offsets
     rewards_T = torch.zeros(len(mask_T), dtype=torch.float64, device=mask_T.device)
     if scores.penalty_T is not None:
-        rewards_T = torch.where(mask_T, -scores.penalty_T, rewards_T)
+        rewards_T = -scores.penalty_T if everywhere else torch.where(mask_T, -scores.penalty_T, rewards_T)
     place_T = torch.where(mask_T, torch.arange(len(mask_T), device=mask_T.device), -1)
-    rewards_T.index_add_(0, seg.high(place_T.double(), offsets).long(), scores.score_N)
-    return reverse_scan(rewards_T, rule.gamma, offsets)
+    last_N, live_N = seg.high(place_T.double(), offsets), seg.total(mask_T, offsets) > 0
+    return rewards_T.index_add_(0, last_N[live_N].long(), score_N[live_N])
+
+
+def returns_of_scores(scores: ResponseScores, rule: AdvantageRule) -> Tensor:
+    """``G_t = r_t + gamma G_{t+1}``, ``r_t = -penalty_t m_t`` and the score at the last trained token, ``[T]`` float64.
+
+    The score is that of the row, or its score among its group, and clamped. The discount counts masked tokens.
+    Source: OpenRLHF ``compute_advantages_and_returns``, ``compute_reward``, ``get_cumulative_returns``.
+    """
+    return reverse_scan(_at_last_trained(scores, _given(scores, rule)), rule.gamma, scores.offsets)
+
+
+def _given(scores: ResponseScores, rule: AdvantageRule) -> Tensor:
+    """Score of each row that is given to its tokens, ``[N]`` float64."""
+    score_N = scores.score_N
+    if scores.row_scores is not None:
+        estimator = rloo if rule.of_group == "rloo" else grpo
+        score_N = scores.row_scores.shared(estimator(scores.row_scores, rule)).value_N
+    return score_N if rule.score_bounds is None else score_N.clamp(*rule.score_bounds)
+
+
+def gae_of_masked(scores: ResponseScores, rule: AdvantageRule) -> Tensor:
+    """`gae` over all tokens, masked ones having neither reward, penalty nor value, ``[T]`` float64.
+
+    They still are steps of the recursion. Source: OpenRLHF ``get_advantages_and_returns``.
+    """
+    value_T = torch.where(scores.mask_T, scores.columns["values"].double(), 0.0)
+    return generalised(_at_last_trained(scores, _given(scores, rule)), value_T, scores.offsets, rule)
 
 
 def penalised_group_scores(scores: ResponseScores, rule: AdvantageRule) -> Tensor:
@@ -128,7 +177,7 @@ def penalised_group_scores(scores: ResponseScores, rule: AdvantageRule) -> Tenso
     Source: slime ``compute_advantages_and_returns``, estimator reinforce_plus_plus_baseline.
     """
     assert scores.row_scores is not None  # the estimator has groups
-    advantage_T = seg.expand(grpo(scores.row_scores, rule).value_N, scores.offsets)
+    advantage_T = seg.expand(scores.row_scores.shared(grpo(scores.row_scores, rule)).value_N, scores.offsets)
     return advantage_T if scores.penalty_T is None else advantage_T - scores.penalty_T
 
 

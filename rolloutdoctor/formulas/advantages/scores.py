@@ -25,6 +25,7 @@ class Scores:
         named: reward function to ``[N]`` float64, for estimators that normalise one by one.
         batches: rows gathered by the batch over which scales are taken; None: all of them are one.
         population: what whitening is over; None: the trained tokens.
+        first_N: ``[N]`` int64, the row whose advantage the row gets: the first of its trajectory; None: its own.
     """
 
     score_N: Tensor
@@ -34,10 +35,15 @@ class Scores:
     named: Mapping[str, Tensor] = field(default_factory=dict)
     batches: Groups | None = None
     population: Population | None = None
+    first_N: Tensor | None = None
 
     def of(self, score_N: Tensor) -> "Scores":
         """Return these rows with another score."""
         return replace(self, score_N=torch.where(self.in_baseline_N, score_N, 0.0))
+
+    def shared(self, found: "Advantages") -> "Advantages":
+        """Give the rows of a trajectory the advantage of its first."""
+        return found if self.first_N is None else Advantages(*(x_N[self.first_N] for x_N in found))
 
     @cached_property
     def stats(self) -> GroupStats:

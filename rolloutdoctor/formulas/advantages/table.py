@@ -16,9 +16,12 @@ from rolloutdoctor.formulas.advantages.response_tokens import (
     ResponseScores,
     discounted_token_returns,
     gae,
+    gae_of_masked,
+    gae_of_trained,
     penalised_group_scores,
     penalised_scores,
     response_returns,
+    returns_of_scores,
 )
 from rolloutdoctor.formulas.advantages.scores import Advantages, Scores
 from rolloutdoctor.formulas.advantages.token_baselines import optimal_token_baseline, tir_optimal_token_baseline
@@ -81,9 +84,14 @@ TOKEN_ESTIMATORS: dict[str, TokenEstimator] = {
 
 RESPONSE_ESTIMATORS: dict[str, Callable[[ResponseScores, AdvantageRule], Tensor]] = {
     "discounted_token_returns": discounted_token_returns,
+    "discounted_returns_all_penalised": partial(discounted_token_returns, everywhere=True),
     "gae": gae,
+    "gae_of_masked": gae_of_masked,
+    "gae_of_trained": gae_of_trained,
     "penalised_group_scores": penalised_group_scores,
     "penalised_scores": penalised_scores,
     "response_returns": response_returns,
+    "returns_of_group_scores": returns_of_scores,
+    "returns_of_scores": returns_of_scores,
 }
 """`Axis.ALL_TOKENS`."""

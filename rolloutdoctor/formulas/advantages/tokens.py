@@ -57,18 +57,30 @@ def masked_gae(scores: TokenScores, rule: AdvantageRule) -> Tensor:
     Raises:
         CannotComputeError: for fewer than two trained tokens, where verl fails.
     """
-    return whiten(_generalised(scores, rule), population=scores.population)
+    return whiten(_of_trained(scores, rule), population=scores.population)
 
 
-def _generalised(scores: TokenScores, rule: AdvantageRule) -> Tensor:
-    """Generalised advantages before they are whitened, ``[V]``."""
-    value_V = scores.columns["values"].double()
-    next_V = torch.zeros_like(value_V)
-    next_V[:-1] = value_V[1:]
-    filled_N = scores.offsets.diff() > 0
-    next_V[scores.offsets[1:][filled_N] - 1] = 0.0
-    delta_V = scores.reward_V + rule.gamma * next_V - value_V
-    return reverse_scan(delta_V, rule.gamma * rule.lam, scores.offsets)
+def _of_trained(scores: TokenScores, rule: AdvantageRule) -> Tensor:
+    return generalised(scores.reward_V, scores.columns["values"].double(), scores.offsets, rule)
+
+
+def generalised(reward_T: Tensor, value_T: Tensor, offsets: Tensor, rule: AdvantageRule) -> Tensor:
+    """``A_t = delta_t + gamma lam A_{t+1}``, ``delta_t = r_t + gamma V_{t+1} - V_t``, not whitened, ``[T]`` float64.
+
+    Values beyond the end of a row are 0. Source: Schulman et al. 2016, arXiv 1506.02438.
+
+    Args:
+        reward_T: ``[T]`` float64 reward of each token.
+        value_T: ``[T]`` float64 value of each token.
+        offsets: ``[N+1]`` int64 row offsets.
+        rule: the discounts.
+    """
+    next_T = torch.zeros_like(value_T)
+    next_T[:-1] = value_T[1:]
+    filled_N = offsets.diff() > 0
+    next_T[offsets[1:][filled_N] - 1] = 0.0
+    delta_T = reward_T + rule.gamma * next_T - value_T
+    return reverse_scan(delta_T, rule.gamma * rule.lam, offsets)
 
 
 def gae_returns(scores: TokenScores, rule: AdvantageRule) -> Tensor:
@@ -76,7 +88,7 @@ def gae_returns(scores: TokenScores, rule: AdvantageRule) -> Tensor:
 
     Source: verl ``compute_gae_advantage_return``.
     """
-    return _generalised(scores, rule) + scores.columns["values"].double()
+    return _of_trained(scores, rule) + scores.columns["values"].double()
 
 
 def reinforce_plus_plus(scores: TokenScores, rule: AdvantageRule) -> Tensor:

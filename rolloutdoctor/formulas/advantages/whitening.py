@@ -68,6 +68,7 @@ def whiten_every_token(
     *,
     floor: bool = False,
     epsilon: float | None = None,
+    centres_only: bool = False,
 ) -> Tensor:
     """``(x - m) / sqrt(v + 1e-8)`` with m and v over the trained tokens, given to masked ones too, float64.
 
@@ -82,6 +83,8 @@ def whiten_every_token(
         floor: the divisor is ``sqrt(max(v, 1e-8))``, and v divides by the number of tokens. Source: NeMo-RL
             ``ReinforcePlusPlusAdvantageEstimator``.
         epsilon: the divisor is ``sqrt(v) + epsilon``, 1 for a single token. Source: AReaL ``Normalization``.
+            ``ReinforcePlusPlusAdvantageEstimator``; OpenRLHF ``compute_advantages_and_returns``.
+        centres_only: the mean is subtracted, and nothing divides. Source: OpenRLHF's ``no_std_norm``.
 
     Raises:
         CannotComputeError: if no token of the step is trained, where slime fails.
@@ -94,6 +97,8 @@ def whiten_every_token(
         raise CannotComputeError(f"normalize_advantages needs a trained token in a step; {TRAINER} fails here")
     value = torch.where(weight > 0, x.double(), 0.0)
     mean = (weight * value).sum() / count
+    if centres_only:
+        return x.double() - mean
     squares = (weight * (value - mean).square()).sum()
     if epsilon is not None:
         deviation = (squares / (count - 1)).sqrt() if float(count) > 1 else torch.ones_like(squares)

@@ -328,6 +328,12 @@ def _row_mean_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
     return 1 / ((length_N + 1e-8) * layout.optim_rows_N)
 
 
+def _filled_row_means(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
+    """OpenRLHF's gspo: the same over the rows of the optimizer step that have tokens."""
+    filled_N = layout.optim_total((length_N > 0).double()).clamp(min=1)
+    return 1 / ((length_N + 1e-8) * filled_N)
+
+
 def _micro_row_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
     """verl ``geo_mean``: the mean over all rows of each micro-batch; micro-batches are added, ranks averaged.
 
@@ -355,6 +361,7 @@ def _length(rule: Aggregation) -> float:
 
 
 AGGREGATIONS: dict[str, Callable[[Tensor, Layout, Aggregation], Tensor]] = {
+    "filled-row-mean-token-mean": _filled_row_means,
     "generation-token-mean": _generation_token_mean,
     "generation-token-mean-over-micro-batches": _token_mean_over_micro_batches,
     "generation-token-mean-unscaled": _unscaled_token_mean,

@@ -10,6 +10,8 @@ from rolloutdoctor.objective.objective import Surrogate
 
 def bounded(log_ratio_T: Tensor, rule: Surrogate) -> Tensor:
     """The log-ratio, ``[T]``, clamped where the rule says so."""
+    if rule.finite:
+        log_ratio_T = torch.where(log_ratio_T.isfinite(), log_ratio_T, 0.0)
     bound = rule.log_ratio_bound
     return log_ratio_T if bound is None else log_ratio_T.clamp(-bound, bound)
 
@@ -17,9 +19,10 @@ def bounded(log_ratio_T: Tensor, rule: Surrogate) -> Tensor:
 def importance_ratio(log_ratio_T: Tensor, rule: Surrogate) -> tuple[Tensor, Tensor]:
     """Importance ratio and its derivative, both ``[T]``; the derivative is 0 where the log-ratio is clamped."""
     ratio_T = bounded(log_ratio_T, rule).exp()
-    if rule.log_ratio_bound is None:
+    if rule.log_ratio_bound is None and not rule.finite:
         return ratio_T, ratio_T
-    return ratio_T, torch.where(log_ratio_T.abs() <= rule.log_ratio_bound, ratio_T, 0.0)
+    bound = torch.finfo(ratio_T.dtype).max if rule.log_ratio_bound is None else rule.log_ratio_bound
+    return ratio_T, torch.where(log_ratio_T.abs() <= bound, ratio_T, 0.0)
 
 
 def weights(given: TokenInputs, rule: Surrogate) -> tuple[Tensor, Tensor, Tensor]:
@@ -31,7 +34,7 @@ def weights(given: TokenInputs, rule: Surrogate) -> tuple[Tensor, Tensor, Tensor
         return (ratio_T, *([] if slope_T is ratio_T else [slope_T]), *([] if of_token else [log_T]))
 
     of_token = rule.level == "token"
-    ratio_T, *rest = given.cached(("weights", rule.old, rule.level, rule.log_ratio_bound), make)
+    ratio_T, *rest = given.cached(("weights", rule.old, rule.level, rule.log_ratio_bound, rule.finite), make)
     log_T = given.log_ratio_T if of_token else rest.pop()
     return log_T, ratio_T, rest.pop() if rest else ratio_T
 

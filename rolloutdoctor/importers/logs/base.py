@@ -89,7 +89,7 @@ def entries_of(row: Mapping[str, object], where: str) -> Iterator[Entry]:
         return
     # The transformers Trainer reports to wandb and others as train/kl and eval/kl, beside its own step.
     prefixed = "train/global_step" in row or (
-        any(map(_OF_TRAINER.fullmatch, row)) and not _kl_with_a_prefix() & row.keys()
+        any(map(_OF_TRAINER.fullmatch, row)) and not any(names <= row.keys() for names in _names_with_a_prefix())
     )
     splits: dict[str, dict[str, float | None]] = {}
     for name, value in numbers(row).items():
@@ -105,9 +105,12 @@ def entries_of(row: Mapping[str, object], where: str) -> Iterator[Entry]:
 
 
 @cache
-def _kl_with_a_prefix() -> frozenset[str]:
-    """Return the names of a KL of trainers whose own names begin with the split."""
-    return frozenset(name for trainer in TRAINERS.values() for name in trainer.log.kl if name.startswith("train/"))
+def _names_with_a_prefix() -> tuple[frozenset[str], ...]:
+    """Return marks of trainers whose own names begin with the split, else their names of a KL, one each."""
+    found = [
+        names for one in TRAINERS.values() for names in one.log.marks or [frozenset({name}) for name in one.log.kl]
+    ]
+    return tuple(names for names in found if all(name.startswith("train/") for name in names))
 
 
 def entries_of_tracker(rows: Sequence[Mapping[str, object]], name: str, tell: Tell) -> Iterator[Entry]:

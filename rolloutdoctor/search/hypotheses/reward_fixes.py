@@ -14,6 +14,10 @@ def _counts_rows(objective: Objective) -> bool:
     return spec.within_groups and not spec.weighs_lengths and spec.normalised_over is None
 
 
+def _trajectories(objective: Objective) -> frozenset[str]:
+    return frozenset({"trajectory_id"})
+
+
 def _one_vote(objective: Objective) -> Objective:
     return changing("advantage", one_vote=True, batch_if_unequal=False)(objective)
 
@@ -65,6 +69,7 @@ REWARD_FIXES = (
         needs="a baseline over the rows of a group, and the column trajectory_id",
         applies=_counts_rows,
         variants={"shared": _one_vote},
+        columns=_trajectories,
         notes={"shared": "one reward for each trajectory_id in a group, and groups by group_id whatever their sizes"},
         upstream=(
             Thread("https://github.com/radixark/miles/pull/2369", "merged"),

@@ -33,8 +33,8 @@ def slime(evaluation: Evaluation) -> Mapping[str, float]:
     return LazyMetrics(
         {
             "rollout/kl": partial(_kl, evaluation),
-            "rollout/": partial(_rollout, evaluation),
-            "train/": partial(_train, evaluation),
+            "rollout/": partial(rollout, evaluation),
+            "train/": partial(train, evaluation),
         }
     )
 
@@ -47,7 +47,7 @@ def _kl(evaluation: Evaluation) -> dict[str, float]:
     return {"rollout/kl": rollout_mean(batch, kl_T)}
 
 
-def _rollout(evaluation: Evaluation) -> dict[str, float]:
+def rollout(evaluation: Evaluation) -> dict[str, float]:
     """Recompute what slime logs of the rollouts, but for their KL."""
     batch, rows, objective = evaluation.batch, evaluation.rows, evaluation.objective
     found = _lengths_and_ends(batch)
@@ -63,9 +63,9 @@ def _rollout(evaluation: Evaluation) -> dict[str, float]:
     for name in COLUMNS:
         column = "old_log_probs" if name == "log_probs" else name
         if batch.has(column):
-            found[f"rollout/{name}"] = _row_means(evaluation, rows, batch.column(column).to(evaluation.dtype))
-    found["rollout/advantages"] = _row_means(evaluation, rows, _advantage(evaluation, rows))
-    found["rollout/returns"] = _row_means(evaluation, rows, _returns(evaluation, rows))
+            found[f"rollout/{name}"] = row_means(evaluation, rows, batch.column(column).to(evaluation.dtype))
+    found["rollout/advantages"] = row_means(evaluation, rows, _advantage(evaluation, rows))
+    found["rollout/returns"] = row_means(evaluation, rows, _returns(evaluation, rows))
     return found
 
 
@@ -129,7 +129,7 @@ def _returns(evaluation: Evaluation, rows: RowResult) -> Tensor:
     return advantage_T + evaluation.batch.column("values").to(evaluation.dtype)
 
 
-def _train(evaluation: Evaluation) -> dict[str, float]:
+def train(evaluation: Evaluation) -> dict[str, float]:
     """Recompute what the loss logs: everything is aggregated like the loss."""
     rows, tokens = evaluation.rows, evaluation.tokens
     if rows is None or rows.length_N is None or tokens is None:
@@ -168,7 +168,7 @@ def _train(evaluation: Evaluation) -> dict[str, float]:
         found |= {f"train/mis_{name}": reduced(x_T.double(), mask_T) for name, x_T in made.metrics.items()}
     for gate in objective.gates:
         if gate.kind == "importance":
-            log_T = batch.column("old_log_probs").to(dtype) - batch.column(gate.against).to(dtype)
+            log_T = batch.column(gate.of).to(dtype) - batch.column(gate.against).to(dtype)
             free_T = torch.where(mask_T, log_T, 0.0).exp()
             found["train/tis"] = reduced(free_T, mask_T)
             found["train/tis_clipfrac"] = reduced((weights(log_T, given, gate) != free_T).double(), mask_T)
@@ -199,7 +199,7 @@ def _lengths(rows: RowResult) -> Tensor:
     return rows.length_N.clamp(min=1)
 
 
-def _row_means(evaluation: Evaluation, rows: RowResult, x_T: Tensor) -> float:
+def row_means(evaluation: Evaluation, rows: RowResult, x_T: Tensor) -> float:
     """Mean over the trained tokens of each trajectory, then over these, ones without a token counted as 0."""
     batch = evaluation.batch
     mean = uncut_layout(batch)

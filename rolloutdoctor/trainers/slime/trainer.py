@@ -245,12 +245,7 @@ def _advantage(config: Config, estimator: str, kl_coef: float) -> AdvantageRule:
         name = "discounted_token_returns"
     elif baseline and kl_coef != 0:
         # The penalty gives every token an advantage of its own.
-        if not centred:
-            raise UsageError(
-                "advantage_estimator = reinforce_plus_plus_baseline with kl_coef above 0 and rewards_normalization = "
-                "false is not computed by this version"
-            )
-        name = "penalised_group_scores"
+        name = "penalised_group_scores" if centred else "penalised_scores"
     else:
         name = "grpo" if centred else "raw"
     return AdvantageRule(

@@ -11,6 +11,7 @@ LENGTHS = (1, 2, 0, 5)
 
 BY_HAND = {
     "generation-token-mean": (1 / 8,) * 4,
+    "filled-row-mean-token-mean": (1 / (1 * 3), 1 / (2 * 3), 1 / (1e-8 * 3), 1 / (5 * 3)),
     "generation-token-mean-over-micro-batches": (1 / (8 * 2),) * 4,
     "generation-token-mean-unscaled": (1 / 8,) * 4,
     "generation-token-mean-of-rows": (1 / (8 * 2),) * 4,

@@ -17,7 +17,7 @@ if __name__ == "__main__":
                 dict(
                     case=case,
                     row=r,
-                    **({"optim": b["optim"][r]} if "optim" in b else {}),
+                    **{k: b[k][r] for k in ("optim", "trajectory") if k in b},
                     group=b["group"][r] if "group" in b else r // b["K"],
                     rank=parts[r][0],
                     micro=parts[r][1],
@@ -32,7 +32,9 @@ if __name__ == "__main__":
                     },
                 )
             )
-    pl.DataFrame(rows).write_parquet(f"{out}/input.parquet", compression="zstd", compression_level=20)
+    pl.DataFrame(rows, infer_schema_length=None).write_parquet(
+        f"{out}/input.parquet", compression="zstd", compression_level=20
+    )
     rows = []
     for case in cases.CASES:
         for cname, options in cases.CONFIGS.items():

@@ -1,0 +1,1 @@
+"""OpenRLHF: options, objective, metrics."""

@@ -1,0 +1,97 @@
+"""miles' numbers, recomputed: its own functions at 31f1ca961a94 on 9 cases under 40 configurations.
+
+The results in float64 were made with the casts to float32 taken out; those in float32 with them.
+"""
+
+import pytest
+import torch
+from goldens.real_results import DTYPES, evaluated, results
+from proof.claims import Bound, agree, compared, covers
+
+from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
+from rolloutdoctor.evaluation.radii.metrics import metric_radius
+from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.results.errors import CannotComputeError
+from rolloutdoctor.trainers.miles import TRAINER
+
+ROUNDED = Bound(1e-9, 1e-9, "in float32 within the derived rounding radius; in float64 ill-conditioned spreads of 1e-7")
+pytestmark = [compared("golden", ROUNDED)]
+
+RESULTS = results("miles")
+SPELLINGS = next(one.spellings for one in TRAINER.options if one.name == "custom_tis_function_path")
+DEFAULTS = {
+    "advantage_estimator": "grpo",
+    "kl_loss_type": "k1",
+    "grpo_std_normalization": True,
+    "rewards_normalization": True,
+    "normalize_advantages": False,
+    "use_unbiased_kl": False,
+    "calculate_per_token_loss": False,
+    "use_rollout_logprobs": False,
+    "use_tis": False,
+    "custom_tis_function_path": None,
+    "tis_level": "token",
+    "tis_mode": "truncate",
+    "rs_level": "token",
+    "use_opsm": False,
+    "skip_actor_forward_only": False,
+}
+
+
+def params():
+    for (case, config), result in RESULTS.items():
+        options = DEFAULTS | result.options
+        tis = options["custom_tis_function_path"]
+        options["custom_tis_function_path"] = SPELLINGS.get(tis, tis)
+        for label in DTYPES:
+            marks = [covers("miles", name, options[name]) for name in DEFAULTS if not without_numbers(result, label)]
+            yield pytest.param(case, config, label, marks=marks, id=f"{case}-{config}-{label}")
+
+
+def without_numbers(result, label):
+    """Upstream fails, or has NaN alone."""
+    return result.error is not None or any(value != value for value in result.advantage[label])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "config", "label"), [*params()])
+def test_results(case, config, label):
+    result = RESULTS[case, config]
+    dtype, single = DTYPES[label], label == "f32"
+    if result.error is not None:
+        with pytest.raises(CannotComputeError, match="miles fails here"):
+            evaluated("miles", result, label)
+        return
+    stated = (DEFAULTS | result.options)["advantage_estimator"]
+    own = evaluated("miles", result, label, advantage_estimator=stated)
+    rows, offsets, lost = own.rows, own.batch.rows, 1e-8 * (case == "tiny_spread")
+    if rows.advantage_T is None:
+        advantage_T, radius = seg.expand(rows.advantage_N, offsets), seg.expand(advantage_radius(own).likely, offsets)
+    else:
+        advantage_T, radius = rows.advantage_T, token_advantage_radius(own).likely
+    wanted_T = torch.tensor(result.advantage[label], dtype=torch.float64)
+    if single and bool(wanted_T.isnan().any()):
+        # Upstream's variance of a spread of 1e-7 is a difference of float32 sums, and negative.
+        assert case == "tiny_spread"
+        assert bool(torch.as_tensor(radius).isinf().all())
+        return
+    agree(advantage_T, wanted_T, dtype, "advantage", rounding=radius if single else lost * wanted_T.abs().max())
+    found, wanted = TRAINER.metrics(own), dict(result.scalars[label])
+    assert wanted.pop("loss") == pytest.approx(wanted["train/loss"], rel=1e-5, abs=1e-6)
+    assert wanted.keys() <= found.keys(), wanted.keys() - found.keys()
+    for name, value in wanted.items():
+        kind = TRAINER.log.kind_of(name)
+        # Upstream counts in float32; and float64 itself loses something of a spread of 1e-7.
+        counted = 2**-24 * abs(value) * name.endswith("clipfrac") + lost * magnitude(own, name, value)
+        rounding = float(metric_radius(own, kind, found[name])) if single else counted
+        agree(found[name], value, dtype, name, scale=magnitude(own, name, value), rounding=rounding)
+    if not single:
+        grad_T = torch.tensor(result.grad, dtype=torch.float64)
+        agree(own.per_token.grad_T, grad_T, dtype, "gradient", rounding=lost * float(grad_T.abs().max()))
+
+
+def magnitude(own, name, value):
+    """Terms of a loss and of a mean advantage cancel: the scale is the sum of their sizes."""
+    if name.endswith("loss"):
+        return max(abs(value), float(own.per_token.loss_T.abs().sum()))
+    return max(abs(value), 1.0)
