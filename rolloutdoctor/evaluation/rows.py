@@ -45,7 +45,7 @@ from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.ops.rounding import Radius
-from rolloutdoctor.results.errors import CannotComputeError, naming
+from rolloutdoctor.results.errors import naming
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from rolloutdoctor.objective.objective import AdvantageRule, Objective
 from rolloutdoctor.objective.required_columns import weight_columns
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.groups import Groups
-from rolloutdoctor.results.errors import TRAINER, CannotComputeError
+from rolloutdoctor.results.errors import CannotComputeError
 
 
 def task_scores(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> Tensor:

@@ -107,9 +107,7 @@ def objective(config: Config) -> Objective:
         base,
         trainer="miles",
         version=".".join(map(str, config.version)),
-        advantage=replace(
-            base.advantage, estimator=_NAMES.get(name, name), batch_if_unequal=False, one_vote=True
-        ),
+        advantage=replace(base.advantage, estimator=_NAMES.get(name, name), batch_if_unequal=False, one_vote=True),
         surrogate=surrogate,
         kl_loss=None if base.kl_loss is None else _bounded(base.kl_loss),
         kl_reward=_bounded(base.kl_reward),
