@@ -72,7 +72,7 @@ def test_the_segments_of_a_trajectory_have_one_vote():
     assert found.advantage_N.tolist() == [0.5, 0.5, 0.5, -0.5, 1.0, -1.0, -1.0, 0.0]
     assert found.in_baseline_N.tolist() == [True, False, False, True, True, True, False, True]
     rows["reward"] = torch.tensor([1.0, 0, 1, 0, 2, 0, 0, 1])
-    with pytest.raises(CannotComputeError, match="different rewards, and miles fails"):
+    with pytest.raises(CannotComputeError, match="another reward than the first"):
         advantages(replace(batch, per_row={**batch.per_row, **rows}))
 
 
