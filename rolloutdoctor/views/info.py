@@ -51,5 +51,5 @@ def as_text(found: RunInfo, style: Style) -> str:
     absent = found.absent if size.rows else {}
     for how in dict.fromkeys("" if how in remedies else how for how in absent.values()):
         names = (name for name, each in absent.items() if each == how or (not how and each in remedies))
-        lines.append(f"absent    {', '.join(names)}{how and ': '}{how}")
+        lines.append(f"absent    {some(names)}{how and ': '}{how}")
     return "\n".join(wrapped("\n".join(lines).split("\n"), style.width)) + "\n"
