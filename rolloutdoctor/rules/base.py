@@ -146,7 +146,7 @@ class Judgement:
 
 MIXED_SPLITS = Missing(
     "evaluation rows cannot be distinguished from training rows",
-    "put trainer_state.json, which says when was evaluated, beside the folder of the dump",
+    "put trainer_state.json, which records the evaluation steps, beside the dump's folder",
 )
 
 
@@ -156,8 +156,8 @@ def baseline_per_token(context: Context) -> Missing | None:
     if objective is None or has_baseline_per_row(objective):
         return None
     return Missing(
-        "the estimator has a group baseline for each token, and this rule compares one for each response",
-        "no column makes it run: compare with `rolloutdoctor diff --fix rejected-rows`",
+        "the estimator has a group baseline per token; this rule compares one per response",
+        "no column can change that; `rolloutdoctor diff --fix rejected-rows` compares both",
     )
 
 
@@ -167,7 +167,7 @@ def made_otherwise(context: Context) -> Missing | None:
         for cause in causes:
             if "advantages" in cause.explains:
                 return Missing(
-                    f"the logged advantages are not reproduced by the recorded options, but by a cause of {code}: "
+                    f"the recorded options do not reproduce the logged advantages, but a cause of {code} does: "
                     f"{cause.words}",
                     f"fix what {code} reports, or pass the run's options with --set, then check again",
                 )

@@ -47,7 +47,7 @@ class ClipSaturation(NumbersRule):
         """Ratios of sequences are clipped by design."""
         objective = context.objective
         is_sequence = objective is not None and objective.surrogate.level != "token"
-        return "the ratio is one of whole responses, which is clipped often by design" if is_sequence else None
+        return "the ratio is sequence-level, which is clipped often by design" if is_sequence else None
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Look at the last third."""
@@ -60,9 +60,12 @@ class ClipSaturation(NumbersRule):
         return Judgement(
             severity=Severity.WARNING if late > self.many and len(values) >= self.lasting else Severity.INFO,
             confirmed=False,
-            headline=f"{percent(late)} of the tokens are clipped",
+            headline=f"{percent(late)} of the tokens are clipped: their policy gradient is 0",
             message=f"In the last third of {counted(len(values), 'logged step')} the median clip fraction is "
             f"{percent(late)}.",
-            evidence="the logged clip fraction; a few percent are usual",
-            advice="lower the learning rate or the updates a batch, and check where the old log-probs come from",
+            evidence="the logged clip fraction; a few percent are normal",
+            advice=(
+                "lower the learning rate or the number of updates per batch, and check where the old log-probs come "
+                "from"
+            ),
         )

@@ -77,20 +77,25 @@ class EntropyCollapse(NumbersRule):
             told = f"The reward {direction}, {from_to(reward.first, reward.last)}"
         spread = levels(run, "zero_variance_share")
         if moved > 0 and fell and spread is not None and spread.last == 1:
-            moved, told = 0, f"{told}, and no group has a spread of rewards any more"
+            moved, told = 0, f"{told}, and by then every group is zero-variance"
         what = "collapsed" if fell else "exploded"
         return Judgement(
             severity={1: Severity.INFO, 0: Severity.WARNING, -1: Severity.ERROR}[moved],
             confirmed=True,
             headline=f"entropy {what} at step {onset}: {from_to(level.first, level.last)} nats",
-            message=f"The entropy {what} {from_to(level.first, level.last)} nats, half of the way by step {onset}. "
-            f"{told}.",
+            message=(
+                f"The entropy {what} {from_to(level.first, level.last)} nats; half of the change had happened by step "
+                f"{onset}. {told}."
+            ),
             evidence=f"medians over the first and the last {level.count} of {len(values)} logged steps",
             advice=(
                 f"go back to a checkpoint before step {onset}; lower the learning rate, raise the upper clip range, or "
                 "add an entropy bonus"
                 if fell
-                else f"look at the ratios and the sampler gap around step {onset}, and lower the learning rate"
+                else (
+                    f"check importance ratios and train-inference mismatch around step {onset}, and lower the "
+                    "learning rate"
+                )
             ),
             measures={
                 "entropy_first": Measure(level.first, "nats"),

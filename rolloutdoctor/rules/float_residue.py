@@ -161,26 +161,35 @@ class FloatResidue(TableRule):
         equal = table.filter("is_equal")["place"].n_unique()
         recomputed = table.select(pl.max("recomputed")).item()
         evidence = (
-            f"logged advantages of groups with equal rewards reach {number(logged_max)}; the same float32 "
-            f"arithmetic repeated here reaches {number(recomputed)}, and the exact value is 0"
+            f"logged advantages of groups with equal rewards reach {number(logged_max)}; the same float32 arithmetic "
+            f"gives {number(recomputed)} here, and the exact value is 0"
             if confirmed
-            else f"no logged advantages; float32 arithmetic repeated here reaches {number(largest)}, and the exact "
-            "value is 0"
+            else (
+                f"no logged advantages; the same float32 arithmetic gives {number(largest)} here, and the exact value "
+                "is 0"
+            )
         )
         return Judgement(
             severity=severity,
             confirmed=confirmed,
-            headline=f"|advantage| up to {number(largest)} in {counted(groups, 'group')} of equal rewards"
+            headline=(
+                f"float32 rounding gives {counted(groups, 'group')} with equal rewards advantages up to "
+                f"{number(largest)}"
+            )
             if share is None
-            else f"{counted(groups, 'group')} of equal rewards pass the filter of zero advantages by rounding: "
-            f"{percent(share)} of the tokens that the loss is divided by",
+            else (
+                f"{counted(groups, 'group')} with equal rewards escape the zero-advantage filter by rounding: "
+                f"{percent(share)} of the tokens in the loss denominator"
+            ),
             message=(
                 f"{counted(groups, 'group')} of {equal:,} with equal rewards have nonzero {source} "
                 f"advantages, {percent(run['advantage_mass_share'])} of the total absolute advantage"
-                + ("" if share is None else f"; their tokens are {percent(share)} of those that the loss is divided by")
+                + ("" if share is None else f"; their tokens are {percent(share)} of the loss denominator")
             ),
             evidence=evidence,
-            advice="test for equal rewards by max - min in the trainer, or compute its group statistics in float64",
+            advice=(
+                "test for zero variance with max - min == 0 instead of std == 0, or compute group statistics in float64"
+            ),
         )
 
 

@@ -63,9 +63,14 @@ class GradientSpike(NumbersRule):
             severity=Severity.INFO if len(spikes) > self.frequent * len(values) else Severity.WARNING,
             confirmed=False,
             headline=f"gradient-norm spike at step {largest[0]}: {told}",
-            message=f"{counted(len(spikes), 'step')} of {len(values):,} with a gradient norm above {number(limit)}: "
-            f"step {largest[0]}{others}. The median is {number(median)}.",
+            message=(
+                f"{counted(len(spikes), 'step')} of {len(values):,} have a gradient norm above {number(limit)}: step "
+                f"{largest[0]}{others}. The median is {number(median)}."
+            ),
             evidence=f"logged gradient norms of {counted(len(moving), 'step')} with a gradient",
-            advice=f"check the batch of step {largest[0]}; if it recurs, lower max_grad_norm or the learning rate",
+            advice=(
+                f"inspect the batch of step {largest[0]}; if spikes recur, lower the gradient clipping norm or the "
+                "learning rate"
+            ),
             measures={"spike_steps": Measure(len(spikes), "steps"), "largest_ratio": Measure(top / median, "1")},
         )

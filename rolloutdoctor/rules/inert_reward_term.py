@@ -185,7 +185,7 @@ class InertRewardTerm(TableRule):
         named = [*inert, *(name for name, _ in constant)]
         parts = []
         if inert:
-            parts.append(f"{', '.join(inert)}: constant within each of {counted(run.count('groups'), 'group')}")
+            parts.append(f"{', '.join(inert)}never varies within any of {counted(run.count('groups'), 'group')}")
         if constant:
             parts.append(f"{', '.join(f'{name} = {low:.4g}' for name, low in constant)} in every row")
         return Judgement(
@@ -198,7 +198,7 @@ class InertRewardTerm(TableRule):
                 f"{percent(run['reward_variance_share'])} of the variance of the reward is within groups and can "
                 "reach the gradient"
             ),
-            advice="make the term depend on the response, apply it after the baseline, or drop it",
+            advice="make the term depend on the response, add it after the baseline is subtracted, or drop it",
         )
 
 

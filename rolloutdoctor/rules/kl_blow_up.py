@@ -62,13 +62,15 @@ class KlBlowUp(NumbersRule):
         if rewards is not None and _ever_rose(rewards):
             return None
         fell = reward is not None and reward.errors > 4 and reward.change < 0
-        bought = "" if reward is None else f", and the reward went {from_to(reward.first, reward.last)}"
+        bought = "" if reward is None else f", while the reward went {from_to(reward.first, reward.last)}"
         return Judgement(
             severity=Severity.ERROR if fell else Severity.WARNING,
             confirmed=True,
             headline=f"KL blew up at step {onset}: {from_to(start, level.last)} nats",
-            message=f"The KL from the reference went {from_to(start, level.last)} nats, half of the way by step "
-            f"{onset}{bought}. Its largest value is {number(float(values.max()))}.",
+            message=(
+                f"The KL to the reference went {from_to(start, level.last)} nats; half of the change had happened by "
+                f"step {onset}{bought}. Its maximum is {number(float(values.max()))}."
+            ),
             evidence=f"the median over the last {counted(level.count, 'step')} of {len(values)}",
             advice=f"go back to a checkpoint before step {onset}; raise the KL coefficient or lower the learning rate",
             measures={

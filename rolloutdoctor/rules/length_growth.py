@@ -58,9 +58,11 @@ class LengthGrowth(NumbersRule):
         return Judgement(
             severity=Severity.ERROR if level.last > self.nearly_all else Severity.WARNING,
             confirmed=True,
-            headline=f"{percent(level.last)} of the responses are cut off since step {onset}",
-            message=f"The share of truncated responses went from {percent(level.first)} to {percent(level.last)}, half "
-            f"of the way by step {onset}{words}.",
+            headline=f"{percent(level.last)} of the responses are truncated since step {onset}",
+            message=(
+                f"The share of truncated responses went from {percent(level.first)} to {percent(level.last)}; half of "
+                f"the change had happened by step {onset}{words}."
+            ),
             evidence=f"medians over {counted(level.count, 'step')} at both ends of {len(values)}",
             advice="raise the length limit, penalize length beyond a budget, or mask truncated responses",
             measures={

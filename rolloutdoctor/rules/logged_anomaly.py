@@ -69,7 +69,7 @@ class LoggedAnomaly(TableRule):
 
     def _not_logged(self, context: Context) -> Missing:
         return Missing(
-            "no step has a logged loss, KL or gradient norm under a name that is known",
+            "no step has a loss, KL or gradient norm under a known metric name",
             context.recording.get("metrics", logs_remedy()),
         )
 
@@ -112,7 +112,7 @@ class LoggedAnomaly(TableRule):
         negative = run.count("negative_kl_steps")
         if negative and context.objective is None and self.judge(run, context) is None:
             return Missing(
-                f"the logged KL is negative in {counted(negative, 'step')}, and nothing says which estimator it is",
+                f"the logged KL is negative in {counted(negative, 'step')}, and its estimator is unknown",
                 context.unstated,
             )
         return None if len(run.table) else self._not_logged(context)
@@ -129,15 +129,17 @@ class LoggedAnomaly(TableRule):
         nonfinite = run.count("nonfinite_steps")
         words = []
         if run.table["kl"].count() > self.fewest and (run["kl_peak"] or 0) > self.peak_above:
-            words.append(f"a KL of {number(run['kl_max'])}, {number(run['kl_peak'])} times the mean of the others")
+            words.append(
+                f"a KL spike of {number(run['kl_max'])}, {number(run['kl_peak'])} times the mean of the other steps"
+            )
         if negative:
             words.insert(
                 0,
-                f"a KL estimator that is never negative logged {number(run['lowest_kl'])} "
-                f"({counted(negative, 'step')})",
+                f"a negative KL of {number(run['lowest_kl'])} ({counted(negative, 'step')}) from an estimator that is "
+                "never negative",
             )
         if nonfinite:
-            words.insert(0, f"{counted(nonfinite, 'step')} with NaN or infinity")
+            words.insert(0, f"NaN or infinity in {counted(nonfinite, 'step')}")
         if not words:
             return None
         return Judgement(
@@ -145,7 +147,7 @@ class LoggedAnomaly(TableRule):
             confirmed=bool(nonfinite or negative),
             headline=words[0],
             message=f"the log of {counted(len(run.table), 'step')} has {'; '.join(words)}",
-            evidence="the trainer's own log",
+            evidence="the trainer's log",
             advice="look at the rollouts of the steps listed"
             + ("; check what the KL metric is computed from: it is not the configured estimator" if negative else ""),
         )

@@ -67,11 +67,16 @@ class MetricScaleFactor(DirectRule):
         return Judgement(
             severity=Severity.INFO,
             confirmed=True,
-            headline=f"{name} is {of_all} of the step's loss: {context.trainer.title} averages parts that add up to it",
-            message=f"the logged loss of {counted(len(shares), 'step')} is divided once more, by the number of its "
-            f"micro-batches: it changes with them, and the gradient does not",
-            evidence="the rows reproduce the logged losses with that factor",
-            advice="multiply it by the number of micro-batches and ranks before runs are compared",
+            headline=(
+                f"the logged {name} is {of_all} of the step's loss: {context.trainer.title} averages parts whose sum "
+                "is the loss"
+            ),
+            message=(
+                f"in {counted(len(shares), 'step')} the logged loss is divided by the number of micro-batches a "
+                "second time: the metric depends on their number, the gradient does not"
+            ),
+            evidence="with that factor the rows reproduce the logged losses",
+            advice=f"multiply {name} by the number of micro-batches and ranks before you compare runs",
             measures={"loss_share": Measure(sum(shares) / len(shares), "share")},
         )
 

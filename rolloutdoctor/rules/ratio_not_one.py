@@ -108,10 +108,18 @@ class RatioNotOne(CountingRule):
         return Judgement(
             severity=Severity.WARNING,
             confirmed=True,
-            headline=f"policy and old log-probs differ before the first update, by {number(mean)} nats on average",
-            message=f"of {counted(run.looked_at, 'trained token')} that were scored before the first update of their "
-            f"batch, {share} have other policy than old log-probs: the ratio of an on-policy update is not 1",
-            evidence=f"the two columns, which {context.trainer.title} computes with the same weights: equal to the bit",
-            advice="turn dropout off, and compute the old log-probs once, with the weights and kernels of the update",
+            headline=(
+                "the importance ratio is not 1 before the first update: policy and old log-probs differ by "
+                f"{number(mean)} nats on average"
+            ),
+            message=(
+                f"{share} of {counted(run.looked_at, 'trained token')} scored before the first update of their batch "
+                "have different policy and old log-probs: the ratio of an on-policy update is not 1"
+            ),
+            evidence=(
+                f"both columns; {context.trainer.title} computes them with the same weights, so they should be "
+                "bit-identical"
+            ),
+            advice="turn dropout off, and compute the old log-probs with the same weights and kernels as the update",
             measures={"gap_mean": Measure(mean, "nats")},
         )

@@ -183,7 +183,7 @@ class ReferenceMoved(TableRule):
                 "widen --steps, or record more steps",
             )
         if self._is_policy_throughout(table) and len(still) and still.all():
-            return Missing("the policy does not move: a learning rate or gradient norm of 0 is logged", "train on")
+            return Missing("the policy does not change: the logged learning rate or gradient norm is 0", "train on")
         unsure: list[int] = (
             [] if self._is_policy(table) or run["falls"] else table.filter("is_unsure")["step"].to_list()
         )
@@ -197,7 +197,9 @@ class ReferenceMoved(TableRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning, or information where the falls are a schedule."""
-        advice = "check where the reference is loaded after a resume, and that it shares no weights with the policy"
+        advice = (
+            "check which weights the reference loads after a resume, and that it shares no parameters with the policy"
+        )
         table, rates = run.table, run.table["still"].drop_nulls()
         equal, falls = self._is_policy(table), table.filter("is_fall")["step"].to_list()
         moved, moves_weights = int(table["moved"].sum()), not rates.all()
@@ -209,9 +211,11 @@ class ReferenceMoved(TableRule):
             return Judgement(
                 severity=Severity.INFO if synced else Severity.WARNING,
                 confirmed=moves_weights,
-                headline=f"the reference is the policy, bit by bit, in all of {counted(len(table), 'step')}",
-                message="the reference's log-probs are those of the policy on every trained token: it shares its "
-                "weights, or the updates change nothing",
+                headline=f"reference and policy are bit-identical in all {counted(len(table), 'step')}",
+                message=(
+                    "reference and policy log-probs are equal on every trained token: the reference shares the "
+                    "policy's weights, or updates change nothing"
+                ),
                 evidence="the log-probs of both models"
                 + ("; learning rate and gradient norm are not 0" if moves_weights else "")
                 + moves,
@@ -221,11 +225,12 @@ class ReferenceMoved(TableRule):
             return Judgement(
                 severity=Severity.INFO if synced else Severity.WARNING,
                 confirmed=True,
-                headline=f"the reference is the policy, bit by bit, in {counted(len(equal), 'step')} from step "
-                f"{equal[0]}",
+                headline=(
+                    f"reference and policy are bit-identical in {counted(len(equal), 'step')} from step {equal[0]}"
+                ),
                 message=(
-                    f"the reference's log-probs are those of the policy on every trained token of "
-                    f"{counted(len(equal), 'step')}, {equal[0]} to {equal[-1]}, while the policy moves"
+                    "reference and policy log-probs are equal on every trained token of "
+                    f"{counted(len(equal), 'step')} ({equal[0]} to {equal[-1]}), although the policy changes"
                 ),
                 evidence="the log-probs of both models"
                 + (f"; {counted(moved, 'token')} moved between update and loss" if moved else "")
@@ -242,15 +247,16 @@ class ReferenceMoved(TableRule):
         return Judgement(
             severity=Severity.INFO if scheduled else Severity.WARNING,
             confirmed=False,
-            headline=f"KL to the reference falls from {number(before_kl)} to {number(kl)} at step {falls[0]} "
-            "and stays low",
-            message=(
-                f"the KL to the reference falls by nine tenths at {counted(len(falls), 'step')}"
-                + (f", every {gaps.pop()} steps: the reference is synced on a schedule" if regular else "")
-                + f"; the policy's mean log-prob goes on from {before_policy:.4g} to {policy:.4g}"
+            headline=(
+                f"the KL to the reference falls from {number(before_kl)} to {number(kl)} at step {falls[0]} and stays "
+                "low"
             ),
-            evidence="the log-probs of both models"
-            + (moves or "; a sync that the trainer makes on purpose looks the same"),
+            message=(
+                f"the KL to the reference falls by at least 90 % at {counted(len(falls), 'step')}"
+                + (f", every {gaps.pop()} steps: the reference is synced on a schedule" if regular else "")
+                + f"; meanwhile the policy's mean log-prob goes from {before_policy:.4g} to {policy:.4g}"
+            ),
+            evidence="the log-probs of both models" + (moves or "; an intended reference sync looks the same"),
             advice=advice,
         )
 

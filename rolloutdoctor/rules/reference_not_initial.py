@@ -45,7 +45,7 @@ class ReferenceNotInitial(NumbersRule):
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """Rollouts: log and rows may be numbered apart, so that the first KL need not be that of the first step."""
-        return "it is about a log alone: rows and log may be numbered apart" if context.has_rows else None
+        return "this rule tests logs without rollouts" if context.has_rows else None
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A KL that is measured after updates within the first step, or nobody knows when."""
@@ -75,12 +75,14 @@ class ReferenceNotInitial(NumbersRule):
         return Judgement(
             severity=Severity.WARNING,
             confirmed=False,
-            headline=f"a KL of {number(first)} nats before the first update",
+            headline=f"the KL is {number(first)} nats before the first update: the reference is not the initial model",
             message=f"The KL from the reference is {number(first)} nats at step {step_at(run, 0)}, before any "
             f"update, and "
             f"{number(later)} in the next steps: the reference is not the model that the training started from.",
             evidence="the logged KL of the first step",
-            advice="check which weights the reference was loaded from; merge an adapter before another is "
-            "trained on it",
+            advice=(
+                "check which weights the reference was loaded from; if you train a new adapter on an old one, merge "
+                "the old one first"
+            ),
             measures={"kl_at_start": Measure(first, "nats"), "onset": Measure(step_at(run, 0), "step")},
         )

@@ -72,11 +72,16 @@ class RewardCollapse(NumbersRule):
             severity=Severity.ERROR if level.last <= max(lowest, level.first) else Severity.WARNING,
             confirmed=True,
             headline=f"reward collapsed at step {onset}: from {number(best)} to {number(level.last)}",
-            message=f"The reward fell from {number(best)} (step {step_at(run, top)}) to {number(level.last)}, half of "
-            f"the way by step {onset}.",
+            message=(
+                f"The reward fell from {number(best)} (step {step_at(run, top)}) to {number(level.last)}; half of the "
+                f"fall had happened by step {onset}."
+            ),
             evidence=f"{number(fall / error) if error else 'many'} standard errors of a median over "
             f"{counted(level.count, 'step')}",
-            advice=f"look at entropy, KL, truncated share, gradient norm and sampler gap around step {onset}",
+            advice=(
+                "compare entropy, KL, truncated share, gradient norm and train-inference mismatch before and after "
+                f"step {onset}: the first to change is the likely cause"
+            ),
             measures={
                 "reward_best": Measure(best, "reward"),
                 "reward_last": Measure(level.last, "reward"),

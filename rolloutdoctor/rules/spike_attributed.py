@@ -126,7 +126,7 @@ class SpikeAttributed(TableRule):
         if steps >= self.fewest:
             return None
         return Missing(
-            f"needs {self.fewest} steps with a gradient to know its usual norm; found {steps}", "widen --steps"
+            f"needs {self.fewest} steps with a gradient to estimate its usual norm; found {steps}", "widen --steps"
         )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
@@ -146,10 +146,14 @@ class SpikeAttributed(TableRule):
             severity=Severity.INFO,
             confirmed=True,
             headline=told,
-            message=f"{counted(steps, 'step')} of {counted(run.count('spike_steps'), 'step')} with a spike of the "
-            f"gradient: half of it or more is of one response in twenty or fewer. At step {step} the gradient is that "
-            f"of {number(run['effective_tokens'])} tokens, if all weighed the same.",
+            message=(
+                f"in {counted(steps, 'step')} of {counted(run.count('spike_steps'), 'step')} with a gradient spike, "
+                f"one response in twenty or fewer carries half of the gradient or more. At step {step} the gradient "
+                f"is as concentrated as {number(run['effective_tokens'])} tokens of equal weight."
+            ),
             evidence="the gradient of the loss with respect to the log-probs, recomputed from the rows",
-            advice=f"look at these responses; `rolloutdoctor diff --steps {step}:{step + 1} --top {carriers}` computes "
-            "the step without them",
+            advice=(
+                f"inspect these responses; `rolloutdoctor diff --steps {step}:{step + 1} --top {carriers}` recomputes "
+                "the step without them"
+            ),
         )

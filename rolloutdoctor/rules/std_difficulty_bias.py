@@ -138,10 +138,14 @@ class StdDifficultyBias(TableRule):
         return Judgement(
             severity=Severity.INFO,
             confirmed=False,
-            headline=f"{percent(share)} of the absolute advantages are in groups with one right or one wrong response, "
-            f"{percent(plain)} without the division by the standard deviation",
-            message=f"{counted(len(run.table.filter('is_edge')), 'group')} have one right or one wrong response; the "
-            f"division multiplies the advantages of a group by {number(least)} to {number(most)}",
-            evidence="rewards and the configured estimator; it is a choice",
-            advice="no action if it is meant; Dr. GRPO leaves the division out",
+            headline=(
+                f"groups with exactly one right or one wrong response carry {percent(share)} of all abs(advantage), "
+                f"and {percent(plain)} without the division by the std"
+            ),
+            message=(
+                f"{counted(len(run.table.filter('is_edge')), 'group')} have exactly one right or one wrong response; "
+                f"dividing by the std scales the advantages of a group by {number(least)} to {number(most)}"
+            ),
+            evidence="the rewards and the configured estimator; this is a design choice",
+            advice="no action if intended; Dr. GRPO omits the division by the std",
         )
