@@ -31,9 +31,10 @@ class AdvantageBlowUp(TableRule):
     differ by rounding alone.
 
     ## Why it matters
-    A group is divided by its standard deviation. Where that comes out too small (as the difference of two means, over
-    a leave-one-out set that is constant, or of rewards like 0.1 + 0.2 and 0.3), one row gets an advantage of hundreds
-    or thousands, and the update of the step is that row's.
+    Where the standard deviation of a group is nearly 0, dividing by it turns rounding into a large advantage. Where
+    it comes out too small (as the difference of two means, over a leave-one-out set that is constant, or of rewards
+    like 0.1 + 0.2 and 0.3), one row gets an advantage of hundreds or thousands, and the update of the step is that
+    row's.
 
     ## How it is measured
     Centred scores divided by their standard deviation never exceed sqrt(G - 1), whatever the rewards: the bound

@@ -28,9 +28,8 @@ class AdvantageMaskMismatch(TableRule):
     must have the same, and none of them 0 while the row has another advantage.
 
     ## Why it matters
-    An advantage that was masked before it was given to other rows or turns, or shifted against the mask, trains
-    tokens with 0: with N turns and the last one's advantage copied to all, (N - 1) / N of the rows learn nothing.
-    No metric of the trainer shows it.
+    Tokens with an advantage of 0 are not trained: with N turns and the last turn's advantage copied to all, (N - 1) / N
+    of the rows learn nothing. No metric of the trainer shows it.
 
     ## How it is measured
     `zero_token_share` is the share of trained tokens with an advantage of 0 in rows that have another one, on other

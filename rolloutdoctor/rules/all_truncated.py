@@ -8,7 +8,7 @@ import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logged_lines, logs_remedy, percent
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logged_lines, logs_remedy, own_name, percent
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
@@ -207,7 +207,8 @@ class AllTruncated(TableRule):
         free = f", {lines(int(told.sum()))} without reward variance" if len(told) else ""
         source = "the finish reasons of the rows" if from_rows else "the trainer's own log"
         advice = (
-            "raise the length limit, check the end-of-sequence token and the sampler's stop strings, or penalize length"
+            f"raise {own_name(context, 'the response length limit')}, check the end-of-sequence token and the "
+            "sampler's stop strings, or penalize length"
         )
         if whole == windows:
             fixed = len(told) > 0 and told.sum() < (1 - self.warn_from) * len(told)

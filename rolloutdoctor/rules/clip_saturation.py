@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.base import Context, Judgement, counted, percent
+from rolloutdoctor.rules.base import Context, Judgement, counted, own_name, percent
 from rolloutdoctor.rules.numbers_rule import NumbersRule, series
 from rolloutdoctor.rules.table_rule import Measured
 
@@ -16,8 +16,9 @@ class ClipSaturation(NumbersRule):
     Reads the logged clip fraction.
 
     ## Why it matters
-    A clipped token has no gradient. A few percent are usual with several updates a batch; where a quarter is clipped,
-    the policy moves further within a batch than the clip range allows, or the old log-probs are not the policy's.
+    A clipped token has no policy gradient. A few percent are usual with several updates a batch; where a quarter is
+    clipped, the policy moves further within a batch than the clip range allows, or the old log-probs are not the
+    policy's.
 
     ## How it is measured
     `clip_fraction` is the mean over the logged steps. Its median over the last third is compared: a warning above 0.4
@@ -65,7 +66,7 @@ class ClipSaturation(NumbersRule):
             f"{percent(late)}.",
             evidence="the logged clip fraction; a few percent are normal",
             advice=(
-                "lower the learning rate or the number of updates per batch, and check where the old log-probs come "
-                "from"
+                f"lower {own_name(context, 'the learning rate')} or the number of updates per batch, and check where "
+                "the old log-probs come from"
             ),
         )

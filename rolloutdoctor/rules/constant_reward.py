@@ -61,8 +61,8 @@ class ConstantReward(NumbersRule):
     Compares the logged rewards of all steps with each other, and those of each reward function.
 
     ## Why it matters
-    A mean over sampled responses varies. One that never does is of a reward function that returns a constant: it
-    crashed and fell back, it compares with an empty answer, or it parses no response.
+    A mean over sampled responses varies unless the reward function returns a constant. Such a
+    function crashed and fell back, compares with an empty answer, or parses no response.
 
     ## How it is measured
     One value of the reward in ten or more logged steps is an error where the standard deviation of the rewards is

@@ -30,11 +30,12 @@ class FloatResidue(TableRule):
     step afterwards are not looked at: those of such a group are 0 less the mean of the step.
 
     ## Why it matters
-    The float32 mean of eight times 0.3 is not 0.3. The residue, divided by a standard deviation of the same size plus a
-    small epsilon, becomes an advantage of up to 0.9, with the same sign for the whole group: all of its responses are
-    reinforced, or all suppressed, by rounding alone. Rewards of 0, 1 and dyadic fractions never do this. Nothing is
-    divided by a deviation where zero advantages are filtered: the residue is then some 1e-8, but the tokens of such
-    groups are counted in the denominator, and the gradient of all others is smaller by their share.
+    An advantage that should be 0 is a rounding error instead, and a filter of zero advantages does not catch it. The
+    residue, divided by a standard deviation of the same size plus a small epsilon, becomes an advantage of up to 0.9,
+    with the same sign for the whole group: all of its responses are reinforced, or all suppressed, by rounding alone.
+    Rewards of 0, 1 and dyadic fractions never do this. Nothing is divided by a deviation where zero advantages are
+    filtered: the residue is then some 1e-8, but the tokens of such groups are counted in the denominator, and the
+    gradient of all others is smaller by their share.
 
     ## How it is measured
     Read from the logged advantages if there are any (then confirmed). Otherwise the trainer's float32 arithmetic is

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, counted, number
+from rolloutdoctor.rules.base import Context, Judgement, counted, number, own_name
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, logged, series, step_at
 from rolloutdoctor.rules.series import crossing, ends, smoothed
 from rolloutdoctor.rules.table_rule import Measured
@@ -21,8 +21,8 @@ class KlBlowUp(NumbersRule):
     Compares the logged KL at the end with that at the start, and the reward beside it.
 
     ## Why it matters
-    A KL of a nat per token is another model: what the reference could do is lost. Where the reward did not rise, the
-    policy diverged.
+    A policy with a KL of a nat per token is a different model, and what the reference could do is lost. Where the
+    reward did not rise, the policy diverged.
 
     ## How it is measured
     `kl_last` is the median over the last tenth of the logged steps, three at least. A blow-up is a `kl_last` above 1
@@ -72,7 +72,10 @@ class KlBlowUp(NumbersRule):
                 f"step {onset}{bought}. Its maximum is {number(float(values.max()))}."
             ),
             evidence=f"the median over the last {counted(level.count, 'step')} of {len(values)}",
-            advice=f"go back to a checkpoint before step {onset}; raise the KL coefficient or lower the learning rate",
+            advice=(
+                f"go back to a checkpoint before step {onset}; raise {own_name(context, 'the KL coefficient')} or "
+                f"lower {own_name(context, 'the learning rate')}"
+            ),
             measures={
                 "kl_first": Measure(start, "nats"),
                 "kl_last": Measure(level.last, "nats"),

@@ -18,8 +18,8 @@ class KlCountedTwice(DirectRule):
     themselves.
 
     ## Why it matters
-    The policy is held to the reference twice as hard as the coefficient says, and a sweep over the coefficient
-    misleads.
+    The penalty for leaving the reference is twice what the coefficient says, which misleads a sweep over the
+    coefficient.
 
     ## How it is measured
     Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how

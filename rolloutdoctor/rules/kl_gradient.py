@@ -18,8 +18,8 @@ class KlGradient(DirectRule):
     probs. Where the options put k1 in the loss, not weighted by the importance ratio, says so as information.
 
     ## Why it matters
-    The value hides what is descended: as a loss, k1 has a gradient of 0 in expectation, k2 that of the reverse KL
-    and k3 that of the forward KL. A KL of the old log-probs has no gradient at all.
+    The derivative of an estimator is not the gradient of the KL: as a loss, k1 has a gradient of 0 in expectation, k2
+    that of the reverse KL and k3 that of the forward KL. A KL of the old log-probs has no gradient at all.
 
     ## How it is measured
     Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how

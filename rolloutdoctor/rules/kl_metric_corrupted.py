@@ -282,6 +282,7 @@ class KlMetricCorrupted(TableRule):
                     "where the logged loss, which contains the KL, agrees"
                 ),
                 evidence="a loss that contained the logged KL would differ by more than rounding",
+                why=_MISLEADS,
                 advice="find what is added to the KL metric or replaces it; the loss is unaffected",
             )
         if not confirmed:
@@ -295,6 +296,7 @@ class KlMetricCorrupted(TableRule):
                 ),
                 evidence="no known formula reproduces all of the logged values",
                 advice="check that the file holds all rows of the step, and that the KL options are the run's",
+                why=_MISLEADS,
             )
         evidence = []
         if fit_reward:
@@ -342,6 +344,9 @@ class KlMetricCorrupted(TableRule):
             evidence=f"the options and the version; the run has neither {names} nor a column kl",
             advice="ignore this metric, or upgrade to a trainer release with the fix (`rolloutdoctor fixes`)",
         )
+
+
+_MISLEADS = "A KL metric that is wrong hides how far the policy has moved from the reference."
 
 
 def _counts(run: Measured, *names: str) -> list[int]:

@@ -21,7 +21,7 @@ class KlWithoutGradient(NumbersRule):
     Looks at steps in which every group has equal rewards, so that the policy term is 0, and the logged KL is not.
 
     ## Why it matters
-    The loss has a KL term by the options, and a KL above 0 has a gradient. A norm of exactly 0 there says that the KL
+    The options put a KL term in the loss, and a KL above 0 has a gradient. A norm of exactly 0 there says that the KL
     does not reach the parameters: it is detached, or such groups are dropped before the update. It is the mirror of
     `RDG003`.
 

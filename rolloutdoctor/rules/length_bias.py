@@ -24,7 +24,7 @@ class LengthBias(TableRule):
     advantage and length.
 
     ## Why it matters
-    If every response weighs the same, a token of a long one weighs less: long wrong answers are punished less for each
+    If every response has the same weight, each token of a long one has less: long wrong answers are punished less per
     token than short ones, and responses grow. If every token weighs the same, long responses dominate the gradient.
     Where advantage goes with length, either moves the length of responses.
 

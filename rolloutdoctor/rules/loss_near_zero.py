@@ -31,10 +31,10 @@ class LossNearZero(TableRule):
     mode in use, and shows the gradient next to it.
 
     ## Why it matters
-    At importance ratio 1 the clipped surrogate equals minus the advantage. Group-centred advantages average to zero
-    over rows of equal weight, so the printed loss is the KL part alone, although the policy gradient is not zero. Under
-    a token mean they cancel only if length is uncorrelated with reward. If the gradient is zero as well, the step does
-    not update the policy.
+    At importance ratio 1 the policy loss is minus the mean advantage, which is 0 for centered advantages: a small loss
+    alone is no fault. Group-centred advantages average to zero over rows of equal weight, so the printed loss is the KL
+    part alone, although the policy gradient is not zero. Under a token mean they cancel only if length is uncorrelated
+    with reward. If the gradient is zero as well, the step does not update the policy.
 
     ## How it is measured
     `expected_loss_at_ratio_one` is minus the weighted advantages plus the KL part. Gradients are in log-prob space.

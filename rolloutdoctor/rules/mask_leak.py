@@ -80,9 +80,9 @@ class MaskLeak(TableRule):
     Looks for trained tokens (`response_mask` 1) that the model cannot have sampled.
 
     ## Why it matters
-    The policy gradient holds for tokens that the policy chose. Tool output, prompt templates and padding in the loss
-    teach the model to write them, with the sign of whatever the response earned, and they enter the KL and every token
-    mean.
+    The policy gradient is only valid for tokens that the policy sampled. Tool output, prompt templates and padding in
+    the loss teach the model to write them, with the sign of whatever the response earned, and they enter the KL and
+    every token mean.
 
     ## How it is measured
     Six signs, none of which asks what a token says. `trained_beyond`, which a recorder writes, counts trained tokens

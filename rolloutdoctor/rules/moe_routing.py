@@ -27,8 +27,9 @@ class MoeRouting(TableRule):
     tokens: a heavy tail on both sides, in bursts.
 
     ## Why it matters
-    In a mixture of experts a rounding error can send a token through another expert. Upstream about 10 % of the routers
-    differed and 94 % of the tokens in one layer or more; runs collapsed, and replaying the routes fixed it.
+    In a mixture of experts a rounding error can route a token to another expert, which changes its log-prob by far more
+    than rounding. Upstream about 10 % of the routers differed and 94 % of the tokens in one layer or more; runs
+    collapsed, and replaying the routes fixed it.
 
     ## How it is measured
     Noise of a kernel moves a log-prob by its size times 1 - p, so that delta over 1 - p has about the same spread on

@@ -31,10 +31,10 @@ class PositionShift(TableRule):
     micro-batch.
 
     ## Why it matters
-    A trainer whose positions count the padding, or whose attention sees it, scores a short prompt's response as if it
-    stood elsewhere; the engine, which packs or pads on the other side, does not. Rows without padding are right, so
-    that the mean over a step looks like noise. A shift by the same number for all tokens does not change a model with
-    relative positions: only where padding is seen, or positions are absolute or split, it shows.
+    A trainer whose positions count the padding, or whose attention includes it, scores the responses to short prompts
+    as if they stood elsewhere; the engine, which packs or pads on the other side, does not. Rows without padding are
+    right, so that the mean over a step looks like noise. A shift by the same number for all tokens does not change a
+    model with relative positions: only where padding is seen, or positions are absolute or split, it shows.
 
     ## How it is measured
     The gap is the mean of its sizes on trained tokens with a sampler probability below 0.9, of eight or more in a row.

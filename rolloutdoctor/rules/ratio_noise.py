@@ -21,9 +21,10 @@ class RatioNoise(NumbersRule):
     Reads the logged clip fraction and the mean of old minus new log-probs where the options state one update a batch.
 
     ## Why it matters
-    Before the first update policy and old log-probs are of the same weights: the ratio is 1, nothing is clipped. What
-    is clipped there is clipped at random, for the two forward passes differ: by the shapes of their batches in bf16, by
-    the routing of a mixture of experts, by dropout, a temperature, or old log-probs of older weights.
+    Before the first update policy and old log-probs come from the same weights, so the ratio is 1 and nothing is
+    clipped. What is clipped there is clipped at random, for the two forward passes differ: by the shapes of their
+    batches in bf16, by the routing of a mixture of experts, by dropout, a temperature, or old log-probs of older
+    weights.
 
     ## How it is measured
     `clip_fraction` and `ppo_kl` are means over the logged steps. Where the trainer takes the old log-probs from the

@@ -29,8 +29,8 @@ class RatioNotOne(CountingRule):
     update of a batch, which the loss agrees with: both are logged as they are.
 
     ## Why it matters
-    A ratio that is 1 by accident turns off the clip: later inner steps then go as far as they like. A ratio that is not
-    1 at the first inner step clips tokens of an on-policy update.
+    Before the first update of a batch the ratio is exactly 1; any other value is noise in the loss and in the clip. A
+    ratio that is not 1 at the first inner step clips tokens of an on-policy update.
 
     ## How it is measured
     Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how many

@@ -32,8 +32,9 @@ class ReferenceMoved(TableRule):
     more than usual; and for a reference whose log-probs are those of the policy, bit by bit, while the policy moves.
 
     ## Why it matters
-    The KL term holds the policy near a fixed model. A reference that was loaded anew from a checkpoint of the policy,
-    or that shares its weights, holds it near nothing: the KL that is logged looks better than ever.
+    The KL term keeps the policy near a fixed model; a reference that moves with the policy removes that constraint. A
+    reference that was loaded anew from a checkpoint of the policy, or that shares its weights, holds it near nothing:
+    the KL that is logged looks better than ever.
 
     ## How it is measured
     The mean of k3 over the trained tokens of each step; of a step with more than 32,768 response tokens every second
@@ -60,7 +61,7 @@ class ReferenceMoved(TableRule):
     >>> steps = [toy_batch([[1, 0]], policy=-1.0, ref=each, step=step) for step, each in enumerate(ref)]
     >>> [found] = diagnose(steps, trainer="trl", select=["RDG011"]).findings
     >>> found.headline
-    'KL to the reference falls from 0.0187 to 5e-07 at step 4 and stays low'
+    'the KL to the reference falls from 0.0187 to 5e-07 at step 4 and stays low'
     """
 
     code = "RDG011"

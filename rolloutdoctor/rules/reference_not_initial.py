@@ -16,9 +16,9 @@ class ReferenceNotInitial(NumbersRule):
     Compares the logged KL of step 1 with that of the next steps.
 
     ## Why it matters
-    Before the first update the policy is the model that the training started from. A KL from the reference that is not
-    0 then says that the reference is another one: the base below an adapter, another checkpoint, or the same in another
-    precision. The KL term pulls the policy there.
+    Before the first update the policy is the model that training started from, so its KL to the right reference is 0. A
+    KL from the reference that is not 0 then says that the reference is another one: the base below an adapter, another
+    checkpoint, or the same in another precision. The KL term pulls the policy there.
 
     ## How it is measured
     `kl_at_start` is the logged KL of step 1. A warning above 0.01 nats, and above half of the median over the next five

@@ -46,7 +46,7 @@ class ResumedData(TableRule):
     >>> steps = [toy_batch([[1, 0]], per_row={"prompt": [one, one]}, step=step) for step, one in enumerate(order)]
     >>> [found] = diagnose(steps, trainer=None, select=["RDI013"]).findings
     >>> found.headline
-    'steps 4 to 6 have the prompts of steps 0 to 2, and other prompts follow'
+    'steps 4 to 6 repeat the prompts of steps 0 to 2, and other prompts follow'
     """
 
     code = "RDI013"

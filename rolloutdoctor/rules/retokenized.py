@@ -32,8 +32,8 @@ class Retokenized(TableRule):
     with the other trained tokens of the same responses.
 
     ## Why it matters
-    A conversation that is decoded to text and tokenized again for training has other tokens where turns meet. The
-    log-probs of what was sampled are then compared with those of something else, and the ratio is wrong exactly there.
+    A conversation that is decoded to text and tokenized again has different tokens where turns meet. The log-probs of
+    what was sampled are then compared with those of something else, and the ratio is wrong exactly there.
 
     ## How it is measured
     Absolute differences are counted in bins, four for each doubling, separately for five ranges of the log-prob,

@@ -19,8 +19,8 @@ class RewardCollapse(NumbersRule):
     Compares the logged reward at the end with its best running median.
 
     ## Why it matters
-    A reward that falls while it is being trained for says that the update no longer follows it: entropy or KL went
-    first, the sampler serves another policy, the verifier died, or the data changed.
+    A reward that falls although it is trained for has an earlier cause: entropy or KL changed first, the sampler serves
+    another policy, the verifier died, or the data changed.
 
     ## How it is measured
     `reward_best` is the largest running median over a tenth of the logged steps, `reward_last` the median of the last

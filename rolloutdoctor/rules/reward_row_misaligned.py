@@ -54,7 +54,7 @@ class RewardRowMisaligned(DirectRule):
     different rewards are reported in any case.
 
     ## Why it matters
-    Every response is then pushed for what another one did. The mean reward is unchanged, so no curve shows it.
+    Every response is then reinforced for what another one did. The mean reward is unchanged, so no curve shows it.
 
     ## How it is measured
     Every logged advantage is compared with both formulas, each within its rounding radius. The finding gives how

@@ -55,9 +55,9 @@ class SamplerMismatch(TableRule):
     sure of and the trainer was not, and rows that are far apart where the others agree.
 
     ## Why it matters
-    Kernels, precision and parallelism differ between an inference engine and a trainer, so that training is never
-    quite on-policy. Means hide it: a mean of -0.0015 went with 7.5 % of the tokens outside of 0.9 to 1.1 upstream. How
-    much is too much depends on model and stack, so no level is a fault; a cause is, and rules on causes look for them.
+    Kernels, precision and parallelism differ between an inference engine and a trainer, so training is never exactly
+    on-policy. Means hide it: a mean of -0.0015 went with 7.5 % of the tokens outside of 0.9 to 1.1 upstream. How much
+    is too much depends on model and stack, so no level is a fault; a cause is, and rules on causes look for them.
 
     ## How it is measured
     Means, shares and weights are those of sampled rows, about 2^13 tokens of each step; `tokens` counts all. `p99_abs`

@@ -34,10 +34,10 @@ class ShapedRewardPhantom(TableRule):
     where rewards are divided by the group's standard deviation.
 
     ## Why it matters
-    In a group where every response fails, a small term for format or length is all that varies. Divided by its own
-    standard deviation it gets advantages as large as those of a group of failures and successes, whatever its weight:
-    the policy learns to shape, with full force, on the prompts that it cannot solve. Measured upstream: exact match of
-    0.10 with the term, 0.75 where groups were filtered by their outcome.
+    In a group where every response fails, only a small reward for format or length varies, and it decides the whole
+    update. Divided by its own standard deviation it gets advantages as large as those of a group of failures and
+    successes, whatever its weight: the policy learns to shape, with full force, on the prompts that it cannot solve.
+    Measured upstream: exact match of 0.10 with the term, 0.75 where groups were filtered by their outcome.
 
     ## How it is measured
     The outcome is the only function that is exactly 0 or 1 in every row of the run, beside another one that varies;

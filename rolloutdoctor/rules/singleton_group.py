@@ -28,9 +28,9 @@ class SingletonGroup(TableRule):
     of the total absolute advantage.
 
     ## Why it matters
-    Trainers disagree on its advantage: the raw score (most estimators of verl), the score times a batch factor (its
-    gpg), or 0 (its rloo_vectorized, TRL, slime). With non-negative rewards, a raw score as the advantage reinforces the
-    response however bad it is. Rejection makes such groups common.
+    Without a baseline the advantage says nothing about the other responses: it is the raw score (most estimators of
+    verl), the score times a batch factor (its gpg), or 0 (its rloo_vectorized, TRL, slime). With non-negative rewards,
+    a raw score as the advantage reinforces the response however bad it is. Rejection makes such groups common.
 
     ## How it is measured
     `advantage_mass_share` is the sum of |A| over these responses divided by the sum over all unmasked ones, for the

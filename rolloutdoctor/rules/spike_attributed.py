@@ -21,8 +21,8 @@ class SpikeAttributed(TableRule):
     Names the responses that carry half of the squared log-prob gradient of a step with a spike.
 
     ## Why it matters
-    A spike of a few responses is one of the data: a ratio that ran away, an advantage that blew up, one long response.
-    It can be looked at, and left out; one that all responses share is of the policy or of the learning rate.
+    A spike that comes from a few responses is a data problem: a runaway ratio, an advantage that blew up, or one long
+    response. It can be looked at, and left out; one that all responses share is of the policy or of the learning rate.
 
     ## How it is measured
     The gradient is that of the loss with respect to the log-probs of the trained tokens, recomputed; its norm is L2. A

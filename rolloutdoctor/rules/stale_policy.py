@@ -47,8 +47,8 @@ class StalePolicy(TableRule):
     than the rest.
 
     ## Why it matters
-    An inference engine that missed a weight sync goes on as if nothing had happened: the reward curve lives on, and the
-    update is off-policy. Upstream, a sleep mode that dropped the synced weights raised the mean gap from 0.015 to
+    An inference engine that missed a weight sync keeps sampling from old weights: the reward curve looks normal, but
+    the update is off-policy. Upstream, a sleep mode that dropped the synced weights raised the mean gap from 0.015 to
     0.201 at the first update. Old log-probs that the trainer recomputes with its present weights hide it from the
     importance ratio, and stamps that are never set hide it from every staleness limit.
 
@@ -84,7 +84,7 @@ class StalePolicy(TableRule):
     >>> steps = [toy_batch([[1, 0]], lengths=64, rollout=-1.0 - gap, step=step)
     ...          for step, gap in enumerate([0.01, 0.01, 0.2, 0.2, 0.21, 0.22])]
     >>> diagnose(steps, trainer=None, select=["RDO002"]).findings[0].headline
-    'the gap to the sampler rises from 0.0107 to 0.203 at step 2 and stays'
+    'the sampler mismatch rises from 0.0107 to 0.203 nats at step 2 and stays'
     """
 
     code = "RDO002"

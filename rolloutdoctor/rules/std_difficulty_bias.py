@@ -29,8 +29,9 @@ class StdDifficultyBias(TableRule):
     standard deviation and without it.
 
     ## Why it matters
-    A group with one right response of eight has a smaller standard deviation than one with four. The division weighs
-    it up by half, whether the one was luck or not, so the objective is no longer the mean reward.
+    A group with one right response of eight has a smaller standard deviation than one with four, so dividing by it
+    gives very hard and very easy prompts more weight. The division weighs it up by half, whether the one was luck or
+    not, so the objective is no longer the mean reward.
 
     ## How it is measured
     Rewards have to be right or wrong (0 and 1, or -1 and 1). `edge_mass_share` is the share of the absolute advantages

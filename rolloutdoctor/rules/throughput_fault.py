@@ -16,8 +16,8 @@ class ThroughputFault(NumbersRule):
     Names the steps whose logged time is far above the median, the longest first.
 
     ## Why it matters
-    An engine that stalls, a verifier that runs into its timeout, or one response that is ten times as long as the
-    others holds up all workers.
+    A stalled engine, a verifier that runs into its timeout, or one response ten times as long as the others holds up
+    all workers.
 
     ## How it is measured
     `slow_steps` took more than five times the median, the first logged step left out; `time_share` is their share of

@@ -29,11 +29,11 @@ class TruncatedSupport(TableRule):
     Looks whether the sampler's log-probs are above the trainer's on nearly all tokens, by a bounded amount.
 
     ## Why it matters
-    An engine that samples from the most likely tokens divides by their mass. Its log-probs are larger by -log of that
-    mass, the importance ratio is too small by as much on every token, and a loss that is weighted or masked by it is
-    too small, or gone: at top-p 0.8 upstream the mean ratio was 0.896 and 52 % of the tokens were off by a tenth; after
-    the cut was replayed in the trainer, 1.001 and 4 %. Tokens outside of the cut are never drawn, and their logits rise
-    unseen.
+    An engine that samples only from the most likely tokens renormalizes their probabilities, so its log-probs are
+    larger than the trainer's. Its log-probs are larger by -log of that mass, the importance ratio is too small by as
+    much on every token, and a loss that is weighted or masked by it is too small, or gone: at top-p 0.8 upstream the
+    mean ratio was 0.896 and 52 % of the tokens were off by a tenth; after the cut was replayed in the trainer, 1.001
+    and 4 %. Tokens outside of the cut are never drawn, and their logits rise unseen.
 
     ## How it is measured
     On sampled tokens to which both models gave less than 0.9 (geometric mean). Found where at most a fourth of these

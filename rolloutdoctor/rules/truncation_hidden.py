@@ -31,8 +31,8 @@ class TruncationHidden(TableRule):
     token ends them though the sampler gave it almost no probability.
 
     ## Why it matters
-    What handles truncated responses (a mask, a penalty, an alarm on the share) relies on that word. A response that
-    was cut off and counts as finished is scored as a wrong answer, or as a right one that never ended.
+    Masks, penalties and alarms for truncated responses rely on the finish reason. A response that was cut off and
+    counts as finished is scored as a wrong answer, or as a right one that never ended.
 
     ## How it is measured
     The end-of-sequence token is the one id that ends at least 90 % of the stopped responses of a step. Five rows or

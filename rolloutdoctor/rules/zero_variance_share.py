@@ -20,8 +20,8 @@ class ZeroVarianceShare(NumbersRule):
     Reads the logged share of zero-variance groups, and since when it is 1.
 
     ## Why it matters
-    A group whose rewards are all equal has advantages of 0. Where every group is one, the policy gets no gradient but
-    that of the KL: the step is paid for and nothing is learned.
+    A group whose rewards are all equal has advantages of 0 and trains nothing. Where every group is one, the policy
+    gets no gradient but that of the KL: the step is paid for and nothing is learned.
 
     ## How it is measured
     `zero_variance_share` is the mean of the logged shares, which is the share of responses that trained nothing. An

@@ -124,7 +124,7 @@ def test_one_baseline_where_groups_differ_in_size():
     made = toy_batch(rewards, per_row={"advantage": (flat - flat.mean()).tolist()})
     finding = only("RDI003", made, **plain)
     assert (finding.severity, finding.verdict) == (Severity.ERROR, "confirmed")
-    assert finding.headline == "one baseline for all prompts in 1 step of 1"
+    assert finding.headline == "one baseline over all prompts of the batch in 1 step of 1"
     assert only("RDI003", toy_batch(rewards), **plain).verdict == "exposed"
     # Groups of one size; advantages of a run whose file lacks a row; a trainer that groups by id.
     assert only("RDI003", toy_batch([[1.0, 0.0], [1.0, 1.0]]), **plain) is None

@@ -205,7 +205,7 @@ def test_a_prefix_that_two_responses_share():
     assert (found.severity.label, found.verdict) == ("warning", "exposed")
     value = values(found)
     assert (value["impossible_prefixes"], value["longest_prefix"], value["impossible_copies"]) == (4, 64, 0)
-    assert found.examples[0].note == "begins as another response of its prompt"
+    assert found.examples[0].note == "begins like another response to its prompt"
     assert find(branched(40)) is None
     severe = find(branched(99, alike=True))
     assert values(severe)["impossible_prefixes"] == 12

@@ -150,7 +150,7 @@ def test_no_verdict():
     assert skipped.reason.startswith("no two siblings begin with the same token")
     nameless = [replace(one, per_row={"reward": one.per_row["reward"]}) for one in run(model(), 3)]
     (skipped,) = report_on(nameless, trainer=None, select=[CODE]).skipped
-    assert skipped.reason == "nothing says which prompt a row answers"
+    assert skipped.reason == "no column shows which prompt a row answers"
 
 
 def test_what_is_not_known_does_not_count():

@@ -58,7 +58,7 @@ def test_a_filled_tail():
     steps = run(3, filled_tail=4, fill=-0.37)
     finding = found(steps)
     assert finding.severity == Severity.WARNING
-    assert "end with equal log-probs of the sampler" in finding.message
+    assert "end with equal sampler log-probs" in finding.message
     assert values(finding)["tokens"] == 0
 
 

@@ -121,7 +121,7 @@ def others_of(steps, share, size):
 def test_rows_of_other_log_probs():
     finding = found(others_of(run(3, noise=0.02, entropy="high"), 0.1, 0.3))
     assert (finding.severity, finding.verdict) == (Severity.WARNING, "exposed")
-    assert "sampled rows of 384, and agree elsewhere" in finding.headline
+    assert "sampled rows of 384 and agree in all others" in finding.headline
     assert values(finding)["rows_apart"] == pytest.approx(38, abs=12)
 
 

@@ -29,7 +29,7 @@ def test_raw_score(estimator, lone, pair):
     )
     assert (found.severity, found.verdict) == (Severity.WARNING, "exposed")
     share = f"{100 * lone / (lone + 2 * pair):.3g} % of the total advantage"
-    assert found.headline == f"1 group with a single unmasked response, hence no baseline ({share})"
+    assert found.headline == f"1 group with one unmasked response and so no baseline ({share})"
 
 
 @pytest.mark.parametrize(
