@@ -78,9 +78,7 @@ def diff(
     engine: verdict.EngineOption = None,
     state_dir: verdict.StateDirOption = None,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if anything differs.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show every option and its origin.")
-    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every option and its origin.")] = False,
     color: opt.ColorOption = opt.Color.auto,
     quiet: opt.QuietOption = False,
 ) -> None:

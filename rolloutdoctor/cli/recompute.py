@@ -57,9 +57,7 @@ def recompute(
     workers: verdict.WorkersOption = 1,
     engine: verdict.EngineOption = None,
     state_dir: verdict.StateDirOption = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show every option and its origin.")
-    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every option and its origin.")] = False,
     color: opt.ColorOption = opt.Color.auto,
     quiet: opt.QuietOption = False,
 ) -> None:

@@ -185,7 +185,7 @@ class InertRewardTerm(TableRule):
         named = [*inert, *(name for name, _ in constant)]
         parts = []
         if inert:
-            parts.append(f"{', '.join(inert)}never varies within any of {counted(run.count('groups'), 'group')}")
+            parts.append(f"{', '.join(inert)}: constant within each of {counted(run.count('groups'), 'group')}")
         if constant:
             parts.append(f"{', '.join(f'{name} = {low:.4g}' for name, low in constant)} in every row")
         return Judgement(

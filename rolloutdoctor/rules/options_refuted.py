@@ -94,7 +94,7 @@ class OptionsRefuted(CountingRule):
         return Judgement(
             severity=Severity.ERROR,
             confirmed=True,
-            headline=f"{name} = true had no effect: {run.shown:,} truncated responses are trained",
+            headline=f"{name} = true had no effect: truncated responses are trained ({run.shown:,})",
             message=(
                 f"{name} should mask every token of a truncated response, but {run.shown:,} of "
                 f"{counted(run.looked_at, 'truncated response')} have trained tokens"

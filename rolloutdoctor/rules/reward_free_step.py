@@ -140,9 +140,8 @@ class RewardFreeStep(TableRule):
         return Judgement(
             severity=Severity.WARNING if (share or 0.0) > self.warn_above and moved else Severity.INFO,
             confirmed=True,
-            headline=(
-                f"in {free:,} of {lines} every group had equal rewards; {moved:,} of them still updated the weights"
-            ),
+            headline=f"in {free:,} of {lines} every group had equal rewards; "
+            + (f"{moved:,} of them still updated the weights" if moved else "none of them updated the weights"),
             message=message,
             evidence=evidence,
             advice=(

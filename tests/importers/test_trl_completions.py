@@ -177,7 +177,9 @@ def test_constant_rewards_follow_from_every_weighting(tmp_path):
     assert set(Counter(row["group_id"] for row in rows).values()) == {4}
     (found,) = (one for one in findings(tmp_path / "a" / "completions").findings if one.code == "RDA011")
     assert found.severity is Severity.ERROR
-    assert found.headline == "all 12 groups are zero-variance: every reward in a group is equal, so every advantage is 0"
+    assert (
+        found.headline == "all 12 groups are zero-variance: every reward in a group is equal, so every advantage is 0"
+    )
     # Seven groups may be chance.
     (few,) = (one for one in findings(constant(tmp_path / "b", files=1)).findings if one.code == "RDA011")
     assert few.severity is Severity.INFO

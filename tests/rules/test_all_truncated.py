@@ -106,7 +106,7 @@ def test_a_verl_log_without_its_estimator(tmp_path):
     assert found.severity.label == "error"
     # Its ratio counts the padded width: another cap leaves it at 0.
     (skipped,) = [one for one in report_of(verl_log(tmp_path, 0.0)).skipped if one.code == "RDI012"]
-    assert "another cap" in skipped.reason
+    assert "another length limit" in skipped.reason
     assert outcome(report_of(verl_log(tmp_path, 0.0, least=80.0))) == "clean"
 
 

@@ -186,7 +186,7 @@ def test_one_baseline_for_each_token_is_not_tested():
         adv_estimator="optimal_token_baseline",
         select=["RDA001"],
     ).skipped
-    assert "a group baseline for each token" in skipped.reason
+    assert "a group baseline per token" in skipped.reason
 
 
 def test_nothing_to_look_at():

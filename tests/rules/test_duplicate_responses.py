@@ -152,7 +152,7 @@ def test_clean_and_skipped():
     # Copies, and nothing that says how likely they are.
     many = batch_of(["aabcdefg"], column=None)
     (skipped,) = report_on(many, trainer=None, select=["RDI009"]).skipped
-    assert "no log-probs say how likely" in skipped.reason
+    assert "without log-probs its probability is unknown" in skipped.reason
     found = find(batch_of(["aaab"], column=None))
     assert found.severity.label == "info"
     assert "no log-probs" in found.evidence

@@ -45,7 +45,7 @@ def test_a_term_of_the_prompt():
             "groups": GROUPS,
         }
     )
-    assert finding.message == "hard: never varies within any of 24 groups"
+    assert finding.message == "hard: constant within each of 24 groups"
 
 
 def test_a_small_term_is_information():
@@ -122,4 +122,4 @@ def test_evidence_is_in_bits(groups, size, enough):
 
 def test_the_name_of_a_function_may_have_a_slash():
     finding = found_by(CODE, batch({"correct": CORRECT, "env/hard": HARD}), trainer="trl")
-    assert finding.message == "env/hard: never varies within any of 24 groups"
+    assert finding.message == "env/hard: constant within each of 24 groups"

@@ -334,5 +334,8 @@ def test_what_to_do_about_equal_rewards_goes_by_the_reward(case, tmp_path):
     shares = [0.1] * since + [1.0] * (STEPS - since)
     path = log_file(tmp_path / "trainer_state.json", reward=rewards, frac_reward_zero_std=shares)
     (found,) = rd.check(path, select=["RDT001"]).findings
-    assert found.headline == f"every reward is {rewards[-1]:g} since step {since + 1}, so every group is zero-variance and every advantage is 0"
+    assert (
+        found.headline == f"every reward is {rewards[-1]:g} since step {since + 1}, so every group is zero-variance "
+        "and every advantage is 0"
+    )
     assert found.advice.startswith(advice)

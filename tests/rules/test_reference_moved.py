@@ -99,7 +99,7 @@ def test_it_is_the_policy_in_all_steps(logged, verdict):
     report = report_on(run([0.0] * 8), trainer="trl", select=[CODE], logged=logged)
     assert [finding.verdict for finding in report.findings] == ([verdict] if verdict else [])
     if verdict is None:
-        assert "the policy does not move" in report.skipped[0].reason
+        assert "the policy does not change" in report.skipped[0].reason
     else:
         assert report.findings[0].headline == "reference and policy are bit-identical in all 8 steps"
 

@@ -145,8 +145,8 @@ def test_equal_responses_that_agree_by_chance():
     order = np.random.default_rng(5).permuted(order, axis=1).ravel()
     finding = outcome(steps_of_copies(order, steps=12))
     assert (finding.severity, finding.verdict) == (Severity.WARNING, "exposed")
-    assert "agree no better than different ones" in finding.message
-    assert "the reward cannot distinguish responses to a prompt" in finding.advice
+    assert "no less often than different responses" in finding.message
+    assert "the reward does not depend on the response" in finding.advice
     # Too few to say so.
     assert outcome(steps_of_copies(order, steps=1)).severity == Severity.INFO
 

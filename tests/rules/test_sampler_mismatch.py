@@ -138,4 +138,4 @@ def test_rows_of_other_log_probs():
 )
 def test_rows_that_are_not_apart(batches):
     finding = found(batches())
-    assert "agree elsewhere" not in finding.headline
+    assert "agree in all others" not in finding.headline

@@ -76,7 +76,7 @@ def test_mild_noise_is_information():
 def test_the_mismatch_itself_grows():
     finding = found([batch(seed, growth=6.0, step=seed) for seed in range(3)])
     assert finding.severity == Severity.INFO
-    assert "the mismatch itself is larger" in finding.message
+    assert "the mismatch per token is larger" in finding.message
 
 
 @pytest.mark.parametrize(

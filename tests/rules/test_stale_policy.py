@@ -63,7 +63,7 @@ def test_the_sampler_loses_the_weights_at_the_first_update():
 def test_a_sampler_that_never_follows(rate):
     finding = found_in(run_of(Policy(rate=rate), 14, versions=lambda step, row: 0))
     assert finding.severity == Severity.WARNING
-    assert "the gap to the sampler grows over the run" in finding.headline
+    assert "the sampler mismatch grows over the run" in finding.headline
 
 
 def test_a_sampler_that_stops_following():
@@ -253,7 +253,10 @@ def test_too_few_steps():
 
 def test_log_probs_of_the_sampler_itself():
     (skipped,) = report_on(gaps([0.0] * 8), select=[CODE], trainer=None).skipped
-    assert skipped.reason == "the trainer's log-probs are bit-identical to the sampler's, so they cannot show stale weights"
+    assert (
+        skipped.reason
+        == "the trainer's log-probs are bit-identical to the sampler's, so they cannot show stale weights"
+    )
 
 
 def test_a_missing_column():

@@ -77,7 +77,7 @@ def test_skipped():
     assert skipped.reason == "missing column status"
     stop_strings = rows([[5, row] for row in range(20)])
     (skipped,) = report_on(stop_strings, trainer=None, select=[CODE]).skipped
-    assert "no single token is known" in skipped.reason
+    assert "no single token ends" in skipped.reason
 
 
 def at_the_limit(ended, cut_off, log_prob, limit=4):
