@@ -321,10 +321,11 @@ class DiffersRule(AuditedRule):
         name, worst = max(found.items(), key=lambda one: (one[1].disagree, one[0]))
         total = sum(tally.disagree for tally in found.values())
         compared = sum(tally.compared for tally in found.values())
-        first = ""
+        first = off = ""
         if worst.first is not None:
             step, sample, logged, recomputed = worst.first
             row = f", row {sample}" if sample else ""
+            off = f": logged {logged:.3g}, recomputed {recomputed:.3g}"
             first = (
                 f"{name} is {worst.shape}; first at step {step}{row}: logged {logged:.7g}, recomputed {recomputed:.7g}"
             )
@@ -334,7 +335,7 @@ class DiffersRule(AuditedRule):
         return Judgement(
             severity=Severity.ERROR,
             confirmed=True,
-            headline=f"{total:,} of {compared:,} {self.what} are not reproduced from the rows and the options ({name})",
+            headline=f"the rows and the options do not reproduce {total:,} of {compared:,} {self.what} ({name}{off})",
             message=f"no known cause explains {names}{so_made}",
             evidence=first,
             advice=(

@@ -98,10 +98,11 @@ def _belongs(one: IdentifiedClass) -> str:
 
 
 def _evidence(stage: Stage, one: IdentifiedClass) -> str:
-    words = f"{one.matched:,} of {stage.compared:,} values"
+    is_all = one.matched == stage.compared
+    words = f"reproduces {'all ' if is_all else f'{one.matched:,} of '}{stage.compared:,} logged values"
     if stage.distinct:
-        words += f", {stage.distinct:,} of them distinct, {stage.bits:.0f} bits each"
-    words += f", worst {one.worst:.2g} of their rounding" if one.matched == stage.compared else ""
+        words += f" ({stage.distinct:,} different ones, {stage.bits:.0f} bits of evidence each)"
+    words += f"; largest error {one.worst:.2g} of the rounding bound" if is_all else ""
     return words + (f"; {one.where}" if one.where else "")
 
 

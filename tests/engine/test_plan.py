@@ -153,7 +153,7 @@ def test_remedies_name_the_option_that_records_the_column(trainer, options, colu
 
 def test_remedy_without_a_trainer():
     context = plan_for(trainer=None).context
-    assert remedy(["kl"], context) == "record one of these columns under a name that `rolloutdoctor info` lists"
+    assert remedy(["kl"], context) == "record these columns, or name them as `rolloutdoctor info` lists them"
 
 
 def test_stand_ins():
