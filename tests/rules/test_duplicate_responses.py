@@ -155,7 +155,7 @@ def test_clean_and_skipped():
     assert "without log-probs its probability is unknown" in skipped.reason
     found = find(batch_of(["aaab"], column=None))
     assert found.severity.label == "info"
-    assert "no log-probs" in found.evidence
+    assert "without log-probs" in found.evidence
 
 
 def test_text_does_as_well():

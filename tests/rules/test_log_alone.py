@@ -129,7 +129,7 @@ def test_a_kl_that_cannot_be_negative(tmp_path):
     # Nothing says what an unnamed trainer estimates, nor whether the KL is that of a term in the loss.
     for trainer in (None, "trl"):
         (skipped,) = [one for one in report_of(path, trainer=trainer).skipped if one.code == "RDM003"]
-        assert "nothing says which estimator" in skipped.reason
+        assert "its estimator is unknown" in skipped.reason
     path = trainer_state(tmp_path, ORDINARY | {"kl": -0.009})
     assert "RDM003" in [code for code, _ in report_of(path, "beta=0.04", trainer="trl").clean]
 
@@ -190,7 +190,7 @@ def test_losses_that_were_rounded_away(tmp_path):
     assert "22 have a nonzero gradient" in found.headline
     assert "the gradient norm is up to 0.22" in found.message
     # 1e-4 / 2 / 1e-3
-    assert "coefficient below 0.05" in found.message
+    assert "coefficient is below 0.05" in found.message
     entries[3]["loss"] = -0.0004
     found, _ = only(report_of(trainer_state(tmp_path, *entries)), "RDG002")
     assert "coefficient" not in found.message

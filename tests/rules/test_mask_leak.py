@@ -180,7 +180,7 @@ def test_a_template_that_all_responses_of_a_group_have():
     found = find(conversation(low=-15.1))
     assert (found.severity.label, found.verdict) == ("warning", "exposed")
     assert values(found)["common_tokens"] == 3 * 16
-    assert "at one place" in found.headline
+    assert "at one position" in found.headline
     # 14.9: 39.6.
     assert find(conversation(low=-14.9)) is None
     # In groups of sixteen rows each needs less.

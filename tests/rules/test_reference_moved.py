@@ -186,7 +186,9 @@ def test_a_reference_that_is_the_policy_is_so_on_every_token(monkeypatch):
     def apart(step, place, elsewhere):
         return np.where((step < 4) | (place == 77), -0.1 if step < 4 else elsewhere, 0.0)
 
-    assert found_in(long_steps(lambda step, place: apart(step, place, 0.0))).headline.startswith("the reference is the")
+    assert found_in(long_steps(lambda step, place: apart(step, place, 0.0))).headline.startswith(
+        "reference and policy are bit-identical"
+    )
     for elsewhere, masked, is_equal in (
         (-0.1, (), False),
         (-0.1, (77,), True),

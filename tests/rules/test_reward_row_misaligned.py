@@ -69,7 +69,8 @@ def test_a_reward_for_length_belongs_to_its_row(words):
     assert (finding.severity, finding.verdict) == (Severity.WARNING, "exposed")
     broken = int((value[ORDERS[words]] != value).sum())
     assert finding.headline[0].lower() + finding.headline[1:] == (
-        f"{words}: {broken} rows of {ROWS} break the rule that reward is a function of the response's length"
+        f"{words}: {broken} rows of {ROWS} break the rule that reward is a function of the response's "
+        "length; in the right order none do"
     )
     assert {name: one.value for name, one in finding.measures.items() if name.startswith("rows")} == {
         "rows_tested": ROWS,

@@ -60,7 +60,7 @@ def test_confident_disagreement(spoilt):
 def test_equal_log_probs_are_no_finding():
     report = report_on(toy_batch([[1, 0]], rollout=-1.0), trainer=None, select=[CODE])
     (one,) = report.not_applicable
-    assert "bit by bit" in one.reason
+    assert "bit-identical" in one.reason
 
 
 def test_two_places_are_not_enough():

@@ -68,7 +68,7 @@ def test_a_sampler_that_never_follows(rate):
 
 def test_a_sampler_that_stops_following():
     finding = found_in(run_of(FAST, 14, versions=lambda step, row: min(step, 5)))
-    assert finding.headline.endswith("is twice what it was from step 6 on")
+    assert finding.headline.endswith("has doubled by step 6")
 
 
 def test_growth_in_order_takes_five_steps():

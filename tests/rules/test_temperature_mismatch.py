@@ -80,7 +80,7 @@ def test_another_base():
 
 def test_a_collapsed_policy_is_no_verdict():
     (skipped,) = report(run(3, entropy="collapsed")).skipped
-    assert "0 contexts" in skipped.reason
+    assert "0 shared contexts" in skipped.reason
 
 
 def test_too_few_contexts_are_no_verdict():

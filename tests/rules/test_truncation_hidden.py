@@ -92,7 +92,7 @@ def at_the_limit(ended, cut_off, log_prob, limit=4):
 def test_ends_that_were_not_sampled():
     (found,) = at_the_limit(10, 0, -5.0).findings
     assert (found.severity.label, found.verdict) == ("warning", "confirmed")
-    assert "10 responses at the limit" in found.headline
+    assert "10 responses at the length limit" in found.headline
 
 
 @pytest.mark.parametrize(
