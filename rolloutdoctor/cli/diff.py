@@ -81,6 +81,7 @@ def diff(
     engine: verdict.EngineOption = None,
     state_dir: verdict.StateDirOption = None,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if anything differs.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every option and its origin.")] = False,
     color: opt.ColorOption = opt.Color.auto,
     quiet: opt.QuietOption = False,
 ) -> None:
@@ -115,7 +116,7 @@ def diff(
     check_target(output_file, "--output-file")
     with progress_bar(run.unit, quiet=quiet, hint=verdict.faster(engine, workers)) as progress:
         result = run_diff(run, options, progress, where)
-    style = opt.style_of(color, to_file=output_file is not None, verbose=False)
+    style = opt.style_of(color, to_file=output_file is not None, verbose=verbose)
     opt.deliver(RENDERERS[format_.value](result, style), output_file, colored=style.color)
     opt.warn_of_partial(run, quiet=quiet)
     if exit_code and result.differs:

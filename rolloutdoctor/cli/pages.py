@@ -70,12 +70,26 @@ def rule(code: str | None = None, *, as_json: bool = False) -> str:
     (each,) = chosen
     parts = [
         f"{each.code} {each.name} ({family(each)})",
-        inspect.getdoc(type(each)) or "",
-        "## Measures\n" + ", ".join(each.measures(None)),
-        "## References\n" + "\n".join(each.references),
+        _rendered(inspect.getdoc(type(each)) or ""),
+        "Measures\n" + _indented(", ".join(each.measures(None)), 2),
+        "References\n" + "\n".join(f"  {reference}" for reference in each.references),
     ]
     if each.fix:
-        parts.insert(3, f"## Fix\n{each.fix.partition(':')[0]} (see `rolloutdoctor fixes`)")
+        parts.insert(3, f"Fix\n  {each.fix.partition(':')[0]} (see `rolloutdoctor fixes`)")
+    return "\n\n".join(parts)
+
+
+def _rendered(page: str) -> str:
+    """The page of a rule without its markup: a heading on a line, what is below it indented and filled."""
+    title, *sections = page.split("\n## ")
+    parts = [title.strip()]
+    for section in sections:
+        heading, _, body = section.partition("\n")
+        blocks = [
+            textwrap.indent(block, "  ") if ">>>" in block or "\n-" in f"\n{block}" else _indented(block, 2)
+            for block in body.strip().split("\n\n")
+        ]
+        parts.append("\n".join([heading, "\n\n".join(blocks)]))
     return "\n\n".join(parts)
 
 

@@ -57,14 +57,13 @@ def recompute(
     workers: verdict.WorkersOption = 1,
     engine: verdict.EngineOption = None,
     state_dir: verdict.StateDirOption = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every option and its origin.")] = False,
     color: opt.ColorOption = opt.Color.auto,
     quiet: opt.QuietOption = False,
 ) -> None:
     """Recompute advantage, KL, ratio, loss and gradient per token, and metrics per step."""
     from rolloutdoctor.search.hypotheses.fixes import choose
 
-    if output is None and format_ is opt.NumbersFormat.full:
-        raise UsageError("recompute writes the values of every token: name a file with -o OUT.parquet")
     if logits and output is None:
         raise UsageError("--logits adds a column to the file: name it with -o OUT.parquet")
     where = verdict.executor(engine, workers, state_dir)
@@ -82,7 +81,7 @@ def recompute(
     check_target(output_file, "--output-file")
     with progress_bar(run.unit, quiet=quiet) as progress:
         result = run_recompute(run, options, output, progress, where)
-    style = opt.style_of(color, to_file=output_file is not None, verbose=False)
+    style = opt.style_of(color, to_file=output_file is not None, verbose=verbose)
     opt.deliver(RENDERERS[format_.value](result, style), output_file, colored=style.color)
     opt.warn_of_partial(run, quiet=quiet)
     if output is not None and not quiet:

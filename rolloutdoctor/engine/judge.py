@@ -222,7 +222,7 @@ def _finding(rule: AnyRule, seen: Seen, total: Measured, context: Context) -> Fi
         fix=(judgement.fix or rule.fix or "").partition(":")[0] or None,
         references=rule.references if judgement.cause is None else judgement.cause.references or rule.references,
         cause=judgement.cause,
-        why=rule.why(),
+        why=judgement.why or rule.why(),
     )
 
 

@@ -135,7 +135,7 @@ def _of_copies(term: str, reward_N: Tensor, batch: RolloutBatch, hash_N: Tensor 
         return None
     shares = torch.unique(reward_N, return_counts=True)[1].double() / len(reward_N)
     bits = -tested * log2(float((shares**2).sum()))
-    words = f"equal responses to one prompt have equal {term}"
+    words = f"identical responses to one prompt have equal {term}"
     return Relation(words, term, tested, bits, torch.where(told_N, kind_N, -1), reward_N, "copies")
 
 

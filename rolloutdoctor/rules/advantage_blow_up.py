@@ -31,9 +31,10 @@ class AdvantageBlowUp(TableRule):
     differ by rounding alone.
 
     ## Why it matters
-    A group is divided by its standard deviation. Where that comes out too small (as the difference of two means, over
-    a leave-one-out set that is constant, or of rewards like 0.1 + 0.2 and 0.3), one row gets an advantage of hundreds
-    or thousands, and the update of the step is that row's.
+    Where the standard deviation of a group is nearly 0, dividing by it turns rounding into a large advantage. Where
+    it comes out too small (as the difference of two means, over a leave-one-out set that is constant, or of rewards
+    like 0.1 + 0.2 and 0.3), one row gets an advantage of hundreds or thousands, and the update of the step is that
+    row's.
 
     ## How it is measured
     Centred scores divided by their standard deviation never exceed sqrt(G - 1), whatever the rewards: the bound
@@ -198,17 +199,19 @@ class AdvantageBlowUp(TableRule):
             return Judgement(
                 severity=Severity.ERROR,
                 confirmed=True,
-                headline=f"|advantage| up to {number(run['max_abs_advantage'])} in {rows}, {times} times the largest "
-                "standard score",
+                headline=(
+                    f"advantages up to {number(run['max_abs_advantage'])} in {rows}: {times} times the largest "
+                    "possible z-score of their group"
+                ),
                 message=(
-                    f"{rows} in {counted(run.count('groups'), 'group')} have advantages that no standard score of "
-                    f"their group can have; they are {percent(run['advantage_mass_share'])} of the absolute advantage"
+                    f"{rows} in {counted(run.count('groups'), 'group')} have advantages larger than any z-score of G "
+                    f"rewards can be; they make {percent(run['advantage_mass_share'])} of all abs(advantage)"
                 ),
                 evidence=(
-                    f"of {counted(run.count('rows_compared'), 'logged advantage')} the worst is {times} times "
-                    "sqrt(G - 1), its rounding taken off"
+                    f"the largest of {counted(run.count('rows_compared'), 'logged advantage')} is {times} times "
+                    "sqrt(G - 1), rounding already subtracted"
                 ),
-                advice="take the variance in two passes, give it a floor, and leave out groups with equal rewards",
+                advice="compute the variance in two passes, bound it from below, and skip groups with equal rewards",
             )
         if (run["noise_max"] or 0.0) < self.warn_above:
             return None
@@ -217,14 +220,14 @@ class AdvantageBlowUp(TableRule):
         return Judgement(
             severity=Severity.WARNING,
             confirmed=is_logged,
-            headline=f"|advantage| up to {number(run['noise_max'])} in {groups} whose rewards differ by rounding alone",
+            headline=f"advantages up to {number(run['noise_max'])} in {groups} whose rewards differ only by rounding",
             message=(
-                f"the rewards of {groups} differ by rounding alone, and their "
-                f"{'logged' if is_logged else 'recomputed'} advantages are {percent(run['noise_mass_share'])} of the "
-                "absolute advantage"
+                f"rewards in {groups} differ only by float32 rounding; their "
+                f"{'logged' if is_logged else 'recomputed'} advantages make {percent(run['noise_mass_share'])} of all "
+                "abs(advantage)"
             ),
             evidence=f"max - min is above 0 and at most {NOISE_ULPS} float32 roundings of the largest reward",
-            advice="round rewards before they are compared, or treat a spread at rounding level as none",
+            advice="round rewards before the group statistics, or treat a spread at rounding level as zero",
         )
 
 
@@ -241,16 +244,18 @@ def _of_siblings(run: Measured) -> Judgement:
     return Judgement(
         severity=Severity.ERROR,
         confirmed=confirmed,
-        headline=f"|advantage| up to {number(run['max_abs_advantage'])} in {rows} whose siblings have equal rewards, "
-        f"{times} times the centred reward",
+        headline=(
+            f"advantages up to {number(run['max_abs_advantage'])} in {rows} whose group members have equal rewards: "
+            f"{times} times the centered reward"
+        ),
         message=(
-            f"the other rewards of the group are equal for {rows}, so that their standard deviation is 0; its rounding "
-            f"divides, and these rows are {percent(run['advantage_mass_share'])} of the absolute advantage"
+            f"for {rows} all other rewards of the group are equal, so the standard deviation is 0 and only its "
+            f"rounding divides; these rows make {percent(run['advantage_mass_share'])} of all abs(advantage)"
         ),
         evidence=(
-            f"{'logged' if confirmed else 'recomputed'} advantages are up to {times} times the centred reward, which a "
-            "deviation of 0 leaves as it is"
+            f"{'logged' if confirmed else 'recomputed'} advantages are up to {times} times the centered reward; with "
+            "a standard deviation of 0 they should equal it"
         ),
-        advice="take the deviation in two passes, and leave rows undivided whose siblings have equal rewards",
+        advice="compute the standard deviation in two passes, and do not divide where it is 0",
         fix="loo-std:exact",
     )

@@ -28,9 +28,8 @@ class AdvantageMaskMismatch(TableRule):
     must have the same, and none of them 0 while the row has another advantage.
 
     ## Why it matters
-    An advantage that was masked before it was given to other rows or turns, or shifted against the mask, trains
-    tokens with 0: with N turns and the last one's advantage copied to all, (N - 1) / N of the rows learn nothing.
-    No metric of the trainer shows it.
+    Tokens with an advantage of 0 are not trained: with N turns and the last turn's advantage copied to all, (N - 1) / N
+    of the rows learn nothing. No metric of the trainer shows it.
 
     ## How it is measured
     `zero_token_share` is the share of trained tokens with an advantage of 0 in rows that have another one, on other
@@ -163,7 +162,8 @@ class AdvantageMaskMismatch(TableRule):
         parts = []
         if zero:
             parts.append(
-                f"{counted(zero, 'trained token')} ({share}) have an advantage of 0 in rows whose advantage is another"
+                f"{counted(zero, 'trained token')} ({share}) have advantage 0 although other tokens of the same "
+                "response do not"
             )
         if run["varying_rows"]:
             parts.append(
@@ -173,10 +173,12 @@ class AdvantageMaskMismatch(TableRule):
         return Judgement(
             severity=Severity.ERROR,
             confirmed=True,
-            headline=f"advantages of {counted(rows, 'row')} do not fit the mask: {share} of trained tokens have 0",
+            headline=(
+                f"advantages and mask disagree in {counted(rows, 'row')}: {share} of trained tokens have advantage 0"
+            ),
             message="; ".join(parts),
-            evidence="the logged advantages of the tokens, and an estimator that gives one to each row",
-            advice="give every row its own scalar advantage, and multiply that by the row's own mask",
+            evidence="the logged per-token advantages; this estimator gives one value per response",
+            advice="broadcast each response's scalar advantage over its own response mask, not over another row's",
         )
 
     def _outside(self, run: Measured) -> Judgement | None:
@@ -185,12 +187,14 @@ class AdvantageMaskMismatch(TableRule):
         return Judgement(
             severity=Severity.INFO,
             confirmed=True,
-            headline=f"{counted(run.count('outside_tokens'), 'masked token')} with an advantage other than their row's "
-            f"({percent(run['outside_mass_share'])} of the absolute advantage)",
+            headline=(
+                f"{counted(run.count('outside_tokens'), 'masked token')} have an advantage that differs from their "
+                f"row's ({percent(run['outside_mass_share'])} of all abs(advantage))"
+            ),
             message=(
                 f"{counted(run.count('outside_tokens'), 'masked token')} have an advantage that is neither 0 nor the "
                 "row's; the mask keeps them out of the loss"
             ),
             evidence="the logged advantages of the tokens",
-            advice="check that advantages and mask are of the same alignment",
+            advice="check that advantages and mask use the same token alignment",
         )

@@ -78,12 +78,18 @@ class AggregationByMicroBatch(DirectRule):
         return Judgement(
             severity=Severity.WARNING,
             confirmed=run.is_reproduced,
-            headline=f"loss and gradient are 1/{number(times)} of a token mean: micro-batches divide it once more",
-            message="each micro-batch divides by all tokens of the generation, and the engine takes the mean over "
-            f"{number(times)} micro-batches on top: the learning rate is that much smaller than with other losses",
-            evidence=f"{run.agree} of {run.compared} logged values are reproduced so"
+            headline=(
+                f"loss and gradient are 1/{number(times)} of the token mean: each micro-batch divides by the whole "
+                "batch and is averaged again"
+            ),
+            message=(
+                "each micro-batch divides by all tokens of the generation, and the engine then averages over "
+                f"{number(times)} micro-batches: the effective learning rate is {number(times)} times smaller than "
+                "with other losses"
+            ),
+            evidence=f"this reproduces {run.agree} of {run.compared} logged values"
             if run.compared
             else "the options of the run",
-            advice="scale the learning rate, or compare with `rolloutdoctor diff --fix one-over-accumulation`",
+            advice="scale the learning rate up; `rolloutdoctor diff --fix one-over-accumulation` shows the effect",
             measures={"divided_by": Measure(times, "micro-batches")},
         )

@@ -9,7 +9,7 @@ import polars as pl
 from rolloutdoctor.data.schema import TRUNCATED
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logged_lines, logs_remedy, percent
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logged_lines, logs_remedy, own_name, percent
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class AllTruncated(TableRule):
     >>> steps = [toy_batch([[0, 0]], step=step) for step in range(5)]
     >>> [found] = diagnose(steps, trainer="trl", logged=logged, select=["RDI012"]).findings
     >>> found.headline
-    'every response of 5 steps is cut off at 256 tokens, 5 steps without reward variance'
+    'every response in 5 steps is truncated at 256 tokens, 5 steps without reward variance'
     """
 
     code = "RDI012"
@@ -89,7 +89,7 @@ class AllTruncated(TableRule):
         names = () if trainer is None or trainer.log.ends is None else trainer.log.ends
         log = context.recording.get("metrics", logs_remedy())
         return Missing(
-            "neither rows nor log say which responses were cut off",
+            "neither rows nor log show which responses were truncated",
             f"{log}, with {' and '.join(names[:2])}; or record the column status" if names else log,
         )
 
@@ -153,7 +153,7 @@ class AllTruncated(TableRule):
 
     def note(self, place: Mapping[str, Any]) -> str:
         """Name the share of responses cut off."""
-        return f"{percent(place['share'])} of the responses cut off"
+        return f"{percent(place['share'])} of the responses truncated"
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """No step that says it, or lengths that are all equal and a share that counts another cap."""
@@ -167,8 +167,8 @@ class AllTruncated(TableRule):
             # The share of such a trainer counts responses without an end, whatever cut them.
             return None
         return Missing(
-            f"every response has {size:,.0f} tokens and none counts as cut off: another cap may bind",
-            "record the column status, which says how each response ended",
+            f"every response has {size:,.0f} tokens and none counts as truncated: another length limit may apply",
+            "record the column status (the finish reason of each response)",
         )
 
     def _below_cap(self, run: Measured, context: Context) -> bool:
@@ -205,19 +205,19 @@ class AllTruncated(TableRule):
         free = f", {lines(int(told.sum()))} without reward variance" if len(told) else ""
         source = "the finish reasons of the rows" if from_rows else "the trainer's own log"
         advice = (
-            "raise the largest length, check the end-of-sequence token and the stop strings of the sampler, or "
-            "penalise length"
+            f"raise {own_name(context, 'the response length limit')}, check the end-of-sequence token and the "
+            "sampler's stop strings, or penalize length"
         )
         if whole == windows:
             fixed = len(told) > 0 and told.sum() < (1 - self.warn_from) * len(told)
-            where = f"cut off{'' if size is None else f' at {size:,.0f} tokens'}{free}"
+            where = f"truncated{'' if size is None else f' at {size:,.0f} tokens'}{free}"
             severe = not fixed and windows >= self.fewest
             return Judgement(
                 severity=Severity.ERROR if severe else Severity.WARNING,
                 confirmed=True,
-                headline=f"every response of {lines(windows)} is {where}",
-                message=f"no response was finished: all of {lines(windows)} are {where}"
-                + ("; rewards differ, so the task may fix the length" if fixed else ""),
+                headline=f"every response in {lines(windows)} is {where}",
+                message=f"no response finished in {lines(windows)}: all are {where}"
+                + ("; rewards vary, so the task may fix the length" if fixed else ""),
                 evidence=source,
                 advice=advice,
             )
@@ -227,10 +227,14 @@ class AllTruncated(TableRule):
         return Judgement(
             severity=Severity.WARNING,
             confirmed=True,
-            headline=f"at least {percent(self.warn_from)} of the responses are cut off from step {streak[0]} to "
-            f"{streak[1]}, {percent(run['truncated_share'])} over the run",
-            message=f"{lines(whole)} of {windows:,} have no finished response{free}; over the run "
-            f"{percent(run['truncated_share'])} of the responses are cut off",
+            headline=(
+                f"at least {percent(self.warn_from)} of the responses are truncated from step {streak[0]} to "
+                f"{streak[1]} ({percent(run['truncated_share'])} over the run)"
+            ),
+            message=(
+                f"{lines(whole)} of {windows:,} have no finished response{free}; {percent(run['truncated_share'])} of "
+                "all responses are truncated"
+            ),
             evidence=source,
             advice=advice,
         )

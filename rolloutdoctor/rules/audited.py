@@ -127,21 +127,22 @@ class AuditedRule(Rule[AuditedMeasured]):
             verb = "disagrees" if len(left) == 1 and left != {"advantages"} else "disagree"
             return Missing(
                 f"the logged {listed(left)} {verb} with the rows, and no hypothesis of this rule explains it",
-                "find out what made the logged values; `rolloutdoctor identify` looks for options that give them",
+                "find what produced the logged values; `rolloutdoctor identify` searches for options that reproduce "
+                "them",
             )
         rival = self._rival(context)
         if rival is not None:
             return Missing(
-                f"these data cannot distinguish what {rival.code} reports from this fault: {rival.hypothesis} gives "
+                f"these data cannot distinguish this fault from what {rival.code} reports: {rival.hypothesis} gives "
                 "the same values",
-                f"settle what {rival.code} reports, and check again",
+                f"resolve what {rival.code} reports, then check again",
             )
         shown = {name: tally for name, tally in audit.items() if self._shows(name, context)}
         doubted = {name: tally.reason for name, tally in shown.items() if not tally.is_tested}
         if doubted and (self.shown_by_each or len(doubted) == len(shown)):
             return Missing(
                 f"not every logged {listed(doubted)} could be compared: {min(doubted.values())}",
-                "record what is missing, or leave steps that are not complete out with --steps",
+                "record what is missing, or exclude incomplete steps with --steps",
             )
         return None if shown or not audit else Missing("nothing was logged that could show it", self.remedy)
 
@@ -266,7 +267,7 @@ def judged(causes: tuple[Cause, ...], severity: Severity) -> Judgement:
     words = cause.words[:1].upper() + cause.words[1:]
     share = f"{cause.as_found:,} of {cause.compared:,} logged {cause.quantity}"
     others = [name for name in cause.explains if name != cause.quantity]
-    message = f"{words}: {share} are reproduced by that, {cause.as_recorded:,} by the recorded options"
+    message = f"{words}: this reproduces {share}, the recorded options {cause.as_recorded:,}"
     if others:
         listed = ", ".join(others[:4]) + (f" and {len(others) - 4} more" if len(others) > 4 else "")
         message += f"; it also explains {listed}"
@@ -275,7 +276,7 @@ def judged(causes: tuple[Cause, ...], severity: Severity) -> Judgement:
         first, last, count = cause.steps
         evidence += f"; in {counted(count, 'step')}, {first} to {last}" if count > 1 else f"; in step {first}"
     if cause.as_found < cause.compared:
-        evidence = f"{cause.compared - cause.as_found:,} values are reproduced by neither"
+        evidence = f"neither reproduces {cause.compared - cause.as_found:,} values"
     if cause.also:
         evidence += f"; these data cannot distinguish it from {', '.join(cause.also)}"
     if len(causes) > 1:
@@ -320,25 +321,26 @@ class DiffersRule(AuditedRule):
         name, worst = max(found.items(), key=lambda one: (one[1].disagree, one[0]))
         total = sum(tally.disagree for tally in found.values())
         compared = sum(tally.compared for tally in found.values())
-        first = ""
+        first = off = ""
         if worst.first is not None:
             step, sample, logged, recomputed = worst.first
             row = f", row {sample}" if sample else ""
+            off = f": logged {logged:.3g}, recomputed {recomputed:.3g}"
             first = (
                 f"{name} is {worst.shape}; first at step {step}{row}: logged {logged:.7g}, recomputed {recomputed:.7g}"
             )
         names = listed(found)
         given = context.given if "advantages" in self.stages else frozenset[str]()
-        so_made = f"; the update used them: {listed(given)} agree with the logged advantages" if given else ""
+        so_made = f"; the update used the logged advantages: {listed(given)} agree with them" if given else ""
         return Judgement(
             severity=Severity.ERROR,
             confirmed=True,
-            headline=f"{total:,} of {compared:,} {self.what} are not reproduced by the rows and the options ({name})",
+            headline=f"the rows and the options do not reproduce {total:,} of {compared:,} {self.what} ({name}{off})",
             message=f"no known cause explains {names}{so_made}",
             evidence=first,
             advice=(
-                "check that the rows are those of the logged steps and the options those of the run; `rolloutdoctor "
-                "identify` looks for options that give these values"
+                "check that the rows belong to the logged steps and that the options are the run's; `rolloutdoctor "
+                "identify` searches for options that reproduce these values"
             ),
         )
 

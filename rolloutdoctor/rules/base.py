@@ -131,6 +131,7 @@ class Judgement:
         measures: numbers beside those of `quantities`.
         cause: the hypothesis that established it, or None.
         fix: the fix (``NAME:VARIANT``) that removes it, where that depends on what was found.
+        why: why it matters, where that depends on what was found; else the page of the rule says it.
     """
 
     severity: Severity
@@ -142,11 +143,12 @@ class Judgement:
     measures: Mapping[str, Measure] = field(default_factory=dict)
     cause: Cause | None = None
     fix: str | None = None
+    why: str = ""
 
 
 MIXED_SPLITS = Missing(
     "evaluation rows cannot be distinguished from training rows",
-    "put trainer_state.json, which says when was evaluated, beside the folder of the dump",
+    "put trainer_state.json, which records the evaluation steps, beside the dump's folder",
 )
 
 
@@ -156,8 +158,8 @@ def baseline_per_token(context: Context) -> Missing | None:
     if objective is None or has_baseline_per_row(objective):
         return None
     return Missing(
-        "the estimator has a group baseline for each token, and this rule compares one for each response",
-        "no column makes it run: compare with `rolloutdoctor diff --fix rejected-rows`",
+        "the estimator has a group baseline per token; this rule compares one per response",
+        "no column can change that; `rolloutdoctor diff --fix rejected-rows` compares both",
     )
 
 
@@ -167,11 +169,59 @@ def made_otherwise(context: Context) -> Missing | None:
         for cause in causes:
             if "advantages" in cause.explains:
                 return Missing(
-                    f"the logged advantages are not reproduced by the recorded options, but by a cause of {code}: "
+                    f"the recorded options do not reproduce the logged advantages, but a cause of {code} does: "
                     f"{cause.words}",
                     f"fix what {code} reports, or pass the run's options with --set, then check again",
                 )
     return None
+
+
+_OWN_NAMES: dict[str, dict[str, str]] = {
+    "gradient clipping": {
+        "trl": "max_grad_norm",
+        "verl": "actor_rollout_ref.actor.grad_clip",
+        "slime": "clip_grad",
+        "nemo-rl": "policy.max_grad_norm",
+        "skyrl": "trainer.policy.optimizer_config.max_grad_norm",
+    },
+    "the learning rate": {
+        "trl": "learning_rate",
+        "verl": "actor_rollout_ref.actor.optim.lr",
+        "slime": "lr",
+        "nemo-rl": "policy.optimizer.kwargs.lr",
+        "skyrl": "trainer.policy.optimizer_config.lr",
+    },
+    "the KL coefficient": {
+        "trl": "beta",
+        "verl": "actor_rollout_ref.actor.kl_loss_coef",
+        "slime": "kl_loss_coef",
+        "nemo-rl": "loss_fn.reference_policy_kl_penalty",
+        "skyrl": "trainer.algorithm.kl_loss_coef",
+    },
+    "the upper clip range": {
+        "trl": "epsilon_high",
+        "verl": "actor_rollout_ref.actor.clip_ratio_high",
+        "slime": "eps_clip_high",
+        "nemo-rl": "loss_fn.ratio_clip_max",
+        "skyrl": "trainer.algorithm.eps_clip_high",
+    },
+    "the response length limit": {
+        "trl": "max_completion_length",
+        "verl": "data.max_response_length",
+        "slime": "rollout_max_response_len",
+        "nemo-rl": "policy.max_total_sequence_length",
+    },
+}
+"""What advice is about to the option of each trainer; those made on TRL take its names."""
+
+
+def own_name(context: Context, what: str) -> str:
+    """Name an option in words, and as the trainer of the run does where that is known."""
+    writer = context.writer
+    names = _OWN_NAMES[what]
+    name = "" if writer is None else writer.name.removesuffix("-rloo")
+    own = names.get("trl" if name in ("unsloth", "ms-swift") else name)
+    return what if own is None else f"{what} ({own})"
 
 
 def sampling_option(context: Context, name: str) -> float | None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.base import Context, Judgement, counted, percent
+from rolloutdoctor.rules.base import Context, Judgement, counted, own_name, percent
 from rolloutdoctor.rules.numbers_rule import NumbersRule, series
 from rolloutdoctor.rules.table_rule import Measured
 
@@ -16,8 +16,9 @@ class ClipSaturation(NumbersRule):
     Reads the logged clip fraction.
 
     ## Why it matters
-    A clipped token has no gradient. A few percent are usual with several updates a batch; where a quarter is clipped,
-    the policy moves further within a batch than the clip range allows, or the old log-probs are not the policy's.
+    A clipped token has no policy gradient. A few percent are usual with several updates a batch; where a quarter is
+    clipped, the policy moves further within a batch than the clip range allows, or the old log-probs are not the
+    policy's.
 
     ## How it is measured
     `clip_fraction` is the mean over the logged steps. Its median over the last third is compared: a warning above 0.4
@@ -47,7 +48,7 @@ class ClipSaturation(NumbersRule):
         """Ratios of sequences are clipped by design."""
         objective = context.objective
         is_sequence = objective is not None and objective.surrogate.level != "token"
-        return "the ratio is one of whole responses, which is clipped often by design" if is_sequence else None
+        return "the ratio is sequence-level, which is clipped often by design" if is_sequence else None
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Look at the last third."""
@@ -60,9 +61,12 @@ class ClipSaturation(NumbersRule):
         return Judgement(
             severity=Severity.WARNING if late > self.many and len(values) >= self.lasting else Severity.INFO,
             confirmed=False,
-            headline=f"{percent(late)} of the tokens are clipped",
+            headline=f"{percent(late)} of the tokens are clipped: their policy gradient is 0",
             message=f"In the last third of {counted(len(values), 'logged step')} the median clip fraction is "
             f"{percent(late)}.",
-            evidence="the logged clip fraction; a few percent are usual",
-            advice="lower the learning rate or the updates a batch, and check where the old log-probs come from",
+            evidence="the logged clip fraction; a few percent are normal",
+            advice=(
+                f"lower {own_name(context, 'the learning rate')} or the number of updates per batch, and check where "
+                "the old log-probs come from"
+            ),
         )

@@ -61,8 +61,8 @@ class ConstantReward(NumbersRule):
     Compares the logged rewards of all steps with each other, and those of each reward function.
 
     ## Why it matters
-    A mean over sampled responses varies. One that never does is of a reward function that returns a constant: it
-    crashed and fell back, it compares with an empty answer, or it parses no response.
+    A mean over sampled responses varies unless the reward function returns a constant. Such a
+    function crashed and fell back, compares with an empty answer, or parses no response.
 
     ## How it is measured
     One value of the reward in ten or more logged steps is an error where the standard deviation of the rewards is
@@ -118,13 +118,12 @@ class ConstantReward(NumbersRule):
         return Judgement(
             severity=Severity.ERROR if flat else Severity.WARNING,
             confirmed=flat,
-            headline=f"the reward is {value} in all {len(rewards):,} logged steps",
+            headline=f"the reward is {value} in all {len(rewards):,} logged steps"
+            + (": nothing is learned" if flat else ""),
             message=f"The reward is {value} in {counted(len(rewards), 'logged step')}"
-            + (", and so is that of every response: nothing is learned." if flat else "."),
-            evidence="the logged standard deviation is 0, or every group is of zero variance"
-            if flat
-            else "the logged rewards",
-            advice="call the reward function on some responses; look at what it returns and which errors it catches",
+            + (": the rewards of every group are equal, so every advantage is 0." if flat else "."),
+            evidence="the logged reward std is 0, or every group is zero-variance" if flat else "the logged rewards",
+            advice="run the reward function on some responses: check what it returns and which exceptions it swallows",
             measures={"onset": Measure(step_at(run, 0), "step")},
         )
 
@@ -140,12 +139,14 @@ class ConstantReward(NumbersRule):
             confirmed=first.proved,
             headline=f"the reward function {first.words}"
             + (f" (and {counted(len(same) - 1, 'more function')})" if len(same) > 1 else ""),
-            message=f"{words}: what all responses get adds nothing to any advantage.",
+            message=f"{words}: a constant reward adds nothing to any advantage.",
             evidence="the logged standard deviation over the responses is 0" if first.proved else "the logged means",
-            advice="no action: every response passes; a term that tells responses apart would add to the signal"
+            advice="no action: every response passes; only a reward that varies between responses adds a signal"
             if first.solved
-            else f"call {first.name} on responses of step {first.since}; look at what it returns and which errors it "
-            "catches",
+            else (
+                f"run {first.name} on responses of step {first.since}: check what it returns and which exceptions it "
+                "swallows"
+            ),
             measures={"onset": Measure(first.since, "step"), "constant_functions": Measure(len(same), "functions")},
         )
 

@@ -156,38 +156,52 @@ class DeadGroups(TableRule):
             return Judgement(
                 severity=Severity.ERROR,
                 confirmed=True,
-                headline=f"all {groups:,} groups have equal rewards: no response is preferred to another",
-                message=f"in none of {counted(groups, 'group')} ({counted(int(table['rows'].sum()), 'response')}) do "
-                f"two responses differ in reward: {ends}",
+                headline=(
+                    f"all {groups:,} groups are zero-variance: every reward in a group is equal, so every advantage "
+                    "is 0"
+                ),
+                message=(
+                    f"{counted(groups, 'group')} ({counted(int(table['rows'].sum()), 'response')}) have equal "
+                    f"rewards: {ends}"
+                ),
                 evidence="the rewards of the rows, compared exactly",
-                advice="look at the rewards of one prompt: a reward function that is constant, a parser that finds no "
-                "answer, or prompts that are all solved or all out of reach",
+                advice=(
+                    "call the reward function on some responses to one prompt: it may be constant, its parser may "
+                    "find no answer, or the prompts may be all solved or all too hard"
+                ),
             )
         message = ends
         if run["kappa"] is not None:
-            message += f"; {percent(run['kappa'])} of the trained tokens are in groups with a spread"
+            message += f"; {percent(run['kappa'])} of the trained tokens are in groups with reward variance"
             token_mean = context.objective is not None and context.objective.aggregation.mode == "token-mean"
             message += f", so the token mean shrinks their gradient by {number(run['kappa'])}" if token_mean else ""
         if run["expected_share"] is not None:
-            message += f"; prompts of equal difficulty would give {percent(run['expected_share'])}"
+            message += f"; if all prompts were equally hard, {percent(run['expected_share'])} would be expected"
         recurring = table.filter("recurs").unique("prompt")
         if len(recurring):
             message += (
-                f"; {recurring['always'].sum():,} of {counted(len(recurring), 'recurring prompt')} were dead each time"
+                f"; {recurring['always'].sum():,} of {counted(len(recurring), 'recurring prompt')} were zero-variance "
+                "every time"
             )
         logged = table.filter("is_first", pl.col("logged").is_not_null()).select(pl.mean("logged", "own")).row(0)
         if None not in logged and abs(logged[0] - logged[1]) > LEAST_SHARE:
             message += (
-                f"; {_logged_name(context)} logs {percent(logged[0])} for {percent(logged[1])}: it counts something "
-                "else than groups with equal rewards"
+                f"; {_logged_name(context)} logs {percent(logged[0])} for {percent(logged[1])}, because it does not "
+                "count groups with equal rewards"
             )
         return Judgement(
             severity=Severity.INFO,
             confirmed=True,
-            headline=f"{percent(run['dead_share'])} of {counted(groups, 'group')} have equal rewards",
+            headline=(
+                f"{percent(run['dead_share'])} of {counted(groups, 'group')} are zero-variance: all their rewards are "
+                "equal"
+            ),
             message=message,
             evidence="the rewards of the rows, compared exactly",
-            advice="sample other prompts, larger groups, or until there is a spread (dynamic sampling)",
+            advice=(
+                "use harder or easier prompts, larger groups, or dynamic sampling (DAPO), which drops zero-variance "
+                "groups"
+            ),
         )
 
 

@@ -19,7 +19,7 @@ class DenominatorCountsDropped(CauseRule):
     and one that counts them after it.
 
     ## Why it matters
-    With rejected tokens in the denominator the update shrinks by their share, step by step another one. Some
+    With rejected tokens in the denominator the update shrinks by their share, which differs from step to step. Some
     trainers keep them on purpose, so this is about what the options say.
 
     ## How it is measured

@@ -215,7 +215,7 @@ class DuplicateResponses(TableRule):
     def note(self, place: Mapping[str, Any]) -> str:
         """Name what the response repeats."""
         if not place["unlikely"]:
-            return "begins as another response of its prompt"
+            return "begins like another response to its prompt"
         return f"the same response as {place['twin']}"
 
     def _least(self, all_pairs: float) -> float:
@@ -250,7 +250,8 @@ class DuplicateResponses(TableRule):
             return None
         name = SAMPLER[0]
         return Missing(
-            f"{counted(copied, 'row')} repeat a response of their group, and no log-probs say how likely that was",
+            f"{counted(copied, 'row')} repeat a response of their group, and without log-probs its probability is "
+            "unknown",
             context.recording.get(name, context.recording.get("*", f"record {name}")),
         )
 
@@ -277,9 +278,9 @@ class DuplicateResponses(TableRule):
                 confirmed=False,
                 headline=f"{counted(resampled, 'response')} of {SAMPLE} recur in later steps, more often than "
                 "sampling explains",
-                message="the sampler gave the same response to the same prompt in several steps, token by token",
-                evidence=f"log-probs that differ, so it was sampled again; chance of a copy below exp(-{least:.0f})",
-                advice="look for a seed that is set again at every step, or a cache of responses in the engine",
+                message="the sampler returned the same response to the same prompt in several steps, token for token",
+                evidence=f"the log-probs differ, so it was sampled again; chance of a copy below exp(-{least:.0f})",
+                advice="look for a seed that is reset at every step, or a response cache in the engine",
             )
         prefixes = run.count("resampled_prefixes") if SAMPLER[0] in context.columns else 0
         if run["impossible_prefixes"] or run["impossible_prefixes_in_other_groups"] or prefixes:
@@ -290,13 +291,15 @@ class DuplicateResponses(TableRule):
             return Judgement(
                 severity=Severity.INFO,
                 confirmed=True,
-                headline=f"{percent(run['copies_share'])} of the rows repeat a response of their group: {_sizes(run)}",
+                headline=(
+                    f"{percent(run['copies_share'])} of the responses repeat another one of their group: {_sizes(run)}"
+                ),
                 message=f"{counted(run.count('copies'), 'row')} repeat a response of their group{expected}; "
                 f"{counted(run.count('groups_alike'), 'group')} of {groups:,} have a single response",
-                evidence="each of them is likely enough to come twice: short answers, or a policy that has collapsed"
+                evidence="each is likely enough to be sampled twice: short answers, or a collapsed policy"
                 if judged
-                else "no log-probs say whether this is chance, temperature 0 or a seed that repeats",
-                advice="raise the temperature or the entropy bonus, or leave prompts out that have one answer"
+                else "without log-probs this may be chance, temperature 0 or a repeated seed",
+                advice="raise the temperature or the entropy bonus, or drop prompts with only one answer"
                 if judged
                 else "record rollout_log_probs",
             )
@@ -304,12 +307,12 @@ class DuplicateResponses(TableRule):
             return Judgement(
                 severity=Severity.INFO,
                 confirmed=True,
-                headline=f"{counted(replayed + resampled, 'response')} of {SAMPLE} were trained on in several steps",
-                message="the same responses to the same prompts are in several steps",
+                headline=f"{counted(replayed + resampled, 'response')} of {SAMPLE} were trained in several steps",
+                message="several steps contain the same responses to the same prompts",
                 evidence="equal tokens and log-probs: a replay buffer, or several updates for one generation"
                 if not resampled
                 else "equal tokens; only the sampler's log-probs would separate a replay buffer from a repeated seed",
-                advice="no action if the trainer reuses its rollouts",
+                advice="no action if the trainer reuses rollouts",
             )
         return None
 
@@ -317,9 +320,9 @@ class DuplicateResponses(TableRule):
         prefixed, across = run.count("impossible_prefixes"), run.count("impossible_prefixes_in_other_groups")
         where = []
         if prefixed:
-            where.append(f"{counted(prefixed, 'row')} begin as another response of their group")
+            where.append(f"{counted(prefixed, 'row')} begin like another response of their group")
         if across:
-            where.append(f"{counted(across, 'row')} as one of another group of their prompt")
+            where.append(f"{counted(across, 'row')} like one of another group of their prompt")
         if again:
             where.append(f"{counted(again, 'beginning')} of {PREFIXES} recur in another step")
         length = f", up to {run['longest_prefix']:,.0f} tokens or more" if run["longest_prefix"] else ""
@@ -329,13 +332,15 @@ class DuplicateResponses(TableRule):
             severity=Severity.WARNING,
             confirmed=False,
             headline=f"{' and '.join(where)}{length}, which is not chance",
-            message=f"{', '.join(where)}{length}, and goes on otherwise: "
-            + ("temperature 0 with the noise of a kernel, or " if alike else "")
-            + "requests share a seed and part where the engine's rounding differs, or begin with a cached response",
+            message=f"{', '.join(where)}{length}, then continue differently: "
+            + ("temperature 0 with kernel noise, or " if alike else "")
+            + "requests share a seed and diverge where the engine's rounding differs, or start from a cached response",
             evidence=f"the chance of each prefix is below exp(-{BEYOND:.0f}); prefixes that groups of different "
             "prompts share do not count",
-            advice="give every request a seed of its own, on every rank and at every step, or none; no action if the "
-            "sampler branches responses on purpose",
+            advice=(
+                "give every request its own seed (per rank and step), or none; no action if the sampler branches "
+                "responses on purpose"
+            ),
         )
 
     def _impossible(self, run: Measured, least: float) -> Judgement:
@@ -357,20 +362,20 @@ class DuplicateResponses(TableRule):
             confirmed=not alike,
             headline=f"{' and '.join(where)}, which is not chance: {_sizes(run)}",
             message=(
-                f"{', '.join(where)}, token by token; "
+                f"{', '.join(where)}, token for token; "
                 + ("temperature 0, or " if alike else "")
-                + f"{cause}, or the engine answered from a cache"
+                + f"{cause}, or the engine served cached responses"
             ),
             evidence=f"the chance of each copy, or of so many, is below exp(-{least:.0f}), the union bound over "
             f"{_pairs(run.table, STEP_KEY):,.0f} pairs included"
             + ("; every group has a single response, as at temperature 0" if alike else ""),
-            advice="give every request a seed of its own, on every rank, or none; look at the rows listed",
+            advice="give every request its own seed (per rank), or none",
         )
 
 
 def _sizes(run: Measured) -> str:
     sizes = number(run["effective_group_size"]), number(run["group_size"])
-    return f"{sizes[0]} different responses in a group of {sizes[1]}"
+    return f"{sizes[0]} different responses per group of {sizes[1]}"
 
 
 def _pairs(rows: pl.DataFrame, keys: tuple[str, ...]) -> float:

@@ -98,7 +98,7 @@ class EngineFrozen(TableRule):
         if prompt_columns(context.columns):
             return None
         remedy = context.recording.get("prompt_ids", "record prompt_ids or prompt")
-        return Missing("nothing says which prompt a row answers", remedy)
+        return Missing("no column shows which prompt a row answers", remedy)
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """The first tokens of each row, and the sampler's gaps to trainer and reference."""
@@ -219,7 +219,7 @@ class EngineFrozen(TableRule):
             )
         if run["noise"] is None:
             return Missing(
-                "no two siblings begin with the same token, so the noise of the trainer is not known",
+                "no two responses of a group begin with the same token, so the trainer's noise is unknown",
                 "record groups of several responses",
             )
         return None
@@ -232,11 +232,15 @@ class EngineFrozen(TableRule):
             return Judgement(
                 severity=Severity.WARNING,
                 confirmed=False,
-                headline=f"the sampler is the reference: its log-probs are {number(own)} nats from the trainer's and "
-                f"{number(reference)} from the reference's",
-                message=f"over {counted(steps, 'step')} the sampler's gap to the trainer grows to "
-                f"{number(own)} nats, and that to the reference stays at {number(reference)}: it was never given the "
-                "trained weights",
+                headline=(
+                    f"the sampler still runs the reference weights: its log-probs are {number(own)} nats from the "
+                    f"trainer's but {number(reference)} from the reference's"
+                ),
+                message=(
+                    f"over {counted(steps, 'step')} the sampler's difference to the trainer grows to {number(own)} "
+                    f"nats while that to the reference stays at {number(reference)}: the engine never received the "
+                    "trained weights"
+                ),
                 evidence="the log-probs of sampler, trainer and reference",
                 advice="check that the engine serves the adapter, and compare one of its weights with the trainer's",
             )
@@ -246,17 +250,23 @@ class EngineFrozen(TableRule):
         return Judgement(
             severity=Severity.WARNING,
             confirmed=False,
-            headline=f"the sampler's log-probs stay while the trainer's move by {move} nats, from version "
-            f"{run['frozen_from']} on",
-            message=(
-                f"in {percent(run['frozen_share'])} of {counted(run.count('moved_pairs'), 'pair')} of one context "
-                f"at two versions the sampler's log-prob moves by {number(run['sampler_move'])} nats (median) "
-                f"and the trainer's by {move}"
+            headline=(
+                f"the engine is frozen: from version {run['frozen_from']} on the sampler's log-probs stay the same "
+                f"while the trainer's change by {move} nats"
             ),
-            evidence=f"the log-probs of {counted(run.count('contexts'), 'context')} that came again; noise of the "
-            f"trainer among siblings {number(run['noise'])} nats",
-            advice="compare a weight of the engine with the trainer's after a sync; check that the adapter is served, "
-            "and that updates are not lost in bf16",
+            message=(
+                f"in {percent(run['frozen_share'])} of {counted(run.count('moved_pairs'), 'pair')} of one context at "
+                "two versions the sampler's log-prob is unchanged; the median change is "
+                f"{number(run['sampler_move'])} nats for the sampler and {move} for the trainer"
+            ),
+            evidence=(
+                f"the log-probs of {counted(run.count('contexts'), 'context')} that recur; the trainer's noise among "
+                f"group members is {number(run['noise'])} nats"
+            ),
+            advice=(
+                "compare one weight of the engine with the trainer's after a sync; check that the adapter is served "
+                "and that bf16 rounding does not lose the updates"
+            ),
         )
 
 

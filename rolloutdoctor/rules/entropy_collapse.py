@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement
+from rolloutdoctor.rules.base import Context, Judgement, own_name
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, series, step_at
 from rolloutdoctor.rules.series import crossing, ends
 from rolloutdoctor.rules.table_rule import Measured
@@ -19,9 +19,8 @@ class EntropyCollapse(NumbersRule):
     Compares the logged entropy at the start with that at the end, and names the step at which it went half the way.
 
     ## Why it matters
-    A policy without entropy samples one response to each prompt: groups have no spread of rewards, and nothing is
-    learned any more. A policy whose entropy explodes samples noise. Most healthy runs lose some entropy while their
-    reward rises.
+    A policy without entropy samples one response to each prompt: every group is zero-variance, and learning stops. A
+    policy whose entropy explodes samples noise. Most healthy runs lose some entropy while their reward rises.
 
     ## How it is measured
     `entropy_first` and `entropy_last` are medians over the first and the last tenth of the logged steps, three at
@@ -77,20 +76,25 @@ class EntropyCollapse(NumbersRule):
             told = f"The reward {direction}, {from_to(reward.first, reward.last)}"
         spread = levels(run, "zero_variance_share")
         if moved > 0 and fell and spread is not None and spread.last == 1:
-            moved, told = 0, f"{told}, and no group has a spread of rewards any more"
+            moved, told = 0, f"{told}, and by then every group is zero-variance"
         what = "collapsed" if fell else "exploded"
         return Judgement(
             severity={1: Severity.INFO, 0: Severity.WARNING, -1: Severity.ERROR}[moved],
             confirmed=True,
             headline=f"entropy {what} at step {onset}: {from_to(level.first, level.last)} nats",
-            message=f"The entropy {what} {from_to(level.first, level.last)} nats, half of the way by step {onset}. "
-            f"{told}.",
+            message=(
+                f"The entropy {what} {from_to(level.first, level.last)} nats; half of the change had happened by step "
+                f"{onset}. {told}."
+            ),
             evidence=f"medians over the first and the last {level.count} of {len(values)} logged steps",
             advice=(
-                f"go back to a checkpoint before step {onset}; lower the learning rate, raise the upper clip range, or "
-                "add an entropy bonus"
+                f"go back to a checkpoint before step {onset}; lower {own_name(context, 'the learning rate')}, raise "
+                f"{own_name(context, 'the upper clip range')}, or add an entropy bonus"
                 if fell
-                else f"look at the ratios and the sampler gap around step {onset}, and lower the learning rate"
+                else (
+                    f"check importance ratios and train-inference mismatch around step {onset}, and lower "
+                    f"{own_name(context, 'the learning rate')}"
+                )
             ),
             measures={
                 "entropy_first": Measure(level.first, "nats"),

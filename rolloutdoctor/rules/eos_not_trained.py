@@ -107,7 +107,7 @@ class EosNotTrained(TableRule):
         if run.table["end"].count():
             return None
         if not len(run.table):
-            return Missing("no row was stopped with a trained token", "widen --steps, or record more rows")
+            return Missing("no response stopped with a trained token", "widen --steps, or record more rows")
         return Missing(
             f"no single token ends {percent(self.end_share)} of the stopped responses of a step, {self.fewest_ends} or "
             "more: stop strings, or several end-of-sequence tokens",
@@ -122,10 +122,15 @@ class EosNotTrained(TableRule):
         return Judgement(
             severity=Severity.WARNING if share >= self.warn_from else Severity.INFO,
             confirmed=True,
-            headline=f"the token that ends the response is masked in {percent(share)} of the stopped rows",
-            message=f"{counted(run.count('rows'), 'row')} of {run.table['end'].count():,} that were stopped end with "
-            "the token that ends nearly all of them, and the mask leaves it out of the loss"
-            + ("" if lost is None else f"; it would add {percent(lost)} to |gradient|"),
-            evidence="finish reasons, token ids and mask; the token is inferred, as no list of them is recorded",
-            advice="extend the mask by that token; do not make it by comparing with the padding token",
+            headline=f"the end-of-sequence token is masked in {percent(share)} of the responses that stopped",
+            message=(
+                f"{counted(run.count('rows'), 'response')} of {run.table['end'].count():,} that stopped end with the "
+                "usual end token, and the mask excludes it from the loss"
+            )
+            + ("" if lost is None else f"; training it would add {percent(lost)} to sum |gradient|"),
+            evidence="finish reasons, token ids and mask; the end token is inferred from the responses",
+            advice=(
+                "include the end-of-sequence token in the mask; do not build the mask with `ids != pad_token_id` "
+                "where pad and eos are the same token"
+            ),
         )

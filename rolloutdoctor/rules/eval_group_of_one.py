@@ -112,7 +112,7 @@ class EvalGroupOfOne(TableRule):
         if not rows:
             return None
         flagged = run.table.filter("is_flagged").select(STEP_KEY).unique().height
-        evidence = "the masks themselves show it" if masked else "no logged value shows it"
+        evidence = "the recorded masks" if masked else "no logged value shows the effect"
         if flagged:
             evidence = f"frac_reward_zero_std is logged as 1 in {counted(flagged, 'evaluation')}" + (
                 "; the masks show the fully masked rows" if masked else ""
@@ -124,14 +124,15 @@ class EvalGroupOfOne(TableRule):
         return Judgement(
             severity=Severity.WARNING if masked else Severity.INFO,
             confirmed=bool(masked or flagged),
-            headline=f"{counted(rows, 'eval row')} in groups of one, {masked:,} of them fully masked",
+            headline=f"{counted(rows, 'eval row')} are alone in their group, {masked:,} of them fully masked",
             message=(
-                f"{rows:,} of {counted(len(run.table), 'eval row')} are alone in their group, so the reward std is "
+                f"{rows:,} of {counted(len(run.table), 'eval row')} are alone in their group, so their reward std is "
                 f"0 by construction{proposed}"
             ),
             evidence=evidence,
             advice=(
-                "do not mask evaluation rows: they have no gradient, and with the mask their loss and KL are 0"
+                "do not mask evaluation rows: they have no gradient anyway, and masking sets their loss and KL "
+                "metrics to 0"
                 if masked
                 else "no action: the fix zero-std does not touch evaluation rows; ignore frac_reward_zero_std there"
             ),

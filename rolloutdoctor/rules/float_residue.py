@@ -30,11 +30,12 @@ class FloatResidue(TableRule):
     step afterwards are not looked at: those of such a group are 0 less the mean of the step.
 
     ## Why it matters
-    The float32 mean of eight times 0.3 is not 0.3. The residue, divided by a standard deviation of the same size plus a
-    small epsilon, becomes an advantage of up to 0.9, with the same sign for the whole group: all of its responses are
-    reinforced, or all suppressed, by rounding alone. Rewards of 0, 1 and dyadic fractions never do this. Nothing is
-    divided by a deviation where zero advantages are filtered: the residue is then some 1e-8, but the tokens of such
-    groups are counted in the denominator, and the gradient of all others is smaller by their share.
+    An advantage that should be 0 is a rounding error instead, and a filter of zero advantages does not catch it. The
+    residue, divided by a standard deviation of the same size plus a small epsilon, becomes an advantage of up to 0.9,
+    with the same sign for the whole group: all of its responses are reinforced, or all suppressed, by rounding alone.
+    Rewards of 0, 1 and dyadic fractions never do this. Nothing is divided by a deviation where zero advantages are
+    filtered: the residue is then some 1e-8, but the tokens of such groups are counted in the denominator, and the
+    gradient of all others is smaller by their share.
 
     ## How it is measured
     Read from the logged advantages if there are any (then confirmed). Otherwise the trainer's float32 arithmetic is
@@ -161,26 +162,35 @@ class FloatResidue(TableRule):
         equal = table.filter("is_equal")["place"].n_unique()
         recomputed = table.select(pl.max("recomputed")).item()
         evidence = (
-            f"logged advantages of groups with equal rewards reach {number(logged_max)}; the same float32 "
-            f"arithmetic repeated here reaches {number(recomputed)}, and the exact value is 0"
+            f"logged advantages of groups with equal rewards reach {number(logged_max)}; the same float32 arithmetic "
+            f"gives {number(recomputed)} here, and the exact value is 0"
             if confirmed
-            else f"no logged advantages; float32 arithmetic repeated here reaches {number(largest)}, and the exact "
-            "value is 0"
+            else (
+                f"no logged advantages; the same float32 arithmetic gives {number(largest)} here, and the exact value "
+                "is 0"
+            )
         )
         return Judgement(
             severity=severity,
             confirmed=confirmed,
-            headline=f"|advantage| up to {number(largest)} in {counted(groups, 'group')} of equal rewards"
+            headline=(
+                f"float32 rounding gives {counted(groups, 'group')} with equal rewards advantages up to "
+                f"{number(largest)}"
+            )
             if share is None
-            else f"{counted(groups, 'group')} of equal rewards pass the filter of zero advantages by rounding: "
-            f"{percent(share)} of the tokens that the loss is divided by",
+            else (
+                f"{counted(groups, 'group')} with equal rewards escape the zero-advantage filter by rounding: "
+                f"{percent(share)} of the tokens in the loss denominator"
+            ),
             message=(
                 f"{counted(groups, 'group')} of {equal:,} with equal rewards have nonzero {source} "
                 f"advantages, {percent(run['advantage_mass_share'])} of the total absolute advantage"
-                + ("" if share is None else f"; their tokens are {percent(share)} of those that the loss is divided by")
+                + ("" if share is None else f"; their tokens are {percent(share)} of the loss denominator")
             ),
             evidence=evidence,
-            advice="test for equal rewards by max - min in the trainer, or compute its group statistics in float64",
+            advice=(
+                "test for zero variance with max - min == 0 instead of std == 0, or compute group statistics in float64"
+            ),
         )
 
 

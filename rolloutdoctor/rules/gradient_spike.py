@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, counted, number
+from rolloutdoctor.rules.base import Context, Judgement, counted, number, own_name
 from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
 from rolloutdoctor.rules.table_rule import Measured
 
@@ -16,7 +16,7 @@ class GradientSpike(NumbersRule):
     Names the steps whose logged gradient norm is far above the median, the largest first.
 
     ## Why it matters
-    Gradient clipping turns such a step into one of full size in an arbitrary direction; without clipping it moves the
+    Gradient clipping turns such a step into a full-size step in an arbitrary direction; without clipping it moves the
     weights as far as hundreds of other steps do.
 
     ## How it is measured
@@ -63,9 +63,14 @@ class GradientSpike(NumbersRule):
             severity=Severity.INFO if len(spikes) > self.frequent * len(values) else Severity.WARNING,
             confirmed=False,
             headline=f"gradient-norm spike at step {largest[0]}: {told}",
-            message=f"{counted(len(spikes), 'step')} of {len(values):,} with a gradient norm above {number(limit)}: "
-            f"step {largest[0]}{others}. The median is {number(median)}.",
+            message=(
+                f"{counted(len(spikes), 'step')} of {len(values):,} have a gradient norm above {number(limit)}: step "
+                f"{largest[0]}{others}. The median is {number(median)}."
+            ),
             evidence=f"logged gradient norms of {counted(len(moving), 'step')} with a gradient",
-            advice=f"check the batch of step {largest[0]}; if it recurs, lower max_grad_norm or the learning rate",
+            advice=(
+                f"inspect the batch of step {largest[0]}; if spikes recur, tighten "
+                f"{own_name(context, 'gradient clipping')} or lower {own_name(context, 'the learning rate')}"
+            ),
             measures={"spike_steps": Measure(len(spikes), "steps"), "largest_ratio": Measure(top / median, "1")},
         )

@@ -76,11 +76,13 @@ class GroupPartition(CountingRule):
         return Judgement(
             severity=Severity.ERROR if made else Severity.WARNING,
             confirmed=made,
-            headline=f"one baseline for all prompts in {counted(run.shown, 'step')} of {run.looked_at:,}",
-            message=f"in {counted(run.shown, 'step')} the groups differ in size, and the trainer then compares all "
-            "rows of the step with each other, whatever their prompt",
-            evidence=f"all {run.compared:,} logged advantages are reproduced by that"
+            headline=f"one baseline over all prompts of the batch in {counted(run.shown, 'step')} of {run.looked_at:,}",
+            message=(
+                f"in {counted(run.shown, 'step')} the groups differ in size, and the trainer then uses one baseline "
+                "for all rows of the step, whatever their prompt"
+            ),
+            evidence=f"this reproduces all {run.compared:,} logged advantages"
             if made
-            else "the numbers of rows in the file; no logged advantage could be compared",
-            advice="fill each group up to the same number of responses, or group by an explicit prompt id",
+            else "the group sizes in the file; no logged advantage could be compared",
+            advice="fill every group to the same number of responses, or group by an explicit prompt id",
         )

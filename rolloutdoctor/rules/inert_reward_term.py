@@ -34,9 +34,9 @@ class InertRewardTerm(TableRule):
     vary in the whole run.
 
     ## Why it matters
-    A group baseline takes out what all rows of a group have in common. A term that depends on the prompt alone, or on
-    the group as a whole (a penalty for low diversity, a bonus for hard prompts), moves the reward metric and
-    never the policy.
+    The group baseline removes whatever all rows of a group have in common, so this reward term trains nothing. A term
+    that depends on the prompt alone, or on the group as a whole (a penalty for low diversity, a bonus for hard
+    prompts), moves the reward metric and never the policy.
 
     ## How it is measured
     A function varies within a group if max - min is above 0, or if some rows have it and others do not (null).
@@ -198,7 +198,7 @@ class InertRewardTerm(TableRule):
                 f"{percent(run['reward_variance_share'])} of the variance of the reward is within groups and can "
                 "reach the gradient"
             ),
-            advice="make the term depend on the response, apply it after the baseline, or drop it",
+            advice="make the term depend on the response, add it after the baseline is subtracted, or drop it",
         )
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, counted, number
+from rolloutdoctor.rules.base import Context, Judgement, counted, number, own_name
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, logged, series, step_at
 from rolloutdoctor.rules.series import crossing, ends, smoothed
 from rolloutdoctor.rules.table_rule import Measured
@@ -21,8 +21,8 @@ class KlBlowUp(NumbersRule):
     Compares the logged KL at the end with that at the start, and the reward beside it.
 
     ## Why it matters
-    A KL of a nat per token is another model: what the reference could do is lost. Where the reward did not rise, the
-    policy diverged.
+    A policy with a KL of a nat per token is a different model, and what the reference could do is lost. Where the
+    reward did not rise, the policy diverged.
 
     ## How it is measured
     `kl_last` is the median over the last tenth of the logged steps, three at least. A blow-up is a `kl_last` above 1
@@ -62,15 +62,20 @@ class KlBlowUp(NumbersRule):
         if rewards is not None and _ever_rose(rewards):
             return None
         fell = reward is not None and reward.errors > 4 and reward.change < 0
-        bought = "" if reward is None else f", and the reward went {from_to(reward.first, reward.last)}"
+        bought = "" if reward is None else f", while the reward went {from_to(reward.first, reward.last)}"
         return Judgement(
             severity=Severity.ERROR if fell else Severity.WARNING,
             confirmed=True,
             headline=f"KL blew up at step {onset}: {from_to(start, level.last)} nats",
-            message=f"The KL from the reference went {from_to(start, level.last)} nats, half of the way by step "
-            f"{onset}{bought}. Its largest value is {number(float(values.max()))}.",
+            message=(
+                f"The KL to the reference went {from_to(start, level.last)} nats; half of the change had happened by "
+                f"step {onset}{bought}. Its maximum is {number(float(values.max()))}."
+            ),
             evidence=f"the median over the last {counted(level.count, 'step')} of {len(values)}",
-            advice=f"go back to a checkpoint before step {onset}; raise the KL coefficient or lower the learning rate",
+            advice=(
+                f"go back to a checkpoint before step {onset}; raise {own_name(context, 'the KL coefficient')} or "
+                f"lower {own_name(context, 'the learning rate')}"
+            ),
             measures={
                 "kl_first": Measure(start, "nats"),
                 "kl_last": Measure(level.last, "nats"),

@@ -88,12 +88,18 @@ class KlClamped(CountingRule):
         return Judgement(
             severity=Severity.WARNING,
             confirmed=run.is_reproduced,
-            headline=f"{percent(run.shown / run.looked_at)} of the trained tokens are beyond the clamp of the KL",
-            message=f"in {counted(run.shown, 'trained token')} of {run.looked_at:,} the KL is above 10, where it has "
-            "no gradient",
+            headline=(
+                f"{percent(run.shown / run.looked_at)} of the trained tokens exceed the KL clamp and get no KL gradient"
+            ),
+            message=(
+                f"the KL is above 10 in {counted(run.shown, 'trained token')} of {run.looked_at:,}, where the clamp "
+                "removes its gradient"
+            ),
             evidence="the log-probs of policy and reference, and the recorded estimator",
-            advice="look at these tokens: a log-ratio of many nats is a wrong reference, a wrong token or a collapsed "
-            "policy",
+            advice=(
+                "inspect these tokens: a log-ratio of many nats means a wrong reference, a wrong token or a "
+                "collapsed policy"
+            ),
         )
 
 

@@ -18,8 +18,8 @@ class KlCountedTwice(DirectRule):
     themselves.
 
     ## Why it matters
-    The policy is held to the reference twice as hard as the coefficient says, and a sweep over the coefficient
-    misleads.
+    The penalty for leaving the reference is twice what the coefficient says, which misleads a sweep over the
+    coefficient.
 
     ## How it is measured
     Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how
@@ -60,9 +60,11 @@ class KlCountedTwice(DirectRule):
         return Judgement(
             severity=Severity.WARNING,
             confirmed=False,
-            headline="the options put a KL both in the reward and in the loss",
-            message=f"the KL in the loss has coefficient {in_loss:g}, and that in the reward {said}: both hold the "
-            "policy to the reference",
+            headline="the KL penalty counts twice: the options put it in the reward and in the loss",
+            message=(
+                f"the KL loss has coefficient {in_loss:g} and the KL in the reward {said}: both penalize distance "
+                "from the reference"
+            ),
             evidence="the options of the run",
-            advice="keep one of the two",
+            advice="keep one: set the KL coefficient of the reward or that of the loss to 0",
         )

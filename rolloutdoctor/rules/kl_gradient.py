@@ -18,8 +18,8 @@ class KlGradient(DirectRule):
     probs. Where the options put k1 in the loss, not weighted by the importance ratio, says so as information.
 
     ## Why it matters
-    The value hides what is descended: as a loss, k1 has a gradient of 0 in expectation, k2 that of the reverse KL
-    and k3 that of the forward KL. A KL of the old log-probs has no gradient at all.
+    The derivative of an estimator is not the gradient of the KL: as a loss, k1 has a gradient of 0 in expectation, k2
+    that of the reverse KL and k3 that of the forward KL. A KL of the old log-probs has no gradient at all.
 
     ## How it is measured
     Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how
@@ -63,9 +63,11 @@ class KlGradient(DirectRule):
         return Judgement(
             severity=Severity.INFO,
             confirmed=False,
-            headline="the KL in the loss is k1, whose gradient is zero in expectation",
-            message="the derivative of k1 by the policy's log-prob is 1 on every token, whatever the reference says: "
-            "on policy its expectation is zero, and the term adds noise alone",
+            headline="the KL loss uses k1, whose gradient is zero in expectation",
+            message=(
+                "the derivative of k1 with respect to the policy's log-prob is 1 on every token, whatever the "
+                "reference: on-policy its expectation is zero, so the term only adds noise"
+            ),
             evidence="the options of the run",
-            advice="take k2 (the gradient of the reverse KL) or k3, or put k1 in the reward",
+            advice="use k2 (its gradient is that of the reverse KL) or k3 in the loss, or put k1 in the reward",
         )

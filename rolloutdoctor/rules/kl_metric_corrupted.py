@@ -250,7 +250,7 @@ class KlMetricCorrupted(TableRule):
         return Missing(
             f"the logged KL disagrees with the recomputed one in {steps - fit:,} of "
             f"{counted(steps, 'step')}, and the reward buffer does not explain it",
-            "check that the rows are all rows of the step, and that the KL options are those of the run",
+            "check that the file holds all rows of the step, and that the KL options are the run's",
         )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
@@ -269,17 +269,21 @@ class KlMetricCorrupted(TableRule):
         if not confirmed and _is_explained(context):
             return None  # the rule of that cause reports it
         headline = (
-            f"logged KL is {number(run['logged'])}, recomputed {number(run['recomputed'])} (error {percent(relative)})"
+            f"the logged KL is {number(run['logged'])} but the rows give {number(run['recomputed'])} (error "
+            f"{percent(relative)})"
         )
         if beside_loss:
             return Judgement(
                 severity=Severity.ERROR,
                 confirmed=True,
                 headline=headline,
-                message=f"the logged KL disagrees with the recomputed one in {beside:,} of "
-                f"{counted(steps, 'step')}, and the logged loss, of which the KL is a term, agrees there",
-                evidence="a loss with the logged KL in it would differ by more than rounding",
-                advice="look for what is added to the KL metric, or stored in its place; the loss is unaffected",
+                message=(
+                    f"the logged KL disagrees with the recomputed one in {beside:,} of {counted(steps, 'step')}, "
+                    "where the logged loss, which contains the KL, agrees"
+                ),
+                evidence="a loss that contained the logged KL would differ by more than rounding",
+                why=_MISLEADS,
+                advice="find what is added to the KL metric or replaces it; the loss is unaffected",
             )
         if not confirmed:
             return Judgement(
@@ -291,7 +295,8 @@ class KlMetricCorrupted(TableRule):
                     f"the reward buffer in {fit_reward:,}"
                 ),
                 evidence="no known formula reproduces all of the logged values",
-                advice="check that the rows are all rows of the step, and that the KL options are those of the run",
+                advice="check that the file holds all rows of the step, and that the KL options are the run's",
+                why=_MISLEADS,
             )
         evidence = []
         if fit_reward:
@@ -315,12 +320,14 @@ class KlMetricCorrupted(TableRule):
             confirmed=True,
             headline=headline,
             message=(
-                f"the stored KL was overwritten by the reward: {percent(run['reward_share'])} of the logged "
-                f"value is reward{inverted}"
+                f"the reward overwrote the stored KL: {percent(run['reward_share'])} of the logged value is "
+                f"reward{inverted}"
             ),
             evidence="; ".join(evidence),
-            advice="upgrade to a release of the trainer with the fix, or apply its patch (`rolloutdoctor fixes`); loss "
-            "and advantages are unaffected",
+            advice=(
+                "upgrade to a trainer release with the fix, or apply its patch (`rolloutdoctor fixes`); loss and "
+                "advantages are unaffected"
+            ),
         )
 
     def _exposed(self, run: Measured, context: Context) -> Judgement:
@@ -332,11 +339,14 @@ class KlMetricCorrupted(TableRule):
         return Judgement(
             severity=Severity.WARNING,
             confirmed=False,
-            headline=f"{made} logs {number(buffer)} as its KL, which is {number(kl)}",
-            message=f"with these options {made} overwrites the stored KL by the reward, so that {names} is not the KL",
-            evidence=f"the options and the version; no {names} and no column kl is at hand",
-            advice="ignore that metric, or upgrade to a release of the trainer with the fix (`rolloutdoctor fixes`)",
+            headline=f"{made} logs {number(buffer)} as KL; the real KL is {number(kl)}",
+            message=f"with these options {made} overwrites the stored KL with the reward, so {names} is not the KL",
+            evidence=f"the options and the version; the run has neither {names} nor a column kl",
+            advice="ignore this metric, or upgrade to a trainer release with the fix (`rolloutdoctor fixes`)",
         )
+
+
+_MISLEADS = "A KL metric that is wrong hides how far the policy has moved from the reference."
 
 
 def _counts(run: Measured, *names: str) -> list[int]:

@@ -72,7 +72,7 @@ class KlOnlyLoss(TableRule):
         either = {"old_log_probs", "policy_log_probs"}
         held = context.columns | (either if either & context.columns else set())
         if context.objective is not None and loss_columns(context.objective) <= held:
-            return "the rows give the loss exactly, so RDG002 covers it"
+            return "with rollouts RDG002 tests this exactly"
         return None
 
     def unavailable_reason(self, context: Context) -> Missing | None:
@@ -144,18 +144,19 @@ class KlOnlyLoss(TableRule):
         return Judgement(
             severity=Severity.WARNING if dead_share > self.dead_warn_above else Severity.INFO,
             confirmed=True,
-            headline=f"the loss is the KL term alone in {counted(found, 'step')} of {steps:,}",
+            headline=f"in {counted(found, 'step')} of {steps:,} the loss is only the KL term",
             message=(
-                f"in {percent(share)} of the steps the logged loss is the KL term: {number(run['loss'])} on average; "
-                f"{norm_words}"
+                f"in {percent(share)} of the steps the logged loss equals its KL term ({number(run['loss'])} on "
+                f"average); {norm_words}"
             ),
             evidence=(
                 "the logged policy part, or the loss minus coefficient times KL, is at most "
                 f"{number(run['largest_policy_loss'])} there"
             ),
             advice=(
-                f"{percent(dead_share)} of the steps had a gradient norm of 0 as well: no update"
+                f"{percent(dead_share)} of the steps also had a gradient norm of 0, so nothing was updated: check the "
+                "rewards and the mask"
                 if dead_share
-                else "no action: watch reward and gradient norm instead of the loss"
+                else "no action: watch the reward and the gradient norm instead of the loss"
             ),
         )

@@ -21,7 +21,7 @@ class KlWithoutGradient(NumbersRule):
     Looks at steps in which every group has equal rewards, so that the policy term is 0, and the logged KL is not.
 
     ## Why it matters
-    The loss has a KL term by the options, and a KL above 0 has a gradient. A norm of exactly 0 there says that the KL
+    The options put a KL term in the loss, and a KL above 0 has a gradient. A norm of exactly 0 there says that the KL
     does not reach the parameters: it is detached, or such groups are dropped before the update. It is the mirror of
     `RDG003`.
 
@@ -66,11 +66,18 @@ class KlWithoutGradient(NumbersRule):
         return Judgement(
             severity=Severity.WARNING,
             confirmed=True,
-            headline=f"{counted(silent, 'step')} with a KL and no gradient",
+            headline=(
+                f"the KL term has no gradient in {counted(silent, 'step')}: every group is zero-variance, KL > 0, "
+                "gradient norm 0"
+            ),
             message=f"In {counted(silent, 'step')} every group has equal rewards and the KL is above 0, and the "
             "gradient norm is exactly 0: the KL term does not reach the parameters.",
-            evidence=f"logged share, KL and gradient norm of {counted(len(run.table), 'step')}",
-            advice="check whether such groups are dropped before the update, or the KL is computed without a gradient",
+            evidence=(
+                f"the logged share of zero-variance groups, KL and gradient norm of {counted(len(run.table), 'step')}"
+            ),
+            advice=(
+                "check whether zero-variance groups are dropped before the update, or the KL is computed under no_grad"
+            ),
             measures={"silent_steps": Measure(silent, "steps"), "zero_spread_steps": Measure(len(only), "steps")},
         )
 

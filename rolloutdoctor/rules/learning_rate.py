@@ -58,7 +58,7 @@ class LearningRate(NumbersRule):
             words = f"the learning rate still rises at the last step, {number(largest)}", "The warmup never ended"
         elif stated is not None and largest > stated * (1 + 1e-3):
             words = (
-                f"the learning rate reaches {number(largest)}, and the options state {number(stated)}",
+                f"the learning rate reaches {number(largest)}, above the stated {number(stated)}",
                 "It is not what was asked for",
             )
         else:
@@ -69,7 +69,7 @@ class LearningRate(NumbersRule):
             headline=words[0],
             message=f"{words[1]}: {words[0]}.",
             evidence=f"the logged learning rate of {counted(len(values), 'step')}",
-            advice="look at the warmup steps, the scheduler and the parameter groups of the optimizer",
+            advice="check the warmup steps, the scheduler and the parameter groups of the optimizer",
             measures={"learning_rate_max": Measure(largest, "1")},
         )
 

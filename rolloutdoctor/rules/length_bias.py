@@ -24,7 +24,7 @@ class LengthBias(TableRule):
     advantage and length.
 
     ## Why it matters
-    If every response weighs the same, a token of a long one weighs less: long wrong answers are punished less for each
+    If every response has the same weight, each token of a long one has less: long wrong answers are punished less per
     token than short ones, and responses grow. If every token weighs the same, long responses dominate the gradient.
     Where advantage goes with length, either moves the length of responses.
 
@@ -138,16 +138,32 @@ class LengthBias(TableRule):
             return None
         parts = []
         if weighs:
-            parts.append(f"a token weighs as the length of its response to the power of {exponent:.2g}")
+            power = "1/length" if f"{exponent:.2g}" == "-1" else f"length^{exponent:.2g}"
+            less = "less" if exponent < 0 else "more"
+            parts.append(
+                f"each token weighs {power} of its response{_stated(context)}: long responses count {less} per token"
+            )
         if related:
-            parts.append(f"advantage and length have a correlation of {correlation:.2g}")
+            parts.append(f"advantage and length correlate ({correlation:.2g})")
         return Judgement(
             severity=Severity.INFO,
             confirmed=False,
             headline="; ".join(parts),
-            message=f"{'; '.join(parts)}, over {counted(rows, 'row')}; weighted by the gradient, responses with a "
-            f"positive advantage have {number(run['length_up'])} tokens, those with a negative one "
-            f"{number(run['length_down'])}",
-            evidence="the configured aggregation and the advantages; it is a choice",
-            advice="no action if it is meant; `diff` shows the update under another aggregation",
+            message=(
+                f"{'; '.join(parts)}, over {counted(rows, 'row')}; the gradient-weighted length is "
+                f"{number(run['length_up'])} tokens where the advantage is positive and {number(run['length_down'])} "
+                "where it is negative"
+            ),
+            evidence="the configured aggregation and the advantages; this is a design choice",
+            advice="no action if intended; `rolloutdoctor diff` shows the update under another aggregation",
         )
+
+
+def _stated(context: Context) -> str:
+    """Name the option that states the aggregation."""
+    settings = {} if context.config is None else context.config.settings
+    for name, setting in settings.items():
+        option = name.rpartition(".")[2]
+        if option in ("loss_type", "loss_agg_mode"):
+            return f" ({option} {setting.value})"
+    return ""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, counted, percent
+from rolloutdoctor.rules.base import Context, Judgement, counted, own_name, percent
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, series, step_at
 from rolloutdoctor.rules.series import crossing, ends
 from rolloutdoctor.rules.table_rule import Measured
@@ -17,8 +17,8 @@ class LengthGrowth(NumbersRule):
     Compares the logged share of truncated responses, and their mean length, at the start and at the end.
 
     ## Why it matters
-    A response that is cut off has no answer to score. Where length and truncation rise together, the policy learned to
-    write on, and the rewards of the run are those of the cap.
+    A truncated response has no answer to score. Where length and truncation rise together, the policy learned to write
+    on, and the rewards of the run are those of the cap.
 
     ## How it is measured
     `truncated_first` and `truncated_last` are medians over the first and the last tenth of the logged steps, three at
@@ -58,11 +58,16 @@ class LengthGrowth(NumbersRule):
         return Judgement(
             severity=Severity.ERROR if level.last > self.nearly_all else Severity.WARNING,
             confirmed=True,
-            headline=f"{percent(level.last)} of the responses are cut off since step {onset}",
-            message=f"The share of truncated responses went from {percent(level.first)} to {percent(level.last)}, half "
-            f"of the way by step {onset}{words}.",
+            headline=f"{percent(level.last)} of the responses are truncated since step {onset}",
+            message=(
+                f"The share of truncated responses went from {percent(level.first)} to {percent(level.last)}; half of "
+                f"the change had happened by step {onset}{words}."
+            ),
             evidence=f"medians over {counted(level.count, 'step')} at both ends of {len(values)}",
-            advice="raise the length limit, penalize length beyond a budget, or mask truncated responses",
+            advice=(
+                f"raise {own_name(context, 'the response length limit')}, penalize length beyond a budget, or mask "
+                "truncated responses"
+            ),
             measures={
                 "truncated_first": Measure(level.first, "1"),
                 "truncated_last": Measure(level.last, "1"),

@@ -67,7 +67,7 @@ class LogContradictsItself(TableRule):
         if self.metrics(context):
             return None
         return Missing(
-            "no identity is known between metrics of this log", context.recording.get("metrics", logs_remedy())
+            "no known identity connects the metrics of this log", context.recording.get("metrics", logs_remedy())
         )
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
@@ -106,13 +106,13 @@ class LogContradictsItself(TableRule):
         place = failed.filter(pl.col("identity") == worst["identity"]).row(0, named=True)
         words = f"{worst['identity']} fails in {worst['count']:,} of {counted(lines, 'logged line')}"
         sides = f"{number(place['left'])} and {number(place['right'])}"
-        more = "" if len(each) == 1 else f"; others that fail: {len(each) - 1:,}"
+        more = "" if len(each) == 1 else f"; {len(each) - 1:,} other identities fail"
         return Judgement(
             severity=Severity.ERROR if worst["exact"] else Severity.WARNING,
             confirmed=bool(worst["exact"]),
             headline=f"the log contradicts itself: {words}",
             message=f"{words}, first at step {worst['first']}: {sides}{more}",
-            evidence="the trainer's own numbers, within what rounding may have moved them",
-            advice="look at what makes these metrics in the trainer that ran, and at what logs under the same names",
+            evidence="the logged numbers differ by more than their rounding",
+            advice="check how the trainer computes these metrics, and whether other code logs under the same names",
             measures={"onset": Measure(failed["step"][0], "step")},
         )

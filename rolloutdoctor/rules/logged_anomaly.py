@@ -10,7 +10,7 @@ import polars as pl
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logs_remedy, number
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logs_remedy, number, own_name
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 
@@ -69,7 +69,7 @@ class LoggedAnomaly(TableRule):
 
     def _not_logged(self, context: Context) -> Missing:
         return Missing(
-            "no step has a logged loss, KL or gradient norm under a name that is known",
+            "no step has a loss, KL or gradient norm under a known metric name",
             context.recording.get("metrics", logs_remedy()),
         )
 
@@ -77,11 +77,12 @@ class LoggedAnomaly(TableRule):
         """One line for each step that logged any of the three."""
         trainer, logged = context.writer, pl.col("logged")
         kl, norm = ("", "") if trainer is None else (trainer.log.first_kl, trainer.log.grad_norm)
-        return run.metrics.group_by(STEP_KEY, maintain_order=True).agg(
+        table = run.metrics.group_by(STEP_KEY, maintain_order=True).agg(
             is_finite=logged.is_finite().all(),
             kl=logged.filter(pl.col("metric") == kl, logged.is_finite()).first(),
             norm=logged.filter(pl.col("metric") == norm, logged.is_finite()).first(),
         )
+        return table.with_columns(is_wrong=(pl.col("kl") < -self.below) & pl.lit(_is_never_negative(context)))
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Counts of steps, and how far the largest values stand out."""
@@ -98,8 +99,10 @@ class LoggedAnomaly(TableRule):
         }
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """Steps with a NaN or Inf, then those of the largest KL."""
-        return table.with_columns(value=pl.when("is_finite").then(pl.col("kl")).otherwise(inf))
+        """Steps with a NaN or Inf, then those with an impossible KL, then those of the largest KL."""
+        beyond = pl.col("kl").max() - pl.col("kl")
+        value = pl.when(~pl.col("is_finite")).then(inf).when("is_wrong").then(beyond).otherwise("kl")
+        return table.with_columns(value=value)
 
     def note(self, place: Mapping[str, Any]) -> str:
         """Name the logged value."""
@@ -112,7 +115,7 @@ class LoggedAnomaly(TableRule):
         negative = run.count("negative_kl_steps")
         if negative and context.objective is None and self.judge(run, context) is None:
             return Missing(
-                f"the logged KL is negative in {counted(negative, 'step')}, and nothing says which estimator it is",
+                f"the logged KL is negative in {counted(negative, 'step')}, and its estimator is unknown",
                 context.unstated,
             )
         return None if len(run.table) else self._not_logged(context)
@@ -123,21 +126,24 @@ class LoggedAnomaly(TableRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """An error for NaN or Inf, a warning for an impossible value or an outlier."""
-        term = None if context.objective is None else context.objective.kl_loss
-        is_never_negative = term is not None and term.estimator in _NEVER_NEGATIVE
-        negative = run.count("negative_kl_steps") if is_never_negative else 0
+        negative = run.count("negative_kl_steps") if _is_never_negative(context) else 0
         nonfinite = run.count("nonfinite_steps")
-        words = []
+        words, why = [], ""
         if run.table["kl"].count() > self.fewest and (run["kl_peak"] or 0) > self.peak_above:
-            words.append(f"a KL of {number(run['kl_max'])}, {number(run['kl_peak'])} times the mean of the others")
+            why = "At such a step the policy suddenly differs far more from the reference than around it."
+            words.append(
+                f"a KL spike of {number(run['kl_max'])}, {number(run['kl_peak'])} times the mean of the other steps"
+            )
         if negative:
+            why = "An estimator that is never negative cannot give this value, so the metric is computed from another."
             words.insert(
                 0,
-                f"a KL estimator that is never negative logged {number(run['lowest_kl'])} "
-                f"({counted(negative, 'step')})",
+                f"a negative KL of {number(run['lowest_kl'])} ({counted(negative, 'step')}) from an estimator that is "
+                "never negative",
             )
         if nonfinite:
-            words.insert(0, f"{counted(nonfinite, 'step')} with NaN or infinity")
+            why = ""
+            words.insert(0, f"NaN or infinity in {counted(nonfinite, 'step')}")
         if not words:
             return None
         return Judgement(
@@ -145,13 +151,25 @@ class LoggedAnomaly(TableRule):
             confirmed=bool(nonfinite or negative),
             headline=words[0],
             message=f"the log of {counted(len(run.table), 'step')} has {'; '.join(words)}",
-            evidence="the trainer's own log",
-            advice="look at the rollouts of the steps listed"
-            + ("; check what the KL metric is computed from: it is not the configured estimator" if negative else ""),
+            evidence="the trainer's log",
+            advice="check what the KL metric is computed from: it is not the configured estimator"
+            if negative and not nonfinite
+            else f"inspect the batch of step {self.worst(run)[0].step}"
+            + (
+                ": empty masks, a log of 0 and overflows give NaN"
+                if nonfinite
+                else f"; if spikes recur, lower {own_name(context, 'the learning rate')}"
+            ),
+            why=why,
         )
 
 
 _NEVER_NEGATIVE = frozenset({"k2", "k3", "k3_clamped", "abs"})
+
+
+def _is_never_negative(context: Context) -> bool:
+    term = None if context.objective is None else context.objective.kl_loss
+    return term is not None and term.estimator in _NEVER_NEGATIVE
 
 
 def _peak(x: pl.Expr) -> pl.Expr:

@@ -39,8 +39,8 @@ class LogProbPlaceholder(TableRule):
     engine's says something else; and rows that end with the same log-prob three times.
 
     ## Why it matters
-    Engines give no log-prob for tokens that were appended by hand, tokenised anew or lost. Filled with 0.0, a token of
-    true log-prob -10.8 has a ratio that is off by 4.8e4: it takes its part out of the update, or a mean ratio over.
+    Engines return no log-prob for tokens that were appended by hand, tokenized again or lost. Filled with 0.0, a token
+    of true log-prob -10.8 has a ratio that is off by 4.8e4: it takes its part out of the update, or a mean ratio over.
 
     ## How it is measured
     Only exact values count, on tokens whose two log-probs are 0.75 nats apart or more: engines return exactly 0.0
@@ -135,7 +135,10 @@ class LogProbPlaceholder(TableRule):
         """Nothing to compare."""
         if run.table["count"].sum():
             return None
-        return Missing("no trained token has a log-prob of both", "record the sampler's log-probs for trained tokens")
+        return Missing(
+            ("no trained token has a log-prob from both sampler and trainer"),
+            "record the sampler's log-probs for trained tokens",
+        )
 
     def _kinds(self, run: Measured) -> dict[str, float]:
         """Placeholders that occur often enough, and to which no certain model leads."""
@@ -158,25 +161,30 @@ class LogProbPlaceholder(TableRule):
         for name, count in sorted(kinds.items(), key=lambda one: -one[1]):
             side, _, kind = name.partition(":")
             parts.append(f"{counted(count, 'log-prob')} of the {side} {'is' if count == 1 else 'are'} {kind}")
-        parts += [f"{counted(rows, 'row')} end with equal log-probs of the {side}" for side, rows in tails.items()]
+        parts += [f"{counted(rows, 'row')} end with equal {side} log-probs" for side, rows in tails.items()]
         impossible = any(name.partition(":")[2] in ("1.0", "-1000 or less") for name in kinds)
         total, rows, tokens = sum(kinds.values()), run.count("rows"), float(run.table["count"].sum())
         everywhere = run["zero_share"] or 0.0
         return Judgement(
             severity=Severity.ERROR if impossible else Severity.WARNING,
             confirmed=True,
-            headline=f"{counted(total, 'trained token')} in {counted(rows, 'row')} with a placeholder for a log-prob"
+            headline=(
+                f"{counted(total, 'trained token')} in {counted(rows, 'row')} have a placeholder instead of a log-prob"
+            )
             if kinds
-            else f"{counted(sum(tails.values()), 'row')} that end with the same log-prob again and again",
-            message=f"{'; '.join(parts)}, where the other engine's is {APART:g} nats away or more; they have "
-            f"{percent(run['weight_share'])} of the sum of the importance weights",
+            else f"{counted(sum(tails.values()), 'row')} end with one log-prob repeated",
+            message=(
+                f"{'; '.join(parts)}, while the other engine's log-prob is at least {APART:g} nats away; these tokens "
+                f"carry {percent(run['weight_share'])} of the sum of importance weights"
+            ),
             evidence="the values are in the file"
             + (
-                f"; {percent(everywhere)} of the sampler's are exactly 0: greedy sampling, or log-probs never recorded"
+                f"; {percent(everywhere)} of the sampler's log-probs are exactly 0: greedy sampling, or log-probs "
+                "were never recorded"
                 if everywhere > 0.9
                 else f"; {percent(total / tokens)} of the trained tokens, {number(total / rows)} a row"
             ),
-            advice="record NaN where the engine gave none, and mask these tokens or give them a ratio of 1",
+            advice="record NaN where the engine returned no log-prob, and mask these tokens or set their ratio to 1",
         )
 
 

@@ -250,15 +250,15 @@ class LogProbShift(DirectRule):
         return Judgement(
             severity=Severity.ERROR,
             confirmed=True,
-            headline=f"log-probs of {whose} and {WHOSE[whose]} are one token apart in {where}",
+            headline=f"log-probs of {whose} and {WHOSE[whose]} are shifted by one token in {where}",
             message=(
-                f"in {where}, the {whose}'s log-probs are those that the {WHOSE[whose]} has one token "
-                f"{'before' if late else 'after'}: they are one place {'later' if late else 'earlier'}"
+                f"in {where}, the {whose}'s log-probs equal the {WHOSE[whose]}'s one token "
+                f"{'before' if late else 'after'}: they are one position too {'late' if late else 'early'}"
             ),
             evidence="the squared difference of the two "
             + (f"is {gain:.3g} times smaller" if gain else "vanishes")
-            + " with one of them moved by one token",
-            advice="align log-probs with the tokens they belong to: the logits at position t predict token t + 1",
+            + " if one of them is shifted by one token",
+            advice="align log-probs with their tokens: the logits at position t predict token t + 1",
         )
 
 

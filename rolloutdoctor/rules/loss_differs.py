@@ -15,7 +15,7 @@ class LossDiffers(DiffersRule):
     that counts twice. What none of them explains is reported here, with its shape.
 
     ## Why it matters
-    A loss that the rows do not reproduce means that the update was made of other rows or by other options.
+    A loss that the rows do not reproduce means that the update used other rows or other options.
 
     ## How it is measured
     A value agrees if it differs by no more than its rounding radius, which is derived from the terms it is made of.

@@ -32,8 +32,10 @@ def judge_log(log: pl.DataFrame, near_zero: float) -> Judgement | None:
             severity=Severity.ERROR,
             confirmed=True,
             headline=f"gradient norm 0 in all {counted(len(spread), 'step')} with reward variance",
-            message=f"the gradient norm is 0 in {counted(still, 'step')} of {count:,}, "
-            f"{len(spread):,} of them with reward variance: nothing reaches the parameters",
+            message=(
+                f"the gradient norm is 0 in {counted(still, 'step')} of {count:,}, {len(spread):,} of them with "
+                "reward variance: no gradient reaches the parameters"
+            ),
             evidence="the trainer's own log, a line for every step",
             advice="look for detached log-probs, frozen parameters or a broken autograd graph",
         )
@@ -47,9 +49,12 @@ def judge_log(log: pl.DataFrame, near_zero: float) -> Judgement | None:
             message=f"the loss is below {near_zero:g} and the gradient norm is 0 in all of {lines}"
             + (": no group had reward variance" if dead == count else ""),
             evidence="the trainer's own log",
-            advice="sample other prompts: all responses to these got the same reward"
+            advice="change the prompts or check the reward function: all responses to each prompt got the same reward"
             if dead == count
-            else "check that rewards differ within groups, that some tokens are trained, and what is frozen",
+            else (
+                "check that rewards vary within groups, that the mask keeps some tokens, and that the parameters are "
+                "not frozen"
+            ),
         )
     if len(log.filter(loss.round(DIGITS) == loss)) < count:
         return None
@@ -57,14 +62,19 @@ def judge_log(log: pl.DataFrame, near_zero: float) -> Judgement | None:
     kl = log.filter(pl.col("kl") > 0, pl.col("kl").is_finite())["kl"].max()
     if isinstance(kl, float) and (log["logged"] == 0).all():
         # beta times the KL was rounded to 0 as well.
-        beta = f"; a KL term in it has a coefficient below {number(DIGIT / 2 / kl)}"
+        beta = f"; if the loss has a KL term, its coefficient is below {number(DIGIT / 2 / kl)}"
     return Judgement(
         severity=Severity.INFO,
         confirmed=True,
-        headline=f"|loss| < {near_zero:g} in all of {lines}, rounded to four digits: {moved:,} have a gradient",
-        message=f"the losses of {lines} are printed with four digits, and the gradient norm is up to "
-        f"{number(log.select(pl.max('norm')).item())}: the gradient is there, the loss is rounded{beta}",
+        headline=f"|loss| < {near_zero:g} in all of {lines}, rounded to four digits: {moved:,} have a nonzero gradient",
+        message=(
+            f"the losses of {lines} are printed with four digits, and the gradient norm is up to "
+            f"{number(log.select(pl.max('norm')).item())}: the gradient is nonzero, only the printed loss is "
+            f"rounded{beta}"
+        ),
         evidence="the trainer's own log",
-        advice="no action: on-policy the surrogate is near 0 by construction, its gradient is not; watch reward "
-        "and gradient norm instead of the loss",
+        advice=(
+            "no action: on-policy the surrogate loss is near 0 by construction but its gradient is not; watch the "
+            "reward and the gradient norm instead"
+        ),
     )

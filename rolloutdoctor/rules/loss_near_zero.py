@@ -31,10 +31,10 @@ class LossNearZero(TableRule):
     mode in use, and shows the gradient next to it.
 
     ## Why it matters
-    At importance ratio 1 the clipped surrogate equals minus the advantage. Group-centred advantages average to zero
-    over rows of equal weight, so the printed loss is the KL part alone, although the policy gradient is not zero. Under
-    a token mean they cancel only if length is uncorrelated with reward. If the gradient is zero as well, the step does
-    not update the policy.
+    At importance ratio 1 the policy loss is minus the mean advantage, which is 0 for centered advantages: a small loss
+    alone is no fault. Group-centred advantages average to zero over rows of equal weight, so the printed loss is the KL
+    part alone, although the policy gradient is not zero. Under a token mean they cancel only if length is uncorrelated
+    with reward. If the gradient is zero as well, the step does not update the policy.
 
     ## How it is measured
     `expected_loss_at_ratio_one` is minus the weighted advantages plus the KL part. Gradients are in log-prob space.
@@ -218,8 +218,8 @@ class LossNearZero(TableRule):
             severity = max(severity, Severity.WARNING)
         kl_only = f" ({only_kl:,} of them KL only)" if only_kl else ""
         headline = (
-            f"|loss| < {self.near_zero:g} in {counted(len(near), 'step')}: "
-            f"{len(near) - dead:,} with a gradient{kl_only}, {dead:,} without"
+            f"|loss| < {self.near_zero:g} in {counted(len(near), 'step')}: {len(near) - dead:,} with a nonzero "
+            f"gradient{kl_only}, {dead:,} with none"
         )
         message = (
             f"mean loss {number(run['loss'])} = policy {number(run['policy_loss'])} + KL "
@@ -228,18 +228,18 @@ class LossNearZero(TableRule):
         )
         if broken:
             advice = (
-                "the rows have a gradient and the trainer logged a norm of 0: look for detached log-probs, frozen "
-                "parameters or a broken autograd graph"
+                "the rows give a nonzero gradient but the trainer logged a norm of 0: look for detached log-probs, "
+                "frozen parameters or a broken autograd graph"
             )
         elif dead and not alone:
             advice = (
-                f"{percent(dead_share)} of the steps have no gradient: every advantage and KL derivative is 0; filter "
-                "zero-variance groups, or check the mask"
+                f"{percent(dead_share)} of the steps have no gradient, because every advantage and KL derivative is "
+                "0: filter zero-variance groups, or check the mask"
             )
         else:
             advice = (
-                "no action: on-policy the surrogate is near 0 by construction, its gradient is not; watch reward and "
-                "gradient norm instead of the loss"
+                "no action: on-policy the surrogate loss is near 0 by construction but its gradient is not; watch "
+                "the reward and the gradient norm instead"
             )
         if len(compared):
             evidence = (

@@ -44,7 +44,7 @@ SIGNS = {
     ),
     "unsampled": _Sign(
         "without a log-prob of the sampler",
-        "for which the sampler gave no log-prob",
+        "without a sampler log-prob",
         "NaN in rollout_log_probs, in rows where other tokens have a value",
     ),
     "forced": _Sign(
@@ -65,8 +65,8 @@ SIGNS = {
     ),
     "common": _Sign(
         "common to all responses of the group",
-        "that all responses of a group have at one place",
-        "their log-probs rule out that independent draws agree on them",
+        "shared by all responses of a group at one position",
+        "independent draws would not agree on them, given their log-probs",
         counts_rows=True,
     ),
 }
@@ -80,9 +80,9 @@ class MaskLeak(TableRule):
     Looks for trained tokens (`response_mask` 1) that the model cannot have sampled.
 
     ## Why it matters
-    The policy gradient holds for tokens that the policy chose. Tool output, prompt templates and padding in the loss
-    teach the model to write them, with the sign of whatever the response earned, and they enter the KL and every token
-    mean.
+    The policy gradient is only valid for tokens that the policy sampled. Tool output, prompt templates and padding in
+    the loss teach the model to write them, with the sign of whatever the response earned, and they enter the KL and
+    every token mean.
 
     ## How it is measured
     Six signs, none of which asks what a token says. `trained_beyond`, which a recorder writes, counts trained tokens
@@ -155,7 +155,7 @@ class MaskLeak(TableRule):
             return None
         name = "rollout_log_probs"
         return Missing(
-            "nothing says which tokens were sampled: no log-probs, and no response_ids with status",
+            "nothing shows which tokens were sampled: no log-probs, and no response_ids with status",
             context.recording.get(name, context.recording.get("*", f"record {name}")),
         )
 
@@ -278,7 +278,7 @@ class MaskLeak(TableRule):
             if recorded or 0 < losses["losses"].item() == losses["losses_agree"].item():
                 return None
             return Missing(
-                "nothing was found in the responses, and no column says whether padding past them is trained",
+                "the response tokens show no fault, but no column shows whether padding after them is trained",
                 context.recording.get("trained_beyond", "record trained_beyond, or the loss of every optimizer step"),
             )
         name = "rollout_log_probs"
@@ -292,9 +292,9 @@ class MaskLeak(TableRule):
         if not any(tally.stage in self.stages for tally in context.unexplained.values()):
             return None
         return Missing(
-            "the rows do not reproduce the logged loss, and no hypothesis explains why: a term of it may count "
+            "the rows do not reproduce the logged loss and no hypothesis explains why: a loss term may count "
             "padding, whose log-probs are not in the file",
-            "see that every term of the loss is multiplied by the mask before it is added up",
+            "check that every loss term is multiplied by the mask before it is summed",
         )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
@@ -322,12 +322,12 @@ class MaskLeak(TableRule):
             severity=Severity.ERROR if is_said else Severity.INFO if appended_only else Severity.WARNING,
             confirmed=is_said or appended_only,
             headline=f"{parts[0]} in the loss: {size}",
-            message=f"trained on although the model did not write them: {'; '.join(parts)}; {size}"
-            + ("; each is the last token of its row, so the trainer appended it" if appended_only else ""),
+            message=f"the loss includes tokens that the model did not generate: {'; '.join(parts)}; {size}"
+            + ("; each is the last token of its row, so the trainer probably appended it" if appended_only else ""),
             evidence="; ".join(SIGNS[name].evidence for name in found),
-            advice="no action if the end-of-sequence token is appended on purpose; it is off-policy"
+            advice="no action if the trainer appends the end-of-sequence token on purpose; the token is off-policy"
             if appended_only
-            else "mask tokens of tools, templates and padding; if they are trained on purpose, leave them",
+            else "mask tool, template and padding tokens, unless you train on them on purpose",
         )
 
 

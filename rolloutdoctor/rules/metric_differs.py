@@ -15,7 +15,7 @@ class MetricDiffers(DiffersRule):
     reported here with its shape.
 
     ## Why it matters
-    People steer runs by these curves. One that shows something else than its name says misleads them.
+    A metric that the rows do not reproduce misleads whoever tunes the run by it.
 
     ## How it is measured
     A value agrees if it differs by no more than its rounding radius, plus half a unit of the last digit where the log

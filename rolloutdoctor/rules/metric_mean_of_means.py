@@ -14,7 +14,7 @@ class MetricMeanOfMeans(CauseRule):
     micro-batches, optimizer steps, and means of these.
 
     ## Why it matters
-    A mean of means weighs the tokens of short parts more. The curve is off by a share that changes with the
+    A mean of means gives the tokens of short parts more weight. The curve is off by a share that changes with the
     lengths, and two runs with other micro-batches cannot be compared.
 
     ## How it is measured

@@ -23,8 +23,8 @@ class MetricScaleFactor(DirectRule):
     which one: that is information.
 
     ## Why it matters
-    The shape of the curve is right and its height is not: coefficients that are tuned by it, and comparisons with
-    other runs, are off by that factor. If the loss itself is scaled, so is the learning rate.
+    The curve has the right shape and the wrong scale: coefficients tuned by it and comparisons with other runs are off
+    by that factor. If the loss itself is scaled, so is the learning rate.
 
     ## How it is measured
     The interval of factors that fit all of them is narrower than one part in ten thousand and holds the factor. Where

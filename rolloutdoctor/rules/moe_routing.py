@@ -27,8 +27,9 @@ class MoeRouting(TableRule):
     tokens: a heavy tail on both sides, in bursts.
 
     ## Why it matters
-    In a mixture of experts a rounding error can send a token through another expert. Upstream about 10 % of the routers
-    differed and 94 % of the tokens in one layer or more; runs collapsed, and replaying the routes fixed it.
+    In a mixture of experts a rounding error can route a token to another expert, which changes its log-prob by far more
+    than rounding. Upstream about 10 % of the routers differed and 94 % of the tokens in one layer or more; runs
+    collapsed, and replaying the routes fixed it.
 
     ## How it is measured
     Noise of a kernel moves a log-prob by its size times 1 - p, so that delta over 1 - p has about the same spread on
@@ -165,8 +166,8 @@ class MoeRouting(TableRule):
                 "widen --steps",
             )
         return Missing(
-            "the differences of sampler and trainer have no heavy tail in bursts, which does not say that routes agree",
-            "no column holds routes: if the model is a mixture of experts, compare them in the trainer",
+            "the mismatch has no bursts with a heavy tail, which does not prove that the routes agree",
+            "no column holds routes: if the model is an MoE, compare them in the trainer",
         )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
@@ -176,14 +177,16 @@ class MoeRouting(TableRule):
         return Judgement(
             severity=Severity.WARNING if run.count("sure_tokens") >= SamplerMismatch.least_places else Severity.INFO,
             confirmed=False,
-            headline=f"{percent(run['tail_share'])} of the tokens differ far more than the others, on both sides "
-            "and in bursts: other experts of a mixture?",
-            message=(
-                f"delta over 1 - p has a 99th percentile of {number(run['tail_ratio'])} medians (four for normal "
-                f"noise); {percent(run['above_share'])} of the tokens beyond six medians have a larger log-prob from "
-                f"the trainer, and they follow each other {number(run['burst_ratio'])} times as often as by chance"
+            headline=(
+                f"{percent(run['tail_share'])} of the tokens have a far larger mismatch, in bursts and of both signs: "
+                "different MoE experts?"
             ),
-            evidence="a hint alone: no column says which experts a token went through, and noise in bursts looks "
-            "the same",
-            advice="if the model is a mixture of experts, replay the sampler's routes in the trainer and compare",
+            message=(
+                f"the 99th percentile of |log-ratio| / (1 - p) is {number(run['tail_ratio'])} medians (four for "
+                f"normal noise); of the tokens beyond six medians {percent(run['above_share'])} have a larger "
+                f"log-prob from the trainer, and they are adjacent {number(run['burst_ratio'])} times as often as by "
+                "chance"
+            ),
+            evidence="only a hint: no column holds the experts of a token, and bursts of noise look the same",
+            advice="if the model is an MoE, replay the sampler's routing in the trainer (R3) and compare",
         )

@@ -114,8 +114,8 @@ class NonfiniteValues(TableRule):
         if context.columns.intersection(("reward", "advantage", *TOKEN_COLUMNS)):
             return None
         return Missing(
-            "there is no column of rewards, advantages or log-probs",
-            context.recording.get("*", "record these columns, or name them as `rolloutdoctor info` lists them"),
+            "no column holds rewards, advantages or log-probs",
+            context.recording.get("*", "record one of these columns under a name that `rolloutdoctor info` lists"),
         )
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
@@ -175,7 +175,7 @@ class NonfiniteValues(TableRule):
             name = TOKEN_COLUMNS[int(place["first_column"])]
             return f"{name} is {place['first_value']} at token {int(place['first_token'])}"
         if place["undefined"]:
-            return "its group has no trained token, and its advantage is 0 / 0"
+            return "its group has no trained token, so its advantage is 0 / 0"
         return "reward or advantage is not finite"
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
@@ -185,8 +185,8 @@ class NonfiniteValues(TableRule):
             return None
         title = "the trainer" if context.trainer is None else context.trainer.title
         undefined = (
-            f"{counted(undefined_rows, 'row')} in groups without a trained token get the advantage 0 / 0, which is "
-            f"masked in the loss and not in its gradient: the gradient of the step is NaN, and {title} skips its update"
+            f"{counted(undefined_rows, 'row')} in fully masked groups get the advantage 0 / 0; the mask hides it in "
+            f"the loss but not in the gradient, so the gradient of the step is NaN and {title} skips the update"
         )
         if not rows:
             assert context.objective is not None  # it has advantages
@@ -194,19 +194,22 @@ class NonfiniteValues(TableRule):
                 severity=Severity.WARNING,
                 confirmed=False,
                 headline=(
-                    f"{counted(undefined_rows, 'row')} with an advantage of 0 / 0, first at step {run['first_step']}"
+                    f"{counted(undefined_rows, 'row')} have an advantage of 0 / 0 (NaN), first at step "
+                    f"{run['first_step']}"
                 ),
                 message=undefined,
-                evidence="the rows and the configuration would make it happen; no column shows the update",
-                advice="leave fully rejected groups out of the batch, or use another estimator than "
-                f"{context.objective.advantage.estimator}",
+                evidence="the rows and the options imply it; no column shows the update",
+                advice=(
+                    "drop fully rejected groups from the batch, or use another estimator than "
+                    f"{context.objective.advantage.estimator}"
+                ),
             )
         rewards, masked = run.count("rewards"), run.count("masked_tokens")
         reached = bool(rewards) or bool((run.table["loss"] > 0).any())
         leak = (
-            f"{title} multiplies by the mask, so a masked NaN reaches its loss"
+            f"{title} multiplies by the mask, so even a masked NaN reaches its loss"
             if context.trainer is not None and context.trainer.masks_by_product
-            else "harmless only where the mask is applied by selection"
+            else "harmless only where the mask selects tokens instead of multiplying"
         )
         parts = [f"{counted(run.count('tokens'), 'trained token')} and {counted(masked, 'masked token')}"]
         if rewards:
@@ -215,12 +218,16 @@ class NonfiniteValues(TableRule):
             severity=Severity.ERROR if reached else Severity.WARNING,
             confirmed=True,
             headline=(
-                f"{counted(rows, 'row')} with NaN, infinity or an impossible log-prob, first at step "
-                f"{run['first_step']}"
+                f"NaN, infinity or an impossible log-prob in {counted(rows, 'row')}, first at step {run['first_step']}"
             ),
-            message=f"values that are not finite, or log-probs that none can be, in {', '.join(parts)}"
+            message=(
+                "non-finite values or impossible log-probs (above 0, or below any float32 probability) in "
+                f"{', '.join(parts)}"
+            )
             + (f"; {leak}" if masked else "")
             + (f"; {undefined}" if undefined_rows else ""),
             evidence="the values are in the file",
-            advice="look at the rows listed; numbers elsewhere in this report that such values reach are shown as n/a",
+            advice=(
+                "find what wrote these values (rows under `where`); the report shows n/a wherever they enter a number"
+            ),
         )

@@ -56,7 +56,7 @@ class NumbersRule(TableRule):
         if not absent:
             return None
         return Missing(
-            f"no metric that is known here holds the {absent[0]}", context.recording.get("metrics", logs_remedy())
+            f"no known metric of this log holds the {absent[0]}", context.recording.get("metrics", logs_remedy())
         )
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:

@@ -94,11 +94,13 @@ class OptionsRefuted(CountingRule):
         return Judgement(
             severity=Severity.ERROR,
             confirmed=True,
-            headline=f"the masks refute {name} = true: {run.shown:,} truncated responses are trained",
-            message=f"{name} masks every token of a truncated response, and {run.shown:,} of "
-            f"{counted(run.looked_at, 'truncated response')} have trained tokens",
+            headline=f"{name} = true had no effect: truncated responses are trained ({run.shown:,})",
+            message=(
+                f"{name} should mask every token of a truncated response, but {run.shown:,} of "
+                f"{counted(run.looked_at, 'truncated response')} have trained tokens"
+            ),
             evidence="the masks of rows whose status is length",
-            advice="look for code that makes the mask anew after the trainer cleared it",
+            advice="look for code that rebuilds the mask after the trainer cleared it",
         )
 
     def judge(self, run: AuditedMeasured, context: Context) -> Judgement | None:
@@ -111,10 +113,10 @@ class OptionsRefuted(CountingRule):
             return Judgement(
                 severity=Severity.ERROR,
                 confirmed=True,
-                headline=f"the log refutes {first.option} = {first.value}{more}",
+                headline=f"the log contradicts the option {first.option} = {first.value}{more}",
                 message="; ".join(one.words for one in stated),
                 evidence=first.evidence,
-                advice=f"state the option of the run with --set {first.option}=VALUE, and check again",
+                advice=f"pass the run's real option with --set {first.option}=VALUE, then check again",
             )
         kept = {**context.causes, self.code: causes}
         return super().judge(run, replace(context, causes=kept))
@@ -127,8 +129,8 @@ def questions(context: Context) -> list[str]:
         names = _assumed_behind(cause, context)
         if names:
             found.append(
-                f"{cause.words}: {cause.as_found:,} of {cause.compared:,} logged {cause.quantity} are reproduced by "
-                f"that, and nothing states {' or '.join(names)}: pass it with --set {names[0]}=VALUE"
+                f"{cause.words}: this reproduces {cause.as_found:,} of {cause.compared:,} logged {cause.quantity}, "
+                f"and nothing states {' or '.join(names)}: pass it with --set {names[0]}=VALUE"
             )
     return found
 

@@ -97,12 +97,12 @@ class OverwrittenCompletions(TableRule):
             severity=Severity.WARNING if harmed else Severity.INFO,
             confirmed=True,
             headline=words,
-            message=f"the rollout files are not the rollouts of the run: {words}; the update itself is unaffected",
+            message=f"the rollout files do not hold exactly the run's rollouts: {words}; training itself is unaffected",
             evidence="the files themselves, and the evaluations in the trainer's own log",
             advice=(
-                "evaluate at steps that are not logged, or record the run"
+                "evaluate at steps at which completions are not logged, or record the run with a recorder"
                 if run["lost_rows"] or run["mixed_rows"]
-                else "no action: copies and truncated lines are left out here"
+                else "no action: this check drops copies and truncated lines"
             ),
         )
 
@@ -111,8 +111,8 @@ def _words(count: Mapping[str, Any]) -> str:
     parts = []
     if count["lost_rows"]:
         parts.append(
-            f"{counted(count['lost_rows'], 'training row')} of {counted(count['lost_steps'], 'step')} overwritten "
-            "by an evaluation"
+            f"an evaluation overwrote {counted(count['lost_rows'], 'training row')} of "
+            f"{counted(count['lost_steps'], 'step')}"
         )
     if count["mixed_rows"]:
         parts.append(f"{counted(count['mixed_rows'], 'evaluation row')} among training rows")

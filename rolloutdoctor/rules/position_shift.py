@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
 
-ADVICE = "give the trainer position ids and an attention mask that leave padding out, or pack without it"
+ADVICE = "pass position ids and an attention mask that exclude the left padding, or pack sequences without padding"
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class PositionShift(TableRule):
     micro-batch.
 
     ## Why it matters
-    A trainer whose positions count the padding, or whose attention sees it, scores a short prompt's response as if it
-    stood elsewhere; the engine, which packs or pads on the other side, does not. Rows without padding are right, so
-    that the mean over a step looks like noise. A shift by the same number for all tokens does not change a model with
-    relative positions: only where padding is seen, or positions are absolute or split, it shows.
+    A trainer whose positions count the padding, or whose attention includes it, scores the responses to short prompts
+    as if they stood elsewhere; the engine, which packs or pads on the other side, does not. Rows without padding are
+    right, so that the mean over a step looks like noise. A shift by the same number for all tokens does not change a
+    model with relative positions: only where padding is seen, or positions are absolute or split, it shows.
 
     ## How it is measured
     The gap is the mean of its sizes on trained tokens with a sampler probability below 0.9, of eight or more in a row.
@@ -175,11 +175,15 @@ class PositionShift(TableRule):
             return Judgement(
                 severity=Severity.WARNING,
                 confirmed=False,
-                headline=f"the gap to the sampler is {number(plain)} nats in rows without left padding and "
-                f"{number(padded)} in all others, in {steps}",
-                message=f"in {steps} every row with left padding in its micro-batch has a larger gap than every row "
-                f"without: {number(padded)} nats (median) against {number(plain)}",
-                evidence=f"chance would divide the rows so with a probability of 2^-{bits:.0f}",
+                headline=(
+                    f"left padding changes the trainer's log-probs: sampler mismatch {number(plain)} nats unpadded "
+                    f"and {number(padded)} padded, in {steps}"
+                ),
+                message=(
+                    f"in {steps} every left-padded row has a larger sampler mismatch than every unpadded row: "
+                    f"{number(padded)} nats (median) against {number(plain)}"
+                ),
+                evidence=f"chance would sort the rows this way with probability 2^-{bits:.0f}",
                 advice=ADVICE,
             )
         if not run["rows"]:
@@ -191,14 +195,16 @@ class PositionShift(TableRule):
         return Judgement(
             severity=Severity.WARNING,
             confirmed=False,
-            headline=f"the gap to the sampler correlates with left padding (Spearman {whole:.2f}): "
-            f"median {number(plain)} nats unpadded, {number(padded)} most padded",
-            message=(
-                f"in {counted(run.table['rows'].count(), 'step')} the gap of a row correlates with its left padding in "
-                f"the micro-batch: Spearman {whole:.2f}, with the length of the response partialled out "
-                f"{response:.2f}, with that of the prompt {prompt:.2f}"
+            headline=(
+                f"the sampler mismatch correlates with left padding (Spearman {whole:.2f}): median {number(plain)} "
+                f"nats unpadded, {number(padded)} most padded"
             ),
-            evidence="the log-probs of sampler and trainer, the prompts' lengths and the micro-batches",
+            message=(
+                f"in {counted(run.table['rows'].count(), 'step')} the mismatch of a row correlates with its left "
+                f"padding in the micro-batch: Spearman {whole:.2f}, controlling for response length {response:.2f}, "
+                f"for prompt length {prompt:.2f}"
+            ),
+            evidence="the log-probs of sampler and trainer, the prompt lengths and the micro-batches",
             advice=ADVICE,
         )
 

@@ -185,21 +185,21 @@ class QuantizedLogProbs(TableRule):
             kind = f"{name} decimal digit{'' if name == '1' else 's'}" if name.isdigit() else name
             parts.append(
                 f"{percent(lattice['on'])} of the log-probs of {SIDES[side]} are {kind} ({percent(lattice['chance'])} "
-                f"would by chance), with a mean spacing of {number(lattice['spacing'])} nats"
+                f"expected by chance), with a mean spacing of {number(lattice['spacing'])} nats"
             )
         worst = max(lattice["spacing"] for lattice in lattices.values())
         above = sum(int(run.table[f"{side}:positive"].sum()) for side in lattices)
         if above:
             parts.append(f"{counted(above, 'value')} above 0")
         if len(lattices) > 1:
-            parts.append("both columns are, so that they may have been rounded when they were stored")
+            parts.append("both columns are rounded, so they may have been rounded when they were stored")
         whose = "sampler and trainer" if len(lattices) > 1 else SIDES[next(iter(lattices))]
         return Judgement(
             severity=Severity.WARNING if worst >= self.warn_from or above else Severity.INFO,
             confirmed=True,
-            headline=f"log-probs of {whose} are rounded: ratios are off by {number(worst / 12**0.5)} nats",
+            headline=f"log-probs of {whose} are rounded: log-ratios are off by {number(worst / 12**0.5)} nats",
             message="; ".join(parts),
-            evidence="the values are in the file; log-probs near 0, where float32 has few digits, do not count",
+            evidence="the recorded values; log-probs near 0, where float32 itself has few digits, are excluded",
             advice="compute log-softmax in float32, and return and store float32",
         )
 

@@ -21,9 +21,10 @@ class RatioNoise(NumbersRule):
     Reads the logged clip fraction and the mean of old minus new log-probs where the options state one update a batch.
 
     ## Why it matters
-    Before the first update policy and old log-probs are of the same weights: the ratio is 1, nothing is clipped. What
-    is clipped there is clipped at random, for the two forward passes differ: by the shapes of their batches in bf16, by
-    the routing of a mixture of experts, by dropout, a temperature, or old log-probs of older weights.
+    Before the first update policy and old log-probs come from the same weights, so the ratio is 1 and nothing is
+    clipped. What is clipped there is clipped at random, for the two forward passes differ: by the shapes of their
+    batches in bf16, by the routing of a mixture of experts, by dropout, a temperature, or old log-probs of older
+    weights.
 
     ## How it is measured
     `clip_fraction` and `ppo_kl` are means over the logged steps. Where the trainer takes the old log-probs from the
@@ -63,22 +64,22 @@ class RatioNoise(NumbersRule):
         """Rows with both log-probs, several updates a batch, or old log-probs that are the sampler's."""
         objective = context.objective
         if context.has_rows and context.columns >= _PAIR:
-            return "RDO006 compares the log-probs of the rows"
+            return "with rollouts RDO006 tests this"
         if objective is not None and objective.surrogate.old == "rollout_log_probs":
             return "the ratio is against the sampler's log-probs"
         updates = _updates(context)
-        return f"the options state {updates:,} updates a batch" if isinstance(updates, int) and updates > 1 else None
+        return f"the options state {updates:,} updates per batch" if isinstance(updates, int) and updates > 1 else None
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """Options that do not say, or a log without both."""
         updates = _updates(context)
         if isinstance(updates, str):
             return Missing(
-                f"nothing states {updates}", "state them with --set: they say how often a batch is trained on"
+                f"nothing states {updates}", "state them with --set: they give the number of updates per batch"
             )
         if any(name in context.quantities for name in self.beside):
             return None
-        return Missing("no metric that is known here holds a clip fraction or a drift", logs_remedy())
+        return Missing("no known metric of this log holds a clip fraction or a log-prob drift", logs_remedy())
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """Steps that are furthest off."""
@@ -107,15 +108,23 @@ class RatioNoise(NumbersRule):
         words = f"{percent(share)} of the tokens are clipped" if share else ""
         if drift.any():
             words += f"{' and ' if words else ''}the log-probs move by {number(float(drift.mean()))} nats"
-        expected = "the trainer's ratio is exactly 1" if is_exact else "noise of two passes in bf16 clips a few percent"
+        expected = (
+            "the trainer's ratio is exactly 1"
+            if is_exact
+            else ("the bf16 noise of two forward passes clips at most a few percent")
+        )
         return Judgement(
             severity=severity,
             confirmed=is_exact,
-            headline=f"{words} in the only update of a batch",
-            message=f"in {counted(len(run.table), 'logged step')} {words}, and the options state one update a batch",
-            evidence=f"the trainer's own log; {expected}",
-            advice="take the old log-probs from the pass of the loss, or score with its micro-batches, without dropout "
-            "and at its temperature",
+            headline=f"{words} although each batch is updated only once",
+            message=(
+                f"in {counted(len(run.table), 'logged step')} {words}, although the options state one update per batch"
+            ),
+            evidence=f"the trainer's log; {expected}",
+            advice=(
+                "take the old log-probs from the loss's own forward pass, or score with the same micro-batches and "
+                "temperature, without dropout"
+            ),
             measures={"onset": Measure(step_at(run, int((clipped + drift > 0).argmax())), "step")},
         )
 

@@ -29,8 +29,8 @@ class RatioNotOne(CountingRule):
     update of a batch, which the loss agrees with: both are logged as they are.
 
     ## Why it matters
-    A ratio that is 1 by accident turns off the clip: later inner steps then go as far as they like. A ratio that is not
-    1 at the first inner step clips tokens of an on-policy update.
+    Before the first update of a batch the ratio is exactly 1; any other value is noise in the loss and in the clip. A
+    ratio that is not 1 at the first inner step clips tokens of an on-policy update.
 
     ## How it is measured
     Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how many
@@ -108,10 +108,18 @@ class RatioNotOne(CountingRule):
         return Judgement(
             severity=Severity.WARNING,
             confirmed=True,
-            headline=f"policy and old log-probs differ before the first update, by {number(mean)} nats on average",
-            message=f"of {counted(run.looked_at, 'trained token')} that were scored before the first update of their "
-            f"batch, {share} have other policy than old log-probs: the ratio of an on-policy update is not 1",
-            evidence=f"the two columns, which {context.trainer.title} computes with the same weights: equal to the bit",
-            advice="turn dropout off, and compute the old log-probs once, with the weights and kernels of the update",
+            headline=(
+                "the importance ratio is not 1 before the first update: policy and old log-probs differ by "
+                f"{number(mean)} nats on average"
+            ),
+            message=(
+                f"{share} of {counted(run.looked_at, 'trained token')} scored before the first update of their batch "
+                "have different policy and old log-probs: the ratio of an on-policy update is not 1"
+            ),
+            evidence=(
+                f"both columns; {context.trainer.title} computes them with the same weights, so they should be "
+                "bit-identical"
+            ),
+            advice="turn dropout off, and compute the old log-probs with the same weights and kernels as the update",
             measures={"gap_mean": Measure(mean, "nats")},
         )

@@ -32,8 +32,9 @@ class ReferenceMoved(TableRule):
     more than usual; and for a reference whose log-probs are those of the policy, bit by bit, while the policy moves.
 
     ## Why it matters
-    The KL term holds the policy near a fixed model. A reference that was loaded anew from a checkpoint of the policy,
-    or that shares its weights, holds it near nothing: the KL that is logged looks better than ever.
+    The KL term keeps the policy near a fixed model; a reference that moves with the policy removes that constraint. A
+    reference that was loaded anew from a checkpoint of the policy, or that shares its weights, holds it near nothing:
+    the KL that is logged looks better than ever.
 
     ## How it is measured
     The mean of k3 over the trained tokens of each step; of a step with more than 32,768 response tokens every second
@@ -60,7 +61,7 @@ class ReferenceMoved(TableRule):
     >>> steps = [toy_batch([[1, 0]], policy=-1.0, ref=each, step=step) for step, each in enumerate(ref)]
     >>> [found] = diagnose(steps, trainer="trl", select=["RDG011"]).findings
     >>> found.headline
-    'KL to the reference falls from 0.0187 to 5e-07 at step 4 and stays low'
+    'the KL to the reference falls from 0.0187 to 5e-07 at step 4 and stays low'
     """
 
     code = "RDG011"
@@ -183,7 +184,7 @@ class ReferenceMoved(TableRule):
                 "widen --steps, or record more steps",
             )
         if self._is_policy_throughout(table) and len(still) and still.all():
-            return Missing("the policy does not move: a learning rate or gradient norm of 0 is logged", "train on")
+            return Missing("the policy does not change: the logged learning rate or gradient norm is 0", "train on")
         unsure: list[int] = (
             [] if self._is_policy(table) or run["falls"] else table.filter("is_unsure")["step"].to_list()
         )
@@ -197,7 +198,9 @@ class ReferenceMoved(TableRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning, or information where the falls are a schedule."""
-        advice = "check where the reference is loaded after a resume, and that it shares no weights with the policy"
+        advice = (
+            "check which weights the reference loads after a resume, and that it shares no parameters with the policy"
+        )
         table, rates = run.table, run.table["still"].drop_nulls()
         equal, falls = self._is_policy(table), table.filter("is_fall")["step"].to_list()
         moved, moves_weights = int(table["moved"].sum()), not rates.all()
@@ -209,9 +212,11 @@ class ReferenceMoved(TableRule):
             return Judgement(
                 severity=Severity.INFO if synced else Severity.WARNING,
                 confirmed=moves_weights,
-                headline=f"the reference is the policy, bit by bit, in all of {counted(len(table), 'step')}",
-                message="the reference's log-probs are those of the policy on every trained token: it shares its "
-                "weights, or the updates change nothing",
+                headline=f"reference and policy are bit-identical in all {counted(len(table), 'step')}",
+                message=(
+                    "reference and policy log-probs are equal on every trained token: the reference shares the "
+                    "policy's weights, or updates change nothing"
+                ),
                 evidence="the log-probs of both models"
                 + ("; learning rate and gradient norm are not 0" if moves_weights else "")
                 + moves,
@@ -221,11 +226,12 @@ class ReferenceMoved(TableRule):
             return Judgement(
                 severity=Severity.INFO if synced else Severity.WARNING,
                 confirmed=True,
-                headline=f"the reference is the policy, bit by bit, in {counted(len(equal), 'step')} from step "
-                f"{equal[0]}",
+                headline=(
+                    f"reference and policy are bit-identical in {counted(len(equal), 'step')} from step {equal[0]}"
+                ),
                 message=(
-                    f"the reference's log-probs are those of the policy on every trained token of "
-                    f"{counted(len(equal), 'step')}, {equal[0]} to {equal[-1]}, while the policy moves"
+                    "reference and policy log-probs are equal on every trained token of "
+                    f"{counted(len(equal), 'step')} ({equal[0]} to {equal[-1]}), although the policy changes"
                 ),
                 evidence="the log-probs of both models"
                 + (f"; {counted(moved, 'token')} moved between update and loss" if moved else "")
@@ -242,15 +248,16 @@ class ReferenceMoved(TableRule):
         return Judgement(
             severity=Severity.INFO if scheduled else Severity.WARNING,
             confirmed=False,
-            headline=f"KL to the reference falls from {number(before_kl)} to {number(kl)} at step {falls[0]} "
-            "and stays low",
-            message=(
-                f"the KL to the reference falls by nine tenths at {counted(len(falls), 'step')}"
-                + (f", every {gaps.pop()} steps: the reference is synced on a schedule" if regular else "")
-                + f"; the policy's mean log-prob goes on from {before_policy:.4g} to {policy:.4g}"
+            headline=(
+                f"the KL to the reference falls from {number(before_kl)} to {number(kl)} at step {falls[0]} and stays "
+                "low"
             ),
-            evidence="the log-probs of both models"
-            + (moves or "; a sync that the trainer makes on purpose looks the same"),
+            message=(
+                f"the KL to the reference falls by at least 90 % at {counted(len(falls), 'step')}"
+                + (f", every {gaps.pop()} steps: the reference is synced on a schedule" if regular else "")
+                + f"; meanwhile the policy's mean log-prob goes from {before_policy:.4g} to {policy:.4g}"
+            ),
+            evidence="the log-probs of both models" + (moves or "; an intended reference sync looks the same"),
             advice=advice,
         )
 

@@ -16,9 +16,9 @@ class ReferenceNotInitial(NumbersRule):
     Compares the logged KL of step 1 with that of the next steps.
 
     ## Why it matters
-    Before the first update the policy is the model that the training started from. A KL from the reference that is not
-    0 then says that the reference is another one: the base below an adapter, another checkpoint, or the same in another
-    precision. The KL term pulls the policy there.
+    Before the first update the policy is the model that training started from, so its KL to the right reference is 0. A
+    KL from the reference that is not 0 then says that the reference is another one: the base below an adapter, another
+    checkpoint, or the same in another precision. The KL term pulls the policy there.
 
     ## How it is measured
     `kl_at_start` is the logged KL of step 1. A warning above 0.01 nats, and above half of the median over the next five
@@ -45,7 +45,7 @@ class ReferenceNotInitial(NumbersRule):
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """Rollouts: log and rows may be numbered apart, so that the first KL need not be that of the first step."""
-        return "it is about a log alone: rows and log may be numbered apart" if context.has_rows else None
+        return "this rule tests logs without rollouts" if context.has_rows else None
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A KL that is measured after updates within the first step, or nobody knows when."""
@@ -75,12 +75,14 @@ class ReferenceNotInitial(NumbersRule):
         return Judgement(
             severity=Severity.WARNING,
             confirmed=False,
-            headline=f"a KL of {number(first)} nats before the first update",
+            headline=f"the KL is {number(first)} nats before the first update: the reference is not the initial model",
             message=f"The KL from the reference is {number(first)} nats at step {step_at(run, 0)}, before any "
             f"update, and "
             f"{number(later)} in the next steps: the reference is not the model that the training started from.",
             evidence="the logged KL of the first step",
-            advice="check which weights the reference was loaded from; merge an adapter before another is "
-            "trained on it",
+            advice=(
+                "check which weights the reference was loaded from; if you train a new adapter on an old one, merge "
+                "the old one first"
+            ),
             measures={"kl_at_start": Measure(first, "nats"), "onset": Measure(step_at(run, 0), "step")},
         )

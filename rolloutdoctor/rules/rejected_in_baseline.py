@@ -205,8 +205,8 @@ class RejectedInBaseline(TableRule):
         elif len(compared):
             evidence = (
                 f"of {counted(len(compared), 'row')} with a logged advantage {len(matched):,} match the formula that "
-                f"includes fully masked responses and {without:,} the one without them: the options given are not "
-                "those of this run"
+                f"includes fully masked responses and {without:,} the one without them: the options do not match this "
+                "run"
             )
         else:
             evidence = "no logged advantages to compare with"
@@ -221,9 +221,11 @@ class RejectedInBaseline(TableRule):
             f"{number(run['advantage_shift_max'])} at most",
             message=(
                 f"{counted(run.count('rejected_rows'), 'fully masked response')} still count in the group baseline: "
-                f"{live} in {counted(run.count('affected_groups'), 'group')} shift, {run.count('sign_flips'):,} of "
-                "them flip sign"
+                f"they shift {live} in {counted(run.count('affected_groups'), 'group')} and flip the sign of "
+                f"{run.count('sign_flips'):,}"
             ),
             evidence=evidence,
-            advice=("leave them out of the group mean and std; compare with `rolloutdoctor diff --fix rejected-rows`"),
+            advice=(
+                "exclude them from the group mean and std; `rolloutdoctor diff --fix rejected-rows` shows the effect"
+            ),
         )

@@ -46,7 +46,7 @@ class ResumedData(TableRule):
     >>> steps = [toy_batch([[1, 0]], per_row={"prompt": [one, one]}, step=step) for step, one in enumerate(order)]
     >>> [found] = diagnose(steps, trainer=None, select=["RDI013"]).findings
     >>> found.headline
-    'steps 4 to 6 have the prompts of steps 0 to 2, and other prompts follow'
+    'steps 4 to 6 repeat the prompts of steps 0 to 2, and other prompts follow'
     """
 
     code = "RDI013"
@@ -128,20 +128,22 @@ class ResumedData(TableRule):
         return Judgement(
             severity=Severity.WARNING if early and is_long else Severity.INFO,
             confirmed=early and later is not None and is_long,
-            headline=f"steps {first} to {worst['last']} have the prompts of {source}{epochs}{after}",
-            message=f"{counted(worst['steps'], 'step')} from {first} on repeat the prompts of {source}, set by set"
+            headline=f"steps {first} to {worst['last']} repeat the prompts of {source}{epochs}{after}",
+            message=(
+                f"{counted(worst['steps'], 'step')} from step {first} on repeat the prompts of {source}, batch by batch"
+            )
             + (
-                "; no epoch ends there, so the data started over"
+                "; no epoch ends there, so the data loader restarted"
                 if early and is_long
-                else "; no epoch ends there, and where prompts are drawn with replacement two steps may be chance"
+                else "; no epoch ends there; if prompts are drawn with replacement, two repeated steps may be chance"
                 if early
                 else "; an epoch without shuffling looks the same, and no epoch was logged"
             ),
-            evidence="hashes of the prompts of each step"
+            evidence="hashes of the prompts in each step"
             + ("" if later is None else f"; the logged epoch grows by {number(later)}"),
-            advice="restore the state of the data loader on resuming, or skip the batches that were consumed"
+            advice="restore the data loader's state on resume, or skip the batches already consumed"
             if early
-            else "no action if an epoch ends there; log the epoch to tell",
+            else "no action if an epoch ends there; log the epoch to know",
         )
 
 

@@ -32,8 +32,8 @@ class Retokenized(TableRule):
     with the other trained tokens of the same responses.
 
     ## Why it matters
-    A conversation that is decoded to text and tokenized again for training has other tokens where turns meet. The
-    log-probs of what was sampled are then compared with those of something else, and the ratio is wrong exactly there.
+    A conversation that is decoded to text and tokenized again has different tokens where turns meet. The log-probs of
+    what was sampled are then compared with those of something else, and the ratio is wrong exactly there.
 
     ## How it is measured
     Absolute differences are counted in bins, four for each doubling, separately for five ranges of the log-prob,
@@ -152,13 +152,13 @@ class Retokenized(TableRule):
         if not turns or (turns >= self.fewest and run["start_median_low"] is not None):
             return None
         return Missing(
-            f"{counted(turns, 'turn')} behind masked tokens; needs {self.fewest} with log-probs",
+            f"{counted(turns, 'turn')} after masked tokens; needs {self.fewest} with log-probs",
             "widen --steps, or record more steps",
         )
 
     def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """Responses of a single turn."""
-        return None if run["turns"] else "no response has a second turn behind masked tokens"
+        return None if run["turns"] else "no response has a second turn after masked tokens"
 
     def excluded(self, run: Measured, context: Context) -> Excluded | None:
         """Bound the gap at the first tokens of most turns."""
@@ -193,14 +193,18 @@ class Retokenized(TableRule):
         return Judgement(
             severity=Severity.WARNING if warns else Severity.INFO,
             confirmed=False,
-            headline=f"old and rollout log-probs are {number(near_low)} nats apart at the start of turns, "
-            f"{number(rest_high)} elsewhere",
-            message=f"in the first four tokens of {counted(turns, 'turn')} the median distance is {start}, in other "
-            f"tokens of the same responses {other}",
-            evidence="log-probs of sampler and trainer, compared between tokens of the same probability",
-            advice="train on the ids that the engine returned; do not tokenize a conversation again"
+            headline=(
+                f"sampler and trainer differ by {number(near_low)} nats at turn starts and {number(rest_high)} "
+                "elsewhere: the conversation was tokenized again"
+            ),
+            message=(
+                f"the median difference is {start} in the first four tokens of {counted(turns, 'turn')} and {other} "
+                "in other tokens of the same responses"
+            ),
+            evidence="sampler and trainer log-probs, compared at equal token probability",
+            advice="train on the token ids that the engine returned; do not re-tokenize the conversation"
             if warns
-            else "other tokens differ by more: look whether the engine computes the first tokens of a turn otherwise",
+            else "other tokens differ more: check whether the engine computes the first tokens of a turn differently",
         )
 
 

@@ -19,8 +19,8 @@ class RewardCollapse(NumbersRule):
     Compares the logged reward at the end with its best running median.
 
     ## Why it matters
-    A reward that falls while it is being trained for says that the update no longer follows it: entropy or KL went
-    first, the sampler serves another policy, the verifier died, or the data changed.
+    A reward that falls although it is trained for has an earlier cause: entropy or KL changed first, the sampler serves
+    another policy, the verifier died, or the data changed.
 
     ## How it is measured
     `reward_best` is the largest running median over a tenth of the logged steps, `reward_last` the median of the last
@@ -72,11 +72,16 @@ class RewardCollapse(NumbersRule):
             severity=Severity.ERROR if level.last <= max(lowest, level.first) else Severity.WARNING,
             confirmed=True,
             headline=f"reward collapsed at step {onset}: from {number(best)} to {number(level.last)}",
-            message=f"The reward fell from {number(best)} (step {step_at(run, top)}) to {number(level.last)}, half of "
-            f"the way by step {onset}.",
+            message=(
+                f"The reward fell from {number(best)} (step {step_at(run, top)}) to {number(level.last)}; half of the "
+                f"fall had happened by step {onset}."
+            ),
             evidence=f"{number(fall / error) if error else 'many'} standard errors of a median over "
             f"{counted(level.count, 'step')}",
-            advice=f"look at entropy, KL, truncated share, gradient norm and sampler gap around step {onset}",
+            advice=(
+                "compare entropy, KL, truncated share, gradient norm and train-inference mismatch before and after "
+                f"step {onset}: the first to change is the likely cause"
+            ),
             measures={
                 "reward_best": Measure(best, "reward"),
                 "reward_last": Measure(level.last, "reward"),

@@ -70,7 +70,7 @@ class RewardFreeStep(TableRule):
 
     def _not_logged(self, context: Context) -> Missing:
         return Missing(
-            "no step logs both a gradient norm and how many groups had zero reward variance",
+            "no step logs both a gradient norm and the share of zero-variance groups",
             context.recording.get("reward_free", logs_remedy()),
         )
 
@@ -123,15 +123,14 @@ class RewardFreeStep(TableRule):
             return None
         moved = free - run.count("dead_steps")
         lines = logged_lines(len(steps), len(steps), steps[0], steps[-1])
-        message = f"every group had zero reward variance in {percent(share)} of {lines}; " + (
-            f"{moved:,} of them updated the weights, with a logged gradient norm of {number(run['grad_norm'])} on "
-            "average"
+        message = f"every group was zero-variance in {percent(share)} of {lines}; " + (
+            f"{moved:,} of them updated the weights (mean logged gradient norm {number(run['grad_norm'])})"
             if moved
             else "none of them updated the weights: the logged gradient norm is 0"
         )
         if moved and run["grad_norm_ratio"] is not None:
             message += f", {number(run['grad_norm_ratio'])} times that of the other steps"
-        evidence = "the trainer's log says that every group had zero reward variance, and gives the gradient norm"
+        evidence = "the logged share of zero-variance groups and the logged gradient norm"
         with_kl = run.table["kl"].count()
         if with_kl:
             evidence += (
@@ -141,14 +140,14 @@ class RewardFreeStep(TableRule):
         return Judgement(
             severity=Severity.WARNING if (share or 0.0) > self.warn_above and moved else Severity.INFO,
             confirmed=True,
-            headline=(f"{free:,} of {lines} with zero reward variance: {moved:,} updated the weights"),
+            headline=f"in {free:,} of {lines} every group had equal rewards; "
+            + (f"{moved:,} of them still updated the weights" if moved else "none of them updated the weights"),
             message=message,
             evidence=evidence,
             advice=(
-                "KL, entropy or an auxiliary loss updated them: record the rollouts and see `diff --fix zero-std`, or "
-                "use dynamic sampling (DAPO), which leaves out zero-variance groups"
+                "only the KL, entropy or auxiliary loss moved the weights: use dynamic sampling (DAPO), which drops "
+                "zero-variance groups; with recorded rollouts `rolloutdoctor diff --fix zero-std` shows the effect"
                 if moved
-                else "sample other prompts, neither too easy nor too hard: all responses to these got the same reward; "
-                "larger groups or dynamic sampling (DAPO) help as well"
+                else "use prompts that are neither too easy nor too hard, larger groups, or dynamic sampling (DAPO)"
             ),
         )

@@ -15,7 +15,7 @@ class RewardMetricNotTrainingReward(CauseRule):
     disagree, solves for bounds at which the rewards behind them are clipped, and demands these of all.
 
     ## Why it matters
-    The curve that everybody watches then rises while the reward that trains falls, or the other way round.
+    The curve that everybody watches can then rise while the trained reward falls, and the other way round.
 
     ## How it is measured
     Every logged value is compared with each definition within its rounding radius. Clean: the logged reward

@@ -181,7 +181,7 @@ class RewardMissingAsZero(DirectRule):
             return None
         return Missing(
             "a missing reward cannot be distinguished from a 0",
-            "record rewards that are missing as null, or the columns rewards (one number per function) or status",
+            "record missing rewards as null, or add the columns rewards (one number per reward function) or status",
         )
 
     def unseen_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
@@ -200,19 +200,21 @@ class RewardMissingAsZero(DirectRule):
         evidence = "no logged advantages to compare with"
         if tested:
             evidence = (
-                f"of {counted(tested, 'row')} where it makes a difference, {zero:,} logged advantages match rewards of "
-                f"0, and {without:,} match without these rows"
+                f"where it makes a difference ({counted(tested, 'row')}), {zero:,} logged advantages match a reward "
+                f"of 0 and {without:,} match a baseline without these rows"
             )
         rows, live = counted(run.count("rows"), "row"), run.count("live_rows")
         return Judgement(
             severity=Severity.ERROR if confirmed else Severity.WARNING,
             confirmed=confirmed,
-            headline=f"{rows} without a reward {'count' if run['rows'] != 1 else 'counts'} as 0, "
-            f"baselines of {counted(live, 'row')} off by up to {number(run['baseline_shift_max'])}",
+            headline=(
+                f"{rows} without a reward {'count' if run['rows'] != 1 else 'counts'} as reward 0: baselines of "
+                f"{counted(live, 'row')} are off by up to {number(run['baseline_shift_max'])}"
+            ),
             message=(
-                f"{rows} have a reward of 0 although they could not be scored: {counted(live, 'advantage')} of other "
-                f"rows shift, {run['sign_flips']:,} of them flip sign"
+                f"{rows} could not be scored but have reward 0: {counted(live, 'advantage')} of other rows shift, and "
+                f"{run['sign_flips']:,} flip sign"
             ),
             evidence=evidence,
-            advice="leave rows that could not be scored out of the baseline, and give them an advantage of 0",
+            advice="exclude unscored rows from the baseline, and set their advantage to 0",
         )

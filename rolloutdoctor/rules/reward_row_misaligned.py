@@ -54,7 +54,7 @@ class RewardRowMisaligned(DirectRule):
     rewards agree no better than those of different ones are reported in any case.
 
     ## Why it matters
-    Every response is then pushed for what another one did. The mean reward is unchanged, so no curve shows it.
+    Every response is then reinforced for what another one did. The mean reward is unchanged, so no curve shows it.
 
     ## How it is measured
     Every logged advantage is compared with both formulas, each within its rounding radius. The finding gives how
@@ -148,7 +148,7 @@ class RewardRowMisaligned(DirectRule):
 
     def shown(self, place: Mapping[str, Any]) -> str:
         """The relation that a row breaks."""
-        return f"breaks that {place['subject'].rpartition('|')[0]}"
+        return f"breaks the rule that {place['subject'].rpartition('|')[0]}"
 
     def inconclusive_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
         """No logged advantage, and no relation that all rows keep."""
@@ -177,15 +177,18 @@ class RewardRowMisaligned(DirectRule):
         orders = found.filter(pl.col("relation") == relation)["order"].to_list()
         words, used = ROW_ORDERS[orders[0]][0], run.is_reproduced
         trained = (
-            f"the trainer used these rewards: all {run.compared:,} logged advantages are reproduced by them"
+            f"the trainer used these rewards: they reproduce all {run.compared:,} logged advantages"
             if used
-            else "no logged advantage says whether the trainer used these rewards, or the file alone has them so"
+            else "no logged advantage shows whether the trainer used these rewards or only the file is wrong"
         )
         also = f"; these data cannot distinguish it from {', '.join(orders[1:])}" if len(orders) > 1 else ""
         return Judgement(
             severity=Severity.ERROR if used else Severity.WARNING,
             confirmed=used,
-            headline=f"{words}: {counted(rows - kept, 'row')} of {rows:,.0f} break that {relation}",
+            headline=(
+                f"{words}: {counted(rows - kept, 'row')} of {rows:,.0f} break the rule that {relation}; in the right "
+                "order none do"
+            ),
             message=f"{relation} in {percent(kept / rows)} of the rows as recorded, and in all of them if {words}",
             evidence=f"{trained}; in {counted(steps, 'step')}{also}",
             advice=MISALIGNED_REWARDS[0].remedy,
@@ -201,14 +204,19 @@ class RewardRowMisaligned(DirectRule):
         return Judgement(
             severity=Severity.WARNING,
             confirmed=False,
-            headline=f"{counted(differing, 'response')} of {copies:,.0f} that repeat another one to their prompt "
-            "have another reward",
-            message=f"equal responses to one prompt differ in reward in {percent(differing / copies)} of the cases, "
-            "and agree no better than different ones",
-            evidence=f"the mean squared distance of their rewards is {number(apart / copies)}, that within their "
-            f"groups {number(by_chance / copies)}: {number(better)} standard errors",
-            advice="join rewards to rows by sample id; if they are, the reward cannot distinguish responses to a "
-            "prompt",
+            headline=(
+                f"{counted(differing, 'response')} of {copies:,.0f} identical responses to one prompt have different "
+                "rewards"
+            ),
+            message=(
+                f"identical responses to one prompt get different rewards in {percent(differing / copies)} of the "
+                "cases, no less often than different responses"
+            ),
+            evidence=(
+                f"the mean squared difference of their rewards is {number(apart / copies)}, within their groups "
+                f"{number(by_chance / copies)}: {number(better)} standard errors"
+            ),
+            advice="join rewards to rows by sample id; if they already are, the reward does not depend on the response",
             measures={"copies": Measure(int(copies), "rows"), "differing_copies": Measure(int(differing), "rows")},
         )
 

@@ -56,9 +56,9 @@ class SamplerMismatch(TableRule):
     sure of and the trainer was not, and rows that are far apart where the others agree.
 
     ## Why it matters
-    Kernels, precision and parallelism differ between an inference engine and a trainer, so that training is never
-    quite on-policy. Means hide it: a mean of -0.0015 went with 7.5 % of the tokens outside of 0.9 to 1.1 upstream. How
-    much is too much depends on model and stack, so no level is a fault; a cause is, and rules on causes look for them.
+    Kernels, precision and parallelism differ between an inference engine and a trainer, so training is never exactly
+    on-policy. Means hide it: a mean of -0.0015 went with 7.5 % of the tokens outside of 0.9 to 1.1 upstream. How much
+    is too much depends on model and stack, so no level is a fault; a cause is, and rules on causes look for them.
 
     ## How it is measured
     Means, shares and weights are those of sampled rows, about 2^13 tokens of each step; `tokens` counts all. `p99_abs`
@@ -230,13 +230,16 @@ class SamplerMismatch(TableRule):
         """Nothing to compare."""
         if run["tokens"]:
             return None
-        return Missing("no trained token has a log-prob of both", "record the sampler's log-probs for trained tokens")
+        return Missing(
+            ("no trained token has a log-prob from both sampler and trainer"),
+            "record the sampler's log-probs for trained tokens",
+        )
 
     def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """Old log-probs may be the sampler's own."""
         if not run["tokens"] or totals(run.table, "equal") != (run["tokens"],):
             return None
-        return "the old log-probs are the sampler's, bit by bit, so that they say nothing of the trainer"
+        return "the old log-probs are bit-identical to the sampler's, so they do not show the trainer's"
 
     def _has_rows_apart(self, run: Measured) -> bool:
         """True if some rows, half at most, are apart beyond chance, if it chose the far tokens, and the others agree.
@@ -260,12 +263,13 @@ class SamplerMismatch(TableRule):
         )
         places_at = ", ".join(f"{number(mean)} from {start:g}" for start, mean in at.items())
         message = (
-            f"delta has mean {number(run['mean_delta'])}, mean size {number(run['mean_abs_delta'])} and 99th "
-            f"percentile about {number(run['p99_abs_delta'])}; {percent(run['off_by_tenth_share'])} of the tokens "
-            f"have a ratio that is off by more than a tenth; effective sample size {percent(run['ess_share'])}"
+            f"the log-ratio trainer - sampler has mean {number(run['mean_delta'])}, mean absolute value "
+            f"{number(run['mean_abs_delta'])} and 99th percentile about {number(run['p99_abs_delta'])}; "
+            f"{percent(run['off_by_tenth_share'])} of the tokens have a ratio off by more than 10 %; effective sample "
+            f"size {percent(run['ess_share'])}"
         )
         if len(of_lag) > 1:
-            message += "; mean size by version lag: "
+            message += "; mean absolute value by version lag: "
             message += ", ".join(f"{number(mean)} at {lag:g}" for lag, mean in of_lag.items())
         confident, places = run.count("confident_tokens"), run.count("confident_places")
         is_sure, rows_apart = places >= self.least_places, self._has_rows_apart(run)
@@ -274,34 +278,38 @@ class SamplerMismatch(TableRule):
             beside, far, others = totals(run.table, "beside", "beside_far", "beside_tokens")
             apart = run.count("rows_apart")
             rows = counted(apart, "sampled row")
-            headline = f"sampler and trainer are far apart in {rows} of {apart + int(beside):,}, and agree elsewhere"
+            headline = (
+                f"sampler and trainer log-probs disagree in {rows} of {apart + int(beside):,} and agree in all others"
+            )
             advice = (
-                "compare what both were given in these rows: log-probs of another row or of other tokens, padding that "
-                "is attended, or weights of another version"
+                "compare the inputs of both engines for these rows: log-probs of another row or of other tokens, "
+                "attended padding, or weights of another version"
             )
             message = (
-                f"in {rows} half or more of the tokens are more than {FAR:g} nats apart, and {percent(far / others)} "
-                f"of those of the others; {message}"
+                f"in {rows} at least half of the tokens differ by more than {FAR:g} nats, elsewhere "
+                f"{percent(far / others)}; {message}"
             )
         elif not is_sure:
             headline = (
-                f"sampler and trainer differ by {number(run['mean_abs_delta'])} nats on average, effective sample "
+                f"train-inference mismatch of {number(run['mean_abs_delta'])} nats per token (mean), effective sample "
                 f"size {percent(run['ess_share'])}"
             )
             advice = (
-                "a gap alone is not a fault: the other RDO rules look for its causes, and the measures show what caps "
-                "on importance weights would keep and cut"
+                "no action: a mismatch alone is not a fault; the other RDO rules test its causes, and the measures "
+                "show what importance-weight caps would cut"
             )
         else:
-            headline = f"the sampler was sure of {counted(confident, 'token')} that the trainer finds unlikely"
+            headline = (
+                f"the sampler gave {counted(confident, 'token')} a high probability that the trainer finds unlikely"
+            )
             advice = (
-                "compare weights and inputs of both at the tokens listed: a sync that failed, a prefix cache that "
-                "outlived it, another template, or float32 weights against an engine in bf16"
+                "compare weights and inputs of both engines at the tokens under `where`: a failed weight sync, a "
+                "stale prefix cache, another chat template, or float32 weights against a bf16 engine"
             )
             many = " or more" if places >= OFTEN_KEPT else ""
             message = (
-                f"the sampler gave {counted(confident, 'token')} at {places}{many} places at least one "
-                f"half, and the trainer gives them e^-2 of that or less; {message}"
+                f"{counted(confident, 'token')} at {places}{many} positions have a sampler probability of at least "
+                f"0.5 and a trainer probability at most e^-2 of it; {message}"
             )
         if ending is not None:
             told = (
@@ -324,9 +332,9 @@ class SamplerMismatch(TableRule):
             headline=headline,
             message=message,
             evidence=(
-                f"mean size by position: {places_at}; weights of tokens cut at 2 keep "
+                f"mean absolute difference by position: {places_at}; token weights capped at 2 keep "
                 f"{percent(run['cap_2_mass_share'])} of their sum, a mask of 0.5 to 5 keeps "
-                f"{percent(run['mask_tokens_share'])} of the tokens, weights of rows are above 3 in "
+                f"{percent(run['mask_tokens_share'])} of the tokens, sequence weights exceed 3 in "
                 f"{percent(run['sequence_cap_3_rows_share'])} of the rows"
             ),
             advice=advice,

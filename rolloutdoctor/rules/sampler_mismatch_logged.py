@@ -63,14 +63,14 @@ class SamplerMismatchLogged(NumbersRule):
     def inapplicable_reason(self, context: Context) -> str | None:
         """Rollouts with the sampler's log-probs, which say more."""
         compared = context.has_rows and "rollout_log_probs" in context.columns
-        return "RDO001 compares the log-probs of the rollouts" if compared else None
+        return "with rollouts RDO001 tests this" if compared else None
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A log without any of them."""
         if any(name in context.quantities for name in _GAPS):
             return None
         return Missing(
-            "no metric that is known here compares sampler and trainer", context.recording.get("metrics", logs_remedy())
+            "no known metric of this log compares sampler and trainer", context.recording.get("metrics", logs_remedy())
         )
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
@@ -117,10 +117,15 @@ class SamplerMismatchLogged(NumbersRule):
             severity=(Severity.INFO, Severity.WARNING, Severity.ERROR)[level - 1],
             confirmed=level > 1,
             headline=f"sampler and trainer disagree: {words}",
-            message=f"Sampler and trainer have {words}, in the median of {counted(len(run.table), 'logged step')}.",
-            evidence="what the trainer logged; users often gate on 0.995, 0.005 and 0.02 nats",
-            advice="compare one response's log-probs under both; check temperature, template, precision and the "
-            "weight sync",
+            message=f"In the median of {counted(len(run.table), 'logged step')} sampler and trainer have {words}.",
+            evidence=(
+                "the logged mismatch metrics; common alarm limits are correlation 0.995, probability difference "
+                "0.005 and 0.02 nats"
+            ),
+            advice=(
+                "compare one response's log-probs in both engines; check temperature, chat template, precision and "
+                "the weight sync"
+            ),
             measures={one: Measure(value, "1") for one, value in medians.items()}
             | ({} if at is None else {"onset": Measure(step_at(run, int(known[at])), "step")}),
         )

@@ -139,7 +139,7 @@ class SequenceIsLengthBias(TableRule):
         """Nothing is made of sums over sequences."""
         if context.objective is None or _bounds(context.objective):
             return None
-        return "no importance weight or rejection is made of a sum over a sequence"
+        return "no importance weight or rejection uses a sum over a sequence"
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Sums over the trained tokens of each row."""
@@ -252,7 +252,7 @@ class SequenceIsLengthBias(TableRule):
         metrics = run.run.by_step("compared", "agree")
         logged, agree = metrics["compared"].sum(), metrics["agree"].sum()
         shown = 0 < logged == agree
-        words = "are kept" if any(bound.rejects for bound in bounds) else "have a weight that is not cut"
+        words = "are kept" if any(bound.rejects for bound in bounds) else "have an uncapped weight"
         limits = ", ".join(
             f"{exp(bound.low):.3g} to {exp(bound.high):.3g}" if bound.of == "k1" else f"{bound.of} up to {bound.high:g}"
             for bound in bounds
@@ -260,20 +260,25 @@ class SequenceIsLengthBias(TableRule):
         return Judgement(
             severity=Severity.WARNING if loses and is_same else Severity.INFO,
             confirmed=shown,
-            headline=f"{percent(long)} of the longest third of the responses {words}, {percent(short)} of the shortest"
+            headline=(
+                f"sequence weights favor short responses: {percent(long)} of the longest third {words}, "
+                f"{percent(short)} of the shortest third"
+            )
             if loses
-            else f"|log weight| of a sequence has a rank correlation of {number(correlation)} with its length; "
-            f"{percent(long)} of the longest third {words}",
+            else (
+                f"|log weight| of a sequence correlates with its length (rank correlation {number(correlation)}); "
+                f"{percent(long)} of the longest third {words}"
+            ),
             message=(
-                f"of the shortest third (mean {number(run['shortest_length'])} tokens) {percent(short)} {words}, of "
-                f"the longest (mean {number(run['longest_length'])}) {percent(long)}; the log weight is a sum over "
-                f"tokens, whose rank correlation with length is {number(correlation)}"
-                + ("" if is_same else "; the mismatch itself is larger in long responses")
+                f"{percent(short)} of the shortest third (mean {number(run['shortest_length'])} tokens) {words}, "
+                f"{percent(long)} of the longest (mean {number(run['longest_length'])}); the log weight is a sum over "
+                f"tokens and its rank correlation with length is {number(correlation)}"
+                + ("" if is_same else "; the mismatch per token is larger in long responses")
             ),
             evidence=(
-                f"sampler and trainer differ by {number(gaps[0])} nats a token in the shortest third and "
-                f"{number(gaps[1])} in the longest; bounds of the configuration: {limits}"
-                + (f"; all {logged:,.0f} logged metrics of the weights are reproduced by these rows" if shown else "")
+                f"sampler and trainer differ by {number(gaps[0])} nats per token in the shortest third and "
+                f"{number(gaps[1])} in the longest; configured bounds: {limits}"
+                + (f"; these rows reproduce all {logged:,.0f} logged weight metrics" if shown else "")
             ),
-            advice="use token-level weights, or bound the geometric mean of the ratios of a sequence",
+            advice="use token-level weights, or bound the geometric mean of a sequence's ratios",
         )

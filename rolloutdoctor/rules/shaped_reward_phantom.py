@@ -34,10 +34,10 @@ class ShapedRewardPhantom(TableRule):
     where rewards are divided by the group's standard deviation.
 
     ## Why it matters
-    In a group where every response fails, a small term for format or length is all that varies. Divided by its own
-    standard deviation it gets advantages as large as those of a group of failures and successes, whatever its weight:
-    the policy learns to shape, with full force, on the prompts that it cannot solve. Measured upstream: exact match of
-    0.10 with the term, 0.75 where groups were filtered by their outcome.
+    In a group where every response fails, only a small reward for format or length varies, and it decides the whole
+    update. Divided by its own standard deviation it gets advantages as large as those of a group of failures and
+    successes, whatever its weight: the policy learns to shape, with full force, on the prompts that it cannot solve.
+    Measured upstream: exact match of 0.10 with the term, 0.75 where groups were filtered by their outcome.
 
     ## How it is measured
     The outcome is the only function that is exactly 0 or 1 in every row of the run, beside another one that varies;
@@ -171,7 +171,7 @@ class ShapedRewardPhantom(TableRule):
         if run["groups"] is not None or not self.columns(context):
             return None
         outcomes = sorted(run.table.filter("binary_in_run")["function"].unique())
-        remedy = "record the outcome as one reward function of 0 and 1 beside the shaping terms"
+        remedy = "log the outcome as a reward function of its own, 0 or 1, beside the shaping terms"
         if len(outcomes) > 1:
             return Missing(f"several reward functions could be the outcome: {', '.join(outcomes)}", remedy)
         if outcomes:
@@ -192,12 +192,15 @@ class ShapedRewardPhantom(TableRule):
         return Judgement(
             severity=Severity.WARNING if heavy else Severity.INFO,
             confirmed=bool(of_outcome["is_logged"].all()),
-            headline=f"{share} of the absolute advantage is from {groups} where every row has the same {name}",
+            headline=(
+                f"in {groups} all responses have the same {name}; the other rewards alone make {share} of all "
+                "abs(advantage)"
+            ),
             message=(
-                f"in {groups} of {(of_outcome['size'] > 1).sum():,} every row has the same {name} "
-                f"({run.count('failed_groups'):,} with 0) while the reward varies: shaping alone decides {share} of "
-                f"the absolute advantage{direction}"
+                f"in {groups} of {(of_outcome['size'] > 1).sum():,} all responses have the same {name} "
+                f"({run.count('failed_groups'):,} with 0) but different rewards: shaping terms alone make {share} of "
+                f"all abs(advantage){direction}"
             ),
             evidence=f"correlation of advantage and response length within these groups {number(slope)}",
-            advice="leave out groups without variance in the outcome, or give shaping terms to successes only",
+            advice="drop groups in which the outcome does not vary, or give shaping rewards to correct responses only",
         )

@@ -28,9 +28,9 @@ class SingletonGroup(TableRule):
     of the total absolute advantage.
 
     ## Why it matters
-    Trainers disagree on its advantage: the raw score (most estimators of verl), the score times a batch factor (its
-    gpg), or 0 (its rloo_vectorized, TRL, slime). With non-negative rewards, a raw score as the advantage reinforces the
-    response however bad it is. Rejection makes such groups common.
+    Without a baseline the advantage says nothing about the other responses: it is the raw score (most estimators of
+    verl), the score times a batch factor (its gpg), or 0 (its rloo_vectorized, TRL, slime). With non-negative rewards,
+    a raw score as the advantage reinforces the response however bad it is. Rejection makes such groups common.
 
     ## How it is measured
     `advantage_mass_share` is the sum of |A| over these responses divided by the sum over all unmasked ones, for the
@@ -143,11 +143,11 @@ class SingletonGroup(TableRule):
             severity=Severity.WARNING if carries else Severity.INFO,
             confirmed=confirmed,
             headline=(
-                f"{counted(groups, 'group')} with a single unmasked response, hence no baseline "
-                f"({percent(share)} of the total advantage)"
+                f"{counted(groups, 'group')} with one unmasked response and so no baseline ({percent(share)} of all "
+                "abs(advantage))"
             ),
             message=(
-                f"{groups:,} of {counted(all_groups, 'group')} have a single unmasked response; "
+                f"{groups:,} of {counted(all_groups, 'group')} have one unmasked response; "
                 + (
                     f"these responses carry {percent(share)} of the total absolute advantage without a baseline"
                     if carries
@@ -156,8 +156,9 @@ class SingletonGroup(TableRule):
             ),
             evidence=evidence,
             advice=(
-                "drop such groups, or set their advantage to 0, as the fix rejected-rows:singleton-zero does"
+                "drop these groups, or set their advantage to 0 (`rolloutdoctor diff --fix "
+                "rejected-rows:singleton-zero` shows the effect)"
                 if carries
-                else "no action: they only cost tokens"
+                else "no action needed: these groups only cost tokens"
             ),
         )

@@ -21,8 +21,8 @@ class SpikeAttributed(TableRule):
     Names the responses that carry half of the squared log-prob gradient of a step with a spike.
 
     ## Why it matters
-    A spike of a few responses is one of the data: a ratio that ran away, an advantage that blew up, one long response.
-    It can be looked at, and left out; one that all responses share is of the policy or of the learning rate.
+    A spike that comes from a few responses is a data problem: a runaway ratio, an advantage that blew up, or one long
+    response. It can be looked at, and left out; one that all responses share is of the policy or of the learning rate.
 
     ## How it is measured
     The gradient is that of the loss with respect to the log-probs of the trained tokens, recomputed; its norm is L2. A
@@ -126,7 +126,7 @@ class SpikeAttributed(TableRule):
         if steps >= self.fewest:
             return None
         return Missing(
-            f"needs {self.fewest} steps with a gradient to know its usual norm; found {steps}", "widen --steps"
+            f"needs {self.fewest} steps with a gradient to estimate its usual norm; found {steps}", "widen --steps"
         )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
@@ -146,10 +146,14 @@ class SpikeAttributed(TableRule):
             severity=Severity.INFO,
             confirmed=True,
             headline=told,
-            message=f"{counted(steps, 'step')} of {counted(run.count('spike_steps'), 'step')} with a spike of the "
-            f"gradient: half of it or more is of one response in twenty or fewer. At step {step} the gradient is that "
-            f"of {number(run['effective_tokens'])} tokens, if all weighed the same.",
+            message=(
+                f"in {counted(steps, 'step')} of {counted(run.count('spike_steps'), 'step')} with a gradient spike, "
+                f"one response in twenty or fewer carries half of the gradient or more. At step {step} the gradient "
+                f"is as concentrated as {number(run['effective_tokens'])} tokens of equal weight."
+            ),
             evidence="the gradient of the loss with respect to the log-probs, recomputed from the rows",
-            advice=f"look at these responses; `rolloutdoctor diff --steps {step}:{step + 1} --top {carriers}` computes "
-            "the step without them",
+            advice=(
+                f"inspect these responses; `rolloutdoctor diff --steps {step}:{step + 1} --top {carriers}` recomputes "
+                "the step without them"
+            ),
         )

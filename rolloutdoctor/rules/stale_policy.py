@@ -47,8 +47,8 @@ class StalePolicy(TableRule):
     than the rest.
 
     ## Why it matters
-    An inference engine that missed a weight sync goes on as if nothing had happened: the reward curve lives on, and the
-    update is off-policy. Upstream, a sleep mode that dropped the synced weights raised the mean gap from 0.015 to
+    An inference engine that missed a weight sync keeps sampling from old weights: the reward curve looks normal, but
+    the update is off-policy. Upstream, a sleep mode that dropped the synced weights raised the mean gap from 0.015 to
     0.201 at the first update. Old log-probs that the trainer recomputes with its present weights hide it from the
     importance ratio, and stamps that are never set hide it from every staleness limit.
 
@@ -84,7 +84,7 @@ class StalePolicy(TableRule):
     >>> steps = [toy_batch([[1, 0]], lengths=64, rollout=-1.0 - gap, step=step)
     ...          for step, gap in enumerate([0.01, 0.01, 0.2, 0.2, 0.21, 0.22])]
     >>> diagnose(steps, trainer=None, select=["RDO002"]).findings[0].headline
-    'the gap to the sampler rises from 0.0107 to 0.203 at step 2 and stays'
+    'the sampler mismatch rises from 0.0107 to 0.203 nats at step 2 and stays'
     """
 
     code = "RDO002"
@@ -249,7 +249,7 @@ class StalePolicy(TableRule):
         remedy = "record policy_version_min and policy_version_max, or more steps"
         if tokens and run.table["equal"].sum() == tokens:
             return Missing(
-                "the trainer's log-probs are the sampler's, bit by bit, so they show no other weights",
+                "the trainer's log-probs are bit-identical to the sampler's, so they cannot show stale weights",
                 "record old_log_probs as the trainer computes them, beside rollout_log_probs",
             )
         if table.with_lag() is not None or len(table.by_step) >= 4:
@@ -276,8 +276,10 @@ class StalePolicy(TableRule):
             evidence="the log-probs of sampler and trainer"
             + (", the version stamps" if table.stamps else "; no version stamps")
             + ("; the objective corrects for the sampler's log-probs" if corrected and not faults else ""),
-            advice="find the weight sync that failed, stamp each row with the version that sampled it, and correct "
-            "with the sampler's log-probs or drop rows that are too old",
+            advice=(
+                "find the failed weight sync, record the sampling version of each row, and either correct with the "
+                "sampler's log-probs or drop rows that are too old"
+            ),
             measures={**ess, **middle},
         )
 
@@ -319,12 +321,12 @@ class StalePolicy(TableRule):
             step, low, high = onset
             is_last = step == table.by_step[-1][0]
             end = ", the last" if is_last else " and stays"
-            return [f"the gap to the sampler rises from {number(low)} to {number(high)} at step {step}{end}"]
+            return [f"the sampler mismatch rises from {number(low)} to {number(high)} nats at step {step}{end}"]
         if ends is None or not self._grows(table):
             return []
         since = self._since(table)
-        growth = f"the gap to the sampler grows over the run, from {number(ends[0])} to {number(ends[1])}"
-        return [growth if since is None else f"{growth}, and is twice what it was from step {since} on"]
+        growth = f"the sampler mismatch grows over the run, from {number(ends[0])} to {number(ends[1])} nats"
+        return [growth if since is None else f"{growth}, and has doubled by step {since}"]
 
     def _of_first_update(self, table: LagTable) -> list[str]:
         """Describe how the gap rises where the weights first change."""
@@ -333,7 +335,8 @@ class StalePolicy(TableRule):
             return []
         step, low, high = found
         return [
-            f"the gap to the sampler rises from {number(low)} to {number(high)} at step {step}, after the first update"
+            f"the sampler mismatch rises from {number(low)} to {number(high)} nats at step {step}, after the first "
+            "update"
         ]
 
     def _of_lag(self, table: LagTable) -> list[str]:
@@ -343,7 +346,7 @@ class StalePolicy(TableRule):
         if lags is None or lags[0] < self.lag_factor or largest < self.lag_least:
             return []
         ess = table.buckets["ess"].drop_nulls()
-        words = f"the gap to the sampler is {number(lags[0])} times larger on the oldest rows than on the newest"
+        words = f"the sampler mismatch of the oldest rows is {number(lags[0])} times that of the newest"
         return [f"{words}, and the effective sample size falls from {ess[0]:.3g} to {ess[-1]:.3g}"]
 
     def _of_rows(self, run: Measured) -> list[str]:
@@ -353,4 +356,4 @@ class StalePolicy(TableRule):
         if rows < max(10, 0.01 * long) or rows < 5 * back:
             return []
         stamped = f", {of_several:,} of them stamped with several versions" if run["rows_of_several_versions"] else ""
-        return [f"{counted(rows, 'row')} have {self.turn:g} times the gap in their first part{stamped}"]
+        return [f"{counted(rows, 'row')} have {self.turn:g} times the mismatch in their first part{stamped}"]

@@ -154,8 +154,8 @@ class StalePrefixCache(TableRule):
         if self._is_short(run) or min(first, later) >= self.least_records:
             return None
         return Missing(
-            f"{counted(first, 'prompt')} of 128 tokens or more, which recur {later:,} times; "
-            f"needs {self.least_records} of either",
+            f"{counted(first, 'prompt')} of at least 128 tokens, which recur {later:,} times; needs "
+            f"{self.least_records} of each",
             "widen --steps to where prompts recur",
         )
 
@@ -194,15 +194,17 @@ class StalePrefixCache(TableRule):
         return Judgement(
             severity=Severity.WARNING if warns else Severity.INFO,
             confirmed=False,
-            headline=f"after prompts that were served before, the gap to the sampler is {number(ratio)} times "
-            "what it was at first",
-            message=(
-                f"the median gap is {number(run['gap_seen_before'])} nats after recurring prompts at a later "
-                f"version ({later:,} records) and {number(run['gap_first_seen'])} after prompts seen for the first "
-                f"time ({first:,}); it grows with the versions since then (p = {number(p)})"
+            headline=(
+                f"stale prefix cache: the sampler mismatch after a recurring prompt is {number(ratio)} times that "
+                "after its first use"
             ),
-            evidence="the log-probs of sampler and trainer, at equal versions and lengths of the prompt",
-            advice="reset the engine's prefix cache after each weight sync",
+            message=(
+                f"the median mismatch is {number(run['gap_seen_before'])} nats after prompts that recur at a later "
+                f"version ({later:,} records) and {number(run['gap_first_seen'])} after new prompts ({first:,}); it "
+                f"grows with the number of versions since (p = {number(p)})"
+            ),
+            evidence="the log-probs of sampler and trainer, at equal versions and prompt lengths",
+            advice="reset the engine's prefix cache after every weight sync",
         )
 
 

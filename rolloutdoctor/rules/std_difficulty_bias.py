@@ -29,8 +29,9 @@ class StdDifficultyBias(TableRule):
     standard deviation and without it.
 
     ## Why it matters
-    A group with one right response of eight has a smaller standard deviation than one with four. The division weighs
-    it up by half, whether the one was luck or not, so the objective is no longer the mean reward.
+    A group with one right response of eight has a smaller standard deviation than one with four, so dividing by it
+    gives very hard and very easy prompts more weight. The division weighs it up by half, whether the one was luck or
+    not, so the objective is no longer the mean reward.
 
     ## How it is measured
     Rewards have to be right or wrong (0 and 1, or -1 and 1). `edge_mass_share` is the share of the absolute advantages
@@ -138,10 +139,14 @@ class StdDifficultyBias(TableRule):
         return Judgement(
             severity=Severity.INFO,
             confirmed=False,
-            headline=f"{percent(share)} of the absolute advantages are in groups with one right or one wrong response, "
-            f"{percent(plain)} without the division by the standard deviation",
-            message=f"{counted(len(run.table.filter('is_edge')), 'group')} have one right or one wrong response; the "
-            f"division multiplies the advantages of a group by {number(least)} to {number(most)}",
-            evidence="rewards and the configured estimator; it is a choice",
-            advice="no action if it is meant; Dr. GRPO leaves the division out",
+            headline=(
+                f"groups with exactly one right or one wrong response carry {percent(share)} of all abs(advantage), "
+                f"and {percent(plain)} without the division by the std"
+            ),
+            message=(
+                f"{counted(len(run.table.filter('is_edge')), 'group')} have exactly one right or one wrong response; "
+                f"dividing by the std scales the advantages of a group by {number(least)} to {number(most)}"
+            ),
+            evidence="the rewards and the configured estimator; this is a design choice",
+            advice="no action if intended; Dr. GRPO omits the division by the std",
         )

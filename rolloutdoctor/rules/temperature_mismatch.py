@@ -164,7 +164,7 @@ class TemperatureMismatch(TableRule):
             return Missing(f"{counted(calibrated, 'token')} with a logged entropy are too few to tell", remedy)
         if contexts < self.least_contexts:
             return Missing(
-                f"siblings drew different tokens at {counted(contexts, 'context')}; needs {self.least_contexts}",
+                f"responses continue differently at {counted(contexts, 'shared context')}; needs {self.least_contexts}",
                 remedy,
             )
         return None
@@ -222,7 +222,7 @@ class TemperatureMismatch(TableRule):
         matches = stated is not None and stated != 1 and slope.low <= 1 / stated <= slope.high
         inverse = stated is not None and stated != 1 and slope.low <= stated <= slope.high
         if base is not None:
-            whose = f"every log-prob of the sampler is {base:.4g} times the trainer's: a logarithm to another base"
+            whose = f"every sampler log-prob is {base:.4g} times the trainer's: a logarithm to another base"
         elif matches:
             whose = f"the sampler's are at the recorded temperature {stated:g}, the trainer's at 1"
         elif inverse:
@@ -234,34 +234,41 @@ class TemperatureMismatch(TableRule):
             if matches or inverse or abs(slope.middle - 1) >= self.warn_from
             else Severity.INFO,
             confirmed=matches or inverse,
-            headline=f"the sampler's log-probs are at {found:.3g} times the trainer's temperature ({interval})",
-            message=(
-                f"at {counted(slope.contexts, 'context')} that siblings share, differences of the sampler's log-probs "
-                f"are {slope.middle:.3g} times the trainer's (95 % interval {slope.low:.3g} to {slope.high:.3g}): "
-                f"a temperature of {found:.3g} in units of the trainer's; {whose}"
+            headline=(
+                f"the sampler's log-probs are at {found:.3g} times the trainer's temperature (95 % interval {interval})"
             ),
-            evidence=f"{percent(slope.one_sided)} of the contexts are on that side of 1, {percent(slope.near)} within "
-            "a fifth of it; a normaliser, a cut support or noise cannot do that",
-            advice="score at the temperature that was sampled at, and let the engine return processed log-probs",
+            message=(
+                f"at {counted(slope.contexts, 'context')} that responses share, differences between the sampler's "
+                f"log-probs are {slope.middle:.3g} times the trainer's (95 % interval {slope.low:.3g} to "
+                f"{slope.high:.3g}): a temperature of {found:.3g} times the trainer's; {whose}"
+            ),
+            evidence=(
+                f"{percent(slope.one_sided)} of the contexts lie on the same side of 1, {percent(slope.near)} within "
+                "a fifth of that factor; only a temperature does that, not noise or truncated sampling"
+            ),
+            advice=(
+                "score at the sampling temperature, and let the engine return processed log-probs (vLLM: "
+                "logprobs_mode=processed_logprobs)"
+            ),
         )
 
     def _whose(self, run: Measured) -> str:
         """Name the model whose log-probs are those of the distribution that was sampled from."""
         deviations, excess = run["surprise_deviations"], run["surprise_share"] or 0.0
         if deviations is None:
-            return "with `entropy` logged, it would be known which of the two was sampled from"
+            return "with the column `entropy` the report could name the wrong side"
         if abs(deviations) >= 4:
             return (
                 f"-log p of the trainer is {percent(abs(excess))} "
-                f"{'above' if deviations > 0 else 'below'} its entropy, so that its distribution is not the one that "
-                "was sampled from"
+                f"{'above' if deviations > 0 else 'below'} its entropy, so its distribution is not the one "
+                "sampled from"
             )
-        return "-log p of the trainer fits its entropy: it is the sampler's log-probs that are not those of its draws"
+        return "the trainer's mean -log p fits its entropy, so the sampler's log-probs do not belong to its draws"
 
     def _drawn_otherwise(self, run: Measured, context: Context, stated: float | None) -> Judgement:
         share = run["surprise_share"] or 0.0
         above = share > 0
-        cause = "a higher temperature" if above else "a lower temperature or a cut support (top-p, top-k, min-p)"
+        cause = "a higher temperature" if above else "a lower temperature (or with top-p, top-k, min-p)"
         at = "" if stated is None or stated == 1 else f"; the recorded temperature is {stated:g}"
         excess = percent(abs(share))
         alone = "rollout_log_probs" not in context.columns
@@ -269,11 +276,11 @@ class TemperatureMismatch(TableRule):
         return Judgement(
             severity=Severity.WARNING,
             confirmed=stated is not None and stated != 1 and above == (stated > 1),
-            headline=f"tokens were drawn at {cause} than {'the' if alone else 'either'} log-prob says",
+            headline=f"tokens were sampled at {cause} than {'the' if alone else 'both'} log-probs assume",
             message=(
                 ("" if alone else "sampler and trainer agree, but ")
-                + f"the mean of -log p is {excess} {'above' if above else 'below'} the mean entropy: tokens were drawn "
-                f"at {cause}, and {'the' if alone else 'both'} log-probs are those of the model as it is{at}"
+                + f"the mean of -log p is {excess} {'above' if above else 'below'} the mean entropy: tokens were "
+                f"sampled at {cause}, but {'the' if alone else 'both'} log-probs are the raw model's{at}"
             ),
             evidence=f"{number(run['surprise_deviations'])} standard errors over {counted(calibrated, 'token')} with a "
             "logged entropy",

@@ -16,8 +16,8 @@ class ThroughputFault(NumbersRule):
     Names the steps whose logged time is far above the median, the longest first.
 
     ## Why it matters
-    An engine that stalls, a verifier that runs into its timeout, or one response that is ten times as long as the
-    others holds up all workers.
+    A stalled engine, a verifier that runs into its timeout, or one response ten times as long as the others holds up
+    all workers.
 
     ## How it is measured
     `slow_steps` took more than five times the median, the first logged step left out; `time_share` is their share of
@@ -57,9 +57,11 @@ class ThroughputFault(NumbersRule):
             confirmed=False,
             headline=f"step {step_at(run, worst + 1)} took {number(longest)} s, {number(longest / median)} times the "
             "median",
-            message=f"{counted(len(slow), 'step')} took more than {number(self.times * median)} s, {percent(share)} of "
-            "all time.",
-            evidence=f"logged times of {counted(len(values), 'step')}, the first left out",
-            advice="look at the engine's and the verifier's logs at these steps",
+            message=(
+                f"{counted(len(slow), 'step')} took more than {number(self.times * median)} s: {percent(share)} of "
+                "the whole time."
+            ),
+            evidence=f"the logged times of {counted(len(values), 'step')}, without the first",
+            advice="check the engine's and the verifier's logs at these steps",
             measures={"slow_steps": Measure(len(slow), "steps"), "time_share": Measure(share, "1")},
         )

@@ -29,11 +29,11 @@ class TruncatedSupport(TableRule):
     Looks whether the sampler's log-probs are above the trainer's on nearly all tokens, by a bounded amount.
 
     ## Why it matters
-    An engine that samples from the most likely tokens divides by their mass. Its log-probs are larger by -log of that
-    mass, the importance ratio is too small by as much on every token, and a loss that is weighted or masked by it is
-    too small, or gone: at top-p 0.8 upstream the mean ratio was 0.896 and 52 % of the tokens were off by a tenth; after
-    the cut was replayed in the trainer, 1.001 and 4 %. Tokens outside of the cut are never drawn, and their logits rise
-    unseen.
+    An engine that samples only from the most likely tokens renormalizes their probabilities, so its log-probs are
+    larger than the trainer's. Its log-probs are larger by -log of that mass, the importance ratio is too small by as
+    much on every token, and a loss that is weighted or masked by it is too small, or gone: at top-p 0.8 upstream the
+    mean ratio was 0.896 and 52 % of the tokens were off by a tenth; after the cut was replayed in the trainer, 1.001
+    and 4 %. Tokens outside of the cut are never drawn, and their logits rise unseen.
 
     ## How it is measured
     On sampled tokens to which both models gave less than 0.9 (geometric mean). Found where at most a fourth of these
@@ -194,12 +194,15 @@ class TruncatedSupport(TableRule):
         return Judgement(
             severity=Severity.WARNING if kept < self.warn_below else Severity.INFO,
             confirmed=bool(stated),
-            headline=f"the sampler's log-probs are those of a cut support: {kind}, {percent(kept)} of the mass kept",
+            headline=(
+                f"the sampler's log-probs are renormalized after truncated sampling ({kind}, {percent(kept)} of the "
+                "mass kept)"
+            ),
             message=(
                 f"of {counted(run.count('unsure_tokens'), 'token')} with a probability below 0.9, "
                 f"{percent(run['above_share'])} have a larger log-prob from the trainer than from the sampler, the "
                 f"others a smaller one by {number(middle)} nats (median) and up to {number(high)} (95 %), as {kind} "
-                f"makes it; importance ratios have mean {number(kept)}"
+                f"causes; the mean importance ratio is {number(kept)}"
                 + (
                     f"; the run records {', '.join(stated)}"
                     if stated
@@ -209,8 +212,11 @@ class TruncatedSupport(TableRule):
                 )
             ),
             evidence=(
-                f"{int(below):,} tokens are below by more than {limit:g} nats, {int(above):,} above; an engine with "
-                "the full support has mean 1"
+                f"{int(below):,} tokens are below by more than {limit:g} nats and {int(above):,} above; sampling from "
+                "the full vocabulary has mean 1"
             ),
-            advice="sample from the full support, or score the trainer on the tokens that the sampler kept",
+            advice=(
+                "sample with top_p = 1, top_k off and min_p = 0, or restrict the trainer's log-softmax to the tokens "
+                "that the sampler kept"
+            ),
         )

@@ -31,8 +31,8 @@ class TruncationHidden(TableRule):
     token ends them though the sampler gave it almost no probability.
 
     ## Why it matters
-    What handles truncated responses (a mask, a penalty, an alarm on the share) relies on that word. A response that
-    was cut off and counts as finished is scored as a wrong answer, or as a right one that never ended.
+    Masks, penalties and alarms for truncated responses rely on the finish reason. A response that was cut off and
+    counts as finished is scored as a wrong answer, or as a right one that never ended.
 
     ## How it is measured
     The end-of-sequence token is the one id that ends at least 90 % of the stopped responses of a step. Five rows or
@@ -162,7 +162,7 @@ class TruncationHidden(TableRule):
             return None
         name = "response_ids"
         return Missing(
-            "no single token is known to end the responses, and no share of those that were cut off was logged",
+            "no single token ends the responses, and no share of truncated responses was logged",
             context.recording.get(name, context.recording.get("*", f"record {name}")),
         )
 
@@ -174,7 +174,7 @@ class TruncationHidden(TableRule):
         return Missing(
             f"{counted(ended, 'response')} of {at_limit:,} at the limit ended there, with a chance of "
             f"{percent(exp(-nats / ended))} each: too few, or too likely, to distinguish sampled ends from others",
-            "take the finish reason from the engine, and look at rows of the largest length that count as finished",
+            "use the engine's finish reason, and inspect rows of the largest length that count as finished",
         )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
@@ -189,22 +189,31 @@ class TruncationHidden(TableRule):
             return Judgement(
                 severity=Severity.ERROR,
                 confirmed=True,
-                headline=f"{counted(hidden, 'response')} of {cap:,} tokens have no end and count as finished",
-                message=f"{counted(hidden, 'row')} at the largest length of the run, {cap:,} tokens, have a "
-                "status of stop and end with another token than nearly all stopped responses"
-                + ("" if mass is None else f"; they carry {percent(mass)} of the absolute advantages"),
-                evidence=f"{counted(beside, 'row')} of one token less, or with an end: they pile up at a cap",
-                advice="take the finish reason from the engine; mask, penalise or count these rows as cut off",
+                headline=(
+                    f"{counted(hidden, 'response')} of {cap:,} tokens count as finished although they were truncated "
+                    "(no end token)"
+                ),
+                message=(
+                    f"{counted(hidden, 'response')} have the largest length of the run ({cap:,} tokens) and status "
+                    "stop, but do not end with the end token of the others"
+                )
+                + ("" if mass is None else f"; they carry {percent(mass)} of all abs(advantage)"),
+                evidence=f"{counted(beside, 'row')} have one token less or an end token: the lengths pile up at a cap",
+                advice="use the engine's finish reason, then mask, penalize or count these responses as truncated",
             )
         if ended >= self.fewest and nats - ways > self.nats:
             return Judgement(
                 severity=Severity.WARNING,
                 confirmed=True,
-                headline=f"{counted(ended, 'response')} at the limit end with a token that was not sampled",
-                message=f"{ended:,} of {counted(at_limit, 'response')} at the stated limit count as finished, "
-                "and the sampler gave their last token almost no probability: it was put there",
-                evidence=f"the log-probs of these tokens: the chance of so many ends is below exp(-{self.nats:.0f})",
-                advice="take the finish reason from the engine; mask, penalise or count these rows as cut off",
+                headline=f"{counted(ended, 'response')} at the length limit end with a token that was not sampled",
+                message=(
+                    f"{ended:,} of {counted(at_limit, 'response')} at the stated limit count as finished, but the "
+                    "sampler gave their last token almost no probability: it was appended"
+                ),
+                evidence=(
+                    f"the log-probs of these tokens: the chance of so many sampled ends is below exp(-{self.nats:.0f})"
+                ),
+                advice="use the engine's finish reason, then mask, penalize or count these responses as truncated",
                 measures={"forced_ends": Measure(ended, "rows")},
             )
         if below:
@@ -212,11 +221,13 @@ class TruncationHidden(TableRule):
             return Judgement(
                 severity=Severity.WARNING,
                 confirmed=True,
-                headline=f"the logged share of responses cut off is 0 in {counted(below, 'step')} with such rows",
-                message=f"{percent(share)} of the rows of "
-                f"{counted(below, 'step')} have a status of length, and the trainer logged that none was cut off",
-                evidence="the finish reasons of the rows against the trainer's log: it compares with another cap",
-                advice="trust the rows; set the trainer's largest length to the limit that binds",
+                headline=f"the log shows no truncated responses in {counted(below, 'step')} that have some",
+                message=(
+                    f"{percent(share)} of the rows of {counted(below, 'step')} have status length, but the logged "
+                    "share of truncated responses is 0"
+                ),
+                evidence="the finish reasons of the rows and the trainer's log, which uses another length limit",
+                advice="trust the rows, and set the trainer's length limit to the one that truncates",
             )
         return None
 

@@ -16,8 +16,8 @@ class WhiteningOverPadding(CauseRule):
     these and the other over the trained tokens, and the tokens of each rank by itself.
 
     ## Why it matters
-    A mean that counts padding is not that of the trained tokens: what is left of it is a constant push on every token
-    of the step, up or down. A variance that counts zeros is too small, and the step too large.
+    A mean that counts padding is not the mean of the trained tokens: the difference pushes every token of the step in
+    one direction. A variance that counts zeros is too small, and the step too large.
 
     ## How it is measured
     Every logged advantage is compared with both formulas, each within its rounding radius. The finding gives how

@@ -85,15 +85,15 @@ class ZeroStdKl(TableRule):
             return None
         if mine.entropy_bonus is not None:
             return Missing(
-                f"such groups get the gradient of the entropy bonus too: {mine.entropy_bonus.no_gradient}",
+                f"these groups also get the entropy bonus's gradient: {mine.entropy_bonus.no_gradient}",
                 mine.entropy_bonus.remedy,
             )
         if not mine.surrogate.moves_without_advantage:
             return None
         return Missing(
-            "the policy term of this loss moves tokens without advantage too, so what such groups get is not the KL "
-            "term's alone",
-            "compare with and without the KL term of such groups: diff --fix zero-std",
+            "the policy term of this loss also moves tokens with advantage 0, so the KL term is not their only "
+            "gradient",
+            "compare with and without the KL term of these groups: `rolloutdoctor diff --fix zero-std`",
         )
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
@@ -196,7 +196,7 @@ class ZeroStdKl(TableRule):
     def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """No group that could have zero reward variance, or no token that it could train."""
         if not (run.table["size"] > 1).any():
-            return "there is no training group of two or more"
+            return "no training group has two or more responses"
         return None if run.table["trained_tokens"].sum() else "no token is trained"
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
@@ -212,17 +212,17 @@ class ZeroStdKl(TableRule):
         dead_steps = len(table.group_by(STEP_KEY).agg(pl.col("zero_std").all()).filter("zero_std"))
         groups, dead = table.filter("is_first").select(pl.len(), pl.sum("of_dead")).row(0)
         share, gradient = percent(run["groups_share"]), percent(run["grad_share_l1"])
-        headline = f"{share} of groups have zero reward variance: their KL term is {gradient} of the gradient"
+        headline = f"{share} of groups are zero-variance: their KL term makes {gradient} of the log-prob gradient"
         message = (
-            f"{counted(dead, 'group')} of {groups:,} ({share}) have equal rewards; their "
-            f"KL term alone is {gradient} of sum |dLoss/dlogp|"
+            f"{counted(dead, 'group')} of {groups:,} ({share}) have equal rewards; only their KL term has a gradient, "
+            f"{gradient} of sum |dLoss/dlogp|"
         )
         if confirmed:
             norm = number(steps.select(pl.max("norm")).item())
             norm_name = context.trainer.log.grad_norm if context.trainer else "grad_norm"
             evidence = (
-                f"in {counted(confirmed, 'step')} every group has equal rewards and zero advantage, yet "
-                f"the logged {norm_name} is above zero (up to {norm}): that update was KL only"
+                f"in {counted(confirmed, 'step')} every group has equal rewards and zero advantages, yet the logged "
+                f"{norm_name} is above zero (up to {norm}): only the KL term moved the weights"
             )
         elif proven:
             evidence = (
@@ -243,8 +243,8 @@ class ZeroStdKl(TableRule):
             message=message,
             evidence=evidence,
             advice=(
-                "a design choice upstream, not a fault; if it is not wanted, filter such prompts or set the KL "
-                "coefficient to 0; compare with `rolloutdoctor diff --fix zero-std`"
+                "upstream design choice, not a fault; to avoid it, filter these prompts or set the KL coefficient to "
+                "0; `rolloutdoctor diff --fix zero-std` shows the effect"
             ),
         )
 

@@ -20,8 +20,8 @@ class ZeroVarianceShare(NumbersRule):
     Reads the logged share of zero-variance groups, and since when it is 1.
 
     ## Why it matters
-    A group whose rewards are all equal has advantages of 0. Where every group is one, the policy gets no gradient but
-    that of the KL: the step is paid for and nothing is learned.
+    A group whose rewards are all equal has advantages of 0 and trains nothing. Where every group is one, the policy
+    gets no gradient but that of the KL: the step is paid for and nothing is learned.
 
     ## How it is measured
     `zero_variance_share` is the mean of the logged shares, which is the share of responses that trained nothing. An
@@ -52,7 +52,7 @@ class ZeroVarianceShare(NumbersRule):
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """Rollouts, which say it themselves."""
-        return "RDA011 counts the groups of the rollouts" if context.has_rows else None
+        return "with rollouts RDA011 tests this" if context.has_rows else None
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Look at the end of the run first."""
@@ -69,27 +69,32 @@ class ZeroVarianceShare(NumbersRule):
         if dead < self.lasting and late <= self.most and mean <= self.many:
             return None
         onset = step_at(run, since) if dead >= self.lasting else None
-        advice = "take prompts that are neither solved nor hopeless, filter such groups, or check the rewards"
+        advice = (
+            "use prompts that are neither solved nor too hard, drop zero-variance groups, or check the reward function"
+        )
         if onset is not None:
-            headline = f"no group has a spread of rewards since step {onset}"
+            headline = f"every group is zero-variance since step {onset}: all advantages are 0"
             message = f"Since step {onset}, in {counted(dead, 'logged step')}, every group has equal rewards."
             rewards = series(run, "reward")
             before, after = rewards[:since], rewards[since:]
             if len(after) and np.ptp(after) == 0:
                 value = number(float(after[0]))
-                headline = f"every reward is {value} since step {onset}, so that no group has a spread"
+                headline = (
+                    f"every reward is {value} since step {onset}, so every group is zero-variance and every advantage "
+                    "is 0"
+                )
                 advice = _advice(value, onset, before, float(after[0]))
         else:
-            headline = f"{percent(mean)} of the responses are in groups of equal rewards"
+            headline = f"{percent(mean)} of the responses are in zero-variance groups and train nothing"
             message = (
-                f"{percent(mean)} of the responses trained nothing; in the last third of the steps {percent(late)}."
+                f"{percent(mean)} of the responses trained nothing, {percent(late)} in the last third of the steps."
             )
         return Judgement(
             severity=Severity.ERROR if onset is not None else Severity.WARNING if late > self.most else Severity.INFO,
             confirmed=True,
             headline=headline,
             message=message,
-            evidence=f"the logged share in {counted(len(values), 'step')}",
+            evidence=f"the logged share of zero-variance groups in {counted(len(values), 'step')}",
             advice=advice,
             measures={} if onset is None else {"onset": Measure(onset, "step")},
         )
@@ -98,7 +103,7 @@ class ZeroVarianceShare(NumbersRule):
 def _advice(value: str, onset: int, before: "np.ndarray", after: float) -> str:
     """Say what to look at where all rewards are one value, by where that lies among the rewards before."""
     if len(before) and after < before.min():
-        return f"check the reward function on responses of step {onset}: from there on it gives {value} to all of them"
+        return f"run the reward function on responses of step {onset}: from there on it returns {value} for all of them"
     if len(before) and after >= before.max():
-        return "the prompts are solved: take harder ones, or filter groups of equal rewards"
-    return f"check by hand whether {value} is the right reward of some responses; if it is, change the prompts"
+        return "the prompts are solved: use harder ones, or drop zero-variance groups"
+    return f"check by hand whether {value} is the right reward for some responses; if it is, change the prompts"

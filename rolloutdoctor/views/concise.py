@@ -1,21 +1,25 @@
-"""One line a rule, for logs and grep."""
+"""One line a finding, for logs and grep."""
 
 from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.results.rule_pages import page_of
 from rolloutdoctor.views.audit_words import audit_lines
+from rolloutdoctor.views.layout import many
 from rolloutdoctor.views.style import Style, plain
 
 
 def render(report: Report, style: Style) -> str:
-    """Render the audit, then what became of every rule, one line each, findings first; a last line counts."""
+    """Render the audit, one line a finding, and what became of the other rules, one line each kind."""
     lines = [f"audit: {plain(line, 300)}" for line in audit_lines(report.audit)]
     lines += [
         f"{finding.severity.label} {finding.code} {finding.name} {standing(finding)}: {plain(finding.headline, 200)}"
         for finding in report.findings
     ]
-    lines += [f"clean {words}" for words in report.clean_words()]
-    lines += [f"not applicable {one.code} {one.name}: {plain(one.reason, 200)}" for one in report.not_applicable]
-    lines += [f"skipped {one.code} {one.name}: {plain(one.reason, 200)}" for one in report.skipped]
+    others = {
+        "clean": [code for code, _ in report.clean],
+        "not applicable": [one.code for one in report.not_applicable],
+        "skipped": [one.code for one in report.skipped],
+    }
+    lines += [f"{kind}: {many(len(codes), 'rule')} ({' '.join(codes)})" for kind, codes in others.items() if codes]
     if report.findings:
         lines.append(f"rules: {page_of('CODE')} explains a finding")
     lines.append(f"{counts(report)}.")

@@ -9,7 +9,7 @@ from rich.text import Text
 from rolloutdoctor.results.comparison import Comparison, Effect
 from rolloutdoctor.views import diff_words as words
 from rolloutdoctor.views.histogram import before_and_after
-from rolloutdoctor.views.layout import as_text, configuration, fitting, hanging, header, numbers
+from rolloutdoctor.views.layout import as_text, assumptions, configuration, fitting, hanging, header, numbers
 from rolloutdoctor.views.style import Style, plain, shown
 
 MOST_PARTS = 40
@@ -38,8 +38,10 @@ def concise(result: Comparison, style: Style) -> str:
 def _every(result: Comparison, style: Style) -> Iterator[RenderableType]:
     """One table of all fixes."""
     lines = words.every_lines(result)
-    yield _title("what each fix would have changed, largest first" if lines else "no fix changes anything", style)
+    yield _title(words.verdict(result.effects[0]) if lines else "No fix changes anything.", style)
     if lines:
+        yield ""
+        yield Text("what each fix would have changed, largest first")
         yield from _fitted([*words.EVERY_HEAD], lines, 1, style)
     yield ""
     for word, sentence in words.every_remark(result):
@@ -48,18 +50,17 @@ def _every(result: Comparison, style: Style) -> Iterator[RenderableType]:
 
 
 def _parts(result: Comparison, style: Style) -> Iterator[RenderableType]:
-    yield header(result)
-    yield ""
     yield from _every(result, style) if result.untried is not None else _sides(result, style)
-    yield from configuration(result)
+    yield from _basis(result, style)
     for note in result.notes:
         yield hanging(Text("note"), Text(plain(note, 400)), _MARGIN)
     yield Text(words.SPACES)
+    yield header(result)
 
 
 def _sides(result: Comparison, style: Style) -> Iterator[RenderableType]:
     main = result.effects[0]
-    yield Text(f"as configured against {plain(main.label, 200)}", style="bold" if style.color else "")
+    yield Text(words.verdict(main), style="bold" if style.color else "")
     yield ""
     yield from _effect(main)
     if result.advantages is not None and result.advantages.changed:
@@ -85,6 +86,14 @@ def _sides(result: Comparison, style: Style) -> Iterator[RenderableType]:
         yield from (Text(f"  {line}") for line in title.splitlines())
         yield _rows(head, lines)
         yield ""
+
+
+def _basis(result: Comparison, style: Style) -> Iterator[RenderableType]:
+    """What nobody stated and was assumed; with -v every option and its origin."""
+    if style.verbose:
+        yield from configuration(result)
+    else:
+        yield from (hanging(Text(title), Text(said), _MARGIN) for title, said in assumptions(result))
 
 
 def _title(title: str, style: Style) -> Text:

@@ -84,6 +84,27 @@ def advantages(total: Mapping[str, Measure]) -> str:
     return words
 
 
+def verdict(effect: Effect) -> str:
+    """Say in a sentence what a change does to advantages, gradient and loss."""
+    label, total = plain(effect.label, 200), effect.total
+    start = label[:1].upper() + label[1:] if label.startswith("without") else f"With {label},"
+    if not effect.differs:
+        return f"{start} nothing changes: the same advantages, gradient and loss."
+    said = []
+    if total["changed_rows"].value:
+        flips = f" ({shown(total['sign_flips'])} flip sign)" if total["sign_flips"].value else ""
+        said.append(f"{shown(total['changed_rows'])} of {shown(total['unmasked_rows'])} advantages change{flips}")
+    share = total["spurious_share_l1"].value
+    if share:
+        said.append(f"{shown(total['spurious_share_l1'])} of the log-prob gradient differs")
+    before, after = total["loss_before"].value, total["loss_after"].value
+    if before != after and before is not None and after is not None:
+        said.append(f"the mean loss goes from {number(before)} to {number(after)}")
+    if not said:
+        return f"{start} only logged metrics change: the same advantages, gradient and loss."
+    return f"{start} {', '.join(said[:-1])}{' and ' if said[1:] else ''}{said[-1]}."
+
+
 def baselines(total: Mapping[str, Measure]) -> str:
     """Describe the change of baselines in a sentence; empty if there is none."""
     if not total["drifted_rows"].value:

@@ -17,13 +17,38 @@ _INDENT = " " * 12
 def text(found: Identification, style: Style | None = None) -> str:
     """Return the identification as lines of text."""
     width = (style or Style()).width
-    lines: list[str] = []
+    lines = [verdict(found), ""]
     for stage in found.stages:
         lines += _stage_lines(stage)
     lines.append(f"{'recorded':<12}{_recorded(found)}")
     if not found.use and not found.nothing_identified:
         lines.append(f"{'use':<12}nothing: no options of one known trainer compute all of this")
     return "\n".join([*wrapped(lines, width), *_command(found.use, width)]) + "\n"
+
+
+def verdict(found: Identification) -> str:
+    """Say in a sentence what was identified, and how the recorded options do."""
+    if found.nothing_identified:
+        reasons = [stage.reason for stage in found.stages if stage.reason]
+        return f"Nothing was identified: {reasons[0] if reasons else 'no configuration reproduces the logged values'}."
+    names = _listed([stage.stage for stage in found.stages if stage.is_identified])
+    agreeing = _listed([stage.stage for stage in found.stages if stage.recorded == "agrees"])
+    if found.recorded == "agrees":
+        return f"The recorded options reproduce the logged {agreeing}."
+    contradicted = _listed([stage.stage for stage in found.stages if stage.recorded == "contradicts"])
+    start = f"The log contradicts the recorded options of {contradicted}. " if contradicted else ""
+    if found.use:
+        return f"{start}The options under `use` reproduce the logged {names}."
+    return f"{start}The formulas below reproduce the logged {names}; no single known trainer has all of them."
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Join names as in a sentence.
+
+    >>> _listed(["advantage", "kl", "loss"])
+    'advantage, kl and loss'
+    """
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def _command(words: Sequence[str], width: int) -> Iterator[str]:
@@ -73,10 +98,11 @@ def _belongs(one: IdentifiedClass) -> str:
 
 
 def _evidence(stage: Stage, one: IdentifiedClass) -> str:
-    words = f"{one.matched:,} of {stage.compared:,} values"
+    is_all = one.matched == stage.compared
+    words = f"reproduces {'all ' if is_all else f'{one.matched:,} of '}{stage.compared:,} logged values"
     if stage.distinct:
-        words += f", {stage.distinct:,} of them distinct, {stage.bits:.0f} bits each"
-    words += f", worst {one.worst:.2g} of their rounding" if one.matched == stage.compared else ""
+        words += f" ({stage.distinct:,} different ones, {stage.bits:.0f} bits of evidence each)"
+    words += f"; largest error {one.worst:.2g} of the rounding bound" if is_all else ""
     return words + (f"; {one.where}" if one.where else "")
 
 

@@ -9,18 +9,16 @@ from rich.text import Text
 from rolloutdoctor.results.comparison import OWN_NUMBERS, Numbers, Recomputed, RecomputedStep
 from rolloutdoctor.results.exact import mean
 from rolloutdoctor.views import structured
-from rolloutdoctor.views.layout import as_text, configuration, hanging, header, many, numbers
+from rolloutdoctor.views.layout import as_text, assumptions, configuration, hanging, header, many, numbers
 from rolloutdoctor.views.style import Style, plain
 
 
 def as_full(result: Recomputed, style: Style) -> str:
     """Render the means over the steps, logged beside recomputed."""
-    return as_text(_parts(result), style)
+    return as_text(_parts(result, style), style)
 
 
-def _parts(result: Recomputed) -> Iterator[RenderableType]:
-    yield header(result)
-    yield ""
+def _parts(result: Recomputed, style: Style) -> Iterator[RenderableType]:
     splits = dict.fromkeys(step.split for step in result.steps)
     for split in splits:
         steps = [step for step in result.steps if step.split == split]
@@ -36,9 +34,15 @@ def _parts(result: Recomputed) -> Iterator[RenderableType]:
     if result.fixes:
         yield hanging(Text("fixed"), Text(f"with {', '.join(result.fixes)}"), 11)
     yield ""
-    yield from configuration(result)
+    yield from configuration(result) if style.verbose else _assumed(result)
     for note in result.notes:
         yield hanging(Text("note"), Text(plain(note, 400)), 11)
+    yield header(result)
+
+
+def _assumed(result: Recomputed) -> Iterator[RenderableType]:
+    """What nobody stated."""
+    return (hanging(Text(title), Text(said), 11) for title, said in assumptions(result))
 
 
 def _lines(steps: list[RecomputedStep], fixed: bool) -> Iterator[list[str]]:

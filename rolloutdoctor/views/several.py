@@ -54,15 +54,16 @@ def total(found: Counter[str]) -> str:
     return f"{many(found.total(), 'run')}: {', '.join(words)}."
 
 
-def _codes(run: CheckedRun) -> str:
-    """Codes of the faults by severity."""
+def _words(run: CheckedRun) -> str:
+    """The headline of the worst fault, and the codes of the others."""
     if run.report is None:
         return plain(run.error, 300)
     parts = []
-    for severity in (Severity.ERROR, Severity.WARNING):
-        codes = [finding.code for finding in run.report.causes if finding.severity is severity]
-        if codes:
-            parts.append(f"{severity.label} {' '.join(codes)}")
+    faults = [finding for finding in run.report.causes if finding.severity >= Severity.WARNING]
+    if faults:
+        parts.append(f"{faults[0].code} {plain(faults[0].headline, 200)}")
+    if faults[1:]:
+        parts.append(f"also {', '.join(finding.code for finding in faults[1:])}")
     below = [one for one in run.report.findings if one.follows_from and one.severity >= Severity.WARNING]
     for cause in dict.fromkeys(one.follows_from for one in below):
         codes = [one.code for one in below if one.follows_from == cause]
@@ -97,7 +98,7 @@ def full(runs: Runs, names: Sequence[str], style: Style) -> Iterator[str]:
 def _line(run: CheckedRun, code: int, width: int, style: Style) -> RenderableType:
     kind = outcome(run)
     color = {"error": COLORS[Severity.ERROR], "warning": COLORS[Severity.WARNING], "unreadable": "bold red"}
-    words = Text.assemble((f"{kind:<11}", color.get(kind, "green") if style.color else ""), f"{code}  {_codes(run)}")
+    words = Text.assemble((f"{kind:<11}", color.get(kind, "green") if style.color else ""), f"{code}  {_words(run)}")
     name = plain(run.name, 60)
     return hanging(Text(name if len(name) < width else f"...{name[4 - width :]}"), words, width)
 
@@ -107,7 +108,7 @@ def concise(runs: Runs, names: Sequence[str], style: Style) -> Iterator[str]:
     found = Counter[str]()
     for run, code in runs:
         found[outcome(run)] += 1
-        line = f"{plain(run.name, 200)}: {outcome(run)} {code}: {_codes(run)}\n"
+        line = f"{plain(run.name, 200)}: {outcome(run)} {code}: {_words(run)}\n"
         yield line if style.unicode else line.encode("ascii", "replace").decode()
         del run
     yield total(found) + "\n"
@@ -119,7 +120,7 @@ def as_markdown(runs: Runs, names: Sequence[str], style: Style) -> Iterator[str]
     yield "| run | outcome | exit code | findings |\n| --- | --- | ---: | --- |\n"
     for run, code in runs:
         found[outcome(run)] += 1
-        line = f"| {inert(plain(run.name, 200))} | {outcome(run)} | {code} | {inert(_codes(run))} |\n"
+        line = f"| {inert(plain(run.name, 200))} | {outcome(run)} | {code} | {inert(_words(run))} |\n"
         yield line if style.unicode else line.encode("ascii", "xmlcharrefreplace").decode()
         del run
     yield f"\n{total(found)}\n"

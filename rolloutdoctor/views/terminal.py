@@ -1,6 +1,7 @@
-"""The report for a person at a terminal: the verdict, then each finding in four lines; everything with -v."""
+"""The report for a person at a terminal: the verdict, then each fault in five lines; everything with -v."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -24,6 +25,9 @@ _REASONS = 3
 _CODES = 12
 """Rules that are named by their codes; of more the number says enough."""
 
+_PLACES = 3
+"""Places of a finding that are named."""
+
 _SIGNS = {"error": ("✖", "x"), "warning": ("▲", "!"), "info": ("●", "i")}
 
 
@@ -46,7 +50,7 @@ def _parts(report: Report, style: Style) -> Iterator[RenderableType]:
 
 
 def _in_short(report: Report, style: Style) -> Iterator[RenderableType]:
-    """Every finding in four lines, or in one if it is information or follows from another; then the rest in short."""
+    """Every finding in five lines, or in one if it is information or follows from another; then the rest in short."""
     codes = [finding.code for finding in report.findings]
     for finding in report.findings:
         see = f"follows from {finding.follows_from}" if finding.follows_from else explanation(finding.code, codes)
@@ -55,7 +59,8 @@ def _in_short(report: Report, style: Style) -> Iterator[RenderableType]:
             continue
         yield _headline(finding, style)
         why = ("see", see) if see else ("why", finding.why)
-        yield _grid((why, ("evidence", finding.evidence), ("do", finding.advice)), style)
+        place = ("where", _in_brief(finding))
+        yield _grid((why, ("evidence", finding.evidence), place, ("do", finding.advice)), style)
     if report.findings:
         yield ""
     audit = audit_line(report.audit)
@@ -159,6 +164,17 @@ def _grid(rows: Iterable[tuple[str, str]], style: Style) -> RenderableType:
 def _places(finding: Finding) -> Iterator[str]:
     for place in finding.examples:
         yield where(place)
+
+
+def _in_brief(finding: Finding) -> str:
+    """Name the worst places, three at most; without places the steps, or the whole run."""
+    places = [where(replace(place, sample_id=None, note="")).rstrip(": ") for place in finding.examples]
+    if places:
+        return "; ".join(list(dict.fromkeys(places))[:_PLACES])
+    if finding.cause is not None and finding.cause.steps is not None:
+        first, last, count = finding.cause.steps
+        return f"step {first}" if count == 1 else f"{many(count, 'step')}, {first} to {last}"
+    return "the whole run" if finding.onset is None else f"from step {finding.onset:g} on"
 
 
 def _measures(finding: Finding, width: int) -> str:

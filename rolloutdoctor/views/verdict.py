@@ -25,8 +25,7 @@ def verdict(report: Report) -> str:
     if faults:
         return _of_faults(faults)
     if not tested:
-        first = report.skipped[0] if report.skipped else None
-        return f"Nothing could be checked: {'no rule applies' if first is None else f'{first.reason}; {first.remedy}'}."
+        return f"Nothing could be checked: {_untested(report)}."
     applicable = rules - len(report.not_applicable)
     if tested < (1 - _MOST_UNTESTED) * applicable:
         return f"No fault was found, but only {tested} of {applicable} rules that apply could be tested."
@@ -35,6 +34,19 @@ def verdict(report: Report) -> str:
         return "Healthy: no fault was found. No logged value could be compared with the rows."
     return (
         f"Healthy: {many(compared, 'logged value')} are reproduced by the rows and the options, and no fault was found."
+    )
+
+
+def _untested(report: Report) -> str:
+    """Say why no rule ran."""
+    if not report.skipped:
+        return "no rule applies"
+    first = report.skipped[0]
+    if report.input.rows or report.vitals or not report.input.steps:
+        return f"{first.reason}; {first.remedy}"
+    return (
+        "there are no rollouts, and no logged metric has a name that is known here (`rolloutdoctor metrics` lists the "
+        "known ones)"
     )
 
 

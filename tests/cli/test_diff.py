@@ -25,7 +25,7 @@ def test_both_sides_and_what_moved(rolloutdoctor, run):
     found = rolloutdoctor("diff", run, "--fix", "zero-std")
     assert (found.returncode, found.stderr) == (0, "")
     for words in (
-        "as configured against zero-std:loss",
+        "With zero-std:loss, ",
         "none of 3 unmasked rows changes",
         "KL loss",
         "-25 %",
@@ -201,7 +201,7 @@ def test_the_settings_file_gives_defaults(rolloutdoctor, run, tmp_path):
     found = rolloutdoctor("diff", run, "--fix", "zero-std", cwd=tmp_path)
     assert json.loads(found.stdout)["trainer"]["config"]["beta"]["value"] == 0.25
     (tmp_path / "rolloutdoctor.toml").write_text('format = "junit"\n')
-    assert "as configured against" in rolloutdoctor("diff", run, "--fix", "zero-std", cwd=tmp_path).stdout
+    assert "With zero-std:loss, " in rolloutdoctor("diff", run, "--fix", "zero-std", cwd=tmp_path).stdout
 
 
 @pytest.mark.slow

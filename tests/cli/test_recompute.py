@@ -72,7 +72,6 @@ def test_samples_reproduce_what_was_logged(rolloutdoctor, sample):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ([], "name a file with -o OUT.parquet"),
         (["--logits", "--format", "json"], "--logits adds a column to the file"),
         (["-o", "nowhere/out.parquet"], "there is no folder"),
         (["-o", "out.parquet", "--fix", "zero-sdt"], "did you mean 'zero-std'?"),

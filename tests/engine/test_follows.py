@@ -170,7 +170,7 @@ def of_other_advantages(trainer, *, is_used):
 def test_a_loss_made_of_the_logged_advantages_is_no_second_error(trainer):
     found = {one.code: one for one in of_other_advantages(trainer, is_used=True).findings}
     assert found["RDA004"].follows_from is None
-    assert re.search("the update used them: .*loss", found["RDA004"].message)
+    assert re.search("the update used the logged advantages: .*loss", found["RDA004"].message)
     assert not {"RDG005", "RDM004"} & found.keys()
 
 

@@ -146,7 +146,7 @@ def test_an_option_that_was_assumed_is_asked_for_and_not_refuted(tmp_path):
     assert {one.code: f"{one.reason}: {one.remedy}" for one in report.skipped}["RDI014"] == asked
     with open_any([str(tmp_path / "run")], trainer=None, options=ConvertOptions(), tell=lambda text: None) as run:
         stated = check(run, CheckOptions(layers=[Layer("--set", {"beta": 0})], rules=pick(["RDI014"], [])))
-    assert stated.findings[0].headline == "the log refutes beta = 0"
+    assert stated.findings[0].headline == "the log contradicts the option beta = 0"
 
 
 def test_an_option_that_a_metric_shows_is_taken_from_it(tmp_path):
@@ -188,7 +188,9 @@ def test_constant_rewards_follow_from_every_weighting(tmp_path):
     assert set(Counter(row["group_id"] for row in rows).values()) == {4}
     (found,) = (one for one in findings(tmp_path / "a" / "completions").findings if one.code == "RDA011")
     assert found.severity is Severity.ERROR
-    assert found.headline == "all 12 groups have equal rewards: no response is preferred to another"
+    assert (
+        found.headline == "all 12 groups are zero-variance: every reward in a group is equal, so every advantage is 0"
+    )
     # Seven groups may be chance.
     (few,) = (one for one in findings(constant(tmp_path / "b", files=1)).findings if one.code == "RDA011")
     assert few.severity is Severity.INFO

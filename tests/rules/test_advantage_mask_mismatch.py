@@ -65,7 +65,7 @@ def test_rows_that_are_zero_as_a_whole():
     # Nothing but the reward says that the first row has an advantage of 2.
     finding = found_in(batch([[0, 0, 0, 0], [-1, -1], [-1, 0, 0]]))
     assert (finding.severity, values(finding)["dead_rows"]) == (Severity.ERROR, 1)
-    assert "3 trained tokens (50 %) have an advantage of 0" in finding.message
+    assert "3 trained tokens (50 %) have advantage 0" in finding.message
 
 
 def test_different_advantages_in_a_row():

@@ -33,10 +33,10 @@ def outcome(report):
 def test_every_completion_of_a_trl_log(tmp_path):
     found, value = only(report_of(trainer_state(tmp_path, *[CUT] * 6)), "RDI012")
     assert (found.severity.label, found.verdict) == ("error", "confirmed")
-    assert found.headline == "every response of 6 steps is cut off at 256 tokens, 6 steps without reward variance"
+    assert found.headline == "every response in 6 steps is truncated at 256 tokens, 6 steps without reward variance"
     assert value["truncated_windows"] == 6
     assert value["reward_free_share"] == 1
-    assert found.examples[0].note == "100 % of the responses cut off"
+    assert found.examples[0].note == "100 % of the responses truncated"
 
 
 def test_windows_are_called_windows(tmp_path):
@@ -46,7 +46,7 @@ def test_windows_are_called_windows(tmp_path):
         entry["step"] *= 5
     path.write_text(json.dumps(body | {"logging_steps": 5}))
     found, _ = only(report_of(path), "RDI012")
-    assert "every response of 4 windows of 5 steps is cut off" in found.headline
+    assert "every response in 4 windows of 5 steps is truncated" in found.headline
 
 
 def test_one_finished_response_is_no_error(tmp_path):
@@ -106,7 +106,7 @@ def test_a_verl_log_without_its_estimator(tmp_path):
     assert found.severity.label == "error"
     # Its ratio counts the padded width: another cap leaves it at 0.
     (skipped,) = [one for one in report_of(verl_log(tmp_path, 0.0)).skipped if one.code == "RDI012"]
-    assert "another cap" in skipped.reason
+    assert "another length limit" in skipped.reason
     assert outcome(report_of(verl_log(tmp_path, 0.0, least=80.0))) == "clean"
 
 

@@ -129,7 +129,7 @@ DIFFERENT = toy_batch([[1, 0], [0, 1]], ref=-1.5)
             "RDG001",
             toy_batch([[1], [0]], ref=-1.5),
             {"trainer": "trl", "beta": 0.1},
-            "there is no training group of two or more",
+            "no training group has two or more responses",
         ),
         (
             "RDG001",
@@ -141,7 +141,7 @@ DIFFERENT = toy_batch([[1, 0], [0, 1]], ref=-1.5)
             "RDG004",
             DIFFERENT,
             {"trainer": "trl", "beta": 0.1, "logged": {"loss": 0.1, "kl": 0.1}},
-            "the rows give the loss exactly, so RDG002 covers it",
+            "with rollouts RDG002 tests this exactly",
         ),
         (
             "RDG004",
@@ -186,13 +186,13 @@ def test_one_baseline_for_each_token_is_not_tested():
         adv_estimator="optimal_token_baseline",
         select=["RDA001"],
     ).skipped
-    assert "a group baseline for each token" in skipped.reason
+    assert "a group baseline per token" in skipped.reason
 
 
 def test_nothing_to_look_at():
     batch = dataclasses.replace(toy_batch([[1, 0]], policy=None), per_row={})
     (skipped,) = report_on(batch, trainer=None, select=["RDI001"]).skipped
-    assert skipped.reason == "there is no column of rewards, advantages or log-probs"
+    assert skipped.reason == "no column holds rewards, advantages or log-probs"
 
 
 @pytest.mark.parametrize("name", TRAINERS)

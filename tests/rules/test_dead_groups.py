@@ -56,7 +56,7 @@ def test_prompts_that_are_always_dead():
 
     found = find([step(0, [[1, 1], [0, 0], [1, 0]]), step(1, [[1, 1], [0, 1], [1, 0]])])
     assert values(found)["always_dead_share"] == pytest.approx(1 / 3)
-    assert "1 of 3 recurring prompts were dead each time" in found.message
+    assert "1 of 3 recurring prompts were zero-variance every time" in found.message
 
 
 def test_a_prompt_with_one_live_group_is_not_dead():

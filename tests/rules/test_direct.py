@@ -124,13 +124,13 @@ def test_one_baseline_where_groups_differ_in_size():
     made = toy_batch(rewards, per_row={"advantage": (flat - flat.mean()).tolist()})
     finding = only("RDI003", made, **plain)
     assert (finding.severity, finding.verdict) == (Severity.ERROR, "confirmed")
-    assert finding.headline == "one baseline for all prompts in 1 step of 1"
+    assert finding.headline == "one baseline over all prompts of the batch in 1 step of 1"
     assert only("RDI003", toy_batch(rewards), **plain).verdict == "exposed"
     # Groups of one size; advantages of a run whose file lacks a row; a trainer that groups by id.
     assert only("RDI003", toy_batch([[1.0, 0.0], [1.0, 1.0]]), **plain) is None
     own = toy_batch(rewards, per_row={"advantage": [2 / 3, -1 / 3, -1 / 3, 0.0, 0.0]})
     finding = only("RDI003", own, **plain)
-    assert finding is None or "one baseline for all prompts" not in finding.headline
+    assert finding is None or "one baseline over all prompts" not in finding.headline
     assert only("RDI003", toy_batch(rewards), trainer="trl", scale_rewards="none") is None
 
 
@@ -154,7 +154,7 @@ def test_truncated_responses_that_an_option_masks(mask, statuses, options, fires
     assert (finding is not None) == fires
     if finding is not None:
         assert (finding.severity, finding.verdict) == (Severity.ERROR, "confirmed")
-        assert "refute mask_truncated_completions = true" in finding.headline
+        assert "mask_truncated_completions = true had no effect" in finding.headline
     assert only("RDI014", batch, **VERL) is None
 
 
@@ -189,7 +189,7 @@ def test_the_reference_is_one_token_off_in_some_steps(options):
 def test_the_reference_is_one_token_off(trainer):
     finding = only("RDI008", moved(run(2, noise=0.05), 1), trainer=trainer)
     assert (finding.severity, finding.verdict) == (Severity.ERROR, "confirmed")
-    assert "log-probs of reference and policy are one token apart" in finding.headline
+    assert "log-probs of reference and policy are shifted by one token" in finding.headline
     assert values(finding)["reference_late_rows"] >= 0.9 * values(finding)["reference_varying_rows"]
     assert "with the reference's late" in finding.examples[0].note
 
@@ -202,7 +202,7 @@ def test_old_log_probs_one_token_off_are_no_noise_in_the_ratio():
         per_row = {**batch.per_row, "optim_step_id": torch.zeros(len(batch), dtype=torch.int64)}
         steps.append(replace(batch, per_row=per_row, per_token={**batch.per_token, "old_log_probs": old_T}))
     found = {one.code: one for one in report_on(steps, select=["RDI008", "RDO006"], **ONCE).findings}
-    assert "log-probs of old policy and policy are one token apart" in found["RDI008"].headline
+    assert "log-probs of old policy and policy are shifted by one token" in found["RDI008"].headline
     assert found["RDO006"].follows_from == "RDI008"
 
 

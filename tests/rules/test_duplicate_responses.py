@@ -152,10 +152,10 @@ def test_clean_and_skipped():
     # Copies, and nothing that says how likely they are.
     many = batch_of(["aabcdefg"], column=None)
     (skipped,) = report_on(many, trainer=None, select=["RDI009"]).skipped
-    assert "no log-probs say how likely" in skipped.reason
+    assert "without log-probs its probability is unknown" in skipped.reason
     found = find(batch_of(["aaab"], column=None))
     assert found.severity.label == "info"
-    assert "no log-probs" in found.evidence
+    assert "without log-probs" in found.evidence
 
 
 def test_text_does_as_well():
@@ -205,7 +205,7 @@ def test_a_prefix_that_two_responses_share():
     assert (found.severity.label, found.verdict) == ("warning", "exposed")
     value = values(found)
     assert (value["impossible_prefixes"], value["longest_prefix"], value["impossible_copies"]) == (4, 64, 0)
-    assert found.examples[0].note == "begins as another response of its prompt"
+    assert found.examples[0].note == "begins like another response to its prompt"
     assert find(branched(40)) is None
     severe = find(branched(99, alike=True))
     assert values(severe)["impossible_prefixes"] == 12

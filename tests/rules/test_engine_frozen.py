@@ -120,7 +120,7 @@ def with_reference(policy, steps, versions=None):
 def test_a_sampler_that_is_the_reference(noise):
     policy = model(noise=noise, rate=0.1, length=16)
     finding = found_in(with_reference(policy, 6, lambda step, row: 0))
-    assert finding.headline.startswith("the sampler is the reference")
+    assert finding.headline.startswith("the sampler still runs the reference weights")
     assert (finding.severity, finding.verdict) == (Severity.WARNING, "exposed")
     for made in (with_reference(policy, 6), with_reference(replace(policy, rate=0.0), 6, lambda step, row: 0)):
         assert outcomes(report_on(made, trainer=None, select=[CODE])) == {CODE: "skipped"}
@@ -147,10 +147,10 @@ def test_no_verdict():
     assert skipped.remedy == "widen --steps to where prompts recur"
     alone = run(model(), 12, prompts=tuple(range(20)), group=1)
     (skipped,) = report_on(alone, trainer=None, select=[CODE]).skipped
-    assert skipped.reason.startswith("no two siblings begin with the same token")
+    assert skipped.reason.startswith("no two responses of a group begin with the same token")
     nameless = [replace(one, per_row={"reward": one.per_row["reward"]}) for one in run(model(), 3)]
     (skipped,) = report_on(nameless, trainer=None, select=[CODE]).skipped
-    assert skipped.reason == "nothing says which prompt a row answers"
+    assert skipped.reason == "no column shows which prompt a row answers"
 
 
 def test_what_is_not_known_does_not_count():

@@ -64,4 +64,4 @@ def test_skipped():
     assert "response_ids, status" in skipped.reason
     cut = rows([[5, 6, 7]] * 10, [[1, 1, 1]] * 10, ["length"] * 10)
     (skipped,) = report_on(cut, trainer=None, select=[CODE]).skipped
-    assert "no row was stopped" in skipped.reason
+    assert "no response stopped" in skipped.reason

@@ -232,7 +232,7 @@ def test_nothing_logged_is_skipped(trainer, options, names):
 def test_options_and_version_expose_it_without_a_logged_kl():
     found = found_by(CODE, rows(), kl_coef=0.25, **PPO)
     assert (found.severity, found.verdict) == (Severity.WARNING, "exposed")
-    assert found.headline == "slime 0.3.1 logs 0.0625 as its KL, which is 0.25"
+    assert found.headline == "slime 0.3.1 logs 0.0625 as KL; the real KL is 0.25"
     assert values(found)["recomputed"] == 0.25
     assert values(found)["logged"] is None
     # The release that is only assumed, the next one, another estimator, and rows where both are the same.

@@ -58,7 +58,7 @@ def test_a_filled_tail():
     steps = run(3, filled_tail=4, fill=-0.37)
     finding = found(steps)
     assert finding.severity == Severity.WARNING
-    assert "end with equal log-probs of the sampler" in finding.message
+    assert "end with equal sampler log-probs" in finding.message
     assert values(finding)["tokens"] == 0
 
 
@@ -70,7 +70,7 @@ def test_the_trainer_has_them():
 
 def test_every_log_prob_is_zero():
     finding = found(run(2, filled=1.0))
-    assert "greedy sampling, or log-probs never recorded" in finding.evidence
+    assert "greedy sampling, or log-probs were never recorded" in finding.evidence
 
 
 def test_two_tokens_are_not_enough():

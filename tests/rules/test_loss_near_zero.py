@@ -59,7 +59,7 @@ def test_healthy_zero():
         abs=1e-12,
     )
     assert (found.severity, found.verdict, found.fix) == (Severity.INFO, "exposed", None)
-    assert found.advice.startswith("no action: on-policy the surrogate is near 0")
+    assert found.advice.startswith("no action: on-policy the surrogate loss is near 0")
     assert found.examples[0].note == "gradient 0.4 (L1)"
 
 
@@ -120,7 +120,7 @@ def test_a_lone_dead_step_without_a_kl_term_is_information():
 def test_steps_whose_gradient_is_the_kl_term_are_counted():
     steps = [toy_batch([[1, 0]], ref=-1.02), toy_batch([[1, 1]], ref=-1.02, step=1)]
     found = found_by(CODE, steps, **TRL, beta=0.1)
-    assert found.headline == "|loss| < 0.001 in 2 steps: 2 with a gradient (1 of them KL only), 0 without"
+    assert found.headline == "|loss| < 0.001 in 2 steps: 2 with a nonzero gradient (1 of them KL only), 0 with none"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_steps_whose_gradient_is_the_kl_term_are_counted():
 def test_an_advantage_of_a_masked_response_is_no_policy_gradient(options):
     batch = toy_batch([[1, 0], [1, 1]], mask=[[0, 0], [0, 0], [1, 1], [1, 1]], ref=-1.02, values=1.0)
     found = found_by(CODE, batch, **options)
-    assert found.headline == "|loss| < 0.001 in 1 step: 1 with a gradient (1 of them KL only), 0 without"
+    assert found.headline == "|loss| < 0.001 in 1 step: 1 with a nonzero gradient (1 of them KL only), 0 with none"
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_run_and_steps():
     found = found_by(CODE, batches, **TRL)
     assert [row["grad_l1"] for row in found.per_step] == [pytest.approx(0.5), None]
     assert values(found)["grad_l1"] == pytest.approx(0.5)
-    assert found.headline == "|loss| < 0.001 in 1 step: 1 with a gradient, 0 without"
+    assert found.headline == "|loss| < 0.001 in 1 step: 1 with a nonzero gradient, 0 with none"
 
 
 def test_mean_over_the_steps_in_question():

@@ -45,7 +45,7 @@ def test_a_row_without_any_log_prob_says_nothing():
 def test_an_appended_last_token_is_information():
     found = find(toy_batch([[1, 0]], rollout=[[-1, -1, -1, NAN]] * 2))
     assert (found.severity.label, found.verdict) == ("info", "confirmed")
-    assert "the trainer appended it" in found.message
+    assert "the trainer probably appended it" in found.message
 
 
 @pytest.mark.parametrize(("low", "length", "fires"), [(-13, 3, True), (-13, 2, False), (-11, 3, False)])
@@ -121,7 +121,7 @@ def test_padding_that_a_file_cannot_hold_is_never_clean():
     assert outcomes(report_on(said, trainer=None, select=[CODE])) == {CODE: "clean"}
     for batch in (toy_batch([[1, 0]]), toy_batch([[1, 0]], per_row={"trained_beyond": [-1, -1]})):
         (skipped,) = report_on(batch, trainer=None, select=[CODE]).skipped
-        assert "whether padding past them is trained" in skipped.reason
+        assert "whether padding after them is trained" in skipped.reason
     # One more token would change the loss that is logged.
     loss = {"trainer": "trl", "scale_rewards": "none", "loss_type": "dapo", "select": [CODE]}
     for logged, end in ((-0.1, "clean"), (-0.05, "skipped")):
@@ -180,7 +180,7 @@ def test_a_template_that_all_responses_of_a_group_have():
     found = find(conversation(low=-15.1))
     assert (found.severity.label, found.verdict) == ("warning", "exposed")
     assert values(found)["common_tokens"] == 3 * 16
-    assert "at one place" in found.headline
+    assert "at one position" in found.headline
     # 14.9: 39.6.
     assert find(conversation(low=-14.9)) is None
     # In groups of sixteen rows each needs less.

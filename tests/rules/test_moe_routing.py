@@ -21,13 +21,13 @@ def test_a_hint(steps, rerouted, severity):
     finding, other = report(run(steps, rerouted=rerouted), select=(CODE, "RDO001")).findings
     assert (finding.severity, finding.verdict) == (Severity[severity], "exposed")
     assert (other.code, other.severity, other.follows_from) == ("RDO001", Severity[severity], CODE)
-    assert "a hint alone" in finding.evidence
+    assert "only a hint" in finding.evidence
     assert values(finding)["burst_ratio"] > (2 if rerouted < 0.2 else 1.25)
 
 
 def test_no_hint_is_no_verdict():
     (skipped,) = report(run(3, noise=0.1)).skipped
-    assert "does not say that routes agree" in skipped.reason
+    assert "does not prove that the routes agree" in skipped.reason
 
 
 def test_stamps_leave_rows_of_other_versions_out():

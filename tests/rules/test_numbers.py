@@ -170,7 +170,7 @@ def test_a_few_steps_say_nothing(code):
 
 @pytest.mark.parametrize("code", ["RDT003", "RDO012"])
 def test_what_is_not_logged_is_not_measured(code):
-    assert f"{code} skipped: no metric that is known here" in diagnose_log(code, reward=FLAT)
+    assert f"{code} skipped: no known metric of this log" in diagnose_log(code, reward=FLAT)
 
 
 def test_what_began_first_is_said_first(tmp_path):
@@ -321,7 +321,7 @@ def test_memory_of_noise_is_measured_on_a_trend(kept):
 
 
 ONE_REWARD = {
-    "fell to its lowest": (FLAT[:20] + [-1.0] * 40, "check the reward function on responses of step 21"),
+    "fell to its lowest": (FLAT[:20] + [-1.0] * 40, "run the reward function on responses of step 21"),
     "rose to its highest": (FLAT[:20] + [2.0] * 40, "the prompts are solved"),
     "was one from the start": ([0.5] * STEPS, "check by hand whether 0.5 is the right reward"),
 }
@@ -334,5 +334,8 @@ def test_what_to_do_about_equal_rewards_goes_by_the_reward(case, tmp_path):
     shares = [0.1] * since + [1.0] * (STEPS - since)
     path = log_file(tmp_path / "trainer_state.json", reward=rewards, frac_reward_zero_std=shares)
     (found,) = rd.check(path, select=["RDT001"]).findings
-    assert found.headline == f"every reward is {rewards[-1]:g} since step {since + 1}, so that no group has a spread"
+    assert (
+        found.headline == f"every reward is {rewards[-1]:g} since step {since + 1}, so every group is zero-variance "
+        "and every advantage is 0"
+    )
     assert found.advice.startswith(advice)

@@ -22,7 +22,7 @@ def test_steps_count_as_lost_where_rows_are():
     assert values(found) == NOTHING | {"lost_rows": 12, "lost_steps": 2, "mixed_rows": 2, "repeated_rows": 3}
     assert (found.severity, found.verdict) == (Severity.WARNING, "confirmed")
     assert found.headline == (
-        "12 training rows of 2 steps overwritten by an evaluation, 2 evaluation rows among training rows, "
+        "an evaluation overwrote 12 training rows of 2 steps, 2 evaluation rows among training rows, "
         "3 rows duplicated in later files"
     )
     assert [(one.step, one.weight) for one in found.examples] == [(0, 8.0), (2, 4.0), (1, 2.0)]

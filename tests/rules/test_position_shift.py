@@ -140,6 +140,6 @@ def test_steps_in_which_padding_alone_decides(jump, at, fires):
     report = report_on(small(jump, at), trainer=None, select=[CODE])
     assert bool(report.findings) == fires
     if fires:
-        assert report.findings[0].headline.endswith(f"in all others, in {len(at)} steps of 6")
+        assert report.findings[0].headline.endswith(f"padded, in {len(at)} steps of 6")
     else:
         assert [one.code for one in report.skipped] == [CODE]

@@ -61,19 +61,19 @@ def test_the_reference_is_the_policy():
     # It follows the policy from step 3 on.
     finding = found_in(run([0.1, 0.1, 0.1, 0, 0, 0, 0]))
     assert (finding.severity, finding.verdict) == (Severity.WARNING, "confirmed")
-    assert finding.headline == "the reference is the policy, bit by bit, in 4 steps from step 3"
+    assert finding.headline == "reference and policy are bit-identical in 4 steps from step 3"
 
 
 def test_it_is_the_policy_from_the_start():
     # What was logged before the update is not what is there at the loss: the policy moves.
     finding = found_in(run([0.0] * 7, old=[-1.1] * 7))
-    assert finding.headline == "the reference is the policy, bit by bit, in 6 steps from step 1"
+    assert finding.headline == "reference and policy are bit-identical in 6 steps from step 1"
 
 
 def test_it_is_the_policy_at_one_step():
     # Synced once and gone from again; 80 tokens of which all differed before.
     steps = long_steps(lambda step, place: np.full(80, 0.0 if step == 4 else -0.1))
-    assert found_in(steps).headline == "the reference is the policy, bit by bit, in 1 step from step 4"
+    assert found_in(steps).headline == "reference and policy are bit-identical in 1 step from step 4"
     # Where three of four tokens were equal by rounding before, that all of them are is no evidence.
     steps = long_steps(lambda step, place: np.where((step == 4) | (place % 4 > 0), 0.0, -1e-6))
     assert found_in(steps) is None
@@ -99,9 +99,9 @@ def test_it_is_the_policy_in_all_steps(logged, verdict):
     report = report_on(run([0.0] * 8), trainer="trl", select=[CODE], logged=logged)
     assert [finding.verdict for finding in report.findings] == ([verdict] if verdict else [])
     if verdict is None:
-        assert "the policy does not move" in report.skipped[0].reason
+        assert "the policy does not change" in report.skipped[0].reason
     else:
-        assert report.findings[0].headline == "the reference is the policy, bit by bit, in all of 8 steps"
+        assert report.findings[0].headline == "reference and policy are bit-identical in all 8 steps"
 
 
 def test_a_schedule_is_information():
@@ -186,7 +186,9 @@ def test_a_reference_that_is_the_policy_is_so_on_every_token(monkeypatch):
     def apart(step, place, elsewhere):
         return np.where((step < 4) | (place == 77), -0.1 if step < 4 else elsewhere, 0.0)
 
-    assert found_in(long_steps(lambda step, place: apart(step, place, 0.0))).headline.startswith("the reference is the")
+    assert found_in(long_steps(lambda step, place: apart(step, place, 0.0))).headline.startswith(
+        "reference and policy are bit-identical"
+    )
     for elsewhere, masked, is_equal in (
         (-0.1, (), False),
         (-0.1, (77,), True),

@@ -109,7 +109,7 @@ def test_clean_if_logged_advantages_show_that_live_rows_vote(wobble):
 def test_exposed_if_logged_advantages_fit_neither(logged):
     found = found_by(CODE, batch(per_row={"advantage": logged}), **RLOO)
     assert (found.severity, found.verdict) == (Severity.WARNING, "exposed")
-    assert "the options given are not those of this run" in found.evidence
+    assert "the options do not match this run" in found.evidence
 
 
 def test_unknown_advantages_do_not_decide():

@@ -32,7 +32,7 @@ def find(order, epochs=None, batches=None):
 def test_a_data_loader_that_started_over():
     found = find("abcdefabcdghi")
     assert (found.severity.label, found.verdict) == ("warning", "exposed")
-    assert found.headline == "steps 6 to 9 have the prompts of steps 0 to 3, and other prompts follow"
+    assert found.headline == "steps 6 to 9 repeat the prompts of steps 0 to 3, and other prompts follow"
     value = values(found)
     assert (value["repeated_steps"], value["first_repeated"], value["source"]) == (4, 6, 0)
     assert value["different_share"] == pytest.approx(9 / 13)
@@ -42,7 +42,7 @@ def test_two_steps_within_an_epoch_are_information():
     order, epochs = "abcdabefgh", [step / 40 for step in range(10)]
     found = find(order, epochs)
     assert (found.severity.label, found.verdict) == ("info", "exposed")
-    assert found.headline.startswith("steps 4 to 5 have the prompts of steps 0 to 1, 0.1 epochs later")
+    assert found.headline.startswith("steps 4 to 5 repeat the prompts of steps 0 to 1, 0.1 epochs later")
     # A generation that is gone over twice, two steps of another epoch, and an epoch that nobody logged.
     assert find("ababcdefgh", epochs) is None
     assert find(order, [step / 4 for step in range(10)]) is None

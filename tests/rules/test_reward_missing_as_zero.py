@@ -61,7 +61,7 @@ def test_status(status):
 def test_confirmed_by_logged_advantages():
     finding = found_in(batch(per_row={"advantage": AS_ZERO}))
     assert (finding.severity, finding.verdict) == (Severity.ERROR, "confirmed")
-    assert "3 logged advantages match rewards of 0, and 0 match without these rows" in finding.evidence
+    assert "3 logged advantages match a reward of 0 and 0 match a baseline without these rows" in finding.evidence
 
 
 def test_the_trainer_leaves_them_out():

@@ -68,7 +68,8 @@ def test_a_reward_for_length_belongs_to_its_row(words):
     assert (finding.severity, finding.verdict) == (Severity.WARNING, "exposed")
     broken = int((value[ORDERS[words]] != value).sum())
     assert finding.headline[0].lower() + finding.headline[1:] == (
-        f"{words}: {broken} rows of {ROWS} break that reward is a function of the response's length"
+        f"{words}: {broken} rows of {ROWS} break the rule that reward is a function of the response's "
+        "length; in the right order none do"
     )
     assert {name: one.value for name, one in finding.measures.items() if name.startswith("rows")} == {
         "rows_tested": ROWS,
@@ -128,7 +129,7 @@ def test_equal_responses_have_equal_rewards():
     assert outcome(steps_of_copies(None)) == "clean"
     finding = outcome(steps_of_copies(LATE))
     assert "every row has the reward of the row before it" in finding.headline.lower()
-    assert "break that equal responses to one prompt have equal reward" in finding.headline
+    assert "break the rule that identical responses to one prompt have equal reward" in finding.headline
 
 
 def test_a_judge_that_changes_its_mind_has_the_rewards_of_its_rows():
@@ -141,8 +142,8 @@ def test_equal_responses_that_agree_by_chance():
     order = np.random.default_rng(5).permuted(order, axis=1).ravel()
     finding = outcome(steps_of_copies(order, steps=12))
     assert (finding.severity, finding.verdict) == (Severity.WARNING, "exposed")
-    assert "agree no better than different ones" in finding.message
-    assert "the reward cannot distinguish responses to a prompt" in finding.advice
+    assert "no less often than different responses" in finding.message
+    assert "the reward does not depend on the response" in finding.advice
     # Too few to say so.
     assert outcome(steps_of_copies(order, steps=1)) == "skipped"
 
@@ -160,7 +161,7 @@ def truncated(order, *, right=0.0):
 
 def test_truncated_responses_have_the_lowest_reward():
     finding = outcome(truncated(LATE))
-    assert "break that truncated responses have the lowest reward" in finding.headline
+    assert "break the rule that truncated responses have the lowest reward" in finding.headline
     # Some that were cut off are right all the same.
     assert outcome(truncated(None, right=0.2)) == "skipped"
     assert outcome(truncated(LATE, right=0.2)) == "skipped"
@@ -193,4 +194,4 @@ def test_places_are_the_logged_values_or_the_rows():
     assert first.note.startswith("advantages: logged ")
     rows = outcome(batch(soft_overlong(lengths_of(0)), order=LATE)).examples
     assert rows[0].group_id == "g0"
-    assert {one.note for one in rows} == {"breaks that reward is a function of the response's length"}
+    assert {one.note for one in rows} == {"breaks the rule that reward is a function of the response's length"}

@@ -60,7 +60,7 @@ def test_confident_disagreement(spoilt):
 def test_equal_log_probs_are_no_finding():
     report = report_on(toy_batch([[1, 0]], rollout=-1.0), trainer=None, select=[CODE])
     (one,) = report.not_applicable
-    assert "bit by bit" in one.reason
+    assert "bit-identical" in one.reason
 
 
 def test_two_places_are_not_enough():
@@ -121,7 +121,7 @@ def others_of(steps, share, size):
 def test_rows_of_other_log_probs():
     finding = found(others_of(run(3, noise=0.02, entropy="high"), 0.1, 0.3))
     assert (finding.severity, finding.verdict) == (Severity.WARNING, "exposed")
-    assert "sampled rows of 384, and agree elsewhere" in finding.headline
+    assert "sampled rows of 384 and agree in all others" in finding.headline
     assert values(finding)["rows_apart"] == pytest.approx(38, abs=12)
 
 
@@ -138,4 +138,4 @@ def test_rows_of_other_log_probs():
 )
 def test_rows_that_are_not_apart(batches):
     finding = found(batches())
-    assert "agree elsewhere" not in finding.headline
+    assert "agree in all others" not in finding.headline

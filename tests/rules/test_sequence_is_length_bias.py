@@ -37,7 +37,7 @@ def test_long_responses_are_rejected():
     assert measures["kept_shortest_share"] - measures["kept_longest_share"] >= 0.1
     assert measures["longest_gap"] == pytest.approx(measures["shortest_gap"], rel=0.05)
     assert measures["length_correlation"] > 0.2
-    assert "bounds of the configuration: 0 to 3" in finding.evidence
+    assert "configured bounds: 0 to 3" in finding.evidence
 
 
 @pytest.mark.parametrize(("off", "verdict"), [(0.0, "confirmed"), (0.1, "exposed")])
@@ -48,7 +48,7 @@ def test_logged_metrics_of_the_weights_confirm_it(off, verdict):
     logged = [{name: float(each_T.mean()) * (1 + off)} for each_T in apart]
     finding = found(steps, logged=logged)
     assert finding.verdict == verdict
-    assert ("3 logged metrics of the weights are reproduced" in finding.evidence) == (not off)
+    assert ("these rows reproduce all 3 logged weight metrics" in finding.evidence) == (not off)
 
 
 @pytest.mark.parametrize(("steps", "fires"), [(4, False), (5, True)])
@@ -76,7 +76,7 @@ def test_mild_noise_is_information():
 def test_the_mismatch_itself_grows():
     finding = found([batch(seed, growth=6.0, step=seed) for seed in range(3)])
     assert finding.severity == Severity.INFO
-    assert "the mismatch itself is larger" in finding.message
+    assert "the mismatch per token is larger" in finding.message
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def own(step, row):
 def test_the_sampler_loses_the_weights_at_the_first_update():
     finding = found_in(gaps([0.015, 0.201, 0.2, 0.21, 0.22]))
     assert (finding.severity, finding.verdict) == (Severity.WARNING, "exposed")
-    assert finding.headline == "the gap to the sampler rises from 0.0146 to 0.203 at step 1 and stays"
+    assert finding.headline == "the sampler mismatch rises from 0.0146 to 0.203 nats at step 1 and stays"
     assert values(finding)["onset_step"] == 1
     assert values(finding)["gap_mean"] == pytest.approx((0.015 + 0.201 + 0.2 + 0.21 + 0.22) / 5, rel=1e-5)
 
@@ -63,17 +63,17 @@ def test_the_sampler_loses_the_weights_at_the_first_update():
 def test_a_sampler_that_never_follows(rate):
     finding = found_in(run_of(Policy(rate=rate), 14, versions=lambda step, row: 0))
     assert finding.severity == Severity.WARNING
-    assert "the gap to the sampler grows over the run" in finding.headline
+    assert "the sampler mismatch grows over the run" in finding.headline
 
 
 def test_a_sampler_that_stops_following():
     finding = found_in(run_of(FAST, 14, versions=lambda step, row: min(step, 5)))
-    assert finding.headline.endswith("is twice what it was from step 6 on")
+    assert finding.headline.endswith("has doubled by step 6")
 
 
 def test_growth_in_order_takes_five_steps():
     finding = found_in(gaps([0.02, 0.05, 0.08, 0.11, 0.14]))
-    assert finding.headline.startswith("the gap to the sampler grows over the run, from 0.0215 to 0.141")
+    assert finding.headline.startswith("the sampler mismatch grows over the run, from 0.0215 to 0.141")
     for sizes in ([0.02, 0.05, 0.08, 0.14], [0.02, 0.05, 0.11, 0.08, 0.14], [0.02, 0.03, 0.04, 0.05, 0.1]):
         assert found_in(gaps(sizes)) is None
 
@@ -134,7 +134,7 @@ def test_rows_that_begin_under_older_weights():
 
     finding = found_in(run_of(policy, 6, versions=partial))
     assert values(finding)["rows_that_turn"] >= 20
-    assert finding.headline.endswith("have 4 times the gap in their first part")
+    assert finding.headline.endswith("have 4 times the mismatch in their first part")
 
 
 def test_stamps_that_stay():
@@ -243,7 +243,10 @@ def test_too_few_steps():
 
 def test_log_probs_of_the_sampler_itself():
     (skipped,) = report_on(gaps([0.0] * 8), select=[CODE], trainer=None).skipped
-    assert skipped.reason == "the trainer's log-probs are the sampler's, bit by bit, so they show no other weights"
+    assert (
+        skipped.reason
+        == "the trainer's log-probs are bit-identical to the sampler's, so they cannot show stale weights"
+    )
 
 
 def test_a_missing_column():

@@ -124,7 +124,7 @@ def test_short_prompts():
 def test_prompts_that_never_come_again():
     batches = [step_of(MODEL, step, prompts=tuple(range(5 * step, 5 * step + 5))) for step in range(6)]
     (skipped,) = report_on(batches, trainer=None, select=[CODE]).skipped
-    assert skipped.reason.startswith("30 prompts of 128 tokens or more, which recur 0 times")
+    assert skipped.reason.startswith("30 prompts of at least 128 tokens, which recur 0 times")
 
 
 def score(version, age, gap):

@@ -77,7 +77,7 @@ def test_skipped():
     assert skipped.reason == "missing column status"
     stop_strings = rows([[5, row] for row in range(20)])
     (skipped,) = report_on(stop_strings, trainer=None, select=[CODE]).skipped
-    assert "no single token is known" in skipped.reason
+    assert "no single token ends" in skipped.reason
 
 
 def at_the_limit(ended, cut_off, log_prob, limit=4):
@@ -92,7 +92,7 @@ def at_the_limit(ended, cut_off, log_prob, limit=4):
 def test_ends_that_were_not_sampled():
     (found,) = at_the_limit(10, 0, -5.0).findings
     assert (found.severity.label, found.verdict) == ("warning", "confirmed")
-    assert "10 responses at the limit" in found.headline
+    assert "10 responses at the length limit" in found.headline
 
 
 @pytest.mark.parametrize(

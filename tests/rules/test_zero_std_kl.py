@@ -207,5 +207,5 @@ def test_examples_are_the_groups_with_the_largest_gradient():
 def test_not_applicable_where_every_response_is_alone():
     report = report_on(toy_batch([[1], [0]], lengths=2, policy=-1.0, ref=-1.5), select=[CODE], **TRL)
     assert [(one.code, one.reason) for one in report.not_applicable] == [
-        (CODE, "there is no training group of two or more")
+        (CODE, "no training group has two or more responses")
     ]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.search.hypotheses.hypothesis import UPSTREAM, Hypothesis, changing
 
-_STATE = "state the option that the run really had, with --set or in the file's metadata, and check again"
+_STATE = "pass the option that the run really had with --set, or put it into the file's metadata, then check again"
 
 
 def _is_standard_score(objective: Objective) -> bool:
@@ -41,7 +41,7 @@ ADVANTAGE_OPTIONS = (
         estimator="rloo",
         scale="none",
     ),
-    _option("no-baseline", _by_row, "the advantages are the rewards, without a baseline", estimator="raw"),
+    _option("no-baseline", _by_row, "the advantages are the raw rewards, without a baseline", estimator="raw"),
     _option(
         "group-mean-baseline",
         _by_row,

@@ -54,7 +54,7 @@ def has_kl_loss(objective: Objective) -> bool:
     return objective.kl_loss is not None
 
 
-STATE = "state the option of the run, and check again"
+STATE = "pass the run's real option with --set, then check again"
 UPSTREAM = "compare the advantage computation of the trainer that ran with that of the recorded version"
 
 

@@ -28,8 +28,10 @@ def _estimator(name: str, part: str, words: str) -> Hypothesis:
         code="RDG007" if name != "k3_clamped" else "RDG008",
         stage="kl" if part == "kl_loss" else "advantages",
         words=f"{words} is {_WORDS[name]}, and not the recorded estimator",
-        remedy="set the KL estimator that you mean: as a loss, k1 has no force in expectation, k2 is the gradient of "
-        "the reverse KL and k3 that of the forward KL",
+        remedy=(
+            "choose the KL estimator on purpose: as a loss, k1 has a gradient of zero in expectation, k2 that of the "
+            "reverse KL and k3 that of the forward KL"
+        ),
         applies=applies,
         objective=changing(part, estimator=name, clamp=None),
         references=_REFERENCES,
@@ -52,7 +54,7 @@ def _factor(name: str, code: str, words: str, factor: float, part: str = "kl_los
         code=code,
         stage="loss" if part == "kl_loss" else "advantages",
         words=words,
-        remedy="look for the place that adds the KL term, and state the coefficient that the run really had",
+        remedy="find where the KL term is added, and pass the coefficient that the run really had with --set",
         applies=lambda objective: getattr(objective, part) is not None,
         objective=edit,
         unclaimed=UNCLAIMED | {"reward_kl"},
@@ -102,7 +104,7 @@ KL_TERMS = (
         code="RDG008",
         stage="kl",
         words="each token's KL is clamped to 10, so that tokens beyond it have no KL gradient",
-        remedy="look at the tokens that reach the clamp: their log-ratio is what needs an explanation",
+        remedy="inspect the tokens that reach the clamp: find out why their log-ratio is so large",
         applies=lambda objective: objective.kl_loss is not None and objective.kl_loss.clamp != 10,
         objective=changing("kl_loss", clamp=10.0),
         references=("https://github.com/volcengine/verl/issues/2928",),
@@ -148,7 +150,7 @@ KL_TERMS = (
     _factor(
         "kl-loss-flipped",
         "RDG005",
-        "the KL term enters the loss with the opposite sign, and pushes the policy away from the reference",
+        "the KL term enters the loss with the opposite sign and pushes the policy away from the reference",
         -1,
     ),
     _factor("kl-reward-doubled", "RDA004", "the KL penalty is in the reward twice", 2, "kl_reward"),
@@ -158,7 +160,7 @@ KL_TERMS = (
     _factor(
         "kl-reward-flipped",
         "RDA004",
-        "the KL penalty enters the reward with the opposite sign, and pays for a distance from the reference",
+        "the KL penalty enters the reward with the opposite sign and rewards distance from the reference",
         -1,
         "kl_reward",
     ),

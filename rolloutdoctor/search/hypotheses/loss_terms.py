@@ -65,7 +65,7 @@ def _aggregated(mode: str) -> Hypothesis:
             "divide by the token count of the whole optimizer step: with a mean in each micro-batch, a token's weight "
             "depends on which rows it shares a micro-batch with"
             if by_micro_batch
-            else "state the aggregation that the run really had, and check again"
+            else "pass the aggregation that the run really had with --set, then check again"
         ),
         applies=lambda objective: objective.aggregation.mode != mode,
         objective=lambda objective: _changed(objective, mode=mode),
@@ -180,7 +180,7 @@ LOSS_TERMS = (
             code="RDG010",
             stage="kl",
             words=f"the denominator of the loss counts {words}",
-            remedy=f"decide which is meant: a denominator {remedy}",
+            remedy=f"decide which one you want: a denominator {remedy}",
             applies=partial(_counts_otherwise, counted),
             objective=partial(_changed, counted_before_rejection=counted),
             columns=frozenset({"response_mask_pre"} if counted else ()),
@@ -205,7 +205,7 @@ LOSS_TERMS = (
         name="ratio-is-one",
         code="RDO006",
         stage="kl",
-        words="the loss took every importance ratio as 1: old and policy log-probs were one and the same in it",
+        words="the loss has an importance ratio of 1 on every token: its old log-probs are the current policy's",
         remedy="compute the old log-probs once before the first update, and keep them for all inner steps",
         # The surrogate alone: a KL penalty in the reward is of the old log-probs as they are.
         objective=changing("surrogate", old="policy_log_probs"),
@@ -216,7 +216,7 @@ LOSS_TERMS = (
         code="RDO006",
         stage="kl",
         words="the importance ratio compares the policy with the sampler's log-probs, not with the old ones",
-        remedy="state whether the sampler's log-probs stand in for the old ones, and check again",
+        remedy="state with --set whether the sampler's log-probs replace the old ones, then check again",
         applies=lambda objective: objective.surrogate.old == "old_log_probs",
         objective=changing("surrogate", old="rollout_log_probs"),
         columns=frozenset({"rollout_log_probs"}),
@@ -246,7 +246,7 @@ LOSS_TERMS = (
         code="RDG005",
         stage="loss",
         words="the importance ratio is not clipped, although a clip range is recorded",
-        remedy="take the smaller of the clipped and the unclipped term",
+        remedy="use min(ratio * advantage, clipped ratio * advantage)",
         applies=lambda objective: objective.surrogate.clip_high < _NEVER,
         objective=changing("surrogate", clip_low=_NEVER, clip_high=_NEVER),
         unclaimed=CLIPPED,
@@ -255,7 +255,7 @@ LOSS_TERMS = (
         name="gates-ignored",
         code="RDI014",
         stage="loss",
-        words="no token of the policy term is masked or weighted, although an option says so",
+        words="the policy term masks and weights no token, although an option says so",
         remedy=STATE,
         applies=lambda objective: bool(objective.gates),
         objective=lambda objective: replace(objective, gates=()),
@@ -297,7 +297,7 @@ LOSS_TERMS = (
             stage="kl",
             words=f"the loss and its metrics are {'token means' if mode else 'made'} rank by rank, and the mean over "
             "ranks is taken however many tokens each has",
-            remedy="add up the tokens of all ranks before dividing by their number",
+            remedy="sum the tokens of all ranks before dividing by their number",
             applies=partial(_aggregates_otherwise, mode),
             rows=by_rank,
             objective=partial(_changed, mode=mode) if mode else None,

@@ -122,11 +122,11 @@ def _mean_of_extremes(column: str) -> MetricsEdit:
 def _metric(
     name: str, code: str, words: str, metrics: MetricsEdit, *columns: str, stage: str = "metrics"
 ) -> Hypothesis:
-    remedy = "say in the name of the metric what it counts, or count what the loss counts"
+    remedy = "name the metric after what it counts, or count what the loss counts"
     return Hypothesis(name, code, stage, words, remedy, metrics=metrics, columns=frozenset(columns))
 
 
-_LOSS = "multiply every term of the loss by the mask before it is added up"
+_LOSS = "multiply every loss term by the mask before it is summed"
 _OF_TOKENS = ("kl", "drift", "clip_share")
 
 _IN_LOSS = partial(Hypothesis, code="RDG005", remedy=_LOSS, columns=frozenset({_MASK}))
@@ -148,14 +148,14 @@ MASKS = (
     _IN_LOSS(
         name="mask-forgotten-in-loss",
         stage="kl",
-        words="masked tokens are in the sums of the loss, and the mask is in its denominators alone",
+        words="the loss sums masked tokens too; only its denominators use the mask",
         rows=_unmasked,
         objective=_counted_as_masked,
     ),
     _IN_LOSS(
         name="mask-forgotten-in-kl",
         stage="loss",
-        words="the KL term of the loss has masked tokens in it, the policy term has not",
+        words="the KL term of the loss counts masked tokens, the policy term does not",
         applies=has_kl_loss,
         metrics=_kl_unmasked,
     ),

@@ -132,5 +132,5 @@ PARTITIONS = (
         "trajectory_id",
     ),
     _hypothesis("group-is-batch", "the advantages compare all rows of the step, not those of a group_id", _whole),
-    _hypothesis("group-is-row", "every row is a group of its own, so that no row has a baseline", _single),
+    _hypothesis("group-is-row", "every row is its own group, so no row has a baseline", _single),
 )
