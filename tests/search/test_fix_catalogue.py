@@ -159,8 +159,7 @@ def test_tokens_are_counted_as_the_release_with_the_fix_counts_them():
         older = objective_of(
             "trl@1.8.0",
             max_completion_length=releases.WIDTH,
-            gradient_accumulation_steps=releases.ACCUMULATION,
-            **options,
+            **{"gradient_accumulation_steps": releases.ACCUMULATION} | options,
         )
         if not choose("truncated-out-of-denominator").applies_to(older):
             continue

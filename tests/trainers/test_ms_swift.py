@@ -1,12 +1,17 @@
 """ms-swift: a step as its own functions log it, what is reported of it, and what is refused."""
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from goldens.real_results import batch_of, results
 from objectives import objective_of
 
+from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.results.errors import UsageError
-from rolloutdoctor.testing import diagnose
+from rolloutdoctor.testing import diagnose, toy_batch
+from rolloutdoctor.trainers.table import TRAINERS
 
 TINY = {"num_generations": 4, "max_completion_length": 9}
 
@@ -80,3 +85,15 @@ def test_an_unknown_release_is_no_fault_of_the_loss(trainer, release):
 def test_what_is_not_computed_is_refused_by_name(options, match):
     with pytest.raises(UsageError, match=match):
         objective_of("ms-swift", **options)
+
+
+@pytest.mark.parametrize(("version", "one"), [("4.5.3", float("nan")), ("4.6.0", 0.0)])
+def test_the_deviation_of_a_single_reward_is_that_of_the_release(version, one):
+    """Before 4.6.0 upstream takes Bessel's correction of one value, which is not a number."""
+    nan = float("nan")
+    rewards = {"f0": torch.tensor([1.0, nan, nan, nan]), "f1": torch.full((4,), nan)}
+    batch = replace(toy_batch([[1, 0], [0, 1]]), rewards=rewards)
+    found = TRAINERS["ms-swift"].metrics(evaluate(batch, objective_of(f"ms-swift@{version}")))
+    assert found["rewards/f0/std"] == pytest.approx(one, nan_ok=True)
+    assert math.isnan(found["rewards/f1/std"])
+    assert math.isnan(found["rewards/f1/mean"])
