@@ -389,7 +389,11 @@ TRAINER = Trainer(
         "reward_free": f"ms-swift logs frac_reward_zero_std and grad_norm: {_STATE}",
         "loss_parts": f"ms-swift logs loss and kl where beta > 0: {_STATE}",
     },
-    roles=replace(trl.TRAINER.roles, truncation="overlong_filter"),
+    roles=replace(
+        trl.TRAINER.roles,
+        truncation="overlong_filter",
+        must_state={"advantage_estimator": "grpo", "scale_rewards": None},
+    ),
     updates=Updates(per_generation=updates, reuse=reuse),
     parts={
         Part.KL_LOSS: PartOptions({"beta": (0,), "kl_in_reward": (True,)}),

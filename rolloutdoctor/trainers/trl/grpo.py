@@ -345,6 +345,7 @@ TRAINER = Trainer(
         truncation="mask_truncated_completions",
         sync="sync_ref_model",
         window="logging_steps",
+        must_state={"scale_rewards": "group"},
     ),
     updates=Updates(
         per_generation=updates,
