@@ -28,11 +28,13 @@ class Doubts:
         rows: why values over all rows of the step cannot be compared; empty if nothing suggests missing rows.
         odd_N: rows of groups that are not complete, ``[N]`` bool.
         update: why values made at the loss cannot be compared; empty if they can.
+        release: why the loss cannot be compared where nothing states the release; empty if it can.
     """
 
     rows: str
     odd_N: Tensor
     update: str
+    release: str = ""
 
 
 def doubts_of(batch: RolloutBatch, trainer: Trainer, config: Config | None, *, omits_rows: bool = False) -> Doubts:
@@ -51,7 +53,8 @@ def doubts_of(batch: RolloutBatch, trainer: Trainer, config: Config | None, *, o
     if not rows and omits_rows:
         rows = "the files need not hold all rows of a step"
     is_single = config is not None and trainer.updates.single(config)
-    return Doubts(rows, odd_N, "" if is_single else _update(batch))
+    release = "" if config is None or config.is_release else trainer.release_decides(config)
+    return Doubts(rows, odd_N, "" if is_single else _update(batch), release)
 
 
 def updates_of(batch: RolloutBatch) -> int | None:

@@ -130,7 +130,7 @@ def window_values(
             continue
         doubt = doubts.rows
         if kind in _AT_LOSS:
-            doubt = doubt or doubts.update
+            doubt = doubt or doubts.update or (doubts.release if kind == "loss" else "")
             if not doubt and "micro_batch_id" not in logged.batch.per_row and len(logged.batch) > 1:
                 doubt = LayoutDoubt.reason
         elif not doubt and config is not None:
@@ -281,7 +281,7 @@ def _metrics(
         radius += rounding_of(logged.digits, name, value)
         if not isfinite(radius):
             continue
-        doubt = doubts.rows or (doubts.update if kind in _AT_LOSS else "")
+        doubt = doubts.rows or (doubts.update if kind in _AT_LOSS else "") or (doubts.release if kind == "loss" else "")
         if not doubt and trainer.log.is_share(name) and 0 < value / (recomputed or nan) < 1:
             doubt = "ranks without a row have micro-batches too, and how many there are is not recorded"
         if not doubt and layout is not None and not abs(value - recomputed) <= radius:

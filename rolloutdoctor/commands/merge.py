@@ -190,7 +190,8 @@ def _configured(maker: TrainerInfo) -> Configured:
         settings[name] = replace(setting, value=options[name].read(setting.value, setting.origin))
         if json_of(settings[name]) != json_of(setting):
             raise InputError(f"the state is damaged (the value of {name}); check that part again")
-    config = Config(parse_version(maker.version), settings)
+    is_release = not maker.version_assumed and "dev" not in maker.version
+    config = Config(parse_version(maker.version), settings, is_release)
     objective = trainer.objective(config)
     for label in maker.fixes:
         objective = choose(label).apply(objective)

@@ -5,7 +5,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -118,6 +118,7 @@ def configure(
             f"name the version that is closest with --trainer {name}@VERSION"
         )
     config = resolve(spec.options, parsed, [*layers, *(layers_of(metadata) if same else [])], trainer=name)
+    config = replace(config, is_release=not assumed and "dev" not in version)
     try:
         objective = spec.objective(config)
     except UnstatedError:

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from rolloutdoctor.rules.audited import DiffersRule
+from rolloutdoctor.rules.audited import AuditedMeasured, DiffersRule
+from rolloutdoctor.rules.base import Context, Judgement, Missing
 
 
 @dataclass(frozen=True)
@@ -40,3 +41,17 @@ class AdvantagesDiffer(DiffersRule):
     shown_by_each = True
     what = "logged advantages"
     remedy = "log the advantages: the column advantage (one a row) or advantages (one a token)"
+
+    def judge(self, run: AuditedMeasured, context: Context) -> Judgement | None:
+        """Judge as its base does, unless the options that decide the advantages of a dump are only assumed."""
+        return None if context.unstated_options else super().judge(run, context)
+
+    def unseen_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
+        """Name the options to state where the advantages are not those of the assumed ones."""
+        names = context.unstated_options
+        if names and (self.code in context.causes or "advantages" in {*context.unexplained, *context.partly}):
+            return Missing(
+                f"the logged advantages are not those of {' and '.join(names)} as assumed, and nothing states them",
+                f"pass --set {names[0]}=VALUE, or the options of the run with --trainer-config",
+            )
+        return super().unseen_reason(run, context)

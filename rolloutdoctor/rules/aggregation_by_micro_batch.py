@@ -1,7 +1,7 @@
 """RDG006: the loss depends on the cut into micro-batches."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -68,6 +68,14 @@ class AggregationByMicroBatch(DirectRule):
         layout = micros.layout
         return {"occurs": several, "divided_by": float((layout.micros_N / layout.ranks_N).mean())}
 
+    def judge(self, run: AuditedMeasured, context: Context) -> Judgement | None:
+        """Judge as its base does; what an older release does, and nothing states the release, is a warning."""
+        found, config = super().judge(run, context), context.config
+        if found is None or found.cause is None or config is None or config.is_release or context.trainer is None:
+            return found
+        why = context.trainer.release_decides(config)
+        return replace(found, severity=Severity.WARNING, message=f"{found.message}; {why}") if why else found
+
     def direct(self, run: AuditedMeasured, context: Context) -> Judgement | None:
         """A warning where the aggregation divides by the number of micro-batches on top of all tokens."""
         mode = "" if context.objective is None else context.objective.aggregation.mode
@@ -90,6 +98,7 @@ class AggregationByMicroBatch(DirectRule):
             evidence=f"this reproduces {run.agree} of {run.compared} logged values"
             if run.compared
             else "the options of the run",
-            advice="scale the learning rate up; `rolloutdoctor diff --fix one-over-accumulation` shows the effect",
+            advice="use ms-swift 4.6.0 or later, which divides once; `rolloutdoctor diff --fix one-over-accumulation` "
+            "shows the effect",
             measures={"divided_by": Measure(times, "micro-batches")},
         )

@@ -102,6 +102,14 @@ class Context:
         return metric if metric in self.metrics else f"{MEAN}{metric}"
 
     @property
+    def unstated_options(self) -> tuple[str, ...]:
+        """Return the options that decide the advantages of imported rows, and are only assumed."""
+        if not self.imported or self.trainer is None or self.config is None:
+            return ()
+        settings = self.config.settings
+        return tuple(name for name in self.trainer.roles.must_state if name in settings and settings[name].assumed)
+
+    @property
     def writer(self) -> "Trainer | None":
         """Who made the run; where nothing says, the trainer whose names the log has."""
         from rolloutdoctor.trainers.table import trainer_from_metric_names

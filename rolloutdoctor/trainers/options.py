@@ -214,10 +214,17 @@ class Layer:
 
 @dataclass(frozen=True)
 class Config:
-    """Every option of a trainer with its value and where that came from."""
+    """Every option of a trainer with its value and where that came from.
+
+    Attributes:
+        version: the release, as stated or assumed.
+        settings: option to its value.
+        is_release: False where nobody stated the release, or it is a development version between two releases.
+    """
 
     version: tuple[int, ...]
     settings: Mapping[str, Setting]
+    is_release: bool = True
 
     def __getitem__(self, name: str) -> object:
         return self.settings[name].value

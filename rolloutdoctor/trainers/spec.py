@@ -313,6 +313,7 @@ class Trainer:
         choices: settings that a log can tell apart.
         aliases: its names of columns that mean another column, or none, in files of other trainers.
         stored_kl: the metric of the per-token KL that it stores, or None.
+        release_decides: says why the loss under a configuration depends on the release; empty where it does not.
         masks_by_product: its loss multiplies by the mask, so that NaN in a masked token reaches it.
     """
 
@@ -332,6 +333,7 @@ class Trainer:
     choices: Choices = field(default_factory=Choices)
     aliases: Mapping[str, str] = field(default_factory=dict)
     stored_kl: StoredKl | None = None
+    release_decides: Callable[[Config], str] = _never
     masks_by_product: bool = False
 
     def example(self) -> Objective:

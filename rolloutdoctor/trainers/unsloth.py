@@ -125,7 +125,7 @@ def _as_trl(config: Config) -> Config:
     }
     off |= {"use_adaptive_entropy": False, "off_policy_mask_threshold": None, "mask_truncated_completions": False}
     settings = {name: replace(one, value=off.get(name, one.value)) for name, one in config.settings.items()}
-    return Config(config.version, settings)
+    return replace(config, settings=settings)
 
 
 def gates(config: Config, zoo: tuple[int, ...]) -> tuple[TermWeight, ...]:

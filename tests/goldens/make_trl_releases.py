@@ -1,8 +1,8 @@
 """Call the functions of older TRL releases and store what they give: `make_trl_releases.py REPOSITORY`.
 
-REPOSITORY is a git directory of TRL with its tags. Nothing of a release is imported: the functions of its trainer are
-taken out of the source and called with rows instead of a model, the statements between the rewards and the advantages
-as they stand.
+REPOSITORY is a git directory of TRL with its tags; those of 1.9.1 on hold the files of the wheels. Nothing of a
+release is imported: the functions of its trainer are taken out of the source and called with rows instead of a model,
+the statements between the rewards and the advantages as they stand.
 """
 
 import ast
@@ -155,7 +155,7 @@ def stub(entry: tuple, processes: Processes, rank: int, training: bool, metrics:
         model=SimpleNamespace(training=training),
         control=SimpleNamespace(should_evaluate=not training),
         state=SimpleNamespace(num_input_tokens_seen=0, global_step=0),
-        current_gradient_accumulation_steps=releases.ACCUMULATION,
+        current_gradient_accumulation_steps=options.get("gradient_accumulation_steps", releases.ACCUMULATION),
         _total_train_tokens=0,
         _entropy_bonus_enabled=known.get("entropy_coef", 0) != 0,
         _metrics=metrics if at >= (0, 16) else metrics["train" if training else "eval"],
@@ -315,7 +315,9 @@ class Call:
 
             self._ranks(part_N, action, "update")
             # The trainer divides by the micro-batches of an optimizer step, or the Trainer below it does.
-            outside = 1.0 if scaled else 1 / releases.ACCUMULATION
+            # A line of the log is the mean over the optimizer steps of a generation.
+            is_step = options.get("gradient_accumulation_steps") == 1
+            outside = 1.0 if scaled and not is_step else 1 / releases.ACCUMULATION
             share = outside if self.training else evaluation_share(self.batch, micro)
             # The data-parallel wrapper averages over ranks.
             total = total + sum(losses[len(losses) // 2 :]) / (len(losses) // 2) * share

@@ -38,10 +38,10 @@ class Result:
 
 
 @cache
-def results(trainer: str) -> dict[tuple[str, str], Result]:
-    """Every result, by case and configuration."""
+def results(trainer: str, release: str = "") -> dict[tuple[str, str], Result]:
+    """Every result, by case and configuration; of a release those that are not the same in the one before."""
     found = {}
-    for row in pl.read_parquet(ROOT / trainer / "expected.parquet").to_dicts():
+    for row in pl.read_parquet(ROOT / trainer / f"expected{release and f'-{release}'}.parquet").to_dicts():
         scalars = {} if row["error"] else {key: dict(zip(row["names"], row[key], strict=True)) for key in DTYPES}
         found[row["case"], row["config"]] = Result(
             row["case"],
@@ -103,7 +103,7 @@ def batch_of(trainer: str, case: str, dtype: torch.dtype, *, masked: bool = Fals
 
 
 def evaluated(trainer: str, result: Result, label: str, *, masked: bool = False, **options: object) -> Evaluation:
-    """The same computed here."""
-    batch = batch_of(trainer.replace("-", "_"), result.case, DTYPES[label], masked=masked)
+    """The same computed here; a trainer may have its release, ``NAME@VERSION``."""
+    batch = batch_of(trainer.partition("@")[0].replace("-", "_"), result.case, DTYPES[label], masked=masked)
     mine = objective_of(trainer, **result.options | options)
     return evaluate(batch, mine, dtype=DTYPES[label], per_token=True)

@@ -67,8 +67,7 @@ def test_release(entries, precision):
         mine = objective_of(
             f"{trainer}@{release}",
             max_completion_length=releases.WIDTH,
-            gradient_accumulation_steps=releases.ACCUMULATION,
-            **options,
+            **{"gradient_accumulation_steps": releases.ACCUMULATION} | options,
         )
         found = evaluate(batch, mine, dtype=dtype, per_token=True)
         words = "/".join(entry[:4])
@@ -93,3 +92,9 @@ def test_release(entries, precision):
             radius = float(metric_radius(found, spec.log.kind_of(name), own[name])) if is_single else 0.0
             size = abs(value) if value == value and value else 1.0
             agree(own[name], value, dtype, f"{words} {name}", scale=size, rounding=radius if radius == radius else 0.0)
+
+
+def test_the_first_patch_of_0_22_has_the_trainer_of_its_minor_release():
+    """Their files are the same; 0.22.2 takes the words of `scale_rewards` as they are meant."""
+    scales = [objective_of(f"trl@{release}").advantage.scale for release in ("0.22.0", "0.22.1", "0.22.2")]
+    assert scales == ["none", "none", "group"]

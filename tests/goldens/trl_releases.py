@@ -20,12 +20,14 @@ FILE = gold.DATA / "trl_releases.npz"
 RELEASES = (
     *("0.14.0", "0.15.2", "0.16.1", "0.17.0", "0.18.0", "0.18.2", "0.19.1", "0.20.0", "0.21.0", "0.22.0", "0.22.2"),
     *("0.23.1", "0.25.1", "0.26.2", "0.27.0", "0.27.2", "0.29.1", "1.0.0", "1.5.1", "1.6.0", "1.7.1", "1.8.0", "1.9.0"),
+    *("1.9.1", "1.9.2", "1.10.0"),
 )
 WEIGHTS = [0.5, 2.0]
 WIDTH = 96
 """`max_completion_length`."""
 
 ACCUMULATION = 2
+"""Micro-batches of a generation: of its one optimizer step, unless the options say otherwise."""
 PROJECTIONS = 4
 
 CUTS = {"one": (1, 1), "cut": (2, 2), "micro": (2, 1)}
@@ -133,6 +135,8 @@ def batch_of(trainer: str, case: str, release: str, options: dict) -> RolloutBat
     if not has_old(trainer, options):
         # TRL takes the log-probs at the loss then.
         del columns["old_log_probs"]
+    if options.get("gradient_accumulation_steps") == 1:
+        rows["optim_step_id"] = rows["micro_batch_id"]
     if at < (0, 15) or batch.split != "train":
         # The completions of a prompt are all on one rank; what several repeat in an evaluation is not in the rows.
         rows["rank"] = torch.zeros_like(rows["rank"])
@@ -190,6 +194,9 @@ def configurations(trainer: str, release: str) -> Iterator[tuple[str, dict]]:
         yield "bounds", {"beta": 0.0, "use_vllm": True, "vllm_importance_sampling_mode": "token_mask"} | bounds
     if at >= (1, 8):
         yield "bonus", {"beta": 0.04, "entropy_coef": 0.1}
+    if at >= (1, 9):
+        yield "shared", {"beta": 0.04, "loss_type": "dapo", "gradient_accumulation_steps": 1}
+        yield "shared bonus", {"beta": 0.04, "entropy_coef": 0.1, "gradient_accumulation_steps": 1}
 
 
 def entries() -> list[tuple[str, str, str, str, dict]]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import every_objective
 import pytest
 import torch
-from goldens import prime_rl_cases, test_prime_rl, test_trl_releases
+from goldens import prime_rl_cases, real_results, test_ms_swift, test_prime_rl, test_trl_releases
 from goldens import trl_releases as releases
 from objectives import objective_of
 from oracles import advantages
@@ -44,7 +44,8 @@ VLLM = {"use_vllm": True, "beta": 0.1}
         ("global-denominator", "trl", {}, False),
         ("global-denominator", "prime-rl@0.5.0", {}, True),
         ("global-denominator", "prime-rl@0.6.0", {}, False),
-        ("one-over-accumulation", "ms-swift", {"loss_type": "dapo"}, True),
+        ("one-over-accumulation", "ms-swift@4.5.3", {"loss_type": "dapo"}, True),
+        ("one-over-accumulation", "ms-swift@4.6.0", {"loss_type": "dapo"}, False),
     ],
 )
 def test_where_it_applies(fix, trainer, options, applies):
@@ -158,8 +159,7 @@ def test_tokens_are_counted_as_the_release_with_the_fix_counts_them():
         older = objective_of(
             "trl@1.8.0",
             max_completion_length=releases.WIDTH,
-            gradient_accumulation_steps=releases.ACCUMULATION,
-            **options,
+            **{"gradient_accumulation_steps": releases.ACCUMULATION} | options,
         )
         if not choose("truncated-out-of-denominator").applies_to(older):
             continue
@@ -219,3 +219,17 @@ def test_every_metric_is_logged_with_the_fix_too(fix):
         assert dict(metrics(found[""])).keys() == dict(metrics(found[fix])).keys(), name
         tried.add(objective.trainer)
     assert tried
+
+
+def test_one_division_is_that_of_the_release_that_divides_once():
+    """ms-swift 4.6.0: 4.5 with the fix gives its stored losses and gradients."""
+    newer = real_results.results("ms_swift", "4.6.0")
+    for (case, _), result in newer.items():
+        masked = bool(result.options.get("overlong_filter"))
+        batch = real_results.batch_of("ms_swift", case, torch.float64, masked=masked)
+        options = test_ms_swift.options_of(case, result)
+        older = objective_of("ms-swift@4.5.3", **result.options | options)
+        found = evaluate(batch, choose("one-over-accumulation").apply(older), dtype=torch.float64, per_token=True)
+        assert found.loss == pytest.approx(result.scalars["f64"]["loss"], rel=1e-9, abs=1e-12)
+        grad_T = torch.tensor(result.grad, dtype=torch.float64)
+        torch.testing.assert_close(found.per_token.grad_T, grad_T, rtol=1e-9, atol=1e-12)

@@ -1,23 +1,28 @@
 """ms-swift: a step as its own functions log it, what is reported of it, and what is refused."""
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from goldens.real_results import batch_of, results
 from objectives import objective_of
 
+from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.results.errors import UsageError
-from rolloutdoctor.testing import diagnose
+from rolloutdoctor.testing import diagnose, toy_batch
+from rolloutdoctor.trainers.table import TRAINERS
 
 TINY = {"num_generations": 4, "max_completion_length": 9}
 
 
-def report(case, config, **options):
+def report(case, config, *, trainer="ms-swift@4.6.0", release="", **options):
     """The report on a step of the stored results, with the metrics and advantages that the real functions gave."""
-    result = results("ms_swift")[case, config]
+    result = (results("ms_swift") | (results("ms_swift", release) if release else {}))[case, config]
     batch = batch_of("ms_swift", case, torch.float32)
     batch.per_row["advantage"] = torch.tensor(result.advantage["f32"], dtype=torch.float64)
     made = {**TINY, **result.options, **options}
-    return diagnose([batch], trainer="ms-swift", options=made, logged=[result.scalars["f32"]])
+    return diagnose([batch], trainer=trainer, options=made, logged=[result.scalars["f32"]])
 
 
 @pytest.mark.parametrize("config", ["grpo", "bnpo", "sapo", "sequence, grpo", "rloo", "token_truncate, grpo"])
@@ -30,14 +35,38 @@ def test_a_healthy_step_gives_no_warning(config):
 
 @pytest.mark.parametrize("config", ["dapo", "cispo", "sequence, dapo"])
 def test_dapo_and_cispo_are_divided_by_their_micro_batches(config):
-    found = report("two_steps", config, gradient_accumulation_steps=4)
+    found = report("two_steps", config, trainer="ms-swift@4.5.3", gradient_accumulation_steps=4)
     (one,) = [one for one in found.findings if one.code == "RDG006"]
     assert (one.severity.label, one.verdict) == ("warning", "confirmed")
     assert one.measures["divided_by"].value == 4
 
 
 def test_one_micro_batch_is_divided_once():
-    assert "RDG006" not in {one.code for one in report("ragged", "dapo").findings}
+    assert "RDG006" not in {one.code for one in report("ragged", "dapo", trainer="ms-swift@4.5.3").findings}
+
+
+@pytest.mark.parametrize("config", ["dapo", "cispo", "sequence, dapo"])
+def test_newer_releases_divide_once(config):
+    found = report("two_steps", config, release="4.6.0", gradient_accumulation_steps=4)
+    assert not {"RDG005", "RDG006"} & {one.code for one in found.findings}
+    assert "RDG005" in {code for code, *_ in found.clean}
+
+
+@pytest.mark.parametrize("trainer", ["ms-swift", "ms-swift@4.6.0.dev0"])
+@pytest.mark.parametrize("release", ["", "4.6.0"])
+def test_an_unknown_release_is_no_fault_of_the_loss(trainer, release):
+    found = report("two_steps", "dapo", trainer=trainer, release=release, gradient_accumulation_steps=4)
+    told = {one.code: one for one in found.findings}
+    assert "RDG005" not in told
+    if release:
+        assert "RDG006" not in told
+        assert "RDG005" in {code for code, *_ in found.clean}  # the loss agrees, which no accident does
+    else:
+        assert told["RDG006"].severity.label == "warning"
+        assert "ms-swift before 4.6.0" in told["RDG006"].message
+        assert "4.6.0" in {one.code: one.reason for one in found.skipped}["RDG005"]
+    known = report("two_steps", "dapo", trainer="ms-swift@4.6.0", gradient_accumulation_steps=4)
+    assert {one.code: one.severity.label for one in known.findings}["RDG006"] == "error"
 
 
 @pytest.mark.parametrize(
@@ -56,3 +85,15 @@ def test_one_micro_batch_is_divided_once():
 def test_what_is_not_computed_is_refused_by_name(options, match):
     with pytest.raises(UsageError, match=match):
         objective_of("ms-swift", **options)
+
+
+@pytest.mark.parametrize(("version", "one"), [("4.5.3", float("nan")), ("4.6.0", 0.0)])
+def test_the_deviation_of_a_single_reward_is_that_of_the_release(version, one):
+    """Before 4.6.0 upstream takes Bessel's correction of one value, which is not a number."""
+    nan = float("nan")
+    rewards = {"f0": torch.tensor([1.0, nan, nan, nan]), "f1": torch.full((4,), nan)}
+    batch = replace(toy_batch([[1, 0], [0, 1]]), rewards=rewards)
+    found = TRAINERS["ms-swift"].metrics(evaluate(batch, objective_of(f"ms-swift@{version}")))
+    assert found["rewards/f0/std"] == pytest.approx(one, nan_ok=True)
+    assert math.isnan(found["rewards/f1/std"])
+    assert math.isnan(found["rewards/f1/mean"])

@@ -243,7 +243,7 @@ def _generation_token_mean(length_N: Tensor, layout: Layout, rule: Aggregation) 
 
 
 def _unscaled_token_mean(length_N: Tensor, layout: Layout, _: Aggregation) -> Tensor:
-    """The same before 1.10: divided by the tokens of the generation batch, whatever its optimizer steps."""
+    """The same before 1.9.1: divided by the tokens of the generation batch, whatever its optimizer steps."""
     return 1 / layout.generation_total(length_N).clamp(min=1)
 
 

@@ -62,7 +62,7 @@ def _divides_by_accumulation(objective: Objective) -> bool:
 
 
 def _divided_once(objective: Objective) -> Objective:
-    return changing("aggregation", mode="generation-token-mean")(objective)
+    return changing("aggregation", mode="generation-token-mean-unscaled")(objective)
 
 
 def _copied_kl(objective: Objective) -> Objective:
@@ -258,16 +258,16 @@ FIXES: dict[str, Fix] = {
         name="one-over-accumulation",
         summary="divides the loss by the tokens of the generation alone, not by its micro-batches on top",
         story=(
-            "Each micro-batch of ms-swift's dapo, cispo and fipo divides by all tokens of the generation, and the "
-            "engine then takes the mean over micro-batches: loss and gradient are 1 / gradient_accumulation_steps of "
-            "a token mean, while grpo, bnpo and dr_grpo are whole. TRL scales these losses up for it."
+            "Before 4.6.0 each micro-batch of ms-swift's dapo, cispo and fipo divides by all tokens of the "
+            "generation, and the engine then takes the mean over micro-batches: loss and gradient are "
+            "1 / gradient_accumulation_steps of a token mean, while grpo, bnpo and dr_grpo are whole."
         ),
         stage="loss",
         contested=False,
         needs="a token mean that is divided by the micro-batches on top (loss_type = dapo, cispo or fipo)",
         applies=_divides_by_accumulation,
         variants={"rescaled": _divided_once},
-        notes={"rescaled": "one division, and optimizer steps of one generation share its tokens out"},
+        notes={"rescaled": "one division, by all tokens of the generation, as 4.6.0 does"},
         releases={"ms-swift": "before 4.6.0"},
         upstream=(
             Thread("https://github.com/modelscope/ms-swift/pull/10116", "merged", "4.6.0"),

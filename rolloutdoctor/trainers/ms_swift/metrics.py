@@ -20,7 +20,7 @@ from rolloutdoctor.formulas.losses.terms import TokenInputs
 from rolloutdoctor.objective.corrections import TermWeight
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.trainers.lazy import Group, LazyMetrics
-from rolloutdoctor.trainers.trl.metrics import nanmean
+from rolloutdoctor.trainers.trl.metrics import Release, nanmean, release_of
 
 
 def grpo(evaluation: Evaluation) -> Mapping[str, float]:
@@ -92,7 +92,7 @@ def _rewards(evaluation: Evaluation) -> dict[str, float]:
     for name, each_N in batch.rewards.items():
         each_N = each_N.to(evaluation.dtype).double()
         found[f"rewards/{name}/mean"] = _over(parts, _mean, each_N)
-        found[f"rewards/{name}/std"] = _over(parts, _std, each_N)
+        found[f"rewards/{name}/std"] = _over(parts, partial(_std_of_known, release_of(evaluation)), each_N)
     return found
 
 
@@ -120,6 +120,12 @@ def _mean(x_N: Tensor) -> float:
 def _std(x_N: Tensor) -> float:
     known = x_N[~x_N.isnan()]
     return float(known.std()) if len(known) > 1 else 0.0
+
+
+def _std_of_known(release: Release, x_N: Tensor) -> float:
+    """Deviation of what a reward function gave: of a single reward it is 0 from 4.6.0 on, and none before."""
+    known = int((~x_N.isnan()).sum())
+    return _std(x_N) if known > 1 or (known and release >= (4, 6)) else torch.nan
 
 
 def _zero_std(evaluation: Evaluation) -> dict[str, float]:

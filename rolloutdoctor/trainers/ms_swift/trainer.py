@@ -1,6 +1,8 @@
 """ms-swift's GRPOTrainer: options of its `swift rlhf --rlhf_type grpo`, its objective, and its logged metrics.
 
-Read and compared: main of 2026-08 (3602360a5623, 4.6.0.dev0).
+Read and compared: 4.5.0 to 4.5.3, whose functions are those of main of 2026-08 (3602360a5623, 4.6.0.dev0), and 4.6.0.
+4.6.0 takes back the engine's mean over micro-batches where it divides by all tokens of the generation, and leaves out
+the statistics of a reward function that gave no reward.
 """
 
 from collections.abc import Mapping
@@ -24,14 +26,17 @@ if TYPE_CHECKING:
 
 _SHARED = {option.name: option for option in TRL_OPTIONS}
 
-OVER_MICRO_BATCHES = "generation-token-mean-over-micro-batches"
+OF_GENERATION = "generation-token-mean"
+OVER_MICRO_BATCHES = f"{OF_GENERATION}-over-micro-batches"
+FIRST_WHOLE = (4, 6)
+"""The first release that does not divide a token mean over the generation by the micro-batches of its steps."""
 
 LOSS_TYPES = {
     "grpo": ("micro-batch-row-mean", "ppo_delta_clip"),
     "bnpo": ("micro-batch-token-mean", "ppo_delta_clip"),
     "dr_grpo": ("micro-batch-fixed-length", "ppo_delta_clip"),
-    "dapo": (OVER_MICRO_BATCHES, "ppo_delta_clip"),
-    "cispo": (OVER_MICRO_BATCHES, "cispo_capped"),
+    "dapo": (OF_GENERATION, "ppo_delta_clip"),
+    "cispo": (OF_GENERATION, "cispo_capped"),
     "sapo": ("micro-batch-row-mean", "sapo"),
 }
 """Loss type to its aggregation and its policy term."""
@@ -179,12 +184,16 @@ def objective(config: Config) -> Objective:
     """
     loss_type, beta = config.word("loss_type"), config.number("beta")
     mode, kind = LOSS_TYPES[loss_type]
+    of_generation = mode == OF_GENERATION
+    divides_again = of_generation and config.version < FIRST_WHOLE
+    if of_generation:
+        mode = OVER_MICRO_BATCHES if divides_again else f"{OF_GENERATION}-unscaled"
     length = config.optional_number("max_completion_length")
     if loss_type == "dr_grpo" and length is None:
         raise UsageError("loss_type = dr_grpo divides by max_completion_length: set it to a whole number")
     overlong = bool(config["overlong_filter"])
     advantage, in_reward = _advantage(config), _is_in_reward(config)
-    by_micro_batch = mode in (OVER_MICRO_BATCHES, "micro-batch-token-mean") or config.number("top_entropy_quantile") < 1
+    by_micro_batch = divides_again or mode == "micro-batch-token-mean" or config.number("top_entropy_quantile") < 1
     low, high = trl.clip_range(config)
     return Objective(
         trainer="ms-swift",
@@ -201,9 +210,9 @@ def objective(config: Config) -> Objective:
         aggregation=Aggregation(
             mode=mode,
             length=None if length is None else int(length),
-            counted_in_loss=mode != OVER_MICRO_BATCHES,
+            counted_in_loss=not of_generation,
             # The tokens of a generation are counted before truncated responses are masked.
-            counted_before_rejection=overlong and mode == OVER_MICRO_BATCHES,
+            counted_before_rejection=overlong and of_generation,
             needs_micro_batches=by_micro_batch and config["gradient_accumulation_steps"] != 1,
             eval_batches=True,
         ),
@@ -216,6 +225,16 @@ def objective(config: Config) -> Objective:
         reward_weights=cast("tuple[float, ...] | None", config["reward_weights"]),
         baseline_rows=Scope().leaving_out(RowSet.UNSCORED),
         metric_columns=trl.METRIC_COLUMNS | {"rollout_log_probs"},
+    )
+
+
+def release_decides(config: Config) -> str:
+    """Say why the loss depends on the release; empty where it does not."""
+    if LOSS_TYPES[config.word("loss_type")][0] != OF_GENERATION or config["gradient_accumulation_steps"] == 1:
+        return ""
+    return (
+        f"ms-swift before 4.6.0 divides {config['loss_type']} by gradient_accumulation_steps once more, and nothing "
+        "states the release: pass it with --trainer ms-swift@VERSION"
     )
 
 
@@ -316,11 +335,12 @@ TRAINER = Trainer(
     name="ms-swift",
     title="ms-swift",
     newest="4.6.0",
-    oldest="4.6.0",
+    oldest="4.5.0",
     options=OPTIONS,
     objective=objective,
     metrics=metrics,
     group_size=trl.group_size,
+    release_decides=release_decides,
     log=Log(
         loss="loss",
         grad_norm="grad_norm",
@@ -369,7 +389,11 @@ TRAINER = Trainer(
         "reward_free": f"ms-swift logs frac_reward_zero_std and grad_norm: {_STATE}",
         "loss_parts": f"ms-swift logs loss and kl where beta > 0: {_STATE}",
     },
-    roles=replace(trl.TRAINER.roles, truncation="overlong_filter"),
+    roles=replace(
+        trl.TRAINER.roles,
+        truncation="overlong_filter",
+        must_state={"advantage_estimator": "grpo", "scale_rewards": None},
+    ),
     updates=Updates(per_generation=updates, reuse=reuse),
     parts={
         Part.KL_LOSS: PartOptions({"beta": (0,), "kl_in_reward": (True,)}),

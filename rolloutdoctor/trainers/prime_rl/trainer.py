@@ -377,7 +377,7 @@ TRAINER = Trainer(
         "reward_free": f"prime-rl does not log it: {_EXPORT}",
         "loss_parts": f"prime-rl does not log them apart: {_EXPORT}",
     },
-    roles=OptionRoles(group={"train": "orchestrator.group_size"}),
+    roles=OptionRoles(group={"train": "orchestrator.group_size"}, must_state={f"{_ALGO}.type": "grpo"}),
     # The old log-probs are the sampler's: no pass over the rows comes before the loss.
     updates=Updates(single=lambda config: True),
     parts={

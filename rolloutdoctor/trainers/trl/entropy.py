@@ -1,6 +1,6 @@
 """The entropy bonus of TRL's GRPOTrainer: ``L - coef * H``, the coefficient a constant or adapted from step to step.
 
-Compared: trl 1.8.0 (the first with a bonus) and 1.9.0, and 1.10.0 to 1.16.0, which take H as a mean over the tokens of
+Compared: trl 1.8.0 (the first with a bonus) to 1.9.2, and 1.10.0 to 1.16.0, which take H as a mean over the tokens of
 each micro-batch for every loss.
 """
 
@@ -27,7 +27,7 @@ def entropy_bonus(config: Config) -> EntropyBonus | None:
     before_masks = config.version < (1, 9) and bool(config["mask_truncated_completions"])
     rule = (
         Aggregation(
-            mode="generation-token-mean-unscaled",
+            mode=OF_GENERATION if config.version >= (1, 9, 1) else f"{OF_GENERATION}-unscaled",
             counted_in_loss=False,
             counted_before_rejection=before_masks,
             eval_batches=True,

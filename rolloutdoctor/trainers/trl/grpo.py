@@ -1,21 +1,22 @@
 """TRL's GRPOTrainer: options of its GRPOConfig, its objective, and its logged metrics.
 
-Read and compared: trl 1.16.0 and every minor release from 0.14.0 on, the first with this class. Options came, went and
-changed their defaults as `options.py` says, metrics as `metrics.py` does. Of the arithmetic:
+Read and compared: trl 1.16.0 and every minor release from 0.14.0 on, the first with this class, and the patch releases
+that are named here; the others change no arithmetic. Options came, went and changed their defaults as `options.py`
+says, metrics as `metrics.py` does. Of the arithmetic:
 
 - 0.14, 0.15: every ratio is 1, row means; rewards that are not numbers spread over their group. 0.16: ratios and their
   clip, the mean over the tokens of a micro-batch, a row that no function scored has a reward of 0. 0.17: `loss_type`.
 - 0.20: one ratio a row, the entropy mask, of each rank by itself before 0.21.
-- 0.22: `dapo` divides by the tokens of the generation, counted before truncated responses are masked; 0.22.0 alone
-  does not divide by a deviation where `scale_rewards` is group, its default, and by the group's where it is batch or
-  none. The loss of an evaluation is divided by the accumulation of training, up to 0.27.0.
+- 0.22: `dapo` divides by the tokens of the generation, counted before truncated responses are masked; 0.22.0 and
+  0.22.1 do not divide by a deviation where `scale_rewards` is group, its default, and divide by the group's where it is
+  batch or none. The loss of an evaluation is divided by the accumulation of training, up to 0.27.0.
 - 0.23: weights against the sampler, by token. 0.26: their modes, `cispo` and `sapo`, the KL times the ratio. 0.27:
   rewards normalised one by one, the off-policy mask, which 0.27.0 makes with the old log-probs. 0.28 `luspo`, 1.0
   `vespo`.
 - 1.6: rows without a score are left out; lower bounds of weights. 1.8: the entropy bonus. 1.9: tokens are counted
-  after masks. 1.10: the default of `use_bias_correction_kl`, how the tokens of a generation are shared out over its
-  optimizer steps, the mean of `luspo`. 1.11: the sampler may give no log-prob for a token. 1.14: Liger has no loss of
-  its own.
+  after masks. 1.9.1: the tokens of a generation are shared out over its optimizer steps. 1.10: the default of
+  `use_bias_correction_kl`, the mean of `luspo`, the mean of the entropy bonus. 1.11: the sampler may give no log-prob
+  for a token. 1.14: Liger has no loss of its own.
 """
 
 from collections.abc import Mapping
@@ -55,6 +56,9 @@ from rolloutdoctor.trainers.trl.options import (
 
 if TYPE_CHECKING:
     from rolloutdoctor.evaluation.evaluate import Evaluation
+
+FIRST_SHARED = (1, 9, 1)
+"""The first release in which the optimizer steps of a generation share out its tokens."""
 
 ALIASES = {"completion_mask": "response_mask"}
 
@@ -106,7 +110,7 @@ def objective(config: Config) -> Objective:
         ),
         surrogate=surrogate(config),
         aggregation=Aggregation(
-            mode=f"{mode}-unscaled" if mode == OF_GENERATION and version < (1, 10) else mode,
+            mode=f"{mode}-unscaled" if mode == OF_GENERATION and version < FIRST_SHARED else mode,
             length=None if length is None else int(length),
             counted_in_loss=mode != OF_GENERATION,
             counted_before_rejection=before_masks,
@@ -128,9 +132,11 @@ def objective(config: Config) -> Objective:
 
 
 def scale(config: Config) -> Literal["group", "batch", "none"]:
-    """Return the standard deviation that divides: 0.22.0 alone took the words `scale_rewards` for one another."""
+    """Return the standard deviation that divides: before 0.22.2 the words of `scale_rewards` stood for one another."""
     word = cast(Literal["group", "batch", "none"], config.word("scale_rewards"))
-    return word if config.version != (0, 22, 0) else "none" if word == "group" else "group"
+    if not (0, 22) <= config.version < (0, 22, 2):
+        return word
+    return "none" if word == "group" else "group"
 
 
 def baseline_rows(version: tuple[int, ...]) -> Scope:
@@ -340,6 +346,7 @@ TRAINER = Trainer(
         truncation="mask_truncated_completions",
         sync="sync_ref_model",
         window="logging_steps",
+        must_state={"scale_rewards": "group"},
     ),
     updates=Updates(
         per_generation=updates,

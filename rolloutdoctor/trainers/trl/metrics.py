@@ -338,9 +338,9 @@ def _stds(evaluation: Evaluation, rows: RowResult) -> Tensor:
 
 
 def _logged_scale(evaluation: Evaluation) -> Literal["group", "batch", "mean", "none"]:
-    """Return the scale that is logged: in 0.22.0 that of the batch where the advantages are not divided at all."""
+    """Return the scale that is logged: before 0.22.2 that of the batch where the advantages are not divided at all."""
     scale = evaluation.objective.advantage.scale
-    is_swapped = evaluation.objective.trainer == "trl" and release_of(evaluation) == (0, 22, 0)
+    is_swapped = evaluation.objective.trainer == "trl" and (0, 22) <= release_of(evaluation) < (0, 22, 2)
     return "batch" if is_swapped and scale == "none" else scale
 
 

@@ -149,7 +149,7 @@ TRAINER = Trainer(
         "reward_free": trl.TRAINER.recording["reward_free"],
         "loss_parts": "RLOO has its KL in the reward: no part of the loss is KL",
     },
-    roles=replace(trl.TRAINER.roles, kl=None),
+    roles=replace(trl.TRAINER.roles, kl=None, must_state={}),
     updates=trl.TRAINER.updates,
     parts={
         Part.KL_LOSS: PartOptions(never="RLOO has its KL in the reward, not in the loss"),

@@ -1,13 +1,15 @@
 # ruff: noqa
-"""Tables of stored results: swift|skyrl|open_instruct|areal RESULTS.pkl FOLDER."""
+"""Tables of stored results: swift|skyrl|open_instruct|areal RESULTS.pkl FOLDER; with RELEASE BASE.pkl of those whose
+gradient is not BASE's."""
 
 if __name__ == "__main__":
     import pickle, sys, json, importlib
     import polars as pl
 
-    name, results, out = sys.argv[1:]
+    name, results, out, *newer = sys.argv[1:]
     cases = importlib.import_module(f"{name}_cases")
     found = pickle.load(open(results, "rb"))
+    base = pickle.load(open(newer[1], "rb")) if newer else {}
     rows = []
     for case in cases.CASES:
         b = cases.batch_of(case)
@@ -39,6 +41,8 @@ if __name__ == "__main__":
     for case in cases.CASES:
         for cname, options in cases.CONFIGS.items():
             key = f"{case}|{cname}"
+            if newer and (found[f"{key}|f64|grad"] == base[f"{key}|f64|grad"]).all():
+                continue
             if f"{key}|f64|error" in found:
                 rows.append(
                     dict(
@@ -72,4 +76,6 @@ if __name__ == "__main__":
     frame = pl.DataFrame(
         rows, schema_overrides={"advantage_f32": pl.List(pl.Float32), "f32": pl.List(pl.Float64), "error": pl.String}
     )
-    frame.write_parquet(f"{out}/expected.parquet", compression="zstd", compression_level=20)
+    frame.write_parquet(
+        f"{out}/expected{'-' * bool(newer)}{''.join(newer[:1])}.parquet", compression="zstd", compression_level=20
+    )

@@ -1,7 +1,8 @@
 # ruff: noqa
 """Results of ms-swift's own functions, whose modules are never imported: CHECKOUT OUT.pkl.
 
-CHECKOUT is a clone of modelscope/ms-swift at 3602360a5623. `store.py` makes the tables of the pickle.
+CHECKOUT is a clone of modelscope/ms-swift at 3602360a5623, or the unpacked wheel of 4.6.0. `store.py` makes the tables
+of the pickle.
 """
 
 if __name__ == "__main__":
@@ -67,6 +68,8 @@ if __name__ == "__main__":
         "_prepare_algorithm_params",
         "_compute_fipo_influence",
     ]
+    if "_undo_gradient_accumulation_scaling" in (root / "swift/rlhf_trainers/grpo_trainer.py").read_text():
+        METHODS.append("_undo_gradient_accumulation_scaling")
 
     class Accelerator:
         """One of several ranks: what a rank gathers is known from a first pass over all."""
@@ -85,7 +88,8 @@ if __name__ == "__main__":
                 self.seen[self.rank].append(x.detach().clone())
                 return x
             self.place += 1
-            return torch.stack([self.seen[r][self.place - 1] for r in range(self.num_processes)]).flatten()
+            parts = [self.seen[r][self.place - 1] for r in range(self.num_processes)]
+            return torch.cat(parts) if x.ndim == 2 else torch.stack(parts).flatten()
 
     space = dict(
         base,
@@ -98,6 +102,7 @@ if __name__ == "__main__":
         compute_advantages=adv["compute_advantages"],
         compute_reward_metrics=adv["compute_reward_metrics"],
         defaultdict=defaultdict,
+        WINDOW_NORMALIZED_LOSS_TYPES=["cispo", "dapo", "fipo"],
     )
     load("swift/rlhf_trainers/grpo_trainer.py", METHODS, space, "GRPOTrainer")
     Swift = type("Swift", (), {name: space[name] for name in METHODS})
@@ -151,9 +156,10 @@ if __name__ == "__main__":
                 own["advantage_estimator"]
             ]
         me = Swift()
-        me.args = SimpleNamespace(**own)
+        me.args = SimpleNamespace(**own, gradient_accumulation_steps=b["micros"])
         me._prepare_algorithm_params()
         me.model = SimpleNamespace(training=True)
+        me.model_accepts_loss_kwargs, me.compute_loss_func = False, None
         me.beta = options.get("beta", 0.04)
         me.num_generations = b["K"]
         me.num_generations_eval = b["K"]
@@ -234,7 +240,7 @@ if __name__ == "__main__":
                 grad[r] = (torch.zeros_like(g.policy) if g.policy.grad is None else g.policy.grad)[
                     i, : len(b["mask"][r])
                 ].tolist()
-        metrics = {k: sum(v) / len(v) for k, v in me._metrics["train"].items()}
+        metrics = {k: float(sum(v) / len(v)) for k, v in me._metrics["train"].items()}
         return (
             float(loss.detach()),
             advantage[[place[r] for r in range(len(order))]].tolist(),
