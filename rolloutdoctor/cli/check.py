@@ -46,7 +46,7 @@ def check(
     fail_on: verdict.FailOnOption = opt.FailOn.error,
     exit_zero: verdict.ExitZeroOption = False,
     each: Annotated[
-        bool, typer.Option("--each", help="Several runs: folders and patterns give one line for each run.")
+        bool, typer.Option("--each", help="Check several runs: one line for each, with its worst finding.")
     ] = False,
     list_: Annotated[
         str | None,

@@ -64,10 +64,16 @@ def diff(
         ),
     ] = None,
     top_tokens: Annotated[
-        int, typer.Option("--top-tokens", metavar="N", min=0, help="Leave out the N tokens of each step likewise.")
+        int,
+        typer.Option(
+            "--top-tokens",
+            metavar="N",
+            min=0,
+            help=("Leave out the N tokens of each step that carry most of the gradient."),
+        ),
     ] = 0,
     afresh: Annotated[
-        bool, typer.Option("--afresh", help="Compute what is left without them: advantages and denominators change.")
+        bool, typer.Option("--afresh", help="Recompute advantages and denominators without them.")
     ] = False,
     no_text: Annotated[
         bool, typer.Option("--no-text", help="Do not read the prompts and responses of these groups.")

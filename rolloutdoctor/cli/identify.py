@@ -34,8 +34,8 @@ def identify(
 ) -> None:
     """Find out which objective made the logged advantages, KL and loss of a run, whatever its options say.
 
-    Every configuration of the known trainers is tested against the log, and recipes that none of them has. What gives
-    all values within float32 rounding is named, with the options that state it.
+    Tests every configuration of the known trainers, and formulas that no trainer has, against the log, and names the
+    options that reproduce all values within float32 rounding.
     """
     from rolloutdoctor.commands.identify import identify as find
     from rolloutdoctor.engine.options import ReadOptions

@@ -38,7 +38,9 @@ def merge(
     exit_zero: verdict.ExitZeroOption = False,
     color: opt.ColorOption = opt.Color.auto,
     quiet: opt.QuietOption = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Measures, places, options and references.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help=("Show measures, places, options and references."))
+    ] = False,
 ) -> None:
     """Merge the saved states of parts of a run into one report."""
     raise SystemExit(

@@ -14,11 +14,11 @@ from rolloutdoctor.results.errors import UsageError
 
 EPILOG = (
     "Columns: advantages_re, kl_re, ratio_re, loss_re (they sum to the loss of the step) and grad_re (derivative of "
-    "that loss with respect to policy_log_probs), 0 where the mask is 0; with --fix each again with the suffix _fixed. "
-    "Where a rollout correction is configured, is_weights_re and response_mask_re. "
-    "Rows keep step, split, group_id and sample_id. "
-    "Examples: rolloutdoctor recompute run.parquet -o tokens.parquet; rolloutdoctor recompute run.parquet --format "
-    "json; rolloutdoctor recompute run.parquet --workers 4 -o tokens/"
+    "that loss with respect to policy_log_probs), 0 where the mask is 0; with --fix each again with the suffix "
+    "_fixed. Where a rollout correction is configured, is_weights_re and response_mask_re. Rows keep step, split, "
+    "group_id and sample_id. Examples: rolloutdoctor recompute run.parquet; rolloutdoctor recompute run.parquet -o "
+    "tokens.parquet; rolloutdoctor recompute run.parquet --format json; rolloutdoctor recompute run.parquet "
+    "--workers 4 -o tokens/"
 )
 
 
@@ -40,7 +40,10 @@ def recompute(
             "--output",
             "-o",
             metavar="OUT",
-            help="Write the values of every token to this Parquet file, or to a folder (OUT/): a file for each part.",
+            help=(
+                "Write the values of every token to this Parquet file or folder (OUT/). Without it: print the table "
+                "of means only."
+            ),
         ),
     ] = None,
     source: groups.Source,

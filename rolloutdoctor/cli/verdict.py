@@ -34,7 +34,7 @@ IgnoreOption = Annotated[
         "--ignore",
         metavar="CODE",
         envvar="ROLLOUTDOCTOR_IGNORE",
-        help="Not these rules or families.",
+        help="Skip these rules or families.",
         autocompletion=complete.codes,
     ),
 ]

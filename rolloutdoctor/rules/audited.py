@@ -271,7 +271,7 @@ def judged(causes: tuple[Cause, ...], severity: Severity) -> Judgement:
     if others:
         listed = ", ".join(others[:4]) + (f" and {len(others) - 4} more" if len(others) > 4 else "")
         message += f"; it also explains {listed}"
-    evidence = f"worst difference {number(cause.worst)} of its rounding radius"
+    evidence = f"largest error {number(cause.worst)} of the rounding bound"
     if cause.steps is not None:
         first, last, count = cause.steps
         evidence += f"; in {counted(count, 'step')}, {first} to {last}" if count > 1 else f"; in step {first}"

@@ -69,7 +69,7 @@ class LoggedAnomaly(TableRule):
 
     def _not_logged(self, context: Context) -> Missing:
         return Missing(
-            "no step has a loss, KL or gradient norm under a known metric name",
+            "no step logs a loss, KL or gradient norm under a known metric name",
             context.recording.get("metrics", logs_remedy()),
         )
 

@@ -167,14 +167,16 @@ def _places(finding: Finding) -> Iterator[str]:
 
 
 def _in_brief(finding: Finding) -> str:
-    """Name the worst places, three at most; without places the steps, or the whole run."""
+    """Name where it begins, or the worst places, three at most; without any the steps, or the whole run."""
+    if finding.onset is not None:
+        return f"from step {finding.onset:g} on"
     places = [where(replace(place, sample_id=None, note="")).rstrip(": ") for place in finding.examples]
     if places:
         return "; ".join(list(dict.fromkeys(places))[:_PLACES])
     if finding.cause is not None and finding.cause.steps is not None:
         first, last, count = finding.cause.steps
         return f"step {first}" if count == 1 else f"{many(count, 'step')}, {first} to {last}"
-    return "the whole run" if finding.onset is None else f"from step {finding.onset:g} on"
+    return "the whole run"
 
 
 def _measures(finding: Finding, width: int) -> str:

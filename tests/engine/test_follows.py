@@ -232,4 +232,4 @@ def test_a_consequence_counts_with_its_cause():
 def test_several_runs_in_a_line_each(name):
     runs = [(CheckedRun("a", ("a",), BOTH), 1)]
     text = " ".join("".join(SEVERAL[name](runs, ["a"], Style(width=160))).split())
-    assert "error RDA004; RDA007 follows from RDA004 (4 rows, 1 step)" in text
+    assert "RDA004 headline of RDA004; RDA007 follows from RDA004 (4 rows, 1 step)" in text

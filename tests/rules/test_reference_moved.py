@@ -197,7 +197,7 @@ def test_a_reference_that_is_the_policy_is_so_on_every_token(monkeypatch):
     ):
         steps = long_steps(lambda step, place, to=elsewhere: apart(step, place, to), masked=masked)
         headline = found_in(steps).headline
-        assert headline.startswith("the reference is the policy") == is_equal, headline
+        assert headline.startswith("reference and policy are bit-identical") == is_equal, headline
 
 
 def test_a_policy_that_leaves_the_new_reference_at_once():

@@ -54,7 +54,7 @@ def _factor(name: str, code: str, words: str, factor: float, part: str = "kl_los
         code=code,
         stage="loss" if part == "kl_loss" else "advantages",
         words=words,
-        remedy="find where the KL term is added, and pass the coefficient that the run really had with --set",
+        remedy="fix the code that adds the KL term; if its coefficient is intended, pass it with --set",
         applies=lambda objective: getattr(objective, part) is not None,
         objective=edit,
         unclaimed=UNCLAIMED | {"reward_kl"},
