@@ -98,6 +98,12 @@ def test_options_of_one_trainer_are_not_used_for_a_run_of_another():
         configured(AXOLOTL, trainer="verl")
 
 
+@pytest.mark.parametrize("trainer", [None, "verl"])
+def test_easyr1_is_named_and_not_taken_for_verl(trainer):
+    with pytest.raises(UsageError, match=r"easyr1.yaml is a configuration of EasyR1: .* of no release of verl"):
+        configured(DATA / "easyr1.yaml", trainer)
+
+
 @pytest.mark.parametrize(
     ("kind", "state", "refused"),
     [

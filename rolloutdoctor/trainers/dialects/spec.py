@@ -22,17 +22,19 @@ class Dialect:
         only: key to the values under which it runs the trainer as it is, and why not under others; the first value
             stands for a key that is left out.
         needed: option that it makes up where the configuration leaves it out, and from what.
+        never: why no configuration is translated; empty where some are.
         package: first part of the names of its classes of options.
     """
 
     title: str
     trainer: str
     marks: frozenset[str]
-    names: Mapping[str, str]
+    names: Mapping[str, str] = field(default_factory=dict)
     implied: Mapping[tuple[str, object], Mapping[str, object]] = field(default_factory=dict)
     defaults: Mapping[str, object] = field(default_factory=dict)
     only: Mapping[str, tuple[tuple[object, ...], str]] = field(default_factory=dict)
     needed: Mapping[str, str] = field(default_factory=dict)
+    never: str = ""
     package: str = ""
 
     def refuse(self, values: Mapping[str, object], origin: str) -> None:
@@ -41,6 +43,8 @@ class Dialect:
         Raises:
             UsageError: naming the key.
         """
+        if self.never:
+            raise UsageError(f"{origin} is a configuration of {self.title}: {self.never}")
         for key, (allowed, why) in self.only.items():
             value = values.get(key, allowed[0])
             if value not in allowed:

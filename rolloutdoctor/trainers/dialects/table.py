@@ -2,10 +2,10 @@
 
 from collections.abc import Collection
 
-from rolloutdoctor.trainers.dialects import axolotl
+from rolloutdoctor.trainers.dialects import axolotl, easyr1
 from rolloutdoctor.trainers.dialects.spec import Dialect
 
-DIALECTS: tuple[Dialect, ...] = (axolotl.DIALECT,)
+DIALECTS: tuple[Dialect, ...] = (axolotl.DIALECT, easyr1.DIALECT)
 
 
 def dialect_of(keys: Collection[str]) -> Dialect | None:
