@@ -199,7 +199,7 @@ ColorOption = Annotated[Color, typer.Option("--color", envvar="ROLLOUTDOCTOR_COL
 def layers(settings: list[str] | None, config: str | None) -> "list[Layer]":
     """Option values of the user, most important first: command line, environment, settings file, trainer's file."""
     from rolloutdoctor.cli.settings import find_settings
-    from rolloutdoctor.engine.configure import read_settings, read_trainer_config
+    from rolloutdoctor.engine.configure import read_settings, read_trainer_layers
     from rolloutdoctor.trainers.options import Layer
 
     found = [read_settings(settings or [], "command line")]
@@ -215,7 +215,7 @@ def layers(settings: list[str] | None, config: str | None) -> "list[Layer]":
         found.append(Layer(file.path, file.trainer_options))
     if config is not None:
         note_file(config)
-        found.append(read_trainer_config(config))
+        found += read_trainer_layers(config, {name for layer in found for name in layer.values})
     return found
 
 

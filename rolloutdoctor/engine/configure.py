@@ -4,8 +4,13 @@ import json
 import os
 import re
 import tomllib
+<<<<<<< HEAD
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+=======
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+>>>>>>> w-dial
 from functools import cache
 from typing import Any
 
@@ -16,6 +21,7 @@ from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.results.errors import UnstatedError, UsageError
 from rolloutdoctor.results.findings import Setting
 from rolloutdoctor.search.hypotheses.fixes import ChosenFix
+from rolloutdoctor.trainers.dialects.table import dialect_of
 from rolloutdoctor.trainers.options import Config, Layer, parse_version, resolve
 from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import find
@@ -99,7 +105,10 @@ def configure(
     """
     name, _, version = (trainer or "").partition("@")
     same = not name or name == metadata.trainer
-    name = name or metadata.trainer or ""
+    name = name or metadata.trainer or next((layer.trainer for layer in layers if layer.trainer), "")
+    other = next((layer for layer in layers if layer.trainer not in ("", name)), None)
+    if other is not None:
+        raise UsageError(f"{other.origin}: options of {other.trainer}, and the run is of {name}")
     if not name:
         if fixes or any(layer.values for layer in layers):
             raise UsageError("options were set, but nothing says which trainer they are of: add --trainer NAME")
@@ -197,6 +206,21 @@ def read_trainer_config(path: str) -> Layer:
     if not isinstance(body, dict):
         raise UsageError(f"{name}: expected an object of options")
     return Layer(os.fspath(path), _referred(flat(body, name)), strict=False)
+
+
+def read_trainer_layers(path: str, stated: Collection[str] = ()) -> list[Layer]:
+    """Read a configuration file of a trainer, or of a program that runs one.
+
+    Args:
+        path: of the file.
+        stated: options that something more important states.
+
+    Raises:
+        UsageError: if it cannot be read, or the program computes something else with it.
+    """
+    layer = read_trainer_config(path)
+    dialect = dialect_of(layer.values)
+    return [layer] if dialect is None else dialect.layers(layer.values, layer.origin, stated)
 
 
 _REFERENCE = re.compile(r"\$\{([\w.-]+)\}")

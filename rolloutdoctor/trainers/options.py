@@ -205,11 +205,13 @@ class Layer:
         origin: words for the place.
         values: option name to value.
         strict: True if a name that the trainer does not have is an error; False for files that hold other options.
+        trainer: whose options they are, if that is certain; else empty.
     """
 
     origin: str
     values: Mapping[str, object]
     strict: bool = True
+    trainer: str = ""
 
 
 @dataclass(frozen=True)

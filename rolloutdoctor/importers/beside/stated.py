@@ -44,8 +44,10 @@ def trainer_of(names: Mapping[str, object]) -> str | None:
 
 def is_other(*names: str) -> bool:
     """Tell by names a program that has another one's options and computes something of its own."""
-    return any(mark in name.lower() for name in names for mark in ("unsloth", "swift", "miles", "dynamic_sample"))
+    return any(mark in name.lower() for name in names for mark in _OTHERS)
 
+
+_OTHERS = ("unsloth", "swift", "miles", "dynamic_sample", "data_producer")
 
 _OWN = {
     "trl": {"num_generations", "beta", "scale_rewards"},

@@ -11,6 +11,7 @@ from rolloutdoctor.io.archives import unarchived
 from rolloutdoctor.io.locations.paths import natural_key
 from rolloutdoctor.io.locations.small_files import read_small, read_small_bytes
 from rolloutdoctor.results.errors import InputError
+from rolloutdoctor.trainers.dialects.table import dialect_of_class
 
 NAME = "training_args.bin"
 
@@ -63,6 +64,9 @@ def read_training_args(path: Path) -> Stated:
             "if it computes what TRL does, give them with --trainer trl --set KEY=VALUE"
         )
     values = dict(_plain_fields(found.state))
+    dialect = dialect_of_class(found.name)
+    if dialect is not None:
+        dialect.refuse(values, origin)
     cards = [place / "README.md" for place in (path.parent, path.parent.parent)[: 1 + checkpoint]]
     card = next((card for card in cards if card.is_file()), None)
     release = None if card is None else _release(card)

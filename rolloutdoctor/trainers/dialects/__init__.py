@@ -1,0 +1,1 @@
+"""Configurations of programs that run another program's trainer, as options of that trainer."""

@@ -1,0 +1,18 @@
+"""Every dialect."""
+
+from collections.abc import Collection
+
+from rolloutdoctor.trainers.dialects import axolotl, easyr1
+from rolloutdoctor.trainers.dialects.spec import Dialect
+
+DIALECTS: tuple[Dialect, ...] = (axolotl.DIALECT, easyr1.DIALECT)
+
+
+def dialect_of(keys: Collection[str]) -> Dialect | None:
+    """Return the dialect of a configuration, by its keys; None if it is none."""
+    return next((one for one in DIALECTS if one.marks <= set(keys)), None)
+
+
+def dialect_of_class(name: str) -> Dialect | None:
+    """Return the dialect that a class of options is of, by its full name."""
+    return next((one for one in DIALECTS if one.package and name.startswith(f"{one.package}.")), None)
