@@ -4,13 +4,8 @@ import json
 import os
 import re
 import tomllib
-<<<<<<< HEAD
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-=======
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
->>>>>>> w-dial
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
