@@ -61,7 +61,7 @@ class TermWeight:
         kind: name in `rolloutdoctor.formulas.losses.gates`.
         against: the log-probs that the trainer's are compared with.
         of: the trainer's, of importance weights.
-        level: one weight per token, or per row: the product of its tokens' ratios, or their geometric mean.
+        level: one weight per token, or per row: the product, the geometric mean or the largest of its tokens' ratios.
         low: smallest weight, or None.
         high: largest weight, or None; of an off-policy mask the largest drift, of an entropy mask the share kept.
         outside: weights outside of the bounds are cut to them, or 0.
@@ -79,7 +79,7 @@ class TermWeight:
     kind: Literal["importance", "off_policy", "high_entropy", "outlier"]
     against: Literal["old_log_probs", "rollout_log_probs"] = "rollout_log_probs"
     of: Literal["old_log_probs", "policy_log_probs"] = "old_log_probs"
-    level: Literal["token", "sequence", "geometric"] = "token"
+    level: Literal["token", "sequence", "geometric", "largest"] = "token"
     low: float | None = None
     high: float | None = None
     outside: Literal["cut", "zero"] = "cut"

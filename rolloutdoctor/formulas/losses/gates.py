@@ -13,6 +13,7 @@ from torch import Tensor
 from rolloutdoctor.formulas.losses.levels import lengths, row_mean
 from rolloutdoctor.formulas.losses.terms import TokenInputs
 from rolloutdoctor.objective.corrections import TermWeight
+from rolloutdoctor.ops import segments as seg
 
 SMALLEST = math.log(1e-8)
 """Lower bound that TRL puts on the log of such a weight where it multiplies those of a row; the upper one is 20."""
@@ -30,7 +31,8 @@ def weights(log_ratio_T: Tensor, given: TokenInputs, gate: TermWeight) -> Tensor
         gate: level, bounds, and what becomes of weights outside of them: cut, or 0.
 
     Source: TRL ``GRPOTrainer._generate_and_score_completions``; slime ``vanilla_tis_function``, ``icepop_function``;
-    ms-swift ``GRPOTrainer._apply_rollout_importance_sampling`` (geometric mean, a row's indicator).
+    ms-swift ``GRPOTrainer._apply_rollout_importance_sampling`` (geometric mean, a row's indicator); AReaL
+    ``apply_rejection_sampling`` (largest).
     """
     if gate.nan_is_one:
         log_ratio_T = torch.where(log_ratio_T.isnan(), 0.0, log_ratio_T)
@@ -38,8 +40,7 @@ def weights(log_ratio_T: Tensor, given: TokenInputs, gate: TermWeight) -> Tensor
         log_ratio_T = torch.where(log_ratio_T.isfinite(), log_ratio_T, 0.0)
     if gate.log_ratio_bound is not None:
         log_ratio_T = log_ratio_T.clamp(-gate.log_ratio_bound, gate.log_ratio_bound)
-    log = log_ratio_T if gate.level == "token" else given.row_sum(log_ratio_T)
-    free = (log / lengths(given) if gate.level == "geometric" else log).exp()
+    free = _log_weights(log_ratio_T, given, gate).exp()
     if gate.finite:
         # A product of rows is taken in float64, and upstream in the dtype of the tokens.
         free = torch.where(free.to(log_ratio_T.dtype).isfinite(), free, 0.0)
@@ -48,6 +49,19 @@ def weights(log_ratio_T: Tensor, given: TokenInputs, gate: TermWeight) -> Tensor
     low = -torch.inf if gate.low is None else gate.low
     high = torch.inf if gate.high is None else gate.high
     return torch.where((free < low) | (free > high), 0.0, torch.ones_like(free) if gate.indicator else free)
+
+
+def _log_weights(log_ratio_T: Tensor, given: TokenInputs, gate: TermWeight) -> Tensor:
+    """Log of the weights before any bound: ``[T]``, or ``[N]`` float64."""
+    match gate.level:
+        case "token":
+            return log_ratio_T
+        case "sequence":
+            return given.row_sum(log_ratio_T)
+        case "geometric":
+            return given.row_sum(log_ratio_T) / lengths(given)
+        case "largest":
+            return seg.high(log_ratio_T, given.runs.offsets).double()
 
 
 def importance(given: TokenInputs, column: Column, gate: TermWeight) -> Tensor:

@@ -25,6 +25,11 @@ REFERENCE = "ref.path"
 _DECOUPLED = {f"{_A}.use_decoupled_loss": (True,)}
 _FILTERS = {f"{_REJECT}.level": ("token", "sequence")}
 LEVELS = ("batch", "group")
+_AGGREGATED: dict[str, Literal["geometric", "sequence", "largest"]] = {
+    "mean": "geometric",
+    "sum": "sequence",
+    "max": "largest",
+}
 
 Column = Literal["old_log_probs", "rollout_log_probs", "policy_log_probs"]
 
@@ -148,9 +153,7 @@ OPTIONS = (
         "word",
         "mean",
         "what of a row is bounded: geometric mean, product or largest ratio",
-        choices=("mean", "sum", "max"),
-        computed=("mean", "sum"),
-        why_not="the largest ratio of a row is not computed by this version",
+        choices=tuple(_AGGREGATED),
         only_with=_FILTERS,
     ),
     Option(f"{_REJECT}.upper", "number", 5.0, "upper bound", low=0, only_with=_FILTERS),
@@ -306,11 +309,12 @@ def _gates(config: Config) -> tuple[TermWeight, ...]:
     if level == "token":
         return (replace(weight, low=low, high=high, outside="zero" if masks else "cut"),)
     weight = replace(weight, level="geometric")
-    if config.word(f"{_REJECT}.agg") == "mean":
+    bounded = _AGGREGATED[config.word(f"{_REJECT}.agg")]
+    if bounded == "geometric":
         return (replace(weight, low=low, high=high, outside="zero" if masks else "cut"),)
     if not masks:
-        raise UsageError("rejection_sampling.action = clamp with agg = sum is not computed by this version")
-    return weight, replace(weight, level="sequence", low=low, high=high, outside="zero", indicator=True)
+        raise UsageError("rejection_sampling.action = clamp with agg = sum or max is not computed by this version")
+    return weight, replace(weight, level=bounded, low=low, high=high, outside="zero", indicator=True)
 
 
 def group_size(config: Config, split: str) -> int | None:
