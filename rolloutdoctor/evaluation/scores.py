@@ -34,7 +34,10 @@ def task_scores(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -
             reward_T = torch.where(batch.column("response_mask"), reward_T, 0.0)
         return seg.total(reward_T, batch.rows)
     # The trainers hold rewards in the dtype of the tokens; the statistics of these values are float64.
-    score_N = batch.column("reward").to(dtype).double()
+    score_N = batch.column("reward").to(dtype)
+    if (rule.reward_shift, rule.reward_factor) != (0, 1):
+        score_N = (score_N + rule.reward_shift) * rule.reward_factor
+    score_N = score_N.double()
     if rule.null_is_zero:
         score_N = score_N.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
     if rule.empty_is_zero:

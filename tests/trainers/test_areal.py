@@ -42,7 +42,6 @@ def test_a_row_that_ends_in_a_masked_token_loses_its_reward():
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"actor.reward_scaling": 10.0}, "rewards are computed as they are"),
         ({"actor.mask_no_eos_with_zero": True}, "prompts with their padding"),
         ({"actor.m2_threshold": 0.04}, "each micro-batch"),
         ({"actor.prox_logp_method": "loglinear"}, "version of the token before"),

@@ -66,8 +66,8 @@ OPTIONS = (
     *_norm(_REWARD, "normalisation of rewards", "group"),
     *_norm(_ADVANTAGE, "normalisation of advantages, over the trained tokens", "batch"),
     Option(f"{_A}.reward_clip", "number", 20.0, "largest absolute reward", low=0),
-    _refused("reward_scaling", "number", 1.0, "what rewards are multiplied by", "rewards are computed as they are"),
-    _refused("reward_bias", "number", 0.0, "what is added to rewards", "rewards are computed as they are"),
+    Option(f"{_A}.reward_bias", "number", 0.0, "what is added to rewards first"),
+    Option(f"{_A}.reward_scaling", "number", 1.0, "what rewards are multiplied by before the clip"),
     _refused(
         "overlong_reward_penalty", "flag", False, "penalise long responses", "record the rewards after the penalty"
     ),
@@ -258,6 +258,8 @@ def _advantage(config: Config, *, by_token: bool) -> AdvantageRule:
         gamma=config.number(f"{_A}.discount"),
         lam=config.number(f"{_A}.gae_lambda"),
         sums_tokens=by_token,
+        reward_shift=config.number(f"{_A}.reward_bias"),
+        reward_factor=config.number(f"{_A}.reward_scaling"),
         reward_bounds=(-clip, clip),
         whitened=whitened,
         whitening_epsilon=config.number(f"{_ADVANTAGE}.eps") if whitened else None,

@@ -105,5 +105,14 @@ CONFIGS = {
     "KL, no reference": {},
     "discounted": {**GRPO, "actor.discount": 0.9, "actor.gae_lambda": 0.95},
     "product of rows, largest": {**DECOUPLED, J + "level": "sequence", J + "agg": "max", J + "upper": 1.2},
+    "scaled": {**GRPO, "actor.reward_scaling": 2.5, "actor.reward_bias": -0.3},
+    "scaled, KL": {
+        **GRPO,
+        "actor.reward_scaling": 0.1,
+        "actor.reward_bias": 0.7,
+        "actor.kl_ctl": 0.1,
+        "ref.path": "model",
+    },
+    "scaled, clip": {**NONE, "actor.reward_scaling": 10.0, "actor.reward_bias": -0.5, "actor.reward_clip": 3.0},
     "loglinear": {**DECOUPLED, "actor.prox_logp_method": "loglinear"},
 }
