@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from rolloutdoctor.objective.corrections import TermWeight
-from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, Surrogate
+from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, OverlongPenalty, Surrogate
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
@@ -23,6 +23,8 @@ _REWARD, _ADVANTAGE, _REJECT = f"{_A}.reward_norm", f"{_A}.adv_norm", f"{_A}.rej
 _U = "ppo_actor/update"
 REFERENCE = "ref.path"
 _DECOUPLED = {f"{_A}.use_decoupled_loss": (True,)}
+_LONG = f"{_A}.overlong_"
+_TAIL = {f"{_LONG}reward_penalty": (True,)}
 _FILTERS = {f"{_REJECT}.level": ("token", "sequence")}
 LEVELS = ("batch", "group")
 _AGGREGATED: dict[str, Literal["geometric", "sequence", "largest"]] = {
@@ -68,9 +70,10 @@ OPTIONS = (
     Option(f"{_A}.reward_clip", "number", 20.0, "largest absolute reward", low=0),
     Option(f"{_A}.reward_bias", "number", 0.0, "what is added to rewards first"),
     Option(f"{_A}.reward_scaling", "number", 1.0, "what rewards are multiplied by before the clip"),
-    _refused(
-        "overlong_reward_penalty", "flag", False, "penalise long responses", "record the rewards after the penalty"
-    ),
+    Option(f"{_LONG}reward_penalty", "flag", False, "penalise long responses: the rows have the rewards before it"),
+    Option(f"{_LONG}tokens", "integer", None, "length of the penalised tail", low=1, optional=True, only_with=_TAIL),
+    Option(f"{_LONG}penalty_factor", "number", None, "penalty of a whole tail", optional=True, only_with=_TAIL),
+    Option(f"{_A}.max_new_tokens", "integer", 1024, "where the penalised tail ends", low=1, only_with=_TAIL),
     _refused(
         "mask_no_eos_with_zero",
         "flag",
@@ -258,6 +261,7 @@ def _advantage(config: Config, *, by_token: bool) -> AdvantageRule:
         gamma=config.number(f"{_A}.discount"),
         lam=config.number(f"{_A}.gae_lambda"),
         sums_tokens=by_token,
+        overlong=_overlong(config),
         reward_shift=config.number(f"{_A}.reward_bias"),
         reward_factor=config.number(f"{_A}.reward_scaling"),
         reward_bounds=(-clip, clip),
@@ -265,6 +269,21 @@ def _advantage(config: Config, *, by_token: bool) -> AdvantageRule:
         whitening_epsilon=config.number(f"{_ADVANTAGE}.eps") if whitened else None,
         masked_end="lost",
     )
+
+
+def _overlong(config: Config) -> OverlongPenalty | None:
+    """Build the penalty of long rows.
+
+    Raises:
+        UsageError: without its length or factor, as AReaL itself.
+    """
+    if not config[f"{_LONG}reward_penalty"]:
+        return None
+    span, factor = (config.optional_number(f"{_LONG}{name}") for name in ("tokens", "penalty_factor"))
+    if span is None or factor is None:
+        raise UsageError("overlong_reward_penalty needs overlong_tokens and overlong_penalty_factor, in AReaL too")
+    start = int(config.number(f"{_A}.max_new_tokens") - span)
+    return OverlongPenalty(start=start, span=int(span), factor=factor)
 
 
 def _surrogate(config: Config) -> Surrogate:

@@ -64,6 +64,12 @@ NONE = {"actor.kl_ctl": 0.0}
 GRPO = {**NONE, R + "mean_level": "group", R + "std_level": "group"}
 FULL = {**GRPO, A + "mean_level": "batch", A + "std_level": "batch"}
 DECOUPLED = {**FULL, "actor.use_decoupled_loss": True}
+OVERLONG = {
+    "actor.overlong_reward_penalty": True,
+    "actor.overlong_tokens": 3,
+    "actor.overlong_penalty_factor": 0.7,
+    "actor.max_new_tokens": 6,
+}
 CONFIGS = {
     "raw": NONE,
     "grpo": GRPO,
@@ -114,5 +120,7 @@ CONFIGS = {
         "ref.path": "model",
     },
     "scaled, clip": {**NONE, "actor.reward_scaling": 10.0, "actor.reward_bias": -0.5, "actor.reward_clip": 3.0},
+    "overlong": {**FULL, **OVERLONG},
+    "overlong, clip": {**NONE, **OVERLONG, "actor.reward_scaling": -2.0, "actor.reward_clip": 1.0},
     "loglinear": {**DECOUPLED, "actor.prox_logp_method": "loglinear"},
 }
