@@ -86,6 +86,7 @@ def loss_columns(objective: Objective) -> frozenset[str]:
         needed.add("entropy")
     for gate in objective.gates:
         needed |= {"entropy"} if gate.kind == "high_entropy" else {gate.of, gate.against}
+        needed |= {"micro_batch_id", "rank"} if gate.level == "pack" else set()
     return frozenset(needed)
 
 
