@@ -24,6 +24,7 @@ DEFAULTS = {
     "actor.reward_norm.std_level": None,
     "actor.adv_norm.mean_level": None,
     "actor.adv_norm.std_level": None,
+    "actor.overlong_reward_penalty": False,
     "actor.gae_timestep_unit": "token",
     "actor.use_decoupled_loss": False,
     "actor.recompute_logprob": False,
@@ -37,7 +38,7 @@ DEFAULTS = {
     "actor.rejection_sampling.agg": "mean",
     "actor.rejection_sampling.metric": "ratio",
 }
-NUMBERS = ("actor.reward_scaling", "actor.reward_bias", "actor.overlong_reward_penalty")
+NUMBERS = ("actor.reward_scaling", "actor.reward_bias")
 REFUSED = ("loglinear",)
 
 
