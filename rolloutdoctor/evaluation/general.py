@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
+from math import prod
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from rolloutdoctor.evaluation.token_sums import PerToken, TokenSums
 from rolloutdoctor.formulas import kl
 from rolloutdoctor.formulas.corrections.inside import inside_the_loss
 from rolloutdoctor.formulas.losses.aggregation import Layout, row_weights
-from rolloutdoctor.formulas.losses.gates import importance_of_rows, kl_product, product
+from rolloutdoctor.formulas.losses.gates import importance_of_rows, kl_product, over_packs, product
 from rolloutdoctor.formulas.losses.levels import row_mean
 from rolloutdoctor.formulas.losses.selections import SELECTIONS
 from rolloutdoctor.formulas.losses.surrogates import SURROGATES
@@ -78,11 +79,24 @@ class GeneralEvaluator:
         self.differs_N = self.zero_gradient_N = torch.zeros(len(batch), dtype=torch.bool, device=batch.device)
         self.kept: list[tuple[Tensor, ...]] | None = [] if per_token else None
         self.chosen_T: Tensor | None = None
-        self.open_T = open_tokens(batch, objective, layout)
+        self.open_T = self._over_more(open_tokens(batch, objective, layout))
         if objective.surrogate.kind in SELECTIONS:
             step = whole(batch, dtype)
             micro_T = step.expand(self.layout.micro_N)
             self.chosen_T = SELECTIONS[objective.surrogate.kind](self._given(step), micro_T, objective.surrogate)
+
+    def _over_more(self, open_T: Tensor | None) -> Tensor | None:
+        """The multipliers that more than a block decides, ``[T]``; None for none."""
+        packs = [gate for gate in self.objective.gates if gate.level == "pack"]
+        if not packs:
+            return open_T
+        step = whole(self.batch, self.dtype)
+        given = self._given(step, gated=False)
+        found = [over_packs(given, step.column, gate, self.layout.micro_N) for gate in packs]
+        weight_t = prod(found[1:], start=found[0])
+        found_T = torch.zeros(self.batch.tokens, dtype=weight_t.dtype, device=weight_t.device)
+        found_T[self.batch.column("response_mask")] = weight_t
+        return found_T if open_T is None else found_T * open_T
 
     def _row_weights(self, rule: Aggregation) -> Tensor:
         """Weight of a token of every row under an aggregation, ``[N]`` float64."""
@@ -103,7 +117,7 @@ class GeneralEvaluator:
         weight_N = torch.where(in_count_N, row_weights(counted_N, layout, rule), 0.0)
         return weight_N / rule.eval_divisor if self.batch.split != TRAIN else weight_N
 
-    def _given(self, block: Block) -> TokenInputs:
+    def _given(self, block: Block, *, gated: bool = True) -> TokenInputs:
         """Return the inputs of the policy term for a block."""
         policy_T = block.column("policy_log_probs")
         rule = self.objective.surrogate
@@ -127,7 +141,7 @@ class GeneralEvaluator:
             chosen_T=None if self.chosen_T is None else block.packed_trained(self.chosen_T),
             cached=block.cached,
         )
-        return self._gated(given, block) if self.objective.gates else given
+        return self._gated(given, block) if self.objective.gates and gated else given
 
     def _gated(self, given: TokenInputs, block: Block) -> TokenInputs:
         """Add the multipliers of the policy term to the inputs."""

@@ -34,7 +34,10 @@ def task_scores(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -
             reward_T = torch.where(batch.column("response_mask"), reward_T, 0.0)
         return seg.total(reward_T, batch.rows)
     # The trainers hold rewards in the dtype of the tokens; the statistics of these values are float64.
-    score_N = batch.column("reward").to(dtype).double()
+    score_N = penalised_rewards(batch, rule, dtype)
+    if (rule.reward_shift, rule.reward_factor) != (0, 1):
+        score_N = (score_N + rule.reward_shift) * rule.reward_factor
+    score_N = score_N.double()
     if rule.null_is_zero:
         score_N = score_N.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
     if rule.empty_is_zero:
@@ -42,6 +45,18 @@ def task_scores(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -
     if rule.masked_end == "zero":
         score_N = torch.where(ends_masked(batch), 0.0, score_N)
     return score_N if rule.reward_bounds is None else score_N.clamp(*rule.reward_bounds)
+
+
+def penalised_rewards(batch: RolloutBatch, rule: AdvantageRule, dtype: torch.dtype) -> Tensor:
+    """The reward of each row without what it loses for its length, ``[N]`` in the dtype of the tokens.
+
+    Source: AReaL ``reward_overlong_penalty`` (areal/utils/functional/functional.py); DAPO, arXiv 2503.14476, eq. 13.
+    """
+    reward_N = batch.column("reward").to(dtype)
+    if rule.overlong is None:
+        return reward_N
+    spare_N = (rule.overlong.start - batch.trained.diff()).to(dtype)
+    return reward_N + (spare_N / rule.overlong.span * rule.overlong.factor).clamp(max=0)
 
 
 def ends_masked(batch: RolloutBatch) -> Tensor:

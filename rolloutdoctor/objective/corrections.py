@@ -61,7 +61,9 @@ class TermWeight:
         kind: name in `rolloutdoctor.formulas.losses.gates`.
         against: the log-probs that the trainer's are compared with.
         of: the trainer's, of importance weights.
-        level: one weight per token, or per row: the product of its tokens' ratios, or their geometric mean.
+        level: one weight per token, or per row: the product, the geometric mean or the largest of its tokens' ratios;
+            or one per micro-batch, which is a packed sequence: the geometric mean over its tokens, or their mean
+            distance of the ratio from 1, of a divergence.
         low: smallest weight, or None.
         high: largest weight, or None; of an off-policy mask the largest drift, of an entropy mask the share kept.
         outside: weights outside of the bounds are cut to them, or 0.
@@ -76,10 +78,10 @@ class TermWeight:
         of_rank: a quantile is that of the micro-batch of the rank, not of the micro-batches of all ranks together.
     """
 
-    kind: Literal["importance", "off_policy", "high_entropy", "outlier"]
+    kind: Literal["importance", "off_policy", "high_entropy", "outlier", "divergence"]
     against: Literal["old_log_probs", "rollout_log_probs"] = "rollout_log_probs"
     of: Literal["old_log_probs", "policy_log_probs"] = "old_log_probs"
-    level: Literal["token", "sequence", "geometric"] = "token"
+    level: Literal["token", "sequence", "geometric", "largest", "pack"] = "token"
     low: float | None = None
     high: float | None = None
     outside: Literal["cut", "zero"] = "cut"

@@ -40,6 +40,15 @@ class Scope:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OverlongPenalty:
+    """Penalty of rows with more than `start` trained tokens: `factor` for each `span` tokens beyond."""
+
+    start: int
+    span: int
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class AdvantageRule:
     """Rule that turns scores into advantages.
 
@@ -67,6 +76,9 @@ class AdvantageRule:
         reward_keys: the reward functions that are normalised one by one; none: the score alone.
         reward_weights: their weights; none: all one.
         normalised: the advantages are centred over the step's baseline rows and divided by their standard deviation.
+        overlong: what long rows lose of their reward before all else; None: nothing.
+        reward_shift: added to the rewards, before `reward_factor` and `reward_bounds`.
+        reward_factor: what they are multiplied by then.
         reward_bounds: what the rewards are clamped to before any KL penalty; None: nothing.
         null_is_zero: a row whose reward is null has a reward of 0.
         whitened: the advantages are whitened over the trained tokens of the step.
@@ -111,6 +123,9 @@ class AdvantageRule:
     reward_keys: tuple[str, ...] = ()
     reward_weights: tuple[float, ...] = ()
     normalised: bool = False
+    overlong: OverlongPenalty | None = None
+    reward_shift: float = 0.0
+    reward_factor: float = 1.0
     reward_bounds: tuple[float, float] | None = None
     null_is_zero: bool = False
     whitened: bool = False

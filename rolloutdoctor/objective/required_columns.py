@@ -28,7 +28,7 @@ def advantage_columns(objective: Objective) -> frozenset[str]:
         needed |= weight_columns(objective)
     if rule.sums_tokens:
         needed |= reward_kl_columns(objective)
-    if rule.masked_end != "counts":
+    if rule.masked_end != "counts" or rule.overlong is not None:
         needed.add("response_mask")
     if RowSet.REJECTED in objective.baseline_rows.without:
         needed.add("response_mask")
@@ -86,6 +86,7 @@ def loss_columns(objective: Objective) -> frozenset[str]:
         needed.add("entropy")
     for gate in objective.gates:
         needed |= {"entropy"} if gate.kind == "high_entropy" else {gate.of, gate.against}
+        needed |= {"micro_batch_id", "rank"} if gate.level == "pack" else set()
     return frozenset(needed)
 
 

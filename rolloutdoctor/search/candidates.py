@@ -210,7 +210,7 @@ def unscaled_essence(objective: Objective) -> tuple[object, ...]:
         rule.sums_tokens,
         rule.reward_keys,
         rule.reward_weights,
-        rule.reward_bounds,
+        (rule.overlong, rule.reward_shift, rule.reward_factor, rule.reward_bounds),
         objective.baseline_rows,
         objective.kl_reward if objective.kl_reward is not None and objective.kl_reward.coef else None,
     )

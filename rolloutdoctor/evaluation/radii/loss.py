@@ -89,8 +89,11 @@ def _of_row_weights(evaluation: Evaluation, size_N: Tensor) -> Radius:
     for gate in evaluation.objective.gates:
         if gate.kind == "importance" and gate.level != "token" and not gate.indicator:
             _, of_row_N, length_N = row_log_ratios(evaluation.batch, gate.of, gate.against)
+            if gate.level == "pack":
+                assert evaluation.tokens is not None
+                of_row_N, length_N = map(evaluation.tokens.layout.micro_total, (of_row_N, length_N))
             count_N = length_N.clamp(min=1)
-            of_sum = rounding.total(of_row_N, count_N) * (1 / count_N if gate.level == "geometric" else 1.0)
+            of_sum = rounding.total(of_row_N, count_N) * (1.0 if gate.level == "sequence" else 1 / count_N)
             found = found + of_sum * size_N
     return found
 

@@ -55,7 +55,7 @@ def importance_weight(evaluation: Evaluation, gate: TermWeight) -> tuple[Tensor,
     if gate.log_ratio_bound is not None:
         drift_T = drift_T.clamp(-gate.log_ratio_bound, gate.log_ratio_bound)
     size_N, length_N = seg.total(drift_T.abs(), batch.rows), seg.trues(batch.column("response_mask"), batch.rows)
-    if gate.level == "token":
+    if gate.level in ("token", "largest"):
         drift_N = seg.high(drift_T, batch.rows).clamp(min=0)
         size_N = seg.high(drift_T.abs(), batch.rows).clamp(min=0)
         lost = rounding.stored(size_N + 2 * rounding.EXP_ULPS + 1)

@@ -13,6 +13,7 @@ from torch import Tensor
 from rolloutdoctor.formulas.losses.levels import lengths, row_mean
 from rolloutdoctor.formulas.losses.terms import TokenInputs
 from rolloutdoctor.objective.corrections import TermWeight
+from rolloutdoctor.ops import segments as seg
 
 SMALLEST = math.log(1e-8)
 """Lower bound that TRL puts on the log of such a weight where it multiplies those of a row; the upper one is 20."""
@@ -30,7 +31,8 @@ def weights(log_ratio_T: Tensor, given: TokenInputs, gate: TermWeight) -> Tensor
         gate: level, bounds, and what becomes of weights outside of them: cut, or 0.
 
     Source: TRL ``GRPOTrainer._generate_and_score_completions``; slime ``vanilla_tis_function``, ``icepop_function``;
-    ms-swift ``GRPOTrainer._apply_rollout_importance_sampling`` (geometric mean, a row's indicator).
+    ms-swift ``GRPOTrainer._apply_rollout_importance_sampling`` (geometric mean, a row's indicator); AReaL
+    ``apply_rejection_sampling`` (largest).
     """
     if gate.nan_is_one:
         log_ratio_T = torch.where(log_ratio_T.isnan(), 0.0, log_ratio_T)
@@ -38,11 +40,14 @@ def weights(log_ratio_T: Tensor, given: TokenInputs, gate: TermWeight) -> Tensor
         log_ratio_T = torch.where(log_ratio_T.isfinite(), log_ratio_T, 0.0)
     if gate.log_ratio_bound is not None:
         log_ratio_T = log_ratio_T.clamp(-gate.log_ratio_bound, gate.log_ratio_bound)
-    log = log_ratio_T if gate.level == "token" else given.row_sum(log_ratio_T)
-    free = (log / lengths(given) if gate.level == "geometric" else log).exp()
+    return bounded(_log_weights(log_ratio_T, given, gate).exp(), gate, log_ratio_T.dtype)
+
+
+def bounded(free: Tensor, gate: TermWeight, dtype: torch.dtype) -> Tensor:
+    """Weights within the bounds of their gate, in the shape and dtype of `free`; upstream has them in `dtype`."""
     if gate.finite:
         # A product of rows is taken in float64, and upstream in the dtype of the tokens.
-        free = torch.where(free.to(log_ratio_T.dtype).isfinite(), free, 0.0)
+        free = torch.where(free.to(dtype).isfinite(), free, 0.0)
     if gate.outside == "cut":
         return free.clamp(gate.low, gate.high) if gate.low is not None or gate.high is not None else free
     low = -torch.inf if gate.low is None else gate.low
@@ -50,12 +55,57 @@ def weights(log_ratio_T: Tensor, given: TokenInputs, gate: TermWeight) -> Tensor
     return torch.where((free < low) | (free > high), 0.0, torch.ones_like(free) if gate.indicator else free)
 
 
-def importance(given: TokenInputs, column: Column, gate: TermWeight) -> Tensor:
-    """The weights of the tokens, ``[T]``."""
+def _log_weights(log_ratio_T: Tensor, given: TokenInputs, gate: TermWeight) -> Tensor:
+    """Log of the weights before any bound: ``[T]``, or ``[N]`` float64."""
+    match gate.level:
+        case "token":
+            return log_ratio_T
+        case "sequence":
+            return given.row_sum(log_ratio_T)
+        case "geometric":
+            return given.row_sum(log_ratio_T) / lengths(given)
+        case "largest":
+            return seg.high(log_ratio_T, given.runs.offsets).double()
+        case "pack":
+            raise ValueError("a block may hold a part of a micro-batch: use over_packs")
+
+
+def over_packs(given: TokenInputs, column: Column, gate: TermWeight, micro_N: Tensor) -> Tensor:
+    """Weights by the mean over a micro-batch, ``[T]``: of whole steps, as no block of rows has all of one.
+
+    A divergence drops the tokens of a micro-batch out of bounds whose ratio their advantage drives further from 1.
+
+    Args:
+        given: the rows of the step.
+        column: their columns.
+        gate: of importance, or of divergence.
+        micro_N: ``[N]`` int64, the row's micro-batch.
+
+    Source: open-instruct ``compute_rho_correction``, ``_sequence_level_mean`` (open_instruct/grpo_utils.py).
+    """
+    log_ratio_T = _log_ratio(column, gate)
+    if gate.log_ratio_bound is not None:
+        log_ratio_T = log_ratio_T.clamp(-gate.log_ratio_bound, gate.log_ratio_bound)
+    value_T = log_ratio_T if gate.kind == "importance" else (log_ratio_T.exp() - 1).abs()
+    count_M = seg.total_by(micro_N, given.runs.lengths.double())
+    mean_M = seg.total_by(micro_N, given.row_sum(value_T)) / count_M.clamp(min=1)
+    if gate.kind == "importance":
+        return given.expand(bounded(mean_M.exp(), gate, log_ratio_T.dtype)[micro_N])
+    kept_T = given.expand(bounded(mean_M, gate, log_ratio_T.dtype)[micro_N])
+    return torch.where(log_ratio_T.sign() * given.advantage_T > 0, kept_T, 1.0)
+
+
+def _log_ratio(column: Column, gate: TermWeight) -> Tensor:
+    """Log-ratio of trainer and sampler, ``[T]``."""
     against_T = column(gate.against)
     if gate.nan_log_prob is not None:
         against_T = torch.where(against_T.isnan(), gate.nan_log_prob, against_T)
-    found = weights(column(gate.of) - against_T, given, gate)
+    return column(gate.of) - against_T
+
+
+def importance(given: TokenInputs, column: Column, gate: TermWeight) -> Tensor:
+    """The weights of the tokens, ``[T]``."""
+    found = weights(_log_ratio(column, gate), given, gate)
     return found if gate.level == "token" else given.expand(found)
 
 
@@ -145,9 +195,10 @@ def product(gates: Iterable[TermWeight], given: TokenInputs, column: Column, ope
         gates: those of the objective; the ones that the policy term takes in by itself are left out.
         given: the rows.
         column: their columns.
-        open_T: ``[T]`` bool, what `high_entropy` lets through, or None.
+        open_T: ``[T]`` what more than these rows decides: what `high_entropy` lets through, `over_packs`; or None.
     """
-    found = [GATES[gate.kind](given, column, gate) for gate in gates if gate.kind in GATES and not gate.inside]
+    own = (gate for gate in gates if gate.kind in GATES and gate.level != "pack" and not gate.inside)
+    found = [GATES[gate.kind](given, column, gate) for gate in own]
     if open_T is not None:
         found.append(open_T.to(given.policy_T.dtype))
     whole_T = given.gate_T

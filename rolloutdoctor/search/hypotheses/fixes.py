@@ -79,7 +79,7 @@ def _divides_by_siblings(objective: Objective) -> bool:
 
 def _rejects_rows(gate: TermWeight) -> bool:
     """True if a multiplier takes whole rows out of the policy term, and leaves their KL term."""
-    if gate.on_kl or gate.inside or gate.kind == "high_entropy":
+    if gate.on_kl or gate.inside or gate.kind == "high_entropy" or gate.level == "pack":
         return False
     is_bounded = gate.low is not None or gate.high is not None
     return gate.kind != "importance" or (gate.level != "token" and gate.outside == "zero" and is_bounded)

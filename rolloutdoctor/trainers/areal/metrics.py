@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rolloutdoctor.evaluation.blocks import whole
 from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult, TokenSums
+from rolloutdoctor.evaluation.scores import penalised_rewards
 from rolloutdoctor.formulas import kl
 from rolloutdoctor.formulas.losses.gates import GATES
 from rolloutdoctor.formulas.losses.levels import log_weights
@@ -45,7 +46,10 @@ def _ends(name: str, x: Tensor) -> dict[str, float]:
 def _of_batch(evaluation: Evaluation) -> dict[str, float]:
     """Recompute what is logged before the update: rewards of rows, advantages of trained tokens."""
     batch, rows = evaluation.batch, evaluation.rows
-    found = _ends("ppo_actor/task_reward", batch.column("reward")) if batch.has("reward") else {}
+    found = {}
+    rule = evaluation.objective.advantage
+    if batch.has("reward", *(["response_mask"] if rule.overlong else [])):
+        found = _ends("ppo_actor/task_reward", penalised_rewards(batch, rule, evaluation.dtype))
     if rows is None or "response_mask" not in batch.per_token:
         return found
     advantage_T = rows.advantage_T

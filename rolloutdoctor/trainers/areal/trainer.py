@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from rolloutdoctor.objective.corrections import TermWeight
-from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, Surrogate
+from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, OverlongPenalty, Surrogate
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
@@ -23,8 +23,15 @@ _REWARD, _ADVANTAGE, _REJECT = f"{_A}.reward_norm", f"{_A}.adv_norm", f"{_A}.rej
 _U = "ppo_actor/update"
 REFERENCE = "ref.path"
 _DECOUPLED = {f"{_A}.use_decoupled_loss": (True,)}
+_LONG = f"{_A}.overlong_"
+_TAIL = {f"{_LONG}reward_penalty": (True,)}
 _FILTERS = {f"{_REJECT}.level": ("token", "sequence")}
 LEVELS = ("batch", "group")
+_AGGREGATED: dict[str, Literal["geometric", "sequence", "largest"]] = {
+    "mean": "geometric",
+    "sum": "sequence",
+    "max": "largest",
+}
 
 Column = Literal["old_log_probs", "rollout_log_probs", "policy_log_probs"]
 
@@ -61,11 +68,12 @@ OPTIONS = (
     *_norm(_REWARD, "normalisation of rewards", "group"),
     *_norm(_ADVANTAGE, "normalisation of advantages, over the trained tokens", "batch"),
     Option(f"{_A}.reward_clip", "number", 20.0, "largest absolute reward", low=0),
-    _refused("reward_scaling", "number", 1.0, "what rewards are multiplied by", "rewards are computed as they are"),
-    _refused("reward_bias", "number", 0.0, "what is added to rewards", "rewards are computed as they are"),
-    _refused(
-        "overlong_reward_penalty", "flag", False, "penalise long responses", "record the rewards after the penalty"
-    ),
+    Option(f"{_A}.reward_bias", "number", 0.0, "what is added to rewards first"),
+    Option(f"{_A}.reward_scaling", "number", 1.0, "what rewards are multiplied by before the clip"),
+    Option(f"{_LONG}reward_penalty", "flag", False, "penalise long responses: the rows have the rewards before it"),
+    Option(f"{_LONG}tokens", "integer", None, "length of the penalised tail", low=1, optional=True, only_with=_TAIL),
+    Option(f"{_LONG}penalty_factor", "number", None, "penalty of a whole tail", optional=True, only_with=_TAIL),
+    Option(f"{_A}.max_new_tokens", "integer", 1024, "where the penalised tail ends", low=1, only_with=_TAIL),
     _refused(
         "mask_no_eos_with_zero",
         "flag",
@@ -148,9 +156,7 @@ OPTIONS = (
         "word",
         "mean",
         "what of a row is bounded: geometric mean, product or largest ratio",
-        choices=("mean", "sum", "max"),
-        computed=("mean", "sum"),
-        why_not="the largest ratio of a row is not computed by this version",
+        choices=tuple(_AGGREGATED),
         only_with=_FILTERS,
     ),
     Option(f"{_REJECT}.upper", "number", 5.0, "upper bound", low=0, only_with=_FILTERS),
@@ -255,11 +261,29 @@ def _advantage(config: Config, *, by_token: bool) -> AdvantageRule:
         gamma=config.number(f"{_A}.discount"),
         lam=config.number(f"{_A}.gae_lambda"),
         sums_tokens=by_token,
+        overlong=_overlong(config),
+        reward_shift=config.number(f"{_A}.reward_bias"),
+        reward_factor=config.number(f"{_A}.reward_scaling"),
         reward_bounds=(-clip, clip),
         whitened=whitened,
         whitening_epsilon=config.number(f"{_ADVANTAGE}.eps") if whitened else None,
         masked_end="lost",
     )
+
+
+def _overlong(config: Config) -> OverlongPenalty | None:
+    """Build the penalty of long rows.
+
+    Raises:
+        UsageError: without its length or factor, as AReaL itself.
+    """
+    if not config[f"{_LONG}reward_penalty"]:
+        return None
+    span, factor = (config.optional_number(f"{_LONG}{name}") for name in ("tokens", "penalty_factor"))
+    if span is None or factor is None:
+        raise UsageError("overlong_reward_penalty needs overlong_tokens and overlong_penalty_factor, in AReaL too")
+    start = int(config.number(f"{_A}.max_new_tokens") - span)
+    return OverlongPenalty(start=start, span=int(span), factor=factor)
 
 
 def _surrogate(config: Config) -> Surrogate:
@@ -306,11 +330,12 @@ def _gates(config: Config) -> tuple[TermWeight, ...]:
     if level == "token":
         return (replace(weight, low=low, high=high, outside="zero" if masks else "cut"),)
     weight = replace(weight, level="geometric")
-    if config.word(f"{_REJECT}.agg") == "mean":
+    bounded = _AGGREGATED[config.word(f"{_REJECT}.agg")]
+    if bounded == "geometric":
         return (replace(weight, low=low, high=high, outside="zero" if masks else "cut"),)
     if not masks:
-        raise UsageError("rejection_sampling.action = clamp with agg = sum is not computed by this version")
-    return weight, replace(weight, level="sequence", low=low, high=high, outside="zero", indicator=True)
+        raise UsageError("rejection_sampling.action = clamp with agg = sum or max is not computed by this version")
+    return weight, replace(weight, level=bounded, low=low, high=high, outside="zero", indicator=True)
 
 
 def group_size(config: Config, split: str) -> int | None:

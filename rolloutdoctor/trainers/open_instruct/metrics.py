@@ -16,7 +16,7 @@ from torch import Tensor
 from rolloutdoctor.evaluation.blocks import Block, whole
 from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult, TokenSums
 from rolloutdoctor.formulas import kl
-from rolloutdoctor.formulas.losses.gates import GATES
+from rolloutdoctor.formulas.losses.gates import GATES, over_packs
 from rolloutdoctor.formulas.losses.terms import TokenInputs
 from rolloutdoctor.metric_names.name import ordered
 from rolloutdoctor.objective.corrections import TermWeight
@@ -119,6 +119,8 @@ class _Tokens:
         return [self._weight(gate) for gate in self._objective.gates]
 
     def _weight(self, gate: TermWeight) -> Tensor:
+        if gate.level == "pack":
+            return over_packs(self._given, self._block.column, gate, self._sums.layout.micro_N)
         return GATES[gate.kind](self._given, self._block.column, gate)
 
     def _mean(self, x_t: Tensor) -> float:
@@ -201,8 +203,8 @@ class _Tokens:
         low_t = high_t = none_t.bool()
         if len(self._weights) > 1:
             mask = self._objective.gates[1]
-            low_t = low_t if mask.low is None else free_t < mask.low
-            high_t = high_t if mask.high is None else free_t > mask.high
+            low_t = low_t if mask.low is None else self._weight(replace(mask, high=None)) == 0
+            high_t = high_t if mask.high is None else self._weight(replace(mask, low=None)) == 0
         applied_t = prod(self._weights[1:], start=self._weights[0])
         drops = dict(zip(RHO_DROPS, (low_t | high_t, low_t, high_t), strict=True))
         return {"val/rho_weight": applied_t, "val/rho_clipfrac": self._weights[0] != free_t, **drops}

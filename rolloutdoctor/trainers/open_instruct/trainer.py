@@ -47,8 +47,6 @@ def _of_pack(name: str, meaning: str) -> Option:
         False,
         meaning,
         since="0.3.0",
-        computed=(False,),
-        why_not="the mean is over the packed sequence, other responses in it included, and not over the response",
         only_with=_OF_RHO,
     )
 
@@ -81,8 +79,8 @@ OPTIONS = (
     _rho("clamp_upper", 2.0, "largest weight"),
     _rho("mask_lower", 0.0, "tokens of a smaller ratio are dropped"),
     _rho("mask_upper", 0.0, "tokens of a larger ratio are dropped"),
-    _of_pack("rho_mask_sequence_level", "weigh by the geometric mean of the ratios"),
-    _of_pack("rho_mask_tv_divergence", "drop tokens by the mean divergence of their sequence"),
+    _of_pack("rho_mask_sequence_level", "weigh by the geometric mean of the ratios of the packed sequence"),
+    _of_pack("rho_mask_tv_divergence", "drop tokens by the mean divergence of the packed sequence"),
     Option(
         "truncated_importance_sampling_ratio_cap",
         "number",
@@ -198,7 +196,11 @@ def _aggregation(config: Config) -> Aggregation:
 
 
 def _gates(config: Config, of: Literal["old_log_probs", "policy_log_probs"]) -> tuple[TermWeight, ...]:
-    """Build what multiplies the policy term: a weight within bounds, and what is dropped."""
+    """Build what multiplies the policy term: a weight within bounds, and what is dropped.
+
+    Raises:
+        UsageError: for means over a packed sequence that ranks share.
+    """
     weight = TermWeight(kind="importance", of=of, log_ratio_bound=BOUND, nan_log_prob=INVALID)
     if config.version < (0, 3, 0):
         cap = config.number("truncated_importance_sampling_ratio_cap")
@@ -209,10 +211,16 @@ def _gates(config: Config, of: Literal["old_log_probs", "policy_log_probs"]) -> 
         config.number(f"rho_{name}_bound") or None
         for name in ("clamp_lower", "clamp_upper", "mask_lower", "mask_upper")
     )
+    divergence, by_pack = config["rho_mask_tv_divergence"], config["rho_mask_sequence_level"]
+    if (divergence or by_pack) and config["sequence_parallel_size"] != 1:
+        raise UsageError("means over packed sequences that ranks share (sequence_parallel_size) are not computed")
+    if by_pack:
+        weight = replace(weight, level="pack")
     found = replace(weight, low=low, high=high)
     if least is None and most is None:
         return (found,)
-    return found, replace(weight, low=least, high=most, outside="zero", indicator=True)
+    mask = replace(weight, low=least, high=most, outside="zero", indicator=True)
+    return found, replace(mask, kind="divergence", level="pack") if divergence else mask
 
 
 def single_update(config: Config) -> bool:

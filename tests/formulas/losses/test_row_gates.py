@@ -28,6 +28,7 @@ GATES = {
         RATIO,
         replace(RATIO, level="geometric", low=0.9, high=1.2, outside="zero", indicator=True),
     ),
+    "rows by the largest": (RATIO, replace(RATIO, level="largest", low=1.05, high=1.6, outside="zero", indicator=True)),
     "cut, nothing to compare with": (replace(RATIO, low=0.5, high=1.5, nan_log_prob=1.0),),
     "of the policy": (replace(RATIO, of="policy_log_probs"),),
 }
@@ -39,6 +40,8 @@ def weight_of(gate, gaps):
         gaps = [sum(gap if isfinite(gap) else 0.0 for gap in gaps) / len(gaps)]
     elif gate.level == "sequence":
         gaps = [sum(gaps)]
+    elif gate.level == "largest":
+        gaps = [nan if any(gap != gap for gap in gaps) else max(gaps)]
     found = [exp(gap) if isfinite(gap) else 0.0 for gap in gaps]
     low, high = -inf if gate.low is None else gate.low, inf if gate.high is None else gate.high
     if gate.outside == "cut":

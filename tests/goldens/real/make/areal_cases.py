@@ -64,6 +64,12 @@ NONE = {"actor.kl_ctl": 0.0}
 GRPO = {**NONE, R + "mean_level": "group", R + "std_level": "group"}
 FULL = {**GRPO, A + "mean_level": "batch", A + "std_level": "batch"}
 DECOUPLED = {**FULL, "actor.use_decoupled_loss": True}
+OVERLONG = {
+    "actor.overlong_reward_penalty": True,
+    "actor.overlong_tokens": 3,
+    "actor.overlong_penalty_factor": 0.7,
+    "actor.max_new_tokens": 6,
+}
 CONFIGS = {
     "raw": NONE,
     "grpo": GRPO,
@@ -105,5 +111,16 @@ CONFIGS = {
     "KL, no reference": {},
     "discounted": {**GRPO, "actor.discount": 0.9, "actor.gae_lambda": 0.95},
     "product of rows, largest": {**DECOUPLED, J + "level": "sequence", J + "agg": "max", J + "upper": 1.2},
+    "scaled": {**GRPO, "actor.reward_scaling": 2.5, "actor.reward_bias": -0.3},
+    "scaled, KL": {
+        **GRPO,
+        "actor.reward_scaling": 0.1,
+        "actor.reward_bias": 0.7,
+        "actor.kl_ctl": 0.1,
+        "ref.path": "model",
+    },
+    "scaled, clip": {**NONE, "actor.reward_scaling": 10.0, "actor.reward_bias": -0.5, "actor.reward_clip": 3.0},
+    "overlong": {**FULL, **OVERLONG},
+    "overlong, clip": {**NONE, **OVERLONG, "actor.reward_scaling": -2.0, "actor.reward_clip": 1.0},
     "loglinear": {**DECOUPLED, "actor.prox_logp_method": "loglinear"},
 }

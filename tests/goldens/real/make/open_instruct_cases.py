@@ -100,5 +100,8 @@ CONFIGS = {
     "sampler": {"use_vllm_logprobs": True, "use_rho_correction": False},
     "sampler, cispo": {"use_vllm_logprobs": True, "use_rho_correction": False, "loss_fn": "cispo", "kl_estimator": 3},
     "pack mean": {"rho_mask_sequence_level": True, LOW: 0.9, HIGH: 1.1},
-    "pack divergence": {"rho_mask_tv_divergence": True, LOW: 0.05, HIGH: 1.2},
+    "pack divergence": {"rho_mask_tv_divergence": True, LOW: 0.2, HIGH: 1.2},
+    "pack mean, clamp": {"rho_mask_sequence_level": True, "rho_clamp_lower_bound": 0.98, LOW: 0.95, HIGH: 1.2, **TWICE},
+    "pack divergence, small": {"rho_mask_tv_divergence": True, HIGH: 0.2, "loss_fn": "cispo", **TWICE},
+    "pack mean and divergence": {"rho_mask_sequence_level": True, "rho_mask_tv_divergence": True, HIGH: 0.25, **TWICE},
 }
