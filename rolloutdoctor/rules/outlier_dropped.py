@@ -65,6 +65,8 @@ class OutlierDropped(TableRule):
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """Nothing says whether there is such a filter."""
+        if context.objective is None:
+            return Missing("nothing says which trainer made the run, and with which options", context.unstated)
         needed = {name: _option(context, name) for name in (FILTER, LEAVE_ONE_OUT, SIZE)}
         unknown = [name for name, one in needed.items() if one is None or not (one.is_stated or name == LEAVE_ONE_OUT)]
         if not unknown:

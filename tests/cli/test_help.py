@@ -24,7 +24,7 @@ def test_help_is_in_groups_without_variables_and_types(rolloutdoctor, width):
 def test_words_are_completed():
     assert complete.codes("RDG001") == [("RDG001", "zero-std-kl")]
     assert ("zero-std-kl", "RDG001") in complete.codes("zero")
-    assert [word for word, _ in complete.fixes("zero")] == ["zero-std"]
+    assert [word for word, _ in complete.fixes("zero-")] == ["zero-std", "zero-length-reward"]
     assert "zero-std:pr5640" in [word for word, _ in complete.fixes("zero-std:")]
     assert "trl" in [word for word, _ in complete.trainers("t")]
     assert "beta=" in [word for word, _ in complete.options("be")]

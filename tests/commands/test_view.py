@@ -47,7 +47,10 @@ def test_the_overview_needs_no_row():
     assert len(found.steps) == 100
     assert found.steps[45] == (46, "train", 16)
     assert [one.name for one in found.vitals][:2] == ["reward", "kl"]
-    assert found.fixes == ("zero-std", "rejected-rows", "mask-truncated-vote")
+    assert found.fixes == (
+        *("zero-std", "rejected-rows", "mask-truncated-vote"),
+        *("zero-length-reward", "padding-rows"),
+    )
     assert found.trainer == "verl 0.9.1"
 
 

@@ -99,7 +99,7 @@ def test_nothing_is_read_for_a_rule_that_cannot_run():
 def test_everything_is_there():
     plan = plan_for(beta=0.1, metrics=KL_METRICS | {one.pattern for one in trl.NAMES})
     ruled_out = [one.code for one in plan.not_applicable]
-    assert ruled_out == ["RDG004", "RDG012", "RDO007", "RDO012", "RDO015", "RDT001"]
+    assert ruled_out == ["RDA020", "RDG004", "RDG012", "RDO007", "RDO012", "RDO015", "RDT001"]
     assert plan.rules == tuple(rule for rule in RULES if rule.code not in ruled_out)
     assert plan.skipped == ()
     assert [fix.label for fix in plan.fixes] == ["rejected-rows:singleton-raw", "zero-std:loss"]
