@@ -81,7 +81,7 @@ def main():
             eval_dataset=data[1],
             processing_class=make_tokenizer(),
         )
-        with record(trainer, OUTPUT, text=True):
+        with record(trainer, OUTPUT):
             trainer.train()
     without_clocks(metrics_path(OUTPUT))
 

@@ -27,7 +27,8 @@ EPILOG = (
     "The page opens at once, and the run is checked while you look at it. It is served on this machine alone, at an "
     "address that nobody else knows, reads nothing but the run, and ends with Ctrl-C. On another machine: "
     "ssh -L 8123:127.0.0.1:8123 HOST, and there rolloutdoctor view run.parquet --port 8123. "
-    "Examples: rolloutdoctor view run.parquet; rolloutdoctor view outputs/completions"
+    "Examples: rolloutdoctor view run.parquet; rolloutdoctor view outputs/completions; "
+    "rolloutdoctor view run.parquet --against before.parquet"
 )
 
 
@@ -37,6 +38,10 @@ def view(
     *,
     paths: opt.Paths,
     source: groups.Source,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", metavar="B", help="Another run: its completions beside those of this one."),
+    ] = None,
     port: Annotated[
         int, typer.Option("--port", metavar="N", min=0, max=65535, help="Port on this machine; 0: one that is free.")
     ] = 0,
@@ -51,9 +56,13 @@ def view(
     options = groups.read_options(CheckOptions, source, groups.Part(), device="cpu", dtype=dtype.value)
     run = dumps.opened(paths, source, quiet=quiet, text=True, logs_alone=True)
     inspector = Inspector(run, options, paths)
+    other = None
+    if against is not None:
+        other = Inspector(dumps.opened([against], source, quiet=quiet, text=True), options, [against])
     judging = Judging(run, options)
     try:
-        server = PageServer(port, {"overview": _overview(inspector), "judged": judging.answer, **_pages(inspector)})
+        api = {"overview": _overview(inspector, against), "judged": judging.answer, **_pages(inspector, other)}
+        server = PageServer(port, api)
     except OSError as error:
         raise UsageError(f"--port {port}: {error.strerror}; leave it out, and a free one is taken") from error
     judging.start()
@@ -71,15 +80,26 @@ def view(
         server.server_close()
 
 
-def _overview(inspector: "Inspector") -> Callable[[Mapping[str, str]], Answer]:
-    return lambda parameters: _answer(inspector.overview)
+def _overview(inspector: "Inspector", against: str | None = None) -> Callable[[Mapping[str, str]], Answer]:
+    from dataclasses import replace
+
+    return lambda parameters: _answer(lambda: replace(inspector.overview(), against=against))
 
 
-def _pages(inspector: "Inspector") -> dict[str, Callable[[Mapping[str, str]], Answer]]:
-    return {
+def _pages(
+    inspector: "Inspector", other: "Inspector | None" = None
+) -> dict[str, Callable[[Mapping[str, str]], Answer]]:
+    pages: dict[str, Callable[[Mapping[str, str]], Answer]] = {
         "step": lambda given: _answer(lambda: inspector.step(_key(given), given.get("fix"))),
         "group": lambda given: _answer(lambda: inspector.group(_key(given), given.get("group", ""), given.get("fix"))),
     }
+    if other is not None:
+        from rolloutdoctor.commands.view import against
+
+        pages["against"] = lambda given: _answer(
+            lambda: against(inspector, other, _key(given), given.get("group", ""), given.get("fix"))
+        )
+    return pages
 
 
 def _key(parameters: Mapping[str, str]) -> "StepKey":

@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePath
@@ -33,11 +33,13 @@ from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.results.errors import CannotComputeError, InputError, UsageError
 from rolloutdoctor.results.findings import Report
 from rolloutdoctor.results.inspection import (
+    AgainstPage,
     Completion,
     GroupLine,
     GroupPage,
     MetricSeries,
     Overview,
+    Pair,
     StepMetric,
     StepPage,
 )
@@ -179,18 +181,55 @@ class Inspector:
             rows = self._rows_of(found.batch).get(group_id)
             if rows is None:
                 raise InputError(f"step {key.step} ({key.split}) has no group {group_id!r}")
-            cells = self._run.texts({key: rows}, ("prompt", "response"))
-            texts = {row: {name: text_of(cell) for name, cell in found.items()} for (_, row), found in cells.items()}
-            prompt = next((one["prompt"] for one in texts.values() if one.get("prompt")), None)
-            return GroupPage(
-                step=key.step,
-                split=key.split,
-                group_id=group_id,
-                fix=fix,
-                prompt=prompt,
-                problem=found.problem,
-                completions=tuple(self._completion(found, row, texts.get(row, {}).get("response")) for row in rows),
-            )
+            return self._group(key, group_id, fix, found, rows)
+
+    def names(self, key: StepKey) -> frozenset[str]:
+        """Return the sample_ids of a step.
+
+        Raises:
+            InputError: if there is no such step, the run has no sample_id, or a file cannot be read.
+        """
+        if "sample_id" not in self._run.columns:
+            raise InputError("rows cannot be joined: the run has no column sample_id")
+        with self._lock:
+            return frozenset(self._evaluated(key, None).batch.sample_ids)
+
+    def named(
+        self, key: StepKey, group_id: str, own: Collection[str], others: Collection[str], fix: str | None = None
+    ) -> GroupPage:
+        """Return the rows with certain sample_ids, and those of a group of this name that are of no other one.
+
+        Args:
+            key: the step.
+            group_id: name of the group.
+            own: sample_ids of the group in another run.
+            others: all sample_ids of the step in that run.
+            fix: as of `group`.
+
+        Raises:
+            InputError: if there is no such step, or a file cannot be read.
+            UsageError: if the fix is not known, or is not about this objective.
+        """
+        with self._lock:
+            found = self._evaluated(key, fix)
+            names = found.batch.sample_ids
+            alone = [row for row in self._rows_of(found.batch).get(group_id, ()) if names[row] not in others]
+            rows = [row for row, name in enumerate(names) if name in own]
+            return self._group(key, group_id, fix, found, [*rows, *alone])
+
+    def _group(self, key: StepKey, group_id: str, fix: str | None, found: _Opened, rows: Sequence[int]) -> GroupPage:
+        cells = self._run.texts({key: rows}, ("prompt", "response"))
+        texts = {row: {name: text_of(cell) for name, cell in found.items()} for (_, row), found in cells.items()}
+        prompt = next((one["prompt"] for one in texts.values() if one.get("prompt")), None)
+        return GroupPage(
+            step=key.step,
+            split=key.split,
+            group_id=group_id,
+            fix=fix,
+            prompt=prompt,
+            problem=found.problem,
+            completions=tuple(self._completion(found, row, texts.get(row, {}).get("response")) for row in rows),
+        )
 
     def _applies(self, fix: ChosenFix) -> bool:
         context, objective = self._ready.context, self._ready.context.objective
@@ -312,6 +351,42 @@ class Inspector:
             trained=tuple(mask),
             values={name: tuple(_numbers(x_T)) for name, x_T in _token_values(found, here).items()},
         )
+
+
+def against(a: Inspector, b: Inspector, key: StepKey, group_id: str, fix: str | None = None) -> AgainstPage:
+    """Return a group of a run beside the same rows of another run, joined by step and sample_id as `compare` does.
+
+    Raises:
+        InputError: if a run has no such step or no sample_id, A no such group, or a file cannot be read.
+        UsageError: if the fix is not known, or is not about the objective of both.
+    """
+    names = a.names(key)
+    left = a.group(key, group_id, fix)
+    try:
+        b.names(key)
+        right = b.named(key, group_id, {one.sample_id for one in left.completions}, names, fix)
+    except (InputError, UsageError) as error:
+        raise type(error)(f"the run beside it: {error}") from error
+    partners = {one.sample_id: one for one in right.completions}
+    joined = [(one, partners.pop(one.sample_id, None)) for one in left.completions]
+    pairs = [*joined, *((None, one) for one in partners.values())]
+    return AgainstPage(
+        step=key.step,
+        split=key.split,
+        group_id=group_id,
+        fix=fix,
+        prompts=(left.prompt, right.prompt),
+        problems=(left.problem, right.problem),
+        pairs=tuple(Pair(mine, other, _same(mine, other)) for mine, other in pairs),
+    )
+
+
+def _same(a: Completion | None, b: Completion | None) -> bool | None:
+    if a is None or b is None:
+        return None
+    if a.ids and b.ids:
+        return (a.length, a.ids) == (b.length, b.ids) and (a.length == len(a.ids) or None)
+    return None if a.text is None or b.text is None else a.text == b.text
 
 
 def shared(inspector: Inspector, report: Report, count: int) -> Mapping[str, object]:

@@ -210,7 +210,7 @@ def capture(
         name: names the batch within the run.
         number: of the batch, counted by split.
         split: ``train`` or ``eval``.
-        text: True to keep prompts and responses as text.
+        text: True to keep prompts, responses and reference answers as text.
         ends: token ids that end a response; see `ends_of`.
     """
     lengths = np.array([len(ids) for ids in scoring.completion_ids], np.int64)
@@ -226,10 +226,6 @@ def capture(
     size = trainer.num_generations
     if split == "eval":
         size = getattr(trainer, "num_generations_eval", size)
-    texts = {"prompt": _texts(scoring.prompts), "response": _texts(scoring.completions)} if text else {}
-    truths = _truths(scoring.inputs) if text else []
-    if truths:
-        texts["ground_truth"] = truths
     return Generation(
         name=name,
         number=number,
@@ -242,7 +238,7 @@ def capture(
         weights=copied(trainer.reward_weights),
         tool_masks=tool_masks,
         ends=ends,
-        texts=texts,
+        texts=_text_columns(scoring) if text else {},
     )
 
 
@@ -298,6 +294,16 @@ def _truths(inputs: Sequence[object]) -> list[object]:
     if name is None or len(rows) < len(inputs):
         return []
     return [None if one[name] is None else str(one[name]) for one in rows]
+
+
+def _text_columns(scoring: Scoring) -> dict[str, list[object]]:
+    """Return prompts, responses and reference answers; none of them where one is not made of text."""
+    try:
+        texts = {"prompt": _texts(scoring.prompts), "response": _texts(scoring.completions)}
+        truths = _truths(scoring.inputs)
+    except Exception:  # as in `token_text`
+        return {}
+    return texts | ({"ground_truth": truths} if truths else {})
 
 
 def _texts(values: Sequence[object]) -> list[object]:

@@ -29,7 +29,7 @@ def record(
     *,
     every: int = 1,
     max_bytes: int = DEFAULT_MAX_BYTES,
-    text: bool = False,
+    text: bool = True,
 ) -> Recorder:
     """Record what `trainer` trains and evaluates on, from now until its training ends.
 
@@ -40,7 +40,8 @@ def record(
             free name, ``run.2.parquet``.
         every: record every Nth generated training batch. Evaluations and metrics are always recorded.
         max_bytes: about how large the files may get; recording stops with a warning where they would grow larger.
-        text: True to keep prompts and responses as text too.
+        text: keep prompts, responses, reference answers of the data set and the strings of the sampled token ids; False
+            leaves all of them out.
 
     Returns:
         The recorder. It closes itself at the end of training and when the process exits; `close` it, or use it

@@ -17,6 +17,7 @@ class Overview:
         steps: step, split and number of rows of every batch, in order; none where only metrics are there.
         vitals: what the trainer logged, by quantity.
         fixes: names of the fixes that are about this objective.
+        against: the argument that names the run beside it, or None.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Overview:
     steps: tuple[tuple[int, str, int], ...]
     vitals: tuple[Vital, ...]
     fixes: tuple[str, ...]
+    against: str | None = None
 
 
 @dataclass(frozen=True)
@@ -155,3 +157,38 @@ class GroupPage:
     prompt: str | None
     problem: str
     completions: tuple[Completion, ...]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A response of a run and the one with the same step and sample_id of another run.
+
+    Attributes:
+        a, b: the two; None where a run has no such row.
+        same: whether they are one response, by their token ids or else by their text; None where this cannot be told.
+    """
+
+    a: Completion | None
+    b: Completion | None
+    same: bool | None
+
+
+@dataclass(frozen=True)
+class AgainstPage:
+    """A group of a run beside the same rows of another run.
+
+    Attributes:
+        step, split, group_id: which one.
+        fix: the fix that both are compared with, or None.
+        prompts: its text in each run, or None.
+        problems: why the loss of each run could not be evaluated; empty where it was.
+        pairs: the rows of the group in A, then those that only B has in a group of this name.
+    """
+
+    step: int
+    split: str
+    group_id: str
+    fix: str | None
+    prompts: tuple[str | None, str | None]
+    problems: tuple[str, str]
+    pairs: tuple[Pair, ...]

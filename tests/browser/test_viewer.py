@@ -59,12 +59,17 @@ def serve():
     """Serves a run, judged beforehand: its address, and the paths that were asked for."""
     servers = []
 
-    def start(path):
+    def start(path, against=None):
         run = rolloutdoctor.open(path)
         inspector = Inspector(run, CheckOptions(), [Path(path).name])
         judged = orjson.dumps(judged_body(judge(run, CheckOptions())))
         asked = []
-        api = {"overview": _overview(inspector), "judged": lambda given: Answer(judged), **_pages(inspector)}
+        other = (
+            None if against is None else Inspector(rolloutdoctor.open(against), CheckOptions(), [Path(against).name])
+        )
+        beside = None if against is None else Path(against).name
+        pages = _pages(inspector, other)
+        api = {"overview": _overview(inspector, beside), "judged": lambda given: Answer(judged), **pages}
 
         def noted(name, answer):
             return lambda given: asked.append(name) or answer(given)
@@ -134,6 +139,24 @@ def test_hostile_text_is_text(serve, tmp_path):
         assert "<title>owned" not in page
         assert "<img" not in page
     assert page.count("&lt;/script&gt;&lt;script&gt;document.title") >= 4
+
+
+def test_two_runs_side_by_side(serve, tmp_path):
+    sample = SAMPLES / "verl_rejected.parquet"
+    address, asked = serve(sample, sample)
+    page = seen(f"{address}#/step/46/group/45%2F0?against")
+    assert "8 completions, 8 the same in both" in page
+    assert page.count('class="completion"') == 16
+    assert "against" in asked
+    assert "group" not in asked
+    assert re.search(r'href="#/step/46/train/group/45%2F1\?against"', page)
+    address, _ = serve(hostile_run(tmp_path), hostile_run(tmp_path))
+    group = quote(HOSTILE, safe="!'()*-._~")
+    target = tmp_path / "shot.png"
+    page = seen(f"{address}#/step/1/train/group/{group}?against", f"--screenshot={target}", "--window-size=420,900")
+    assert "<title>owned" not in page
+    assert "<img" not in page
+    assert page.count('class="completion"') == 4
 
 
 def test_a_shared_page_shows_its_groups_without_a_server(tmp_path):

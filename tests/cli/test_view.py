@@ -21,7 +21,7 @@ SAMPLE = ROOT / "sample_data" / "verl_rejected.parquet"
 @pytest.fixture(scope="module")
 def served():
     """A server in a process of its own: its address, and how it ends."""
-    command = [sys.executable, "-m", "rolloutdoctor", "view", str(SAMPLE), "--no-browser"]
+    command = [sys.executable, "-m", "rolloutdoctor", "view", str(SAMPLE), "--against", str(SAMPLE), "--no-browser"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as one:
         yield urlsplit(one.stdout.readline().strip()), one
@@ -49,6 +49,9 @@ def test_who_knows_the_address_gets_the_page_and_its_answers(served):
     assert [one["group_id"] for one in orjson.loads(body)["groups"]] == ["45/0", "45/1"]
     status, body, _ = ask(address, f"{address.path}api/group?step=46&split=train&group=45%2F0")
     assert len(orjson.loads(body)["completions"]) == 8
+    assert orjson.loads(ask(address, f"{address.path}api/overview")[1])["against"] == str(SAMPLE)
+    status, body, _ = ask(address, f"{address.path}api/against?step=46&split=train&group=45%2F0")
+    assert [pair["same"] for pair in orjson.loads(body)["pairs"]] == [True] * 8
 
 
 @pytest.mark.parametrize(
@@ -62,6 +65,7 @@ def test_who_knows_the_address_gets_the_page_and_its_answers(served):
         ("{}../../etc/passwd", None),
         ("{}viewer.js/../../html.py", None),
         ("{}..%2f..%2fhtml.py", None),
+        ("/api/against?step=46&group=45%2F0", None),
         ("{}", "evil.example"),
         ("{}api/overview", "evil.example:80"),
     ],
@@ -88,6 +92,7 @@ def test_nothing_can_be_changed(served, method):
         ("step?step=46&split=nowhere", "no step 46"),
         ("step?step=46&fix=nothing", "no fix 'nothing'"),
         ("group?step=46&group=nobody", "no group 'nobody'"),
+        ("against?step=46&group=nobody", "no group 'nobody'"),
     ],
 )
 def test_a_wrong_question_gets_a_sentence(served, query, words):

@@ -11,7 +11,7 @@ import pytest
 from run_files import FLOATS, MASK, write
 
 import rolloutdoctor
-from rolloutdoctor.commands.view import MOST_TOKENS, Inspector, judge, shared
+from rolloutdoctor.commands.view import MOST_TOKENS, Inspector, against, judge, shared
 from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.metadata import RunMetadata
@@ -138,6 +138,69 @@ def test_a_shared_page_holds_the_groups_that_findings_point_at():
     assert groups[0] == "group?step=46&split=train&group=45%2F0"
     assert len(groups) == 3
     assert json.loads(orjson.dumps(found))["overview"]["steps"][0][1] == "train"
+
+
+def beside(tmp_path):
+    """Two runs of a step: sample 0 is equal, 1 differs and is of another group in B, 2 is of A alone, 3 of B alone."""
+    many = {
+        "step": [1] * 3,
+        "response_mask": pa.array([[1, 1]] * 3, MASK),
+        "old_log_probs": pa.array([[-0.5] * 2] * 3, FLOATS),
+        "prompt": ["1+1=", HOSTILE, "1+1="],
+    }
+    a = {"group_id": ["a"] * 3, "sample_id": ["0", "1", "2"], "reward": [0.0, 1.0, 1.0], "response": ["3", "2", "2"]}
+    b = {"group_id": ["a", "b", "a"], "sample_id": ["3", "1", "0"], "reward": [0.5, 0.0, 0.0]}
+    paths = [
+        write(tmp_path / "a.parquet", metadata=TRL, **many, **a),
+        write(tmp_path / "b.parquet", metadata=TRL, **many, **b, response=[HOSTILE, "4", "3"]),
+    ]
+    return [inspected(path) for path in paths]
+
+
+def test_two_runs_are_joined_by_step_and_sample(tmp_path):
+    a, b = beside(tmp_path)
+    key = StepKey(1, "train")
+    page = against(a, b, key, "a")
+    found = [tuple(one and (one.sample_id, one.reward, one.text) for one in (pair.a, pair.b)) for pair in page.pairs]
+    assert found == [
+        (("0", 0.0, "3"), ("0", 0.0, "3")),
+        (("1", 1.0, "2"), ("1", 0.0, "4")),
+        (("2", 1.0, "2"), None),
+        (None, ("3", 0.5, HOSTILE)),
+    ]
+    assert [pair.same for pair in page.pairs] == [True, False, None, None]
+    sides = [
+        {
+            one.sample_id: one.recomputed
+            for line in side.step(key).groups
+            for one in side.group(key, line.group_id).completions
+        }
+        for side in (a, b)
+    ]
+    for pair in page.pairs:
+        for one, side in zip((pair.a, pair.b), sides, strict=True):
+            assert one is None or one.recomputed == side[one.sample_id]
+
+
+def test_a_run_beside_itself_is_the_same():
+    page = against(inspected(), inspected(), STEP, "45/0", "rejected-rows")
+    assert len(page.pairs) == 8
+    for pair in page.pairs:
+        assert pair.same
+        assert orjson.dumps(pair.a) == orjson.dumps(pair.b)
+
+
+def test_what_the_run_beside_does_not_have_is_a_sentence(tmp_path):
+    a, b = beside(tmp_path)
+    with pytest.raises(InputError, match="the run beside it: the run has no step 46"):
+        against(inspected(), b, STEP, "45/0")
+    with pytest.raises(InputError, match="has no group 'z'"):
+        against(a, b, StepKey(1, "train"), "z")
+    columns = two_rows()
+    del columns["sample_id"]
+    nameless = inspected(write(tmp_path / "nameless.parquet", metadata=TRL, **columns))
+    with pytest.raises(InputError, match="the run beside it: rows cannot be joined: the run has no column sample_id"):
+        against(a, nameless, StepKey(1, "train"), "a")
 
 
 def test_long_responses_are_cut_and_say_so(tmp_path):

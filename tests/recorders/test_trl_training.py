@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -9,15 +10,20 @@ import pytest
 from recorders.trl_runs import SYMBOLS, digits, make_trainer, read, run, steps_of, torch, trl
 
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.recorders._trl_capture import Scoring, _text_columns, _texts, token_text
 from rolloutdoctor.recorders.trl import RecorderMixin, record
 from rolloutdoctor.results.errors import UsageError
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 
 
+def metadata_of(path):
+    return RunMetadata.decode(pq.read_schema(path).metadata, "")
+
+
 def test_metadata_is_an_allow_list(tmp_path):
     run(tmp_path, steps=1, hub_token="secret")
-    metadata = RunMetadata.decode(pq.read_schema(tmp_path / "run.parquet").metadata, "")
+    metadata = metadata_of(tmp_path / "run.parquet")
     assert (metadata.trainer, metadata.trainer_version) == ("trl", trl.__version__)
     expected = {
         "loss_type": "dapo",
@@ -44,7 +50,7 @@ def test_training_is_bit_identical(tmp_path):
         folder = tmp_path / str(recorded)
         folder.mkdir()
         trainer = make_trainer(folder, evaluate=True, num_iterations=2)
-        recorder = record(trainer, folder / "run.parquet", text=True) if recorded else None
+        recorder = record(trainer, folder / "run.parquet") if recorded else None
         trainer.train()
         noise = (torch.rand(3).tolist(), np.random.rand(), __import__("random").random())
         history = [
@@ -60,17 +66,42 @@ def test_training_is_bit_identical(tmp_path):
     assert row["prompt"] in ("1+1=", "12+3=", "4+15=", "7+8=", "20+2=", "3+9=")
     assert "".join(SYMBOLS[i] for i in row["response_ids"] if i > 1) == row["response"]
     assert [SYMBOLS[i] for i in row["prompt_ids"]] == list(row["prompt"])
+    strings = metadata_of(tmp_path / "True" / "run.parquet").token_text
+    assert strings == {i: SYMBOLS[i] for row in read(tmp_path / "True")[0] for i in row["response_ids"].tolist()}
 
 
 def test_reference_answers_of_the_data_set_are_kept_with_the_text(tmp_path):
     trainer = make_trainer(tmp_path, steps=1)
     answers = {"1+1=": 2, "12+3=": 15, "4+15=": 19, "7+8=": 15, "20+2=": 22, "3+9=": 12}
     trainer.train_dataset = trainer.train_dataset.add_column("answer", list(answers.values()))
-    record(trainer, tmp_path / "run.parquet", text=True)
+    record(trainer, tmp_path / "run.parquet")
     trainer.train()
     rows = read(tmp_path)[0]
     assert {row["ground_truth"] for row in rows} <= {str(answer) for answer in answers.values()}
     assert all(row["ground_truth"] == str(answers[row["prompt"]]) for row in rows)
+
+
+def test_text_is_left_out_where_it_is_not_wanted(tmp_path):
+    trainer = make_trainer(tmp_path, steps=1)
+    trainer.train_dataset = trainer.train_dataset.add_column("answer", ["2"] * 6)
+    record(trainer, tmp_path / "run.parquet", text=False)
+    trainer.train()
+    row = read(tmp_path)[0][0]
+    assert "response_ids" in row
+    assert not {"prompt", "response", "ground_truth"} & row.keys()
+    assert not metadata_of(tmp_path / "run.parquet").token_text
+
+
+@pytest.mark.parametrize("lacking", [{}, {"processing_class": None}])
+def test_without_a_tokenizer_token_ids_have_no_strings(lacking):
+    assert token_text(SimpleNamespace(**lacking), {3, 5}) == {}
+
+
+def test_what_cannot_be_made_text_is_left_out():
+    scoring = Scoring(
+        [{"answer": "2"}], ["1+1="], [[{"role": "assistant", "content": {(1, 2): "no key of JSON"}}]], [], None
+    )
+    assert _text_columns(scoring) == {}
 
 
 @pytest.mark.slow
@@ -177,7 +208,6 @@ def test_nothing_heavy_is_imported():
 
 def test_conversations_are_kept_as_messages(tmp_path):
     from rolloutdoctor.io.write.writer import RunWriter
-    from rolloutdoctor.recorders._trl_capture import _texts
 
     blocks = [{"type": "text", "text": "1+1"}]
     texts = _texts([[{"role": "user", "content": blocks}], [{"role": "assistant", "content": None, "tool_calls": []}]])

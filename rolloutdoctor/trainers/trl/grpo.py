@@ -334,7 +334,7 @@ TRAINER = Trainer(
         "rollout_log_probs": f"{_RECORDER}, with use_vllm so that the sampler gives log-probs",
         "rewards": f"{_RECORDER}; it writes one number for each reward function",
         "*": _RECORDER,
-        "ground_truth": f"{_RECORDER}, with text=True and a column ground_truth, solution or answer in the data set",
+        "ground_truth": f"{_RECORDER}, with text (the default) and a column ground_truth, solution or answer",
         "metrics": _STATE,
         "reward_free": f"TRL logs frac_reward_zero_std and grad_norm: {_STATE}",
         "loss_parts": f"TRL logs loss and kl where beta > 0: {_STATE}, and state beta with --set beta=NUMBER",

@@ -144,7 +144,7 @@ TRAINER = Trainer(
     recording={
         "ref_log_probs": f"{_RECORDER}, with beta > 0 so that TRL has a reference model",
         "*": _RECORDER,
-        "ground_truth": f"{_RECORDER}, with text=True and a column ground_truth, solution or answer in the data set",
+        "ground_truth": f"{_RECORDER}, with text (the default) and a column ground_truth, solution or answer",
         "metrics": trl.TRAINER.recording["metrics"],
         "reward_free": trl.TRAINER.recording["reward_free"],
         "loss_parts": "RLOO has its KL in the reward: no part of the loss is KL",

@@ -1,7 +1,7 @@
 // The local page of a run: run, step, group. Text of the run reaches the page by textContent alone.
 "use strict";
 
-const state = { overview: null, judged: null, zoom: null, colour: "gradient", sort: "finding", fix: null, step: null };
+const state = { overview: null, judged: null, zoom: null, colour: "gradient", sort: "finding", fix: null, step: null, against: false };
 const main = document.getElementById("main");
 const tip = document.body.appendChild(element("div", { id: "tip" }));
 
@@ -47,22 +47,24 @@ async function load(path) {
 
 const withFix = () => (state.fix === null ? "" : `&fix=${encodeURIComponent(state.fix)}`);
 const stepPath = (step, split) => `step?step=${step}&split=${split}${withFix()}`;
-const groupPath = (step, split, group) => `group?step=${step}&split=${split}&group=${encodeURIComponent(group)}${withFix()}`;
+const groupPath = (step, split, group) => `${state.against ? "against" : "group"}?step=${step}&split=${split}&group=${encodeURIComponent(group)}${withFix()}`;
 
-// Addresses: #/, #/step/46, #/step/46/eval, #/step/46/train/group/45-0?colour=gap&fix=zero-std
+// Addresses: #/, #/step/46, #/step/46/eval, #/step/46/train/group/45-0?colour=gap&fix=zero-std, #/step/46/group/45-0?against
 
 function address(step, split, group) {
   const options = new URLSearchParams();
   if (group !== undefined && state.colour !== "gradient") options.set("colour", state.colour);
   if (state.fix !== null) options.set("fix", state.fix);
+  if (state.against) options.set("against", "");
   const place = step === undefined ? "" : `step/${step}/${split}${group === undefined ? "" : `/group/${encodeURIComponent(group)}`}`;
-  return `#/${place}${options.size ? `?${options}` : ""}`;
+  return `#/${place}${options.size ? `?${options}`.replace(/against=$/, "against") : ""}`;
 }
 
 function parsed() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const options = new URLSearchParams(query ?? "");
   state.fix = options.get("fix");
+  state.against = options.has("against");
   if (options.has("colour")) state.colour = options.get("colour");
   const [kind, step, ...rest] = path.split("/");
   if (kind !== "step" || !/^\d+$/.test(step ?? "")) return {};
@@ -79,12 +81,13 @@ async function show() {
   tip.textContent = "";
   try {
     if (state.overview === null) state.overview = await load("overview");
+    if (state.overview.against === null) state.against = false;
     let page;
     if (step === undefined) page = runPage();
     else if (group === undefined) page = stepPage(await load(stepPath(step, split)));
     else {
       const [found, around] = [await load(groupPath(step, split, group)), await neighbours(step, split)];
-      page = groupPage(found, around);
+      page = state.against ? againstPage(found, around) : groupPage(found, around);
     }
     if (own !== turn) return;
     crumbs(step, split, group);
@@ -322,6 +325,7 @@ function fixChooser() {
 }
 
 function command(words) {
+  if (words === null) return null;
   const button = element("button", { onclick: async () => {
     try { await navigator.clipboard.writeText(words); button.textContent = "Copied"; } catch { button.replaceWith(element("code", {}, words)); }
   }, title: words }, "Copy as command");
@@ -399,25 +403,57 @@ function metrics(lines) {
 
 const SIGNED = new Set(["gradient", "gradient with the fix", "advantage", "advantage with the fix", "logged advantage", "sampler gap"]);
 
-function groupPage(page, around) {
-  const names = [...new Set(page.completions.flatMap((one) => Object.keys(one.values)))];
+// Tools of a group, and the largest value among its completions, which has the full colour.
+function groupTools(page, around, completions, words) {
+  const names = [...new Set(completions.flatMap((one) => Object.keys(one.values)))];
   if (!names.includes(state.colour)) state.colour = names[0] ?? "mask";
   const choose = (event) => { state.colour = event.target.value; location.hash = address(page.step, page.split, page.group_id); };
   const at = around.indexOf(page.group_id);
   const link = (index, words) => (index >= 0 && index < around.length ? element("a", { href: address(page.step, page.split, around[index]) }, words) : element("span", { class: "soft" }, words));
   const value = (one, t) => scaled(one.values[state.colour]?.[t]);
   let largest = 0;
-  for (const one of page.completions) for (let t = 0; t < one.ids.length || t < (one.values[state.colour]?.length ?? 0); t++) if (one.trained[t] !== false) largest = Math.max(largest, Math.abs(value(one, t) ?? 0));
-  const words = `rolloutdoctor recompute ${runWords()} --steps ${page.step}:${page.step + 1}${state.fix === null ? "" : ` --fix ${quoted(state.fix)}`} -o step-${page.step}.parquet`;
-  return element("div", {},
-    element("div", { class: "tools" },
+  for (const one of completions) for (let t = 0; t < one.ids.length || t < (one.values[state.colour]?.length ?? 0); t++) if (one.trained[t] !== false) largest = Math.max(largest, Math.abs(value(one, t) ?? 0));
+  const tools = element("div", { class: "tools" },
       element("label", {}, "Colour tokens by ", element("select", { id: "colour", onchange: choose }, names.map((name) => element("option", { value: name, selected: name === state.colour ? "" : null }, name)))),
-      fixChooser(), command(words), link(at - 1, "previous group"), link(at + 1, "next group")),
+    fixChooser(), againstChooser(page), command(words), link(at - 1, "previous group"), link(at + 1, "next group"));
+  return [tools, largest];
+}
+
+function againstChooser(page) {
+  if (state.overview.against === null) return null;
+  const choose = (event) => { state.against = event.target.checked; location.hash = address(page.step, page.split, page.group_id); };
+  return element("label", {}, element("input", { type: "checkbox", onchange: choose, checked: state.against ? "" : null }), ` Beside ${state.overview.against}`);
+}
+
+function groupPage(page, around) {
+  const words = `rolloutdoctor recompute ${runWords()} --steps ${page.step}:${page.step + 1}${state.fix === null ? "" : ` --fix ${quoted(state.fix)}`} -o step-${page.step}.parquet`;
+  const [tools, largest] = groupTools(page, around, page.completions, words);
+  return element("div", {},
+    tools,
     page.problem ? element("p", { role: "alert" }, `The loss is not recomputed: ${page.problem}`) : null,
     legend(largest),
     page.prompt === null ? null : [element("h2", {}, "Prompt"), element("pre", {}, page.prompt)],
     element("h2", {}, `${page.completions.length} completions`),
     page.completions.map((one) => completion(one, largest)));
+}
+
+function againstPage(page, around) {
+  // compare takes each run as one argument.
+  const words = state.overview.paths.length > 1 ? null : `rolloutdoctor compare ${runWords()} ${quoted(state.overview.against)} --steps ${page.step}:${page.step + 1}`;
+  const [tools, largest] = groupTools(page, around, page.pairs.flatMap((pair) => [pair.a, pair.b]).filter((one) => one !== null), words);
+  const names = [`A: ${state.overview.name}`, `B: ${state.overview.against}`];
+  const sides = (...two) => element("div", { class: "sides" }, two);
+  const side = (one) => (one === null ? element("p", { class: "completion soft" }, "No row with this step and sample_id.") : completion(one, largest));
+  const prompt = (text) => (text === null ? element("p", { class: "soft" }, "No text.") : element("pre", {}, text));
+  const equal = page.prompts[0] === page.prompts[1];
+  return element("div", {},
+    tools,
+    page.problems.map((problem, at) => (problem ? element("p", { role: "alert" }, `${names[at]}: the loss is not recomputed: ${problem}`) : null)),
+    legend(largest),
+    equal && page.prompts[0] === null ? null : [element("h2", {}, equal ? "Prompt of both" : "The prompts differ"), equal ? prompt(page.prompts[0]) : sides(...page.prompts.map(prompt))],
+    element("h2", {}, `${number(page.pairs.length)} completions, ${number(page.pairs.filter((pair) => pair.same).length)} the same in both`),
+    sides(...names.map((name) => element("h3", {}, name))),
+    page.pairs.map((pair) => sides(side(pair.a), side(pair.b))));
 }
 
 // Ratios are shown by their distance from 1, on a log scale.
