@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rolloutdoctor.rules.audited import AuditedMeasured, DiffersRule
-from rolloutdoctor.rules.base import Context, Judgement, Missing
+from rolloutdoctor.rules.base import Context, Judgement, Missing, of_unstated_options
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,4 @@ class AdvantagesDiffer(DiffersRule):
 
     def unseen_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
         """Name the options to state where the advantages are not those of the assumed ones."""
-        names = context.unstated_options
-        if names and (self.code in context.causes or "advantages" in {*context.unexplained, *context.partly}):
-            return Missing(
-                f"the logged advantages are not those of {' and '.join(names)} as assumed, and nothing states them",
-                f"pass --set {names[0]}=VALUE, or the options of the run with --trainer-config",
-            )
-        return super().unseen_reason(run, context)
+        return of_unstated_options(context) or super().unseen_reason(run, context)

@@ -171,8 +171,23 @@ def baseline_per_token(context: Context) -> Missing | None:
     )
 
 
+def of_unstated_options(context: Context) -> Missing | None:
+    """Name the options to state where the advantages of a dump are not those of the assumed ones."""
+    names, causes = context.unstated_options, [cause for found in context.causes.values() for cause in found]
+    disagree = {*context.unexplained, *context.partly, *(quantity for cause in causes for quantity in cause.explains)}
+    if not names or "advantages" not in disagree:
+        return None
+    return Missing(
+        f"the logged advantages are not those of {' and '.join(names)} as assumed, and nothing states them",
+        f"pass --set {names[0]}=VALUE, or the options of the run with --trainer-config",
+    )
+
+
 def made_otherwise(context: Context) -> Missing | None:
     """Say that the logged advantages have another cause, so that those of the options prove nothing."""
+    unstated = of_unstated_options(context)
+    if unstated is not None:
+        return unstated
     for code, causes in sorted(context.causes.items()):
         for cause in causes:
             if "advantages" in cause.explains:

@@ -1,6 +1,7 @@
 """Dumps without options, whose advantages are right under some estimator of their trainer: no advantage is wrong."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -55,3 +56,16 @@ def prime(folder, advantage_GK):
 def test_no_estimator_is_an_error(write, name, tmp_path):
     write(tmp_path, ADVANTAGES[name])
     assert "RDA004" not in {one.code for one in findings(tmp_path).findings}
+
+
+@pytest.mark.parametrize("write", [swift, prime])
+def test_a_penalty_in_the_reward_is_no_residue_and_no_blow_up(write, tmp_path, monkeypatch):
+    """Equal rewards whose advantages a penalty moves, and one far beyond the largest z-score of its group."""
+    reward_GK = REWARD_GK.clone()
+    reward_GK[1] = 0.3
+    monkeypatch.setattr(sys.modules[__name__], "REWARD_GK", reward_GK)
+    advantage_GK = (reward_GK - reward_GK.mean(1, keepdim=True)) / (reward_GK.std(1, keepdim=True) + 1e-4)
+    advantage_GK += 0.3 * torch.tensor([0.1, -0.2, 0.05, 0.05])
+    advantage_GK[2, 0] = 40.0
+    write(tmp_path, advantage_GK)
+    assert not [one.code for one in findings(tmp_path).findings if one.severity.label == "error"]
