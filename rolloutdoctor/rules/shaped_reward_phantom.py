@@ -201,6 +201,8 @@ class ShapedRewardPhantom(TableRule):
                 f"({run.count('failed_groups'):,} with 0) but different rewards: shaping terms alone make {share} of "
                 f"all abs(advantage){direction}"
             ),
-            evidence=f"correlation of advantage and response length within these groups {number(slope)}",
+            evidence="the rewards of the rows, by function"
+            if slope is None
+            else f"advantage and response length have a correlation of {number(slope)} within these groups",
             advice="drop groups in which the outcome does not vary, or give shaping rewards to correct responses only",
         )
