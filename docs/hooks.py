@@ -1,8 +1,9 @@
-"""Hook of mkdocs: a page for each rule, made of what `rolloutdoctor rule CODE` prints, and links to it from all pages.
+"""Hook of mkdocs: a page for each rule, made of `rolloutdoctor rule CODE --format json`, and links to it from pages.
 
 The pages are made when the site is built: as files they would repeat the docstring of every rule.
 """
 
+import json
 import re
 from collections.abc import Iterator
 
@@ -23,12 +24,14 @@ _DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 
 def page_of(code: str) -> str:
     """Return the page of a rule as Markdown."""
-    title, body = pages.rule(code).split("\n\n", 1)
-    body = body.replace("(see `rolloutdoctor fixes`)", "(see [fixes](../fixes.md))")
-    body = _DOCTEST.sub(lambda found: f"```pycon\n{found[0]}\n```", body)
-    body = re.sub(r"(?<=## Measures\n).+", lambda found: re.sub(r"\w+", r"`\g<0>`", found[0]), body)
-    body = re.sub(r"^https://\S+$", r"- <\g<0>>", body, flags=re.MULTILINE)
-    return f"# {title.partition(' (')[0]}\n\n" + re.sub(r"^(## .*)\n", r"\1\n\n", body, flags=re.MULTILINE) + "\n"
+    found = json.loads(pages.rule(code, as_json=True))
+    parts = [found["page"], "## Measures\n" + ", ".join(f"`{name}`" for name in found["measures"])]
+    if found["fix"]:
+        parts.append(f"## Fix\n`{found['fix'].partition(':')[0]}` (see [fixes](../fixes.md))")
+    parts.append("## References\n" + "\n".join(f"- <{address}>" for address in found["references"]))
+    body = _DOCTEST.sub(lambda example: f"```pycon\n{example[0]}\n```", "\n\n".join(parts))
+    body = re.sub(r"^(## .*)\n+", r"\1\n\n", body, flags=re.MULTILINE)
+    return f"# {found['code']} {found['name']}\n\n{body}\n"
 
 
 def linked(text: str, at: str) -> str:

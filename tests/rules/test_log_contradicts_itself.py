@@ -299,4 +299,4 @@ def test_a_term_that_is_not_logged_is_0_only_in_brackets():
 
 
 def test_without_identities_nothing_is_said():
-    assert "RDM008 skipped: no identity is known" in diagnose_log("RDM008", learning_rate=[1e-6] * 3)
+    assert "RDM008 skipped: no known identity connects" in diagnose_log("RDM008", learning_rate=[1e-6] * 3)

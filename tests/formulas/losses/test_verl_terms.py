@@ -176,7 +176,7 @@ def test_zero_std_kl_speaks_where_the_kl_term_is_alone(mode):
     options |= {"dro": {"dro_beta": 0.5}, "clip_cov": {"clip_cov_ratio": 1}}.get(mode, {})
     found = diagnose_one("RDG001", batch, trainer="verl", **options)
     if mode in ("dro", "kl_cov"):
-        assert found.startswith("RDG001 skipped: the policy term of this loss moves tokens without advantage too")
+        assert found.startswith("RDG001 skipped: the policy term of this loss also moves tokens with advantage 0")
     else:
         assert found == "RDG001 info exposed: groups_share 0.5"
 
