@@ -18,7 +18,8 @@ PROSE = {
     "cli/check.py": "an example of a command line",
     "cli/convert.py": "an example of a command line",
     "cli/demo.py": "the words about runs that come with the package, and how to record one",
-    "search/hypotheses/fixes.py": "where a fix comes from, and how it stands upstream",
+    "search/hypotheses/fixes.py": "where a fix comes from, how it stands upstream, and in which releases",
+    "search/hypotheses/reward_fixes.py": "where a fix comes from, how it stands upstream, and in which releases",
 }
 """Modules whose sentences for people name a trainer, with what these sentences are."""
 
@@ -52,11 +53,11 @@ def _as_list(value):
 
 
 def found_in(source, *, prose=False):
-    """Texts that name a trainer; with `prose` sentences, and the names of samples, are left out."""
+    """Texts that name a trainer; with `prose` sentences, names of samples and the trainers of a fix are left out."""
     return [
         (text, line)
         for text, line in texts(ast.parse(source))
-        if is_named(text) and not (prose and (" " in text.strip() or text in SAMPLES))
+        if is_named(text) and not (prose and (" " in text.strip() or text in SAMPLES or text in TRAINERS))
     ]
 
 

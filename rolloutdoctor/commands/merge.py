@@ -9,6 +9,7 @@ import polars as pl
 from rolloutdoctor.data.step_key import EVAL, TRAIN, StepKey
 from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import Configured
+from rolloutdoctor.engine.identified_options import ORIGIN
 from rolloutdoctor.engine.judge import judge
 from rolloutdoctor.engine.plan import Plan, make_plan
 from rolloutdoctor.engine.prepare import PreparedRun, whole_context, without_refuted
@@ -153,8 +154,16 @@ def check_same(first_name: str, first: SavedState, name: str, part: SavedState) 
             raise refuse(words, getattr(made, what) or "none", getattr(remade, what) or "none")
     for option, mine in made.config.items():
         # As text, in which NaN is what it is, and 1 is not True.
-        if json_of(mine) != json_of(remade.config.get(option)):
-            raise refuse(option, _said(mine), _said(remade.config.get(option)))
+        other = remade.config.get(option)
+        if json_of(mine) != json_of(other) and not _only_identified(mine, other):
+            raise refuse(option, _said(mine), _said(other))
+
+
+def _only_identified(mine: Setting, other: Setting | None) -> bool:
+    """True if two parts have one value, and the advantages of one of them show it."""
+    if other is None or json_of(mine.value) != json_of(other.value):
+        return False
+    return ORIGIN in (mine.origin, other.origin)
 
 
 def _said(setting: Setting | None) -> str:

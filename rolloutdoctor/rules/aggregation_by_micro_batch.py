@@ -98,7 +98,7 @@ class AggregationByMicroBatch(DirectRule):
             evidence=f"this reproduces {run.agree} of {run.compared} logged values"
             if run.compared
             else "the options of the run",
-            advice="use ms-swift 4.6.0 or later, which divides once; `rolloutdoctor diff --fix one-over-accumulation` "
-            "shows the effect",
+            advice="use a release that divides once (`rolloutdoctor fixes` names it); `rolloutdoctor diff --fix "
+            "one-over-accumulation` shows the effect",
             measures={"divided_by": Measure(times, "micro-batches")},
         )

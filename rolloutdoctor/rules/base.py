@@ -199,51 +199,9 @@ def made_otherwise(context: Context) -> Missing | None:
     return None
 
 
-_OWN_NAMES: dict[str, dict[str, str]] = {
-    "gradient clipping": {
-        "trl": "max_grad_norm",
-        "verl": "actor_rollout_ref.actor.grad_clip",
-        "slime": "clip_grad",
-        "nemo-rl": "policy.max_grad_norm",
-        "skyrl": "trainer.policy.optimizer_config.max_grad_norm",
-    },
-    "the learning rate": {
-        "trl": "learning_rate",
-        "verl": "actor_rollout_ref.actor.optim.lr",
-        "slime": "lr",
-        "nemo-rl": "policy.optimizer.kwargs.lr",
-        "skyrl": "trainer.policy.optimizer_config.lr",
-    },
-    "the KL coefficient": {
-        "trl": "beta",
-        "verl": "actor_rollout_ref.actor.kl_loss_coef",
-        "slime": "kl_loss_coef",
-        "nemo-rl": "loss_fn.reference_policy_kl_penalty",
-        "skyrl": "trainer.algorithm.kl_loss_coef",
-    },
-    "the upper clip range": {
-        "trl": "epsilon_high",
-        "verl": "actor_rollout_ref.actor.clip_ratio_high",
-        "slime": "eps_clip_high",
-        "nemo-rl": "loss_fn.ratio_clip_max",
-        "skyrl": "trainer.algorithm.eps_clip_high",
-    },
-    "the response length limit": {
-        "trl": "max_completion_length",
-        "verl": "data.max_response_length",
-        "slime": "rollout_max_response_len",
-        "nemo-rl": "policy.max_total_sequence_length",
-    },
-}
-"""What advice is about to the option of each trainer; those made on TRL take its names."""
-
-
 def own_name(context: Context, what: str) -> str:
     """Name an option in words, and as the trainer of the run does where that is known."""
-    writer = context.writer
-    names = _OWN_NAMES[what]
-    name = "" if writer is None else writer.name.removesuffix("-rloo")
-    own = names.get("trl" if name in ("unsloth", "ms-swift") else name)
+    own = None if context.writer is None else context.writer.roles.advised.get(what)
     return what if own is None else f"{what} ({own})"
 
 

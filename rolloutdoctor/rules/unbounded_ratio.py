@@ -160,7 +160,7 @@ class UnboundedRatio(TableRule):
             message=f"nothing bounds the ratio of a negative advantage: {tokens} of "
             f"{counted(run.count('rows'), 'response')} have one above {FAR:g}, up to {largest}{carried}",
             evidence="the log-probs at the loss and those that it compares them with; the objective has no cap",
-            advice="cap the ratio of negative advantages (TRL delta, verl clip_ratio_c), or bound the age of rows",
+            advice="cap the ratio of negative advantages (dual clip), or bound the age of rows",
         )
 
 

@@ -251,6 +251,7 @@ class OptionRoles:
         sync: copies the policy to the reference now and then, or None.
         window: over how many steps a logged line averages, or None if each step is logged.
         must_state: the options that are too much to assume, each with a common value.
+        advised: what advice is about, in the words of the rules, to the option that sets it.
         always_listed: the options that its whole configuration lists in every release.
         came_after: options that its whole configuration lists since some release, newest first, each with the newest
             release before it: what is absent dates a configuration that states no release.
@@ -263,6 +264,7 @@ class OptionRoles:
     sync: str | None = None
     window: str | None = None
     must_state: Mapping[str, object] = field(default_factory=dict)
+    advised: Mapping[str, str] = field(default_factory=dict)
     always_listed: frozenset[str] = frozenset()
     came_after: Mapping[str, str] = field(default_factory=dict)
 

@@ -60,8 +60,9 @@ def check(trainer, batches, logged, **more):
 @pytest.mark.parametrize("stage", ["advantages", "loss", "metrics"])
 def test_what_nothing_explains_leaves_no_rule_of_its_stage_clean(trainer, stage):
     found = check(trainer, *a_run(trainer, stage))
-    of_stage = {rule.code for rule in AUDITED if stage in rule.stages}
-    assert not of_stage & {code for code, _ in found.clean}
+    # No response of these runs repeats another, so that none fills up a batch.
+    of_stage = {rule.code for rule in AUDITED if stage in rule.stages} - {"RDI015"}
+    assert sorted(of_stage & {code for code, _ in found.clean}) == []
     told = [one for one in found.skipped if one.code in of_stage and "no hypothesis of this rule" in one.reason]
     assert len(told) >= 3
     assert all(one.remedy for one in told)

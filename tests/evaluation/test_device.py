@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -47,8 +48,12 @@ def rounded_otherwise(batch, dtype):
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_another_rounding_agrees(name):
     fixed, turn = with_every_fix(OBJECTIVES[name]), list(OBJECTIVES).index(name)
-    taken = {"": fixed[""]} | dict(list(fixed.items())[1 + turn % (len(fixed) - 1) :][:1])
-    for batch in (full_batch(4), full_batch(5, rejected=0.0), full_batch(6, rejected=0.0, empty=0.0)):
+    labels = [label for label in fixed if label]
+    # One fix for each objective, the next where it cannot be computed of these steps.
+    labels = labels[turn % len(labels) :] + labels[: turn % len(labels)]
+    steps = (full_batch(4), full_batch(5, rejected=0.0), full_batch(6, rejected=0.0, empty=0.0))
+    for label, batch in product(labels, steps):
+        taken = {"": fixed[""], label: fixed[label]}
         try:
             found = evaluate_all(rounded_otherwise(batch, torch.float32), taken)
         except CannotComputeError:

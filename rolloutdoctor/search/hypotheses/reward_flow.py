@@ -83,7 +83,7 @@ REWARD_FLOW = (
     _AS_ADVANTAGES(
         name="return-reset-at-mask",
         words="the return of a token ends at the next masked span, so that no reward behind it counts",
-        remedy="carry the return over masked tokens, as verl does from 0.9.0; compare with the fix tool-spans",
+        remedy="carry the return over masked tokens; the fix tool-spans shows the effect",
         applies=returns_pass_masks,
         objective=changing("advantage", resets_at_mask=True),
         columns=frozenset({"response_mask"}),

@@ -386,6 +386,13 @@ TRAINER = Trainer(
         group={"train": "grpo.num_generations_per_prompt"},
         truncation="grpo.overlong_filtering",
         must_state={"grpo.adv_estimator.name": "grpo"},
+        advised={
+            "gradient clipping": "policy.max_grad_norm",
+            "the learning rate": "policy.optimizer.kwargs.lr",
+            "the KL coefficient": _COEF,
+            "the upper clip range": "loss_fn.ratio_clip_max",
+            "the response length limit": "policy.max_total_sequence_length",
+        },
     ),
     parts={
         Part.KL_LOSS: PartOptions({_COEF: (0,), "loss_fn.use_kl_in_reward": (True,)}),

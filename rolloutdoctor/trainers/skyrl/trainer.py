@@ -398,7 +398,16 @@ TRAINER = Trainer(
         "reward_free": "SkyRL does not log it; RDG001 finds such groups in the dump",
         "loss_parts": "SkyRL logs policy/policy_loss and policy/final_loss: give the log of its tracker as well",
     },
-    roles=OptionRoles(kl=f"{_P}.kl_loss_coef", group={"train": "generator.n_samples_per_prompt"}),
+    roles=OptionRoles(
+        kl=f"{_P}.kl_loss_coef",
+        group={"train": "generator.n_samples_per_prompt"},
+        advised={
+            "gradient clipping": "trainer.policy.optimizer_config.max_grad_norm",
+            "the learning rate": "trainer.policy.optimizer_config.lr",
+            "the KL coefficient": f"{_P}.kl_loss_coef",
+            "the upper clip range": f"{_P}.eps_clip_high",
+        },
+    ),
     parts={
         Part.KL_LOSS: PartOptions({f"{_P}.use_kl_loss": (False,), f"{_P}.kl_loss_coef": (0,)}),
         Part.KL_REWARD: PartOptions({f"{_P}.use_kl_in_reward": (False,)}),

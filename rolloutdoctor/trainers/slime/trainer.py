@@ -406,6 +406,13 @@ TRAINER = Trainer(
     roles=OptionRoles(
         kl="kl_loss_coef",
         group={"train": "n_samples_per_prompt"},
+        advised={
+            "gradient clipping": "clip_grad",
+            "the learning rate": "lr",
+            "the KL coefficient": "kl_loss_coef",
+            "the upper clip range": "eps_clip_high",
+            "the response length limit": "rollout_max_response_len",
+        },
     ),
     updates=Updates(a_batch=updates_a_batch),
     parts={

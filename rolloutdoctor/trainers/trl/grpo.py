@@ -347,6 +347,13 @@ TRAINER = Trainer(
         sync="sync_ref_model",
         window="logging_steps",
         must_state={"scale_rewards": "group"},
+        advised={
+            "gradient clipping": "max_grad_norm",
+            "the learning rate": "learning_rate",
+            "the KL coefficient": "beta",
+            "the upper clip range": "epsilon_high",
+            "the response length limit": "max_completion_length",
+        },
     ),
     updates=Updates(
         per_generation=updates,

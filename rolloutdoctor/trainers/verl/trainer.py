@@ -361,6 +361,13 @@ TRAINER = Trainer(
         kl=f"{_ACTOR}.kl_loss_coef",
         group={"train": "actor_rollout_ref.rollout.n"},
         must_state={"algorithm.adv_estimator": "grpo"},
+        advised={
+            "gradient clipping": f"{_ACTOR}.grad_clip",
+            "the learning rate": f"{_ACTOR}.optim.lr",
+            "the KL coefficient": f"{_ACTOR}.kl_loss_coef",
+            "the upper clip range": f"{_ACTOR}.clip_ratio_high",
+            "the response length limit": "data.max_response_length",
+        },
         always_listed=verl_releases.ALWAYS_LISTED,
         came_after=verl_releases.CAME_AFTER,
     ),
