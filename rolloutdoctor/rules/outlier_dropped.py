@@ -117,8 +117,8 @@ class OutlierDropped(TableRule):
         return Judgement(
             severity=Severity.WARNING,
             confirmed=True,
-            headline=f"{groups} of {len(run.table):,} lost the one response that differed; {rows} without an advantage "
-            "are left of them",
+            headline=f"in {groups} of {len(run.table):,} dynamic sampling dropped the only response that differed; "
+            f"{rows} remain, with an advantage of 0",
             message=f"{groups} lack one response, and all others have the same reward: dynamic sampling dropped the "
             f"one that differed, because its others have no spread. {rows} of the batch are left of these groups and "
             "have an advantage of 0",

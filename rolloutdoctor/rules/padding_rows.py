@@ -146,7 +146,7 @@ class PaddingRows(CountingRule):
         return Judgement(
             severity=Severity.WARNING,
             confirmed=False,
-            headline=f"the tokens of {rows} that fill up the batch are trained ({share} of all)",
+            headline=f"{rows} that only fill up the batch are trained: {share} of all trained tokens",
             message=f"{rows} repeat another of their group to the bit, and groups have one size without them: they "
             f"hold {share} of the trained tokens",
             evidence="tokens, log-probs and rewards of the rows, and the sizes of groups"

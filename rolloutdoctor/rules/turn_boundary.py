@@ -1,4 +1,4 @@
-"""RDI016: turns that end without the token that the chat template puts behind them."""
+"""RDI016: turns that end without the token that the chat template puts after them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -177,8 +177,8 @@ class TurnBoundary(TableRule):
         return Judgement(
             severity=Severity.WARNING,
             confirmed=False,
-            headline=f"{bare:,} of {counted(turns, 'turn')} ({percent(share)}) end without the separator that the chat "
-            "template puts behind them",
+            headline=f"{bare:,} of {counted(turns, 'turn')} ({percent(share)}) lack the separator that the chat "
+            "template puts after them",
             message=f"id {after} follows id {end} in all of {run.count('rendered'):,} rendered places, and in "
             f"{turns - bare:,} of {turns:,} where a turn of the model ends and a masked span begins",
             evidence="response_ids and response_mask",

@@ -51,7 +51,7 @@ class VersionStamps(TableRule):
     >>> stamps = {"policy_version_min": [5, 5], "policy_version_max": [5, 4]}
     >>> steps = [toy_batch([[1, 0]], per_row=stamps, step=step) for step in range(5, 9)]
     >>> diagnose(steps, trainer=None, select=["RDI017"]).findings[0].headline
-    '4 rows have a newest version that is older than their oldest'
+    '4 rows have policy_version_max below policy_version_min'
     """
 
     code = "RDI017"
@@ -173,7 +173,7 @@ class VersionStamps(TableRule):
         if run["backwards_rows"]:
             told = counted(run.count("backwards_rows"), "row")
             found.append(
-                (f"{told} have a newest version that is older than their oldest", "set both stamps of a row at once")
+                (f"{told} have policy_version_max below policy_version_min", "set both stamps of a row at once")
             )
         if run["placeholder_rows"]:
             told = f"{counted(run.count('placeholder_rows'), 'row')} of {len(table):,}"

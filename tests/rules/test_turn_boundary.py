@@ -49,7 +49,7 @@ def steps(*, separator=(BREAK,), rendered=(BREAK,), lost=1.0, turns=3, count=3, 
 def test_the_separator_is_lost():
     found = found_by(CODE, steps(), trainer=None)
     assert (found.severity.label, found.verdict) == ("warning", "exposed")
-    assert found.headline.startswith("48 of 48 turns (100 %) end without the separator")
+    assert found.headline.startswith("48 of 48 turns (100 %) lack the separator")
     value = values(found)
     assert (value["end_id"], value["separator_id"], value["rendered"], value["rendered_share"]) == (END, BREAK, 48, 1)
     assert "append id 3" in found.advice

@@ -32,7 +32,7 @@ def test_a_row_that_contradicts_itself():
     found = found_by(CODE, stamped(6, lambda step, row: (step, step - (row == 3))), trainer=None)
     assert (found.severity.label, found.verdict) == ("error", "confirmed")
     # Step 0 has a newest version of -1, which is none.
-    assert found.headline == "5 rows have a newest version that is older than their oldest"
+    assert found.headline == "5 rows have policy_version_max below policy_version_min"
     assert {each.sample_id for each in found.examples} == {"r3"}
 
 
