@@ -74,7 +74,7 @@ def _groups(rows: pl.DataFrame, passing: str) -> dict[str, Any]:
     )
     if groups.is_empty():
         return {}
-    size = int(groups["size"].mode().max())  # type: ignore[arg-type]
+    size: int = groups.select(pl.col("size").mode().max()).item()
     bands, passed = min(size, BANDS), pl.col("passed")
     some = (passed / pl.col("size") * bands).round().clip(1, bands - 1)
     band = pl.when(passed == 0).then(0).when(passed == pl.col("size")).then(bands).otherwise(some)

@@ -22,8 +22,10 @@ from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import find
 
 FROM_NAMES = "newest release that logs such metrics"
-FROM_OPTIONS = "newest release with such a configuration"
 """Start of the origin of a version that the names in a log leave."""
+
+FROM_OPTIONS = "newest release with such a configuration"
+"""Start of the origin of a version that the options of a whole configuration leave."""
 
 _TRAINER_FILE = "--trainer-config takes a JSON, TOML or YAML file"
 

@@ -299,7 +299,8 @@ class GeneralEvaluator:
         return value_T, slope_T
 
     def _kl_afresh(self, block: Block, term: KlTerm, given: TokenInputs) -> kl.Term:
-        u_T = block.column(term.log_probs) - block.column(term.reference or "ref_log_probs")
+        assert term.reference is not None  # only a penalty in the reward may have none
+        u_T = block.column(term.log_probs) - block.column(term.reference)
         ratio_T, gather = None, None
         if term.ratio_weighted and term.ratio_to is not None:
             ratio_T = (block.column("policy_log_probs") - block.column(term.ratio_to)).exp()

@@ -74,7 +74,8 @@ def loss_columns(objective: Objective) -> frozenset[str]:
             needed.add("micro_batch_id")
     if objective.kl_loss is not None:
         term = objective.kl_loss
-        needed |= {term.reference or "ref_log_probs", term.log_probs, term.ratio_to or objective.surrogate.old}
+        assert term.reference is not None  # only a penalty in the reward may have none
+        needed |= {term.reference, term.log_probs, term.ratio_to or objective.surrogate.old}
     inside = objective.policy_correction
     if inside is not None and inside.weights is not None and inside.weighs and inside.weights.normalised:
         needed.add("micro_batch_id")

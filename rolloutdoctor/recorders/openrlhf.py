@@ -104,13 +104,13 @@ class _Recording:
         make = maker.compute_advantages_and_returns
 
         @wraps(compare)
-        def remembering(log_probs: Any, reference: Any, *given: Any, **more: Any) -> Any:  # noqa: ANN401
+        def remembering(log_probs: Any, reference: Any, *given: Any, **more: Any) -> Any:  # noqa: ANN401 - OpenRLHF's
             # An experience keeps the first of the two alone, where the KL is a penalty in the reward.
             self._references[id(log_probs)] = reference
             return compare(log_probs, reference, *given, **more)
 
         @wraps(make)
-        def recorded(own: Any, experiences: Any, *given: Any, **more: Any) -> Any:  # noqa: ANN401
+        def recorded(own: Any, experiences: Any, *given: Any, **more: Any) -> Any:  # noqa: ANN401 - OpenRLHF's
             made = make(own, experiences, *given, **more)
             self.add(own.args, made)
             return made

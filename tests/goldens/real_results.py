@@ -17,6 +17,8 @@ from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate
+from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
+from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.groups import Groups
 
 ROOT = Path(__file__).parent / "real"
@@ -107,3 +109,11 @@ def evaluated(trainer: str, result: Result, label: str, *, masked: bool = False,
     batch = batch_of(trainer.partition("@")[0].replace("-", "_"), result.case, DTYPES[label], masked=masked)
     mine = objective_of(trainer, **result.options | options)
     return evaluate(batch, mine, dtype=DTYPES[label], per_token=True)
+
+
+def token_advantages(own: Evaluation) -> tuple[Tensor, Tensor]:
+    """Advantage of every response token and its likely rounding radius, ``[T]`` each, or one radius for all."""
+    rows, offsets = own.rows, own.batch.rows
+    if rows.advantage_T is not None:
+        return rows.advantage_T, token_advantage_radius(own).likely
+    return seg.expand(rows.advantage_N, offsets), seg.expand(advantage_radius(own).likely, offsets)

@@ -5,13 +5,11 @@ The results in float64 were made with its casts to float32 taken out; those in f
 
 import pytest
 import torch
-from goldens.real_results import DTYPES, evaluated, results
+from goldens.real_results import DTYPES, evaluated, results, token_advantages
 from proof.claims import Bound, agree, compared, covers
 
-from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
 from rolloutdoctor.evaluation.radii.loss import loss_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius
-from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.areal.trainer import TRAINER
 
@@ -58,11 +56,8 @@ def test_results(case, config, label):
     result = RESULTS[case, config]
     dtype, single = DTYPES[label], label == "f32"
     own = evaluated("areal", result, label)
-    rows, offsets, lost = own.rows, own.batch.rows, 1e-8 * (case == "tiny_spread")
-    if rows.advantage_T is None:
-        advantage_T, radius = seg.expand(rows.advantage_N, offsets), seg.expand(advantage_radius(own).likely, offsets)
-    else:
-        advantage_T, radius = rows.advantage_T, token_advantage_radius(own).likely
+    lost = 1e-8 * (case == "tiny_spread")
+    advantage_T, radius = token_advantages(own)
     mask_T = own.batch.column("response_mask")
     wanted_T = torch.tensor(result.advantage[label], dtype=torch.float64)
     size = float(wanted_T[mask_T].abs().max())

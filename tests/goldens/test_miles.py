@@ -5,12 +5,10 @@ The results in float64 were made with the casts to float32 taken out; those in f
 
 import pytest
 import torch
-from goldens.real_results import DTYPES, evaluated, results
+from goldens.real_results import DTYPES, evaluated, results, token_advantages
 from proof.claims import Bound, agree, compared, covers
 
-from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius
-from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.results.errors import CannotComputeError
 from rolloutdoctor.trainers.miles import TRAINER
 
@@ -64,11 +62,8 @@ def test_results(case, config, label):
         return
     stated = (DEFAULTS | result.options)["advantage_estimator"]
     own = evaluated("miles", result, label, advantage_estimator=stated)
-    rows, offsets, lost = own.rows, own.batch.rows, 1e-8 * (case == "tiny_spread")
-    if rows.advantage_T is None:
-        advantage_T, radius = seg.expand(rows.advantage_N, offsets), seg.expand(advantage_radius(own).likely, offsets)
-    else:
-        advantage_T, radius = rows.advantage_T, token_advantage_radius(own).likely
+    lost = 1e-8 * (case == "tiny_spread")
+    advantage_T, radius = token_advantages(own)
     wanted_T = torch.tensor(result.advantage[label], dtype=torch.float64)
     if single and bool(wanted_T.isnan().any()):
         # Upstream's variance of a spread of 1e-7 is a difference of float32 sums, and negative.

@@ -7,12 +7,10 @@ import math
 
 import pytest
 import torch
-from goldens.real_results import DTYPES, evaluated, results
+from goldens.real_results import DTYPES, evaluated, results, token_advantages
 from proof.claims import Bound, agree, compared, covers
 
-from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius
-from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.trainers.openrlhf.trainer import TRAINER
 
 ROUNDED = Bound(1e-9, 1e-9, "in float32 within the derived rounding radius; in float64 ill-conditioned spreads of 1e-7")
@@ -45,11 +43,8 @@ def test_results(case, config, label):
     result = RESULTS[case, config]
     dtype, single = DTYPES[label], label == "f32"
     own = evaluated("openrlhf", result, label)
-    rows, offsets, lost = own.rows, own.batch.rows, 1e-7 * (case == "tiny_spread")
-    if rows.advantage_T is None:
-        advantage_T, radius = seg.expand(rows.advantage_N, offsets), seg.expand(advantage_radius(own).likely, offsets)
-    else:
-        advantage_T, radius = rows.advantage_T, token_advantage_radius(own).likely
+    lost = 1e-7 * (case == "tiny_spread")
+    advantage_T, radius = token_advantages(own)
     mask_T = own.batch.column("response_mask")
     wanted_T = torch.tensor(result.advantage[label], dtype=torch.float64)[mask_T]
     radius = radius[mask_T] if isinstance(radius, torch.Tensor) and radius.dim() else radius

@@ -5,12 +5,10 @@ The results in float64 were made with the cast to float32 in `safe_exp_delta` ta
 
 import pytest
 import torch
-from goldens.real_results import DTYPES, evaluated, results
+from goldens.real_results import DTYPES, evaluated, results, token_advantages
 from proof.claims import Bound, agree, compared, covers
 
-from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius
-from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.trainers.skyrl.trainer import TRAINER
 
 ROUNDED = Bound(1e-9, 1e-9, "in float32 within the derived rounding radius; in float64 ill-conditioned spreads of 1e-7")
@@ -42,11 +40,8 @@ def test_results(case, config, label):
     result = RESULTS[case, config]
     dtype, single = DTYPES[label], label == "f32"
     own = evaluated("skyrl", result, label, **{"trainer.algorithm.max_seq_len": 17})
-    rows, offsets, lost = own.rows, own.batch.rows, 1e-8 * (case == "tiny_spread")
-    if rows.advantage_T is None:
-        advantage_T, radius = seg.expand(rows.advantage_N, offsets), seg.expand(advantage_radius(own).likely, offsets)
-    else:
-        advantage_T, radius = rows.advantage_T, token_advantage_radius(own).likely
+    lost = 1e-8 * (case == "tiny_spread")
+    advantage_T, radius = token_advantages(own)
     wanted_T = torch.tensor(result.advantage[label], dtype=torch.float64)
     agree(advantage_T, wanted_T, dtype, "advantage", rounding=radius if single else 0.0)
     found, wanted = TRAINER.metrics(own), dict(result.scalars[label])

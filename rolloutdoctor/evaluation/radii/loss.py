@@ -41,7 +41,8 @@ def kl_radius(evaluation: Evaluation) -> Radius:
     size_N = tokens.kl_N.abs()
     if term.estimator == "k1":
         batch = evaluation.batch
-        u_T = batch.column(term.log_probs).double() - batch.column(term.reference or "ref_log_probs").double()
+        assert term.reference is not None  # only a penalty in the reward may have none
+        u_T = batch.column(term.log_probs).double() - batch.column(term.reference).double()
         size_N = seg.total(torch.where(batch.column("response_mask"), u_T.abs(), 0.0), batch.rows)
     return kl_terms(evaluation, term, size_N.nan_to_num(0.0), rows.length_N)
 

@@ -56,12 +56,6 @@ def placeholders(column: pa.ChunkedArray, place: Place) -> Tensor:
     """
     found = lists(column, Kind.TOKENS, torch.float32, place)
     ids_T, cuts = found.values.numpy(), cuts_of(found.lengths)
-    id_N = np.full(len(found.lengths), -1, np.int64)
-    # A run of 64 holds 32 equal ids from a multiple of 32 on, and text holds none.
-    half = PLACEHOLDERS // 2
-    place_C = half * np.flatnonzero(ids_T[:-half:half] == ids_T[half::half][: len(ids_T[:-half:half])])
-    if not (ids_T[place_C[:, None] + np.arange(half)] == ids_T[place_C, None]).all(1).any():
-        return torch.from_numpy(id_N)
     is_start_T = np.ones(len(ids_T), bool)
     is_start_T[1:] = ids_T[1:] != ids_T[:-1]
     is_start_T[cuts[:-1][found.lengths > 0]] = True
@@ -70,6 +64,7 @@ def placeholders(column: pa.ChunkedArray, place: Place) -> Tensor:
     start_R, end_R = (x_R[end_R - start_R >= PLACEHOLDERS] for x_R in (start_R, end_R))
     row_R = np.searchsorted(cuts, start_R, "right") - 1
     inside_R = (start_R > cuts[row_R]) & (end_R < cuts[row_R + 1])
+    id_N = np.full(len(found.lengths), -1, np.int64)
     id_N[row_R[inside_R][::-1]] = ids_T[start_R[inside_R]][::-1]
     return torch.from_numpy(id_N)
 
