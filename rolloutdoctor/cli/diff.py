@@ -69,7 +69,7 @@ def diff(
             "--top-tokens",
             metavar="N",
             min=0,
-            help=("Leave out the N tokens of each step that carry most of the gradient."),
+            help="Leave out the N tokens of each step that carry most of the gradient.",
         ),
     ] = 0,
     afresh: Annotated[

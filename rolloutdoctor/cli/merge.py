@@ -39,7 +39,7 @@ def merge(
     color: opt.ColorOption = opt.Color.auto,
     quiet: opt.QuietOption = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help=("Show measures, places, options and references."))
+        bool, typer.Option("--verbose", "-v", help="Show measures, places, options and references.")
     ] = False,
 ) -> None:
     """Merge the saved states of parts of a run into one report."""

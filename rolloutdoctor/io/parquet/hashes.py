@@ -60,7 +60,7 @@ def placeholders(column: pa.ChunkedArray, place: Place) -> Tensor:
     is_start_T[1:] = ids_T[1:] != ids_T[:-1]
     is_start_T[cuts[:-1][found.lengths > 0]] = True
     start_R = np.flatnonzero(is_start_T)
-    end_R = np.append(start_R[1:], len(ids_T))
+    end_R = np.append(start_R, len(ids_T))[1:]
     start_R, end_R = (x_R[end_R - start_R >= PLACEHOLDERS] for x_R in (start_R, end_R))
     row_R = np.searchsorted(cuts, start_R, "right") - 1
     inside_R = (start_R > cuts[row_R]) & (end_R < cuts[row_R + 1])
