@@ -8,7 +8,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import connection, resource_tracker
@@ -71,7 +71,10 @@ class Processes:
         started: list[BaseProcess] = []
         dead: list[BaseProcess] = []
         try:
-            futures = _submit(pool, work, parts, started)
+            # In a thread: an interrupt is raised in the main thread whatever that blocks, as long as another thread
+            # takes the signal. Between the start of a process and its entry in `started`, nobody could end it.
+            with ThreadPoolExecutor(1) as starter:
+                futures = starter.submit(_submit, pool, work, parts, started).result()
             size = run.size(steps, split)
             # A row group in which one part ends and the next begins counts in both.
             _follow(futures, started, lambda: progress and progress(min(sum(done), size), size))
@@ -94,20 +97,19 @@ class Processes:
 def _submit(
     pool: ProcessPoolExecutor, work: Work[State], parts: Sequence[Part], started: list[BaseProcess]
 ) -> list[Future[State]]:
-    """Submit every part, which starts the processes, and add these to `started`."""
+    """Submit every part, which starts the processes, and add these to `started`, in a thread that then ends."""
     # The first start brings up Python's tracker, which leaves SIGINT unblocked: so before the mask is set below.
     resource_tracker.ensure_running()
     others = set(multiprocessing.active_children())
     # A terminal sends Ctrl-C, or that it has closed, to every process. A blocked signal stays blocked in a process
     # that is started: this one kills the others, and none of them has anything to say about it.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_PARENT)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_PARENT)
     try:
         # The run goes with each part, not with the start of a process, which would wait until the process before has
         # imported torch and can read it.
         futures = [pool.submit(_measured, work, part) for part in parts]
     finally:
         started += set(multiprocessing.active_children()) - others
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     # The pool's thread waits for the rest of a result for ever if a worker is killed while it sends it, unless that was
     # the last process that could send any.
     pool._result_queue._writer.close()  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -151,18 +152,60 @@ def test_nobody_is_left_when_the_command_is_ended(tmp_path, how):
     columns = random_columns(0, steps=400, groups=8, longest=40)
     path = write(tmp_path / "run.parquet", columns, TRL, row_group_size=64)
     words = [sys.executable, "-m", "rolloutdoctor", "check", str(path), "--workers", "2", "--device", "cpu"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    children = _until(lambda: len(_children(process.pid)) >= 2 and _children(process.pid))
-    assert all(_blocks(child, signal.SIGINT) for child in children)
-    if how is signal.SIGINT:
-        os.killpg(process.pid, how)  # as a terminal does: to all of them
-    else:
-        os.kill(process.pid, how)
-    out, err = process.communicate(timeout=60)
+    with _session(words) as process:
+        children = _until(lambda: len(_children(process.pid)) >= 2 and _children(process.pid))
+        assert all(_blocks(child, signal.SIGINT) for child in children)
+        if how is signal.SIGINT:
+            os.killpg(process.pid, how)  # as a terminal does: to all of them
+        else:
+            os.kill(process.pid, how)
+        out, err = process.communicate(timeout=60)
     if how is signal.SIGINT:
         assert (out, err) == ("", "rolloutdoctor: interrupted; nothing was written\n")
         assert process.returncode == 130
     assert _until(lambda: not any(_runs(child) for child in children))
+
+
+_INTERRUPTED_AT_A_START = """
+import signal, sys, threading, time
+from multiprocessing import util
+from rolloutdoctor.cli import program
+
+other = threading.Thread(target=time.sleep, args=(3600,), daemon=True)
+other.start()
+spawn, started = util.spawnv_passfds, []
+def spawn_and_interrupt(path, words, pipes):
+    started.append(spawn(path, words, pipes))
+    if len(started) == 3:  # after the tracker and one process
+        time.sleep(1)  # the pool's thread now waits for room in a pipe that the first process does not read yet
+        signal.pthread_kill(other.ident, signal.SIGINT)
+        time.sleep(0.2)
+    return started[-1]
+util.spawnv_passfds = spawn_and_interrupt
+program()
+"""
+
+
+@pytest.mark.slow(every=True)
+def test_an_interrupt_while_a_process_starts_leaves_nobody(tmp_path):
+    """Whatever the main thread blocks, another may take the signal, and Python raises the interrupt in the main one."""
+    path = write(tmp_path / "run.parquet", random_columns(0, steps=400, groups=8, longest=40), TRL, row_group_size=64)
+    words = [sys.executable, "-c", _INTERRUPTED_AT_A_START, "check", str(path), "--workers", "2", "--device", "cpu"]
+    with _session(words) as process:
+        out, err = process.communicate(timeout=60)
+    assert (out, err, process.returncode) == ("", "rolloutdoctor: interrupted; nothing was written\n", 130)
+
+
+@contextmanager
+def _session(words):
+    """A command and its processes, none of which outlives a test that fails."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, **pipes, start_new_session=True) as process:
+        try:
+            yield process
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
 
 
 def _children(pid):
