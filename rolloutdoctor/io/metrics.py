@@ -204,11 +204,12 @@ def steps_of_lines(one: LoggedMetrics, other: LoggedMetrics) -> list[int] | None
     Without a progress bar a console says no step, so that its lines count from 1 whatever lies between two of them.
 
     Returns:
-        The step before the first line, and of each line; None if `one` does not count from 1, or has other lines.
+        The step before the first line, and of each line; None if `one` does not count from 1, or `other` does, or has other lines.
     """
     count, own = max(one.lines, default=0), sorted(other.lines)
     interval = other.interval(TRAIN)
-    if interval is None or one.lines != set(range(1, count + 1)) or any(key.step > count for key in one.steps()):
+    counts = [lines == set(range(1, len(lines) + 1)) for lines in (one.lines, other.lines)]
+    if interval is None or counts != [True, False] or any(key.step > count for key in one.steps()):
         return None
     digits = one.digits(), other.digits()
     for first in range(len(own)):
@@ -218,7 +219,7 @@ def steps_of_lines(one: LoggedMetrics, other: LoggedMetrics) -> list[int] | None
         if all(_agree(one.at(StepKey(line, TRAIN)), other.at(StepKey(step, TRAIN)), digits) for line, step in lines):
             steps = [own[first - 1] if first else max(own[0] - interval, 0), *(step for _, step in lines)]
             steps += [steps[-1] + interval * further for further in range(1, count - len(lines) + 1)]
-            return None if steps[1:] == list(range(1, count + 1)) else steps
+            return steps
     return None
 
 
