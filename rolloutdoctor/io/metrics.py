@@ -204,7 +204,8 @@ def steps_of_lines(one: LoggedMetrics, other: LoggedMetrics) -> list[int] | None
     Without a progress bar a console says no step, so that its lines count from 1 whatever lies between two of them.
 
     Returns:
-        The step before the first line, and of each line; None if `one` does not count from 1, or `other` does, or has other lines.
+        The step before the first line, and of each line; None if `one` does not count from 1 or `other` does, or if
+        their lines differ.
     """
     count, own = max(one.lines, default=0), sorted(other.lines)
     interval = other.interval(TRAIN)

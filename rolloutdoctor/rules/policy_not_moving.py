@@ -41,11 +41,11 @@ class PolicyNotMoving(TableRule):
     and as many at the second, third and fourth. The first and the last step of a context are compared where four steps
     or more from the one to the other have an *update*: a gradient of the loss by the log-probs, recomputed from the
     rows, so that equal rewards and clipped tokens count as none, and a finite learning rate and gradient norm above 0
-    where these are logged, so that a warm-up, also of a critic, counts as none. The policy did not move in a pair whose two log-probs are the
-    same number to 2^-20. It is found where 90 % of 20 pairs or more are so: of a policy that moves, one in a thousand
-    is. Only tokens below probability 0.99 count. Where siblings of a step have different log-probs in one context, the
-    noise of kernels hides a small move, and the rule is skipped, as it is where log-probs are stored in bf16. Exposed:
-    a trainer that stores the log-probs of a frozen engine as its own looks the same.
+    where these are logged, so that a warm-up, also of a critic, counts as none. The policy did not move in a pair whose
+    two log-probs are the same number to 2^-20. It is found where 90 % of 20 pairs or more are so: of a policy that
+    moves, one in a thousand is. Only tokens below probability 0.99 count. Where siblings of a step have different
+    log-probs in one context, the noise of kernels hides a small move, and the rule is skipped, as it is where log-probs
+    are stored in bf16. Exposed: a trainer that stores the log-probs of a frozen engine as its own looks the same.
 
     ## What to do
     Compare a weight before and after one optimizer step; look at the parameter groups of the optimizer, the boundary of

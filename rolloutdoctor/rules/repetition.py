@@ -201,6 +201,6 @@ class Repetition(TableRule):
         first, last = (table.filter(name)["loops"] for name in ("is_first", "is_last"))
         if first.is_empty() or last.is_empty():
             return False
-        shares = [one.sum() / len(one) for one in (first, last)]
-        error = sqrt(sum(share * (1 - share) / len(one) for share, one in zip(shares, (first, last), strict=True)))
-        return shares[1] >= 2 * shares[0] and shares[1] - shares[0] > self.errors * error
+        before, now = (int(one.sum()) / len(one) for one in (first, last))
+        error = sqrt(before * (1 - before) / len(first) + now * (1 - now) / len(last))
+        return now >= 2 * before and now - before > self.errors * error
