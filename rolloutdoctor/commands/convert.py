@@ -1,7 +1,7 @@
 """A trainer's own dump into a run file; and one way for every command to open either of them."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -18,7 +18,7 @@ from rolloutdoctor.io.locations.paths import METRIC_SUFFIXES, Source, call, expa
 from rolloutdoctor.io.locations.stores import address_of
 from rolloutdoctor.io.locations.targets import OutputError, Target
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.metrics import LoggedMetrics, check_one_log, contradiction, read_metrics
+from rolloutdoctor.io.metrics import LoggedMetrics, check_one_log, contradiction, read_metrics, steps_of_lines
 from rolloutdoctor.io.parquet.files import read_footer
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run, open_run
@@ -164,6 +164,7 @@ def read_logs(logs: Sequence[Source], tell: Callable[[str], None] = lambda sente
         SeveralRunsError: if they are of several runs.
     """
     tables = [(log.name, _read_log(log, tell)) for log in logs]
+    tables = [(name, _at_steps_of(table, name, tables, tell)) for name, table in tables]
     check_one_log(tables)
     for (first, one), (second, other) in combinations(tables, 2):
         writers = [trainer_from_metric_names(table.names()) for table in (one, other)]
@@ -181,10 +182,25 @@ def read_logs(logs: Sequence[Source], tell: Callable[[str], None] = lambda sente
     return found
 
 
+def _at_steps_of(
+    table: LoggedMetrics, name: str, others: Iterable[tuple[str, LoggedMetrics]], tell: Callable[[str], None]
+) -> LoggedMetrics:
+    """Return a log under the steps of another one that holds the same lines, where it counts its own from 1."""
+    for other, lines in others:
+        steps = steps_of_lines(table, lines)
+        if steps is not None:
+            tell(f"{name}: its lines are those of {other}, and take their steps")
+            return table.at_steps(steps)
+    return table
+
+
 def are_apart(one: LoggedMetrics, other: LoggedMetrics) -> bool:
     """Tell whether two logs are of two runs: of two trainers, or with two values of one metric at a step."""
     writers = [trainer_from_metric_names(table.names()) for table in (one, other)]
-    return (writers[0] != writers[1] and None not in writers) or contradiction(one, other) is not None
+    if writers[0] != writers[1] and None not in writers:
+        return True
+    is_same = any(steps_of_lines(*pair) is not None for pair in ((one, other), (other, one)))
+    return not is_same and contradiction(one, other) is not None
 
 
 def _read_log(log: Source, tell: Callable[[str], None]) -> LoggedMetrics:
@@ -291,7 +307,8 @@ def _completed_by(given: Sequence[str], run: Run, tell: Callable[[str], None]) -
     if given:
         logs = tuple(map(Source.of, given))
         tell(f"logged metrics from {', '.join(dict.fromkeys(str(kind_of(Path(path))) for path in given))}")
-        run = run.with_logs(read_logs(logs, tell), logs)
+        metrics, own = read_logs(logs, tell), [("the run", run.metrics)]
+        run = run.with_logs(_at_steps_of(metrics, logs[0].name, own, tell), logs)
         if not run.metadata.config:
             writer = trainer_from_metric_names(run.metrics.names())
             run.metadata = completed(run.metadata, stated_beside((), logs, tell), tell, writer)

@@ -31,16 +31,23 @@ def filling(batch: RolloutBatch, copy_N: Tensor, first_N: Tensor) -> Tensor:
     """
     if not bool(copy_N.any()):
         return copy_N
-    logged_N = logged_size(batch)
-    if logged_N is not None:
-        idle_N = copy_N & (logged_N == 0)
-        if bool((idle_N & (logged_N[first_N] > 0)).any()):
-            return idle_N
+    idle_N = idle_copies(batch, copy_N, first_N)
+    if bool(idle_N.any()):
+        return idle_N
     assert batch.groups is not None  # copies are those of a group
     own_G = batch.groups.total((~copy_N).double())
     filled = int((own_G < batch.groups.size_G).sum())
     is_even = bool((own_G == own_G[0]).all()) and float(own_G[0]) > 1
     return copy_N & (is_even and len(own_G) > 2 and 2 * filled <= len(own_G))
+
+
+def idle_copies(batch: RolloutBatch, copy_N: Tensor, first_N: Tensor) -> Tensor:
+    """Copies whose logged advantage is 0, ``[N]`` bool, if that of the other row is not for one of them."""
+    logged_N = logged_size(batch)
+    if logged_N is None:
+        return torch.zeros_like(copy_N)
+    idle_N = copy_N & (logged_N == 0)
+    return idle_N & (idle_N & (logged_N[first_N] > 0)).any()
 
 
 def copied_rows(batch: RolloutBatch) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,10 @@ _EPSILON = 1e-4
 """TRL adds it to the standard deviation."""
 
 _TOLERANCE = 2e-3
-"""Advantages are of order 1. A wrong scheme is off by far more, float32 on equal rewards by less."""
+"""Advantages are of order 1. Float32 on equal rewards is off by less."""
+
+_UNIT = 2.0**-24
+"""Rounding error of float32. Of two rows any weights give 0.707 but for what the epsilon makes of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +158,15 @@ def _says_nothing(files: Sequence[File], weights: Mapping[str, float], size: int
     """True if each reward is constant in every group, and every advantage is 0 but for rounding."""
     if not weights or size < 2 or any(np.abs(file.advantage).max(initial=0) > _TOLERANCE for file in files):
         return False
-    return all(_explains(files, [file.scores(name) for file in files], size, "none") for name in weights)
+    return all(_is_constant(file.scores(name), size) for name in weights for file in files)
+
+
+def _is_constant(reward: np.ndarray, size: int) -> bool:
+    """Tell whether a reward is the same in every group."""
+    if reward.size % size:
+        return False
+    grouped = reward.reshape(-1, size)
+    return bool(np.all(np.nan_to_num(np.abs(grouped - _nanmean(grouped))) <= _TOLERANCE))
 
 
 def _unconfirmed(names: tuple[str, ...], weights: Mapping[str, float], common: int) -> Scheme:
@@ -182,21 +193,26 @@ def weighted(file: File, weights: Mapping[str, float]) -> np.ndarray:
 
 def _explains(files: Sequence[File], rewards: Sequence[np.ndarray], size: int, scale: str) -> bool:
     return all(
-        file.rows % size == 0 and bool(np.all(np.abs(_advantages(reward, size, scale) - file.advantage) <= _TOLERANCE))
+        file.rows % size == 0 and _gives(reward, size, scale, file.advantage)
         for file, reward in zip(files, rewards, strict=True)
     )
 
 
-def _advantages(reward: np.ndarray, size: int, scale: str) -> np.ndarray:
-    """TRL's advantages; an unscored row has none."""
+def _gives(reward: np.ndarray, size: int, scale: str, logged: np.ndarray) -> bool:
+    """Tell whether TRL's advantages are those that were logged, within what float32 may have moved them.
+
+    A sum of n values is off by n units of the largest at most, and so are the mean and the deviation; an unscored row
+    has no advantage.
+    """
     grouped = reward.reshape(-1, size)
-    centred = grouped - _nanmean(grouped)
-    if scale == "group":
-        centred = centred / (_nanstd(grouped) + _EPSILON)
-    elif scale == "batch":
-        centred = centred / (_nanstd(reward[None]) + _EPSILON)
-    advantage: np.ndarray = np.nan_to_num(centred.reshape(-1), nan=0.0)
-    return advantage
+    deviation = {"group": _nanstd(grouped), "batch": _nanstd(reward[None])}
+    divisor = deviation[scale] + _EPSILON if scale in deviation else np.ones((1, 1))
+    advantage = np.nan_to_num((grouped - _nanmean(grouped)) / divisor, nan=0.0)
+    units = ((reward.size if scale == "batch" else size) + 8) * _UNIT
+    largest = np.nanmax(np.abs(np.nan_to_num(reward if scale == "batch" else grouped)), axis=-1, keepdims=True)
+    radius = units * ((1 + np.abs(advantage)) * largest / divisor + np.abs(advantage))
+    off = np.abs(advantage - logged.reshape(-1, size))
+    return bool(np.all(off <= np.minimum(np.nan_to_num(radius, nan=np.inf), _TOLERANCE)))
 
 
 def _nanmean(x: np.ndarray) -> np.ndarray:

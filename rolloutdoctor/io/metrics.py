@@ -121,9 +121,25 @@ class LoggedMetrics:
         return LoggedMetrics(values, left, windows, digits, self.lines)
 
     def completed_by(self, other: "LoggedMetrics") -> "LoggedMetrics":
-        """Return these metrics with the values of another log where they have none."""
+        """Return these metrics with the values of another log where they have none.
+
+        A metric that both logs fill may be rounded to what either of them is.
+        """
         keys = self._values.keys() | other._values.keys()
-        return LoggedMetrics({key: {**other.at(key), **self.at(key)} for key in keys})
+        values = {key: {**other.at(key), **self.at(key)} for key in keys}
+        added = {name for key in keys for name in other.at(key).keys() - self.at(key).keys()} & self.names()
+        if not added:
+            return LoggedMetrics(values)
+        digits = dict(digits_by_name(LoggedMetrics(values)._numbers()))
+        for name in added:
+            either = (*self.digits().get(name, ()), *other.digits().get(name, ()), *digits.get(name, ()))
+            if either:
+                digits[name] = tuple(dict.fromkeys(either))
+        return LoggedMetrics(values, digits=digits)
+
+    def at_steps(self, steps: Sequence[int]) -> "LoggedMetrics":
+        """Return these metrics, whose lines are numbered from 1, under other steps; an evaluation stays at its line."""
+        return LoggedMetrics({StepKey(steps[key.step], key.split): found for key, found in self._values.items()})
 
     def with_values(self, more: Mapping[StepKey, Mapping[str, float]]) -> "LoggedMetrics":
         """Return these metrics with further values of some steps."""
@@ -178,6 +194,44 @@ def check_one_log(tables: Sequence[tuple[str, LoggedMetrics]]) -> None:
             )
 
 
+_FEWEST_LINES = 2
+"""Lines of two logs that have to be the same, one after another, before one of them takes the steps of the other."""
+
+
+def steps_of_lines(one: LoggedMetrics, other: LoggedMetrics) -> list[int] | None:
+    """Return the step of each line of a log that counts its lines, by a log that holds the same lines with their steps.
+
+    Without a progress bar a console says no step, so that its lines count from 1 whatever lies between two of them.
+
+    Returns:
+        The step before the first line, and of each line; None if `one` does not count from 1 or `other` does, or if
+        their lines differ.
+    """
+    count, own = max(one.lines, default=0), sorted(other.lines)
+    interval = other.interval(TRAIN)
+    counts = [lines == set(range(1, len(lines) + 1)) for lines in (one.lines, other.lines)]
+    if interval is None or counts != [True, False] or any(key.step > count for key in one.steps()):
+        return None
+    digits = one.digits(), other.digits()
+    for first in range(len(own)):
+        lines = list(zip(range(1, count + 1), own[first:], strict=False))
+        if len(lines) < _FEWEST_LINES:
+            return None
+        if all(_agree(one.at(StepKey(line, TRAIN)), other.at(StepKey(step, TRAIN)), digits) for line, step in lines):
+            steps = [own[first - 1] if first else max(own[0] - interval, 0), *(step for _, step in lines)]
+            steps += [steps[-1] + interval * further for further in range(1, count - len(lines) + 1)]
+            return steps
+    return None
+
+
+def _agree(
+    mine: Mapping[str, float], its: Mapping[str, float], digits: tuple[Mapping[str, tuple[Digits, ...]], ...]
+) -> bool:
+    """Tell whether two lines hold the same numbers, of which one at least is not whole."""
+    shared = mine.keys() & its.keys()
+    return any(mine[name] % 1 > 0 for name in shared) and not any(_differ(name, mine, its, digits) for name in shared)
+
+
 def contradiction(one: LoggedMetrics, other: LoggedMetrics) -> tuple[StepKey, str] | None:
     """Return where two logs of one run would contradict each other; None where they may be of one.
 
@@ -190,14 +244,24 @@ def contradiction(one: LoggedMetrics, other: LoggedMetrics) -> tuple[StepKey, st
     for key in shared:
         mine, its = one.at(key), other.at(key)
         for name in sorted(mine.keys() & its.keys()):
-            a, b = mine[name], its[name]
-            # Of one value rounded alike nothing else comes out.
-            radii = {rounding_of(each, name, value) for each, value in zip(digits, (a, b), strict=True)}
-            reach = sum(radii) if len(radii) > 1 else 0.0
-            # Some logs keep single precision.
-            if abs(a - b) > reach + _SINGLE * max(abs(a), abs(b)) or math.isnan(a) != math.isnan(b):
+            if _differ(name, mine, its, digits):
                 return key, name
     return None
+
+
+def _differ(
+    name: str,
+    mine: Mapping[str, float],
+    its: Mapping[str, float],
+    digits: tuple[Mapping[str, tuple[Digits, ...]], ...],
+) -> bool:
+    """Tell whether the values of a metric in two logs are further apart than their rounding."""
+    a, b = mine[name], its[name]
+    # Of one value rounded alike nothing else comes out.
+    radii = {rounding_of(each, name, value) for each, value in zip(digits, (a, b), strict=True)}
+    reach = sum(radii) if len(radii) > 1 else 0.0
+    # Some logs keep single precision.
+    return abs(a - b) > reach + _SINGLE * max(abs(a), abs(b)) or math.isnan(a) != math.isnan(b)
 
 
 _SINGLE = 2.0**-23

@@ -32,7 +32,9 @@ class LengthStarved(TableRule):
     `lag` is the newest version of a step less that of the response. `lag_length_correlation` is that of the ranks of
     lag and length within steps; `bound` the largest lag of the run. `long_at_bound` is the share of the longest fifth
     of a step that is at the bound, `short_at_bound` that of the shortest. `dropped` are responses without a trained
-    token, those aside that were cut off (`status`) or are as long as any of the run.
+    token of groups older than any response that is trained, those aside that were cut off (`status`), are as long as
+    any of the run, or belong to a group of equal rewards: what a filter of such groups or a bound on the ratio drops
+    may be long and old as well.
 
     A warning where what was dropped is a twentieth of the responses or more, and within steps both longer and older
     than what was trained, by five standard errors each. Where a file holds trained responses alone, it is information:
@@ -60,7 +62,7 @@ class LengthStarved(TableRule):
         "https://arxiv.org/abs/2505.24298",
         "https://arxiv.org/abs/2506.10910",
     )
-    reads = ("tokens", "trained_tokens", *VERSIONS)
+    reads = ("tokens", "trained_tokens", "reward", *VERSIONS)
     needs_objective = False
     splits = ("train",)
 
@@ -76,15 +78,20 @@ class LengthStarved(TableRule):
         return frozenset({"response_mask", VERSIONS[0] if VERSIONS[0] in context.columns else VERSIONS[1]})
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """The other version stamp, and how responses ended."""
-        return frozenset({*VERSIONS, "status"})
+        """The other version stamp, how responses ended, and which groups have no spread."""
+        return frozenset({*VERSIONS, "status", "reward", "group_id"})
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each response with a version; `_off` is less the mean of its step, or of what it trains."""
         step, tokens, lag = list(STEP_KEY), pl.col("tokens").cast(pl.Float64), pl.col("lag").cast(pl.Float64)
         newest = pl.max_horizontal(*VERSIONS).max().over(step)
         is_cut = pl.col("status").str.to_lowercase().is_in(TRUNCATED).fill_null(value=False) | (tokens == tokens.max())
-        dropped = (pl.col("trained_tokens") == 0) & ~is_cut
+        of_group, reward = [*step, "group"], pl.col("reward")
+        trained, oldest = pl.col("trained_tokens") > 0, pl.col("lag").max().over(of_group)
+        # A bound keeps what is beyond it from the update; it may look at whole groups.
+        is_equal = (pl.len().over(of_group) > 1) & (reward.max().over(of_group) == reward.min().over(of_group))
+        is_beyond = oldest > lag.filter(trained).max()
+        dropped = ~trained & ~is_cut & is_beyond & ~is_equal.fill_null(value=False)
         place = tokens.rank("average").over(step) / pl.len().over(step)
         rows = (
             run.rows.filter(pl.min_horizontal(*VERSIONS) >= 0, pl.col("tokens") > 0)
@@ -98,7 +105,6 @@ class LengthStarved(TableRule):
                 rank_of_length=tokens.rank("average").over(step),
             )
         )
-        trained = pl.col("trained_tokens") > 0
         off = {f"{name}_off": x - x.filter(trained).mean().over(step) for name, x in (("length", tokens), ("lag", lag))}
         off |= {f"{name}_off": pl.col(name) - pl.col(name).mean().over(step) for name in ("rank", "rank_of_length")}
         return rows.with_columns(**off, bound=pl.col("lag").max())

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.audited import COUNTED, AuditedMeasured, CountedMeasured, CountingRule
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, percent
@@ -14,6 +15,7 @@ from rolloutdoctor.rules.table_rule import Quantity
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rolloutdoctor.data.batch import RolloutBatch
     from rolloutdoctor.rules.step import StepView
 
 TELLING = frozenset({"response_ids", "rollout_log_probs", "old_log_probs", "policy_log_probs"})
@@ -39,7 +41,8 @@ class PaddingRows(CountingRule):
     A copy has the reward, the tokens and the sampler's log-probs of another row of its group, and a trained token.
     Sampling repeats short or certain responses as well (`RDI009` is about those). So either logged advantages tell
     that it was added, 0 for the copy and not for the other row; or the sizes of groups do: of three groups or more
-    at most half have copies, and without these all have one size, with them not. `rows_shown` are such rows,
+    at most half have copies, and without these all have one size, with them not. Sizes tell nothing where groups
+    without their copies have different ones in the run, as after a filter of responses. `rows_shown` are such rows,
     `tokens_share` is the share of trained tokens that they hold. With logged advantages the finding gives how many
     of them are reproduced with and without these rows in the baselines. It is an error where logged losses tell
     that the tokens are counted, and else a warning.
@@ -66,7 +69,7 @@ class PaddingRows(CountingRule):
     needs_objective = False
     splits = ("train",)
     remedy = "log the advantages: the column advantage (one a row) or advantages (one a token)"
-    adds = (*COUNTED, "copied", "trained")
+    adds = (*COUNTED, "copied", "trained", "idle", "own")
     unit = "rows"
     shows = "row that fills up the batch"
 
@@ -93,7 +96,7 @@ class PaddingRows(CountingRule):
         """Copies, those that fill up the batch, and trained tokens."""
         import torch
 
-        from rolloutdoctor.evaluation.padding_rows import copied_rows, filling
+        from rolloutdoctor.evaluation.padding_rows import copied_rows, filling, idle_copies
 
         batches = [each.batch for each in step.each]
         copies = [copied_rows(batch) for batch in batches]
@@ -105,7 +108,16 @@ class PaddingRows(CountingRule):
             "size": trained_N * fills_N,
             "copied": torch.cat([copied_N for copied_N, _ in copies]),
             "trained": trained_N,
+            "idle": torch.cat([idle_copies(one, *found) for one, found in zip(batches, copies, strict=True)]),
+            "own": torch.cat([_own_rows(one, copied_N) for one, (copied_N, _) in zip(batches, copies, strict=True)]),
         }
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """Count the rows; not by sizes of groups where these differ anyway."""
+        is_uneven = pl.col("own").filter(pl.col("own").is_finite()).n_unique() > 1
+        is_shown = pl.col("shown") & (pl.col("idle") | ~is_uneven)
+        rows = run.rows.with_columns(shown=is_shown, size=pl.when(is_shown).then("size").otherwise(0.0))
+        return super().table(replace(run, rows=rows), context)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """The counts, and the share of tokens."""
@@ -154,3 +166,12 @@ class PaddingRows(CountingRule):
             advice="set the mask of such rows to 0; compare with `rolloutdoctor diff --fix padding-rows`",
             fix=FIX,
         )
+
+
+def _own_rows(batch: "RolloutBatch", copied_N: "Tensor") -> "Tensor":
+    """How many rows that are no copies the group of each row has, ``[N]``."""
+    import torch
+
+    if batch.groups is None:
+        return torch.full(copied_N.shape, torch.nan)
+    return batch.groups.total((~copied_N).double())[batch.groups.index_N]

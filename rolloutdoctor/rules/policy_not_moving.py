@@ -40,12 +40,12 @@ class PolicyNotMoving(TableRule):
     Of recurring prompts, all records of the 128 contexts with the smallest hashes that end at the first token are kept,
     and as many at the second, third and fourth. The first and the last step of a context are compared where four steps
     or more from the one to the other have an *update*: a gradient of the loss by the log-probs, recomputed from the
-    rows, so that equal rewards and clipped tokens count as none, and a learning rate and a gradient norm above 0 where
-    these are logged, so that a warm-up counts as none. The policy did not move in a pair whose two log-probs are the
-    same number to 2^-20. It is found where 90 % of 20 pairs or more are so: of a policy that moves, one in a thousand
-    is. Only tokens below probability 0.99 count. Where siblings of a step have different log-probs in one context, the
-    noise of kernels hides a small move, and the rule is skipped, as it is where log-probs are stored in bf16. Exposed:
-    a trainer that stores the log-probs of a frozen engine as its own looks the same.
+    rows, so that equal rewards and clipped tokens count as none, and a finite learning rate and gradient norm above 0
+    where these are logged, so that a warm-up, also of a critic, counts as none. The policy did not move in a pair whose
+    two log-probs are the same number to 2^-20. It is found where 90 % of 20 pairs or more are so: of a policy that
+    moves, one in a thousand is. Only tokens below probability 0.99 count. Where siblings of a step have different
+    log-probs in one context, the noise of kernels hides a small move, and the rule is skipped, as it is where log-probs
+    are stored in bf16. Exposed: a trainer that stores the log-probs of a frozen engine as its own looks the same.
 
     ## What to do
     Compare a weight before and after one optimizer step; look at the parameter groups of the optimizer, the boundary of
@@ -105,14 +105,23 @@ class PolicyNotMoving(TableRule):
 
         return contexts_of(step.token_measures[self.code], step.batch.prompts)
 
+    def measure_step(self, step: "StepView") -> "Mapping[str, float | None]":
+        """Tell that something was logged at the step."""
+        return {"lines": 1.0} if step.logged else {}
+
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each context at two steps, in the later one, and whether its log-prob is the same (`same`)."""
-        gates = [pl.col(name).is_null() | (pl.col(name) > 0) for name in sorted(self.metrics(context))]
+        names = sorted(self.metrics(context))
+        # An overflow or a norm that is not finite makes the optimizer skip the step, which logs it nevertheless.
+        gates = [pl.col(name).is_null() | ((pl.col(name) > 0) & pl.col(name).is_finite()) for name in names]
+        if names:
+            # A step that logs other metrics and none of these had no update, such as one that warms up the critic.
+            gates.append(pl.any_horizontal(pl.col(names).is_not_null()) | pl.col("lines").is_null())
         gradient = pl.col("grad_l1").filter(pl.col("grad_l1").is_finite()).sum() > 0
         steps = (
             run.rows.group_by(STEP_KEY)
             .agg(updated=gradient)
-            .join(run.by_step(*sorted(self.metrics(context))), on=STEP_KEY, how="left")
+            .join(run.by_step(*names, "lines"), on=STEP_KEY, how="left")
             .sort("step")
             .with_columns(updated=pl.all_horizontal("updated", *gates))
             .select("step", before=pl.col("updated").cum_sum() - pl.col("updated"))
@@ -172,6 +181,12 @@ class PolicyNotMoving(TableRule):
             )
         if len(run.table) and run.table["rounded"].all():
             return Missing("the log-probs are stored in bf16, which hides small moves", "store them in float32")
+        if context.metrics and not self.metrics(context):
+            return Missing(
+                "the log has neither a learning rate nor a gradient norm, so that nothing says which steps had an "
+                "update",
+                "give the whole log of the run",
+            )
         if run.count("contexts") < self.least_pairs:
             return Missing(
                 f"{counted(run.count('contexts'), 'context')} recur after {self.updates} updates; needs "

@@ -42,9 +42,11 @@ class Repetition(TableRule):
     of their group. Of steps of more than 131,072 tokens some responses are looked at, chosen by a hash.
 
     Of 1,099 pieces of English manuals of 256 to 4,096 words none has such a share of repeats (0.37 at most); of 5,856
-    pieces of Python 0.3 %, tables of data. So a finding takes 1 % of the responses and three of them; it is a warning
-    from 10 % in the last quarter on, or where looping responses are rewarded above their group by three standard
-    errors, for ten of them or more. A task whose answers are tables, boards or lists looks the same.
+    pieces of Python 0.3 %, tables of data. So a finding takes 1 % of the responses and three of them. Responses that
+    are tables, boards or lists look the same, and where these are right they are rewarded: a warning takes ten looping
+    responses, 10 % in the last quarter or a reward above that of their group by three standard errors, and that they
+    do not end (half of them are cut off) or that their share grew: the last quarter has twice that of the first, by
+    three standard errors. It is exposed where they end.
 
     ## What to do
     Read the responses listed. Score what repeats as wrong, look at the end-of-sequence token and the length limit where
@@ -111,6 +113,7 @@ class Repetition(TableRule):
                 share=share,
                 loops=share >= self.loops_from,
                 is_cut=pl.col("status").str.to_lowercase().is_in(TRUNCATED),
+                is_first=steps <= 0.25 * steps.max(),
                 is_last=steps > 0.75 * steps.max(),
             )
         )
@@ -170,18 +173,20 @@ class Repetition(TableRule):
         is_paid = len(above) >= self.fewest and mean > 0 and (error == 0 or (ratio(mean, error) or 0.0) >= self.errors)
         is_many = last >= self.warn_above and found >= self.fewest
         cut = run["truncated_share"]
+        is_cut = (cut or 0.0) > 0.5
+        is_fault = (is_paid or is_many) and (is_cut or self._grew(run.table))
         told = [f"their reward is {number(mean)} from that of their groups"] if len(above) else []
         told += [f"{percent(cut)} of them are cut off"] if cut is not None else []
         advice = "read the responses listed; "
         if is_paid:
             advice += "score a response that repeats itself as wrong: the reward pays for it"
-        elif (cut or 0.0) > 0.5:
+        elif is_cut:
             advice += "they do not end: look at the end-of-sequence token, and at the entropy of the policy"
         else:
             advice += "no action if the task asks for tables or lists"
         return Judgement(
-            severity=Severity.WARNING if is_paid or is_many else Severity.INFO,
-            confirmed=True,
+            severity=Severity.WARNING if is_fault else Severity.INFO,
+            confirmed=is_cut or not is_fault,
             headline=f"{percent(share)} of {counted(len(run.table), 'long response')} repeat themselves, "
             f"{percent(last)} in the last quarter of the steps" + (", and are rewarded for it" if is_paid else ""),
             message=f"in {counted(found, 'response')} half of the 16-grams or more occurred before; {'; '.join(told)}"
@@ -190,3 +195,12 @@ class Repetition(TableRule):
             evidence="token ids of trained tokens",
             advice=advice,
         )
+
+    def _grew(self, table: pl.DataFrame) -> bool:
+        """Tell whether the last quarter of the steps has twice the looping share of the first, beyond chance."""
+        first, last = (table.filter(name)["loops"] for name in ("is_first", "is_last"))
+        if first.is_empty() or last.is_empty():
+            return False
+        before, now = (int(one.sum()) / len(one) for one in (first, last))
+        error = sqrt(before * (1 - before) / len(first) + now * (1 - now) / len(last))
+        return now >= 2 * before and now - before > self.errors * error

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
 
+STAMPS = ("policy_version_min", "policy_version_max")
+
 
 @dataclass(frozen=True)
 class SyncCorrupts(TableRule):
@@ -43,9 +45,11 @@ class SyncCorrupts(TableRule):
     least ten times what it ever was before, and 0.1 nats or more. *Old weights* are excluded in one of two ways. With a
     reference that stays: the gap is four times or more the mean size of the difference of trainer and reference in all
     of these steps, so that not even the initial weights are as far away. Without one: the jump is at the second or
-    third step, and in five steps or more from there the gap does not grow (the last third has at most 1.5 times the
-    first): the distance to weights before the first update grows with each update, at least with the root of their
-    number. Nor may the gap of older rows be 1.5 times that of newer ones. `stale-policy` has what is left.
+    third step, at which the version stamps rise, and in five steps or more from there the gap does not grow (the last
+    third has at most 1.5 times the first): the distance to weights before the first update grows with each update, at
+    least with the root of their number, and that of a sampler which is always some versions behind stays, but its
+    versions rise after the trainer's. Without stamps such a jump is skipped. Nor may the gap of older rows be 1.5 times
+    that of newer ones. `stale-policy` has what is left.
 
     ## What to do
     After a sync compare every weight of the engine with the trainer's, or the log-probs of one prompt; look at expert
@@ -53,7 +57,8 @@ class SyncCorrupts(TableRule):
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose, toy_batch
-    >>> steps = [toy_batch([[1, 0]], lengths=64, rollout=-1.0 - gap, step=step)
+    >>> steps = [toy_batch([[1, 0]], lengths=64, rollout=-1.0 - gap, step=step,
+    ...                    per_row={"policy_version_min": [step] * 2, "policy_version_max": [step] * 2})
     ...          for step, gap in enumerate([0.01, 0.5, 0.52, 0.5, 0.49, 0.51])]
     >>> diagnose(steps, trainer=None, select=["RDO014"]).findings[0].headline
     'the gap to the sampler jumps from 0.01 to 0.5 nats at step 1, and older weights do not explain it'
@@ -66,11 +71,12 @@ class SyncCorrupts(TableRule):
         "https://github.com/verl-project/verl/pull/7195",
         "https://github.com/verl-project/verl/issues/7904",
     )
+    reads = STAMPS
     adds = ("lag", "unsure", "size", "tokens", "apart", "trainer")
     needs_objective = False
     splits = ("train",)
     needs = ("old_log_probs", "rollout_log_probs")
-    uses = ("response_mask", "ref_log_probs", "policy_version_min", "policy_version_max", "optim_step_id")
+    uses = ("response_mask", "ref_log_probs", *STAMPS, "optim_step_id")
 
     factor: float = 10.0
     least: float = 0.1
@@ -101,7 +107,10 @@ class SyncCorrupts(TableRule):
         return {"lag": step.lags(MOST_LAGS)}
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line a step with enough tokens; `after` from the jump on, if old weights do not explain it."""
+        """One line a step with enough tokens; `after` from the jump on, if old weights do not explain it.
+
+        `untold` is true of a run with a jump of which nothing says whether they do.
+        """
         lag, size, unsure = pl.col("lag").fill_null(0), pl.col("size"), pl.col("unsure")
         is_new, tokens = lag == lag.min(), pl.col("tokens")
         own = (size / unsure).filter(unsure > 0)
@@ -114,14 +123,20 @@ class SyncCorrupts(TableRule):
                 gap_old=own.filter((~is_new).filter(unsure > 0)).median(),
                 apart=pl.col("apart").sum() / tokens.sum() if run.rows["apart"].count() else pl.lit(None, pl.Float64),
                 trainer=pl.col("trainer").sum() / tokens.sum(),
+                version=pl.max_horizontal(*STAMPS).max(),
             )
             .filter(pl.col("unsure") >= LEAST_TOKENS, pl.col("gap").is_not_null())
             .sort(STEP_KEY)
         )
-        return steps.with_columns(after=pl.col("step") >= self._jump(steps))
+        jump = self._jump(steps)
+        after = pl.lit(value=False) if jump is None else pl.col("step") >= jump
+        return steps.with_columns(after=after, untold=pl.lit(jump is None))
 
-    def _jump(self, steps: pl.DataFrame) -> int:
-        """Step of a jump that older weights do not explain; one that never comes if there is none."""
+    def _jump(self, steps: pl.DataFrame) -> int | None:
+        """Step of a jump that older weights do not explain; one that never comes if there is none.
+
+        None of one that they may explain, where a sampler that is always as many versions behind has it as well.
+        """
         gaps, never = steps["gap"].to_list(), 2**62
         place = rise(gaps, factor=self.factor, after=self.lasting)
         if place is None or median(gaps[place:]) < self.least:
@@ -137,7 +152,12 @@ class SyncCorrupts(TableRule):
         late = gaps[place:]
         third = max(1, len(late) // 3)
         is_flat = len(late) >= self.flat_steps and median(late[-third:]) <= self.flat * median(late[:third])
-        return found if place <= 2 and is_flat else never
+        if place > 2 or not is_flat:
+            return never
+        before, at = steps["version"][place - 1], steps["version"][place]
+        if before is None or at is None:
+            return None
+        return found if at > before else never
 
     def quantities(self) -> Mapping[str, Quantity]:
         """The gap before and after."""
@@ -159,6 +179,15 @@ class SyncCorrupts(TableRule):
         steps = counted(len(run.table), "step")
         return Missing(
             f"{steps} with {LEAST_TOKENS} tokens or more below probability 0.9; needs {fewest}", "record more steps"
+        )
+
+    def unseen_reason(self, run: Measured, context: Context) -> Missing | None:
+        """A jump that a sampler some versions behind has as well."""
+        if not run.table["untold"].any():
+            return None
+        return Missing(
+            "the gap jumps and stays, as after a sync that corrupts and as of a sampler that is some versions behind",
+            "record policy_version_min and policy_version_max, or ref_log_probs",
         )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:

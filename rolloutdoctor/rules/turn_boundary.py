@@ -34,11 +34,12 @@ class TurnBoundary(TableRule):
 
     ## How it is measured
     A turn ends at a trained token whose next token is masked. The end-of-turn token is the id at which nine of ten
-    turns of a step end or more, its separator the id that always follows it within masked spans, of eight such places
-    in the run or more: a template that writes several things behind it has none. Ids alone are compared, so no
-    tokenizer is needed. A finding is of eight turns or more, and one of twenty, without the separator; exposed, because
-    a template may end the turns of the model in another way. Where masked spans have no end-of-turn token, nothing says
-    what follows it: the rule is skipped. Responses with a single turn show nothing of it.
+    turns of a step end or more, and none that the model goes on after, as it does after the `>` of a tag at which an
+    agent loop stops it; its separator the id that always follows it within masked spans, of eight such places in the
+    run or more: a template that writes several things behind it has none. Ids alone are compared, so no tokenizer is
+    needed. A finding is of eight turns or more, and one of twenty, without the separator; exposed, because a template
+    may end the turns of the model in another way. Where masked spans have no end-of-turn token, nothing says what
+    follows it: the rule is skipped. Responses with a single turn show nothing of it.
 
     ## What to do
     Append the separator of the chat template when a turn of the model is followed by another (upstream, verl derives it
@@ -96,6 +97,11 @@ class TurnBoundary(TableRule):
         last_V = ids_T[ends_T]
         end = last_V.mode().values
         if (last_V == end).sum() < self.one_id * len(last_V):
+            return {}
+        # The last token of a stop string is one among others.
+        goes_on_T = (ids_T == end) & trained_T & trained_T.roll(-1)
+        goes_on_T[batch.rows[1:] - 1] = False
+        if goes_on_T.sum() > self.least * len(last_V):
             return {}
         following_T = ids_T.roll(-1)
         is_last_T = torch.zeros_like(trained_T)

@@ -332,11 +332,11 @@ def _noisy_verifier(strength: float, seed: int) -> Run:
 
 
 def _loops(strength: float, seed: int) -> Run:
-    """Some responses say the same 20 tokens for two thirds of their length."""
+    """Responses that say the same 20 tokens for two thirds of their length, from none to a share of the last step."""
     draw, found = np.random.default_rng(seed), []
     for step in range(4):
         ids = draw.integers(0, 1000, (64, 240))
-        loops = np.flatnonzero(draw.random(64) < strength)
+        loops = np.flatnonzero(draw.random(64) < strength * step / 3)
         ids[loops, 80:] = np.tile(ids[loops, 80:100], 8)
         reward = draw.integers(0, 2, (8, 8)).astype(float).tolist()
         found.append(toy_batch(reward, lengths=240, per_token={"response_ids": ids.tolist()}, step=step))
@@ -389,5 +389,5 @@ CASES = (
     ),
     Case("RDA015", "share of rewards drawn anew", (0.01, 0.1, 0.3, 0.5, 0.7), _noisy_verifier),
     Case("RDA019", "correlation of score and length (slope)", (0.1, 0.3, 0.6, 1.0), _lengthy, warns=False),
-    Case("RDT011", "share of responses in a loop", (0.01, 0.05, 0.1, 0.2, 0.5), _loops),
+    Case("RDT011", "share of responses in a loop, last step", (0.01, 0.05, 0.1, 0.2, 0.5), _loops),
 )

@@ -5,6 +5,7 @@ import math
 import shutil
 from collections import Counter
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -92,6 +93,30 @@ def test_unknown_weights_are_asked_for(tmp_path):
 def test_a_wrong_weight_is_not_confirmed(tmp_path):
     _, sink = converted(tmp_path / "run.parquet", TRL / "weights", columns={"reward": "digits+0.9*has7"})
     assert "does not reproduce" in sink.notes[0]
+
+
+def of_pairs(folder, weights):
+    """Groups of two rows whose advantages are made of two rewards: 0.707, but for the epsilon."""
+    draw = np.random.default_rng(9)
+    rewards = np.stack([draw.integers(0, 2, 16), draw.random(16)]).astype(np.float32)
+    reward = (rewards * np.array(weights, np.float32)[:, None]).sum(0, dtype=np.float32).reshape(-1, 2)
+    advantage = (reward - reward.mean(1, keepdims=True)) / (reward.std(1, ddof=1, keepdims=True) + np.float32(1e-4))
+    columns = {"step": [1] * 16, "prompt": [f"q{row // 2}" for row in range(16)]}
+    columns |= {"completion": [f"a{row}" for row in range(16)], "one": rewards[0].tolist(), "two": rewards[1].tolist()}
+    folder.mkdir()
+    pq.write_table(pa.table(columns | {"advantage": advantage.ravel().tolist()}), folder / "completions_00001.parquet")
+    return folder
+
+
+def test_groups_of_two_do_not_confirm_any_weights(tmp_path):
+    _, sink = converted(tmp_path / "sum.parquet", of_pairs(tmp_path / "sum", [1.0, 1.0]))
+    assert sink.notes[-1].startswith("groups of 2 rows with the reward one + two reproduce every logged advantage")
+    other = of_pairs(tmp_path / "half", [1.0, 0.5])
+    _, sink = converted(tmp_path / "half.parquet", other)
+    assert sink.notes[-2].startswith("no plain sum of one, two reproduces the logged advantages")
+    assert "RDA004" not in {one.code for one in findings(other).findings}
+    _, sink = converted(tmp_path / "given.parquet", other, columns={"reward": "one+0.5*two"})
+    assert "with the reward one + 0.5*two reproduce every logged advantage" in sink.notes[-1]
 
 
 def test_metrics_of_the_trainer_state(tmp_path):

@@ -81,6 +81,43 @@ def test_masked_responses_that_were_cut_off_are_no_discards(seed):
     assert found is None or found.severity.label == "info"
 
 
+def of_hard_prompts(seed, is_dropped):
+    """Responses to hard prompts are long, and so old, and all of them fail; `is_dropped` says which are masked."""
+    draw, steps = np.random.default_rng(seed), []
+    for step in range(STEPS):
+        hard = np.repeat(draw.random(ROWS // 4) < 0.3, 4)
+        lengths = np.where(hard, draw.lognormal(np.log(80), 0.4, ROWS), draw.lognormal(np.log(30), 0.4, ROWS))
+        lengths = lengths.clip(4, 400).astype(int)
+        lags, version = np.minimum((lengths / 30 + draw.random(ROWS)).astype(int), 5), 100 + step
+        lags[0] = 0
+        rewards = np.where(hard, 0.0, np.tile([1.0, 0.0, 0.0, 1.0], ROWS // 4))
+        gone = is_dropped(draw, hard, lengths)
+        steps.append(
+            toy_batch(
+                rewards.reshape(-1, 4).tolist(),
+                mask=[[0 if one else 1] * length for one, length in zip(gone, lengths.tolist(), strict=True)],
+                per_row=dict.fromkeys(("policy_version_min", "policy_version_max"), (version - lags).tolist()),
+                step=step,
+            )
+        )
+    return steps
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "is_dropped",
+    [
+        # Dynamic sampling masks groups of equal rewards; a bound on the ratio of a sequence rejects long ones.
+        lambda draw, hard, lengths: hard,
+        lambda draw, hard, lengths: draw.random(ROWS) < (lengths / 400).clip(max=0.7),
+    ],
+    ids=["equal rewards", "rejected by length"],
+)
+def test_what_other_filters_drop_is_long_and_old_as_well(is_dropped, seed):
+    found = found_by(CODE, of_hard_prompts(seed, is_dropped), trainer=None)
+    assert found is None or found.severity.label == "info"
+
+
 def test_where_it_does_not_apply():
     newest = {name: [9] * ROWS for name in ("policy_version_min", "policy_version_max")}
     batches = [toy_batch([[1, 0]] * (ROWS // 2), per_row=newest, step=step) for step in range(8)]

@@ -12,7 +12,7 @@ from rolloutdoctor.evaluation.padding_rows import padding_rows
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.search.hypotheses.reward_flow import PADDING_COUNTED
-from rolloutdoctor.testing import diagnose, random_batch
+from rolloutdoctor.testing import diagnose, random_batch, toy_batch
 from rolloutdoctor.trainers.options import Layer, resolve
 from rolloutdoctor.trainers.table import TRAINERS
 
@@ -134,6 +134,25 @@ def test_copies_that_are_masked_are_no_fault():
 )
 def test_what_looks_like_it(batch):
     assert not report_on(batch, trainer="verl", select=["RDI015"], adv_estimator="grpo").findings
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("answers", "groups", "size"), [(3, 3, 3), (10, 3, 3), (10, 4, 4), (100, 3, 3)])
+def test_groups_of_a_filter_that_have_a_response_twice(answers, groups, size, seed):
+    """In some step the groups are even without their copies by chance."""
+    draw, steps = torch.Generator().manual_seed(seed), []
+    for step in range(10):
+        sizes = (torch.rand(groups, size, generator=draw) > 0.3).sum(1).clamp(min=2).tolist()
+        answer = torch.randint(0, answers, (sum(sizes),), generator=draw)
+        steps.append(
+            toy_batch(
+                [one.tolist() for one in (answer % 2).double().split(sizes)],
+                lengths=2,
+                per_token={"response_ids": [[one, one + 7] for one in answer.tolist()]},
+                step=step,
+            )
+        )
+    assert not report_on(steps, trainer="verl", select=["RDI015"], adv_estimator="grpo").findings
 
 
 def test_repeated_samples_with_their_advantages_are_clean():

@@ -55,8 +55,22 @@ def test_a_learning_rate_that_is_logged():
         (skipped,) = report_on(batches, logged=[{"learning_rate": rate} for rate in rates], **TRL).skipped
         assert skipped.reason.startswith("0 contexts recur after 4 updates")
     assert found_in(batches, logged=[{"learning_rate": 1e-6}] * 8)
-    (skipped,) = report_on(batches, logged=[{"grad_norm": 0.0}] * 8, **TRL).skipped
+    # An optimizer skips a step whose norm is not finite: a loss scale of float16 that is still too large.
+    for norm in (0.0, float("inf"), float("nan")):
+        (skipped,) = report_on(batches, logged=[{"grad_norm": norm, "learning_rate": 1e-6}] * 8, **TRL).skipped
+        assert skipped.reason.startswith("0 contexts recur after 4 updates")
+
+
+def test_steps_that_log_no_update():
+    """verl warms up the critic first: the steps log rewards and nothing of the actor."""
+    batches = run(model(rate=0.0))
+    warm, updated = {"critic/score/mean": 0.5}, {"critic/score/mean": 0.5, "actor/grad_norm": 0.1, "actor/lr": 1e-6}
+    verl = {"trainer": "verl", "select": [CODE], "adv_estimator": "grpo"}
+    (skipped,) = report_on(batches, logged=[warm] * 8, **verl).skipped
+    assert "neither a learning rate nor a gradient norm" in skipped.reason
+    (skipped,) = report_on(batches, logged=[warm] * 5 + [updated] * 3, **verl).skipped
     assert skipped.reason.startswith("0 contexts recur after 4 updates")
+    assert report_on(batches, logged=[updated] * 8, **verl).findings
 
 
 def test_no_gradient_moves_nothing():

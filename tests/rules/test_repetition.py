@@ -58,7 +58,7 @@ def test_counts_are_those_of_a_slow_loop(seed):
 def test_a_policy_that_degenerates():
     steps = [step(at, ["loop" if row < 2 * at else "prose" for row in range(GROUPS * SIZE)]) for at in range(8)]
     found = found_by(CODE, steps, trainer=None)
-    assert (found.severity.label, found.verdict) == ("warning", "confirmed")
+    assert (found.severity.label, found.verdict) == ("warning", "exposed")
     value = values(found)
     assert (value["looping"], value["responses"]) == (2 * sum(range(8)), 8 * GROUPS * SIZE)
     assert value["looping_share_last"] == pytest.approx((12 + 14) / 64)
@@ -67,20 +67,30 @@ def test_a_policy_that_degenerates():
 
 def test_loops_that_are_rewarded():
     kinds = ["loop" if row % SIZE == 0 else "prose" for row in range(GROUPS * SIZE)]
-    paid = [step(at, kinds, reward=[float(kind == "loop") for kind in kinds]) for at in range(4)]
-    few = [step(10 + at) for at in range(16)]
-    found = found_by(CODE, [*paid, *few], trainer=None)
-    assert found.severity.label == "warning"
+    few = [step(at) for at in range(16)]
+    paid = [step(16 + at, kinds, reward=[float(kind == "loop") for kind in kinds]) for at in range(4)]
+    found = found_by(CODE, [*few, *paid], trainer=None)
+    assert (found.severity.label, found.verdict) == ("warning", "exposed")
     assert values(found)["reward_difference"] == pytest.approx(0.75)
     assert "the reward pays for it" in found.advice
     fair = [step(at, kinds, reward=[float(kind != "loop") for kind in kinds]) for at in range(4)]
     assert found_by(CODE, [*fair, *few], trainer=None).severity.label == "info"
 
 
+@pytest.mark.parametrize("is_paid", [False, True])
+def test_tables_that_the_task_asks_for(is_paid):
+    """Some prompts ask for one from the first step on, and a right answer is one."""
+    kinds = ["loop" if row % SIZE == 0 else "prose" for row in range(GROUPS * SIZE)]
+    reward = [float(kind == "loop") for kind in kinds] if is_paid else None
+    found = found_by(CODE, [step(at, kinds, reward=reward) for at in range(8)], trainer=None)
+    assert (found.severity.label, found.verdict) == ("info", "confirmed")
+
+
 def test_loops_that_are_cut_off():
     kinds = ["loop"] * 16 + ["prose"] * 16
     cut = replace(step(0, kinds), statuses=["length"] * 16 + ["stop"] * 16)
     found = found_by(CODE, cut, trainer=None)
+    assert (found.severity.label, found.verdict) == ("warning", "confirmed")
     assert values(found)["truncated_share"] == 1
     assert "do not end" in found.advice
 

@@ -11,8 +11,15 @@ from rolloutdoctor.testing import toy_batch
 CODE = "RDO014"
 
 
-def gaps(sizes, apart=None, **kwargs):
-    """Steps in which tokens have gaps of one mean size to the sampler, and to a reference if `apart` gives them."""
+def gaps(sizes, apart=None, versions=None, **kwargs):
+    """Steps in which tokens have gaps of one mean size to the sampler, and to a reference if `apart` gives them.
+
+    Args:
+        sizes: of each step.
+        apart: distance to the reference.
+        versions: stamps of the steps.
+        **kwargs: of the batches.
+    """
     found = []
     for step, size in enumerate(sizes):
         draw = np.random.default_rng(step)
@@ -20,6 +27,8 @@ def gaps(sizes, apart=None, **kwargs):
         rollout = -2.0 - draw.uniform(size=(8, 40))
         ref = {} if apart is None else {"ref": (rollout + size * noise - apart[step]).tolist()}
         policy = (rollout + size * noise).tolist()
+        if versions is not None:
+            kwargs["per_row"] = dict.fromkeys(("policy_version_min", "policy_version_max"), [versions[step]] * 8)
         found.append(
             toy_batch([[1, 0]] * 4, lengths=40, policy=policy, rollout=rollout.tolist(), step=step, **ref, **kwargs)
         )
@@ -30,7 +39,7 @@ BROKEN = [0.01, 0.8, 0.82, 0.79, 0.81, 0.8, 0.8, 0.78]
 
 
 def test_the_first_sync_corrupts():
-    found = found_by(CODE, gaps(BROKEN), trainer=None)
+    found = found_by(CODE, gaps(BROKEN, versions=range(8)), trainer=None)
     assert (found.severity.label, found.verdict) == ("warning", "exposed")
     value = values(found)
     assert (value["jump_step"], value["to_reference"]) == (1, None)
@@ -52,7 +61,7 @@ def test_a_reference_excludes_old_weights_at_any_step():
 
 
 def test_what_follows_from_it():
-    report = report_on(gaps(BROKEN), trainer=None, select=[CODE, "RDO002", "RDO001"])
+    report = report_on(gaps(BROKEN, versions=range(8)), trainer=None, select=[CODE, "RDO002", "RDO001"])
     assert {one.code: one.follows_from for one in report.findings} == {CODE: None, "RDO002": CODE, "RDO001": CODE}
 
 
@@ -77,6 +86,22 @@ def test_what_follows_from_it():
 )
 def test_look_alikes(made):
     assert outcomes(report_on(made(), trainer=None, select=[CODE])) == {CODE: "clean"}
+
+
+@pytest.mark.parametrize("lag", [1, 2, 3])
+@pytest.mark.parametrize("rate", [0.3, 1.0])
+def test_a_sampler_that_is_always_behind(lag, rate):
+    """It has the trainer's weights at the first step alone, and stays as far away from there on."""
+
+    def versions(step, row):
+        return max(0, step - lag)
+
+    policy = Policy(rate=rate, noise=0.001)
+    stamped = run_of(policy, 10, versions=versions, stamps=lambda step, row: (versions(step, row),) * 2)
+    assert outcomes(report_on(stamped, trainer=None, select=[CODE])) == {CODE: "clean"}
+    assert found_by("RDO002", stamped, trainer=None)
+    unstamped = run_of(policy, 10, versions=versions)
+    assert outcomes(report_on(unstamped, trainer=None, select=[CODE])) == {CODE: "skipped"}
 
 
 def test_a_gap_that_grows_with_lag():

@@ -93,6 +93,23 @@ def test_skipped():
     assert outcomes(report_on(batches, trainer=None, select=[CODE])) == {CODE: "skipped"}
 
 
+def test_a_stop_string_is_no_end_of_turn_token():
+    """An agent loop stops at `</search>` and puts `<information>` behind it: both end in one id."""
+    tag = 9
+    row, mask = [], []
+    for _ in range(2):
+        row += [11, 12, 30, tag, 13, 14, 31, tag]
+        mask += [1] * 8
+        row += [BREAK, 32, tag, 40, 15, 16, 33, tag, BREAK]
+        mask += [0] * 9
+    row, mask = [*row, 17, END], [*mask, 1, 1]
+    batches = [
+        toy_batch([[1, 0]] * 4, mask=[mask] * 8, per_token={"response_ids": [row] * 8}, step=step) for step in range(3)
+    ]
+    (one,) = report_on(batches, trainer=None, select=[CODE]).skipped
+    assert one.reason.startswith("0 turns with one end-of-turn token")
+
+
 def test_steps_without_turns_between():
     empty = toy_batch([], lengths=[], per_token={"response_ids": []}, step=7)
     quiet = replace(steps(turns=1, count=1)[0], step=8)
