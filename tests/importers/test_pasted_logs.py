@@ -81,3 +81,51 @@ def test_a_first_step_that_is_logged_as_well_is_no_share_of_the_steps(tmp_path):
     _, found, told = read(tmp_path, f"{bars(40, 40, {})}\n{''.join(logged)}")
     assert [step for step, _ in found] == [1, 2, 3, 4, 5]
     assert "numbered from 1" in told[0]
+
+
+PIPES = """\
+This is what it shows:
+
+Step | Training Loss | reward | rewards / exact / mean | kl | entropy
+-- | -- | -- | -- | -- | --
+1 | -0.012500 | 1.250000 | 0.250000 | nan | 0
+2 | -0.025000 | 1.500000 | 0.500000 | 0.125000 | No Log
+3 | -0.0125
+"""
+FRAMED = "\n".join(f"| {line} |" if "|" in line else line for line in PIPES.splitlines())
+TABS = PIPES.replace(" | ", "\t")
+
+
+def html(text):
+    """The table as the file of a notebook has it."""
+    found = ["<table>"]
+    for number, line in enumerate(line for line in text.splitlines() if line[:1] in "S123" and line.count("|") == 5):
+        tag = "td" if number else "th"
+        found += [" <tr>", *(f"  <{tag}>{cell}</{tag}>" for cell in line.split(" | ")), " </tr>"]
+    return '{\n "cells": [\n' + ",\n".join(f'   "{line}\\n"' for line in found) + "\n ]\n}\n"
+
+
+@pytest.mark.parametrize("text", [PIPES, FRAMED, TABS, html(PIPES)], ids=["Markdown", "framed", "tabs", "notebook"])
+def test_a_table(text, tmp_path):
+    kind, found, told = read(tmp_path, text)
+    assert (kind, told) == ("a table of logged numbers", [])
+    first, second = found[1, "train"], found[2, "train"]
+    assert first.pop("kl") != first["reward"]
+    assert first == {"loss": -0.0125, "reward": 1.25, "rewards/exact/mean": 0.25, "entropy": 0.0}
+    assert second == {"loss": -0.025, "reward": 1.5, "rewards/exact/mean": 0.5, "kl": 0.125}
+    assert len(found) == 2
+
+
+def test_the_table_of_a_training_before_is_none_of_this_one(tmp_path):
+    before = "Step\tTraining Loss\tValidation Loss\n5\t2.5\t3.5\n"
+    _, found, told = read(tmp_path, f"{before}\n{TABS}")
+    assert sorted(found) == [(1, "train"), (2, "train")]
+    assert "of 2 tables those with 6 columns are read" in told[0]
+    assert read(tmp_path, before)[1] == {(5, "train"): {"loss": 2.5}, (5, "eval"): {"loss": 3.5}}
+
+
+@pytest.mark.parametrize("text", ["step | who\n--|--\n1 | me\n", "| step | a | b |\n| 1 | 2 | 3 |\n", "a | b\n1 | 2\n"])
+def test_other_tables_are_no_logs(text, tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text(text)
+    assert kind_of(path) is None

@@ -66,7 +66,7 @@ class TrlConsole:
 
     def detect(self, path: Path) -> str | None:
         """Look for a dict with the names that every training logs."""
-        is_it = any(_trl(line) is not None for line in _joined(_beginning(path)))
+        is_it = any(_trl(line) is not None for line in _joined(beginning(path)))
         return "the console log of the transformers Trainer" if is_it else None
 
     def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
@@ -105,7 +105,7 @@ class VerlConsole:
 
     def detect(self, path: Path) -> str | None:
         """Look for such a line."""
-        is_it = any(_verl(line) is not None for line in _unbroken(_beginning(path)))
+        is_it = any(_verl(line) is not None for line in _unbroken(beginning(path)))
         return "the console log of verl" if is_it else None
 
     def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
@@ -124,7 +124,7 @@ class SlimeConsole:
 
     def detect(self, path: Path) -> str | None:
         """Look for such a line."""
-        is_it = any(_slime(line) is not None for line in _beginning(path))
+        is_it = any(_slime(line) is not None for line in beginning(path))
         return "the console log of slime" if is_it else None
 
     def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
@@ -287,7 +287,7 @@ def _number(value: object) -> float | None:
         return None
 
 
-def _beginning(path: Path) -> Iterator[str]:
+def beginning(path: Path) -> Iterator[str]:
     """The first lines of a text file; nothing of one that is no text."""
     if not path.is_file():
         return

@@ -10,6 +10,7 @@ from rolloutdoctor.importers.logs.json_document import JsonDocument
 from rolloutdoctor.importers.logs.json_lines import JsonLines
 from rolloutdoctor.importers.logs.parquet_history import ParquetHistory
 from rolloutdoctor.importers.logs.tensorboard import TensorboardEvents
+from rolloutdoctor.importers.logs.text_table import TextTable
 from rolloutdoctor.importers.logs.trackio_project import TrackioProject
 from rolloutdoctor.importers.logs.wandb_run import WandbRun
 from rolloutdoctor.io.locations.paths import Source
@@ -26,6 +27,7 @@ FORMATS: tuple[LogFormat, ...] = (
     VerlConsole(),
     SlimeConsole(),
     TrlConsole(),
+    TextTable(),
 )
 
 
