@@ -19,7 +19,7 @@ class LoggedAnomaly(TableRule):
     """A logged loss, KL or gradient norm that is NaN or Inf, impossible (a negative k3), or a KL that stands out.
 
     ## What it does
-    Reads the logged loss, KL and gradient norm of every training step. No rollouts are needed.
+    Reads the logged loss, KL and gradient norm of every training step, and a critic's. No rollouts are needed.
 
     ## Why it matters
     A NaN in the loss or the gradient norm reaches the weights, unless the trainer skips the step. The k2 and k3
@@ -27,7 +27,8 @@ class LoggedAnomaly(TableRule):
     times that of all others is the first to look at. (Gradient norms that stand out are `RDT008`'s.)
 
     ## How it is measured
-    `nonfinite_steps` have a NaN or an infinity in one of the three. `negative_kl_steps` have a KL below -0.01, which
+    `nonfinite_steps` have a NaN or an infinity in one of them: an error, and a warning where it is the KL alone and the
+    loss is finite, which then does not hold it. `negative_kl_steps` have a KL below -0.01, which
     rounding in bfloat16 does not reach; they are a finding where the configuration says that the KL in the loss is k2
     or k3. `*_peak` is the largest value divided by the mean of all others; with more than ten values, a `kl_peak` above
     10 is a finding, without proof that it did harm. Confirmed: for the first two the log itself is the proof. A peak
@@ -60,8 +61,8 @@ class LoggedAnomaly(TableRule):
     def metrics(self, context: Context) -> frozenset[str]:
         """The loss, the KL and the gradient norm under the trainer's names."""
         trainer = context.writer
-        names = () if trainer is None else (trainer.log.loss, trainer.log.grad_norm, *trainer.log.kl)
-        return frozenset(names)
+        log = None if trainer is None else trainer.log
+        return frozenset() if log is None else frozenset({log.loss, log.grad_norm, *log.kl, *log.critic})
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A log without any of the three."""
@@ -77,8 +78,12 @@ class LoggedAnomaly(TableRule):
         """One line for each step that logged any of the three."""
         trainer, logged = context.writer, pl.col("logged")
         kl, norm = ("", "") if trainer is None else (trainer.log.first_kl, trainer.log.grad_norm)
+        kls, loss = ((), "") if trainer is None else (trainer.log.kl, trainer.log.loss)
+        bad = pl.col("metric").filter(~logged.is_finite())
         table = run.metrics.group_by(STEP_KEY, maintain_order=True).agg(
             is_finite=logged.is_finite().all(),
+            bad=bad.unique().sort().str.join(", "),
+            reaches=(~bad.is_in(kls)).any() | ~(pl.col("metric") == loss).any(),
             kl=logged.filter(pl.col("metric") == kl, logged.is_finite()).first(),
             norm=logged.filter(pl.col("metric") == norm, logged.is_finite()).first(),
         )
@@ -107,7 +112,7 @@ class LoggedAnomaly(TableRule):
     def note(self, place: Mapping[str, Any]) -> str:
         """Name the logged value."""
         if not place["is_finite"]:
-            return "a logged loss, KL or gradient norm is NaN or Inf"
+            return f"NaN or Inf: {place['bad']}"
         return f"logged KL {number(place['kl'])}"
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
@@ -141,13 +146,15 @@ class LoggedAnomaly(TableRule):
                 f"a negative KL of {number(run['lowest_kl'])} ({counted(negative, 'step')}) from an estimator that is "
                 "never negative",
             )
+        reaches = bool(run.table["reaches"].any())
         if nonfinite:
-            why = ""
-            words.insert(0, f"NaN or infinity in {counted(nonfinite, 'step')}")
+            why = "" if reaches else _KL_ALONE
+            names = run.table.filter(~pl.col("is_finite"), pl.col("reaches") | pl.lit(not reaches))["bad"][0]
+            words.insert(0, f"NaN or infinity in {counted(nonfinite, 'step')}: {names}")
         if not words:
             return None
         return Judgement(
-            severity=Severity.ERROR if nonfinite else Severity.WARNING,
+            severity=Severity.ERROR if nonfinite and reaches else Severity.WARNING,
             confirmed=bool(nonfinite or negative),
             headline=words[0],
             message=f"the log of {counted(len(run.table), 'step')} has {'; '.join(words)}",
@@ -164,6 +171,10 @@ class LoggedAnomaly(TableRule):
         )
 
 
+_KL_ALONE = (
+    "The logged loss is finite, so no term with this KL reached the weights: it is a metric alone, or the mean over no "
+    "tokens."
+)
 _NEVER_NEGATIVE = frozenset({"k2", "k3", "k3_clamped", "abs"})
 
 
