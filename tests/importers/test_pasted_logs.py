@@ -49,6 +49,16 @@ def test_a_line_of_verl_that_is_cut(text, tmp_path):
     assert found == {(3, "train"): {"critic/score/mean": 0.25, "actor/pg_loss": -0.5, "actor/lr": 1e-6}}
 
 
+def test_dicts_of_slime_over_several_lines(tmp_path):
+    text = (
+        "run:\nstep 0: {'train/loss': 0.5,\n         'train/grad_norm': 1.5}\nrollout 1: {'rollout/raw_reward': 0.25}\n"
+    )
+    kind, found, _ = read(tmp_path, text)
+    assert kind == "the console log of slime"
+    assert found[0, "train"] == {"train/loss": 0.5, "train/grad_norm": 1.5}
+    assert found[1, "train"] == {"rollout/raw_reward": 0.25}
+
+
 def test_a_dict_that_never_ends_hides_none_of_the_next_lines(tmp_path):
     opened = "{'loss': 0.5, 'rew\n" + "some text\n" * 60
     _, found, _ = read(tmp_path, f"{opened}{{'loss': 0.25, 'epoch': 0.5}}\n")
@@ -129,3 +139,103 @@ def test_other_tables_are_no_logs(text, tmp_path):
     path = tmp_path / "README.md"
     path.write_text(text)
     assert kind_of(path) is None
+
+
+PRIME_OLD = """\
+16:43:41 SUCCESS Step 13 | Time: 7.50s | Reward: 0.7500 | Throughput: 1800.4 tokens/s | Seq. Length: 104.9
+16:43:41    INFO Starting orchestrator step 14
+"""
+PRIME_NEW = """\
+\x1b[32m16:43:41 SUCCESS\x1b[0m Step 13 |     12s | Loss 0.0125 | Entropy 0.2500 | Grad. Norm 0.0500 | LR 1.00e-06 | Th
+16:43:50 SUCCESS Step 13 |   1m 2s | Reward 0.7500 | Trainable 6/8 (75.0%) | Turns 1.0 | Truncation 12.5%
+\t\t ╰─ math | Ratio 100.0% | Reward 0.2500 | Turns 1.0
+"""
+NEMO = """\
+========================= Step 3/100 =========================
+📊 Training Results:
+  • Loss: -0.0125
+  • Generation KL Error: 0.0010
+  • Avg Reward: 0.7500
+  • Mean Generation Length: 201.2500
+
+⏱️  Timing:
+  • Total step time: 35.50s
+  • policy_training: 10.97s (30.7%)
+"""
+OPENRLHF = """\
+(P pid=9) INFO ✨ Global step 4: {'policy_loss': -0.0125, 'reward': 0.75, 'actor_lr': 1e-06, 'timing': {'a': 1}}
+"""
+AREAL = """\
+20260101-10:00:00 StatsLogger INFO: Epoch 1/10 Step 3/29 Train step 3/290 done.
+╒════════════════════════════╤════════════╤══════════════════════════════╤════════════╕
+│ ppo_actor/task_reward/avg  │ 7.5000e-01 │ ppo_actor/update/grad_norm   │ 5.0000e-02 │
+├────────────────────────────┼────────────┼──────────────────────────────┼────────────┤
+│ ppo_actor/update/lr        │ 1.0000e-06 │                              │            │
+╘════════════════════════════╧════════════╧══════════════════════════════╧════════════╛
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "expected"),
+    [
+        (PRIME_OLD, "prime-rl", {13: {"reward/mean": 0.75, "time/step": 7.5}}),
+        (str(PRIME_OLD.splitlines()), "prime-rl", {13: {"reward/mean": 0.75, "time/step": 7.5}}),
+        (
+            PRIME_NEW,
+            "prime-rl",
+            {
+                13: {
+                    "loss/mean": 0.0125,
+                    "entropy/all/mean": 0.25,
+                    "optim/grad_norm": 0.05,
+                    "optim/lr": 1e-6,
+                    "train/agg/all/reward/mean": 0.75,
+                    "train/agg/all/is_truncated/mean": 0.125,
+                }
+            },
+        ),
+        (
+            NEMO,
+            "NeMo-RL",
+            {
+                3: {
+                    "train/loss": -0.0125,
+                    "train/gen_kl_error": 0.001,
+                    "train/reward": 0.75,
+                    "train/mean_gen_tokens_per_sample": 201.25,
+                    "timing/train/total_step_time": 35.5,
+                }
+            },
+        ),
+        (OPENRLHF, "OpenRLHF", {4: {"train/policy_loss": -0.0125, "train/reward": 0.75, "train/actor_lr": 1e-6}}),
+        (
+            AREAL,
+            "AReaL",
+            {
+                2: {
+                    "ppo_actor/task_reward/avg": 0.75,
+                    "ppo_actor/update/grad_norm": 0.05,
+                    "ppo_actor/update/lr": 1e-6,
+                }
+            },
+        ),
+    ],
+    ids=["prime-rl", "prime-rl as a list", "prime-rl today", "NeMo-RL", "OpenRLHF", "AReaL"],
+)
+def test_consoles_in_words_and_blocks(text, name, expected, tmp_path):
+    kind, found, _ = read(tmp_path, text)
+    assert kind == f"the console log of {name}"
+    assert found == {(step, "train"): values for step, values in expected.items()}
+
+
+def test_several_tables_of_a_step_of_areal_are_steps_of_their_own(tmp_path):
+    head, _, table = AREAL.partition("\n")
+    tables = (
+        f"{head}\nStats (1/2):\n{table}Stats (2/2):\n{table}{head.replace('3/290', '4/290')}\nStats (1/1):\n{table}"
+    )
+    assert [step for step, _ in read(tmp_path, tables)[1]] == [2, 3, 4]
+
+
+def test_blocks_of_nemo_rl_without_their_steps(tmp_path):
+    block = NEMO.partition("\n")[2]
+    assert [step for step, _ in read(tmp_path, block + block)[1]] == [1, 2]

@@ -124,12 +124,12 @@ class SlimeConsole:
 
     def detect(self, path: Path) -> str | None:
         """Look for such a line."""
-        is_it = any(_slime(line) is not None for line in beginning(path))
+        is_it = any(_slime(line) is not None for line in _joined(beginning(path)))
         return "the console log of slime" if is_it else None
 
     def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
         """Yield the lines with a number."""
-        for line in lines_of(source):
+        for line in _joined(lines_of(source)):
             printed = _slime(line)
             if printed is not None and printed.step is not None:
                 yield printed.step, printed.split, printed.values
@@ -202,11 +202,11 @@ def _trl(line: str) -> _Printed | None:
     opened, end = _OPENS.search(text), text.rfind("}")
     if opened is None or end < opened.start() or not _EPOCH.search(text):
         return None
-    row = _dict(text[opened.start() : end + 1])
+    row = dict_in(text[opened.start() : end + 1])
     if row is None or _SUMMARY in row:
         return None
     is_eval = any(name.startswith("eval_") for name in row)
-    values = _numbers({name.removeprefix("eval_"): value for name, value in row.items()})
+    values = numbers_in({name.removeprefix("eval_"): value for name, value in row.items()})
     # Of programs built on transformers, ms-swift says the step in the line.
     step = step_in(next((row[name] for name in STEPS if "/max" in name and name in row), None))
     number = step if isinstance(step, int) and not isinstance(step, bool) else None
@@ -241,23 +241,24 @@ def _verl(line: str) -> _Printed | None:
     if match is None:
         return None
     named = [part.rpartition(":") for part in match[2].split(" - ")]
-    values = _numbers({name.strip(): value.strip() for name, _, value in named if name})
+    values = numbers_in({name.strip(): value.strip() for name, _, value in named if name})
     return _Printed(int(match[1]), TRAIN, values) if any("/" in name for name in values) else None
 
 
 def _slime(line: str) -> _Printed | None:
     # The end first: a pattern that looks for it behind every beginning takes the square of the line.
     match = _SLIME.search(line) if line.rstrip().endswith("}") else None
-    row = None if match is None else _dict(line[match.end() :].rstrip())
+    row = None if match is None else dict_in(line[match.end() :].rstrip())
     if match is None or row is None:
         return None
-    values = _numbers(row)
+    values = numbers_in(row)
     is_eval = match[1] in ("eval", "passrate")
     named = any("/" in name for name in values)
     return _Printed(int(match[2]), EVAL if is_eval else TRAIN, values) if named else None
 
 
-def _dict(text: str) -> dict[str, object] | None:
+def dict_in(text: str) -> dict[str, object] | None:
+    """Return the dict that a text prints, of Python or of JSON; None if it is none."""
     try:
         with warnings.catch_warnings(action="ignore"):
             row = ast.literal_eval(_BARE.sub(r"'\1'", re.sub(r"(?:np|numpy)\.\w+\(([^()]*)\)", r"\1", text)))
@@ -266,7 +267,8 @@ def _dict(text: str) -> dict[str, object] | None:
     return row if isinstance(row, dict) and all(isinstance(name, str) for name in row) else None
 
 
-def _numbers(row: Mapping[str, object]) -> dict[str, float | None]:
+def numbers_in(row: Mapping[str, object]) -> dict[str, float | None]:
+    """Return those values that print a number, also as numpy prints it."""
     found: dict[str, float | None] = {}
     for name, value in row.items():
         number = _number(value)
@@ -288,7 +290,7 @@ def _number(value: object) -> float | None:
 
 
 def beginning(path: Path) -> Iterator[str]:
-    """The first lines of a text file; nothing of one that is no text."""
+    """Yield the first lines of a text file; nothing of one that is no text."""
     if not path.is_file():
         return
     try:

@@ -9,6 +9,7 @@ from rolloutdoctor.importers.logs.csv_table import CsvTable
 from rolloutdoctor.importers.logs.json_document import JsonDocument
 from rolloutdoctor.importers.logs.json_lines import JsonLines
 from rolloutdoctor.importers.logs.parquet_history import ParquetHistory
+from rolloutdoctor.importers.logs.step_blocks import ArealConsole, NemoRlConsole, OpenRlhfConsole, PrimeRlConsole
 from rolloutdoctor.importers.logs.tensorboard import TensorboardEvents
 from rolloutdoctor.importers.logs.text_table import TextTable
 from rolloutdoctor.importers.logs.trackio_project import TrackioProject
@@ -26,6 +27,10 @@ FORMATS: tuple[LogFormat, ...] = (
     CsvTable(),
     VerlConsole(),
     SlimeConsole(),
+    PrimeRlConsole(),
+    NemoRlConsole(),
+    OpenRlhfConsole(),
+    ArealConsole(),
     TrlConsole(),
     TextTable(),
 )
