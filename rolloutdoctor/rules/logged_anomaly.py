@@ -16,7 +16,7 @@ from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 @dataclass(frozen=True)
 class LoggedAnomaly(TableRule):
-    """A logged loss, KL or gradient norm that is NaN or Inf, impossible (a negative k3), or a KL that stands out.
+    """A logged loss, KL or gradient norm that is NaN or Inf, impossible (a negative k3), or out of all proportion.
 
     ## What it does
     Reads the logged loss, KL and gradient norm of every training step, and a critic's. No rollouts are needed.
@@ -31,8 +31,8 @@ class LoggedAnomaly(TableRule):
     loss is finite, which then does not hold it. `negative_kl_steps` have a KL below -0.01, which
     rounding in bfloat16 does not reach; they are a finding where the configuration says that the KL in the loss is k2
     or k3. `*_peak` is the largest value divided by the mean of all others; with more than ten values, a `kl_peak` above
-    10 is a finding, without proof that it did harm. Confirmed: for the first two the log itself is the proof. A peak
-    alone is exposed.
+    10 is a finding, without proof that it did harm; so is a gradient norm above 1e7, which no loss that averages tokens
+    of rewards near 1 gives. Confirmed: for the first two the log itself is the proof. A large value alone is exposed.
 
     ## What to do
     Look at the rollouts of the steps listed; `RDI001` finds the tokens. For a negative KL, check which estimator and
@@ -57,6 +57,7 @@ class LoggedAnomaly(TableRule):
     below: float = 0.01
     peak_above: float = 10.0
     fewest: int = 10
+    norm_above: float = 1e7
 
     def metrics(self, context: Context) -> frozenset[str]:
         """The loss, the KL and the gradient norm under the trainer's names."""
@@ -139,6 +140,13 @@ class LoggedAnomaly(TableRule):
             words.append(
                 f"a KL spike of {number(run['kl_max'])}, {number(run['kl_peak'])} times the mean of the other steps"
             )
+        huge = run.table["norm"] > self.norm_above
+        if huge.any():
+            why = (
+                "Clipping divides such a gradient by its norm, so that what is left is mostly what overflowed or was "
+                "scaled wrongly."
+            )
+            words.insert(0, f"a gradient norm of {number(run['grad_norm_max'])} in {counted(int(huge.sum()), 'step')}")
         if negative:
             why = "An estimator that is never negative cannot give this value, so the metric is computed from another."
             words.insert(
@@ -161,6 +169,8 @@ class LoggedAnomaly(TableRule):
             evidence="the trainer's log",
             advice="check what the KL metric is computed from: it is not the configured estimator"
             if negative and not nonfinite
+            else "check the scale of the loss, the weights as they were loaded, and the precision of gradients"
+            if huge.any() and not nonfinite
             else f"inspect the batch of step {self.worst(run)[0].step}"
             + (
                 ": empty masks, a log of 0 and overflows give NaN"

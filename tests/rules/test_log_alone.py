@@ -121,6 +121,15 @@ def test_nan_in_the_log_is_an_error(tmp_path, name):
     assert found.examples[0].step == 2
 
 
+def test_a_gradient_norm_out_of_all_proportion(tmp_path):
+    huge = trainer_state(tmp_path, ORDINARY, ORDINARY | {"grad_norm": 2.5e9}, ORDINARY | {"grad_norm": 2e9})
+    found, value = only(report_of(huge), "RDM003")
+    assert (found.severity.label, found.verdict) == ("warning", "exposed")
+    assert found.headline == "a gradient norm of 2.5e+09 in 2 steps"
+    assert value["grad_norm_max"] == 2.5e9
+    assert outcomes(report_of(trainer_state(tmp_path, ORDINARY | {"grad_norm": 1e6})))["RDM003"] == "clean"
+
+
 def test_nan_of_the_critic_is_an_error(tmp_path):
     lines = [
         f"step:{step} - actor/pg_loss:0.01 - actor/grad_norm:0.5 - critic/vf_loss:{value} - critic/grad_norm:2.5\n"
