@@ -121,6 +121,18 @@ def test_nan_in_the_log_is_an_error(tmp_path, name):
     assert found.examples[0].step == 2
 
 
+def test_a_kl_that_is_nan_throughout_was_not_computed(tmp_path):
+    path = trainer_state(tmp_path, *[ORDINARY | {"kl": float("nan")}] * 3)
+    found, _ = only(report_of(path), "RDM003")
+    assert (found.severity.label, found.headline) == ("info", "kl is NaN or infinite in every logged step")
+
+
+@pytest.mark.parametrize(("kl", "severity"), [(0.25, "info"), (2.5, "warning")])
+def test_a_spike_of_a_small_kl_is_information(tmp_path, kl, severity):
+    path = trainer_state(tmp_path, *[ORDINARY | {"kl": 0.01}] * 20, ORDINARY | {"kl": kl})
+    assert only(report_of(path), "RDM003")[0].severity.label == severity
+
+
 def test_a_gradient_norm_out_of_all_proportion(tmp_path):
     huge = trainer_state(tmp_path, ORDINARY, ORDINARY | {"grad_norm": 2.5e9}, ORDINARY | {"grad_norm": 2e9})
     found, value = only(report_of(huge), "RDM003")
@@ -217,7 +229,9 @@ def test_losses_that_were_rounded_away(tmp_path):
     assert "coefficient" not in found.message
     entries[3]["loss"] = 0.00041234
     assert outcomes(report_of(trainer_state(tmp_path, *entries)))["RDG002"] == "clean"
-    (skipped,) = [one for one in report_of(trainer_state(tmp_path, *entries[:3])).skipped if one.code == "RDG002"]
+    found, _ = only(report_of(trainer_state(tmp_path, *entries[:3])), "RDG002")
+    assert "3 have a nonzero gradient" in found.headline
+    (skipped,) = [one for one in report_of(trainer_state(tmp_path, *entries[:2])).skipped if one.code == "RDG002"]
     assert "needs 10" in skipped.reason
 
 

@@ -41,7 +41,7 @@ class TextTable:
         for row in (row for rows in chosen for row in rows):
             step = int(row.pop("step"))
             for split, prefix in ((TRAIN, ""), (EVAL, "eval_")):
-                values = {
+                values: dict[str, float | None] = {
                     name.removeprefix("eval_"): number
                     for name, cell in row.items()
                     if name.startswith("eval_") == bool(prefix) and (number := _number(cell)) is not None
