@@ -9,7 +9,8 @@ from rolloutdoctor.importers.reading import lines
 
 KNOWN = (
     "known are run files (Parquet), dumps of trainers (`--from ?` lists them), and logs: trainer_state.json, CSV or "
-    "JSON Lines with a step, what a trainer printed, TensorBoard events, folders and charts of wandb, trackio projects"
+    "JSON Lines with a step, what a trainer printed, the table of a notebook, TensorBoard events, folders and charts "
+    "of wandb, trackio projects"
 )
 
 OTHERS = (

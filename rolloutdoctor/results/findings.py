@@ -130,6 +130,10 @@ class Finding(Displayed):
         return f"<Finding {self.code} {self.severity.label} {self.verdict}: {self.headline}>"
 
 
+LONGER_LOG = "check a longer log"
+"""Remedy of a rule that read the log and found too few steps in it."""
+
+
 @dataclass(frozen=True)
 class Skipped:
     """One rule that could not run, and what would make it run."""

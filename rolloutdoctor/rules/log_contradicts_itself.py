@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import RunTables
-from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.results.findings import LONGER_LOG, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logs_remedy, number
 from rolloutdoctor.rules.identity_sides import related_metrics, relation_lines
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
@@ -93,7 +93,7 @@ class LogContradictsItself(TableRule):
         """No line with all of an identity."""
         if len(run.table):
             return None
-        return Missing("no logged line has all metrics of an identity", "check a longer log")
+        return Missing("no logged line has all metrics of an identity", LONGER_LOG)
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Name the identity that fails most often, the exact ones first."""

@@ -16,10 +16,10 @@ from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 @dataclass(frozen=True)
 class LoggedAnomaly(TableRule):
-    """A logged loss, KL or gradient norm that is NaN or Inf, impossible (a negative k3), or a KL that stands out.
+    """A logged loss, KL or gradient norm that is NaN or Inf, impossible (a negative k3), or out of all proportion.
 
     ## What it does
-    Reads the logged loss, KL and gradient norm of every training step. No rollouts are needed.
+    Reads the logged loss, KL and gradient norm of every training step, and a critic's. No rollouts are needed.
 
     ## Why it matters
     A NaN in the loss or the gradient norm reaches the weights, unless the trainer skips the step. The k2 and k3
@@ -27,11 +27,13 @@ class LoggedAnomaly(TableRule):
     times that of all others is the first to look at. (Gradient norms that stand out are `RDT008`'s.)
 
     ## How it is measured
-    `nonfinite_steps` have a NaN or an infinity in one of the three. `negative_kl_steps` have a KL below -0.01, which
-    rounding in bfloat16 does not reach; they are a finding where the configuration says that the KL in the loss is k2
-    or k3. `*_peak` is the largest value divided by the mean of all others; with more than ten values, a `kl_peak` above
-    10 is a finding, without proof that it did harm. Confirmed: for the first two the log itself is the proof. A peak
-    alone is exposed.
+    `nonfinite_steps` have a NaN or an infinity in one of them: an error, and a warning where it is the KL alone and the
+    loss is finite, which then does not hold it; information where it is so in every step, as in tables of a run without
+    a KL. `negative_kl_steps` have a KL below -0.01, which rounding in bfloat16 does not reach; they are a finding where
+    the configuration says that the KL in the loss is k2 or k3. `*_peak` is the largest value divided by the mean of all
+    others; with more than ten values, a `kl_peak` above 10 is a finding, without proof that it did harm: a warning from
+    half a nat on; so is a gradient norm above 1e7, which no loss that averages tokens of rewards near 1 gives.
+    Confirmed: for the first two the log itself is the proof. A large value alone is exposed.
 
     ## What to do
     Look at the rollouts of the steps listed; `RDI001` finds the tokens. For a negative KL, check which estimator and
@@ -56,12 +58,14 @@ class LoggedAnomaly(TableRule):
     below: float = 0.01
     peak_above: float = 10.0
     fewest: int = 10
+    norm_above: float = 1e7
+    small_kl: float = 0.5
 
     def metrics(self, context: Context) -> frozenset[str]:
         """The loss, the KL and the gradient norm under the trainer's names."""
         trainer = context.writer
-        names = () if trainer is None else (trainer.log.loss, trainer.log.grad_norm, *trainer.log.kl)
-        return frozenset(names)
+        log = None if trainer is None else trainer.log
+        return frozenset() if log is None else frozenset({log.loss, log.grad_norm, *log.kl, *log.critic})
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A log without any of the three."""
@@ -77,8 +81,12 @@ class LoggedAnomaly(TableRule):
         """One line for each step that logged any of the three."""
         trainer, logged = context.writer, pl.col("logged")
         kl, norm = ("", "") if trainer is None else (trainer.log.first_kl, trainer.log.grad_norm)
+        kls, loss = ((), "") if trainer is None else (trainer.log.kl, trainer.log.loss)
+        bad = pl.col("metric").filter(~logged.is_finite())
         table = run.metrics.group_by(STEP_KEY, maintain_order=True).agg(
             is_finite=logged.is_finite().all(),
+            bad=bad.unique().sort().str.join(", "),
+            reaches=(~bad.is_in(kls)).any() | ~(pl.col("metric") == loss).any(),
             kl=logged.filter(pl.col("metric") == kl, logged.is_finite()).first(),
             norm=logged.filter(pl.col("metric") == norm, logged.is_finite()).first(),
         )
@@ -107,7 +115,7 @@ class LoggedAnomaly(TableRule):
     def note(self, place: Mapping[str, Any]) -> str:
         """Name the logged value."""
         if not place["is_finite"]:
-            return "a logged loss, KL or gradient norm is NaN or Inf"
+            return f"NaN or Inf: {place['bad']}"
         return f"logged KL {number(place['kl'])}"
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
@@ -129,31 +137,55 @@ class LoggedAnomaly(TableRule):
         negative = run.count("negative_kl_steps") if _is_never_negative(context) else 0
         nonfinite = run.count("nonfinite_steps")
         words, why = [], ""
+        severity = Severity.WARNING
         if run.table["kl"].count() > self.fewest and (run["kl_peak"] or 0) > self.peak_above:
+            severity = Severity.WARNING if (run["kl_max"] or 0) >= self.small_kl else Severity.INFO
             why = "At such a step the policy suddenly differs far more from the reference than around it."
             words.append(
                 f"a KL spike of {number(run['kl_max'])}, {number(run['kl_peak'])} times the mean of the other steps"
             )
+        huge = run.table["norm"] > self.norm_above
+        if huge.any():
+            severity = Severity.WARNING
+            why = (
+                "Clipping divides such a gradient by its norm, so that what is left is mostly what overflowed or was "
+                "scaled wrongly."
+            )
+            words.insert(0, f"a gradient norm of {number(run['grad_norm_max'])} in {counted(int(huge.sum()), 'step')}")
         if negative:
+            severity = Severity.WARNING
             why = "An estimator that is never negative cannot give this value, so the metric is computed from another."
             words.insert(
                 0,
                 f"a negative KL of {number(run['lowest_kl'])} ({counted(negative, 'step')}) from an estimator that is "
                 "never negative",
             )
+        reaches, in_all = bool(run.table["reaches"].any()), nonfinite == len(run.table)
         if nonfinite:
-            why = ""
-            words.insert(0, f"NaN or infinity in {counted(nonfinite, 'step')}")
+            severity = Severity.ERROR if reaches else Severity.INFO if in_all else Severity.WARNING
+            why = "" if reaches else _KL_ALONE
+            names = run.table.filter(~pl.col("is_finite"), pl.col("reaches") | pl.lit(not reaches))["bad"][0]
+            never = in_all and not reaches
+            words.insert(
+                0,
+                f"{names} is NaN or infinite in every logged step"
+                if never
+                else f"NaN or infinity in {counted(nonfinite, 'step')}: {names}",
+            )
         if not words:
             return None
         return Judgement(
-            severity=Severity.ERROR if nonfinite else Severity.WARNING,
+            severity=severity,
             confirmed=bool(nonfinite or negative),
             headline=words[0],
             message=f"the log of {counted(len(run.table), 'step')} has {'; '.join(words)}",
             evidence="the trainer's log",
-            advice="check what the KL metric is computed from: it is not the configured estimator"
+            advice="nothing, if the run has no KL term: its metric is NaN then"
+            if severity is Severity.INFO and nonfinite
+            else "check what the KL metric is computed from: it is not the configured estimator"
             if negative and not nonfinite
+            else "check the scale of the loss, the weights as they were loaded, and the precision of gradients"
+            if huge.any() and not nonfinite
             else f"inspect the batch of step {self.worst(run)[0].step}"
             + (
                 ": empty masks, a log of 0 and overflows give NaN"
@@ -164,6 +196,10 @@ class LoggedAnomaly(TableRule):
         )
 
 
+_KL_ALONE = (
+    "The logged loss is finite, so no term with this KL reached the weights: it is a metric alone, or the mean over no "
+    "tokens."
+)
 _NEVER_NEGATIVE = frozenset({"k2", "k3", "k3_clamped", "abs"})
 
 

@@ -37,11 +37,14 @@ def judge_log(log: pl.DataFrame, near_zero: float) -> Judgement | None:
                 "reward variance: no gradient reaches the parameters"
             ),
             evidence="the trainer's own log, a line for every step",
-            advice="look for detached log-probs, frozen parameters or a broken autograd graph",
+            advice="look for detached log-probs, frozen parameters, a broken autograd graph, or a release of DeepSpeed "
+            "that drops or hides gradients: upgrade it",
         )
-    if count < FEWEST_LINES or len(log.filter(loss.abs() < near_zero)) < count:
+    if count < FEWEST_STILL or len(log.filter(loss.abs() < near_zero)) < count:
         return None
     if still == count:
+        if count < FEWEST_LINES:
+            return None
         return Judgement(
             severity=Severity.WARNING,
             confirmed=True,

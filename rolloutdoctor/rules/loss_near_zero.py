@@ -40,11 +40,12 @@ class LossNearZero(TableRule):
     `expected_loss_at_ratio_one` is minus the weighted advantages plus the KL part. Gradients are in log-prob space.
     Run-level numbers are means over the steps in question. Confirmed: the logged loss equals the recomputed one.
 
-    Of a log without rollouts the loss and the gradient norm are read, from ten lines on. Losses of about zero with at
-    most four digits and gradient norms above 0 were rounded: the gradient is there, and beta times the KL stays below
-    half a digit. A gradient norm of 0 in every step whose groups had reward variance, three steps or more, means that
-    nothing reaches the parameters; not so where the lines are windows of several steps, since TRL logs the gradient
-    norm of the last step and the variance of all, nor where every response was cut off and may be masked.
+    Of a log without rollouts the loss and the gradient norm are read. Losses of about zero with at most four digits and
+    gradient norms above 0, in three lines or more, were rounded: the gradient is there, and beta times the KL stays
+    below half a digit. Ten lines take a loss and a gradient norm of 0 in all. A gradient norm of 0 in every step whose
+    groups had reward variance, three steps or more, means that nothing reaches the parameters; not so where the lines
+    are windows of several steps, since TRL logs the gradient norm of the last step and the variance of all, nor where
+    every response was cut off and may be masked.
 
     ## What to do
     Nothing, if there is a gradient. If there is none, either every group has zero reward variance and the loss has no

@@ -10,6 +10,7 @@ import polars as pl
 from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.metric_names.name import MetricName
 from rolloutdoctor.metric_names.quantities import BY_NAME
+from rolloutdoctor.results.findings import LONGER_LOG
 from rolloutdoctor.rules.base import Context, Judgement, Missing, logs_remedy, number
 from rolloutdoctor.rules.series import Ends, ends
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
@@ -91,9 +92,7 @@ class NumbersRule(TableRule):
         if len(run.table) >= self.fewest:
             return None
         title = BY_NAME[(*self.about, *self.beside)[0]].title
-        return Missing(
-            f"needs {self.fewest} steps with a logged {title}; the log has {len(run.table)}", "check a longer log"
-        )
+        return Missing(f"needs {self.fewest} steps with a logged {title}; the log has {len(run.table)}", LONGER_LOG)
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Judge a log of enough steps."""

@@ -130,7 +130,7 @@ class RewardFreeStep(TableRule):
         )
         if moved and run["grad_norm_ratio"] is not None:
             message += f", {number(run['grad_norm_ratio'])} times that of the other steps"
-        evidence = "the logged share of zero-variance groups and the logged gradient norm"
+        evidence = "what the log says of the groups' rewards or advantages, and the logged gradient norm"
         with_kl = run.table["kl"].count()
         if with_kl:
             evidence += (

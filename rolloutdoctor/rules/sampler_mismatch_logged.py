@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.results.findings import LONGER_LOG, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logs_remedy, number
 from rolloutdoctor.rules.numbers_rule import NumbersRule, logged, series, shown, step_at
 from rolloutdoctor.rules.series import crossing
@@ -79,7 +79,7 @@ class SamplerMismatchLogged(NumbersRule):
 
         if any(np.isfinite(series(run, name)).sum() >= self.fewest for name in _GAPS):
             return None
-        return Missing(f"needs {self.fewest} steps that compare sampler and trainer", "check a longer log")
+        return Missing(f"needs {self.fewest} steps that compare sampler and trainer", LONGER_LOG)
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """Steps of the largest gap, or of the lowest correlation."""

@@ -168,6 +168,7 @@ class Log:
         loss: the metric that best shows the loss.
         grad_norm: the metric that holds the norm of the parameters' gradient.
         kl: its metrics that are a KL from the reference.
+        critic: its metrics of the update of a value function: the loss, and the norm of the gradient.
         loss_is_whole: True if `loss` is the whole loss, not its policy part.
         zero_std: its metric that holds the share of rows or groups without a spread of rewards, or None.
         ends: its metrics that hold the share of responses that were cut off, and the smallest, largest and mean
@@ -194,6 +195,7 @@ class Log:
     loss: str
     grad_norm: str
     kl: tuple[str, ...] = ()
+    critic: tuple[str, ...] = ()
     loss_is_whole: bool = False
     zero_std: str | None = None
     ends: tuple[str, str, str, str] | None = None

@@ -2,7 +2,7 @@
 
 from math import isfinite
 
-from rolloutdoctor.results.findings import Finding, Report, Severity
+from rolloutdoctor.results.findings import LONGER_LOG, Finding, Report, Severity
 from rolloutdoctor.views.layout import many
 from rolloutdoctor.views.style import shown
 
@@ -42,7 +42,12 @@ def _untested(report: Report) -> str:
     if not report.skipped:
         return "no rule applies"
     first = report.skipped[0]
-    if report.input.rows or report.vitals or not report.input.steps:
+    if report.input.rows or not report.input.steps:
+        return f"{first.reason}; {first.remedy}"
+    short = next((one.reason for one in report.skipped if one.remedy == LONGER_LOG), None)
+    if short is not None:
+        return short
+    if report.vitals:
         return f"{first.reason}; {first.remedy}"
     return (
         "there are no rollouts, and no logged metric has a name that is known here (`rolloutdoctor metrics` lists the "

@@ -114,9 +114,42 @@ def test_a_loss_rounded_to_four_digits_is_not_taken_for_the_kl_term(tmp_path):
 @pytest.mark.parametrize("name", ["loss", "grad_norm", "kl"])
 def test_nan_in_the_log_is_an_error(tmp_path, name):
     found, value = only(report_of(trainer_state(tmp_path, ORDINARY, ORDINARY | {name: float("nan")})), "RDM003")
-    assert (found.severity.label, found.verdict) == ("error", "confirmed")
+    # The KL alone reaches no weight while the loss is finite.
+    assert (found.severity.label, found.verdict) == ("warning" if name == "kl" else "error", "confirmed")
+    assert found.headline == f"NaN or infinity in 1 step: {name}"
     assert value["nonfinite_steps"] == 1
     assert found.examples[0].step == 2
+
+
+def test_a_kl_that_is_nan_throughout_was_not_computed(tmp_path):
+    path = trainer_state(tmp_path, *[ORDINARY | {"kl": float("nan")}] * 3)
+    found, _ = only(report_of(path), "RDM003")
+    assert (found.severity.label, found.headline) == ("info", "kl is NaN or infinite in every logged step")
+
+
+@pytest.mark.parametrize(("kl", "severity"), [(0.25, "info"), (2.5, "warning")])
+def test_a_spike_of_a_small_kl_is_information(tmp_path, kl, severity):
+    path = trainer_state(tmp_path, *[ORDINARY | {"kl": 0.01}] * 20, ORDINARY | {"kl": kl})
+    assert only(report_of(path), "RDM003")[0].severity.label == severity
+
+
+def test_a_gradient_norm_out_of_all_proportion(tmp_path):
+    huge = trainer_state(tmp_path, ORDINARY, ORDINARY | {"grad_norm": 2.5e9}, ORDINARY | {"grad_norm": 2e9})
+    found, value = only(report_of(huge), "RDM003")
+    assert (found.severity.label, found.verdict) == ("warning", "exposed")
+    assert found.headline == "a gradient norm of 2.5e+09 in 2 steps"
+    assert value["grad_norm_max"] == 2.5e9
+    assert outcomes(report_of(trainer_state(tmp_path, ORDINARY | {"grad_norm": 1e6})))["RDM003"] == "clean"
+
+
+def test_nan_of_the_critic_is_an_error(tmp_path):
+    lines = [
+        f"step:{step} - actor/pg_loss:0.01 - actor/grad_norm:0.5 - critic/vf_loss:{value} - critic/grad_norm:2.5\n"
+        for step, value in ((1, "0.25"), (2, "nan"))
+    ]
+    (tmp_path / "train.log").write_text("".join(lines))
+    found, _ = only(report_of(tmp_path / "train.log"), "RDM003")
+    assert (found.severity.label, found.headline) == ("error", "NaN or infinity in 1 step: critic/vf_loss")
 
 
 def test_a_kl_that_cannot_be_negative(tmp_path):
@@ -196,7 +229,9 @@ def test_losses_that_were_rounded_away(tmp_path):
     assert "coefficient" not in found.message
     entries[3]["loss"] = 0.00041234
     assert outcomes(report_of(trainer_state(tmp_path, *entries)))["RDG002"] == "clean"
-    (skipped,) = [one for one in report_of(trainer_state(tmp_path, *entries[:3])).skipped if one.code == "RDG002"]
+    found, _ = only(report_of(trainer_state(tmp_path, *entries[:3])), "RDG002")
+    assert "3 have a nonzero gradient" in found.headline
+    (skipped,) = [one for one in report_of(trainer_state(tmp_path, *entries[:2])).skipped if one.code == "RDG002"]
     assert "needs 10" in skipped.reason
 
 

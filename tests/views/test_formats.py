@@ -12,6 +12,7 @@ import pytest
 
 from rolloutdoctor.results.audit import AuditEntry, Disagreement
 from rolloutdoctor.results.findings import (
+    LONGER_LOG,
     Example,
     Finding,
     InputSummary,
@@ -169,6 +170,9 @@ def test_where_little_could_be_tested_nothing_is_called_healthy():
     assert "only 1 of 4 rules that apply" in verdict(report)
     nothing = replace(report, clean=())
     assert verdict(nothing) == "Nothing could be checked: missing column kl; record it."
+    short = Skipped("RDT005", "reward-collapse", "needs 10 steps with a logged reward; the log has 5", LONGER_LOG)
+    of_a_log = replace(nothing, input=InputSummary(0, 5, 0, 0), skipped=(*nothing.skipped, short))
+    assert verdict(of_a_log) == "Nothing could be checked: needs 10 steps with a logged reward; the log has 5."
 
 
 def test_json_takes_text_that_no_encoding_can_write_and_keeps_whole_numbers_whole():

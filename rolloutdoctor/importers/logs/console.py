@@ -4,8 +4,9 @@ import ast
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
@@ -23,10 +24,25 @@ _LONGEST = 2**20
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _BAR = re.compile(r"(?<![0-9])([0-9]{1,18})/([0-9]{1,18}) \[")
-_BARE = re.compile(r"(?<=: )(-?(?:nan|inf))(?=[,}])")
+_BARE = re.compile(r"(?<=: )(-?(?:nan|inf|NaN|Infinity)|null)(?=[,}])")
 _WRAPPED = re.compile(r"^(?:np|numpy)\.\w+\((.*)\)$")
-_VERL = re.compile(r"(?:^|\s)step:([0-9]{1,18}) - (\S.*)$")
+_VERL = re.compile(r"(?:^|\s)step:([0-9]{1,18}) +- (\S.*)$")
+_VERL_STEP = re.compile(r"(?:^|\s)step:[0-9]{1,18}(?: -.*)?\s*$")
+_VERL_END = re.compile(r"[\w./@-]{0,200}:?-?[0-9][0-9.e+-]{0,30}\s*")
+_VERL_MORE = re.compile(r"(?:^|\s)- [\w./@-]{1,200}:(?:np\.\w{1,20}\()?-?(?:[0-9]|nan|inf|$)")
 _SLIME = re.compile(r"(?:^|\s|])(step|rollout|perf|eval|passrate|multi_turn) ([0-9]{1,18}): (?=\{)")
+_OPENS = re.compile(r"""\{['"]""")
+_WITHOUT_BRACE = re.compile(r"""\s*(['"])[\w/.-]+\1: """)
+_EPOCH = re.compile(r"""['"]epoch['"]""")
+_MOST_LINES = 40
+"""Lines of a dict: a terminal cuts long lines, and who pastes one breaks it."""
+
+_MOST_PARTS = 1_000
+"""Lines of a line of verl, which people print with a metric on each."""
+
+_LONGEST_PART = 2**16
+"""Characters of what is a part of a line; a terminal is narrower."""
+
 _TRAINER = {"loss", "grad_norm", "learning_rate", "reward", "kl"}
 _SUMMARY = "train_runtime"
 
@@ -43,14 +59,14 @@ class _Printed:
 class TrlConsole:
     """Console of the transformers Trainer: a Python dict a line, floats with four digits and no step.
 
-    ``ProgressCallback.on_log`` and ``PrinterCallback.on_log`` (transformers/trainer_callback.py). Steps are counted
-    from the lines: where a progress bar says how many steps there were, and the lines are that number's share, they
-    are known; otherwise the lines are numbered.
+    ``ProgressCallback.on_log`` and ``PrinterCallback.on_log`` (transformers/trainer_callback.py). The step is what the
+    progress bar says that was drawn before the line. Where it is not drawn before each, but says how many steps there
+    were, and the lines are that number's share, steps are counted; otherwise the lines are numbered.
     """
 
     def detect(self, path: Path) -> str | None:
         """Look for a dict with the names that every training logs."""
-        is_it = any(_trl(line) is not None for line in _beginning(path))
+        is_it = any(_trl(line) is not None for line in _joined(beginning(path)))
         return "the console log of the transformers Trainer" if is_it else None
 
     def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
@@ -58,21 +74,26 @@ class TrlConsole:
         found: list[_Printed] = []
         totals: Counter[int] = Counter()
         reached: dict[int, int] = {}
-        for line in lines_of(source):
+        drawn: dict[int, dict[int, int]] = {}
+        for line in _joined(lines_of(source)):
             for done, total in ((int(done), int(total)) for done, total in _BAR.findall(line)):
                 totals[total] += 1
                 reached[total] = max(reached.get(total, 0), done)
+                drawn.setdefault(total, {})[len(found)] = done
             printed = _trl(line)
             if printed is not None:
                 found.append(printed)
-        logged = sum(one.split == TRAIN for one in found)
+        training = [place for place, one in enumerate(found) if one.split == TRAIN]
         # While it grows nobody knows; the lines that were counted keep their numbers.
-        every = None if lines.is_growing() else _interval(logged, totals, reached)
-        if every is None and any(one.step is None for one in found):
+        epochs = [found[place].values.get("epoch") or 0.0 for place in training]
+        every = None if lines.is_growing() else _interval(epochs, totals, reached)
+        steps = None if lines.is_growing() else _positions(training, totals, drawn)
+        if every is None and steps is None and any(one.step is None for one in found):
             tell(f"{source.name}: the lines have no step, and no progress bar gives it: they are numbered from 1")
         step = 0
-        for one in found:
-            step = one.step if one.step is not None else step + (every or 1) * (one.split == TRAIN)
+        for place, one in enumerate(found):
+            counted = step + (every or 1) * (one.split == TRAIN)
+            step = one.step if one.step is not None else counted if steps is None else steps.get(place, step)
             yield step, one.split, one.values
 
 
@@ -84,12 +105,12 @@ class VerlConsole:
 
     def detect(self, path: Path) -> str | None:
         """Look for such a line."""
-        is_it = any(_verl(line) is not None for line in _beginning(path))
+        is_it = any(_verl(line) is not None for line in _unbroken(beginning(path)))
         return "the console log of verl" if is_it else None
 
     def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
         """Yield the lines with a step."""
-        for line in lines_of(source):
+        for line in _unbroken(lines_of(source)):
             printed = _verl(line)
             if printed is not None and printed.step is not None:
                 yield printed.step, printed.split, printed.values
@@ -103,12 +124,12 @@ class SlimeConsole:
 
     def detect(self, path: Path) -> str | None:
         """Look for such a line."""
-        is_it = any(_slime(line) is not None for line in _beginning(path))
+        is_it = any(_slime(line) is not None for line in _joined(beginning(path)))
         return "the console log of slime" if is_it else None
 
     def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
         """Yield the lines with a number."""
-        for line in lines_of(source):
+        for line in _joined(lines_of(source)):
             printed = _slime(line)
             if printed is not None and printed.step is not None:
                 yield printed.step, printed.split, printed.values
@@ -119,25 +140,100 @@ def is_step(line: str) -> bool:
     return _verl(line) is not None or _slime(line) is not None
 
 
-def _interval(logged: int, totals: Mapping[int, int], reached: Mapping[int, int]) -> int | None:
-    """Return the steps that a line stands for: those of the progress bar that was drawn most and reached its end."""
-    ended = [total for total in totals if reached[total] == total and logged and total % logged == 0]
-    return max(ended, key=lambda total: (totals[total], total)) // logged if ended else None
+def _interval(epochs: Sequence[float], totals: Mapping[int, int], reached: Mapping[int, int]) -> int | None:
+    """Return the steps that a line stands for, by the progress bar that was drawn most and reached its end.
+
+    Args:
+        epochs: of the training lines; they grow evenly, but where the first step is logged as well.
+        totals: times that a bar of so many steps was drawn.
+        reached: the last step that it was drawn with.
+    """
+    logged = len(epochs)
+    if not logged or abs(epochs[0] * logged - epochs[-1]) > 0.005 * (logged + 1) + 1e-3 * epochs[-1]:
+        return None
+    found: dict[int, int] = {}
+    for total in (total for total in totals if reached[total] == total):
+        # More than one number of steps gives as many lines; of these, logs mostly end with the training.
+        least, most = total // (logged + 1) + 1, total // logged
+        if total % logged == 0 or least == most:
+            found[total] = most
+    return found[max(found, key=lambda total: (totals[total], total))] if found else None
+
+
+def _positions(
+    training: Sequence[int], totals: Mapping[int, int], drawn: Mapping[int, Mapping[int, int]]
+) -> dict[int, int] | None:
+    """Return the step of each training line that a bar gives which was drawn before every one; None if there is none.
+
+    Lines are as many steps apart as they are logged, but for the first and the last one.
+    """
+    for total in sorted(drawn, key=lambda total: (totals[total], total), reverse=True):
+        steps = [drawn[total].get(place, 0) for place in training]
+        gaps = [after - before for before, after in pairwise(steps)]
+        if steps and min(steps) > 0 and min(gaps, default=1) > 0 and len({*gaps[1:-1]}) < 2:
+            return dict(zip(training, steps, strict=True))
+    return None
+
+
+def _joined(lines: Iterable[str]) -> Iterator[str]:
+    """Put the lines of a dict together that is broken over several."""
+    held: list[str] = []
+    for line in lines:
+        if held and ("{" in line or len(held) == _MOST_LINES or len(line) > _LONGEST_PART):
+            yield from held
+            held = []
+        if held:
+            held.append(line)
+            if "}" in line:
+                yield "".join(held)
+                held = []
+            continue
+        *_, start = (-1, *(match.start() for match in _OPENS.finditer(line)))
+        if start >= 0 and "}" not in line[start:]:
+            held.append(line)
+        else:
+            yield line
+    yield from held
 
 
 def _trl(line: str) -> _Printed | None:
-    start, end = line.find("{'"), line.rfind("}")
-    if start < 0 or end < start or "'epoch'" not in line:
+    # Who pastes a line may lose its first character.
+    text = "{" + line if "{" not in line and _WITHOUT_BRACE.match(line) else line
+    opened, end = _OPENS.search(text), text.rfind("}")
+    if opened is None or end < opened.start() or not _EPOCH.search(text):
         return None
-    row = _dict(line[start : end + 1])
+    row = dict_in(text[opened.start() : end + 1])
     if row is None or _SUMMARY in row:
         return None
     is_eval = any(name.startswith("eval_") for name in row)
-    values = _numbers({name.removeprefix("eval_"): value for name, value in row.items()})
+    values = numbers_in({name.removeprefix("eval_"): value for name, value in row.items()})
     # Of programs built on transformers, ms-swift says the step in the line.
     step = step_in(next((row[name] for name in STEPS if "/max" in name and name in row), None))
     number = step if isinstance(step, int) and not isinstance(step, bool) else None
     return _Printed(number, EVAL if is_eval else TRAIN, values) if _TRAINER & values.keys() else None
+
+
+def _unbroken(lines: Iterable[str]) -> Iterator[str]:
+    """Put the parts of a line of verl together that a terminal has cut, or that has a metric on each line."""
+    held: list[str] = []
+    for line in lines:
+        if held and len(held) < _MOST_PARTS and _is_part(line, held[-1]):
+            # A space is lost where the line was cut there.
+            held.append(f" {line}" if held[-1].endswith(" -") or line.startswith("- ") else line)
+            continue
+        if held:
+            yield "".join(held)
+        held = [line] if _VERL_STEP.search(line) else []
+        if not held:
+            yield line
+    if held:
+        yield "".join(held)
+
+
+def _is_part(line: str, before: str) -> bool:
+    if len(line) > _LONGEST_PART or _VERL_STEP.search(line):
+        return False
+    return bool(_VERL_MORE.search(line) or _VERL_END.fullmatch(line) or before.endswith((" -", ":")))
 
 
 def _verl(line: str) -> _Printed | None:
@@ -145,23 +241,24 @@ def _verl(line: str) -> _Printed | None:
     if match is None:
         return None
     named = [part.rpartition(":") for part in match[2].split(" - ")]
-    values = _numbers({name.strip(): value.strip() for name, _, value in named if name})
+    values = numbers_in({name.strip(): value.strip() for name, _, value in named if name})
     return _Printed(int(match[1]), TRAIN, values) if any("/" in name for name in values) else None
 
 
 def _slime(line: str) -> _Printed | None:
     # The end first: a pattern that looks for it behind every beginning takes the square of the line.
     match = _SLIME.search(line) if line.rstrip().endswith("}") else None
-    row = None if match is None else _dict(line[match.end() :].rstrip())
+    row = None if match is None else dict_in(line[match.end() :].rstrip())
     if match is None or row is None:
         return None
-    values = _numbers(row)
+    values = numbers_in(row)
     is_eval = match[1] in ("eval", "passrate")
     named = any("/" in name for name in values)
     return _Printed(int(match[2]), EVAL if is_eval else TRAIN, values) if named else None
 
 
-def _dict(text: str) -> dict[str, object] | None:
+def dict_in(text: str) -> dict[str, object] | None:
+    """Return the dict that a text prints, of Python or of JSON; None if it is none."""
     try:
         with warnings.catch_warnings(action="ignore"):
             row = ast.literal_eval(_BARE.sub(r"'\1'", re.sub(r"(?:np|numpy)\.\w+\(([^()]*)\)", r"\1", text)))
@@ -170,7 +267,8 @@ def _dict(text: str) -> dict[str, object] | None:
     return row if isinstance(row, dict) and all(isinstance(name, str) for name in row) else None
 
 
-def _numbers(row: Mapping[str, object]) -> dict[str, float | None]:
+def numbers_in(row: Mapping[str, object]) -> dict[str, float | None]:
+    """Return those values that print a number, also as numpy prints it."""
     found: dict[str, float | None] = {}
     for name, value in row.items():
         number = _number(value)
@@ -191,8 +289,8 @@ def _number(value: object) -> float | None:
         return None
 
 
-def _beginning(path: Path) -> Iterator[str]:
-    """The first lines of a text file; nothing of one that is no text."""
+def beginning(path: Path) -> Iterator[str]:
+    """Yield the first lines of a text file; nothing of one that is no text."""
     if not path.is_file():
         return
     try:

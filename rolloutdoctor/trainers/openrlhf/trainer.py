@@ -260,6 +260,7 @@ TRAINER = Trainer(
         loss="train/policy_loss",
         grad_norm="train/actor_grad_norm",
         kl=("train/kl",),
+        critic=("train/critic_loss", "train/critic_grad_norm"),
         # TRL's names are these in a tracker that puts train/ before them.
         marks=(frozenset({"train/policy_loss", "train/actor_grad_norm"}),),
         loss_share=loss_share,

@@ -307,6 +307,7 @@ TRAINER = Trainer(
         loss="actor/pg_loss",
         grad_norm="actor/grad_norm",
         kl=("actor/kl_loss", "actor/reward_kl_penalty"),
+        critic=("critic/vf_loss", "critic/grad_norm"),
         ends=(
             "response_length/clip_ratio",
             "response_length/min",

@@ -1,0 +1,241 @@
+"""Consoles as people paste them: broken lines, lost braces, prose around them, tables of notebooks."""
+
+import pytest
+
+from rolloutdoctor.importers.logs.table import kind_of, read_log
+from rolloutdoctor.io.locations.paths import Source
+
+TRANSFORMERS = "the console log of the transformers Trainer"
+
+
+def read(tmp_path, text, name="pasted.txt"):
+    """The kind of a text, what was logged by step and split, and what the reader said."""
+    path, told, found = tmp_path / name, [], {}
+    path.write_text(text)
+    for step, split, values in read_log(Source.of(str(path)), told.append):
+        found.setdefault((step, split), {}).update(values)
+    return kind_of(path), found, told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```bash\nwhat I get:\n{'loss': 0.5, 'reward': 1.25, 'epoch': 0.5}\n```\n",
+        "'loss': 0.5, 'reward': 1.25, 'epoch': 0.5}\n",
+        "{'loss': 0.5, \n'reward': 1.25, \n\n'epoch': 0.5}\n{'loss': 0.0, 'grad_norm': 0.0, 'lear\n",
+        "a terminal cuts: {'loss': 0.5, 'rew\nard': 1.25, 'epoch': 0.5}\n",
+        '日志如下：\n{"loss": 0.5, "reward": 1.25, "epoch": 0.5, "percentage": "2 %", "kl": null}\n',
+    ],
+    ids=["fence", "brace lost", "broken by hand", "broken by a terminal", "JSON in prose"],
+)
+def test_a_line_of_the_transformers_trainer(text, tmp_path):
+    kind, found, _ = read(tmp_path, text)
+    assert (kind, found) == (TRANSFORMERS, {(1, "train"): {"loss": 0.5, "reward": 1.25, "epoch": 0.5}})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(TaskRunner pid=7) step:3 - critic/score/mean:0.25 - actor\n/pg_loss:-0.5 - actor/lr:1e-06\n",
+        "step:3 - critic/score/mean:0.2\n5 - actor/pg_loss:-0.5 -\nactor/lr:1e-06\n",
+        "step:3 - critic/score/mean:0.25\n- actor/pg_loss:\n-0.5 - actor/lr:1e-06\nINFO - saved\n",
+        "step:3\n - critic/score/mean:0.25\n - actor/pg_loss:np.float64(-0.5)\n - actor/lr:1e-06\n\n- done: 3\n",
+    ],
+    ids=["in a name", "in a number", "after a colon", "a metric on each line"],
+)
+def test_a_line_of_verl_that_is_cut(text, tmp_path):
+    kind, found, _ = read(tmp_path, text)
+    assert kind == "the console log of verl"
+    assert found == {(3, "train"): {"critic/score/mean": 0.25, "actor/pg_loss": -0.5, "actor/lr": 1e-6}}
+
+
+def test_dicts_of_slime_over_several_lines(tmp_path):
+    text = (
+        "run:\nstep 0: {'train/loss': 0.5,\n         'train/grad_norm': 1.5}\nrollout 1: {'rollout/raw_reward': 0.25}\n"
+    )
+    kind, found, _ = read(tmp_path, text)
+    assert kind == "the console log of slime"
+    assert found[0, "train"] == {"train/loss": 0.5, "train/grad_norm": 1.5}
+    assert found[1, "train"] == {"rollout/raw_reward": 0.25}
+
+
+def test_a_dict_that_never_ends_hides_none_of_the_next_lines(tmp_path):
+    opened = "{'loss': 0.5, 'rew\n" + "some text\n" * 60
+    _, found, _ = read(tmp_path, f"{opened}{{'loss': 0.25, 'epoch': 0.5}}\n")
+    assert found == {(1, "train"): {"loss": 0.25, "epoch": 0.5}}
+
+
+def bars(steps, total, lines):
+    """Progress bars, with the line that was logged after some of them."""
+    return "".join(f"\r {step}/{total} [00:01<00:09]{lines.get(step, '')}" for step in range(1, steps + 1))
+
+
+def test_a_training_that_still_runs_has_the_steps_of_its_progress_bar(tmp_path):
+    lines = {step: f"\n{{'loss': 0.5, 'reward': {step}, 'epoch': {step / 100}}}\n" for step in (1, 10, 20, 30)}
+    _, found, told = read(tmp_path, bars(37, 100, lines))
+    assert {step: values["reward"] for (step, _), values in found.items()} == {1: 1, 10: 10, 20: 20, 30: 30}
+    assert told == []
+
+
+def test_lines_that_come_later_than_their_bars_are_counted(tmp_path):
+    """Standard output into a file is written in blocks, and the bars of standard error are not."""
+    logged = [f"{{'loss': 0.5, 'reward': {step}, 'epoch': {round(step / 107, 2)}}}\n" for step in range(5, 107, 5)]
+    _, found, told = read(tmp_path, f"{bars(107, 107, {})}\n{''.join(logged)}")
+    assert [(step, values["reward"]) for (step, _), values in found.items()] == [(n, n) for n in range(5, 107, 5)]
+    assert told == []
+
+
+def test_a_first_step_that_is_logged_as_well_is_no_share_of_the_steps(tmp_path):
+    steps = (1, 10, 20, 30, 40)
+    logged = [f"{{'loss': 0.5, 'epoch': {step / 40}}}\n" for step in steps]
+    _, found, told = read(tmp_path, f"{bars(40, 40, {})}\n{''.join(logged)}")
+    assert [step for step, _ in found] == [1, 2, 3, 4, 5]
+    assert "numbered from 1" in told[0]
+
+
+PIPES = """\
+This is what it shows:
+
+Step | Training Loss | reward | rewards / exact / mean | kl | entropy
+-- | -- | -- | -- | -- | --
+1 | -0.012500 | 1.250000 | 0.250000 | nan | 0
+2 | -0.025000 | 1.500000 | 0.500000 | 0.125000 | No Log
+3 | -0.0125
+"""
+FRAMED = "\n".join(f"| {line} |" if "|" in line else line for line in PIPES.splitlines())
+TABS = PIPES.replace(" | ", "\t")
+
+
+def html(text):
+    """The table as the file of a notebook has it."""
+    found = ["<table>"]
+    for number, line in enumerate(line for line in text.splitlines() if line[:1] in "S123" and line.count("|") == 5):
+        tag = "td" if number else "th"
+        found += [" <tr>", *(f"  <{tag}>{cell}</{tag}>" for cell in line.split(" | ")), " </tr>"]
+    return '{\n "cells": [\n' + ",\n".join(f'   "{line}\\n"' for line in found) + "\n ]\n}\n"
+
+
+@pytest.mark.parametrize("text", [PIPES, FRAMED, TABS, html(PIPES)], ids=["Markdown", "framed", "tabs", "notebook"])
+def test_a_table(text, tmp_path):
+    kind, found, told = read(tmp_path, text)
+    assert (kind, told) == ("a table of logged numbers", [])
+    first, second = found[1, "train"], found[2, "train"]
+    assert first.pop("kl") != first["reward"]
+    assert first == {"loss": -0.0125, "reward": 1.25, "rewards/exact/mean": 0.25, "entropy": 0.0}
+    assert second == {"loss": -0.025, "reward": 1.5, "rewards/exact/mean": 0.5, "kl": 0.125}
+    assert len(found) == 2
+
+
+def test_the_table_of_a_training_before_is_none_of_this_one(tmp_path):
+    before = "Step\tTraining Loss\tValidation Loss\n5\t2.5\t3.5\n"
+    _, found, told = read(tmp_path, f"{before}\n{TABS}")
+    assert sorted(found) == [(1, "train"), (2, "train")]
+    assert "of 2 tables those with 6 columns are read" in told[0]
+    assert read(tmp_path, before)[1] == {(5, "train"): {"loss": 2.5}, (5, "eval"): {"loss": 3.5}}
+
+
+@pytest.mark.parametrize("text", ["step | who\n--|--\n1 | me\n", "| step | a | b |\n| 1 | 2 | 3 |\n", "a | b\n1 | 2\n"])
+def test_other_tables_are_no_logs(text, tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text(text)
+    assert kind_of(path) is None
+
+
+PRIME_OLD = """\
+16:43:41 SUCCESS Step 13 | Time: 7.50s | Reward: 0.7500 | Throughput: 1800.4 tokens/s | Seq. Length: 104.9
+16:43:41    INFO Starting orchestrator step 14
+"""
+PRIME_NEW = """\
+\x1b[32m16:43:41 SUCCESS\x1b[0m Step 13 |     12s | Loss 0.0125 | Entropy 0.2500 | Grad. Norm 0.0500 | LR 1.00e-06 | Th
+16:43:50 SUCCESS Step 13 |   1m 2s | Reward 0.7500 | Trainable 6/8 (75.0%) | Turns 1.0 | Truncation 12.5%
+\t\t ╰─ math | Ratio 100.0% | Reward 0.2500 | Turns 1.0
+"""
+NEMO = """\
+========================= Step 3/100 =========================
+📊 Training Results:
+  • Loss: -0.0125
+  • Generation KL Error: 0.0010
+  • Avg Reward: 0.7500
+  • Mean Generation Length: 201.2500
+
+⏱️  Timing:
+  • Total step time: 35.50s
+  • policy_training: 10.97s (30.7%)
+"""
+OPENRLHF = """\
+(P pid=9) INFO ✨ Global step 4: {'policy_loss': -0.0125, 'reward': 0.75, 'actor_lr': 1e-06, 'timing': {'a': 1}}
+"""
+AREAL = """\
+20260101-10:00:00 StatsLogger INFO: Epoch 1/10 Step 3/29 Train step 3/290 done.
+╒════════════════════════════╤════════════╤══════════════════════════════╤════════════╕
+│ ppo_actor/task_reward/avg  │ 7.5000e-01 │ ppo_actor/update/grad_norm   │ 5.0000e-02 │
+├────────────────────────────┼────────────┼──────────────────────────────┼────────────┤
+│ ppo_actor/update/lr        │ 1.0000e-06 │                              │            │
+╘════════════════════════════╧════════════╧══════════════════════════════╧════════════╛
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "expected"),
+    [
+        (PRIME_OLD, "prime-rl", {13: {"reward/mean": 0.75, "time/step": 7.5}}),
+        (str(PRIME_OLD.splitlines()), "prime-rl", {13: {"reward/mean": 0.75, "time/step": 7.5}}),
+        (
+            PRIME_NEW,
+            "prime-rl",
+            {
+                13: {
+                    "loss/mean": 0.0125,
+                    "entropy/all/mean": 0.25,
+                    "optim/grad_norm": 0.05,
+                    "optim/lr": 1e-6,
+                    "train/agg/all/reward/mean": 0.75,
+                    "train/agg/all/is_truncated/mean": 0.125,
+                }
+            },
+        ),
+        (
+            NEMO,
+            "NeMo-RL",
+            {
+                3: {
+                    "train/loss": -0.0125,
+                    "train/gen_kl_error": 0.001,
+                    "train/reward": 0.75,
+                    "train/mean_gen_tokens_per_sample": 201.25,
+                    "timing/train/total_step_time": 35.5,
+                }
+            },
+        ),
+        (OPENRLHF, "OpenRLHF", {4: {"train/policy_loss": -0.0125, "train/reward": 0.75, "train/actor_lr": 1e-6}}),
+        (
+            AREAL,
+            "AReaL",
+            {
+                2: {
+                    "ppo_actor/task_reward/avg": 0.75,
+                    "ppo_actor/update/grad_norm": 0.05,
+                    "ppo_actor/update/lr": 1e-6,
+                }
+            },
+        ),
+    ],
+    ids=["prime-rl", "prime-rl as a list", "prime-rl today", "NeMo-RL", "OpenRLHF", "AReaL"],
+)
+def test_consoles_in_words_and_blocks(text, name, expected, tmp_path):
+    kind, found, _ = read(tmp_path, text)
+    assert kind == f"the console log of {name}"
+    assert found == {(step, "train"): values for step, values in expected.items()}
+
+
+def test_several_tables_of_a_step_of_areal_are_steps_of_their_own(tmp_path):
+    head, _, table = AREAL.partition("\n")
+    tables = (
+        f"{head}\nStats (1/2):\n{table}Stats (2/2):\n{table}{head.replace('3/290', '4/290')}\nStats (1/1):\n{table}"
+    )
+    assert [step for step, _ in read(tmp_path, tables)[1]] == [2, 3, 4]
+
+
+def test_blocks_of_nemo_rl_without_their_steps(tmp_path):
+    block = NEMO.partition("\n")[2]
+    assert [step for step, _ in read(tmp_path, block + block)[1]] == [1, 2]
