@@ -1,6 +1,6 @@
 """`why`: the change of a metric between two windows of steps, as lines that add up to it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -9,17 +9,12 @@ import polars as pl
 
 from rolloutdoctor.commands.why_log import log_ledger, log_series
 from rolloutdoctor.commands.why_units import (
-    LAGS,
+    CLASSES,
     OF_ROWS,
     OF_TOKENS,
     ROW,
-    STATES,
-    Outage,
-    RowTable,
-    TokenCells,
-    attributes,
+    UnitTables,
     by_step,
-    described,
     outages,
     reward_weights,
     valued,
@@ -35,7 +30,7 @@ from rolloutdoctor.metric_names.quantities import BY_NAME
 from rolloutdoctor.ops import ledger
 from rolloutdoctor.results.errors import InputError, UsageError, nearest
 from rolloutdoctor.results.findings import InputSummary
-from rolloutdoctor.results.ledger import Interval, Ledger, Line, Why
+from rolloutdoctor.results.ledger import Ledger, Line, Why
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.base import counted, number
 from rolloutdoctor.rules.series import noise
@@ -46,6 +41,12 @@ MOST_ROWS = 20
 OUTAGE = "verifier outage"
 FACTORS = ("truncated", "lag", "position", "length")
 """Columns whose classes are split off, in this order."""
+
+ATTRIBUTES = ("probability", "position", "sign", "pass_rate")
+"""Columns by whose classes the rest is broken down."""
+
+STATES = ("mixed before and after", "all wrong in one window", "all right in one window")
+"""Of prompts, by which the pass rate is broken down."""
 
 _MIX = {
     ledger.NEW: "new prompts",
@@ -106,11 +107,16 @@ def why(run: Run, options: CheckOptions, question: Question, progress: Progress 
             steps = [key.step for key, _ in sorted(run.keys().items()) if key.split == TRAIN and key.step in wanted]
             before, after = _windows(steps, question.at, question)
             ready = replace(ready, options=replace(ready.options, steps=StepRange(before[0], after[-1] + 1)))
-        seen, units, rows = _measured(ready, metric, progress)
+        objective = ready.context.objective
+        if metric in OF_ROWS or objective is not None:
+            tables = UnitTables(metric, objective, run.columns)
+            run_file_steps(run, [tables], ready.options, ready.metrics, progress)
+            seen, rows = tables.input, tables.rows()
+            units = rows if rows.is_empty() else valued(metric, rows, tables.cells())
     series = log_series(ready, metric) if units.is_empty() else by_step(metric, units)
     if series.is_empty():
         raise InputError(f"neither rows nor log hold the {_title(metric)}; `rolloutdoctor info` says what would")
-    ledgers, notes = [], []
+    ledgers = []
     for at in _changes(series, question):
         windows = _windows(series["step"].to_list(), at, question)
         if units.is_empty():
@@ -119,8 +125,7 @@ def why(run: Run, options: CheckOptions, question: Question, progress: Progress 
             ledgers.append(_with_log(ready, metric, windows, _Ledger(metric, at, windows, units, rows).result()))
     # A level may change with the prompts of some steps.
     ledgers = [one for one in ledgers if question.at is not None or one.stands_out]
-    if not ledgers:
-        notes.append(f"no change of the {_title(metric)} stands out of its noise; name a step with --at")
+    none = f"no change of the {_title(metric)} stands out of its noise; name a step with --at"
     configured = ready.configured
     return Why(
         version=__version__,
@@ -134,7 +139,7 @@ def why(run: Run, options: CheckOptions, question: Question, progress: Progress 
         title="log-prob gradient norm" if metric == "grad_norm" and not units.is_empty() else _title(metric),
         unit="1" if metric == "grad_norm" or metric not in BY_NAME else BY_NAME[metric].unit,
         ledgers=tuple(ledgers),
-        notes=tuple(notes),
+        notes=() if ledgers else (none,),
     )
 
 
@@ -173,32 +178,14 @@ def _changes(series: pl.DataFrame, question: Question) -> list[int]:
     return [int(series["step"][place]) for place in places]
 
 
-def _measured(
-    ready: PreparedRun, metric: str, progress: Progress | None
-) -> tuple[InputSummary, pl.DataFrame, pl.DataFrame]:
-    """Measure the rows, and the tokens in bins where the metric is of them; no units where they do not hold it."""
-    objective, run = ready.context.objective, ready.run
-    if metric in OF_TOKENS and objective is None:
-        return InputSummary(), pl.DataFrame(), pl.DataFrame()
-    # A reward needs no evaluation.
-    table = RowTable(None if metric == "reward" else objective, run.columns)
-    cells = None if metric in OF_ROWS or objective is None else TokenCells(objective, run.columns)
-    run_file_steps(run, [table, *([] if cells is None else [cells])], ready.options, ready.metrics, progress)
-    found = table.frame()
-    if found.is_empty():
-        return table.input, found, found
-    rows = described(found)
-    return table.input, valued(metric, rows, pl.DataFrame() if cells is None else cells.frame()), rows
-
-
 def _with_log(ready: PreparedRun, metric: str, windows: tuple[list[int], list[int]], found: Ledger) -> Ledger:
     """Add what the log says of the same windows."""
     series = log_series(ready, metric)
-    means = [series.filter(pl.col("step").is_in(window))["value"].mean() for window in windows]
-    name = ready.context.quantities[metric][0] if metric in ready.context.quantities else metric
-    if any(mean is None for mean in means):
+    before, after = (series.filter(pl.col("step").is_in(window))["value"].mean() for window in windows)
+    if before is None or after is None:
         return found
-    return replace(found, logged=(name, *(float(mean) for mean in means)))  # type: ignore[arg-type]  # numbers
+    name, *_ = ready.context.quantities.get(metric, (metric,))
+    return replace(found, logged=(name, cast(float, before), cast(float, after)))
 
 
 class _Ledger:
@@ -213,50 +200,42 @@ class _Ledger:
         rows: pl.DataFrame,
     ) -> None:
         self.metric, self.at, self.windows = metric, at, windows
-        inside = pl.col("step").is_in([*windows[0], *windows[1]])
+        inside, is_after = pl.col("step").is_in([*windows[0], *windows[1]]), pl.col("step") >= at
         self.rows = rows.filter(inside)
-        spans = [(window[0], window[-1]) for window in windows]
-        self.outages: list[Outage] = outages(self.rows, spans) if metric == "reward" else []
-        lost = pl.concat([one.rows for one in self.outages]).unique() if self.outages else None
-        self.units = units.filter(inside).with_columns(
-            window=(pl.col("step") >= at).cast(pl.Int64),
-            prompt=pl.col("key").rank("dense").cast(pl.Int64) - 1,
-            weight=pl.col("weight") / pl.col("step").n_unique().over(pl.col("step") >= at),
-            lost=pl.lit(value=False),
-        )
-        if lost is not None:
-            marked = lost.with_columns(is_lost=pl.lit(value=True))
-            self.units = self.units.join(marked, on=ROW, how="left", maintain_order="left").with_columns(
-                lost=pl.col("is_lost").fill_null(value=False)
+        self.outages = outages(self.rows, at) if metric == "reward" else []
+        lost = pl.concat([self.rows.select(ROW).clear(), *(one.rows for one in self.outages)]).unique()
+        self.units = (
+            units.filter(inside)
+            .with_columns(
+                window=is_after.cast(pl.Int64),
+                prompt=pl.col("key").rank("dense").cast(pl.Int64) - 1,
+                weight=pl.col("weight") / pl.col("step").n_unique().over(is_after),
             )
+            .join(lost.with_columns(lost=True), on=ROW, how="left", maintain_order="left")
+            .with_columns(pl.col("lost").fill_null(value=False))
+        )
         self.notes: list[str] = []
-
-    def result(self) -> Ledger:
-        """Split the change."""
         before, after = self._means()
-        if self.metric == "grad_norm":
+        if metric == "grad_norm":
             # Of a norm the squares add up: b - a = (b^2 - a^2) / (b + a).
             before, after = before**0.5, after**0.5
             self.units = self.units.with_columns(pl.col("value/") / ((before + after) or 1.0))
-        names, extra = self._components()
-        factors = tuple(self._factors())
-        codes = {name: self.units[name].to_numpy().astype(np.int64) for name in factors}
-        prepared = ledger.Units(
-            self.units["window"].to_numpy(),
-            self.units["prompt"].to_numpy(),
-            self.units["weight"].to_numpy(),
-            self.units.select(f"value/{name}" for name in names).to_numpy(),
-            self.units["lost"].to_numpy(),
-            codes,
-        )
-        found = ledger.split(prepared)
-        intervals = ledger.intervals(_added_up(prepared))
-        for name in found.unidentified:
+        self.before, self.after = before, after
+        self.names, self.weights = self._components()
+        if metric != "response_length" and "position" not in self.units.columns:
+            # Octaves, numbered without gaps.
+            octave = pl.col("tokens").clip(1).log(2).floor()
+            self.units = self.units.with_columns(length=octave.rank("dense").cast(pl.Int64) - 1)
+        self.factors = [name for name in self._known(FACTORS) if self.units[name].n_unique() > 1]
+        self.found = ledger.split(self._prepared(self.units))
+        self.intervals = ledger.intervals(self._prepared(self._added_up()))
+
+    def result(self) -> Ledger:
+        """Split the change."""
+        for name in self.found.unidentified:
             self.notes.append(f"{_MIX[name]} changes with whole prompts or steps, so that its effect cannot be told")
-        lines = [*extra, *self._mix(found, intervals, factors)]
-        own = {name: float(found.lines[ledger.REST][k]) for k, name in enumerate(names)}
-        lines += self._rest(own, found, prepared, intervals)
-        if not found.comparable:
+        lines = [*self.weights, *self._mix(), *self._rest()]
+        if not self.found.comparable:
             self.notes.append(
                 "fewer than one prompt in ten is in both windows, so that other prompts and another policy are one "
                 "line: the rows do not tell them apart"
@@ -267,158 +246,143 @@ class _Ledger:
             at=self.at,
             steps_before=(self.windows[0][0], self.windows[0][-1]),
             steps_after=(self.windows[1][0], self.windows[1][-1]),
-            before=before,
-            after=after,
+            before=self.before,
+            after=self.after,
             lines=tuple(line for line in lines if line.count),
-            remainder=after - before - total,
-            interval=intervals[ledger.CHANGE],
+            remainder=self.after - self.before - total,
+            interval=self.intervals[ledger.CHANGE],
             notes=(*self._lacking(), *self.notes),
         )
 
     def _means(self) -> tuple[float, float]:
-        product = pl.col("weight") * pl.col("value/")
-        of = [self.units.filter(window=window).select(product.sum()).item() for window in (0, 1)]
-        return float(of[0]), float(of[1])
+        product = (pl.col("weight") * pl.col("value/")).sum()
+        before, after = (self.units.filter(window=window).select(product).item() for window in (0, 1))
+        return float(before), float(after)
 
     def _components(self) -> tuple[list[str], list[Line]]:
         """Return the components of the value, and the line of the weights of reward functions, if they changed."""
-        names = [name.removeprefix("value/") for name in self.units.columns if name.startswith("value/")]
-        own = [name for name in names if name]
-        if self.metric != "reward" or len(own) < 2:
-            size = {
-                name: self.units.select((pl.col(f"value/{name}").abs() * pl.col("weight")).sum()).item() for name in own
-            }
-            terms = [name for name in own if size[name] > 1e-12 * max(size.values())] or own
-            return (terms, []) if self.metric == "loss" else ([""], [])
-        values, reward = self.units.select(f"value/{name}" for name in own).to_numpy(), self.units["value/"].to_numpy()
-        of_all = reward_weights(values, reward)
-        is_after = self.units["window"].to_numpy() == 1
-        each = (
-            [of_all] * 2
-            if of_all is not None
-            else [reward_weights(values[at], reward[at]) for at in (~is_after, is_after)]
+        own = [name for name in self.units.columns if name.startswith("value/") and name != "value/"]
+        if self.metric == "loss":
+            size = self.units.select(pl.col(own).abs() * pl.col("weight")).sum().row(0)
+            return [name for name, of in zip(own, size, strict=True) if of > 1e-12 * max(size)] or own, []
+        if len(own) < 2:
+            return ["value/"], []
+        values, reward = self.units.select(own).to_numpy(), self.units["value/"].to_numpy()
+        is_after, of_all = self.units["window"].to_numpy() == 1, reward_weights(values, reward)
+        old, new = (
+            of_all if of_all is not None else reward_weights(values[at], reward[at]) for at in (~is_after, is_after)
         )
-        if each[0] is None or each[1] is None:
+        if old is None or new is None:
             self.notes.append("the reward functions do not add up to the reward with any weights")
-            return [""], []
-        self.units = self.units.with_columns(
-            **{f"value/{name}": pl.col(f"value/{name}") * w for name, w in zip(own, each[1], strict=True)}
-        )
-        if of_all is not None:
-            return own, []
+            return ["value/"], []
+        self.units = self.units.with_columns(pl.col(name) * w for name, w in zip(own, new, strict=True))
         weight = self.units["weight"].to_numpy()
-        means = np.array([(weight[~is_after] * values[~is_after, k]).sum() for k in range(len(own))])
-        lines = [
+        means = [(weight[~is_after] * values[~is_after, k]).sum() for k in range(len(own))]
+        return own, [
             Line(
-                f"weight of {name.removeprefix('rewards/')}",
-                float((new - old) * mean),
-                words=f"its weight went from {number(float(old))} to {number(float(new))}",
+                f"weight of {_function(name)}",
+                float((b - a) * mean),
+                words=f"its weight went from {number(float(a))} to {number(float(b))}",
                 count=int(is_after.sum()),
             )
-            for name, old, new, mean in zip(own, *each, means, strict=True)
-            if abs(new - old) > 1e-6
+            for name, a, b, mean in zip(own, old, new, means, strict=True)
+            if abs(b - a) > 1e-6
         ]
-        return own, lines
 
-    def _factors(self) -> Iterator[str]:
-        """Yield the factors of which all units have a class; `units` gets their columns."""
-        if self.metric != "response_length" and "position" not in self.units.columns:
-            # Octaves, numbered without gaps.
-            octave = pl.col("tokens").clip(1).log(2).floor()
-            self.units = self.units.with_columns(length=octave.rank("dense").cast(pl.Int64) - 1)
-        for name in FACTORS:
-            column = self.units[name] if name in self.units.columns else None
-            if column is not None and column.null_count() == 0 and column.n_unique() > 1:
-                yield name
+    def _known(self, names: Iterable[str]) -> list[str]:
+        """Return those of some columns in which every unit has a class."""
+        return [name for name in names if name in self.units.columns and not self.units[name].null_count()]
 
-    def _mix(self, found: ledger.Split, intervals: Mapping[str, Interval], factors: Sequence[str]) -> Iterator[Line]:
-        for one in [ledger.LOST] if self.outages else []:
-            lost = self.units.filter("lost")
+    def _prepared(self, units: pl.DataFrame) -> ledger.Units:
+        codes = {name: units[name].to_numpy().astype(np.int64) for name in self.factors}
+        window, prompt, weight, lost = (units[name].to_numpy() for name in ("window", "prompt", "weight", "lost"))
+        return ledger.Units(window, prompt, weight, units.select(self.names).to_numpy(), lost, codes)
+
+    def _added_up(self) -> pl.DataFrame:
+        """Add up the units that no split tells apart: the bootstrap goes through them many times."""
+        own = self.units.with_columns(pl.col(self.names) * pl.col("weight"))
+        found = own.group_by("window", "prompt", "lost", *self.factors, maintain_order=True)
+        return found.agg(pl.col("weight", *self.names).sum()).with_columns(pl.col(self.names) / pl.col("weight"))
+
+    def _mix(self) -> Iterator[Line]:
+        if self.outages:
             words = "; ".join(outage.words for outage in self.outages)
-            yield self._line(OUTAGE, found.lines[one], intervals[one], lost, words)
-        keys = [set(self.units.filter(window=window)["prompt"]) for window in (0, 1)]
-        wanted = {
-            ledger.NEW: (1, keys[1] - keys[0], "prompts of the window after alone"),
-            ledger.GONE: (0, keys[0] - keys[1], "prompts of the window before alone"),
-            ledger.DRAWN: (1, keys[0] & keys[1], "prompts of both windows"),
-        }
-        for one, (window, prompts, words) in wanted.items():
-            if found.comparable:
-                rows = self.units.filter(pl.col("window") == window, pl.col("prompt").is_in(list(prompts)))
-                yield self._line(_MIX[one], found.lines[one], intervals[one], rows, f"{len(prompts):,} {words}")
-        for one in factors:
-            change = found.classes[one]
+            yield self._line(ledger.LOST, OUTAGE, self.units.filter("lost"), words)
+        in_both = pl.col("window").n_unique().over("prompt") == 2
+        for one, is_own, window, words in (
+            (ledger.NEW, ~in_both, 1, "prompts of the window after alone"),
+            (ledger.GONE, ~in_both, 0, "prompts of the window before alone"),
+            (ledger.DRAWN, in_both, 1, "prompts of both windows"),
+        ):
+            if self.found.comparable:
+                rows = self.units.filter(is_own, window=window)
+                yield self._line(one, _MIX[one], rows, f"{rows['prompt'].n_unique():,} {words}")
+        for one in self.factors:
+            change = self.found.classes[one]
             most = int(np.abs(change).argmax())
-            rows = self.units.filter(pl.col(one) == most, pl.col("window") == int(change[most] > 0))
-            share = pl.col("weight").sum()
-            of = [self.units.filter(pl.col(one) == most, window=window).select(share).item() for window in (0, 1)]
-            words = f"{self._class(one, most)}: {100 * of[0]:.3g} % before, {100 * of[1]:.3g} % after"
-            yield self._line(_MIX[one], found.lines[one], intervals[one], rows, words)
+            windows = [self.units.filter(pl.col(one) == most, window=window) for window in (0, 1)]
+            before, after = (100 * rows["weight"].sum() for rows in windows)
+            words = f"{self._class(one, most)}: {before:.3g} % before, {after:.3g} % after"
+            yield self._line(one, _MIX[one], windows[int(change[most] > 0)], words)
 
     def _class(self, factor: str, code: int) -> str:
-        if factor == "truncated":
-            return ("ended by themselves", "truncated")[code]
-        if factor == "lag":
-            return LAGS[code]
-        if factor == "position":
-            return f"positions {attributes(self.units)['position'][1][code]}"
+        if factor != "length":
+            return f"{'positions ' if factor == 'position' else ''}{CLASSES[factor][code]}"
         own = self.units.filter(length=code)["tokens"]
         return f"{cast(int, own.min()):,} to {cast(int, own.max()):,} tokens"
 
-    def _rest(
-        self, own: Mapping[str, float], found: ledger.Split, units: ledger.Units, intervals: Mapping[str, Interval]
-    ) -> Iterator[Line]:
+    def _rest(self) -> Iterator[Line]:
         """Yield the lines of what is left, one for each component."""
-        size = found.residual_nK * found.weight_n[:, None]
-        parts = dict(self._parts(found, units)) if len(own) == 1 else {}
-        before = np.bincount(units.prompt_n, np.where(units.window_n == 0, size.sum(axis=1), 0), units.prompts)
-        weight = np.bincount(units.prompt_n, np.where(units.window_n == 0, found.weight_n, 0), units.prompts)
-        level = (before / np.where(weight > 0, weight, 1))[units.prompt_n]
-        for k, (name, share) in enumerate(own.items()):
-            cause = f"reward function {name.removeprefix('rewards/')}" if name.startswith("rewards/") else name
-            what = "pass rate" if self.metric == "reward" else _title(self.metric)
-            title = cause or (f"{what} on equal prompts" if found.comparable else f"{what}, prompts differing")
-            excess = found.weight_n * (found.residual_nK[:, k] - (level if len(own) == 1 else 0.0)) * np.sign(share)
-            rows = self.units.with_columns(excess=pl.Series(excess)).filter(pl.col("window") == 1)
+        found, is_one = self.found, len(self.names) == 1
+        window, prompt = self.units["window"].to_numpy(), self.units["prompt"].to_numpy()
+        before = np.where(window == 0, found.weight_n, 0)
+        weight = np.bincount(prompt, before)
+        sums = np.bincount(prompt, before * found.residual_nK.sum(axis=1))
+        level = (sums / np.where(weight > 0, weight, 1))[prompt] if is_one else 0.0
+        what = "pass rate" if self.metric == "reward" else _title(self.metric)
+        whole = f"{what} on equal prompts" if found.comparable else f"{what}, prompts differing"
+        for k, name in enumerate(self.names):
+            share, called = found.lines[ledger.REST][k], _function(name)
+            cause = f"reward function {called}" if self.metric == "reward" and called else called or whole
+            excess = found.weight_n * (found.residual_nK[:, k] - level) * np.sign(share)
+            rows = self.units.with_columns(excess=pl.Series(excess)).filter(window=1)
             rows = rows.group_by(ROW, maintain_order=True).agg(pl.first("name"), pl.sum("excess"))
             rows = rows.sort("excess", descending=True, maintain_order=True)
-            line = self._line(title, np.array([share]), intervals[f"{ledger.REST}/{k}"], rows, "")
-            yield replace(line, parts=parts)
+            line = self._line(f"{ledger.REST}/{k}", cause, rows, share=share)
+            yield replace(line, parts=dict(self._parts()) if is_one else {})
 
-    def _parts(self, found: ledger.Split, units: ledger.Units) -> Iterator[tuple[str, Mapping[str, float]]]:
+    def _parts(self) -> Iterator[tuple[str, Mapping[str, float]]]:
         """Break the rest down by each attribute."""
-        if self.metric == "reward" and found.comparable:
-            yield "groups", self._by_state(found)
-        for name, (codes, words) in attributes(self.units).items():
-            if self.metric == "reward" or (name == "position" and self.metric == "response_length"):
-                continue
-            mix, within = ledger.breakdown(codes, found, units.window_n)
-            shares = {words[code]: float(share) for code, share in enumerate(within) if share}
+        if self.metric == "reward":
+            if self.found.comparable:
+                yield "groups", self._by_state()
+            return
+        for name in self._known(ATTRIBUTES):
+            codes = self.units[name].to_numpy().astype(np.int64)
+            mix, within = ledger.breakdown(codes, self.found, self.units["window"].to_numpy())
+            shares = {CLASSES[name][code]: float(share) for code, share in enumerate(within) if share}
             yield name, {f"mix of {name.replace('_', ' ')}": mix, **shares}
 
-    def _by_state(self, found: ledger.Split) -> Mapping[str, float]:
+    def _by_state(self) -> Mapping[str, float]:
         """Break the pass rate down by prompts all of whose rewards are the lowest or the highest in one window."""
         value, reward = pl.col("value/"), self.units["value/"]
-        of_both = (
+        in_one = [(pl.len() == 2) & (pl.sum(name) == 1) for name in ("wrong", "right")]
+        states = (
             self.units.filter(~pl.col("lost"))
             .group_by("prompt", "window")
             .agg(wrong=(value == reward.min()).all(), right=(value == reward.max()).all())
             .group_by("prompt")
-            .agg(pl.sum("wrong", "right"), windows=pl.len())
+            .agg(state=pl.when(in_one[0]).then(1).when(in_one[1]).then(2).otherwise(0))
         )
-        in_one = pl.col("windows") == 2
-        state = (
-            pl.when(in_one & (pl.col("wrong") == 1)).then(1).when(in_one & (pl.col("right") == 1)).then(2).otherwise(0)
-        )
-        states = of_both.with_columns(state=state)
-        code = np.zeros(len(found.by_prompt), dtype=np.int64)
+        code = np.zeros(len(self.found.by_prompt), dtype=np.int64)
         code[states["prompt"].to_numpy()] = states["state"].to_numpy()
-        shares = np.bincount(code, found.by_prompt, len(STATES))
+        shares = np.bincount(code, self.found.by_prompt, len(STATES))
         return {words: float(share) for words, share in zip(STATES, shares, strict=True)}
 
-    def _line(self, cause: str, share: np.ndarray, interval: Interval, rows: pl.DataFrame, words: str) -> Line:
+    def _line(self, name: str, cause: str, rows: pl.DataFrame, words: str = "", share: float | None = None) -> Line:
         names = rows["name"].unique(maintain_order=True)
-        return Line(cause, float(share.sum()), interval, tuple(names.head(MOST_ROWS)), len(names), words)
+        share = float(self.found.lines[name].sum()) if share is None else float(share)
+        return Line(cause, share, self.intervals[name], tuple(names.head(MOST_ROWS)), len(names), words)
 
     def _lacking(self) -> Iterator[str]:
         """Say which columns the rows lack, and what therefore is no line."""
@@ -435,24 +399,6 @@ class _Ledger:
             yield f"the rows lack {', '.join(gone)}; no column says the source of the data"
 
 
-def _added_up(units: ledger.Units) -> ledger.Units:
-    """Add up the units that no split tells apart: the bootstrap goes through them many times."""
-    names = [f"factor/{name}" for name in units.factors]
-    kinds = range(units.value_nK.shape[1])
-    frame = pl.DataFrame(
-        {"window": units.window_n, "prompt": units.prompt_n, "lost": units.lost_n, "weight": units.weight_n}
-        | dict(zip(names, units.factors.values(), strict=True))
-        | {f"sum/{k}": units.weight_n * units.value_nK[:, k] for k in kinds}
-    )
-    found = frame.group_by("window", "prompt", "lost", *names, maintain_order=True).agg(
-        pl.col("weight", "^sum/.*$").sum()
-    )
-    weight = found["weight"].to_numpy()
-    return ledger.Units(
-        found["window"].to_numpy(),
-        found["prompt"].to_numpy(),
-        weight,
-        np.stack([found[f"sum/{k}"].to_numpy() / weight for k in kinds], axis=1),
-        found["lost"].to_numpy(),
-        {name: found[column].to_numpy() for name, column in zip(units.factors, names, strict=True)},
-    )
+def _function(name: str) -> str:
+    """Return what a component is called: ``format`` of ``value/rewards/format``."""
+    return name.removeprefix("value/").removeprefix("rewards/")

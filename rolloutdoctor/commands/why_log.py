@@ -40,8 +40,13 @@ def logged(ready: PreparedRun, name: str) -> pl.DataFrame:
 def log_ledger(ready: PreparedRun, metric: str, at: int, windows: Windows) -> Ledger:
     """Split a change by what the trainer adds up, each identity checked on the logged values."""
     series = log_series(ready, metric)
-    before, after = (_mean(series, window) for window in windows)
-    lines = tuple(_lines(ready, metric, series, windows))
+    before, after = (_mean(series, "value", window) for window in windows)
+    terms = _loss_terms(ready, windows) if metric == "loss" else _sum_terms(ready, metric, series, windows)
+    lines = tuple(
+        Line(name, _mean(terms, name, windows[1]) - _mean(terms, name, windows[0]))
+        for name in terms.columns
+        if name != "step"
+    )
     return Ledger(
         at=at,
         steps_before=(windows[0][0], windows[0][-1]),
@@ -56,61 +61,49 @@ def log_ledger(ready: PreparedRun, metric: str, at: int, windows: Windows) -> Le
     )
 
 
-def _mean(series: pl.DataFrame, window: list[int]) -> float:
-    values = series.filter(pl.col("step").is_in(window))["value"]
-    return float(np.mean(values.to_numpy())) if len(values) else float("nan")
+def _mean(values: pl.DataFrame, name: str, window: list[int]) -> float:
+    found = values.filter(pl.col("step").is_in(window))[name]
+    return float(np.mean(found.to_numpy())) if len(found) else float("nan")
 
 
-def _lines(ready: PreparedRun, metric: str, series: pl.DataFrame, windows: Windows) -> Iterator[Line]:
-    """Yield the terms of the metric that are logged."""
-    terms = _loss_terms(ready, windows) if metric == "loss" else _sum_terms(ready, metric, series, windows)
-    for name, values in terms.items():
-        yield Line(name, _mean(values, windows[1]) - _mean(values, windows[0]))
-
-
-def _loss_terms(ready: PreparedRun, windows: Windows) -> dict[str, pl.DataFrame]:
+def _loss_terms(ready: PreparedRun, windows: Windows) -> pl.DataFrame:
+    """Return the terms of the loss at each step of both windows; no column where a step does not log them."""
     trainer, configured = ready.context.writer, ready.configured
-    if trainer is None:
-        return {}
     config = None if configured is None else configured.config
     lines = []
     for step in (*windows[0], *windows[1]):
-        parts = trainer.log.loss_parts(ready.run.metrics.at(StepKey(step, TRAIN)), config)
+        logged_at = ready.run.metrics.at(StepKey(step, TRAIN))
+        parts = None if trainer is None else trainer.log.loss_parts(logged_at, config)
         if parts is None:
-            return {}
+            return pl.DataFrame()
         lines.append((step, parts.policy, parts.kl))
-    frame = pl.DataFrame(lines, {"step": pl.Int64, "policy loss": pl.Float64, "KL loss": pl.Float64}, orient="row")
-    return {name: frame.select("step", value=name) for name in ("policy loss", "KL loss")}
+    return pl.DataFrame(lines, {"step": pl.Int64, "policy loss": pl.Float64, "KL loss": pl.Float64}, orient="row")
 
 
-def _sum_terms(ready: PreparedRun, metric: str, series: pl.DataFrame, windows: Windows) -> dict[str, pl.DataFrame]:
+def _sum_terms(ready: PreparedRun, metric: str, series: pl.DataFrame, windows: Windows) -> pl.DataFrame:
     """Return the terms that add up to the metric at every step of both windows, within what a log keeps of a number."""
-    names = sorted(ready.run.metrics.names())
+    own = []
     if metric == "reward":
+        names = sorted(ready.run.metrics.names())
         own = [name for name in names if name.startswith("rewards/") and name.endswith("/mean")]
     elif metric == "clip_fraction":
         known = ready.context.quantities
         own = [known[name][0] for name in ("clip_fraction_low", "clip_fraction_high") if name in known]
-    else:
-        own = []
-    steps = [step for step in (*windows[0], *windows[1]) if step in set(series["step"])]
-    of_each = {name: dict(logged(ready, name).iter_rows()) for name in own}
-    if len(own) < 2 or len(steps) < len(own) + 2 or any(step not in of_each[name] for name in own for step in steps):
-        return {}
-    values = np.array([[of_each[name][step] for name in own] for step in steps])
-    total = np.array([value for step, value in series.iter_rows() if step in set(steps)])
-    weights = np.ones(len(own))
+    found = series.filter(pl.col("step").is_in([*windows[0], *windows[1]]))
+    for name in own:
+        found = found.join(logged(ready, name).rename({"value": name}), on="step", how="left", maintain_order="left")
+    values, total = found.select(own).to_numpy(), found["value"].to_numpy()
+    if len(own) < 2 or len(found) < len(own) + 2 or np.isnan(values).any():
+        return pl.DataFrame()
+    weights: np.ndarray | None = np.ones(len(own))
     if np.abs(values.sum(axis=1) - total).max() > 1e-3 * np.abs(total).max():
-        found = reward_weights(values, total)
-        if found is None:
-            return {}
-        weights = found
-    return {
-        f"reward function {name.removeprefix('rewards/').removesuffix('/mean')}" if metric == "reward" else name: (
-            pl.DataFrame({"step": steps, "value": values[:, k] * weights[k]})
-        )
-        for k, name in enumerate(own)
-    }
+        weights = reward_weights(values, total)
+    if weights is None:
+        return pl.DataFrame()
+    short = [name.removeprefix("rewards/").removesuffix("/mean") for name in own]
+    titles = [f"reward function {name}" for name in short] if metric == "reward" else own
+    terms = {title: values[:, k] * weights[k] for k, title in enumerate(titles)}
+    return pl.DataFrame({"step": found["step"]} | terms)
 
 
 def _coincidences(ready: PreparedRun, metric: str, windows: Windows) -> Iterator[str]:

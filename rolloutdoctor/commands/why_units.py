@@ -1,6 +1,6 @@
 """Units of a metric: responses, or tokens of a response in bins, with their value and their weight in a step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import cast
@@ -22,7 +22,7 @@ from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.results.findings import InputSummary
 from rolloutdoctor.rules.step import StepView
 
-ROW = ("step", "row")
+ROW, BINS = ("step", "row"), ("position", "probability")
 
 OF_ROWS = ("reward", "response_length")
 """Metrics whose units are responses; of the others they are tokens in bins."""
@@ -36,29 +36,50 @@ POSITIONS = (0, 16, 64, 256, 1024, 4096, 16384)
 PROBABILITIES = (0.0, 0.1, 0.5, 0.9, 0.99)
 """First value of each bin."""
 
-LAGS = ("lag 0", "lag 1", "lag 2 to 3", "lag 4 or more")
-SIGNS = ("negative advantage", "advantage 0", "positive advantage")
-PASS_RATES = ("all at the lowest reward", "mean below the middle", "mean above the middle", "all at the highest")
-STATES = ("mixed before and after", "all wrong in one window", "all right in one window")
+CLASSES = {
+    "probability": (*(f"{a:g} to {b:g}" for a, b in pairwise(PROBABILITIES)), f"{PROBABILITIES[-1]:g} or more"),
+    "position": (*(f"{a} to {b - 1}" for a, b in pairwise(POSITIONS)), f"{POSITIONS[-1]} or more"),
+    "sign": ("negative advantage", "advantage 0", "positive advantage"),
+    "pass_rate": ("all at the lowest reward", "mean below the middle", "mean above the middle", "all at the highest"),
+    "truncated": ("ended by themselves", "truncated"),
+    "lag": ("lag 0", "lag 1", "lag 2 to 3", "lag 4 or more"),
+}
+"""Names of the classes of a unit, by column."""
 
 _LONGEST = 1e-3
 """A run of groups at the lowest reward is an outage where chance would make one of its length less often."""
 
 
-class TokenCells(StepConsumer):
-    """Adds up the tokens of each response by bins of position and probability."""
+class UnitTables(StepConsumer):
+    """Measures training rows into the table `rows`, and adds up their tokens by bins where a metric is of them.
 
-    per_token = frozenset({AS_CONFIGURED})
+    Attributes:
+        input: how much was read.
+    """
+
     split = TRAIN
 
-    def __init__(self, objective: Objective, columns: frozenset[str]) -> None:
-        self.columns = (evaluation_columns(objective) | {"entropy", "response_mask"}) & columns
-        self.objectives = {AS_CONFIGURED: objective}
-        self._frames: list[pl.DataFrame] = []
+    def __init__(self, metric: str, objective: Objective | None, columns: frozenset[str]) -> None:
+        # A reward needs no evaluation.
+        objective = None if metric == "reward" else objective
+        self.columns = frozenset(one.name for one in COLUMNS if not one.kind.per_token) | {"response_mask"}
+        self.columns |= evaluation_columns(objective) if objective else frozenset()
+        if metric in OF_TOKENS:
+            self.columns |= {"entropy"}
+            self.per_token = frozenset({AS_CONFIGURED})
+        self.columns &= columns
+        self.objectives = {} if objective is None else {AS_CONFIGURED: objective}
+        self.input = InputSummary()
+        self._rows: list[pl.DataFrame] = []
+        self._cells: list[pl.DataFrame] = []
 
     def add(self, step: EvaluatedStep) -> None:
-        """Add up one step; one that cannot be evaluated has no cells."""
-        found, batch = step.evaluations.get(AS_CONFIGURED), step.batch
+        """Measure one step; one that cannot be evaluated has no cells."""
+        batch, found = step.batch, step.evaluations.get(AS_CONFIGURED)
+        groups = 0 if batch.groups is None else len(batch.groups)
+        self.input += InputSummary(len(batch), 1, groups, batch.tokens)
+        view = StepView(batch, step.logged, evaluations=step.evaluations)
+        self._rows.append(rows_of(view, [*ROW_COLUMNS, *(f"rewards/{name}" for name in batch.rewards)], {}))
         if found is None or found.per_token is None:
             return
         kept, rule = found.per_token, found.objective.surrogate
@@ -83,42 +104,17 @@ class TokenCells(StepConsumer):
             values["entropy"] = batch.column("entropy").double()
         trained_T = batch.column("response_mask")
         frame = pl.DataFrame({name: x_T[trained_T].cpu().numpy() for name, x_T in values.items()})
-        sums = pl.exclude("row", "position", "probability").sum()
-        cells = frame.group_by("row", "position", "probability", maintain_order=True).agg(sums, tokens=pl.len())
-        self._frames.append(cells.with_columns(step=pl.lit(batch.step, pl.Int64), row="row"))
+        cells = frame.group_by("row", *BINS, maintain_order=True).agg(pl.exclude("row", *BINS).sum(), tokens=pl.len())
+        self._cells.append(cells.with_columns(step=pl.lit(batch.step, pl.Int64), row="row"))
 
-    def frame(self) -> pl.DataFrame:
-        """Return the cells, ``step, row, position, probability``, sorted, with their `tokens` and sums."""
-        empty = pl.DataFrame(schema=dict.fromkeys((*ROW, "position", "probability", "tokens"), pl.Int64))
-        found = pl.concat([empty, *self._frames], how="diagonal_relaxed")
-        return found.sort(*ROW, "position", "probability")
+    def rows(self) -> pl.DataFrame:
+        """Return the rows, `described`."""
+        return described(concatenated(self._rows, EMPTY_ROWS, by=ROW))
 
-
-class RowTable(StepConsumer):
-    """Measures the training rows into the table `rows`; see `engine.table_builder.FullTableBuilder`."""
-
-    split = TRAIN
-
-    def __init__(self, objective: Objective | None, columns: frozenset[str]) -> None:
-        self.columns = frozenset(one.name for one in COLUMNS if not one.kind.per_token) | {"response_mask"}
-        self.columns = (self.columns | (evaluation_columns(objective) if objective else frozenset())) & columns
-        self.objectives = {} if objective is None else {AS_CONFIGURED: objective}
-        self.input = InputSummary()
-        self._frames: list[pl.DataFrame] = []
-
-    def add(self, step: EvaluatedStep) -> None:
-        """Measure one step."""
-        batch, seen = step.batch, self.input
-        groups = 0 if batch.groups is None else len(batch.groups)
-        self.input = InputSummary(
-            seen.rows + len(batch), seen.steps + 1, seen.groups + groups, seen.tokens + batch.tokens
-        )
-        view = StepView(batch, step.logged, evaluations=step.evaluations)
-        self._frames.append(rows_of(view, [*ROW_COLUMNS, *(f"rewards/{name}" for name in batch.rewards)], {}))
-
-    def frame(self) -> pl.DataFrame:
-        """Return the rows, sorted."""
-        return concatenated(self._frames, EMPTY_ROWS, by=ROW)
+    def cells(self) -> pl.DataFrame:
+        """Return the sums over the tokens of each row and bin, ``step, row, position, probability``, and `tokens`."""
+        empty = pl.DataFrame(schema=dict.fromkeys((*ROW, *BINS, "tokens"), pl.Int64))
+        return concatenated(self._cells, empty, by=(*ROW, *BINS))
 
 
 def described(rows: pl.DataFrame) -> pl.DataFrame:
@@ -127,23 +123,20 @@ def described(rows: pl.DataFrame) -> pl.DataFrame:
     `key` names the prompt, the group where that is not known; `truncated`, `lag`, `sign` and `pass_rate` are classes,
     null where the rows do not say.
     """
-    step = "step"
-    group = pl.concat_str(pl.lit("g"), step, pl.lit("/"), pl.coalesce("group", -1 - pl.col("row")))
-    newest, reward = pl.col("policy_version_max").max().over(step), pl.col("reward").fill_nan(None)
-    lag = newest - pl.col("policy_version_min")
-    status = pl.col("status").str.to_lowercase()
-    low, high = reward.min(), reward.max()
-    of_group = [step, "group"]
+    group = pl.format("g{}/{}", "step", pl.coalesce("group", -1 - pl.col("row")))
+    lag = pl.col("policy_version_max").max().over("step") - pl.col("policy_version_min")
+    status, reward = pl.col("status").str.to_lowercase(), pl.col("reward").fill_nan(None)
+    low, high, of_group = reward.min(), reward.max(), ["step", "group"]
     mean = (reward.mean().over(of_group) - low) / (high - low)
-    ends = [(reward.min().over(of_group) == high), (reward.max().over(of_group) == low)]
-    passed = pl.when(ends[1]).then(0).when(ends[0]).then(3).when(mean < 0.5).then(1).otherwise(2)
+    all_low, all_high = reward.max().over(of_group) == low, reward.min().over(of_group) == high
+    passed = pl.when(all_low).then(0).when(all_high).then(3).when(mean < 0.5).then(1).otherwise(2)
     return rows.with_columns(
-        key=pl.when(pl.col("prompt") != 0).then(pl.concat_str(pl.lit("p"), "prompt")).otherwise(group),
+        key=pl.when(pl.col("prompt") != 0).then(pl.format("p{}", "prompt")).otherwise(group),
         truncated=pl.when(status.is_not_null()).then(status.is_in(TRUNCATED).cast(pl.Int64)),
         lag=pl.when(lag >= 0).then(pl.sum_horizontal((lag > most).cast(pl.Int64) for most in (0, 1, 3))),
         sign=pl.coalesce("advantage", "logged_advantage").fill_nan(None).sign().cast(pl.Int64) + 1,
         pass_rate=pl.when(pl.col("group").is_not_null(), (high > low), reward.is_not_null()).then(passed),
-        name=pl.concat_str(step, pl.lit("/"), pl.col("group_id").fill_null(""), pl.lit("/"), "sample_id"),
+        name=pl.format("{}/{}/{}", "step", pl.col("group_id").fill_null(""), "sample_id"),
     )
 
 
@@ -152,29 +145,25 @@ def valued(metric: str, rows: pl.DataFrame, cells: pl.DataFrame) -> pl.DataFrame
 
     Args:
         metric: of `OF_ROWS` or `OF_TOKENS`.
-        rows: as `described`.
-        cells: of `TokenCells`; without lines for `OF_ROWS`.
+        rows: of `UnitTables`.
+        cells: likewise; without lines for `OF_ROWS`.
 
     Returns:
         Rows or cells with `weight`, and the value in columns ``value/NAME`` that add up to it; of the gradient norm it
         is the square.
     """
-    by_step, functions = "step", [name for name in rows.columns if name.startswith("rewards/")]
     if metric in OF_ROWS:
-        value = pl.col("reward") if metric == "reward" else pl.col("tokens").cast(pl.Float64)
-        found = rows.filter(value.is_finite().fill_null(value=False))
+        value = pl.col("reward" if metric == "reward" else "tokens").cast(pl.Float64)
+        functions = [name for name in rows.columns if name.startswith("rewards/") and metric == "reward"]
         parts = {f"value/{name}": pl.col(name).fill_nan(None).fill_null(0.0) for name in functions}
-        return found.with_columns(
-            weight=1 / pl.len().over(by_step), **{"value/": value}, **(parts if metric == "reward" else {})
-        )
+        found = rows.filter(value.is_finite().fill_null(value=False))
+        return found.with_columns(weight=1 / pl.len().over("step"), **{"value/": value}, **parts)
     if metric not in cells.columns:
         return pl.DataFrame()
     # What is not finite is left out before a weight is made.
     cells = cells.filter(pl.col(metric).is_finite())
-    step_tokens = pl.col("cell_tokens").sum().over(by_step)
-    scaled = pl.col(metric) * (step_tokens if metric in SUMS else 1) / pl.col("cell_tokens")
+    step_tokens, each = pl.col("cell_tokens").sum().over("step"), {"": pl.col(metric)}
     joined = cells.rename({"tokens": "cell_tokens"}).join(rows, on=ROW, how="inner", maintain_order="left", suffix="_N")
-    values = {"value/": scaled}
     if metric == "loss":
         # The terms of a row as shares of its tokens; what the tokens do not carry is spread over all of them.
         of_row = pl.col("cell_tokens") / pl.col("cell_tokens").sum().over(ROW)
@@ -183,8 +172,9 @@ def valued(metric: str, rows: pl.DataFrame, cells: pl.DataFrame) -> pl.DataFrame
         bonus = pl.col("loss_N") - pl.col("policy_loss") - pl.col("kl_loss")
         entropy = (bonus * of_row).fill_nan(0).fill_null(0)
         each = {"policy loss": pl.col("loss") - kl, "KL loss": kl, "entropy bonus": entropy}
-        values = {f"value/{name}": x * step_tokens / pl.col("cell_tokens") for name, x in each.items()}
-        values["value/"] = pl.sum_horizontal(*values.values())
+    scale = step_tokens if metric in SUMS else 1
+    values = {f"value/{name}": x * scale / pl.col("cell_tokens") for name, x in each.items()}
+    values = {"value/": pl.sum_horizontal(*values.values())} | values
     return joined.with_columns(weight=pl.col("cell_tokens") / step_tokens, **values)
 
 
@@ -219,7 +209,7 @@ class Outage:
     rows: pl.DataFrame
 
 
-def outages(rows: pl.DataFrame, windows: Sequence[tuple[int, int]]) -> list[Outage]:
+def outages(rows: pl.DataFrame, at: int) -> list[Outage]:
     """Find verifier outages: runs of adjacent groups, of a rank or of all, too long for chance.
 
     Chance is that of independent groups, with the share of groups at the lowest value elsewhere. A run that leaves no
@@ -227,73 +217,41 @@ def outages(rows: pl.DataFrame, windows: Sequence[tuple[int, int]]) -> list[Outa
 
     Args:
         rows: as `described`, of both windows, in the order in which they were generated.
-        windows: first and last step of each.
+        at: first step of the window after.
     """
     functions = [name for name in rows.columns if name.startswith("rewards/") and rows[name].is_not_null().any()]
     found: list[Outage] = []
     for name in functions if len(functions) > 1 else ["reward"]:
-        lowest = rows[name].fill_nan(None).min()
-        if lowest is None or rows.filter(pl.col("group").is_not_null()).is_empty():
-            continue
-        for stream in ["rank"] if rows["rank"].n_unique() > 1 else [None]:
-            found += _runs(rows, name, stream, windows)
-        if not any(one.words.startswith(_called(name)) for one in found):
-            found += _runs(rows, name, None, windows)
+        of_ranks = list(_runs(rows, name, ["rank"], at)) if rows["rank"].n_unique() > 1 else []
+        found += of_ranks or _runs(rows, name, [], at)
     return found
 
 
-def _called(name: str) -> str:
-    return "reward" if name == "reward" else name.removeprefix("rewards/")
-
-
-def _runs(rows: pl.DataFrame, name: str, stream: str | None, windows: Sequence[tuple[int, int]]) -> list[Outage]:
-    value, by = pl.col(name).fill_nan(None), [] if stream is None else [stream]
+def _runs(rows: pl.DataFrame, name: str, stream: list[str], at: int) -> Iterator[Outage]:
+    value, key = pl.col(name).fill_nan(None), [*stream, "step", "group"]
     lowest = cast(float, rows[name].fill_nan(None).min())
+    if rows["group"].is_null().all():
+        return
     groups = (
         rows.filter(value.is_not_null())
-        .group_by(*by, "step", "group", maintain_order=True)
-        .agg(low=(value == lowest).all(), size=pl.len())
-        .sort(*by, "step", maintain_order=True)
-        .with_columns(run=pl.struct("low", *by).rle_id())
+        .group_by(key, maintain_order=True)
+        .agg(low=(value == lowest).all())
+        .sort(*stream, "step", maintain_order=True)
+        .with_columns(run=pl.struct("low", *stream).rle_id())
     )
-    runs = (
-        groups.filter("low").group_by("run", maintain_order=True).agg(length=pl.len()).sort("length", descending=True)
-    )
-    found: list[Outage] = []
+    runs = groups.filter("low").group_by("run", maintain_order=True)
     left, low = len(groups), int(groups["low"].sum())
-    for run, length in runs.iter_rows():
+    for run, length in runs.agg(length=pl.len()).sort("length", descending=True).iter_rows():
         elsewhere = (low - length + 1) / (left - length + 2)
-        if length < 2 or len(groups) * elsewhere**length > _LONGEST:
-            break
-        own = groups.filter(pl.col("run") == run)
-        first, last = int(own["step"].min()), int(own["step"].max())  # type: ignore[arg-type]  # steps are integers
-        key = [*by, "step", "group"]
-        lost = rows.join(own.select(key), on=key, how="semi", nulls_equal=True)
-        inside = [lost["step"].is_between(*window).sum() for window in windows]
-        of_all = [rows["step"].is_between(*window).sum() for window in windows]
-        if any(one == every for one, every in zip(inside, of_all, strict=True)):
-            break
+        own = groups.filter(run=run)
+        others = rows.join(own, on=key, how="anti", nulls_equal=True)["step"]
+        is_long = length > 1 and len(groups) * elsewhere**length <= _LONGEST
+        if not is_long or (others < at).n_unique() < 2:
+            return
         left, low = left - length, low - length
-        at = f"steps {first} to {last}" if last > first else f"step {first}"
-        of = "" if stream is None else f" of {stream} {own[stream][0]}"
-        found.append(
-            Outage(f"{_called(name)} at {float(lowest):g} in {len(lost):,} adjacent rows{of}, {at}", lost.select(ROW))
-        )
-    return found
-
-
-def attributes(units: pl.DataFrame) -> Mapping[str, tuple[np.ndarray, tuple[str, ...]]]:
-    """Return the classes by which the rest is broken down: codes of the units and names of the classes."""
-    probability = (*(f"{low:g} to {high:g}" for low, high in pairwise(PROBABILITIES)), "")
-    position = (*(f"{low} to {high - 1}" for low, high in pairwise(POSITIONS)), "")
-    known = {
-        "probability": (*probability[:-1], f"{PROBABILITIES[-1]:g} or more"),
-        "position": (*position[:-1], f"{POSITIONS[-1]} or more"),
-        "sign": SIGNS,
-        "pass_rate": PASS_RATES,
-    }
-    return {
-        name: (units[name].to_numpy().astype(np.int64), words)
-        for name, words in known.items()
-        if name in units.columns and units[name].null_count() == 0
-    }
+        first, last = own["step"][0], own["step"][-1]
+        span = f"steps {first} to {last}" if last != first else f"step {first}"
+        of = "".join(f" of {one} {own[one][0]}" for one in stream)
+        lost = rows.join(own, on=key, how="semi", nulls_equal=True).select(ROW)
+        called = name.removeprefix("rewards/")
+        yield Outage(f"{called} at {lowest:g} in {len(lost):,} adjacent rows{of}, {span}", lost)

@@ -22,9 +22,9 @@ SEED, REPLICATES, LEAST_REPLICATES, WORK = 0, 200, 40, 4_000_000
 """Of the bootstrap: replicates fall with the number of units, so that they go through so many in all."""
 
 
-def _sums(place_n: Ints, x_n: Floats, count: int) -> Floats:
-    """Add up values by place, ``[count]``."""
-    return np.bincount(place_n, x_n, count).astype(np.float64, copy=False)
+def _sums(place_n: Ints, x_nK: Floats, count: int) -> Floats:
+    """Add up values by place, ``[count, K]``."""
+    return np.stack([np.bincount(place_n, x_n, count) for x_n in x_nK.T], axis=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +59,6 @@ class Split:
 
     Attributes:
         lines: name to what it accounts for, ``[K]`` in components.
-        before: mean of the window before, ``[K]``.
-        after: that after.
         comparable: prompts of both windows were compared with themselves.
         by_prompt: what each prompt adds to the rest, ``[P]``.
         unidentified: factors that change with the prompts or the window alone, so that nothing tells their effect.
@@ -70,8 +68,6 @@ class Split:
     """
 
     lines: Mapping[str, Floats]
-    before: Floats
-    after: Floats
     comparable: bool
     by_prompt: Floats
     unidentified: tuple[str, ...]
@@ -105,15 +101,13 @@ def split(units: Units, times_P: Floats | None = None) -> Split:
     kept_n = np.where(units.lost_n, 0.0, w_n)
 
     def by_cell(x_n: Floats) -> Floats:
-        return _sums(cell_n, x_n, 2 * count).reshape(count, 2)
+        return _sums(cell_n, x_n[:, None], 2 * count).reshape(count, 2)
 
     all_PW, kept_PW = by_cell(w_n), by_cell(kept_n)
-    sums = [by_cell(kept_n * units.value_nK[:, k]) for k in range(kinds)]
-    mean_PWK = np.stack(sums, axis=2) / np.where(kept_PW > 0, kept_PW, 1)[:, :, None]
-    means_WK = np.stack([np.bincount(units.window_n, w_n * units.value_nK[:, k], 2) for k in range(kinds)], axis=1)
-    lines: dict[str, Floats] = {}
-    level_WK = means_WK
-    lines[LOST] = np.zeros(kinds)
+    sums = _sums(cell_n, kept_n[:, None] * units.value_nK, 2 * count).reshape(count, 2, kinds)
+    mean_PWK = sums / np.where(kept_PW > 0, kept_PW, 1)[:, :, None]
+    means_WK = level_WK = _sums(units.window_n, w_n[:, None] * units.value_nK, 2)
+    lines: dict[str, Floats] = {name: np.zeros(kinds) for name in (LOST, NEW, GONE, DRAWN)}
     if units.lost_n.any():
         mean_PWK = _with_missing(mean_PWK, all_PW, kept_PW)
         level_WK = np.einsum("pw,pwk->wk", all_PW, mean_PWK)
@@ -121,7 +115,6 @@ def split(units: Units, times_P: Floats | None = None) -> Split:
     common_P = np.all(all_PW > 0, axis=1)
     shares_W = all_PW[common_P].sum(axis=0)
     comparable = bool((shares_W >= FEWEST_COMMON).all())
-    lines |= {name: np.zeros(kinds) for name in (NEW, GONE, DRAWN)}
     v_PW = all_PW
     if comparable:
         own_PW = np.where(common_P[:, None], all_PW, 0.0) / shares_W
@@ -146,9 +139,7 @@ def split(units: Units, times_P: Floats | None = None) -> Split:
     by_prompt = by_cell(u_n * left_nK.sum(axis=1)) @ np.array([-1.0, 1.0])
     # Prompts of which nothing is left in a window have no units here.
     spread_P = np.where(has_P, 0.0, (v_PW[:, :, None] * mean_PWK).sum(axis=2) @ np.array([-1.0, 1.0]))
-    return Split(
-        lines, means_WK[0], means_WK[1], comparable, by_prompt + spread_P, tuple(unidentified), u_n, left_nK, classes
-    )
+    return Split(lines, comparable, by_prompt + spread_P, tuple(unidentified), u_n, left_nK, classes)
 
 
 def _with_missing(mean_PWK: Floats, all_PW: Floats, kept_PW: Floats) -> Floats:
@@ -178,18 +169,18 @@ def _contrasts(
     """
     kinds = int(code_n.max()) + 1 if len(code_n) else 1
     size_B = np.maximum(np.bincount(cell_n, u_n, cells), 1e-300)
-    share_CW = _sums(code_n * 2 + window_n, u_n, 2 * kinds).reshape(kinds, 2)
+    share_CW = _sums(code_n * 2 + window_n, u_n[:, None], 2 * kinds).reshape(kinds, 2)
     change_C = share_CW[:, 1] - share_CW[:, 0]
     # Classes of a cell: sums over units, then the normal equations without a matrix of dummies.
     in_cell_BC = np.bincount(cell_n * kinds + code_n, u_n, cells * kinds).reshape(cells, kinds)
     gram = np.diag(in_cell_BC.sum(axis=0)) - (in_cell_BC / size_B[:, None]).T @ in_cell_BC
     right = np.empty((kinds, x_nK.shape[1]))
-    for k in range(x_nK.shape[1]):
-        of_class = np.bincount(code_n, u_n * x_nK[:, k], kinds)
-        right[:, k] = of_class - in_cell_BC.T @ (np.bincount(cell_n, u_n * x_nK[:, k], cells) / size_B)
-    contrast_CK = np.linalg.pinv(gram, rcond=1e-9, hermitian=True) @ right
+    for k, x_n in enumerate((u_n[:, None] * x_nK).T):
+        right[:, k] = np.bincount(code_n, x_n, kinds) - in_cell_BC.T @ (np.bincount(cell_n, x_n, cells) / size_B)
+    inverse = np.linalg.pinv(gram, rcond=1e-9, hermitian=True)
+    contrast_CK = inverse @ right
     # A change between classes that no cell holds together tells nothing: it has to lie in what the contrasts span.
-    spanned = gram @ (np.linalg.pinv(gram, rcond=1e-9, hermitian=True) @ change_C)
+    spanned = gram @ (inverse @ change_C)
     return change_C, contrast_CK, bool(np.abs(change_C - spanned).max(initial=0.0) < 0.02)
 
 
@@ -213,9 +204,7 @@ def breakdown(code_n: Ints, found: Split, window_n: Ints) -> tuple[float, Floats
 def intervals(units: Units) -> dict[str, tuple[float, float]]:
     """Return the 95 % interval of each line, of the components of the rest (``rest/0``) and of the change.
 
-    It is a bootstrap over prompts.
-
-    The seed is fixed, so that the same units give the same intervals.
+    It is a bootstrap over prompts of a fixed seed, so that the same units give the same intervals.
     """
     draw, count = np.random.default_rng(SEED), units.prompts
     replicates = max(LEAST_REPLICATES, min(REPLICATES, WORK // max(1, len(units.weight_n))))

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.results.display import Displayed
 from rolloutdoctor.results.figures import AdvantagesData
-from rolloutdoctor.results.findings import InputSummary, Measure, Setting
+from rolloutdoctor.results.findings import Measure, RunResult
 
 if TYPE_CHECKING:
     import polars as pl
@@ -61,30 +60,16 @@ class RecomputedStep:
 
 
 @dataclass(frozen=True)
-class Recomputed(Displayed):
+class Recomputed(RunResult):
     """Everything that `recompute` has to say besides the file that it writes.
 
     Attributes:
-        version: version of this package.
-        device: where the evaluation ran.
-        dtype: of the token values.
-        input: how much was read.
-        trainer: name of the trainer.
-        trainer_version: its version.
-        config: option name to value and origin.
         fixes: the fixes of the columns that end in ``_fixed``.
         columns: the columns that were added.
         steps: in step order.
         notes: what the numbers rest on, one sentence each.
     """
 
-    version: str
-    device: str
-    dtype: str
-    input: InputSummary
-    trainer: str | None
-    trainer_version: str | None
-    config: Mapping[str, Setting]
     fixes: tuple[str, ...]
     columns: tuple[str, ...]
     steps: tuple[RecomputedStep, ...]
@@ -228,16 +213,10 @@ class UntriedFix:
 
 
 @dataclass(frozen=True)
-class Comparison(Displayed):
+class Comparison(RunResult):
     """A run computed twice or more, side by side.
 
     Attributes:
-        version: version of this package.
-        device: where the evaluation ran.
-        dtype: of the token values.
-        input: how much was read.
-        trainer: name of the trainer.
-        trainer_version: its version.
         config: option name to value and origin, of the side before.
         by: what `Effect.parts` is broken down by, or None.
         effects: all changes together first, then each alone where there are several; of every fix the largest first.
@@ -246,13 +225,6 @@ class Comparison(Displayed):
         untried: the fixes that cannot be compared, if every fix was asked for, else None.
     """
 
-    version: str
-    device: str
-    dtype: str
-    input: InputSummary
-    trainer: str | None
-    trainer_version: str | None
-    config: Mapping[str, Setting]
     by: str | None
     effects: tuple[Effect, ...]
     notes: tuple[str, ...] = ()

@@ -237,8 +237,8 @@ class InputSummary:
 
 
 @dataclass(frozen=True)
-class Report(Displayed):
-    """Everything that a check found out.
+class RunResult(Displayed):
+    """Result of reading a run: what the head of every page shows.
 
     Attributes:
         version: version of this package.
@@ -247,8 +247,24 @@ class Report(Displayed):
         input: how much was read.
         trainer: name of the trainer, or None if nothing says.
         trainer_version: its version, or None.
-        likely_trainers: where nothing says who made the run: those whose metric names the log has.
         config: option name to value and origin.
+    """
+
+    version: str
+    device: str
+    dtype: str
+    input: InputSummary
+    trainer: str | None
+    trainer_version: str | None
+    config: Mapping[str, Setting]
+
+
+@dataclass(frozen=True)
+class Report(RunResult):
+    """Everything that a check found out.
+
+    Attributes:
+        likely_trainers: where nothing says who made the run: those whose metric names the log has.
         findings: worst first, each with what follows from it directly after it.
         clean: ``(code, name)`` of the rules that found nothing where they could have.
         skipped: the rules that could not be tested, each with what would make it so.
@@ -259,10 +275,6 @@ class Report(Displayed):
         vitals: what the trainer logged of the quantities that most logs have, over the run.
     """
 
-    version: str
-    device: str
-    dtype: str
-    input: InputSummary
     trainer: str | None = None
     trainer_version: str | None = None
     config: Mapping[str, Setting] = field(default_factory=dict)

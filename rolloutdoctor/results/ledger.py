@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.results.display import Displayed
-from rolloutdoctor.results.findings import InputSummary, Setting
+from rolloutdoctor.results.findings import RunResult
 
 if TYPE_CHECKING:
     import polars as pl
@@ -87,17 +86,10 @@ class Ledger:
 
 
 @dataclass(frozen=True)
-class Why(Displayed):
+class Why(RunResult):
     """Answer to why a metric changed.
 
     Attributes:
-        version: version of this package.
-        device: where the evaluation ran.
-        dtype: of the token values.
-        input: how much was read.
-        trainer: name of the trainer.
-        trainer_version: its version.
-        config: option name to value and origin.
         metric: canonical quantity.
         title: as sentences call it.
         unit: of its values.
@@ -105,13 +97,6 @@ class Why(Displayed):
         notes: what the answer rests on.
     """
 
-    version: str
-    device: str
-    dtype: str
-    input: InputSummary
-    trainer: str | None
-    trainer_version: str | None
-    config: Mapping[str, Setting]
     metric: str
     title: str
     unit: str

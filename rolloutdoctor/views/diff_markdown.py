@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from rolloutdoctor.results.comparison import Comparison
 from rolloutdoctor.views import diff_words as words
 from rolloutdoctor.views.layout import many
-from rolloutdoctor.views.markup import inert
-from rolloutdoctor.views.style import Style, plain
+from rolloutdoctor.views.markup import safe, table
+from rolloutdoctor.views.style import Style
 
 MOST_PARTS = 40
 
@@ -19,17 +19,17 @@ def as_markdown(result: Comparison, style: Style) -> str:
 
 def _lines(result: Comparison) -> Iterator[str]:
     size, is_every = result.input, result.untried is not None
-    against = "every fix" if is_every else _safe(result.effects[0].label)
+    against = "every fix" if is_every else safe(result.effects[0].label)
     yield f"## As configured against {against}"
     yield ""
     yield (
-        f"rolloutdoctor {result.version}, {_safe(result.trainer)} {_safe(result.trainer_version)}, "
+        f"rolloutdoctor {result.version}, {safe(result.trainer)} {safe(result.trainer_version)}, "
         f"{many(size.rows, 'row')} in {many(size.groups, 'group')}, {many(size.steps, 'step')}, {result.dtype}"
     )
     yield ""
     yield from _every(result) if is_every else _sides(result)
     yield ""
-    yield from (f"Note: {_safe(note)}\n" for note in result.notes)
+    yield from (f"Note: {safe(note)}\n" for note in result.notes)
     yield words.SPACES
 
 
@@ -40,7 +40,7 @@ def _every(result: Comparison) -> Iterator[str]:
         yield from _table(words.EVERY_HEAD, lines, 1)
         yield ""
     for word, sentence in words.every_remark(result):
-        yield f"- **{word}**: {_safe(sentence)}"
+        yield f"- **{word}**: {safe(sentence)}"
 
 
 def _sides(result: Comparison) -> Iterator[str]:
@@ -52,7 +52,7 @@ def _sides(result: Comparison) -> Iterator[str]:
         *(("others", remark) for remark in main.remarks),
     ):
         if sentence:
-            yield f"- **{name}**: {_safe(sentence)}"
+            yield f"- **{name}**: {safe(sentence)}"
     sides, metrics = words.sides(main.total), words.moved_metrics(main.metrics)
     if sides:
         yield from _table(["mean over the steps", "before", "after", "change"], sides, 1)
@@ -70,7 +70,7 @@ def _sides(result: Comparison) -> Iterator[str]:
         yield f"\n### Groups that moved most, by {main.moved_by}"
     for title, head, lines in words.group_lines(main, text=60):
         yield ""
-        yield "<br>".join(_safe(line) for line in title.splitlines())
+        yield "<br>".join(safe(line) for line in title.splitlines())
         yield from _table(head, lines, 1)
 
 
@@ -81,11 +81,4 @@ def _titled(title: str, head: Sequence[str], lines: Sequence[Sequence[str]], lef
 
 def _table(head: Sequence[str], lines: Sequence[Sequence[str]], left: int) -> Iterator[str]:
     yield ""
-    yield f"| {' | '.join(head)} |"
-    yield f"| {' | '.join('---' if column < left else '---:' for column in range(len(head)))} |"
-    yield from (f"| {' | '.join(_safe(cell) for cell in line)} |" for line in lines)
-
-
-def _safe(text: object) -> str:
-    """Text that Markdown takes for text."""
-    return inert(plain(text, 500))
+    yield from table(head, lines, left)

@@ -1,8 +1,7 @@
 """Pieces of text that every view for people shares: the header, the options with their origins, hanging lines."""
 
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -10,28 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rolloutdoctor.results.escapes import visible_lines
-from rolloutdoctor.results.findings import InputSummary, Setting
+from rolloutdoctor.results.findings import RunResult, Setting
 from rolloutdoctor.views.style import Style, plain
-
-
-class Subject(Protocol):
-    """Result of a run: its input, options and version, as the head of every page shows them."""
-
-    @property
-    def version(self) -> str: ...  # noqa: D102
-    @property
-    def device(self) -> str: ...  # noqa: D102
-    @property
-    def dtype(self) -> str: ...  # noqa: D102
-    @property
-    def input(self) -> InputSummary: ...  # noqa: D102
-    @property
-    def trainer(self) -> str | None: ...  # noqa: D102
-    @property
-    def trainer_version(self) -> str | None: ...  # noqa: D102
-    @property
-    def config(self) -> Mapping[str, Setting]: ...  # noqa: D102
-
 
 _MOST_LIKELY = 3
 """Trainers with the names of a log that are named; more say that its names say nothing."""
@@ -67,7 +46,7 @@ def as_text(parts: Iterable[RenderableType], style: Style) -> str:
     return lines if style.unicode else lines.encode("ascii", "replace").decode()
 
 
-def header(subject: Subject) -> Text:
+def header(subject: RunResult) -> Text:
     """Version, trainer, size of the input, device and dtype."""
     size = subject.input
     rows = (
@@ -79,10 +58,10 @@ def header(subject: Subject) -> Text:
     return Text.assemble((f"rolloutdoctor {subject.version}", "bold"), f"   {words}")
 
 
-def made_by(subject: Subject) -> str:
+def made_by(subject: RunResult) -> str:
     """Say who made a run: as it says, or whose names its log has.
 
-    >>> from rolloutdoctor.results.findings import Report
+    >>> from rolloutdoctor.results.findings import InputSummary, Report
     >>> made_by(Report("0.1.0", "cpu", "float32", InputSummary(), likely_trainers=("trl", "ms-swift")))
     'trl or ms-swift by the names in the log'
     """
@@ -101,7 +80,7 @@ def many(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def assumptions(subject: Subject) -> Iterator[tuple[str, str]]:
+def assumptions(subject: RunResult) -> Iterator[tuple[str, str]]:
     """Yield what nobody stated and was assumed, or taken from the log: a title and words for each origin."""
     found: dict[tuple[str, str], list[str]] = {}
     for name, setting in subject.config.items():
@@ -113,7 +92,7 @@ def assumptions(subject: Subject) -> Iterator[tuple[str, str]]:
         yield title, f"{plain(origin)}: {', '.join(values)}"
 
 
-def configuration(subject: Subject) -> Iterator[RenderableType]:
+def configuration(subject: RunResult) -> Iterator[RenderableType]:
     """Every value that was set, by origin, and every value that was only assumed."""
     by_origin: dict[str, list[str]] = {}
     assumed: dict[str, list[str]] = {}

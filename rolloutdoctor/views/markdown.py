@@ -7,7 +7,7 @@ from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.views.audit_words import audit_lines
 from rolloutdoctor.views.concise import counts, severities, standing
 from rolloutdoctor.views.layout import made_by
-from rolloutdoctor.views.markup import inert
+from rolloutdoctor.views.markup import safe
 from rolloutdoctor.views.style import Style, plain, set_to, shown, where
 
 
@@ -19,18 +19,17 @@ def render(report: Report, style: Style) -> str:
 
 def _lines(report: Report) -> Iterator[str]:
     yield f"## rolloutdoctor: {severities(report)}\n"
-    size = report.input
-    who = made_by(report)
-    yield f"{_text(who)}; {size.rows:,} rows, {size.groups:,} groups, {size.steps:,} steps, {size.tokens:,} tokens\n"
+    size, who = report.input, safe(made_by(report), 300)
+    yield f"{who}; {size.rows:,} rows, {size.groups:,} groups, {size.steps:,} steps, {size.tokens:,} tokens\n"
     lines = list(audit_lines(report.audit))
     if lines:
         yield "**Audit**\n"
-        yield from (f"- {_text(line, 400)}" for line in lines)
+        yield from (f"- {safe(line, 400)}" for line in lines)
         yield ""
     if report.findings:
         yield "| severity | rule | verdict | magnitude |\n| --- | --- | --- | --- |"
         for found in report.findings:
-            cells = found.severity.label, f"{found.code} {found.name}", standing(found), _text(found.headline)
+            cells = found.severity.label, f"{found.code} {found.name}", standing(found), safe(found.headline, 300)
             yield f"| {' | '.join(cells)} |"
         yield ""
         for found in report.findings:
@@ -40,15 +39,15 @@ def _lines(report: Report) -> Iterator[str]:
     if report.not_applicable:
         yield "**Not applicable**\n"
         for each in report.not_applicable:
-            yield f"- {each.code} {each.name}: {_text(each.reason)}"
+            yield f"- {each.code} {each.name}: {safe(each.reason, 300)}"
         yield ""
     if report.skipped:
         yield "**Skipped**\n"
         for one in report.skipped:
-            yield f"- {one.code} {one.name}: {_text(one.reason)}; to run it: {_text(one.remedy)}"
+            yield f"- {one.code} {one.name}: {safe(one.reason, 300)}; to run it: {safe(one.remedy, 300)}"
         yield ""
     chosen = [
-        f"- {_code(set_to(name, setting))} ({'assumed: ' * setting.assumed}{_text(setting.origin)})"
+        f"- {_code(set_to(name, setting))} ({'assumed: ' * setting.assumed}{safe(setting.origin, 300)})"
         for name, setting in report.config.items()
         if setting.assumed or not setting.origin.startswith("default")
     ]
@@ -57,15 +56,15 @@ def _lines(report: Report) -> Iterator[str]:
         yield from chosen
         yield "\n</details>\n"
     for note in report.notes:
-        yield f"> {_text(note, 400)}\n"
+        yield f"> {safe(note, 400)}\n"
     yield f"{counts(report)}.\n"
 
 
 def _finding(found: Finding) -> Iterator[str]:
-    yield f"<details><summary>{found.code} {found.name}: {_text(found.headline)}</summary>\n"
-    yield f"{_text(found.message, 600)}\n"
-    yield f"**Evidence:** {_text(found.evidence, 600)}\n"
-    yield f"**Do:** {_text(found.advice, 600)}\n"
+    yield f"<details><summary>{found.code} {found.name}: {safe(found.headline, 300)}</summary>\n"
+    yield f"{safe(found.message, 600)}\n"
+    yield f"**Evidence:** {safe(found.evidence, 600)}\n"
+    yield f"**Do:** {safe(found.advice, 600)}\n"
     if found.examples:
         yield "**Where**\n"
         yield from (f"- {_code(where(place))}" for place in found.examples)
@@ -75,11 +74,6 @@ def _finding(found: Finding) -> Iterator[str]:
     if found.references:
         yield f"\nRead more: {', '.join(found.references)}"
     yield "\n</details>\n"
-
-
-def _text(text: object, limit: int = 300) -> str:
-    """Words whose punctuation means nothing to Markdown or HTML."""
-    return inert(plain(text, limit))
 
 
 def _code(text: object) -> str:

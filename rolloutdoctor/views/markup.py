@@ -1,6 +1,9 @@
 r"""Text that Markdown, and GitHub's reading of it, takes for nothing but text."""
 
 import re
+from collections.abc import Iterator, Sequence
+
+from rolloutdoctor.views.style import plain
 
 _SPECIAL = re.compile(r"[\\`*_{}\[\]<>|&~#]")
 
@@ -20,3 +23,15 @@ def inert(words: str) -> str:
     """
     broken = _LINKED.sub(lambda found: found[0] + _JOINER, words)
     return _SPECIAL.sub(lambda found: "\\" + found[0], broken)
+
+
+def safe(text: object, limit: int = 500) -> str:
+    """Text from a file on one line that Markdown takes for text, cut to `limit` characters."""
+    return inert(plain(text, limit))
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]], left: int) -> Iterator[str]:
+    """Yield the lines of a table whose first `left` columns are words, the others numbers."""
+    yield f"| {' | '.join(head)} |"
+    yield f"| {' | '.join('---' if column < left else '---:' for column in range(len(head)))} |"
+    yield from (f"| {' | '.join(map(safe, line))} |" for line in lines)

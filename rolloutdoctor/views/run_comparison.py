@@ -10,7 +10,7 @@ from rolloutdoctor.results.findings import Measure, Setting
 from rolloutdoctor.results.run_comparison import FindingPair, OptionPair, Quantity, RunComparison, Side
 from rolloutdoctor.views import structured
 from rolloutdoctor.views.layout import as_text, fitting, hanging, many, numbers
-from rolloutdoctor.views.markup import inert
+from rolloutdoctor.views.markup import safe, table
 from rolloutdoctor.views.style import Style, plain, shown, value_of
 
 MOST_METRICS = 8
@@ -247,23 +247,17 @@ def as_markdown(result: RunComparison, style: Style) -> str:
 
 
 def _markdown(result: RunComparison) -> Iterator[str]:
-    yield f"## {_safe(result.a.name)} against {_safe(result.b.name)}"
+    yield f"## {safe(result.a.name)} against {safe(result.b.name)}"
     yield ""
-    yield f"**{_safe(verdict(result))}**"
+    yield f"**{safe(verdict(result))}**"
     yield ""
     for letter, side in (("A", result.a), ("B", result.b)):
-        yield f"- **{letter}**: {_safe(_described(side))}"
+        yield f"- **{letter}**: {safe(_described(side))}"
     for title, head, lines, left in tables(result, everything=False):
-        yield f"\n### {_safe(title)}\n"
-        yield f"| {' | '.join(map(_safe, head))} |"
-        yield f"| {' | '.join('---' if column < left else '---:' for column in range(len(head)))} |"
-        yield from (f"| {' | '.join(_safe(cell) for cell in line)} |" for line in lines)
+        yield f"\n### {safe(title)}\n"
+        yield from table([*map(safe, head)], lines, left)
     yield ""
-    yield from (f"Note: {_safe(note)}\n" for note in result.notes)
-
-
-def _safe(text: object) -> str:
-    return inert(plain(text, 500))
+    yield from (f"Note: {safe(note)}\n" for note in result.notes)
 
 
 RENDERERS: dict[str, Callable[[RunComparison, Style], str]] = {

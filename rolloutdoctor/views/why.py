@@ -1,6 +1,7 @@
 """A change of a metric in words: for a person at a terminal, in a line, as Markdown, and for programs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -8,7 +9,7 @@ from rich.text import Text
 from rolloutdoctor.results.ledger import Interval, Ledger, Line, Why
 from rolloutdoctor.views import structured
 from rolloutdoctor.views.layout import as_text, hanging, header, many, numbers
-from rolloutdoctor.views.markup import inert
+from rolloutdoctor.views.markup import safe, table
 from rolloutdoctor.views.style import Style, plain
 
 MOST_ROWS = 5
@@ -16,6 +17,8 @@ MOST_ROWS = 5
 
 _NEARLY_ALL = (0.7, 1.3)
 """Shares of a line that are nearly all of it."""
+
+_safe = partial(safe, limit=600)
 
 _PLAIN = ("1", "share", "reward")
 """Units that say no more than the metric."""
@@ -103,16 +106,16 @@ def _parts(found: Why, style: Style) -> Iterator[RenderableType]:
         yield ""
         for line in ledger.lines:
             yield from _of_line(line, ledger, style)
-        for name, words in (
-            *(("beside", one) for one in ledger.coincidences),
-            *(("note", one) for one in ledger.notes),
-        ):
-            yield hanging(Text(name), Text(plain(words, 400)), 8)
+        yield from (_aside("beside", one) for one in ledger.coincidences)
+        yield from (_aside("note", one) for one in ledger.notes)
         if ledger.coincidences:
-            yield hanging(Text(""), Text("what moved at the same step (beside) need not be a cause"), 8)
+            yield _aside("", "what moved at the same step (beside) need not be a cause")
         yield ""
-    for note in found.notes:
-        yield hanging(Text("note"), Text(plain(note, 400)), 8)
+    yield from (_aside("note", note) for note in found.notes)
+
+
+def _aside(title: str, words: str, width: int = 8) -> RenderableType:
+    return hanging(Text(title), Text(plain(words, 400)), width)
 
 
 def _source(ledger: Ledger) -> str:
@@ -131,7 +134,7 @@ def _of_line(line: Line, ledger: Ledger, style: Style) -> Iterator[RenderableTyp
         return
     yield Text(plain(line.cause, 60))
     if line.words:
-        yield hanging(Text("  seen"), Text(plain(line.words, 400)), 10)
+        yield _aside("  seen", line.words, 10)
     for name, parts in line.parts.items():
         if len(parts) > 1:
             words = "; ".join(f"{plain(part, 60)} {signed(share)}" for part, share in parts.items())
@@ -159,24 +162,14 @@ def _markdown(found: Why) -> Iterator[str]:
     yield f"## Why the {_safe(found.title)} changed"
     for ledger in found.ledgers:
         yield from ("", _safe(answer(found, ledger)), "", f"{windows(ledger)}; {_safe(_source(ledger))}", "")
-        yield f"| {' | '.join(_HEAD)} |"
-        yield "| --- | ---: | ---: | ---: |"
-        yield from (f"| {' | '.join(_safe(cell) for cell in cells)} |" for cells in _cells(ledger))
+        yield from table(_HEAD, list(_cells(ledger)), 1)
         main = ledger.largest
         if main is not None and main.rows:
-            yield f"\nRows of {_safe(main.cause)}: {_listed(main.rows[:MOST_ROWS])} of {many(main.count, 'row')}"
+            rows = ", ".join(map(_safe, main.rows[:MOST_ROWS]))
+            yield f"\nRows of {_safe(main.cause)}: {rows} of {many(main.count, 'row')}"
         yield from (f"\nBeside it, and no cause by that: {_safe(one)}" for one in ledger.coincidences)
         yield from (f"\nNote: {_safe(one)}" for one in ledger.notes)
     yield from (f"\nNote: {_safe(one)}" for one in found.notes)
-
-
-def _listed(rows: Sequence[str]) -> str:
-    return ", ".join(_safe(row) for row in rows)
-
-
-def _safe(text: object) -> str:
-    """Text that Markdown takes for text."""
-    return inert(plain(text, 600))
 
 
 RENDERERS: dict[str, Callable[[Why, Style], str]] = {

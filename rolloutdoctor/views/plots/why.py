@@ -20,12 +20,12 @@ def title(data: Why) -> str:
 
 def bars(ledger: Ledger) -> list[tuple[str, float]]:
     """Return the lines and the remainder that are drawn; the smallest are put together."""
-    lines = [(line.cause, line.share) for line in ledger.lines]
-    large = sorted(range(len(lines)), key=lambda at: -abs(lines[at][1]))[: MOST_BARS - 1]
-    found = [lines[at] for at in sorted(large)]
-    rest = sum(share for at, (_, share) in enumerate(lines) if at not in large) + ledger.remainder
-    if len(found) < len(lines) or abs(rest) > 1e-9 * max(abs(ledger.before), abs(ledger.after)):
-        found.append(("all others" if len(found) < len(lines) else "remainder", rest))
+    large = sorted(ledger.lines, key=lambda line: -abs(line.share))[: MOST_BARS - 1]
+    found = [(line.cause, line.share) for line in ledger.lines if line in large]
+    few = len(found) < len(ledger.lines)
+    rest = sum(line.share for line in ledger.lines if line not in large) + ledger.remainder
+    if few or abs(rest) > 1e-9 * max(abs(ledger.before), abs(ledger.after)):
+        found.append(("all others" if few else "remainder", rest))
     return found
 
 
