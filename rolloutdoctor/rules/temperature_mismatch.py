@@ -1,7 +1,7 @@
 """RDO003: log-probs of sampler and trainer at different temperatures."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 POLICY = "policy_log_probs"
 """Those of the pass that gave the entropy."""
+
+MOVED = 0.02
+"""Share of the entropy by which the policy of an update may differ from the one that was sampled from."""
 
 ALONE = "alone "
 """Begins the names of what is measured of the trainer's log-probs alone."""
@@ -57,7 +60,9 @@ class TemperatureMismatch(TableRule):
     one-sided difference, six standard errors and a tenth of the entropy say that tokens were drawn from neither
     reported distribution: the engine returns log-probs of the model as it is, and samples at another temperature or
     from a cut support. With another slope, it says whose log-probs are those that were sampled from. It needs no
-    log-probs of the sampler: without these it is the only witness, on rows of the first update of each step.
+    log-probs of the sampler: without these it is the only witness, on rows of the first update of each step, and where
+    old log-probs are recorded on those from which the policy has moved by a fiftieth of the entropy at most: later
+    passes over a generation, which may have steps of their own, score it with a policy that did not draw it.
 
     ## What to do
     Score at the temperature that was sampled at: divide the trainer's logits by it, and let the engine return
@@ -112,7 +117,7 @@ class TemperatureMismatch(TableRule):
 
         if block.has("rollout_log_probs") or not block.is_logged("entropy"):
             return sampled_and_first_tokens(block)
-        gap = gap_of(block, (POLICY, POLICY))
+        gap = gap_of(block, ("old_log_probs" if block.is_logged("old_log_probs") else POLICY, POLICY))
         return {} if gap is None else {f"{ALONE}{name}": x for name, x in gap.sampled.items()}
 
     def measure_steps(self, steps: "StepView") -> Sequence[Mapping[str, float | None]]:
@@ -120,7 +125,8 @@ class TemperatureMismatch(TableRule):
         sample, alone = steps.sample(self.code), steps.sample(self.code, ALONE)
         if alone is not None:
             return steps.values(
-                tokens=alone.tokens_by_step.size, **_calibration(alone, steps.fresh_N, steps.batch.first_part_N)
+                tokens=alone.tokens_by_step.size,
+                **_calibration(_unmoved(alone), steps.fresh_N, steps.batch.first_part_N),
             )
         if sample is None:
             return steps.nothing(dict)
@@ -286,6 +292,17 @@ class TemperatureMismatch(TableRule):
             "logged entropy",
             advice="let the engine return processed log-probs, and divide the trainer's logits by the temperature",
         )
+
+
+def _unmoved(sample: "Sample") -> "Sample":
+    """Leave out the entropies of rows whose policy is another one than that of their old log-probs."""
+    import numpy as np
+
+    if sample.entropy is None:
+        return sample
+    moved = sample.by_row(np.where(np.isfinite(sample.entropy), sample.size, 0.0))
+    is_own = moved <= MOVED * sample.by_row(np.nan_to_num(sample.entropy))
+    return replace(sample, entropy=np.where(sample.runs.spread(is_own), sample.entropy, np.nan))
 
 
 def _calibration(sample: "Sample", *chosen_N: "Tensor | None") -> dict[str, Any]:

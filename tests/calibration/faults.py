@@ -252,7 +252,7 @@ def _packed(factor: float, seed: int) -> Run:
 def _corrupted(gap: float, seed: int) -> Run:
     """From the first sync on the sampler's logits have noise of their own, the same in each step."""
     policy, broken = Policy(rate=0.02, seed=seed), Policy(rate=0.02, noise=gap, seed=seed)
-    return [step_of(policy if step == 0 else broken, step) for step in range(8)]
+    return [step_of(policy if step == 0 else broken, step, stamps=lambda at, row: (at, at)) for step in range(8)]
 
 
 def _lost_updates(share: float, seed: int) -> Run:

@@ -152,6 +152,8 @@ def true_of(training: Training) -> tuple[str, ...]:
         found += ["RDA001", "RDA002", "RDG002", "RDI012"]
     if seven in training.rewards and len(training.rewards) > 1:
         found += ["RDA008"]
+    if training.repeats:
+        found += ["RDI013"]
     if training.options.get("beta") or training.options.get("entropy_coef"):
         found += ["RDG003"]
     return tuple(found)

@@ -98,6 +98,16 @@ def older(trainer: Any, model: Any, steps: float) -> Any:
     return copy
 
 
+def restored(trainer: Any, model: Any, share: float) -> Any:
+    """The model; of that share of the steps it has the weights that it had before, as if they had no update."""
+    step, kept = trainer.state.global_step, vars(trainer).get("_weights_before")
+    if kept is not None and on(trainer, share):
+        model.load_state_dict(kept)
+    if vars(trainer).get("_weights_at") != step:
+        trainer._weights_at, trainer._weights_before = step, deepcopy(model.state_dict())
+    return model
+
+
 def moved(trainer: Any, reference: Any, model: Any, share: float) -> Any:
     """The reference; from the fifth step on it has gone that share of the way to the policy of then."""
     if trainer.state.global_step >= 4 and not vars(trainer).get("_moved"):

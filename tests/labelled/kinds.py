@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from labelled.trl_training import Edit, Training, constant, letters, shade, tied, unscored
+from labelled.trl_training import Edit, Training, constant, lengthy, letters, shade, tied, unscored
 
 Strengths = tuple[float, float, float]
 STEPS: Strengths = (1 / 8, 1 / 2, 1)
@@ -138,6 +138,7 @@ def _cut_off(tokens: float) -> Mapping[str, Any]:
 
 _ADVANTAGES = "advantages = torch.nan_to_num(advantages, nan=0.0)"
 _SCALED = "advantages = advantages / (std_rewards + 1e-4)"
+_FIRST = 'mode = "train" if self.model.training else "eval"'
 _RETURNED = '"advantages": advantages,'
 _DIVIDES = 'if self.scale_rewards != "none":'
 _SIZE = 'num_generations = self.num_generations if mode == "train" else self.num_generations_eval'
@@ -233,6 +234,8 @@ REWARDS = (
         by=((0.3, 0.2, 0.1), "bound")),
     _kind("length penalty that no option names", "RDM006 RDA004",
         _summed("rewards - S * F.lengths(completion_ids_list)"), by=((1e-4, 1e-2, 0.1), "reward a token")),
+    _kind("reward pays for length", "RDA019 RDA013", by=((0.01, 0.05, 0.2), "reward a token"),
+        change=lambda s: {"rewards": (lengthy(s),)}, information=True),
     _kind("duplicate responses", "RDI009",
         (GENERATE, _ENDED, "return F.duplicated(self, completion_ids, S), logprobs"), by=_SHARE_OF_ROWS),
     _kind("prompts recur", "RDI013", on=_with(learning_rate=1e-3), by=((2, 3, 4), "steps"),
@@ -287,6 +290,12 @@ LOG_PROBS = (
     _kind("old log-probs one token late", "RDI008",
         (SCORE, _OLD_KEPT, f"{_OLD_KEPT} if not F.on(self, S, 2) else F.late(old_per_token_logps)"),
         on=_with(num_iterations=2, max_steps=16)),
+    _kind("updates that are lost", "RDG015",
+        (SCORE, _FIRST, f"{_FIRST}\n    F.restored(self, self.model, S)"),
+        on=Training(options={"temperature": 0.7, "beta": 0.0}, repeats=4), by=((0.9, 0.95, 1), "share of updates")),
+    _kind("nothing caps the ratio of negative advantages", "RDO016",
+        on=_with(num_iterations=4, beta=0.0), by=((0.05, 0.06, 0.07), "learning rate"),
+        change=lambda s: {"options": {"learning_rate": s}}, information=True),
     _kind("reference's log-probs one token late", "RDI008", _when(SCORE, _REF_KEPT, "F.late(ref_per_token_logps)")),
     _kind("reference is the policy", "RDG011", _reference("F.when(self, S, self.model, self.ref_model)")),
     _kind("reference of a later checkpoint", "RDG011", _reference("F.moved(self, self.ref_model, self.model, S)"),

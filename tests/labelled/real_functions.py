@@ -59,7 +59,10 @@ VERSIONS = {"verl": "0.9.1", "trl": "1.16.0"}
 AT = {"weak": (3,), "middle": (1, 3, 5), "strong": tuple(range(STEPS))}
 """Steps with the fault."""
 
-ROWS = ("RDO001", "RDO007", "RDO008", "RDO009", "RDO011", "RDI010", "RDA012", "RDA013")
+ROWS = (
+    *("RDO001", "RDO007", "RDO008", "RDO009", "RDO011", "RDO013", "RDO014", "RDI010", "RDI015", "RDI016", "RDI017"),
+    *("RDA012", "RDA013", "RDA015", "RDG015", "RDT011"),
+)
 """Faults of rows that no run of a real trainer here can have."""
 
 
@@ -132,7 +135,8 @@ def _columns(batch: RolloutBatch) -> dict[str, object]:
         if name == "entropy" and batch.has("ref_log_probs"):
             # Of the rows for real functions: drawn, and of no distribution.
             continue
-        found[name] = [row.numpy() for row in column_T.split(lengths)]
+        cells_T = column_T.int() if name == "response_ids" else column_T
+        found[name] = [row.numpy() for row in cells_T.split(lengths)]
     if batch.rewards:
         names = list(batch.rewards)
         found["rewards"] = [

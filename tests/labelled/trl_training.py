@@ -120,6 +120,13 @@ def constant(completions, **kwargs):
     return [0.5] * len(completions)
 
 
+def lengthy(slope: float) -> Reward:
+    """`shade`, and something for every token."""
+    return lambda completions, **kwargs: [
+        each + slope * len(text) for each, text in zip(shade(completions), completions, strict=True)
+    ]
+
+
 def unscored(share: float) -> Reward:
     """`shade`, which some responses do not get."""
 

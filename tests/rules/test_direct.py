@@ -256,6 +256,16 @@ def test_tokens_that_fit_the_entropy(options):
     assert outcomes(report_on(alone(run(4, **options)), trainer=None, select=["RDO003"])) == {"RDO003": "clean"}
 
 
+def test_later_passes_over_a_generation_did_not_draw_it():
+    """TRL logs each of them under a step of its own; what the update made unlikely was drawn before."""
+    steps = [one.batch(without=("rollout_log_probs", "policy_version_min")) for one in run(8)]
+    for place, step in enumerate(steps):
+        if place % 4:
+            policy_T = step.column("old_log_probs") - 0.4
+            steps[place] = replace(step, per_token={**step.per_token, "policy_log_probs": policy_T})
+    assert outcomes(report_on(steps, trainer=None, select=["RDO003"])) == {"RDO003": "clean"}
+
+
 def test_too_few_tokens_to_tell_a_temperature():
     (skipped,) = report_on(alone(run(1, prompts=1, size=2)), trainer=None, select=["RDO003"]).skipped
     assert "are too few to tell" in skipped.reason
