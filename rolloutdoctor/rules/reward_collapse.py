@@ -10,7 +10,6 @@ from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
 from rolloutdoctor.rules.series import crossing, ends, smoothed
 from rolloutdoctor.rules.table_rule import Measured
 
-
 _OF_A_MEDIAN = 1.2533
 """Standard error of a median over that of the mean of the same normal values, sqrt(pi / 2)."""
 
