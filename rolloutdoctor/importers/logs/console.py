@@ -43,6 +43,9 @@ _MOST_PARTS = 1_000
 _LONGEST_PART = 2**16
 """Characters of what is a part of a line; a terminal is narrower."""
 
+_MOST_BARS = 8
+"""Progress bars that are tried, those that were drawn most: generation and downloads have theirs, too."""
+
 _TRAINER = {"loss", "grad_norm", "learning_rate", "reward", "kl"}
 _SUMMARY = "train_runtime"
 
@@ -167,7 +170,7 @@ def _positions(
 
     Lines are as many steps apart as they are logged, but for the first and the last one.
     """
-    for total in sorted(drawn, key=lambda total: (totals[total], total), reverse=True):
+    for total in sorted(drawn, key=lambda total: (totals[total], total), reverse=True)[:_MOST_BARS]:
         steps = [drawn[total].get(place, 0) for place in training]
         gaps = [after - before for before, after in pairwise(steps)]
         if steps and min(steps) > 0 and min(gaps, default=1) > 0 and len({*gaps[1:-1]}) < 2:
