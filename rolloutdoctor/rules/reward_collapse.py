@@ -10,6 +10,9 @@ from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
 from rolloutdoctor.rules.series import crossing, ends, smoothed
 from rolloutdoctor.rules.table_rule import Measured
 
+_OF_A_MEDIAN = 1.2533
+"""Standard error of a median over that of the mean of the same normal values, sqrt(pi / 2)."""
+
 
 @dataclass(frozen=True)
 class RewardCollapse(NumbersRule):
@@ -25,9 +28,10 @@ class RewardCollapse(NumbersRule):
     ## How it is measured
     `reward_best` is the largest running median over a tenth of the logged steps, `reward_last` the median of the last
     tenth. A collapse is a fall of more than half of the range of these medians and of more than six standard errors of
-    its noise, which is taken from the differences of neighbouring steps and of every other one: noise may last. `onset`
-    is the first step after the best from which the running median stays below the middle of both. An error where it
-    ends at or below the level of its start.
+    its noise, of the medians and of the means of the same steps, since medians of few responses jump; the noise is
+    taken from the differences of neighbouring steps and of every other one: noise may last. `onset` is the first step
+    after the best from which the running median stays below the middle of both. An error where it ends at or below the
+    level of its start.
     Confirmed.
 
     ## What to do
@@ -62,9 +66,11 @@ class RewardCollapse(NumbersRule):
         medians = smoothed(values, 2 * (level.count // 2) + 1)
         top = int(np.argmax(medians))
         best, lowest = float(medians[top]), float(medians.min())
+        at_best = values[max(0, top - level.count // 2) : top + level.count // 2 + 1]
         fall = best - level.last
+        sure = min(fall, _OF_A_MEDIAN * float(at_best.mean() - values[-level.count :].mean()))
         error = level.error_with_memory
-        if fall <= self.errors * error or fall <= self.fraction * (best - lowest) or top > len(values) - level.count:
+        if sure <= self.errors * error or fall <= self.fraction * (best - lowest) or top > len(values) - level.count:
             return None
         after = crossing(values[top:], (best + level.last) / 2, below=True)
         onset = step_at(run, top + (after or 0))
@@ -76,8 +82,7 @@ class RewardCollapse(NumbersRule):
                 f"The reward fell from {number(best)} (step {step_at(run, top)}) to {number(level.last)}; half of the "
                 f"fall had happened by step {onset}."
             ),
-            evidence=f"{number(fall / error) if error else 'many'} standard errors of a median over "
-            f"{counted(level.count, 'step')}",
+            evidence=f"{number(sure / error) if error else 'many'} standard errors over {counted(level.count, 'step')}",
             advice=(
                 "compare entropy, KL, truncated share, gradient norm and train-inference mismatch before and after "
                 f"step {onset}: the first to change is the likely cause"

@@ -134,11 +134,27 @@ def test_the_table_of_a_training_before_is_none_of_this_one(tmp_path):
     assert read(tmp_path, before)[1] == {(5, "train"): {"loss": 2.5}, (5, "eval"): {"loss": 3.5}}
 
 
-@pytest.mark.parametrize("text", ["step | who\n--|--\n1 | me\n", "| step | a | b |\n| 1 | 2 | 3 |\n", "a | b\n1 | 2\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step | who\n--|--\n1 | me\n",
+        "| step | a | b |\n| 1 | 2 | 3 |\n",
+        "a | b\n1 | 2\n",
+        "step\treward\tkl\tprompt\n1\t0.5\t0.1\tx\n",
+    ],
+)
 def test_other_tables_are_no_logs(text, tmp_path):
     path = tmp_path / "README.md"
     path.write_text(text)
     assert kind_of(path) is None
+
+
+def test_the_card_of_a_model_is_no_second_log_of_its_training(tmp_path):
+    card = tmp_path / "README.md"
+    card.write_text("---\nlibrary_name: x\n---\n\n| Training Loss | Step |\n|:-:|:-:|\n| 0.5 | 10 |\n")
+    assert kind_of(card) == "a table of logged numbers"
+    (tmp_path / "trainer_state.json").write_text("{}")
+    assert kind_of(card) is None
 
 
 PRIME_OLD = """\

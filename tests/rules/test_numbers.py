@@ -159,6 +159,12 @@ def test_a_ratio_that_is_not_1_in_the_only_update_of_a_batch(trainer, options, s
     assert diagnose_log("RDO015", trainer, **series, **options).removeprefix("RDO015 ").startswith(expected)
 
 
+@pytest.mark.parametrize("seed", [16, 111])
+def test_the_mean_reward_of_eight_responses_does_not_collapse_by_chance(seed):
+    """It takes nine values, so that medians jump by an eighth: these two runs do by the medians alone."""
+    assert diagnose_log("RDT005", reward=list(np.random.default_rng(seed).binomial(8, 0.4, 200) / 8)) == "RDT005 clean"
+
+
 @pytest.mark.parametrize("code", ["RDT001", "RDT002", "RDT003", "RDT004", "RDT005", "RDT006", "RDT007", "RDT009"])
 def test_a_few_steps_say_nothing(code):
     from rolloutdoctor.rules.table import find

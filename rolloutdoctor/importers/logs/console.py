@@ -28,7 +28,7 @@ _BARE = re.compile(r"(?<=: )(-?(?:nan|inf|NaN|Infinity)|null)(?=[,}])")
 _WRAPPED = re.compile(r"^(?:np|numpy)\.\w+\((.*)\)$")
 _VERL = re.compile(r"(?:^|\s)step:([0-9]{1,18}) +- (\S.*)$")
 _VERL_STEP = re.compile(r"(?:^|\s)step:[0-9]{1,18}(?: -.*)?\s*$")
-_VERL_END = re.compile(r"[\w./@-]{0,200}:?-?[0-9][0-9.e+-]{0,30}\s*")
+_VERL_END = re.compile(r"[\w./@-]{0,200}:-?[0-9][0-9.e+-]{0,30}\s*")
 _VERL_MORE = re.compile(r"(?:^|\s)- [\w./@-]{1,200}:(?:np\.\w{1,20}\()?-?(?:[0-9]|nan|inf|$)")
 _SLIME = re.compile(r"(?:^|\s|])(step|rollout|perf|eval|passrate|multi_turn) ([0-9]{1,18}): (?=\{)")
 _OPENS = re.compile(r"""\{['"]""")
@@ -42,6 +42,9 @@ _MOST_PARTS = 1_000
 
 _LONGEST_PART = 2**16
 """Characters of what is a part of a line; a terminal is narrower."""
+
+_MOST_BARS = 8
+"""Progress bars that are tried, those that were drawn most: generation and downloads have theirs, too."""
 
 _TRAINER = {"loss", "grad_norm", "learning_rate", "reward", "kl"}
 _SUMMARY = "train_runtime"
@@ -167,7 +170,7 @@ def _positions(
 
     Lines are as many steps apart as they are logged, but for the first and the last one.
     """
-    for total in sorted(drawn, key=lambda total: (totals[total], total), reverse=True):
+    for total in sorted(drawn, key=lambda total: (totals[total], total), reverse=True)[:_MOST_BARS]:
         steps = [drawn[total].get(place, 0) for place in training]
         gaps = [after - before for before, after in pairwise(steps)]
         if steps and min(steps) > 0 and min(gaps, default=1) > 0 and len({*gaps[1:-1]}) < 2:

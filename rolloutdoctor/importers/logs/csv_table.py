@@ -12,7 +12,7 @@ from rolloutdoctor.importers.reading.cells import decimal
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.results.errors import InputError, SeveralRunsError
 
-_OF_ROLLOUTS = {"group_id", "prompt", "completion", "response", "sample_id", "uid"}
+OF_ROLLOUTS = {"group_id", "prompt", "completion", "response", "sample_id", "uid"}
 """Columns that no log has: with a row for each response, the last one of a step would stand for all."""
 _CHART_STEPS = (*STEPS, "Step")
 _EXTREMES = ("__MIN", "__MAX")
@@ -27,7 +27,7 @@ class CsvTable:
         names = _first_line(path) if path.is_file() else []
         if _chart(names):
             return "a chart of wandb as CSV"
-        return "a CSV with a column step" if {*names} & {*STEPS} and not {*names} & _OF_ROLLOUTS else None
+        return "a CSV with a column step" if {*names} & {*STEPS} and not {*names} & OF_ROLLOUTS else None
 
     def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
         """Yield the rows that have a step."""

@@ -8,12 +8,16 @@ from pathlib import Path
 from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.logs.base import Entry, Tell
 from rolloutdoctor.importers.logs.console import beginning, lines_of
+from rolloutdoctor.importers.logs.csv_table import OF_ROLLOUTS
 from rolloutdoctor.importers.reading.cells import decimal
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.metric_names.table import writers
 
 _LOSSES = {"training loss": "loss", "validation loss": "eval_loss"}
 """How the transformers Trainer heads its columns in a notebook; Unsloth adds all other metrics, as `rewards / a`."""
+
+_OF_A_TRAINING = ("trainer_state.json", "training_args.bin")
+"""Files beside a model card, which repeats some of what is in them, rounded."""
 
 _CELL = re.compile(r"<t([hd])\b[^>]{0,200}>([^<]{0,300})</t\1>|</tr>")
 _STEP = re.compile(r"[0-9]{1,18}")
@@ -28,6 +32,8 @@ class TextTable:
 
     def detect(self, path: Path) -> str | None:
         """Look for a table with a step and a loss, or names that trainers log."""
+        if path.name == "README.md" and any((path.parent / name).exists() for name in _OF_A_TRAINING):
+            return None
         found = next(_tables(beginning(path)), None)
         return None if found is None else "a table of logged numbers"
 
@@ -91,7 +97,7 @@ def _head(cells: list[str]) -> list[str] | None:
         low if low == "step" else _LOSSES.get(low, cell.replace(" / ", "/"))
         for cell, low in zip(cells, lower, strict=True)
     ]
-    return names if "loss" in names or writers(names) else None
+    return names if ("loss" in names or writers(names)) and not {*names} & OF_ROLLOUTS else None
 
 
 def _number(cell: str) -> float | None:
