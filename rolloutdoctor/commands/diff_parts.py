@@ -92,12 +92,11 @@ class DiffState:
     figure: AdvantagesData | None
 
     def __add__(self, other: "DiffState") -> "DiffState":
-        one, two = self.input, other.input
         figures = [each for each in (self.figure, other.figure) if each is not None]
         reasons = {**self.failed, **other.failed}
         frames = {name: pl.concat([frame, other.frames[name]]) for name, frame in self.frames.items()}
         return DiffState(
-            InputSummary(one.rows + two.rows, one.steps + two.steps, one.groups + two.groups, one.tokens + two.tokens),
+            self.input + other.input,
             frames | {"moved": most_moved(frames["moved"], self.top)},
             top=self.top,
             failed={why: [*self.failed.get(why, []), *other.failed.get(why, [])] for why in reasons},
@@ -260,11 +259,8 @@ class _Sides(StepConsumer):
 
     def add(self, step: EvaluatedStep) -> None:
         """Take in one step."""
-        batch, seen = step.batch, self.input
-        groups = 0 if batch.groups is None else len(batch.groups)
-        self.input = InputSummary(
-            seen.rows + len(batch), seen.steps + 1, seen.groups + groups, seen.tokens + batch.tokens
-        )
+        batch = step.batch
+        self.input += InputSummary(len(batch), 1, 0 if batch.groups is None else len(batch.groups), batch.tokens)
         if step.failure is not None:
             self._failed.setdefault(step.failure, []).append(batch.step)
             return

@@ -1,8 +1,8 @@
 """RDI017: policy version stamps that cannot be right."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import polars as pl
 
@@ -217,12 +217,9 @@ def _fallen(steps: pl.DataFrame) -> int | None:
     Args:
         steps: ``step, newest, oldest``, in order.
     """
-    newest: Sequence[int] = steps["newest"].to_list()
-    oldest: Sequence[int] = steps["oldest"].fill_null(steps["newest"]).to_list()
-    high, lag = -1, 0
-    for place, (new, old, step) in enumerate(zip(newest, oldest, steps["step"].to_list(), strict=True)):
-        rest = newest[place:]
-        if len(rest) >= 3 and high - max(rest[:3]) > max(2, 2 * lag) and rest[0] < max(rest):
-            return int(step)
-        high, lag = max(high, new), max(lag, max(high, new) - old)
-    return None
+    newest, oldest = pl.col("newest"), pl.coalesce("oldest", "newest")
+    high, later = newest.cum_max(), newest.reverse()
+    lag = (high - oldest).cum_max().shift(fill_value=0)
+    fall = high.shift(fill_value=-1) - later.rolling_max(3).reverse()
+    starts = (fall > pl.max_horizontal(2, 2 * lag)) & (newest < later.cum_max().reverse())
+    return cast(int | None, steps.filter(starts)["step"].min())

@@ -55,7 +55,6 @@ def _refused(name: str, meaning: str, why_not: str = _NOT_IN_FILE, default: obje
         default,
         meaning,
         computed=(default,),
-        optional=default is None,
         decides=False,
         why_not=why_not,
     )

@@ -43,7 +43,7 @@ class Option:
         computed: the values that are computed here; None means all. Another value that upstream accepts is an error.
         low: smallest value, inclusive, or None.
         high: largest value, inclusive, or None.
-        optional: True if null is a value.
+        optional: True if null is a value; where it is the default, it is one.
         decides: True if it can change a number that is reported.
         only_with: it decides only while each of these options has one of the values.
         yields: a shortened name that fits this option and another one means the other.
@@ -71,6 +71,10 @@ class Option:
     spellings: Mapping[object, object] = field(default_factory=dict)
     why_not: str = "this version does not compute it"
     works_after: tuple[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        """Take null where it is the default."""
+        object.__setattr__(self, "optional", self.optional or self.default is None)
 
     def is_idle(self, settings: Mapping[str, Setting]) -> bool:
         """Return True if other options leave it nothing to decide."""

@@ -100,7 +100,7 @@ NUMBER = Option("n", "number", 1.0, "a number", low=0, high=1)
 WHOLE = Option("w", "integer", 1, "a whole number", low=1)
 FLAG = Option("f", "flag", False, "a flag")
 WORD = Option("k", "word", "a", "a word", choices=("alpha", "beta"), optional=True)
-LIST = Option("l", "numbers", None, "numbers", optional=True)
+LIST = Option("l", "numbers", None, "numbers")
 
 
 @pytest.mark.parametrize(

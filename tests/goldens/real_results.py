@@ -13,17 +13,20 @@ from pathlib import Path
 import polars as pl
 import torch
 from objectives import objective_of
+from proof.claims import Bound, agree
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
+from rolloutdoctor.evaluation.radii.metrics import metric_radius
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.groups import Groups
 
 ROOT = Path(__file__).parent / "real"
 DTYPES = {"f64": torch.float64, "f32": torch.float32}
 COLUMNS = {"policy": "policy_log_probs", "old": "old_log_probs", "ref": "ref_log_probs", "rollout": "rollout_log_probs"}
+ROUNDED = Bound(1e-9, 1e-9, "in float32 within the derived rounding radius; in float64 ill-conditioned spreads of 1e-7")
 
 
 @dataclass(frozen=True)
@@ -117,3 +120,33 @@ def token_advantages(own: Evaluation) -> tuple[Tensor, Tensor]:
     if rows.advantage_T is not None:
         return rows.advantage_T, token_advantage_radius(own).likely
     return seg.expand(rows.advantage_N, offsets), seg.expand(advantage_radius(own).likely, offsets)
+
+
+def metrics_agree(own, trainer, wanted: dict[str, float], label: str, lost: float, magnitude, shares: str) -> None:
+    """Compare metrics: in float32 within their radius, in float64 but for what is lost and counted.
+
+    Args:
+        own: what is computed here.
+        trainer: whose metrics.
+        wanted: upstream's.
+        label: of `DTYPES`.
+        lost: what float64 itself loses of a spread of 1e-7.
+        magnitude: of a metric, its name and its value, the sum of the sizes of its terms.
+        shares: end of the names of shares, which upstream counts in float32.
+    """
+    found = trainer.metrics(own)
+    assert wanted.keys() <= found.keys(), wanted.keys() - found.keys()
+    for name, value in wanted.items():
+        scale = magnitude(own, name, value)
+        rounding = 2**-24 * abs(value) * name.endswith(shares) + lost * scale
+        if label == "f32":
+            rounding = float(metric_radius(own, trainer.log.kind_of(name), found[name]))
+        agree(found[name], value, DTYPES[label], name, scale=scale, rounding=rounding)
+
+
+def gradient_agrees(own: Evaluation, result: Result, label: str, lost: float) -> None:
+    """Compare the gradient, in float64 alone, but for a share that is lost."""
+    if label == "f64":
+        grad_T = torch.tensor(result.grad, dtype=torch.float64)
+        rounding = lost * float(grad_T.abs().max())
+        agree(own.per_token.grad_T, grad_T, DTYPES[label], "gradient", rounding=rounding)

@@ -5,15 +5,14 @@ The results in float64 were made with its casts to float32 taken out; those in f
 
 import pytest
 import torch
-from goldens.real_results import DTYPES, evaluated, results, token_advantages
-from proof.claims import Bound, agree, compared, covers
+from goldens.real_results import DTYPES, ROUNDED, evaluated, gradient_agrees, results, token_advantages
+from proof.claims import agree, compared, covers
 
 from rolloutdoctor.evaluation.radii.loss import loss_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.areal.trainer import TRAINER
 
-ROUNDED = Bound(1e-9, 1e-9, "in float32 within the derived rounding radius; in float64 ill-conditioned spreads of 1e-7")
 pytestmark = [compared("golden", ROUNDED)]
 
 RESULTS = results("areal")
@@ -76,9 +75,7 @@ def test_results(case, config, label):
         # Shares are divided in float32 upstream.
         rounding += 2**-22 * abs(value) * name.endswith("ratio/avg") + lost * sizes.get(name, size)
         agree(found[name], value, dtype, name, scale=max(abs(value), sizes.get(name, 1e-3)), rounding=rounding)
-    if not single:
-        grad_T = torch.tensor(result.grad, dtype=torch.float64)
-        agree(own.per_token.grad_T, grad_T, dtype, "gradient", rounding=lost * float(grad_T.abs().max()))
+    gradient_agrees(own, result, label, lost)
 
 
 @pytest.mark.parametrize("config", REFUSED)

@@ -6,15 +6,14 @@ same, which is dapo and cispo in several micro-batches.
 
 import pytest
 import torch
-from goldens.real_results import DTYPES, evaluated, inputs, results
-from proof.claims import Bound, agree, compared, covers
+from goldens.real_results import DTYPES, ROUNDED, evaluated, inputs, results
+from proof.claims import agree, compared, covers
 
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.trainers.ms_swift.trainer import TRAINER
 
-ROUNDED = Bound(1e-9, 1e-9, "in float32 within the derived rounding radius; in float64 ill-conditioned spreads of 1e-7")
 pytestmark = [compared("golden", ROUNDED)]
 
 RESULTS = {"4.5.0": results("ms_swift"), "4.6.0": results("ms_swift") | results("ms_swift", "4.6.0")}

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from goldens.real_results import DTYPES, evaluated, results
-from proof.claims import Bound, agree, compared, covers
+from goldens.real_results import DTYPES, ROUNDED, evaluated, gradient_agrees, results
+from proof.claims import agree, compared, covers
 
 from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius
@@ -17,7 +17,6 @@ from rolloutdoctor.evaluation.radii.metrics import metric_radius
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.trainers.open_instruct.trainer import TRAINER
 
-ROUNDED = Bound(1e-9, 1e-9, "in float32 within the derived rounding radius; in float64 ill-conditioned spreads of 1e-7")
 pytestmark = [compared("golden", ROUNDED)]
 
 DEFAULTS = {
@@ -87,9 +86,7 @@ def test_results(case, config, label):
             float(wanted_T.abs().max()) * name.startswith("val/adv"),
         )
         agree(found[name], value, dtype, name, scale=max(scale, 1e-3), rounding=rounding)
-    if not single:
-        grad_T = torch.tensor(result.grad, dtype=torch.float64)
-        agree(own.per_token.grad_T, grad_T, dtype, "gradient", rounding=lost * float(grad_T.abs().max()))
+    gradient_agrees(own, result, label, lost)
 
 
 def radius_of(own, name):

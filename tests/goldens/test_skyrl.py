@@ -5,13 +5,11 @@ The results in float64 were made with the cast to float32 in `safe_exp_delta` ta
 
 import pytest
 import torch
-from goldens.real_results import DTYPES, evaluated, results, token_advantages
-from proof.claims import Bound, agree, compared, covers
+from goldens.real_results import DTYPES, ROUNDED, evaluated, gradient_agrees, metrics_agree, results, token_advantages
+from proof.claims import agree, compared, covers
 
-from rolloutdoctor.evaluation.radii.metrics import metric_radius
 from rolloutdoctor.trainers.skyrl.trainer import TRAINER
 
-ROUNDED = Bound(1e-9, 1e-9, "in float32 within the derived rounding radius; in float64 ill-conditioned spreads of 1e-7")
 pytestmark = [compared("golden", ROUNDED)]
 
 RESULTS = results("skyrl")
@@ -44,18 +42,10 @@ def test_results(case, config, label):
     advantage_T, radius = token_advantages(own)
     wanted_T = torch.tensor(result.advantage[label], dtype=torch.float64)
     agree(advantage_T, wanted_T, dtype, "advantage", rounding=radius if single else 0.0)
-    found, wanted = TRAINER.metrics(own), dict(result.scalars[label])
+    wanted = dict(result.scalars[label])
     wanted["policy/final_loss"] = wanted.pop("loss")
-    assert wanted.keys() <= found.keys(), wanted.keys() - found.keys()
-    for name, value in wanted.items():
-        kind = TRAINER.log.kind_of(name)
-        # Upstream counts in float32; and float64 itself loses something of a spread of 1e-7.
-        counted = 2**-24 * abs(value) * name.endswith("clip_ratio") + lost * magnitude(own, name, value)
-        rounding = float(metric_radius(own, kind, found[name])) if single else counted
-        agree(found[name], value, dtype, name, scale=magnitude(own, name, value), rounding=rounding)
-    if not single:
-        grad_T = torch.tensor(result.grad, dtype=torch.float64)
-        agree(own.per_token.grad_T, grad_T, dtype, "gradient", rounding=lost * float(grad_T.abs().max()))
+    metrics_agree(own, TRAINER, wanted, label, lost, magnitude, "clip_ratio")
+    gradient_agrees(own, result, label, lost)
 
 
 def magnitude(own, name, value):

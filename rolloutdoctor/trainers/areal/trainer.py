@@ -37,8 +37,7 @@ Column = Literal["old_log_probs", "rollout_log_probs", "policy_log_probs"]
 
 
 def _refused(name: str, kind: Literal["flag", "number", "any"], default: object, meaning: str, why: str) -> Option:
-    optional = default is None
-    return Option(f"{_A}.{name}", kind, default, meaning, computed=(default,), why_not=why, optional=optional)
+    return Option(f"{_A}.{name}", kind, default, meaning, computed=(default,), why_not=why)
 
 
 def _norm(name: str, of: str, computed: str) -> tuple[Option, ...]:
@@ -53,7 +52,6 @@ def _norm(name: str, of: str, computed: str) -> tuple[Option, ...]:
                 f"{of}: {level.format(part)}",
                 choices=LEVELS,
                 computed=(None, computed),
-                optional=True,
                 why_not=f"only moments of the {computed} are computed here",
             )
             for part in ("mean", "std")
@@ -71,8 +69,8 @@ OPTIONS = (
     Option(f"{_A}.reward_bias", "number", 0.0, "what is added to rewards first"),
     Option(f"{_A}.reward_scaling", "number", 1.0, "what rewards are multiplied by before the clip"),
     Option(f"{_LONG}reward_penalty", "flag", False, "penalise long responses: the rows have the rewards before it"),
-    Option(f"{_LONG}tokens", "integer", None, "length of the penalised tail", low=1, optional=True, only_with=_TAIL),
-    Option(f"{_LONG}penalty_factor", "number", None, "penalty of a whole tail", optional=True, only_with=_TAIL),
+    Option(f"{_LONG}tokens", "integer", None, "length of the penalised tail", low=1, only_with=_TAIL),
+    Option(f"{_LONG}penalty_factor", "number", None, "penalty of a whole tail", only_with=_TAIL),
     Option(f"{_A}.max_new_tokens", "integer", 1024, "where the penalised tail ends", low=1, only_with=_TAIL),
     _refused(
         "mask_no_eos_with_zero",
@@ -95,10 +93,10 @@ OPTIONS = (
     ),
     Option(f"{_A}.kl_ctl", "number", 0.1, "coefficient of the KL penalty in the reward", low=0),
     Option(f"{_A}.kl_estimator", "word", "k1", "estimator of that KL", choices=("k1", "k2", "k3")),
-    Option(REFERENCE, "any", None, "the reference model (null: none, and its log-probs count as 0)", optional=True),
+    Option(REFERENCE, "any", None, "the reference model (null: none, and its log-probs count as 0)"),
     Option(f"{_A}.eps_clip", "number", 0.2, "lower clip range of the ratio", low=0),
-    Option(f"{_A}.eps_clip_higher", "number", None, "upper clip range (null: as the lower)", low=0, optional=True),
-    Option(f"{_A}.c_clip", "number", None, "largest ratio of negative advantages", low=1, optional=True),
+    Option(f"{_A}.eps_clip_higher", "number", None, "upper clip range (null: as the lower)", low=0),
+    Option(f"{_A}.c_clip", "number", None, "largest ratio of negative advantages", low=1),
     Option(
         f"{_A}.importance_sampling_level",
         "word",
@@ -130,7 +128,6 @@ OPTIONS = (
         None,
         "weigh the policy term by proximal over sampling policy (null: not at all)",
         choices=("token", "sequence"),
-        optional=True,
         only_with=_DECOUPLED,
     ),
     Option(
@@ -160,7 +157,7 @@ OPTIONS = (
         only_with=_FILTERS,
     ),
     Option(f"{_REJECT}.upper", "number", 5.0, "upper bound", low=0, only_with=_FILTERS),
-    Option(f"{_REJECT}.lower", "number", None, "lower bound", low=0, optional=True, only_with=_FILTERS),
+    Option(f"{_REJECT}.lower", "number", None, "lower bound", low=0, only_with=_FILTERS),
     Option(f"{_A}.ppo_n_minibatches", "integer", 4, "optimizer steps of a batch", low=1, decides=False),
     Option("gconfig.n_samples", "integer", 1, "responses per prompt", low=1, decides=False),
     Option("gconfig.max_new_tokens", "integer", 16384, "largest length of a response", low=1, decides=False),

@@ -57,8 +57,7 @@ _TEACHER = "the teacher's log-probs are not in the rows"
 
 def _absent(name: str, kind: Literal["any", "flag", "number"], off: object, meaning: str, why: str) -> Option:
     """Return an option of which no value is computed but the one that switches it off."""
-    optional = off is None
-    return Option(name, kind, off, meaning, computed=(off,), optional=optional, decides=False, why_not=why)
+    return Option(name, kind, off, meaning, computed=(off,), decides=False, why_not=why)
 
 
 OPTIONS = (
@@ -75,7 +74,6 @@ OPTIONS = (
         None,
         "what centred rewards are divided by; null: group for grpo, none for rloo, batch for reinforce_plus_plus",
         choices=("group", "batch", "none", "gdpo"),
-        optional=True,
         spellings={True: "group", False: "none", "none": "none"},
     ),
     Option(
@@ -83,7 +81,6 @@ OPTIONS = (
         "flag",
         None,
         "subtract the KL of a response from its reward; null: with rloo and reinforce_plus_plus",
-        optional=True,
         only_with={"scale_rewards": (None, "group", "batch", "none")},
     ),
     Option("beta", "number", 0.04, "coefficient of the KL, in the loss or in the reward", low=0),
@@ -115,7 +112,6 @@ OPTIONS = (
         None,
         "multiply policy and KL term by importance weights (trainer over sampler), truncated or set to 0",
         choices=MODES,
-        optional=True,
     ),
     Option(
         "rollout_importance_sampling_threshold",
@@ -131,10 +127,9 @@ OPTIONS = (
         "number",
         None,
         "drop rows of negative advantage whose mean log-prob fell by more than this since sampling; null: none",
-        optional=True,
     ),
     Option("overlong_filter", "flag", False, "fully mask truncated responses in the loss"),
-    Option("reward_weights", "numbers", None, "weight of each reward function", optional=True, decides=False),
+    Option("reward_weights", "numbers", None, "weight of each reward function", decides=False),
     Option(
         "dynamic_sample",
         "flag",
@@ -168,7 +163,6 @@ OPTIONS = (
         None,
         "mix in a supervised loss",
         computed=(None, [], ""),
-        optional=True,
         decides=False,
         why_not="the supervised rows are not recorded",
     ),

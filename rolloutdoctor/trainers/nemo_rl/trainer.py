@@ -42,7 +42,6 @@ OPTIONS = (
         None,
         "the estimator of NeMo-RL's PPO, which is another program",
         computed=(None,),
-        optional=True,
         decides=False,
         yields=True,
         why_not="NeMo-RL's PPO is not computed",
@@ -66,7 +65,6 @@ OPTIONS = (
         "numbers",
         None,
         "weight of each reward of gdpo, by its name in alphabetical order; null: one",
-        optional=True,
         only_with={_NAME: ("gdpo",)},
         works_after=("0.7.0", "every reward has weight 1"),
     ),
@@ -82,8 +80,8 @@ OPTIONS = (
     Option("grpo.use_dynamic_sampling", "flag", False, "drop rows whose standard deviation is 0", decides=False),
     Option("grpo.num_prompts_per_step", "integer", 32, "prompts in a step", low=1, decides=False),
     Option("grpo.num_generations_per_prompt", "integer", 16, "responses per prompt", low=1, decides=False),
-    Option("grpo.advantage_clip_low", "number", None, "least advantage; null: none", optional=True),
-    Option("grpo.advantage_clip_high", "number", None, "largest advantage; null: none", optional=True),
+    Option("grpo.advantage_clip_low", "number", None, "least advantage; null: none"),
+    Option("grpo.advantage_clip_high", "number", None, "largest advantage; null: none"),
     Option("grpo.overlong_filtering", "flag", False, "mask responses that were cut off", decides=False),
     Option(
         "grpo.seq_logprob_error_threshold",
@@ -91,7 +89,6 @@ OPTIONS = (
         None,
         "mask rows whose mean exp |sampler - trainer| is above; null: none",
         low=0,
-        optional=True,
         decides=False,
     ),
     *(
@@ -101,7 +98,6 @@ OPTIONS = (
             None,
             f"advantage of {words}; null: as computed",
             computed=(None,),
-            optional=True,
             why_not=_NOT_IN_ROWS,
         )
         for name, words in (("invalid_tool_call", "invalid tool calls"), ("malformed_thinking", "malformed thinking"))
@@ -116,7 +112,7 @@ OPTIONS = (
     Option("loss_fn.use_kl_in_reward", "flag", False, "subtract the KL from the advantages of reinforce_plus_plus"),
     Option("loss_fn.ratio_clip_min", "number", 0.2, "how far the ratio may fall", low=0, only_with=_RATIO),
     Option("loss_fn.ratio_clip_max", "number", 0.2, "how far the ratio may rise", low=0, only_with=_RATIO),
-    Option("loss_fn.ratio_clip_c", "number", None, "dual clip; null: none", low=1, optional=True, only_with=_RATIO),
+    Option("loss_fn.ratio_clip_c", "number", None, "dual clip; null: none", low=1, only_with=_RATIO),
     Option(
         "loss_fn.use_importance_sampling_correction", "flag", False, "weigh the policy term by trainer over sampler"
     ),
@@ -126,10 +122,9 @@ OPTIONS = (
         None,
         "what becomes of weights outside of the bounds: cut, 0, or rows masked by their geometric mean",
         choices=("tis", "icepop", "seq-mask-tis"),
-        optional=True,
     ),
-    Option(f"{_TIS}_ratio", "number", None, "upper bound of these weights", low=0, optional=True),
-    Option(f"{_TIS}_ratio_min", "number", None, "lower bound of these weights", low=0, optional=True),
+    Option(f"{_TIS}_ratio", "number", None, "upper bound of these weights", low=0),
+    Option(f"{_TIS}_ratio_min", "number", None, "lower bound of these weights", low=0),
     Option("loss_fn.sequence_level_importance_ratios", "flag", False, "one ratio, and one weight, for each response"),
     Option("loss_fn.token_level_loss", "flag", True, "a mean over tokens, not over responses of their means"),
     Option("loss_fn.disable_ppo_ratio", "flag", False, "weigh the log-prob itself by the advantage"),

@@ -58,20 +58,18 @@ OPTIONS = (
         None,
         "target of an adaptive coefficient",
         computed=(None,),
-        optional=True,
         why_not="the coefficient of a step is not logged",
     ),
     Option("actor.policy_loss_type", "word", "ppo", "one ratio a token, or a row", choices=("ppo", "gspo")),
     Option("actor.eps_clip", "number", 0.2, "clip range of the ratio", low=0),
-    Option("actor.eps_clip_low_high", "numbers", None, f"{_BOTH} clip range; null: actor.eps_clip", optional=True),
-    Option("actor.dual_clip", "number", None, "largest ratio of negative advantages; null: none", low=1, optional=True),
+    Option("actor.eps_clip_low_high", "numbers", None, f"{_BOTH} clip range; null: actor.eps_clip"),
+    Option("actor.dual_clip", "number", None, "largest ratio of negative advantages; null: none", low=1),
     Option(
         "actor.entropy_coef",
         "number",
         None,
         "coefficient of the entropy bonus; 0: log it; null: neither",
         computed=(None, 0.0),
-        optional=True,
         decides=False,
         why_not=_ENTROPY,
     ),
@@ -119,7 +117,7 @@ OPTIONS = (
         decides=False,
     ),
     *(
-        Option(name, "any", None, meaning, optional=True, decides=False)
+        Option(name, "any", None, meaning, decides=False)
         for name, meaning in (
             ("reward.overlong_buffer_len", "penalty of long responses, in the rewards already"),
             ("reward.overlong_penalty_factor", "its size"),

@@ -79,7 +79,6 @@ def _penalties() -> Iterator[Option]:
             since=since,
             until=until,
             computed=(None,),
-            optional=True,
             decides=name.endswith((".type", ".coef", "_alpha")),
             why_not=_NO_COLUMN,
         )
@@ -160,10 +159,9 @@ OPTIONS = (
         "what is dropped from a batch; null: rows of an advantage of 0",
         since="0.6",
         until="0.8.1",
-        optional=True,
     ),
     *(
-        Option(name, "any", None, "the environments; each may have its own algorithm", optional=True, decides=False)
+        Option(name, "any", None, "the environments; each may have its own algorithm", decides=False)
         for name in _SOURCES
     ),
     Option("orchestrator.group_size", "integer", 1, "responses per prompt", since="0.6", low=1, decides=False),

@@ -62,7 +62,7 @@ def _number(name: str, default: float, meaning: str, **only: tuple[object, ...])
 
 
 def _bound(name: str, default: float | None, meaning: str) -> Option:
-    return Option(f"{_MASK}.{name}", "number", default, meaning, low=0, optional=default is None)
+    return Option(f"{_MASK}.{name}", "number", default, meaning, low=0)
 
 
 OPTIONS = (
@@ -104,7 +104,7 @@ OPTIONS = (
         why_not=_UNSCALED,
     ),
     Option(f"{_P}.loss_reduction", "word", "token_mean", "how token terms become one loss", choices=tuple(REDUCTIONS)),
-    Option(f"{_P}.max_seq_len", "integer", None, "what seq_mean_token_sum_norm divides by", low=1, optional=True),
+    Option(f"{_P}.max_seq_len", "integer", None, "what seq_mean_token_sum_norm divides by", low=1),
     _number("eps_clip_low", 0.2, "lower clip range of the ratio"),
     _number("eps_clip_high", 0.2, "upper clip range of the ratio"),
     _number("clip_ratio_c", 3.0, "largest ratio of negative advantages", policy_loss_type=("dual_clip",)),
@@ -136,7 +136,6 @@ OPTIONS = (
         None,
         "importance weights of the policy term (trainer over sampler), truncated",
         choices=("token", "sequence"),
-        optional=True,
     ),
     _bound("token_tis_ratio_clip_high", 2.0, "largest weight of a token"),
     _bound("sequence_tis_ratio_clip_high", 5.0, "largest weight of a row"),
@@ -146,7 +145,6 @@ OPTIONS = (
         None,
         "drop rows by the geometric mean or the product of their ratios",
         choices=("geometric", "product"),
-        optional=True,
     ),
     _bound("geo_mask_low", 0.99, "smallest geometric mean that is kept"),
     _bound("geo_mask_high", 1.01, "largest geometric mean that is kept"),

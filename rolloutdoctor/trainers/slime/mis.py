@@ -39,23 +39,9 @@ OPTIONS = (
     ),
     Option("tis_upper_bound", "number", 2.0, "upper bound of the weights", low=0, only_with=_CHOSEN),
     Option(
-        "rs_lower_bound",
-        "number",
-        None,
-        "smallest ratio kept; null: as tis_lower_bound",
-        low=0,
-        optional=True,
-        only_with=_REJECTS,
+        "rs_lower_bound", "number", None, "smallest ratio kept; null: as tis_lower_bound", low=0, only_with=_REJECTS
     ),
-    Option(
-        "rs_upper_bound",
-        "number",
-        None,
-        "largest ratio kept; null: tis_upper_bound",
-        low=0,
-        optional=True,
-        only_with=_REJECTS,
-    ),
+    Option("rs_upper_bound", "number", None, "largest ratio kept; null: tis_upper_bound", low=0, only_with=_REJECTS),
     Option(
         "rs_veto_threshold",
         "number",

@@ -47,21 +47,13 @@ OPTIONS = (
     Option("kl_loss_type", "word", "k1", "the KL estimator, in the reward and in the loss", choices=KL_TYPES),
     Option("use_unbiased_kl", "flag", False, "multiply the KL of the loss by the importance ratio"),
     Option("eps_clip", "number", 0.2, "lower clip range of the importance ratio", low=0),
-    Option(
-        "eps_clip_high",
-        "number",
-        None,
-        "upper clip range of the importance ratio; null: eps_clip",
-        low=0,
-        optional=True,
-    ),
+    Option("eps_clip_high", "number", None, "upper clip range of the importance ratio; null: eps_clip", low=0),
     Option(
         "eps_clip_c",
         "number",
         None,
         "dual clip for negative advantages, after release 0.3.1; null: none",
         low=1,
-        optional=True,
         works_after=("0.3.1", "slime reads it but does not pass it to the loss, so there is no dual clip"),
     ),
     Option("gamma", "number", 1.0, "discount per token", low=0, high=1),
@@ -90,7 +82,6 @@ OPTIONS = (
         "train-inference mismatch",
         computed=(None, ICEPOP, MIS),
         spellings={MIS_FILE: MIS},
-        optional=True,
         decides=False,
         why_not="a custom function is not part of the run file",
     ),
@@ -125,7 +116,6 @@ OPTIONS = (
         None,
         "a custom advantage function",
         computed=(None,),
-        optional=True,
         decides=False,
         why_not="a custom function is not part of the run file",
     ),
@@ -135,7 +125,6 @@ OPTIONS = (
         None,
         "a custom loss aggregation",
         computed=(None,),
-        optional=True,
         decides=False,
         why_not="a custom function is not part of the run file",
     ),
@@ -160,7 +149,7 @@ OPTIONS = (
     ),
     Option("n_samples_per_prompt", "integer", 1, "responses per prompt", low=1, decides=False),
     *(
-        Option(name, "integer", None, meaning, low=1, optional=True, decides=False)
+        Option(name, "integer", None, meaning, low=1, decides=False)
         for name, meaning in (
             ("rollout_batch_size", "prompts per rollout"),
             ("global_batch_size", "responses per optimizer step"),

@@ -27,11 +27,7 @@ OPTIONS = (
     Option("beta", "number", 0.05, "coefficient of the KL penalty in the reward", low=0),
     Option("normalize_advantages", "flag", False, "normalise the advantages over the batch"),
     Option(
-        "reward_clip_range",
-        "numbers",
-        None,
-        "bounds that rewards are clamped to before the KL penalty; null: none",
-        optional=True,
+        "reward_clip_range", "numbers", None, "bounds that rewards are clamped to before the KL penalty; null: none"
     ),
     _SHARED["reward_weights"],
     _SHARED["epsilon"],

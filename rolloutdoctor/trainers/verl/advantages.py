@@ -116,7 +116,6 @@ OPTIONS = (
         None,
         "rewards to normalise separately, separated by commas (gdpo)",
         since="0.7.1",
-        optional=True,
         only_with={_ESTIMATOR: ("gdpo",)},
     ),
     Option(
@@ -125,7 +124,6 @@ OPTIONS = (
         None,
         "weight of each of these rewards; null: 1 (gdpo)",
         since="0.7.1",
-        optional=True,
         only_with={_ESTIMATOR: ("gdpo",)},
     ),
     Option(

@@ -27,15 +27,7 @@ STATISTICS = (
 """Statistics that tokens and rows are rejected by."""
 
 OPTIONS = (
-    Option(
-        _IS,
-        "word",
-        None,
-        "importance weights of the policy term, null: none",
-        choices=_LEVELS,
-        optional=True,
-        since="0.6.1",
-    ),
+    Option(_IS, "word", None, "importance weights of the policy term, null: none", choices=_LEVELS, since="0.6.1"),
     Option(
         f"{_IS}_threshold",
         "any",
@@ -47,15 +39,12 @@ OPTIONS = (
     Option(
         f"{_IS}_batch_normalize", "flag", False, "divide the importance weights by their mean", only_with={_IS: _LEVELS}
     ),
-    Option(
-        _RS, "word", None, f"statistic for rejecting tokens or rows: {', '.join(STATISTICS)}, or several", optional=True
-    ),
+    Option(_RS, "word", None, f"statistic for rejecting tokens or rows: {', '.join(STATISTICS)}, or several"),
     Option(
         f"{_RS}_threshold",
         "any",
         None,
         "one bound, or one per statistic, separated by commas; for k1 lower_upper of the ratio; no default",
-        optional=True,
         decides=False,
     ),
     Option(

@@ -58,7 +58,6 @@ def _number(name: str, default: float | None, meaning: str, mode: str, **bounds:
         "number",
         default,
         f"{meaning} ({mode})",
-        optional=default is None,
         only_with={_MODE: (mode,)},
         **bounds,  # type: ignore[arg-type]  # bounds alone
     )

@@ -54,13 +54,7 @@ OPTIONS = (
         values_since={"token-sum": "0.9.0"},
     ),
     Option(
-        f"{_ACTOR}.loss_scale_factor",
-        "integer",
-        None,
-        "what seq-mean-token-sum-norm divides by",
-        low=1,
-        optional=True,
-        since="0.7.0",
+        f"{_ACTOR}.loss_scale_factor", "integer", None, "what seq-mean-token-sum-norm divides by", low=1, since="0.7.0"
     ),
     Option(f"{_ACTOR}.use_kl_loss", "flag", False, "add a KL term to the loss"),
     Option(f"{_ACTOR}.kl_loss_coef", "number", 0.001, "coefficient of the KL term", low=0),
@@ -109,7 +103,7 @@ OPTIONS = (
     ),
     Option(f"{_ACTOR}.ppo_mini_batch_size", "integer", 256, "prompts per mini-batch", low=1, decides=False),
     Option("data.train_batch_size", "integer", 1024, "prompts per generated batch", low=1, decides=False),
-    Option("actor_rollout_ref.rollout.n", "integer", None, "responses per prompt", low=1, optional=True, decides=False),
+    Option("actor_rollout_ref.rollout.n", "integer", None, "responses per prompt", low=1, decides=False),
     Option(
         "actor_rollout_ref.rollout.temperature",
         "number",

@@ -1,7 +1,13 @@
 # ruff: noqa
 """Eight kinds of batches, and the configurations that they are computed under."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+from batches import drawn, rewarded
 
 CASES = ("ragged", "rejected", "singletons", "masked_ends", "extreme", "ties", "two_steps", "tiny_spread")
 
@@ -13,38 +19,18 @@ def batch_of(case):
     group = np.repeat(np.arange(G), K)
     if case == "singletons":
         group = np.array([0, 0, 0, 0, 1, 2, 2, 2, 2, 3, 4, 4, 4, 4, 4, 4])
-    length = draw.integers(1, 8, N)
     spread = {"extreme": 12.0, "two_steps": 0.5, "rejected": 0.3}.get(case, 0.1)
-    policy = [(-draw.exponential(1.0, n)).tolist() for n in length]
-
-    def near(scale):
-        return [(np.array(p) + scale * draw.standard_normal(len(p))).clip(max=-1e-4).tolist() for p in policy]
-
-    rows = {
-        "policy": policy,
-        "old": near(spread),
-        "ref": near(0.4 if case != "extreme" else 12.0),
-        "rollout": near(spread + 0.2),
-    }
-    rows["entropy"] = [draw.exponential(0.7, n).astype(np.float32).astype(float).tolist() for n in length]
-    mask = [(draw.random(n) < 0.8).astype(int).tolist() for n in length]
-    for r, m in enumerate(mask):
-        m[0] = 1
-        m[-1] = 0 if case == "masked_ends" and r % 2 and len(m) > 1 else 1
-    if case == "rejected":
-        for r in (0, 1, 5, 8, 9, 10, 11):
-            mask[r] = [0] * len(mask[r])
+    rows = drawn(draw, case, N, spread, gap=0.2, trained=0.8)
+    for r, m in enumerate(rows["mask"]):
+        if any(m):
+            m[-1] = 0 if case == "masked_ends" and r % 2 and len(m) > 1 else 1
     rewards = draw.integers(0, 2, (N, 1)).astype(float)
     if case == "ragged":
         rewards = np.round(draw.normal(0, 12, (N, 1)), 2)
-    if case == "ties":
-        rewards = np.where(np.arange(N) < K, 0.3, draw.integers(0, 3, N) / 2)[:, None].astype(float)
-    if case == "tiny_spread":
-        rewards = 0.5 + 1e-7 * draw.integers(0, 5, (N, 1))
+    rewards = rewarded(draw, case, rewards, K)
     optim = [r // 8 for r in range(N)] if case == "two_steps" else [0] * N
     return dict(
         rows,
-        mask=mask,
         K=K,
         group=group.tolist(),
         rewards=rewards.tolist(),

@@ -6,13 +6,13 @@ engine, which gives the log-probs and cuts micro-batches, has a stand-in. `store
 """
 
 if __name__ == "__main__":
-    import ast, functools, pickle, re, sys, types
+    import ast, functools, re, sys, types
     from pathlib import Path
     from types import SimpleNamespace
     import numpy as np, torch
 
     sys.path.insert(0, str(Path(__file__).parent))
-    from areal_cases import CASES, CONFIGS, batch_of
+    import areal_cases, upstream
 
     root = Path(sys.argv[1]) / "areal"
 
@@ -146,11 +146,10 @@ if __name__ == "__main__":
             found[part] = SimpleNamespace(**((sampling if part == "rejection_sampling" else norm) | values))
         return SimpleNamespace(**found)
 
-    def result(b, options, double):
-        module, tracker = actor_module(double)
-        sys.modules["areal.utils.stats_tracker"] = tracker
-        dtype = torch.float64 if double else torch.float32
+    def run(case, options, dtype):
         torch.set_default_dtype(dtype)
+        b, (module, tracker) = areal_cases.batch_of(case), actor_module(dtype == torch.float64)
+        sys.modules["areal.utils.stats_tracker"] = tracker
         config = config_of(options)
         leaf = padded(b, "policy", dtype, True).requires_grad_()
         entropy = padded(b, "entropy", dtype, True)
@@ -217,22 +216,6 @@ if __name__ == "__main__":
         )
         scalars = {k: float(v) for k, v in scalars.items() if k.startswith(wanted) and not k.endswith("__count")}
         scalars["loss"] = sum(losses)
-        spans = [len(m) for m in b["mask"]]
-        advantage = [a for r, n in enumerate(spans) for a in data["advantages"][r, :n].tolist()]
-        grad = [g for r, n in enumerate(spans) for g in leaf.grad[r, :n].tolist()]
-        return scalars, advantage, grad
+        return scalars, *(upstream.unpadded(x, b["mask"]) for x in (data["advantages"], leaf.grad))
 
-    found = {}
-    for case in CASES:
-        b = batch_of(case)
-        for name, options in CONFIGS.items():
-            key = f"{case}|{name}"
-            for label in ("f64", "f32"):
-                scalars, advantage, grad = result(b, options, label == "f64")
-                found[f"{key}|names"] = np.array(list(scalars))
-                found[f"{key}|{label}|scalars"] = np.array(list(scalars.values()), dtype=np.float64)
-                found[f"{key}|{label}|advantage"] = np.array(
-                    advantage, dtype=np.float64 if label == "f64" else np.float32
-                )
-                found[f"{key}|{label}|grad"] = np.array(grad)
-    pickle.dump(found, open(sys.argv[2], "wb"))
+    upstream.store(areal_cases, run)

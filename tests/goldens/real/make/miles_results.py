@@ -6,31 +6,18 @@ to float32 are taken out, so that the formulas are compared.
 """
 
 if __name__ == "__main__":
-    import ast, math, pickle, re, sys
+    import ast, math, re, sys
     from pathlib import Path
     from types import SimpleNamespace as Space
     import numpy as np, torch
 
     sys.path.insert(0, str(Path(__file__).parent))
-    from miles_cases import CASES, CONFIGS, batch_of
+    import miles_cases, upstream
 
     root, U = Path(sys.argv[1]), "miles/backends/training_utils/"
 
     def load(path, names, space, double):
-        text = (root / path).read_text()
-        if double:
-            text = re.sub(r"\.float\(\)", ".to(torch.get_default_dtype())", text)
-            text = re.sub(r"torch\.float(32)?\b", "torch.get_default_dtype()", text)
-        nodes = [
-            n
-            for n in ast.parse(text).body
-            if getattr(n, "name", None) in names or isinstance(n, ast.Assign) and n.targets[0].id in names
-        ]
-        assert len(nodes) == len(names), (path, set(names) - {getattr(n, "name", None) for n in nodes})
-        for n in nodes:
-            n.decorator_list = []
-        module = ast.Module([ast.ImportFrom("__future__", [ast.alias("annotations")], 0), *nodes], [])
-        exec(compile(ast.fix_missing_locations(module), path, "exec"), space)
+        upstream.load(root / path, names, space, edit=upstream.uncast if double else str)
 
     class Logits(list):
         device = torch.device("cpu")
@@ -178,7 +165,7 @@ if __name__ == "__main__":
 
     def run(case, options, dtype):
         torch.set_default_dtype(dtype)
-        s, b = functions(dtype == torch.float64), batch_of(case)
+        s, b = functions(dtype == torch.float64), miles_cases.batch_of(case)
         args = Space(**(DEFAULTS | options))
         args.eps_clip_high = args.eps_clip if args.eps_clip_high is None else args.eps_clip_high
         n = len(b["mask"])
@@ -252,24 +239,8 @@ if __name__ == "__main__":
         for k in over[0]:
             metrics[f"train/{k}"] = sum(one[k] for one in over) / len(over)
         flat = lambda rows: torch.cat([x.detach() for x in rows]).tolist()
-        return total, flat(advantage), flat([torch.zeros_like(x) if x.grad is None else x.grad for x in leaf]), metrics
+        left = ("unconcat_tokens", "total_lengths", "sample_indices", "truncated", "mis_", "entropy_loss")
+        metrics = {"loss": total} | {k: v for k, v in metrics.items() if not any(x in k for x in left)}
+        return metrics, flat(advantage), flat([torch.zeros_like(x) if x.grad is None else x.grad for x in leaf])
 
-    LEFT = ("unconcat_tokens", "total_lengths", "sample_indices", "truncated", "mis_", "entropy_loss")
-    found = {}
-    for case in CASES:
-        for name, options in CONFIGS.items():
-            for label, dtype in (("f64", torch.float64), ("f32", torch.float32)):
-                key = f"{case}|{name}|{label}"
-                try:
-                    loss, advantage, grad, metrics = run(case, options, dtype)
-                except AssertionError as error:
-                    found[f"{case}|{name}|f64|error"] = str(error)
-                    continue
-                metrics = {k: v for k, v in metrics.items() if not any(x in k for x in LEFT)}
-                found[f"{key}|scalars"] = np.array([loss, *metrics.values()], np.float64)
-                found[f"{case}|{name}|names"] = np.array(["loss", *metrics])
-                found[f"{key}|advantage"] = np.array(advantage, np.float64 if label == "f64" else np.float32)
-                if label == "f64":
-                    found[f"{key}|grad"] = np.array(grad)
-    pickle.dump(found, open(sys.argv[2], "wb"))
-    print(len(found), [k for k in found if k.endswith("error")])
+    upstream.store(miles_cases, run, AssertionError)

@@ -1,7 +1,13 @@
 # ruff: noqa
 """Nine kinds of batches, and the configurations that they are computed under."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+from batches import drawn, rewarded
 
 CASES = ("ragged", "rejected", "singletons", "two_ranks", "extreme", "ties", "two_steps", "tiny_spread", "missing")
 
@@ -10,35 +16,14 @@ def batch_of(case):
     draw = np.random.default_rng(300 + CASES.index(case))
     K, G = {"ties": (8, 2), "singletons": (1, 12)}.get(case, (4, 4))
     N = K * G
-    length = draw.integers(1, 8, N)
     spread = {"extreme": 12.0, "two_steps": 0.3, "rejected": 0.3}.get(case, 0.1)
-    policy = [(-draw.exponential(1.0, n)).tolist() for n in length]
-
-    def near(scale):
-        return [(np.array(p) + scale * draw.standard_normal(len(p))).clip(max=-1e-4).tolist() for p in policy]
-
-    rows = {
-        "policy": policy,
-        "old": near(spread),
-        "ref": near(0.4 if case != "extreme" else 30.0),
-        "rollout": near(spread + 0.2),
-    }
-    rows["entropy"] = [draw.exponential(0.7, n).astype(np.float32).astype(float).tolist() for n in length]
-    mask = [(draw.random(n) < 0.85).astype(int).tolist() for n in length]
-    for m in mask:
-        m[0] = 1
-    if case == "rejected":
-        for r in (0, 1, 5, 8, 9, 10, 11):
-            mask[r] = [0] * len(mask[r])
+    rows = drawn(draw, case, N, spread, gap=0.2, far=30.0)
     if case == "missing":
         for r in (0, 3, 7):
             rows["rollout"][r][-1] = float("nan")
-            mask[r][-1] = 1
+            rows["mask"][r][-1] = 1
     rewards = draw.integers(0, 2, (N, 1)) * 10.0
-    if case == "ties":
-        rewards = np.where(np.arange(N) < K, 0.3, draw.integers(0, 3, N) / 2)[:, None].astype(float)
-    if case == "tiny_spread":
-        rewards = 0.5 + 1e-7 * draw.integers(0, 5, (N, 1))
+    rewards = rewarded(draw, case, rewards, K)
     pack = [r // 3 for r in range(N)]
     rank = [0] * N
     optim = [0] * N
@@ -49,7 +34,6 @@ def batch_of(case):
         optim = [r // 8 for r in range(N)]
     return dict(
         rows,
-        mask=mask,
         K=K,
         group=[r // K for r in range(N)],
         rewards=rewards.tolist(),

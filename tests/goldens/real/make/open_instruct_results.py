@@ -6,7 +6,7 @@ of the averages over ranks and of the advantages runs as it is. `store.py` makes
 """
 
 if __name__ == "__main__":
-    import ast, dataclasses, enum, functools, math, pickle, sys, types, typing
+    import ast, dataclasses, enum, functools, math, sys, types, typing
     from collections import defaultdict
     from contextlib import nullcontext
     from dataclasses import dataclass, field, fields
@@ -15,7 +15,7 @@ if __name__ == "__main__":
     import numpy as np, torch
 
     sys.path.insert(0, str(Path(__file__).parent))
-    from open_instruct_cases import CASES, CONFIGS, batch_of, cut
+    import open_instruct_cases, upstream
 
     root = Path(sys.argv[1]) / "open_instruct"
 
@@ -23,20 +23,17 @@ if __name__ == "__main__":
         body = ast.parse((root / path).read_text()).body
         return body if cls is None else next(n for n in body if getattr(n, "name", None) == cls).body
 
-    def load(path, names, space, cls=None, double=False):
-        nodes = [n for n in nodes_of(path, cls) if getattr(n, "name", None) in names]
-        assert len(nodes) == len(names), set(names) - {n.name for n in nodes}
-        for n in nodes:
-            n.decorator_list = [d for d in n.decorator_list if getattr(d, "id", "") == "dataclass"]
-        run(nodes, space, path, double)
+    def widened(text):
+        """Sums and statistics in the precision that is asked for, and not cast to float32."""
+        text = text.replace(".float()", ".double()").replace("np.float32", "np.float64")
+        return text.replace("torch.float32", "torch.float64")
 
-    def run(nodes, space, path, double):
+    def load(path, names, space, cls=None, double=False):
+        upstream.load(root / path, names, space, cls, widened if double else str)
+
+    def execute(nodes, space, double):
         text = ast.unparse(ast.Module([ast.ImportFrom("__future__", [ast.alias("annotations")], 0), *nodes], []))
-        if double:
-            # Sums and statistics in the precision that is asked for, and not cast to float32.
-            text = text.replace(".float()", ".double()").replace("np.float32", "np.float64")
-            text = text.replace("torch.float32", "torch.float64")
-        exec(compile(text, path, "exec"), space)
+        exec(widened(text) if double else text, space)
 
     FORWARD = {}
 
@@ -67,19 +64,10 @@ if __name__ == "__main__":
             all_reduce=lambda x, op, group: x.copy_(FORWARD["counts"].to(x.dtype)),
         )
         s["data_types"] = SimpleNamespace(CollatedBatchData=s["CollatedBatchData"])
-        run(
-            [
-                n
-                for n in nodes_of("grpo_utils.py")
-                if isinstance(n, ast.Assign) and n.targets[0].id == "_SCALAR_LOSS_STAT_KEYS"
-            ],
-            s,
-            "",
-            double,
-        )
         load(
             "grpo_utils.py",
             [
+                "_SCALAR_LOSS_STAT_KEYS",
                 "GRPOLossType",
                 "mask_logprobs",
                 "compute_vllm_local_debug_metrics",
@@ -134,7 +122,7 @@ if __name__ == "__main__":
         empty = next(n for n in body if assigns(n, "average_metrics"))
         loop = next(n for n in body if isinstance(n, ast.For) and ast.unparse(n.iter) == "metrics[0]")
         space = dict(s, metrics=metrics)
-        run([first, names, empty, loop], space, "", double)
+        execute([first, names, empty, loop], space, double)
         return space["average_metrics"]
 
     PREPARED = (
@@ -175,7 +163,7 @@ if __name__ == "__main__":
                 responses=b["mask"], finish_reasons=["length" if t else "stop" for t in b["truncated"]]
             ),
         )
-        run(nodes, space, "", False)
+        execute(nodes, space, False)
         table = next(n for n in body if assigns(n, "step_metrics")).value
         made = {k.value: v for k, v in zip(table.keys, table.values) if isinstance(k, ast.Constant)}
         return space["advantages"], {k: float(eval(ast.unparse(made[k]), space)) for k in PREPARED}
@@ -191,9 +179,10 @@ if __name__ == "__main__":
         def get_metrics_list(self):
             return dict(self)
 
-    def result(b, options, double):
-        s, dtype = functions(double), torch.float64 if double else torch.float32
+    def run(case, options, dtype):
         torch.set_default_dtype(dtype)
+        b, double = open_instruct_cases.batch_of(case), dtype == torch.float64
+        s = functions(double)
         advantage, scalars = prepared(b, options)
         own = {
             **dict(num_mini_batches=len(set(b["optim"])), num_epochs=1, beta=0.05, clip_lower=0.2, clip_higher=0.272)
@@ -208,7 +197,7 @@ if __name__ == "__main__":
         own |= dict(rho_mask_tv_divergence=False, sequence_parallel_size=1) | options
         ranks = sorted(set(b["rank"]))
         args = SimpleNamespace(**own, world_size=len(ranks))
-        parts = {rank: [rows for r, _, rows in cut(b) if r == rank] for rank in ranks}
+        parts = {rank: [rows for r, _, rows in open_instruct_cases.cut(b) if r == rank] for rank in ranks}
         b = dict(b, advantage=[[float(a)] * len(m) for a, m in zip(advantage, b["mask"])])
         masks = {rank: [packed(b, rows, "mask", torch.bool) for rows in parts[rank]] for rank in ranks}
         counts = {rank: torch.stack([m[:, 1:].sum() for m in masks[rank]]) for rank in ranks}
@@ -277,17 +266,4 @@ if __name__ == "__main__":
         scalars = {k: float(v) for k, v in scalars.items() if not k.startswith(skip)}
         return scalars, [a for row in b["advantage"] for a in row], [g for row in grad for g in row]
 
-    found = {}
-    for case in CASES:
-        b = batch_of(case)
-        for name, options in CONFIGS.items():
-            key = f"{case}|{name}"
-            for label in ("f64", "f32"):
-                scalars, advantage, grad = result(b, options, label == "f64")
-                found[f"{key}|names"] = np.array(list(scalars))
-                found[f"{key}|{label}|scalars"] = np.array(list(scalars.values()), dtype=np.float64)
-                found[f"{key}|{label}|advantage"] = np.array(
-                    advantage, dtype=np.float64 if label == "f64" else np.float32
-                )
-                found[f"{key}|{label}|grad"] = np.array(grad)
-    pickle.dump(found, open(sys.argv[2], "wb"))
+    upstream.store(open_instruct_cases, run)

@@ -6,32 +6,19 @@ casts to float32 are taken out. One rank; the engine's division by the accumulat
 """
 
 if __name__ == "__main__":
-    import ast, itertools, pickle, re, sys, typing
+    import itertools, sys, typing
     from dataclasses import dataclass, field, fields
     from pathlib import Path
     from types import SimpleNamespace as Space
     import numpy as np, torch
 
     sys.path.insert(0, str(Path(__file__).parent))
-    from openrlhf_cases import CASES, CONFIGS, batch_of
+    import openrlhf_cases, upstream
 
     root = Path(sys.argv[1]) / "openrlhf"
 
     def load(path, names, space, double, cls=None):
-        text = (root / path).read_text()
-        if double:
-            text = re.sub(r"\.float\(\)", ".to(torch.get_default_dtype())", text)
-            text = re.sub(r"torch\.float(32)?\b", "torch.get_default_dtype()", text)
-        body = ast.parse(text).body
-        if cls:
-            body = next(n for n in body if isinstance(n, ast.ClassDef) and n.name == cls).body
-        nodes = [n for n in body if getattr(n, "name", None) in names]
-        assert len(nodes) == len(names), (path, names)
-        for n in nodes:
-            if not isinstance(n, ast.ClassDef):
-                n.decorator_list = []
-        module = ast.Module([ast.ImportFrom("__future__", [ast.alias("annotations")], 0), *nodes], [])
-        exec(compile(ast.fix_missing_locations(module), path, "exec"), space)
+        upstream.load(root / path, names, space, cls, upstream.uncast if double else str)
 
     class Bar(list):
         def set_postfix(self, status):
@@ -114,17 +101,12 @@ if __name__ == "__main__":
 
     def run(case, options, dtype):
         torch.set_default_dtype(dtype)
-        s, b = functions(dtype == torch.float64), batch_of(case)
+        s, b = functions(dtype == torch.float64), openrlhf_cases.batch_of(case)
         args = config(options | {"rollout.n_samples_per_prompt": b["K"]})
         torch.cuda.current_device = lambda: torch.device("cpu")
         n, width = len(b["mask"]), max(map(len, b["mask"]))
 
-        def pad(rows, d=dtype):
-            out = torch.zeros(n, width, dtype=d)
-            for i, r in enumerate(rows):
-                out[i, : len(r)] = torch.tensor(r, dtype=d)
-            return out
-
+        pad = lambda rows, d=dtype: upstream.padded(rows, d)
         mask = pad(b["mask"], torch.int64).bool()
         old, ref = pad(b["old"]), pad(b["ref"])
         keys = sorted({(b["optim"][r], b["micro"][r]) for r in range(n)})
@@ -252,19 +234,7 @@ if __name__ == "__main__":
         }
         if args.algo.kl.init_coef == 0:
             metrics.pop("train/kl", None)
-        flat = lambda x: [v for i in range(n) for v in x[i, : len(b["mask"][i])].tolist()]
-        return sum(losses), flat(advantage.detach()), flat(leaf.grad), metrics
+        metrics = {"loss": sum(losses)} | metrics
+        return metrics, *(upstream.unpadded(x, b["mask"]) for x in (advantage.detach(), leaf.grad))
 
-    found = {}
-    for case in CASES:
-        for name, options in CONFIGS.items():
-            for label, dtype in (("f64", torch.float64), ("f32", torch.float32)):
-                loss, advantage, grad, metrics = run(case, options, dtype)
-                key = f"{case}|{name}|{label}"
-                found[f"{key}|scalars"] = np.array([loss, *(float(v) for v in metrics.values())], np.float64)
-                found[f"{case}|{name}|names"] = np.array(["loss", *metrics])
-                found[f"{key}|advantage"] = np.array(advantage, np.float64 if label == "f64" else np.float32)
-                if label == "f64":
-                    found[f"{key}|grad"] = np.array(grad)
-    pickle.dump(found, open(sys.argv[2], "wb"))
-    print(len(found))
+    upstream.store(openrlhf_cases, run)

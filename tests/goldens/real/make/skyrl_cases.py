@@ -1,7 +1,13 @@
 # ruff: noqa
 """Eight kinds of batches, and the configurations that they are computed under."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+from batches import drawn, rewarded
 
 CASES = ("ragged", "rejected", "singletons", "dense_rewards", "extreme", "ties", "two_steps", "tiny_spread")
 
@@ -12,34 +18,13 @@ def batch_of(case):
     N = K * G
     group = np.repeat(np.arange(G), K)
     if case == "singletons":
-        group[[4, 9]] = [7, 8]
         group = np.array([0, 0, 0, 0, 1, 2, 2, 2, 2, 3, 4, 4, 4, 4, 4, 4])
-    length = draw.integers(1, 8, N)
     spread = {"extreme": 12.0, "two_steps": 0.5, "rejected": 0.3}.get(case, 0.05)
-    policy = [(-draw.exponential(1.0, n)).tolist() for n in length]
-
-    def near(scale):
-        return [(np.array(p) + scale * draw.standard_normal(len(p))).clip(max=-1e-4).tolist() for p in policy]
-
-    rows = {
-        "policy": policy,
-        "old": near(spread),
-        "ref": near(0.4 if case != "extreme" else 12.0),
-        "rollout": near(spread + 0.1),
-    }
-    rows["entropy"] = [draw.exponential(0.7, n).astype(np.float32).astype(float).tolist() for n in length]
-    mask = [(draw.random(n) < 0.85).astype(int).tolist() for n in length]
-    for m in mask:
-        m[0] = 1
-    if case == "rejected":
-        for r in (0, 1, 5, 8, 9, 10, 11):
-            mask[r] = [0] * len(mask[r])
+    rows = drawn(draw, case, N, spread)
+    length = [len(m) for m in rows["mask"]]
     rows["values"] = [draw.standard_normal(n).tolist() for n in length]
     rewards = draw.integers(0, 2, (N, 1)).astype(float)
-    if case == "ties":
-        rewards = np.where(np.arange(N) < K, 0.3, draw.integers(0, 3, N) / 2)[:, None].astype(float)
-    if case == "tiny_spread":
-        rewards = 0.5 + 1e-7 * draw.integers(0, 5, (N, 1))
+    rewards = rewarded(draw, case, rewards, K)
     if case == "dense_rewards":
         rows["token_rewards"] = [draw.standard_normal(n).tolist() for n in length]
         rewards = np.array([[sum(r)] for r in rows["token_rewards"]])
@@ -52,7 +37,6 @@ def batch_of(case):
         micro = [r // 4 for r in range(N)]
     return dict(
         rows,
-        mask=mask,
         K=K,
         group=group.tolist(),
         rewards=rewards.tolist(),

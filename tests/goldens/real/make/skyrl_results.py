@@ -10,34 +10,19 @@ if __name__ == "__main__":
     _l = types.ModuleType("loguru")
     _l.logger = types.SimpleNamespace(warning=lambda *a: None, info=lambda *a: None)
     sys.modules["loguru"] = _l
-    import ast, sys, typing, pickle
+    import sys, typing
     from collections import defaultdict
     from pathlib import Path
     from types import SimpleNamespace
-    from enum import StrEnum
     import numpy as np, torch
 
     sys.path.insert(0, str(Path(__file__).parent))
-    from skyrl_cases import CASES, CONFIGS, batch_of
+    import skyrl_cases, upstream
 
     root = Path(sys.argv[1])
 
-    def load(path, names, space, cls=None, edit=None):
-        text = (root / path).read_text()
-        if edit:
-            text = edit(text)
-        tree = ast.parse(text)
-        body = (
-            tree.body
-            if cls is None
-            else next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == cls).body
-        )
-        nodes = [n for n in body if getattr(n, "name", None) in names]
-        assert len(nodes) == len(names), set(names) - {n.name for n in nodes}
-        for n in nodes:
-            n.decorator_list = []
-        module = ast.Module([ast.ImportFrom("__future__", [ast.alias("annotations")], 0), *nodes], [])
-        exec(compile(ast.fix_missing_locations(module), path, "exec"), space)
+    def load(path, *rest, **more):
+        upstream.load(root / path, *rest, **more)
 
     def functions(double):
         s = {
@@ -51,7 +36,7 @@ if __name__ == "__main__":
             "skyrl/backends/skyrl_train/utils/torch_utils.py",
             ["masked_mean", "safe_exp_delta"],
             s,
-            edit=(lambda t: t.replace("delta.to(torch.float32)", "delta")) if double else None,
+            edit=(lambda t: t.replace("delta.to(torch.float32)", "delta")) if double else str,
         )
         load(
             "skyrl/backends/skyrl_train/utils/off_policy_correction_utils.py",
@@ -174,16 +159,9 @@ if __name__ == "__main__":
     def run(case, options, dtype):
         torch.set_default_dtype(dtype)
         s = functions(dtype == torch.float64)
-        b = batch_of(case)
+        b = skyrl_cases.batch_of(case)
         algorithm = config(options)
-        n, width = len(b["mask"]), max(map(len, b["mask"]))
-
-        def pad(rows, d=dtype):
-            out = torch.zeros(n, width, dtype=d)
-            for i, r in enumerate(rows):
-                out[i, : len(r)] = torch.tensor(r, dtype=d)
-            return out
-
+        n, pad = len(b["mask"]), lambda rows, d=dtype: upstream.padded(rows, d)
         data = Data(
             loss_mask=pad(b["mask"]),
             response_mask=pad([[1] * len(m) for m in b["mask"]], torch.int64),
@@ -271,24 +249,9 @@ if __name__ == "__main__":
                         one["loss_metrics/" + k].append(v)
             for k, v in s["reduce_metrics"](one, sum_loss_metrics=True).items():
                 over[k].append(v)
-        metrics = dict(me.all_metrics, **{f"policy/{k}": v for k, v in s["reduce_metrics"](over).items()})
-        flat = lambda x: [v for i in range(n) for v in x[i, : len(b["mask"][i])].tolist()]
-        return total, flat(advantage.detach()), flat(leaf.grad), metrics
+        metrics = dict(
+            {"loss": total}, **me.all_metrics, **{f"policy/{k}": v for k, v in s["reduce_metrics"](over).items()}
+        )
+        return metrics, *(upstream.unpadded(x, b["mask"]) for x in (advantage.detach(), leaf.grad))
 
-    found = {}
-    for case in CASES:
-        for name, options in CONFIGS.items():
-            for label, dtype in (("f64", torch.float64), ("f32", torch.float32)):
-                try:
-                    loss, advantage, grad, metrics = run(case, options, dtype)
-                except (ValueError,) as error:
-                    found[f"{case}|{name}|f64|error"] = str(error)
-                    continue
-                key = f"{case}|{name}|{label}"
-                found[f"{key}|scalars"] = np.array([loss, *metrics.values()], np.float64)
-                found[f"{case}|{name}|names"] = np.array(["loss", *metrics])
-                found[f"{key}|advantage"] = np.array(advantage, np.float64 if label == "f64" else np.float32)
-                if label == "f64":
-                    found[f"{key}|grad"] = np.array(grad)
-    pickle.dump(found, open(sys.argv[2], "wb"))
-    print(len(found), [k for k in found if k.endswith("error")][:5])
+    upstream.store(skyrl_cases, run, ValueError)

@@ -1,7 +1,13 @@
 # ruff: noqa
 """Eight kinds of batches, and the configurations that they are computed under."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+from batches import drawn, rewarded
 
 CASES = ("ragged", "rejected", "singletons", "several_rewards", "extreme", "ties", "two_steps", "tiny_spread")
 
@@ -10,27 +16,7 @@ def batch_of(case):
     draw = np.random.default_rng(CASES.index(case))
     K, G = {"singletons": (1, 6), "ties": (8, 2)}.get(case, (4, 4))
     N = K * G
-    length = draw.integers(1, 8, N)
-    spread = {"extreme": 12.0, "two_steps": 0.5, "rejected": 0.3}.get(case, 0.05)
-    rows = {}
-    policy = [(-draw.exponential(1.0, n)).tolist() for n in length]
-
-    def near(scale):
-        return [(np.array(p) + scale * draw.standard_normal(len(p))).clip(max=-1e-4).tolist() for p in policy]
-
-    rows = {
-        "policy": policy,
-        "old": near(spread),
-        "ref": near(0.4 if case != "extreme" else 12.0),
-        "rollout": near(spread + 0.1),
-    }
-    rows["entropy"] = [draw.exponential(0.7, n).astype(np.float32).astype(float).tolist() for n in length]
-    mask = [(draw.random(n) < 0.85).astype(int).tolist() for n in length]
-    for m in mask:
-        m[0] = 1
-    if case == "rejected":
-        for r in (0, 1, 5, 8, 9, 10, 11):
-            mask[r] = [0] * len(mask[r])
+    rows = drawn(draw, case, N, {"extreme": 12.0, "two_steps": 0.5, "rejected": 0.3}.get(case, 0.05))
     truncated = (draw.random(N) < (0.3 if case != "singletons" else 0.2)).tolist()
     funcs = {"several_rewards": 3, "ragged": 2}.get(case, 1)
     rewards = draw.integers(0, 2, (N, funcs)).astype(float)
@@ -38,16 +24,12 @@ def batch_of(case):
         rewards[:, 1] = draw.random(N)
         rewards[draw.random((N, funcs)) < 0.25] = np.nan
         rewards[3] = np.nan
-    if case == "ties":
-        rewards = np.where(np.arange(N) < K, 0.3, draw.integers(0, 3, N) / 2)[:, None].astype(float)
-    if case == "tiny_spread":
-        rewards = 0.5 + 1e-7 * draw.integers(0, 5, (N, 1))
+    rewards = rewarded(draw, case, rewards, K)
     micros, ranks = {"two_steps": (4, 1), "rejected": (2, 2), "several_rewards": (2, 1), "ties": (2, 2)}.get(
         case, (1, 1)
     )
     return dict(
         rows,
-        mask=mask,
         K=K,
         rewards=rewards.tolist(),
         weights=[1.0, 0.5, 2.0][:funcs],

@@ -6,32 +6,19 @@ of the pickle.
 """
 
 if __name__ == "__main__":
-    import ast, json, sys, types
+    import sys
     from collections import defaultdict
     from pathlib import Path
     from types import SimpleNamespace
     import numpy as np, torch
 
     sys.path.insert(0, str(Path(__file__).parent))
-    from swift_cases import CASES, CONFIGS, batch_of, cut
+    import swift_cases, upstream
 
     root = Path(sys.argv[1])
 
-    def load(path, names, space, cls=None):
-        tree = ast.parse((root / path).read_text())
-        body = (
-            tree.body
-            if cls is None
-            else next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == cls).body
-        )
-        nodes = [n for n in body if getattr(n, "name", None) in names]
-        assert len(nodes) == len(names), set(names) - {n.name for n in nodes}
-        for n in nodes:
-            if isinstance(n, ast.FunctionDef):
-                n.decorator_list = []
-        module = ast.Module([ast.ImportFrom("__future__", [ast.alias("annotations")], 0), *nodes], [])
-        exec(compile(ast.fix_missing_locations(module), path, "exec"), space)
-        return space
+    def load(path, *rest):
+        upstream.load(root / path, *rest)
 
     from dataclasses import dataclass
     from trl.trainer.grpo_trainer import nanmax, nanmin
@@ -146,7 +133,7 @@ if __name__ == "__main__":
 
     def run(case, options, dtype):
         global ACC, GATHER
-        b = batch_of(case)
+        b = swift_cases.batch_of(case)
         own = dict(DEFAULTS, **{k: v for k, v in options.items() if k in DEFAULTS})
         # what swift's arguments class fills in
         if own["kl_in_reward"] is None:
@@ -175,7 +162,7 @@ if __name__ == "__main__":
         me.reward_weights = torch.tensor(b["weights"], dtype=dtype)
         me.reward_func_names = [f"f{i}" for i in range(funcs.shape[1])]
         ACC = me.accelerator = Accelerator(b["ranks"])
-        parts = cut(b)  # [(rank, micro, rows)]
+        parts = swift_cases.cut(b)  # [(rank, micro, rows)]
         grpo = {}
         for rank, micro, rows in parts:
             width = max(len(b["mask"][r]) for r in rows)
@@ -240,27 +227,8 @@ if __name__ == "__main__":
                 grad[r] = (torch.zeros_like(g.policy) if g.policy.grad is None else g.policy.grad)[
                     i, : len(b["mask"][r])
                 ].tolist()
-        metrics = {k: float(sum(v) / len(v)) for k, v in me._metrics["train"].items()}
-        return (
-            float(loss.detach()),
-            advantage[[place[r] for r in range(len(order))]].tolist(),
-            [x for g in grad for x in g],
-            metrics,
-        )
+        metrics = {k: sum(v) / len(v) for k, v in me._metrics["train"].items()}
+        advantages = advantage[[place[r] for r in range(len(order))]].tolist()
+        return {"loss": loss.detach()} | metrics, advantages, [x for g in grad for x in g]
 
-    found = {}
-    for case in CASES:
-        for name, options in CONFIGS.items():
-            for label, dtype in (("f64", torch.float64), ("f32", torch.float32)):
-                loss, advantage, grad, metrics = run(case, options, dtype)
-                key = f"{case}|{name}|{label}"
-                found[f"{key}|scalars"] = np.array([loss, *metrics.values()], np.float64)
-                found[f"{case}|{name}|names"] = np.array(["loss", *metrics])
-                if label == "f64":
-                    found[f"{key}|grad"], found[f"{key}|advantage"] = np.array(grad), np.array(advantage)
-                else:
-                    found[f"{key}|advantage"] = np.array(advantage, np.float32)
-    import pickle
-
-    pickle.dump(found, open(sys.argv[2], "wb"))
-    print(len(found), sum(v.nbytes for v in found.values()))
+    upstream.store(swift_cases, run)
