@@ -340,6 +340,16 @@ def test_options_of_another_kind_are_refused_with_a_sentence(call, part):
     assert part in str(refused.value)
 
 
+def test_a_misspelt_column_is_named_with_what_it_seems_to_be():
+    rows = [{"step": 1, "group_id": "a", "rewrd": float(row), "learning_rate": 0.1} for row in range(4)]
+    found = rd.check(rows, trainer="trl", select=["RDA011"])
+    assert found.notes[1] == ("the column rewrd is not read: if it is reward, rename it, or give --map reward=rewrd")
+    assert found.skipped[0].remedy.startswith("rename the column rewrd to reward, or --map reward=rewrd")
+    known = rd.info(rows, trainer="trl")
+    assert known.unread == ("rewrd", "learning_rate")
+    assert "not read  rewrd, learning_rate: no column of a run file\n" in str(known)
+
+
 def test_batches_and_objective_take_rows_as_everything_else_does():
     rows = [{"step": 1, "group_id": "a", "reward": float(row), "policy_log_probs": [-0.5]} for row in range(4)]
     objective = rd.objective_of(rows, trainer="trl")

@@ -253,9 +253,13 @@ def _notes(plan: Plan, state: RunState) -> list[str]:
         notes.append(f"{counted(count, 'step')} could not be evaluated{how}, the first is step {step}: {why}")
     if state.odd_groups:
         notes.append(
-            f"{state.odd_groups:,} groups do not have the configured number of rows: if rows are missing from the "
+            f"{counted(state.odd_groups, 'group')} of another size than configured: if rows are missing from the "
             "file, the advantages of their groups are not those of the run"
         )
+    notes += [
+        f"the column {stored} is not read: if it is {name}, rename it, or give --map {name}={stored}"
+        for name, stored in plan.context.misspelt.items()
+    ]
     lost, size = plan.context.missing_ranks, plan.context.world_size
     if lost:
         names = ", ".join(map(str, lost[:8])) + (f" and {len(lost) - 8:,} more" if len(lost) > 8 else "")

@@ -284,6 +284,11 @@ class Run(Displayed):
         found = self._index
         return max((_decoded(self._files[each.file], each.group) for each in found), default=0)
 
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Columns of the first file that mean nothing here."""
+        return self._files[0].unread if self._files else ()
+
     def stored_files(self) -> tuple[RunFile, ...]:
         """Return the footers of the files, in reading order."""
         return self._files
