@@ -340,6 +340,14 @@ def test_options_of_another_kind_are_refused_with_a_sentence(call, part):
     assert part in str(refused.value)
 
 
+def test_rows_without_a_log_have_no_overview(tmp_path):
+    rows = [{"step": 1, "group_id": "a", "reward": float(row)} for row in range(4)]
+    with pytest.raises(InputError, match="no picture of overview: nothing was logged: give the trainer's log as well"):
+        rd.plot("overview", rows, trainer="trl")
+    with pytest.raises(UsageError, match="written as Parquet; name it tokens"):
+        rd.recompute(rows, tmp_path / "tokens.csv", trainer="trl")
+
+
 def test_a_misspelt_column_is_named_with_what_it_seems_to_be():
     rows = [{"step": 1, "group_id": "a", "rewrd": float(row), "learning_rate": 0.1} for row in range(4)]
     found = rd.check(rows, trainer="trl", select=["RDA011"])

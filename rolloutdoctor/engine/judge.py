@@ -16,7 +16,7 @@ from rolloutdoctor.metric_names.table import writers
 from rolloutdoctor.objective.required_columns import CUT_COLUMNS, is_incomplete, loss_columns
 from rolloutdoctor.ops.logged_digits import WHOLE_LOG
 from rolloutdoctor.results.audit import AuditEntry, Cause, Disagreement
-from rolloutdoctor.results.findings import Excluded, Finding, NotApplicable, Report, Skipped
+from rolloutdoctor.results.findings import NOTHING_READ, Excluded, Finding, NotApplicable, Report, Skipped
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.audited import AuditedRule, audited_stages
 from rolloutdoctor.rules.base import Context, counted
@@ -64,7 +64,7 @@ def judge(
             skipped.append(_never_measured(rule, seen, state))
             continue
         if seen.is_empty and (not state.seen or "train" in rule.splits):
-            missing = "no training rows were read" if state.seen else "no rows were read"
+            missing = "no training rows were read" if state.seen else _nothing_read(context)
             skipped.append(Skipped(rule.code, rule.name, missing, "widen --steps or --split"))
             continue
         if seen.skipped_steps:
@@ -243,6 +243,10 @@ def _never_measured(rule: AnyRule, seen: Seen, state: RunState) -> Skipped:
         f"a column it needs is null in all of {counted(seen.skipped_steps, 'step')}",
         "record that column for every row",
     )
+
+
+def _nothing_read(context: Context) -> str:
+    return NOTHING_READ + ("" if context.ends is None else ": the run has steps {} to {}".format(*context.ends))
 
 
 def _notes(plan: Plan, state: RunState) -> list[str]:

@@ -193,6 +193,13 @@ class Run(Displayed):
         wanted = steps or StepRange()
         return [key for key in self.metrics.steps() if key.step in wanted and split in (None, key.split)]
 
+    def ends(self) -> tuple[int, int] | None:
+        """Return the first and the last step; None if there is none."""
+        if self.metrics_only:
+            steps = [key.step for key in self.metrics.steps()]
+            return (min(steps), max(steps)) if steps else None
+        return min(found.low for found in self._index), max(found.high for found in self._index)
+
     def _empty_batches(self, steps: StepRange | None, split: str | None) -> "Iterator[RolloutBatch]":
         import torch
 

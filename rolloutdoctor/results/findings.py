@@ -130,6 +130,10 @@ class Finding(Displayed):
         return f"<Finding {self.code} {self.severity.label} {self.verdict}: {self.headline}>"
 
 
+NOTHING_READ = "nothing was read"
+"""Reason of a rule of which no step was read, or how it begins."""
+
+
 @dataclass(frozen=True)
 class Skipped:
     """One rule that could not run, and what would make it run."""

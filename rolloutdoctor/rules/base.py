@@ -33,6 +33,7 @@ class Context:
     Attributes:
         columns: canonical columns of the run.
         files: names of its files.
+        ends: its first and its last step; None if unknown.
         misspelt: canonical column that the files lack to a column of theirs with a name much like it.
         metrics: names of the logged metrics.
         trainer: who made the run, or None if nothing says.
@@ -65,6 +66,7 @@ class Context:
 
     columns: frozenset[str]
     files: tuple[str, ...] = ()
+    ends: tuple[int, int] | None = None
     misspelt: Mapping[str, str] = field(default_factory=dict)
     metrics: frozenset[str] = frozenset()
     trainer: "Trainer | None" = None
