@@ -34,6 +34,7 @@ from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.ops.evaluation_mode import one_thread
 from rolloutdoctor.results.comparison import Comparison, Recomputed
 from rolloutdoctor.results.display import Displayed, print_as, show_as
+from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.results.figures import ASKED, known_kind
 from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.results.identification import Identification
@@ -82,7 +83,7 @@ def open(
     """
     with ExitStack() as stack:
         places = [
-            os.fspath(each) if isinstance(each, str | os.PathLike) else stack.enter_context(written(each))
+            os.fspath(each) if isinstance(each, str | os.PathLike) else stack.enter_context(written(each, _log.warning))
             for each in paths
         ]
         run = stack.enter_context(
@@ -125,7 +126,7 @@ def check(
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``.
     """
-    rules = pick(list(select), list(ignore))
+    rules = pick(_names(select), _names(ignore))
     chosen = _chosen(CheckOptions, trainer, options, steps, split, device, dtype, rules=rules, fixes=_fixes(fixes))
     return _check(_opened(run, trainer), chosen)
 
@@ -172,7 +173,7 @@ def diff(
         dtype: ``float32`` or ``float64``.
     """
     other = tuple(f"{key}={value}" for key, value in (against or {}).items())
-    left_out = LeftOut(frozenset(without), heaviest, heaviest_tokens, afresh)
+    left_out = LeftOut(frozenset(_names(without)), heaviest, heaviest_tokens, afresh)
     more = {"fixes": _fixes(fixes), "all_fixes": all_fixes, "against": other, "by": by, "top": top, "text": text}
     more["without"] = left_out
     chosen = _chosen(DiffOptions, trainer, options, steps, split, device, dtype, **more)
@@ -354,6 +355,8 @@ def plot(
     """
     from rolloutdoctor.views.plots.table import figure_of, known_by
 
+    if not isinstance(kind, str):
+        raise UsageError(f"the picture is the first argument, as in plot('rewards', run), not a {type(kind).__name__}")
     by_step = known_by(known_kind(kind), by)
     chosen = _chosen(CheckOptions, trainer, options, steps, split, device, dtype)
     opened = _opened(run, trainer)
@@ -441,25 +444,29 @@ def _opened(run: RunLike, trainer: str | None) -> Run:
     return run if isinstance(run, Run) else open(run, trainer=trainer)
 
 
-def objective_of(run: Run, *, trainer: str | None = None, options: Options | None = None) -> Objective:
+def objective_of(run: RunLike, *, trainer: str | None = None, options: Options | None = None) -> Objective:
     """Return what the trainer of a run computes from a step, for `evaluate`.
 
     Raises:
         UsageError: if nothing says which trainer made the run, or an option cannot be used.
     """
-    return need_trainer(configure(run.metadata, trainer, _layers(options))).objective
+    return need_trainer(configure(_opened(run, trainer).metadata, trainer, _layers(options))).objective
 
 
 def batches(
-    run: Run, objective: Objective, *, steps: str | None = None, dtype: str = "float32"
+    run: RunLike, objective: Objective, *, steps: str | None = None, dtype: str = "float32"
 ) -> Iterator[RolloutBatch]:
     """Read a run one step at a time, with the columns that `evaluate` can use under an objective."""
-    columns = evaluation_columns(objective) & run.columns
-    return _on_one_thread(run.batches(columns, steps=_steps(steps), dtype=find_dtype(dtype)))
+    opened = _opened(run, None)
+    columns = evaluation_columns(objective) & opened.columns
+    return _on_one_thread(opened, opened.batches(columns, steps=_steps(steps), dtype=find_dtype(dtype)))
 
 
-def _on_one_thread(found: Iterator[RolloutBatch]) -> Iterator[RolloutBatch]:
-    """Read the next batch as the commands do; between two of them torch has the threads of the caller."""
+def _on_one_thread(run: Run, found: Iterator[RolloutBatch]) -> Iterator[RolloutBatch]:
+    """Read the next batch as the commands do; between two of them torch has the threads of the caller.
+
+    The run is kept until then: the temporary file of rows in memory goes with it.
+    """
     while True:
         with one_thread():
             batch = next(found, None)
@@ -471,11 +478,18 @@ def _on_one_thread(found: Iterator[RolloutBatch]) -> Iterator[RolloutBatch]:
 
 
 def _layers(options: Options | None) -> tuple[Layer, ...]:
+    if options is not None and not isinstance(options, Mapping):
+        raise UsageError(f"options: expected a mapping such as {{'beta': 0.04}}, got a {type(options).__name__}")
     return (Layer("options", dict(options)),) if options else ()
 
 
 def _fixes(texts: Sequence[str]) -> tuple[ChosenFix, ...]:
-    return tuple(choose(text) for text in texts)
+    return tuple(choose(text) for text in _names(texts))
+
+
+def _names(texts: Sequence[str]) -> list[str]:
+    """One name is a sequence of characters to Python, and a name to whoever gives it."""
+    return [texts] if isinstance(texts, str) else list(texts)
 
 
 def _chosen(
@@ -500,6 +514,8 @@ def _chosen(
 
 
 def _steps(text: str | None) -> StepRange | None:
+    if text is not None and not isinstance(text, str):
+        raise UsageError(f"steps: expected a text such as '100:200', got a {type(text).__name__}")
     return None if text is None else StepRange.parse(text)
 
 

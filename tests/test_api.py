@@ -11,6 +11,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -243,13 +244,124 @@ def test_a_table_says_who_made_it_and_a_frame_of_numbers_is_a_log():
     [
         ([], "rows in memory: there are none"),
         ([1], "neither a frame nor a table nor a list of records"),
-        ([{"step": 1, "reward": "x"}, {"step": 1, "reward": [1.0]}], "cells of column 'reward' have no common type"),
+        (
+            [{"step": 1, "reward": "x"}, {"step": 1, "reward": [1.0]}],
+            r"column 'reward', row 1: \[1.0\] \(list\) where row 0 has",
+        ),
+        ([{"step": 2**70}], r"column 'step', row 0: 1180591620717411303424 \(int\) where a number"),
+        (None, "but one NoneType; give a frame, a list of dicts"),
+        (np.zeros((3, 4)), "but one ndarray of shape"),
+        (pl.Series([1.0]), "but one Series of shape"),
+        (["a.parquet", "b.parquet"], r"these are paths; open several files as one run with rd.open\(\*paths\)"),
+        ({"step": 1, "reward": [1.0]}, "column 'step' is one int; give one cell for each row"),
+        ({"step": [1, 1], "reward": [1.0]}, "the columns differ in length: step 2, reward 1"),
+        ({"step": [1], "entropy": torch.zeros(1, 6)}, r"is one Tensor of shape \[1, 6\]; give one list for each row"),
         (pl.DataFrame({"a": [1]}), "rows in memory: no column step"),
     ],
 )
 def test_rows_that_are_none_are_refused(rows, part):
     with pytest.raises(InputError, match=part):
         rd.check(rows)
+
+
+def test_columns_of_pandas_that_are_none_are_refused():
+    pd = pytest.importorskip("pandas")
+    with pytest.raises(InputError, match="two columns are called reward"):
+        rd.check(pd.DataFrame([[1, 0.0, 1.0]], columns=["step", "reward", "reward"]))
+    with pytest.raises(InputError, match=r"column 'uid', row 1: 'x' \(str\) where row 0 has 3"):
+        rd.check(pd.DataFrame({"step": [1, 1], "uid": [3, "x"]}))
+
+
+def as_columns(rows):
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+WITH_TENSORS = {
+    "polars, lazy": lambda rows: pl.DataFrame(rows).lazy(),
+    "a dict of lists": as_columns,
+    "a table of W&B": lambda rows: {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]},
+    "a generator": iter,
+    "tensors that need a gradient": lambda rows: changed(rows, lambda cell: torch.tensor(cell, requires_grad=True)),
+    "float16": lambda rows: changed(rows, lambda cell: np.array(cell, np.float16)),
+    "bfloat16": lambda rows: changed(rows, lambda cell: torch.tensor(cell, dtype=torch.bfloat16)),
+    "numbers that are tensors": lambda rows: [{**row, "reward": torch.tensor(row["reward"])} for row in rows],
+    "pandas with tensors": lambda rows: pytest.importorskip("pandas").DataFrame(changed(rows, torch.tensor)),
+    "polars with objects": lambda rows: pl.DataFrame(
+        {**as_columns(rows), "entropy": pl.Series([torch.tensor(row["entropy"]) for row in rows], dtype=pl.Object)}
+    ),
+}
+
+
+def changed(rows, change):
+    return [{**row, "entropy": change(row["entropy"])} for row in rows]
+
+
+@pytest.mark.parametrize("form", WITH_TENSORS)
+def test_rows_of_a_training_loop_are_read_as_they_are(form):
+    rows = [
+        {"step": 1 + row // 2, "group_id": "a", "reward": float(row), "entropy": [0.5, 0.25 * row][: 1 + row % 2]}
+        for row in range(4)
+    ]
+    run = rd.open(WITH_TENSORS[form](rows))
+    found = {column: [] for column in ("reward", "entropy")}
+    for batch in run.batches(frozenset(found)):
+        for column, cells in found.items():
+            cells += batch.column(column).tolist()
+    assert found == {"reward": [0, 1, 2, 3], "entropy": [0.5, 0.5, 0.25, 0.5, 0.5, 0.75]}
+
+
+def test_a_column_of_ones_own_that_no_file_can_hold_is_left_out_and_said(capsys):
+    rows = [{"step": 1, "reward": 1.0, "model": object(), "info": 1}, {"step": 1, "reward": 0.0, "info": "x"}]
+    assert rd.open(rows).columns == {"step", "reward"}
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(" is left out: ")[0] for line in said] == [
+        "rows in memory: column 'model'",
+        "rows in memory: column 'info'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("call", "part"),
+    [
+        (lambda: rd.check(SAMPLE, steps=range(3)), "steps: expected a text such as '100:200', got a range"),
+        (
+            lambda: rd.check(SAMPLE, options=["beta=0.04"]),
+            "options: expected a mapping such as {'beta': 0.04}, got a list",
+        ),
+        (lambda: rd.plot(rd.open(SAMPLE), "rewards"), "the picture is the first argument"),
+        (lambda: rd.check(SAMPLE, trainer="TRL"), "did you mean 'trl'"),
+        (lambda: rd.diff(SAMPLE, fixes="zero_std"), "no fix 'zero_std'"),
+        (lambda: rd.check(SAMPLE, select="RDX"), "no rule 'RDX'"),
+    ],
+)
+def test_options_of_another_kind_are_refused_with_a_sentence(call, part):
+    with pytest.raises(UsageError) as refused:
+        call()
+    assert part in str(refused.value)
+
+
+def test_rows_without_a_log_have_no_overview(tmp_path):
+    rows = [{"step": 1, "group_id": "a", "reward": float(row)} for row in range(4)]
+    with pytest.raises(InputError, match="no picture of overview: nothing was logged: give the trainer's log as well"):
+        rd.plot("overview", rows, trainer="trl")
+    with pytest.raises(UsageError, match="written as Parquet; name it tokens"):
+        rd.recompute(rows, tmp_path / "tokens.csv", trainer="trl")
+
+
+def test_a_misspelt_column_is_named_with_what_it_seems_to_be():
+    rows = [{"step": 1, "group_id": "a", "rewrd": float(row), "learning_rate": 0.1} for row in range(4)]
+    found = rd.check(rows, trainer="trl", select=["RDA011"])
+    assert found.notes[1] == ("the column rewrd is not read: if it is reward, rename it, or give --map reward=rewrd")
+    assert found.skipped[0].remedy.startswith("rename the column rewrd to reward, or --map reward=rewrd")
+    known = rd.info(rows, trainer="trl")
+    assert known.unread == ("rewrd", "learning_rate")
+    assert "not read  rewrd, learning_rate: no column of a run file\n" in str(known)
+
+
+def test_batches_and_objective_take_rows_as_everything_else_does():
+    rows = [{"step": 1, "group_id": "a", "reward": float(row), "policy_log_probs": [-0.5]} for row in range(4)]
+    objective = rd.objective_of(rows, trainer="trl")
+    assert [len(batch) for batch in rd.batches(rows, objective)] == [4]
 
 
 def test_print_shows_what_the_command_says(capsys):

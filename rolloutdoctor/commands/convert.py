@@ -104,7 +104,10 @@ def _detect_dump(paths: Sequence[str], options: ConvertOptions) -> Detected | No
                     why = "dumps, and runs that logs are given with, are read from this machine; copy it here"
                 raise InputError(f"{Source.of(path).name}: {why}")
     if logs and not dumps:
-        raise InputError(f"{Source.of(logs[0]).name}: logged metrics, not rollouts; give those as well")
+        raise InputError(
+            f"{Source.of(logs[0]).name}: logged metrics, not rollouts; give a run file or a dump as well "
+            "(check, info, identify, why, compare, report, view and plot overview read a log alone)"
+        )
     if chosen is None and options.columns and not any(detect(Path(path)) for path in dumps):
         chosen = find(MAPPED)
     if chosen is not None:

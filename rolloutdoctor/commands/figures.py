@@ -87,6 +87,8 @@ class FigureAccumulator(StepConsumer):
         objective, fixed = context.objective, None
         if not cls.needs_objective:
             figure = cls()
+        elif objective is None and not context.has_rows:
+            raise InputError(f"there are logged metrics and no rollouts: {remedy(['*'], context)}")
         elif objective is None:
             raise InputError("the trainer of the run is unknown: name it with --trainer NAME")
         else:

@@ -42,6 +42,7 @@ def describe(run: Run, options: CheckOptions) -> RunInfo:
             for column in COLUMNS
             if not available(column.name, run.columns) and column.name in _useful(plan.columns, context)
         },
+        unread=run.unread,
         metrics=tuple(sorted(run.metrics.names())),
         tier=_tier(run.columns),
         runnable=tuple((rule.code, rule.name) for rule in plan.rules),

@@ -71,8 +71,14 @@ def _fitted(mark: Mark, data: MismatchData) -> Mark:
     return replace(mark, offset=math.fsum(count * gap for count, gap in gaps) / tokens if tokens else 0.0)
 
 
-def marked(gallery: Gallery, report: Report) -> Gallery:
-    """Return the pictures with what was found drawn in; the overview is made of the report alone."""
+def marked(gallery: Gallery, report: Report, *, logged: bool) -> Gallery:
+    """Return the pictures with what was found drawn in; the overview is made of the report alone.
+
+    Args:
+        gallery: the pictures.
+        report: what was found.
+        logged: the run has logged metrics.
+    """
     drawn, left_out = dict(gallery.drawn), dict(gallery.left_out)
     data = drawn.get("mismatch")
     if isinstance(data, MismatchData):
@@ -86,5 +92,9 @@ def marked(gallery: Gallery, report: Report) -> Gallery:
         if report.vitals:
             drawn = {"overview": OverviewData(report.vitals), **drawn}
         else:
-            left_out["overview"] = "no logged metric has a name that is known here; `rolloutdoctor metrics` lists them"
+            left_out["overview"] = (
+                "no logged metric has a name that is known here; `rolloutdoctor metrics` lists them"
+                if logged
+                else "nothing was logged: give the trainer's log as well"
+            )
     return Gallery(drawn, left_out)

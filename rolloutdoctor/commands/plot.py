@@ -103,7 +103,7 @@ def draw(
     run_file_steps(run, consumers, replace(options, split=options.split or TRAIN), ready.metrics, progress)
     gallery = pictures.gallery()
     for one in rules:
-        gallery = marked(gallery, report_of(ready, one.state()))
+        gallery = marked(gallery, report_of(ready, one.state()), logged=bool(run.metrics.names()))
     if kind in gallery.left_out:
         raise InputError(f"no picture of {kind}: {gallery.left_out[kind]}")
     return gallery.drawn[kind]
@@ -146,4 +146,4 @@ def check_and_draw(
     gallery = pictures.gallery()
     if shown is not None and any(one.fix == SHOWN and one.severity >= Severity.WARNING for one in report.findings):
         gallery = Gallery({**gallery.drawn, **shown.gallery().drawn}, gallery.left_out)
-    return report, marked(gallery, report)
+    return report, marked(gallery, report, logged=bool(run.metrics.names()))

@@ -34,6 +34,8 @@ from rolloutdoctor.results.findings import InputSummary
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.trainers.spec import Trainer
 
+_NO_PARQUET = (".csv", ".tsv", ".json", ".jsonl", ".txt", ".xlsx")
+
 __all__ = ["RecomputeOptions", "recompute"]
 
 
@@ -65,6 +67,8 @@ def recompute(
     several = executor not in (None, Processes(1))
     if several and path is not None and not in_folder:
         raise UsageError(f"several processes write a file each: name a folder for them, as in -o {Path(path).stem}/")
+    if path is not None and str(path).lower().endswith(_NO_PARQUET):
+        raise UsageError(f"{path}: the values of tokens are written as Parquet; name it {Path(path).stem}.parquet")
     find_dtype(options.dtype)
     run, options = with_identified(run, options)
     configured = need_trainer(configure(run.metadata, options.trainer, options.layers))

@@ -16,7 +16,7 @@ from rolloutdoctor.metric_names.table import writers
 from rolloutdoctor.objective.required_columns import CUT_COLUMNS, is_incomplete, loss_columns
 from rolloutdoctor.ops.logged_digits import WHOLE_LOG
 from rolloutdoctor.results.audit import AuditEntry, Cause, Disagreement
-from rolloutdoctor.results.findings import Excluded, Finding, NotApplicable, Report, Skipped
+from rolloutdoctor.results.findings import NOTHING_READ, Excluded, Finding, NotApplicable, Report, Skipped
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.audited import AuditedRule, audited_stages
 from rolloutdoctor.rules.base import Context, counted
@@ -64,7 +64,7 @@ def judge(
             skipped.append(_never_measured(rule, seen, state))
             continue
         if seen.is_empty and (not state.seen or "train" in rule.splits):
-            missing = "no training rows were read" if state.seen else "no rows were read"
+            missing = "no training rows were read" if state.seen else _nothing_read(context)
             skipped.append(Skipped(rule.code, rule.name, missing, "widen --steps or --split"))
             continue
         if seen.skipped_steps:
@@ -245,6 +245,10 @@ def _never_measured(rule: AnyRule, seen: Seen, state: RunState) -> Skipped:
     )
 
 
+def _nothing_read(context: Context) -> str:
+    return NOTHING_READ + ("" if context.ends is None else ": the run has steps {} to {}".format(*context.ends))
+
+
 def _notes(plan: Plan, state: RunState) -> list[str]:
     """Return the notes on what the numbers rest on."""
     notes: list[str] = []
@@ -253,9 +257,13 @@ def _notes(plan: Plan, state: RunState) -> list[str]:
         notes.append(f"{counted(count, 'step')} could not be evaluated{how}, the first is step {step}: {why}")
     if state.odd_groups:
         notes.append(
-            f"{state.odd_groups:,} groups do not have the configured number of rows: if rows are missing from the "
+            f"{counted(state.odd_groups, 'group')} of another size than configured: if rows are missing from the "
             "file, the advantages of their groups are not those of the run"
         )
+    notes += [
+        f"the column {stored} is not read: if it is {name}, rename it, or give --map {name}={stored}"
+        for name, stored in plan.context.misspelt.items()
+    ]
     lost, size = plan.context.missing_ranks, plan.context.world_size
     if lost:
         names = ", ".join(map(str, lost[:8])) + (f" and {len(lost) - 8:,} more" if len(lost) > 8 else "")

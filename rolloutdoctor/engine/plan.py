@@ -80,7 +80,12 @@ def remedy(names: Sequence[str], context: Context) -> str:
     """Words for what would record some columns."""
     recording = context.recording or (context.trainer.recording if context.trainer is not None else {})
     fallback = recording.get("*", "record these columns, or name them as `rolloutdoctor info` lists them")
-    found = dict.fromkeys(recording.get(name, fallback) for name in names)
+    found = dict.fromkeys(
+        f"rename the column {context.misspelt[name]} to {name}, or --map {name}={context.misspelt[name]}"
+        if name in context.misspelt
+        else recording.get(name, fallback)
+        for name in sorted(names, key=lambda name: name not in context.misspelt)
+    )
     # What asks for more asks for this, too.
     return "; ".join(one for one in found if not any(other.startswith(f"{one},") for other in found))
 

@@ -12,6 +12,7 @@ from rolloutdoctor.engine.refute import find_refuted, has_traces
 from rolloutdoctor.engine.remedies import how_to_record, is_imported, omits_rows
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics
+from rolloutdoctor.io.parquet.columns import misspelt
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.results.audit import Refuted
 from rolloutdoctor.results.errors import UnstatedError
@@ -109,7 +110,7 @@ def context_for(
 def run_context(run: Run, metrics: LoggedMetrics, configured: Configured | None) -> Context:
     """Build the context of a run from those of its logged metrics that can be compared with one step."""
     context = whole_context(run.columns, run.metadata, metrics, configured, has_rows=not run.metrics_only)
-    return replace(context, files=run.files)
+    return replace(context, files=run.files, ends=run.ends(), misspelt=misspelt(run.unread, run.columns))
 
 
 def whole_context(

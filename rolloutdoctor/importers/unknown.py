@@ -23,6 +23,14 @@ OTHERS = (
 """Keys of a line, and in words what programs write with them that nothing here reads."""
 
 
+_PACKED = {
+    b"\x1f\x8b": "gzip: unpack it with gunzip",
+    b"\x28\xb5\x2f\xfd": "zstd: unpack it with unzstd",
+    b"\xfd7zXZ": "xz: unpack it with unxz",
+    b"BZh": "bzip2: unpack it with bunzip2",
+}
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+
 _LOOKED_AT = 8
 """Files of a folder."""
 
@@ -46,6 +54,11 @@ def not_understood(path: Path) -> str | None:
     try:
         with path.open("rb") as file:
             start = file.read(2**16)
+        how = next((how for magic, how in _PACKED.items() if start.startswith(magic)), None)
+        if how is not None:
+            return f"packed with {how}, then give what comes out"
+        if start.startswith(_UTF_16):
+            return "text in UTF-16, as PowerShell writes: convert it with iconv -f utf-16 -t utf-8"
         if start.startswith(b"SQLite format 3\0"):
             return f"an SQLite file, but no trackio project that can be read; {KNOWN}"
         line = next((each for each in start.decode("utf-8-sig").splitlines() if each.strip()), "")
@@ -54,6 +67,8 @@ def not_understood(path: Path) -> str | None:
         return None
     if not line.strip() or start.startswith(b"PAR1"):
         return None
+    if line.lstrip().startswith(("[", "{")) and path.suffix in (".json", ".jsonl"):
+        return f"JSON that is neither an object on each line nor a trainer_state.json; {KNOWN}"
     names = [name.strip() for name in next(csv.reader([line]), [])]
     if len(names) < 2 or not all(names):
         return f"text that begins {line.strip()[:60]!r}; {KNOWN}"

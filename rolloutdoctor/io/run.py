@@ -193,6 +193,13 @@ class Run(Displayed):
         wanted = steps or StepRange()
         return [key for key in self.metrics.steps() if key.step in wanted and split in (None, key.split)]
 
+    def ends(self) -> tuple[int, int] | None:
+        """Return the first and the last step; None if there is none."""
+        if self.metrics_only:
+            steps = [key.step for key in self.metrics.steps()]
+            return (min(steps), max(steps)) if steps else None
+        return min(found.low for found in self._index), max(found.high for found in self._index)
+
     def _empty_batches(self, steps: StepRange | None, split: str | None) -> "Iterator[RolloutBatch]":
         import torch
 
@@ -283,6 +290,11 @@ class Run(Displayed):
         """Bytes of the largest row group once it is decoded, from the footers."""
         found = self._index
         return max((_decoded(self._files[each.file], each.group) for each in found), default=0)
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Columns of the first file that mean nothing here."""
+        return self._files[0].unread if self._files else ()
 
     def stored_files(self) -> tuple[RunFile, ...]:
         """Return the footers of the files, in reading order."""

@@ -10,7 +10,7 @@ Tensors and arrays are copied at once and written by a thread. While the recordi
 ``run.parquet.journal``; what a killed process leaves of it is read by every command like a run file.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ import numpy as np
 
 from rolloutdoctor.data.schema import BY_NAME, Kind
 from rolloutdoctor.io.metadata import RunMetadata, of_ranks
+from rolloutdoctor.io.write.copies import copied
 from rolloutdoctor.recorders._background import BackgroundWriter, close_at_exit, warn
 from rolloutdoctor.results.errors import DataError, SchemaError, nearest
 
@@ -140,13 +141,13 @@ class StepRecorder:
             if name not in BY_NAME or name in _OWN:
                 why = "is given by the recorder itself" if name in _OWN else f"is none{nearest(name, list(BY_NAME))}"
                 raise SchemaError(f"the column {name!r} {why}")
-        copies = {name: _copied(value) for name, value in columns.items() if value is not None}
+        copies = {name: copied(value) for name, value in columns.items() if value is not None}
         if copies:
-            own = None if lengths is None else np.asarray(_copied(lengths), np.int64)
+            own = None if lengths is None else np.asarray(copied(lengths), np.int64)
             key = (int(step), str(split))
             self._writer.put(partial(_table, key, self._rank, copies, own, str(self.path)), key)
         if metrics:
-            values = {name: None if value is None else float(_copied(value)) for name, value in metrics.items()}
+            values = {name: None if value is None else float(copied(value)) for name, value in metrics.items()}
             self._writer.put(partial(_metrics_table, int(step), str(split), values))
 
     def _finish(self) -> str:
@@ -155,20 +156,6 @@ class StepRecorder:
         lost = self._writer.close()
         self.path = self._writer.path
         return lost
-
-
-def _copied(value: object) -> Any:  # noqa: ANN401 - an array, or a list or mapping of the like
-    """Copy tensors and arrays to the CPU, whatever they are nested in; the loop goes on using the originals."""
-    if hasattr(value, "detach"):
-        tensor = value.detach().to("cpu", copy=True)
-        return (tensor.float() if tensor.is_floating_point() and tensor.dtype.itemsize < 4 else tensor).numpy()
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if isinstance(value, Mapping):
-        return {str(name): _copied(each) for name, each in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return [_copied(each) for each in value]
-    return value
 
 
 def _table(
@@ -188,7 +175,7 @@ def _table(
     return run_table(columns, where=where)
 
 
-def _cells(name: str, value: Any, cut: "Cut | None") -> Any:  # noqa: ANN401 - see `_copied`
+def _cells(name: str, value: Any, cut: "Cut | None") -> Any:  # noqa: ANN401 - see `copied`
     from rolloutdoctor.io.write.recorded_rows import named_numbers
 
     column = BY_NAME[name]

@@ -90,10 +90,13 @@ def nearest(word: str, known: "list[str] | tuple[str, ...]") -> str:
 
     >>> nearest("betta", ["beta", "epsilon"])
     "; did you mean 'beta'?"
+    >>> nearest("TRL", ["trl", "verl"])
+    "; did you mean 'trl'?"
     >>> nearest("zzz", ["beta"])
     ''
     """
     import difflib
 
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    by_lower = {each.lower(): each for each in reversed(known)}
+    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return f"; did you mean {by_lower[close[0]]!r}?" if close else ""

@@ -133,6 +133,9 @@ class Finding(Displayed):
 LONGER_LOG = "check a longer log"
 """Remedy of a rule that read the log and found too few steps in it."""
 
+NOTHING_READ = "nothing was read"
+"""Reason of a rule of which no step was read, or how it begins."""
+
 
 @dataclass(frozen=True)
 class Skipped:

@@ -25,6 +25,7 @@ class RunInfo(Displayed):
         last_step: the highest step, or None.
         columns: canonical column to its meaning, for those that are there.
         absent: canonical column to what would record it, for those that are not.
+        unread: columns of the file that mean nothing here.
         metrics: names of the logged metrics.
         tier: how much can be computed.
         runnable: ``(code, name)`` of the rules that can run.
@@ -52,6 +53,7 @@ class RunInfo(Displayed):
     unstated: str = ""
     dropped: tuple[tuple[int, str], ...] = ()
     not_applicable: tuple[NotApplicable, ...] = ()
+    unread: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Summarise the run in a line."""

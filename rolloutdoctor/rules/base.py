@@ -33,6 +33,8 @@ class Context:
     Attributes:
         columns: canonical columns of the run.
         files: names of its files.
+        ends: its first and its last step; None if unknown.
+        misspelt: canonical column that the files lack to a column of theirs with a name much like it.
         metrics: names of the logged metrics.
         trainer: who made the run, or None if nothing says.
         made_by: name and version of who made the run as its files say, each or None; also where too little is stated.
@@ -64,6 +66,8 @@ class Context:
 
     columns: frozenset[str]
     files: tuple[str, ...] = ()
+    ends: tuple[int, int] | None = None
+    misspelt: Mapping[str, str] = field(default_factory=dict)
     metrics: frozenset[str] = frozenset()
     trainer: "Trainer | None" = None
     made_by: tuple[str | None, str | None] = (None, None)

@@ -35,6 +35,7 @@ def as_text(found: RunInfo, style: Style) -> str:
     lines.append(f"trainer   {plain(found.trainer or f'not known in full: {found.unstated}', 600)}")
     lines.append(f"tier      {found.tier}: {found.tier_meaning}")
     lines += [f"columns   {some(found.columns)}"] * bool(found.columns)
+    lines += [f"not read  {some(found.unread)}: no column of a run file"] * bool(found.unread)
     lines += [f"metrics   {some(found.metrics)}"] * bool(found.metrics)
     by_origin: dict[str, list[str]] = {}
     for name, one in found.config.items():

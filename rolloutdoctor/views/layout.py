@@ -53,7 +53,7 @@ def header(subject: RunResult) -> Text:
         f"{many(size.rows, 'row')} in {many(size.groups, 'group')}, {many(size.steps, 'step')}, "
         f"{many(size.tokens, 'token')}   {subject.device} {subject.dtype}"
     )
-    alone = f"{many(size.steps, 'step')} of a log, no rollouts"
+    alone = f"{many(size.steps, 'step')} of a log, no rollouts" if size.steps else "no step was read"
     words = f"{plain(made_by(subject))}   {rows if size.rows else alone}"
     return Text.assemble((f"rolloutdoctor {subject.version}", "bold"), f"   {words}")
 

@@ -543,6 +543,7 @@ class Info(Model):
     config: dict[str, Setting]
     columns: dict[str, Text]
     absent: dict[str, Text]
+    unread: list[Text]
     metrics: list[Text]
     runnable: list[Annotated[Code, BeforeValidator(lambda rule: rule[0])]]
     not_applicable: list[NotApplicableRule]

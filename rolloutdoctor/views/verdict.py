@@ -2,7 +2,7 @@
 
 from math import isfinite
 
-from rolloutdoctor.results.findings import LONGER_LOG, Finding, Report, Severity
+from rolloutdoctor.results.findings import LONGER_LOG, NOTHING_READ, Finding, Report, Severity
 from rolloutdoctor.views.layout import many
 from rolloutdoctor.views.style import shown
 
@@ -41,7 +41,8 @@ def _untested(report: Report) -> str:
     """Say why no rule ran."""
     if not report.skipped:
         return "no rule applies"
-    first = report.skipped[0]
+    unread = (one for one in report.skipped if one.reason.startswith(NOTHING_READ))
+    first = next(unread, report.skipped[0])
     if report.input.rows or not report.input.steps:
         return f"{first.reason}; {first.remedy}"
     short = next((one.reason for one in report.skipped if one.remedy == LONGER_LOG), None)

@@ -212,6 +212,12 @@ def test_a_log_alone(rolloutdoctor, tmp_path):
     assert found.err == "rolloutdoctor: logged metrics without rollouts (verl's file logger)\n"
     assert "RDG003 reward-free-step confirmed" in found.out
     assert "0: metrics only" in rolloutdoctor("info", log).out
+    beyond = rolloutdoctor("check", log, "--steps", "7:")
+    assert beyond.code == 3
+    assert beyond.out.startswith("Nothing could be checked: nothing was read: the run has steps 1 to 1; widen --steps")
+    for kind, why in (("kl", "there are logged metrics and no rollouts"), ("rewards", "missing column reward")):
+        refused = rolloutdoctor("plot", kind, log, "-o", tmp_path / "x.png")
+        assert (refused.code, why in refused.err) == (2, True)
     for command in ("diff", "recompute"):
         words = [word.replace("OUT", str(tmp_path / "x")) for word in COMMANDS[command]]
         refused = rolloutdoctor(*words, log)

@@ -1,5 +1,6 @@
 """A file that nothing reads is refused with what was seen in it; names of one trainer alone say whose a log is."""
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,35 @@ def test_what_was_seen_and_what_is_known(tmp_path, text, seen, name):
     assert seen in " ".join(done.stderr.split())
     assert "not a Parquet file" not in done.stderr
     assert KNOWN in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("content", "seen"),
+    [
+        (gzip.compress(b"{'loss': 0.1}\n"), "packed with gzip: unpack it with gunzip"),
+        ("{'loss': 0.1}\n".encode("utf-16"), "text in UTF-16, as PowerShell writes: convert it with iconv"),
+        (b"[1, 2, 3]", "JSON that is neither an object on each line nor a trainer_state.json"),
+    ],
+)
+def test_what_could_be_read_after_a_command_is_told_so(tmp_path, content, seen):
+    (tmp_path / "log.json").write_bytes(content)
+    done = CliRunner().invoke(app, ["check", str(tmp_path / "log.json")])
+    assert done.exit_code == 2
+    assert seen in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("row", "is_log"),
+    [
+        ('{"step": 1, "loss": 0.5, "kl": 0.1}', True),
+        ('{"step": 1, "loss": 0.5, "reward": 0.1}', True),
+        ('{"step": 1, "loss": 0.5, "reward": 0.1, "group_id": 3}', False),
+        ('{"step": 1, "score_of_mine": 0.5}', False),
+    ],
+)
+def test_lines_of_plain_names_are_a_log_where_an_update_wrote_them(tmp_path, row, is_log):
+    (tmp_path / "log.jsonl").write_text(f"{row}\n")
+    assert (kind_of(tmp_path / "log.jsonl") is not None) == is_log
 
 
 def test_what_is_no_text_is_no_parquet(tmp_path):

@@ -90,7 +90,7 @@ def test_names_that_are_not_text_can_be_printed(here):
     ("given", "message"),
     [
         (["no.parquet"], "no.parquet: no such file or directory; check the path"),
-        (["empty"], "empty: the directory holds no run file (*.parquet); give the files or a pattern such as **"),
+        (["empty"], "empty: the directory is empty; check the path"),
         (["no*.parquet"], "no*.parquet: no file matches the pattern; check it, and quote it if the shell expands it"),
         ([], "no run file was given; name a Parquet file, a directory or a pattern"),
         (["m.metrics.jsonl"], "m.metrics.jsonl: logged metrics, not rollouts; give the run file as well"),

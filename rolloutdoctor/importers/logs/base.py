@@ -2,11 +2,12 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Protocol
 
+from rolloutdoctor.data.schema import COLUMNS, Kind
 from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.reading import cells
 from rolloutdoctor.io.locations.paths import Source
@@ -32,6 +33,21 @@ STEPS = (
     "_step",
 )
 """Names under which loggers have the step, the best first."""
+
+
+OF_UPDATES = frozenset({"loss", "grad_norm", "learning_rate", "epoch"})
+"""Metrics that no rollout has."""
+
+
+def of_rollouts(names: Collection[str]) -> set[str]:
+    """Return the columns of a rollout that some names are, but for those that metrics share."""
+    known = {column for column in COLUMNS if any(name in names for name in (column.name, *column.aliases))}
+    return {column.name for column in known if column.kind is not Kind.FLOATS} - {"step", "split"}
+
+
+def is_of_update(names: Collection[str]) -> bool:
+    """Tell names of which one is a metric that no rollout has, and none is of a rollout but the reward."""
+    return of_rollouts(names) <= {"reward"} and any(name in OF_UPDATES for name in names)
 
 
 _OF_TRAINER = re.compile(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rolloutdoctor.importers.logs.base import STEPS, Entry, Tell, entries_of, entries_of_tracker, is_long
+from rolloutdoctor.importers.logs.base import STEPS, Entry, Tell, entries_of, entries_of_tracker, is_long, is_of_update
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.metric_names.table import whose
@@ -49,7 +49,7 @@ def kind_of_row(row: Mapping[str, object]) -> str | None:
         return None
     if is_long(row):
         return "JSON Lines of step, name and value"
-    if not any("/" in name for name in row if name not in STEPS):
+    if not any("/" in name for name in row if name not in STEPS) and not is_of_update(row):
         return None
     trainer = whose(row)
     return "JSON Lines of logged numbers" + (f", named as {trainer} does" if trainer else "")

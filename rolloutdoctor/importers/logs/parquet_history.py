@@ -1,12 +1,12 @@
 """Logged numbers as Parquet: the history of a wandb run, or any table with a step and metrics."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.data.schema import COLUMNS, METADATA_KEY, Kind
-from rolloutdoctor.importers.logs.base import STEPS, Entry, Tell, entries_of
+from rolloutdoctor.data.schema import METADATA_KEY
+from rolloutdoctor.importers.logs.base import OF_UPDATES, STEPS, Entry, Tell, entries_of, is_of_update, of_rollouts
 from rolloutdoctor.importers.logs.json_document import trainer_entries
 from rolloutdoctor.importers.reading.parquet_files import batches
 from rolloutdoctor.io.locations.paths import Source
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _WANDB = {"_step", "_timestamp"}
-_OF_UPDATES = {"loss", "grad_norm", "learning_rate", "epoch"}
-"""Metrics that no rollout has."""
 
 
 class ParquetHistory:
@@ -68,9 +66,11 @@ def _is_log(schema: "pa.Schema") -> bool:
     others = [field for field in schema if field.name not in (*STEPS, "split") and not types.is_null(field.type)]
     if not others or any(not types.is_primitive(field.type) for field in others):
         return False
-    known = {column for column in COLUMNS if names & {column.name, *column.aliases}}
-    rollout = {column.name for column in known if column.kind is not Kind.FLOATS} - {"step", "split"}
-    return not rollout or (rollout == {"reward"} and bool(names & _OF_UPDATES or any("/" in name for name in names)))
+    return not of_rollouts(names) or is_of_update(names) or _is_prefixed(names)
+
+
+def _is_prefixed(names: Collection[str]) -> bool:
+    return of_rollouts(names) == {"reward"} and any("/" in name for name in names)
 
 
 def _parquet(source: Source) -> Iterator[Entry]:
@@ -85,7 +85,7 @@ def _parquet(source: Source) -> Iterator[Entry]:
         named = next((name for name in STEPS if name in plain), None)
         if named is None:
             raise DataError(f"{source.name}: no step; its number has to be in a column of {', '.join(STEPS)}")
-        number, is_trainers = 0, named == "step" and bool(_OF_UPDATES & {*plain}) and "split" not in plain
+        number, is_trainers = 0, named == "step" and bool(OF_UPDATES & {*plain}) and "split" not in plain
         for batch in batches(parquet, source, plain):
             for row in batch.to_pylist():
                 number += 1

@@ -167,7 +167,12 @@ def _expand_directory(given: str, name: str) -> Iterator[str]:
     paths = list(filter(os.path.isfile, paths))
     runs = with_journals([path for path in paths if path.endswith(".parquet") and not _is_metrics(path)], paths)
     if not runs:
-        raise InputError(f"{name}: the directory holds no run file (*.parquet); give the files or a pattern such as **")
+        if not names:
+            raise InputError(f"{name}: the directory is empty; check the path")
+        raise InputError(
+            f"{name}: the directory holds no run file (*.parquet), and no dump or log that is known; give the files or "
+            "a pattern such as **"
+        )
     yield from runs
     yield from filter(_is_metrics, paths)
 

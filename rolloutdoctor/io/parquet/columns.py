@@ -1,7 +1,8 @@
 """Columns of the contract in a file, with their names and types."""
 
+import difflib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -90,6 +91,25 @@ def resolve(
             "add the optimizer step of every row as an integer"
         )
     return stored
+
+
+_ALIKE = 0.85
+"""How alike two names are, as `difflib` says, before one is the other misspelt: `rewrd`, `reward` are 0.91."""
+
+
+def misspelt(unread: Iterable[str], columns: Collection[str]) -> dict[str, str]:
+    """Map columns that a file lacks to what it has under a name much like theirs or one of their aliases.
+
+    >>> misspelt(["policy_logprobs", "Reward", "learning_rate"], ["step"])
+    {'policy_log_probs': 'policy_logprobs', 'reward': 'Reward'}
+    """
+    names = {name: each.name for each in COLUMNS if each.name not in columns for name in (each.name, *each.aliases)}
+    found: dict[str, str] = {}
+    for name in unread:
+        close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=_ALIKE)
+        if close:
+            found.setdefault(names[close[0]], name)
+    return found
 
 
 def _advantage(field: pa.Field) -> str | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rolloutdoctor.data.schema import TEXTS
+from rolloutdoctor.data.schema import COLUMNS, TEXTS
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.io.locations.stores import address_of, open_bytes, size_of
 from rolloutdoctor.io.metadata import RunMetadata
@@ -95,6 +95,13 @@ class RunFile:
         for leaf in range(len(schema)):
             found.setdefault(schema.column(leaf).path.split(".")[0], []).append(leaf)
         return found
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Columns of the file that mean nothing here, under the names that they have in it."""
+        known = {alias for column in COLUMNS for alias in (column.name, *column.aliases)}
+        known |= {column.stored for column in self.columns.values()}
+        return tuple(name for name in self.leaves if name not in known)
 
     @contextmanager
     def opened(self) -> Iterator["OpenFile"]:
