@@ -2,8 +2,12 @@
 
 import http.client
 import signal
+import socket
+import struct
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -124,6 +128,33 @@ def test_an_interrupt_while_the_check_starts():
     with session(words, PYTHONPATH=str(ROOT), INTERRUPTED_AT="2") as process:  # after the tracker
         out, err = process.communicate(timeout=300)
     assert (out, err, process.returncode) == ("", "rolloutdoctor: interrupted; nothing was written\n", 130)
+
+
+def test_a_browser_that_leaves_before_its_answer_is_not_worth_a_word(capfd):
+    asked, left = threading.Event(), threading.Event()
+
+    def slow(given):
+        asked.set()
+        left.wait()
+        return Answer(bytes(2**24))
+
+    server = PageServer(0, {"overview": slow})
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(server.serve_forever)
+        address = urlsplit(server.address)
+        with socket.create_connection((address.hostname, address.port)) as browser:
+            browser.sendall(f"GET {address.path}api/overview HTTP/1.0\r\nHost: {address.netloc}\r\n\r\n".encode())
+            asked.wait()
+            # Closed with a reset, as when a process ends.
+            browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        handlers = [one for one in threading.enumerate() if "process_request_thread" in one.name]
+        left.set()
+        for one in handlers:
+            one.join()
+        server.shutdown()
+    server.server_close()
+    assert len(handlers) == 1
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_port_in_use_is_said(rolloutdoctor):
