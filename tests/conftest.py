@@ -81,12 +81,14 @@ def warm_workers():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def patient_recorders():
-    """Let recorders wait for the disk: else they drop steps, and a machine may stop for a while."""
+def patience():
+    """Let a machine be slow or stop for a while: recorders would drop steps, and a command would say what it is at."""
+    from rolloutdoctor.cli import progress
     from rolloutdoctor.recorders import _background
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_background, "LONGEST_WAIT", 600)
+        patch.setattr(progress, "SLOW_SECONDS", 3600)
         yield
 
 
