@@ -9,7 +9,7 @@ import pytest
 import typer.main
 import typer.testing
 from forked import Server
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Small tensors gain nothing from threads, and on busy cores the barriers between them cost minutes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -24,7 +24,15 @@ os.environ["TORCHDYNAMO_DISABLE"] = "1"
 # The marks `covers` and `compared`, and the option `--proof`.
 pytest_plugins = ["proof.plugin"]
 
-settings.register_profile("deterministic", derandomize=True, deadline=None, max_examples=40, database=None)
+# Nothing that is drawn is slow; a machine may be, or stop for a while.
+settings.register_profile(
+    "deterministic",
+    derandomize=True,
+    deadline=None,
+    max_examples=40,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("deterministic")
 
 
@@ -69,6 +77,18 @@ def warm_workers():
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "START", "forkserver")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patience():
+    """Let a machine be slow or stop for a while: recorders would drop steps, and a command would say what it is at."""
+    from rolloutdoctor.cli import progress
+    from rolloutdoctor.recorders import _background
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_background, "LONGEST_WAIT", 600)
+        patch.setattr(progress, "SLOW_SECONDS", 3600)
         yield
 
 

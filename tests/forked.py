@@ -40,15 +40,20 @@ class Program:
     def _told(self) -> int:
         return int(self._connection.recv(_MESSAGE, socket.MSG_WAITALL))
 
-    def wait(self, timeout: float = 120) -> int:
-        """The exit code, negative if a signal ended it."""
+    def wait(self, timeout: float = 300) -> int:
+        """The exit code, negative if a signal ended it; a program that takes too long is killed, and fails the test."""
         if self.returncode is None:
             self._connection.settimeout(timeout)
-            self.returncode = os.waitstatus_to_exitcode(self._told())
+            try:
+                self.returncode = os.waitstatus_to_exitcode(self._told())
+            except TimeoutError:
+                with suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
+                raise
             self._connection.close()
         return self.returncode
 
-    def communicate(self, timeout: float = 120) -> tuple[str, str]:
+    def communicate(self, timeout: float = 300) -> tuple[str, str]:
         """Wait for the end: what it wrote to the streams that are pipes."""
         written = {"stdout": "", "stderr": ""}
 

@@ -23,9 +23,10 @@ COLUMNS, COLORS = 80, 64
 INTRODUCTION = """\
 # Gallery of broken trainings
 
-Real trainings of a tiny model, each broken in one way, and what the report says of it first. `make gallery` trains,
-checks and draws them again and writes this page; a test does the same and compares. Where the log alone was checked,
-nothing was recorded.
+Each section shows a run with one fault and the first sentence of its report. The first ten are real trainings of a
+tiny model, the last two are sample runs. `make gallery` trains, checks and draws them again and writes this page; a
+test repeats the trainings and compares the sentences. Where only `trainer_state.json` was checked, no rollouts were
+recorded.
 """
 
 
@@ -96,8 +97,9 @@ BROKEN = (
     Broken(
         "verifier-dies",
         "The verifier dies",
-        "From step 31 on the reward function returns 0 for every response, as one does whose service timed out.",
-        "Let the reward function raise, or return None, when its service does not answer. Resume before that step.",
+        "From step 31 on, the reward function returns 0 for every response, as if the service behind it timed out.",
+        "Make the reward function raise an error or return None when its service does not answer. Resume from a "
+        "checkpoint before that step.",
         "RDT001",
         LOG,
         _log("verifier-dies"),
@@ -105,8 +107,8 @@ BROKEN = (
     Broken(
         "reward-flips",
         "The reward changes its sign",
-        "From step 31 on the reward is multiplied by -1.",
-        "Look at what changed at that step: the data, the judge, the version of the reward function.",
+        "From step 31 on, the reward is multiplied by -1.",
+        "Find out what changed at that step: the data, the judge model or the version of the reward function.",
         "RDT005",
         LOG,
         _log("reward-flips"),
@@ -115,8 +117,9 @@ BROKEN = (
         "lr-huge",
         "The learning rate is too high",
         "The learning rate is 0.1, with a KL coefficient of 0.1.",
-        "Lower the learning rate by a factor of ten or more, and add a warmup. Responses without an end are what the "
-        "policy fell into; the spike of the gradient norm before (`RDT008`) shows the cause.",
+        "Lower the learning rate by a factor of ten or more, and add a warmup. The truncated responses are a "
+        "consequence: the policy diverged and no longer ends its responses. The gradient-norm spike before that "
+        "(`RDT008`) points to the cause.",
         "RDT006",
         LOG,
         _log("lr-huge"),
@@ -125,7 +128,7 @@ BROKEN = (
         "length-bonus",
         "The reward pays for length",
         "The reward is the length of the completion.",
-        "Take length out of the reward, or punish completions that are cut off.",
+        "Remove length from the reward, or penalize truncated completions.",
         "RDT006",
         LOG,
         _log("length-bonus"),
@@ -133,8 +136,8 @@ BROKEN = (
     Broken(
         "sampler-frozen",
         "The sampler never gets the new weights",
-        "The inference engine keeps the weights of the first step, and the trainer's weights move on.",
-        "Check the weight synchronisation: that it is called, and that it reaches every engine.",
+        "The inference engine keeps the weights of the first step while the trainer updates its own.",
+        "Check that the weight sync is called, and that it reaches every engine.",
         "RDO012",
         LOG,
         _log("sampler-frozen"),
@@ -151,8 +154,8 @@ BROKEN = (
     Broken(
         "rewards-of-the-row-before",
         "Each response gets its neighbour's reward",
-        "Rewards are shifted by one row before the baseline is subtracted. All curves look normal.",
-        "Join rewards to responses by an id, not by their order.",
+        "Rewards are shifted by one row before the baseline is subtracted. Every curve looks normal.",
+        "Join rewards to responses by id, not by position.",
         "RDI004",
         ROLLOUTS,
         _rollouts("rewards of the row before", 2),
@@ -160,9 +163,9 @@ BROKEN = (
     ),
     Broken(
         "groups-tiled",
-        "Advantages compare other prompts",
-        "The batch is ordered prompt by prompt, and the baseline reads it as repetitions of the list of prompts.",
-        "Repeat prompts in the order in which the trainer's `view(-1, num_generations)` reads them.",
+        "The baseline mixes prompts",
+        "The batch is ordered prompt by prompt, but the baseline is computed as if the list of prompts were repeated.",
+        "Repeat each prompt `num_generations` times in a row, as `view(-1, num_generations)` in the trainer expects.",
         "RDI003",
         ROLLOUTS,
         _rollouts("groups read as tiled", 2),
@@ -170,9 +173,10 @@ BROKEN = (
     ),
     Broken(
         "sampler-temperature",
-        "The sampler draws at another temperature",
-        "The engine samples at temperature 0.6, and the trainer scores at 1.",
-        "Give sampler and trainer the same temperature, and ask the engine for log-probs after it.",
+        "The sampler uses another temperature",
+        "The engine samples at temperature 0.6, and the trainer computes log-probs at temperature 1.",
+        "Set the same temperature in sampler and trainer, and let the engine return log-probs after temperature "
+        "scaling.",
         "RDO003",
         ROLLOUTS,
         _rollouts("sampler at another temperature", 2),
@@ -181,9 +185,9 @@ BROKEN = (
     Broken(
         "dropout",
         "Dropout is on in the update",
-        "The model has an attention dropout of 0.2 and is in training mode, so that no two passes give the same "
+        "The model has an attention dropout of 0.2 and is in training mode, so two forward passes give different "
         "log-probs.",
-        "Set the dropout of the model to 0, or compute old log-probs and loss in one mode.",
+        "Set the dropout of the model to 0, or compute the old log-probs and the loss in the same mode.",
         "RDO006",
         ROLLOUTS,
         _rollouts("dropout in training", 2),
@@ -192,8 +196,8 @@ BROKEN = (
     Broken(
         "rejected-in-baseline",
         "Rejected responses shift the baseline",
-        "verl rejects responses after the rewards are known, and they still count in the mean and std of their group.",
-        "Leave them out of the group statistics; the picture shows the advantages with and without that fix.",
+        "verl rejects responses after computing rewards, but they still count in the mean and std of their group.",
+        "Exclude them from the group statistics. The picture shows the advantages with and without that fix.",
         "RDA001",
         "`sample_data/verl_rejected.parquet`",
         _sample("verl_rejected.parquet"),
@@ -202,10 +206,10 @@ BROKEN = (
     ),
     Broken(
         "kl-overwritten",
-        "The logged KL is not the KL",
-        "slime up to 0.3.1 builds the rewards of its ppo estimator in the tensor of the stored KL, and logs the mean "
-        "of that tensor as `rollout/kl`.",
-        "Read the recomputed curve, and log a copy of the buffer.",
+        "The logged KL is overwritten",
+        "slime up to 0.3.1 writes the rewards of its ppo estimator into the tensor that holds the KL, and logs the "
+        "mean of that tensor as `rollout/kl`.",
+        "Use the recomputed curve, and log a copy of the tensor.",
         "RDM001",
         "`sample_data/slime_ppo.parquet`",
         _sample("slime_ppo.parquet"),

@@ -17,7 +17,6 @@ def program() -> None:
         raise SystemExit(stop.exit_code) from None
     finally:
         signals.unheed()
-        signals.clean_up()
 
 
 def _run() -> None:

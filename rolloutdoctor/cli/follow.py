@@ -156,18 +156,21 @@ def follow(
 
 def _until_idle(follower: "Follower", how: FollowOptions) -> None:
     """Look again and again."""
-    news, pause = time.monotonic(), how.every or _SOONEST
+    # Not by a clock: of a machine that was suspended, or slow to look, nobody knows that nothing came meanwhile.
+    idle, pause = 0.0, how.every or _SOONEST
     while True:
         if follower.look():
             follower.count()
-            news, pause = time.monotonic(), how.every or _SOONEST
+            idle, pause = 0.0, how.every or _SOONEST
         elif how.every is None:
             pause = min(_LATEST, pause * _SLOWER)
-        left = None if how.until_idle is None else news + how.until_idle - time.monotonic()
-        if left is not None and left <= 0:
-            follower.count(ended=True)
-            return
-        time.sleep(pause if left is None else min(pause, left))
+        if how.until_idle is not None:
+            if idle >= how.until_idle:
+                follower.count(ended=True)
+                return
+            pause = min(pause, how.until_idle - idle)
+        time.sleep(pause)
+        idle += pause
 
 
 def _run(command: list[str], change: "Change") -> None:

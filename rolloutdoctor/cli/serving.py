@@ -1,6 +1,7 @@
 """The local server of `view`: on 127.0.0.1 alone, read-only, and only for who knows the token in its address."""
 
 import secrets
+import sys
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -52,6 +53,11 @@ class PageServer(ThreadingHTTPServer):
         self.prefix = f"/{secrets.token_urlsafe(24)}/"
         self.hosts = {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
         self.address = f"http://{HOST}:{self.server_port}{self.prefix}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of a browser that left before its answer came."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class _Handler(BaseHTTPRequestHandler):

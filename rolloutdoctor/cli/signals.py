@@ -44,9 +44,10 @@ def heed() -> None:
 
 
 def unheed() -> None:
-    """Leave the signals to the system: the work is done."""
+    """Remove what is not finished, and leave the signals to the system: the work is done."""
     global _is_over
     _is_over = True
+    clean_up()
     for number in _WORDS:
         if signal.getsignal(number) is _stop:
             signal.signal(number, signal.SIG_DFL)
@@ -106,10 +107,9 @@ def _is_importing(frame: "FrameType | None") -> bool:
 
 
 def _not_lost(found: "sys.UnraisableHookArgs") -> None:
-    """Print an exception raised during garbage collection, where it is lost; raise a signal again."""
-    global _received
+    """Print an exception raised in a finalizer, where it is lost; what a signal raised would be lost again: so end."""
     if isinstance(found.exc_value, Stopped):
-        number, _received = found.exc_value.args[0], None
-        signal.raise_signal(number)
-    else:
-        sys.__unraisablehook__(found)
+        report(found.exc_value)
+        clean_up()
+        os._exit(found.exc_value.exit_code)
+    sys.__unraisablehook__(found)

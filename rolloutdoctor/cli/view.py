@@ -1,9 +1,11 @@
 """``rolloutdoctor view``."""
 
 import multiprocessing
+import signal
 import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +15,7 @@ from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.serving import Answer, PageServer
 from rolloutdoctor.cli.terminal import say, show
+from rolloutdoctor.io.uninterrupted import uninterrupted
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError, UsageError
 
 if TYPE_CHECKING:
@@ -65,15 +68,15 @@ def view(
         server = PageServer(port, api)
     except OSError as error:
         raise UsageError(f"--port {port}: {error.strerror}; leave it out, and a free one is taken") from error
-    judging.start()
-    show(f"{server.address}\n")
-    if not quiet:
-        say("Ctrl-C ends it")
-    if browser:
-        import webbrowser
-
-        threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
     try:
+        judging.start()
+        show(f"{server.address}\n")
+        if not quiet:
+            say("Ctrl-C ends it")
+        if browser:
+            import webbrowser
+
+            threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
         server.serve_forever()
     finally:
         judging.stop()
@@ -133,15 +136,22 @@ class Judging:
 
     def start(self) -> None:
         """Begin."""
-        self._process.start()
+        uninterrupted(self._start)
         self._sender.close()
         threading.Thread(target=self._listen, daemon=True).start()
 
+    def _start(self) -> None:
+        """Start the process in a thread that then ends."""
+        # A terminal sends Ctrl-C to every process; this one is ended by the other. A mask goes over to a new process.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        self._process.start()
+
     def stop(self) -> None:
-        """End, whether it is done or not."""
-        if self._process.is_alive():
+        """End, whether it is done or not; it may not have begun."""
+        if self._process.pid is not None:
             self._process.kill()
-        self._process.join()
+            self._process.join()
 
     def answer(self, parameters: Mapping[str, str]) -> Answer:
         """Return what was found, or how far it is."""
@@ -158,12 +168,8 @@ class Judging:
 
 
 def _judge(run: "Run", options: "CheckOptions", sender: "Connection") -> None:
-    import signal
-
     import orjson
 
-    # A terminal sends Ctrl-C to every process; this one is ended by the other.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     from rolloutdoctor.commands.view import judge, judged_body
 
     def tell(done: int, total: int | None) -> None:

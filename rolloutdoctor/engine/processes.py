@@ -8,7 +8,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import connection, resource_tracker
@@ -18,6 +18,7 @@ from rolloutdoctor.engine.parts import Part, Work, plan_parts
 from rolloutdoctor.engine.stored import State
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run, StepRange
+from rolloutdoctor.io.uninterrupted import uninterrupted
 from rolloutdoctor.results.errors import InputError
 
 PARTS_PER_WORKER = 4
@@ -29,7 +30,7 @@ PROGRESS_SECONDS = 0.1
 START = "spawn"
 """Start method of workers: a fork would copy locks that threads of arrow and torch hold."""
 
-DEATH_SECONDS = 10
+DEATH_SECONDS = 60
 """Longest wait for the process that died: the pool may see its pipe close before the system says whose end it was."""
 
 _FOR_THE_PARENT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
@@ -71,10 +72,8 @@ class Processes:
         started: list[BaseProcess] = []
         dead: list[BaseProcess] = []
         try:
-            # In a thread: an interrupt is raised in the main thread whatever that blocks, as long as another thread
-            # takes the signal. Between the start of a process and its entry in `started`, nobody could end it.
-            with ThreadPoolExecutor(1) as starter:
-                futures = starter.submit(_submit, pool, work, parts, started).result()
+            # Between the start of a process and its entry in `started`, nobody could end it.
+            futures = uninterrupted(lambda: _submit(pool, work, parts, started))
             size = run.size(steps, split)
             # A row group in which one part ends and the next begins counts in both.
             _follow(futures, started, lambda: progress and progress(min(sum(done), size), size))
@@ -85,10 +84,8 @@ class Processes:
             if not dead:
                 raise
         finally:
-            # Killed also when all is done: taking apart what they imported takes a worker long, and the pool waits.
-            for process in started:
-                process.kill()
-            pool.shutdown(cancel_futures=True)
+            # One that is left would keep the pool, and so this process, from ending.
+            uninterrupted(lambda: _end(pool, started))
         raise InputError(
             f"a worker process died (exit code {dead[0].exitcode}), probably out of memory; use fewer --workers"
         )
@@ -114,6 +111,13 @@ def _submit(
     # the last process that could send any.
     pool._result_queue._writer.close()  # type: ignore[attr-defined]
     return futures
+
+
+def _end(pool: ProcessPoolExecutor, started: Sequence[BaseProcess]) -> None:
+    """Kill every process, also when all is done: taking apart what it imported takes one long, and the pool waits."""
+    for process in started:
+        process.kill()
+    pool.shutdown(cancel_futures=True)
 
 
 def _follow(futures: Sequence[Future[State]], started: Sequence[BaseProcess], tell: Callable[[], object]) -> None:

@@ -7,7 +7,9 @@ result that is lost and a file that cannot be read for a moment. A part is added
 import importlib
 import os
 import platform
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -123,21 +125,24 @@ class _Connection:
             if not self._ray.is_initialized():
                 joined.enter_context(redirect_stdout(sys.stderr))
                 self._join(joined)
-                joined.callback(self._ray.shutdown)
             self._left = joined.pop_all()
 
     def _join(self, joined: ExitStack) -> None:
         ray = self._ray
         wanted = None if self._address == LOCAL else self._address or os.environ.get("RAY_ADDRESS") or "auto"
-        more: dict[str, object] = {}
+        more: dict[str, object] = {"log_to_driver": False, "logging_level": "ERROR"}
         if wanted is None:
             # Ray has no login: nobody else may reach what is started here, and nothing here asks the network.
             folder = joined.enter_context(scratch_folder(SHORT_PREFIX))
-            more = {"_node_ip_address": "127.0.0.1", "_temp_dir": str(folder), "include_dashboard": False}
+            more |= {"_node_ip_address": "127.0.0.1", "_temp_dir": str(folder), "include_dashboard": False}
             more |= {"num_gpus": 0, "resources": {"TPU": 0}}
-            joined.enter_context(_without_dashboard())
+            # What is left of the dashboard without its pages asks the cloud's metadata server who it is.
+            joined.enter_context(_replaced("services", "start_api_server", lambda *args, **kwargs: (None, None)))
+        # Before it is joined, so that an interrupt in between leaves nothing.
+        joined.callback(ray.shutdown)
         try:
-            ray.init(address="local" if wanted is None else wanted, log_to_driver=False, logging_level="ERROR", **more)
+            with _handler_kept():
+                ray.init(address="local" if wanted is None else wanted, **more)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             said = " ".join(str(error).split())[:160]
             raise UsageError(
@@ -150,15 +155,25 @@ class _Connection:
 
 
 @contextmanager
-def _without_dashboard() -> Iterator[None]:
-    """Start no dashboard: what is left of it without its pages asks the cloud's metadata server who it is."""
-    services: Any = importlib.import_module("ray._private.services")
-    before = services.start_api_server
-    services.start_api_server = lambda *args, **kwargs: (None, None)
+def _handler_kept() -> Iterator[None]:
+    """Keep the caller's handler of SIGTERM: Ray's exits with the number of the signal, and another prints a stack."""
+    before = signal.getsignal(signal.SIGTERM)
+    with _replaced("utils", "set_sigterm_handler", lambda handler: None):
+        yield
+    if before is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _replaced(module: str, name: str, value: Callable[..., object]) -> Iterator[None]:
+    """Put a function in the place of one of Ray's own."""
+    where: Any = importlib.import_module(f"ray._private.{module}")
+    before = getattr(where, name)
+    setattr(where, name, value)
     try:
         yield
     finally:
-        services.start_api_server = before
+        setattr(where, name, before)
 
 
 class _Turns:

@@ -64,7 +64,7 @@ def page(tmp_path_factory):
 
 def browse(page, tmp_path, *flags):
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *flags, page.as_uri()]
-    return subprocess.run(command, capture_output=True, encoding="utf-8", timeout=120, check=True).stdout
+    return subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300, check=True).stdout
 
 
 @pytest.mark.parametrize("width", [1280, 500])

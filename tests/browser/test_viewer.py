@@ -49,7 +49,7 @@ FLAGS = [
 def seen(address, *flags):
     """The page as the browser has it after its scripts have run."""
     done = subprocess.run(
-        [CHROMIUM, *FLAGS, *flags, "--dump-dom", address], capture_output=True, text=True, check=True, timeout=180
+        [CHROMIUM, *FLAGS, *flags, "--dump-dom", address], capture_output=True, text=True, check=True, timeout=300
     )
     return done.stdout
 

@@ -1,4 +1,4 @@
-"""State how often rules accuse clean runs, and how often they find a fault, by its strength.
+"""Measure how often rules accuse clean runs, and how often they find a fault, by its strength.
 
 ``python tests/calibration/power.py`` writes ``docs/power.md`` and ``docs/power.svg``; it takes some ten minutes of one
 core. Every number follows from the seeds.
@@ -118,19 +118,20 @@ def words(alarms: Alarms, curves: Mapping[str, Sequence[float]], draws: int) -> 
     names = {rule.code: rule.name for rule in RULES}
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(alarms.runs.items(), reverse=True))
     lines = [
-        "# How often rules are wrong, and how weak a fault they find",
+        "# False alarms, and the weakest fault that each rule finds",
         "",
-        "`make calibrate` draws these runs anew and writes this page; every number follows from the seeds in",
-        "`tests/calibration/`. The runs are small, about 64 rows of some 30 tokens in 4 to 9 steps: on longer ones",
-        "rules see weaker faults.",
+        "`make calibrate` draws these runs again and writes this page; every number follows from the seeds in",
+        "`tests/calibration/`. The runs are small: about 64 rows of some 30 tokens in 4 to 9 steps. In longer runs",
+        "the rules detect weaker faults.",
         "",
         "## Clean runs",
         "",
         f"{alarms.runs.total():,} runs ({kinds}) without a fault. The synthetic models add noise of 0.002 to 0.08",
-        "to the logits of sampler and trainer, some of them in bf16; entropies are high, low or collapsed; there are",
-        "groups of two, fixed lengths, several turns, policies that drift, rows that are up to two versions old and",
-        "corrected, and several updates for one generation. The real ones are made by the code of TRL and verl.",
-        "*Tested* are the runs in which the rule could tell; *upper bound* is that of the rate at 95 %.",
+        "to the logits of sampler and trainer, some in bf16; entropies are high, low or collapsed; there are groups",
+        "of two, fixed lengths, several turns, policies that drift, rows that are up to two versions old and",
+        "corrected, and several updates for one generation. The real runs are made by the code of TRL and verl.",
+        "*Tested* counts the runs in which the rule was clean or found something; *upper bound* is the one-sided 95 %",
+        "confidence bound of the rate (Clopper-Pearson).",
         "",
         "| rule | name | tested | warnings and errors | rate | upper bound |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
@@ -147,22 +148,25 @@ def words(alarms: Alarms, curves: Mapping[str, Sequence[float]], draws: int) -> 
     lines += [
         "",
         f"In all {total:,} warnings and errors in {runs:,} runs and {verdicts:,} verdicts. The rules of",
-        "a run see the same rows, so verdicts are not independent: the bounds by rule are what these draws support.",
+        "a run read the same rows, so verdicts are not independent: these draws support the bounds of single rules,",
+        "and none for all rules together.",
         "",
-        "What counts as clean was decided with the first 80 synthetic runs. One of them changed a rule: a gap that",
-        "grows with lag counts from 0.02 nats (RDO002). Others changed the runs: a collapsed model has no",
-        "observations, of which it would think what no real model does (RDI001), and no responses of one length,",
-        "which would all be the same (RDA011, seen in nine later runs); rows of older weights are corrected, since",
-        "without it they are a fault (RDO002); equal responses to a prompt have equal rewards, since those that do not",
-        "depend on the response are those of other rows (RDI004). The real trainers' rows have no entropies, since",
-        "those were drawn at random (RDO003).",
+        "The first 80 synthetic runs decided what counts as clean. One of them changed a rule: RDO002 counts a gap",
+        "that grows with lag only from 0.02 nats. Others changed the runs:",
+        "",
+        "- Collapsed models have no observation tokens, whose log-probs would be lower than those of any real model",
+        "  (RDI001), and no responses of fixed length, which would all be equal (RDA011; found in nine later runs).",
+        "- Rows sampled with older weights are corrected, because uncorrected ones are a fault (RDO002).",
+        "- Equal responses to a prompt have equal rewards, because rewards that do not depend on the response look",
+        "  like rewards of other rows (RDI004).",
+        "- Rows of the real trainers have no entropies, because those were drawn at random (RDO003).",
         "",
         *[f"- {code}: {seed}" for code, seed in sorted(alarms.seeds.items())],
         "",
         "## Faults",
         "",
-        f"Share of {draws:,} runs in which the rule finds the fault, by its strength. A warning or an error counts;",
-        "any finding does where a rule describes or its severity goes by size (marked i).",
+        f"Share of {draws:,} runs in which the rule finds the fault, by strength. Warnings and errors count; for rules",
+        "marked (i), which describe a property or set the severity by size, information counts too.",
         "",
         "| rule | strength | " + "found at |",
         "| --- | --- | --- |",
@@ -174,11 +178,11 @@ def words(alarms: Alarms, curves: Mapping[str, Sequence[float]], draws: int) -> 
             )
             mark = "" if case.warns else " (i)"
             lines.append(f"| {case.code} {names[case.code]}{mark} | {case.words} | {cells} |")
-    lines += ["", "![Power by strength](power.svg)", ""]
+    lines += ["", "![Power by strength](power.svg)", "", ""]
     return "\n".join(lines)
 
 
-LOGS = "## Logs of numbers"
+LOGS = "## Logs without rollouts"
 
 
 def log_words(alarms: Alarms, curves: Mapping[str, Sequence[float]], draws: int) -> str:
@@ -187,12 +191,13 @@ def log_words(alarms: Alarms, curves: Mapping[str, Sequence[float]], draws: int)
     lines = [
         LOGS,
         "",
-        f"{alarms.runs.total():,} drawn logs without a fault, of 40 to 300 steps, in TRL's and verl's names: rewards",
-        "that rise or do not, in noise with memory; entropies that fall by up to two thirds; a KL up to 0.15 nats;",
-        "heavy-tailed gradient norms; rates with and without a warmup, constant or falling; lengths that grow by up to",
-        "60 %; samplers in bf16; printed whole or with 4 or 6 digits. Real trainings: [Dynamics](dynamics.md).",
+        f"{alarms.runs.total():,} synthetic logs of 40 to 300 steps without a fault, with metric names of TRL or verl:",
+        "rewards that rise or stay flat, with autocorrelated noise; entropies that fall by up to two thirds; a KL up",
+        "to 0.15 nats; heavy-tailed gradient norms; learning rates with and without warmup, constant or decaying;",
+        "lengths that grow by up to 60 %; samplers in bf16; values with all, 4 or 6 digits. [Dynamics](dynamics.md)",
+        "has real trainings.",
         "",
-        "One of the first thousand changed a rule: noise that lasts was taken for a fall of the reward (RDT005).",
+        "One of the first thousand logs changed a rule: RDT005 took autocorrelated noise for a fall of the reward.",
         "",
         "| rule | name | tested | warnings and errors | upper bound |",
         "| --- | --- | ---: | ---: | ---: |",
@@ -203,7 +208,7 @@ def log_words(alarms: Alarms, curves: Mapping[str, Sequence[float]], draws: int)
         for code in sorted(alarms.tested)
     ]
     lines += ["", *(f"- {code}: {seed}" for code, seed in sorted(alarms.seeds.items()))]
-    lines += ["", f"Share of {draws:,} logs in which the rule finds the fault, by its strength.", ""]
+    lines += ["", f"Share of {draws:,} logs in which the rule finds the fault, by strength.", ""]
     lines += ["| rule | strength | found at |", "| --- | --- | --- |"]
     for case in LOG_CASES:
         if case.code in curves:

@@ -18,6 +18,7 @@ import rolloutdoctor.commands.following.follower
 import rolloutdoctor.rules.table
 import rolloutdoctor.views.table  # noqa: F401
 from rolloutdoctor.cli import main
+from rolloutdoctor.recorders import _background
 from rolloutdoctor.recorders.own_loop import StepRecorder
 
 
@@ -32,11 +33,13 @@ def forked(work):
 
 
 def records(steps):
+    _background.LONGEST_WAIT = 600  # a machine that stops for a while is no slow disk
     recorder = StepRecorder("run.parquet", trainer="trl", version="1.16.0", config=growing.CONFIG)
     for step in range(1, steps + 1):
         growing.record(recorder, step, fault_from=steps // 2)
         time.sleep(0.02)
-    time.sleep(0.5)
+    # Closing it would make a run file of the journal.
+    recorder._writer._queue.join()
     # The recorder is killed as well: its journal stays.
     os._exit(0)
 

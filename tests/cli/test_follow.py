@@ -274,6 +274,23 @@ def test_what_was_said_is_kept_before_the_next_is_said(tmp_path):
     assert [len(known) for known in watch.known_before] == list(range(len(watch.said)))
 
 
+def test_a_machine_that_was_suspended_is_not_idle(rolloutdoctor, tmp_path, monkeypatch):
+    path, now, naps = tmp_path / "run.parquet", time.monotonic(), []
+    growing.write(path, range(1, 9))
+
+    def sleep(seconds):
+        naps.append(seconds)
+        if len(naps) == 2:
+            growing.write(path, range(1, 25))
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    # The machine, and the training on it, stops for an hour in each.
+    monkeypatch.setattr(time, "monotonic", lambda: now + 3600 * len(naps))
+    found = rolloutdoctor("check", path, "--follow", "--until-idle", "10", "--every", "3", "--format", "json")
+    assert json.loads(found.stdout)["input"]["steps"] == 24
+    assert naps == [3, 3, 3, 3, 3, 1]
+
+
 @pytest.mark.slow
 def test_the_command_line(rolloutdoctor, tmp_path):
     path, state, events = tmp_path / "run.parquet", tmp_path / "doctor.state", tmp_path / "events"

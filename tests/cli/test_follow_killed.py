@@ -22,7 +22,7 @@ def test_kills(tmp_path, rolloutdoctor):
         [sys.executable, HERE / "killing.py", tmp_path, "40", str(KILLS), "5"],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=600,
         env={"PYTHONPATH": f"{HERE.parent}:{HERE.parents[1]}", "PATH": "/usr/bin:/bin"},
     )
     assert found.stdout == "1\n", found.stderr

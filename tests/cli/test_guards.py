@@ -92,10 +92,20 @@ def test_slow_work_says_what_it_is_at(monkeypatch, capsys):
     for quiet in (True, False):
         with progress.slow_work(quiet=quiet) as tell:
             tell("reads")
-            time.sleep(0.3)
+            said = "" if quiet else waited_for(capsys, "rolloutdoctor: after 0.05 seconds it reads\n")
             tell("draws")
-        said = capsys.readouterr().err.splitlines()
-        assert said == ([] if quiet else ["rolloutdoctor: after 0.05 seconds it reads", "rolloutdoctor: it draws"])
+        said += capsys.readouterr().err
+        after = "rolloutdoctor: after 0.05 seconds it reads\nrolloutdoctor: it draws\n"
+        assert said == ("" if quiet else after)
+
+
+def waited_for(capsys, words):
+    """What is printed on standard error up to some words, by a thread that may be late."""
+    said, end = "", time.monotonic() + 120
+    while not said.endswith(words) and time.monotonic() < end:
+        time.sleep(0.01)
+        said += capsys.readouterr().err
+    return said
 
 
 def test_a_pipe_in_a_folder_is_not_waited_for(rolloutdoctor, tmp_path):

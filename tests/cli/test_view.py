@@ -1,35 +1,37 @@
 """`view`: the server is this machine's and the user's alone, reads the run alone, and ends when it is told to."""
 
 import http.client
-import os
 import signal
-import subprocess
+import socket
+import struct
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import orjson
 import pytest
+from engine.test_processes import INTERRUPTED_AT_A_START, session
 
 from rolloutdoctor.cli.serving import Answer, PageServer
 
 ROOT = Path(__file__).parent.parent.parent
 SAMPLE = ROOT / "sample_data" / "verl_rejected.parquet"
+VIEW = ["-m", "rolloutdoctor", "view", str(SAMPLE), "--against", str(SAMPLE), "--no-browser"]
 
 
 @pytest.fixture(scope="module")
 def served():
     """A server in a process of its own: its address, and how it ends."""
-    command = [sys.executable, "-m", "rolloutdoctor", "view", str(SAMPLE), "--against", str(SAMPLE), "--no-browser"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as one:
+    with session([sys.executable, *VIEW], PYTHONPATH=str(ROOT)) as one:
         yield urlsplit(one.stdout.readline().strip()), one
         one.kill()
 
 
 def ask(address, path, method="GET", host=None):
-    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
+    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=300)
     connection.request(method, path, headers={} if host is None else {"Host": host})
     answer = connection.getresponse()
     return answer.status, answer.read(), dict(answer.getheaders())
@@ -115,9 +117,44 @@ def test_the_run_is_checked_meanwhile_and_ctrl_c_ends_it_all(served):
     assert found["findings"][0]["code"] == "RDA001"
     assert found["verdict"].startswith("Fully masked responses shift 296 advantages")
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 128 + signal.SIGINT
+    assert process.wait(120) == 128 + signal.SIGINT
     with pytest.raises(ConnectionRefusedError):
         ask(address, address.path)
+
+
+@pytest.mark.slow
+def test_an_interrupt_while_the_check_starts():
+    words = [sys.executable, "-c", INTERRUPTED_AT_A_START, *VIEW[2:]]
+    with session(words, PYTHONPATH=str(ROOT), INTERRUPTED_AT="2") as process:  # after the tracker
+        out, err = process.communicate(timeout=300)
+    assert (out, err, process.returncode) == ("", "rolloutdoctor: interrupted; nothing was written\n", 130)
+
+
+def test_a_browser_that_leaves_before_its_answer_is_not_worth_a_word(capfd):
+    asked, left = threading.Event(), threading.Event()
+
+    def slow(given):
+        asked.set()
+        left.wait()
+        return Answer(bytes(2**24))
+
+    server = PageServer(0, {"overview": slow})
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(server.serve_forever)
+        address = urlsplit(server.address)
+        with socket.create_connection((address.hostname, address.port)) as browser:
+            browser.sendall(f"GET {address.path}api/overview HTTP/1.0\r\nHost: {address.netloc}\r\n\r\n".encode())
+            asked.wait()
+            # Closed with a reset, as when a process ends.
+            browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        handlers = [one for one in threading.enumerate() if "process_request_thread" in one.name]
+        left.set()
+        for one in handlers:
+            one.join()
+        server.shutdown()
+    server.server_close()
+    assert len(handlers) == 1
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_port_in_use_is_said(rolloutdoctor):

@@ -1,4 +1,4 @@
-"""Train with planted dynamics and without, and say what the logs alone told: docs/dynamics.md.
+"""Train with faulty dynamics and without, and count which reports of the logs are right: docs/dynamics.md.
 
 ``python tests/dynamics [FOLDER] [--seeds N] [--clean N] [--page]``: what is in the folder is not made again.
 """
@@ -21,29 +21,32 @@ HERE = Path(__file__).resolve().parent
 INTRODUCTION = """\
 # Trainings checked by their logs alone
 
-`make dynamics` makes these trainings, checks them without an option and writes this page. Each is a real training
-of a tiny model with TRL, of 60 optimizer steps, with one fault of its dynamics or none. *Right*: the first sentence
-names the fault, with its onset within two steps where it has one; of a clean training: there is no warning and no
-error. Clean ones are drawn over rewards (dense; sparse and often wrong; noise alone; weighted sums of up to three),
-KL coefficients from 0 to 1, five losses, ratios of tokens and of sequences, three scalings, learning rates from
-3e-5 to 1.6e-3 with three schedules, temperatures, group sizes, accumulation, one to four updates a batch, a sampler
-of its own, and logged lines of one, two and five steps."""
+`make dynamics` makes these trainings, checks them without options and writes this page. Each is a real training
+of a tiny model with TRL over 60 optimizer steps, with one fault in its dynamics or none. The report of a fault is right
+if its first finding names the fault and, where the fault has an onset, gives it within two steps. The report of a clean
+training is right if it has no warning and no error.
+
+Clean trainings vary the reward (dense; sparse and often wrong; pure noise; weighted sums of up to three), the KL
+coefficient (0 to 1), the loss (five types), the level of the ratio (token or sequence), the scaling of rewards (three),
+the learning rate (3e-5 to 1.6e-3, three schedules), the temperature, the group size, gradient accumulation, updates per
+batch (one to four), the sampler (the trainer's own or a separate one) and the logging interval (1, 2 or 5 steps)."""
 PAGE = HERE.parent.parent / "docs" / "dynamics.md"
 FILES = ("trainer_state.json", "train.log")
 
 
 def page(runs: Mapping[str, int], named: Mapping[str, int], wrong: Sequence[str]) -> str:
-    """Say what became of the trainings."""
+    """Return the page with the counts."""
     kinds = list(dict.fromkeys(kind for kind, _ in runs))
     lines = [
         *INTRODUCTION.splitlines(),
         "",
-        "| training | trainings | right by trainer_state.json | right by the console |",
+        "| fault | trainings | right from trainer_state.json | right from the console log |",
         "| --- | ---: | ---: | ---: |",
     ]
     counts = [(kind, *(found[kind, name] for found in (runs, named) for name in FILES)) for kind in kinds]
     lines += [f"| {kind} | {count} | {state} | {printed} |" for kind, count, _, state, printed in counts]
-    return "\n".join([*lines, "", *(f"- {one}" for one in wrong), ""])
+    reports = ["", "Reports that are not right:", "", *(f"- {one}" for one in wrong)] if wrong else []
+    return "\n".join([*lines, *reports, ""])
 
 
 def checked(path: Path) -> Report:

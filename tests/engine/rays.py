@@ -77,7 +77,7 @@ class Waiting(CheckWork):
         (self.marker / f"{here}-{part.number}-{os.urandom(4).hex()}").touch()
         if here == self.doomed:
             time.sleep(600)
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while not list(self.marker.glob(f"{self.doomed}-*")) and time.monotonic() < end:
             time.sleep(0.02)
         return super().measure(part, progress)

@@ -87,7 +87,22 @@ def test_progress_reaches_all_tokens(path):
     assert {total for _, total in calls} == {run.size()}
 
 
-def test_a_worker_that_dies_is_told(path):
+class _InAWorker:
+    """Becomes, in a worker, a function that runs `CODE`."""
+
+    CODE: str
+
+    def __reduce__(self):
+        return eval, (f"lambda *_: exec({self.CODE!r}, {{}})",)
+
+
+class _NeverEnds(_InAWorker):
+    """So that a worker is there to be killed, however late this process has its turn."""
+
+    CODE = "import time; time.sleep(3600)"
+
+
+def test_a_worker_that_dies_is_told(path, monkeypatch):
     killed = []
 
     def kill(done, total):
@@ -97,18 +112,10 @@ def test_a_worker_that_dies_is_told(path):
             for child in killed:
                 child.kill()
 
+    monkeypatch.setattr(processes, "_measured", _NeverEnds())
     with pytest.raises(InputError, match=r"a worker process died \(exit code -9\)"):
         measure_with(Processes(2), prepare(open_run([path]), CheckOptions(device="cpu")), kill)
     assert not multiprocessing.active_children()
-
-
-class _InAWorker:
-    """Becomes, in a worker, a function that runs `CODE`."""
-
-    CODE: str
-
-    def __reduce__(self):
-        return eval, (f"lambda *_: exec({self.CODE!r}, {{}})",)
 
 
 class _DiesInTheMiddleOfItsResult(_InAWorker):
@@ -152,22 +159,22 @@ def test_nobody_is_left_when_the_command_is_ended(tmp_path, how):
     columns = random_columns(0, steps=400, groups=8, longest=40)
     path = write(tmp_path / "run.parquet", columns, TRL, row_group_size=64)
     words = [sys.executable, "-m", "rolloutdoctor", "check", str(path), "--workers", "2", "--device", "cpu"]
-    with _session(words) as process:
+    with session(words) as process:
         children = _until(lambda: len(_children(process.pid)) >= 2 and _children(process.pid))
         assert all(_blocks(child, signal.SIGINT) for child in children)
         if how is signal.SIGINT:
             os.killpg(process.pid, how)  # as a terminal does: to all of them
         else:
             os.kill(process.pid, how)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
     if how is signal.SIGINT:
         assert (out, err) == ("", "rolloutdoctor: interrupted; nothing was written\n")
         assert process.returncode == 130
     assert _until(lambda: not any(_runs(child) for child in children))
 
 
-_INTERRUPTED_AT_A_START = """
-import signal, sys, threading, time
+INTERRUPTED_AT_A_START = """
+import os, signal, sys, threading, time
 from multiprocessing import util
 from rolloutdoctor.cli import program
 
@@ -176,7 +183,7 @@ other.start()
 spawn, started = util.spawnv_passfds, []
 def spawn_and_interrupt(path, words, pipes):
     started.append(spawn(path, words, pipes))
-    if len(started) == 3:  # after the tracker and one process
+    if len(started) == int(os.environ["INTERRUPTED_AT"]):
         time.sleep(1)  # the pool's thread now waits for room in a pipe that the first process does not read yet
         signal.pthread_kill(other.ident, signal.SIGINT)
         time.sleep(0.2)
@@ -190,17 +197,17 @@ program()
 def test_an_interrupt_while_a_process_starts_leaves_nobody(tmp_path):
     """Whatever the main thread blocks, another may take the signal, and Python raises the interrupt in the main one."""
     path = write(tmp_path / "run.parquet", random_columns(0, steps=400, groups=8, longest=40), TRL, row_group_size=64)
-    words = [sys.executable, "-c", _INTERRUPTED_AT_A_START, "check", str(path), "--workers", "2", "--device", "cpu"]
-    with _session(words) as process:
-        out, err = process.communicate(timeout=60)
+    words = [sys.executable, "-c", INTERRUPTED_AT_A_START, "check", str(path), "--workers", "2", "--device", "cpu"]
+    with session(words, INTERRUPTED_AT="3") as process:  # after the tracker and one process
+        out, err = process.communicate(timeout=300)
     assert (out, err, process.returncode) == ("", "rolloutdoctor: interrupted; nothing was written\n", 130)
 
 
 @contextmanager
-def _session(words):
+def session(words, **variables):
     """A command and its processes, none of which outlives a test that fails."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(words, **pipes, start_new_session=True) as process:
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": {**os.environ, **variables}}
+    with subprocess.Popen(words, **how, start_new_session=True) as process:
         try:
             yield process
         except BaseException:
@@ -233,7 +240,7 @@ def _runs(pid):
         return False
 
 
-def _until(condition, seconds=60):
+def _until(condition, seconds=120):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         found = condition()

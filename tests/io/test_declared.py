@@ -213,7 +213,7 @@ def test_the_command_ends_in_one_sentence_and_little_memory(tmp_path, importer):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (2 * 2**30, 2 * 2**30)),
     )
     assert done.returncode == 2

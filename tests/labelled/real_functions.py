@@ -176,7 +176,7 @@ def verl_kinds() -> Iterator[Planted]:
     }
     for name, (fault, expected, setup) in {**cases, **more}.items():
         makers = {strength: partial(_verl, setup, fault, at) for strength, at in AT.items()}
-        yield Planted(f"verl: {name}", expected, "steps of six", makers)
+        yield Planted(f"verl: {name}", expected, "faulty steps of 6: 1, 3, 6", makers)
 
 
 SETUP = setup_of(VERL_CASES["KL is k2"], "verl")
@@ -209,7 +209,7 @@ def slime_kinds() -> Iterator[Planted]:
                 strength: partial(_slime_run, f"{name}, {stored_as}")
                 for strength, stored_as in (("weak", "mild"), ("strong", "severe"))
             }
-            yield Planted(f"slime: {name}", CODES[name], "steps of six", makers)
+            yield Planted(f"slime: {name}", CODES[name], "faulty steps of 6: 1, 6", makers)
 
 
 def _sampled(code: str, strength: float, path: Path) -> None:

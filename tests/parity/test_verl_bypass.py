@@ -58,9 +58,9 @@ class Ranks:
     def all_reduce(self, x, op=None):
         self.own.call = getattr(self.own, "call", 0) + 1
         self.sums.setdefault(self.own.call, []).append(x.clone())
-        self.barrier.wait(10)
+        self.barrier.wait(300)
         total = sum(self.sums[self.own.call])
-        self.barrier.wait(10)
+        self.barrier.wait(300)
         x.copy_(total)
 
     def run(self, tasks):

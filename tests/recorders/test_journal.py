@@ -77,7 +77,9 @@ def opened(path):
 LOOP = """
 import sys, time
 import numpy as np
+from rolloutdoctor.recorders import _background
 from rolloutdoctor.recorders.own_loop import StepRecorder
+_background.LONGEST_WAIT = 600  # a machine that stops for a while is no slow disk
 recorder = StepRecorder(sys.argv[1], trainer="trl", version="1.16.0", config={"beta": 0.04})
 for step in range(1, 100_000):
     lengths = np.full(8, 50)
