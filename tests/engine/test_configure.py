@@ -214,9 +214,6 @@ def test_spellings_of_scale_rewards(spelling, meaning):
         ("trl", {"num_generations": 1}, "num_generations = 1 .* is out of range"),
         ("trl", {"scale_rewards": "std"}, "scale_rewards = 'std' .*: expected one of group, batch, none"),
         ("trl", {"loss_type": "gpro"}, r"did you mean 'grpo'\?"),
-        ("slime", {"entropy_coef": 0.1}, "the entropy's gradient needs the logits, which are not in the rows"),
-        ("trl@1.9.0", {"loss_type": "luspo"}, "luspo before TRL 1.10.0 takes the mean over padded cells"),
-        ("trl@1.13.0", {"use_liger_kernel": True}, "use_liger_kernel before TRL 1.14.0"),
         (
             "trl",
             {"use_vllm": True, "vllm_importance_sampling_clip_min": 3},

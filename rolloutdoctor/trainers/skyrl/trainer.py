@@ -6,11 +6,11 @@ response tokens, terms of the trained ones.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import exp
+from math import exp, nan
 from typing import TYPE_CHECKING, Literal
 
 from rolloutdoctor.objective.corrections import TermWeight
-from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, Surrogate
+from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, EntropyBonus, KlTerm, Objective, Surrogate
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
@@ -160,10 +160,8 @@ OPTIONS = (
         f"{_P}.use_entropy_loss",
         "flag",
         False,
-        "subtract an entropy bonus",
-        computed=(False,),
+        "subtract an entropy bonus: all but the loss as a whole is computed then",
         decides=False,
-        why_not="the entropy's gradient needs the logits, which are not in the rows",
     ),
     Option(
         f"{_P}.zero_variance_filter",
@@ -226,6 +224,10 @@ def objective(config: Config) -> Objective:
         if in_reward
         else None,
         gates=_gates(config),
+        # The entropies that the loss saw are in no row.
+        entropy_bonus=EntropyBonus(coef=nan, aggregation=Aggregation(mode="row-mean-token-mean"), stored=False)
+        if config[f"{_P}.use_entropy_loss"]
+        else None,
         metric_columns=frozenset({"entropy", "rollout_log_probs", "old_log_probs"}),
     )
 
@@ -343,7 +345,8 @@ def metrics(evaluation: "Evaluation") -> Mapping[str, float]:
 def loss_parts(logged: Mapping[str, float], config: Config | None) -> LossParts | None:
     """The policy term, and what the loss has beside it."""
     names = ("policy/policy_loss", "policy/final_loss", "policy/policy_kl")
-    if any(name not in logged for name in names):
+    has_bonus = config is not None and config[f"{_P}.use_entropy_loss"]
+    if has_bonus or any(name not in logged for name in names):
         return None
     return LossParts(logged[names[0]], logged[names[1]] - logged[names[0]])
 
