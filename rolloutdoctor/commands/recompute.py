@@ -135,7 +135,9 @@ def _notes(run: Run, configured: Configured, options: RecomputeOptions, state: R
     if options.dtype == "float32":
         yield _about_float32(sides_of(configured, options)[""], configured.trainer)
     absent = absent_columns(run, loss_columns(objective))
-    if absent:
+    if objective.unknown_loss:
+        yield f"there is no loss, only advantages are computed, the rest is null: {objective.unknown_loss}"
+    elif absent:
         context = run_context(run, LoggedMetrics(), configured)
         yield (
             f"without {', '.join(absent)} there is no loss: only advantages are computed, the rest is null; "

@@ -70,7 +70,6 @@ OPTIONS = (
         "coefficient of the entropy bonus (all but the loss as a whole is computed then); 0: log it; null: neither",
         optional=True,
         decides=False,
-        why_not=_ENTROPY,
     ),
     Option(
         "actor.aux_loss_coef",
@@ -80,6 +79,7 @@ OPTIONS = (
         computed=(0.0,),
         decides=False,
         why_not="it is made of the router's logits, which are not in the rows",
+        loss_alone=True,
     ),
     Option(
         _CORRECTS, "flag", False, "weigh the policy term by trainer over sampler; with gspo compare with the sampler"

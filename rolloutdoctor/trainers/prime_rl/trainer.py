@@ -96,6 +96,7 @@ OPTIONS = (
         choices=("default", "ipo", "sft", "custom"),
         computed=("default", "ipo"),
         why_not="a custom function, or a loss without advantages, is not computed",
+        loss_alone=True,
     ),
     *_bounds(),
     Option(
@@ -114,6 +115,7 @@ OPTIONS = (
         until="0.6",
         computed=(0.0,),
         why_not="the teacher's log-probs are not in the rows",
+        loss_alone=True,
     ),
     Option(
         f"{_LOSS}.ratio_type",

@@ -6,14 +6,14 @@ response tokens, terms of the trained ones.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import exp, nan
+from math import exp
 from typing import TYPE_CHECKING, Literal
 
 from rolloutdoctor.objective.corrections import TermWeight
 from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, EntropyBonus, KlTerm, Objective, Surrogate
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
-from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.options import Config, Option, unknown_loss
 from rolloutdoctor.trainers.spec import Choices, Log, LossParts, OptionRoles, PartOptions, Trainer
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ OPTIONS = (
         choices=(*LOSSES, "clip_cov", "kl_cov", "cross_entropy"),
         computed=tuple(LOSSES),
         why_not=_UNSCALED,
+        loss_alone=True,
     ),
     Option(f"{_P}.loss_reduction", "word", "token_mean", "how token terms become one loss", choices=tuple(REDUCTIONS)),
     Option(f"{_P}.max_seq_len", "integer", None, "what seq_mean_token_sum_norm divides by", low=1, optional=True),
@@ -163,6 +164,7 @@ OPTIONS = (
         "subtract an entropy bonus: all but the loss as a whole is computed then",
         decides=False,
     ),
+    Option(f"{_P}.entropy_loss_coef", "number", 0.01, "coefficient of the entropy bonus", decides=False),
     Option(
         f"{_P}.zero_variance_filter",
         "flag",
@@ -223,11 +225,16 @@ def objective(config: Config) -> Objective:
         )
         if in_reward
         else None,
-        gates=_gates(config),
         # The entropies that the loss saw are in no row.
-        entropy_bonus=EntropyBonus(coef=nan, aggregation=Aggregation(mode="row-mean-token-mean"), stored=False)
+        entropy_bonus=EntropyBonus(
+            coef=config.number(f"{_P}.entropy_loss_coef"),
+            aggregation=Aggregation(mode="row-mean-token-mean"),
+            stored=False,
+        )
         if config[f"{_P}.use_entropy_loss"]
         else None,
+        gates=_gates(config),
+        unknown_loss=_unknown_loss(config),
         metric_columns=frozenset({"entropy", "rollout_log_probs", "old_log_probs"}),
     )
 
@@ -293,11 +300,7 @@ def _surrogate(config: Config) -> Surrogate:
 
 
 def _gates(config: Config) -> tuple[TermWeight, ...]:
-    """Build what multiplies the policy term alone.
-
-    Raises:
-        UsageError: for corrections together that are not computed.
-    """
+    """Build what multiplies the policy term alone."""
     if config.word(_LOSS) == "importance_sampling":
         return ()
     found, weight = [], TermWeight(kind="importance", low=exp(-BOUND))
@@ -313,11 +316,6 @@ def _gates(config: Config) -> tuple[TermWeight, ...]:
         found.append(TermWeight(kind="outlier", low=outliers[0], high=outliers[1]))
     if None not in tokens:
         found.append(TermWeight(kind="importance", low=tokens[0], high=tokens[1], outside="zero", indicator=True))
-    if found and (statistic is not None or level == "sequence"):
-        raise UsageError(
-            "a mask of tokens or outliers together with sequence_mask_metric or tis_ratio_type = sequence, which are "
-            "made of the tokens that it leaves, is not computed by this version"
-        )
     if level == "token":
         found.append(replace(weight, high=config.number(f"{_MASK}.token_tis_ratio_clip_high")))
     elif level == "sequence":
@@ -328,6 +326,21 @@ def _gates(config: Config) -> tuple[TermWeight, ...]:
         low, high = bound(f"{short}_mask_low"), bound(f"{short}_mask_high")
         found.append(replace(mask, low=low, high=high, outside="zero", indicator=True))
     return tuple(found)
+
+
+def _unknown_loss(config: Config) -> str:
+    """Say why the loss is not computed, where corrections are made of what others leave; empty where it is."""
+    names = [f"{kind}_is_threshold_{end}" for kind in ("outlier_token", "token_mask") for end in ("low", "high")]
+    of_outliers, of_tokens = names[:2], names[2:]
+    is_set = {name: config[f"{_MASK}.{name}"] is not None for name in names}
+    masks = any(is_set[name] for name in of_outliers) or all(is_set[name] for name in of_tokens)
+    of_rows = config[f"{_MASK}.sequence_mask_metric"] is not None or config[_TIS] == "sequence"
+    if not masks or not of_rows or config.word(_LOSS) == "importance_sampling":
+        return ""
+    return unknown_loss(
+        "a mask of tokens or outliers with sequence_mask_metric or tis_ratio_type = sequence",
+        "these are made of the tokens that it leaves",
+    )
 
 
 def group_size(config: Config, split: str) -> int | None:

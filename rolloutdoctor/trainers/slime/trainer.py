@@ -96,11 +96,12 @@ OPTIONS = (
         None,
         "weights outside the bounds: null truncates them, icepop_function sets them to 0, mis is slime's helper for "
         "train-inference mismatch",
-        computed=(None, ICEPOP, MIS),
+        computed=(ICEPOP, None, MIS),
         spellings={MIS_FILE: MIS},
         optional=True,
         decides=False,
         why_not="a custom function is not part of the run file",
+        loss_alone=True,
     ),
     Option(
         "get_mismatch_metrics",
@@ -146,6 +147,7 @@ OPTIONS = (
         optional=True,
         decides=False,
         why_not="a custom function is not part of the run file",
+        loss_alone=True,
     ),
     Option(
         "entropy_coef",
