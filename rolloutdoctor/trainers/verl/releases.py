@@ -23,7 +23,6 @@ ENGINE = (0, 8, 0)
 
 _MULTI_TURN = "actor_rollout_ref.rollout.multi_turn.enable"
 _LEGACY = "trainer.use_legacy_worker_impl"
-_CORRECTION = "the rollout correction of the releases before 0.8 was not compared"
 _MODES = ("vanilla", "gpg", "gspo", "sapo", "cispo", "dppo_tv", "dppo_kl")
 """Loss modes that were compared with the first actor."""
 
@@ -58,7 +57,7 @@ OPTIONS = (
         until="0.6.1",
         computed=(False,),
         decides=False,
-        why_not=_CORRECTION,
+        why_not="the rollout correction of the releases before 0.8 was not compared",
         loss_alone=True,
         yields=True,
     ),
