@@ -205,6 +205,16 @@ def test_no_rule_is_clean_that_reads_the_loss():
             assert rule.code not in clean
 
 
+def test_metrics_of_a_custom_loss_refute_nothing():
+    logged = {"masked_advantage_positive/mean": 0.1}
+    found = {
+        kind: diagnose_one("RDI014", toy_batch([[1, 0]]), trainer="prime-rl", logged=logged, **{"loss.type": kind})
+        for kind in ("custom", "sft")
+    }
+    assert not found["custom"].startswith("RDI014 error")
+    assert found["sft"].startswith("RDI014 error")
+
+
 def test_a_fault_of_the_advantages_is_found():
     batch, options, logged = real_step()
     spoilt_T = batch.column("advantages").clone()
