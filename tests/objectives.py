@@ -10,6 +10,6 @@ def objective_of(trainer: str, **options: object) -> Objective:
     trainer, _, version = trainer.partition("@")
     spec = table.TRAINERS[trainer]
     named = {name.replace("__", "."): value for name, value in options.items()}
-    return spec.objective(
+    return spec.objective_of(
         resolve(spec.options, parse_version(version or spec.newest), [Layer("test", named)], trainer=trainer)
     )

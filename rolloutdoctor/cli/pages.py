@@ -201,6 +201,7 @@ def trainers(name: str | None = None, *, as_json: bool = False) -> str:
                 "default": option.default_at(at),
                 "takes": option.wanted(),
                 "computed": None if option.computed is None else list(option.computed),
+                "loss_alone": option.loss_alone,
                 "decides": option.decides,
                 "meaning": option.meaning,
                 "changed": [{"in": release, "before": before} for release, before in option.changes],
@@ -232,7 +233,8 @@ def trainers(name: str | None = None, *, as_json: bool = False) -> str:
             words = f"{option.meaning}; takes {option.wanted()}"
             if option.computed is not None:
                 able = ", ".join(_word(value) for value in option.computed)
-                words += f"; computed here: {able} ({option.why_not})"
+                what = "its loss is computed for" if option.loss_alone else "computed here:"
+                words += f"; {what} {able} ({option.why_not})"
             for release, before in reversed(option.changes):
                 words += f"; before {release} the default was {_word(before)}"
             words += f"; from {option.since} on" if option.since else ""

@@ -24,7 +24,7 @@ from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.results.comparison import Comparison, Effect, Pair, Slice
-from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.results.errors import InputError, UsageError
 from rolloutdoctor.results.exact import mean
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.base import counted, percent
@@ -69,6 +69,8 @@ def diff(
         raise UsageError(f"no parts by {options.by!r} (known: {', '.join(PARTS)})")
     run, options = with_identified(run, options)
     configured = need_trainer(configure(run.metadata, options.trainer, options.layers))
+    if options.without and configured.objective.unknown_loss:
+        raise InputError(f"{run.files[0]}: rows are left out of a loss: {configured.objective.unknown_loss}")
     untried = None
     if options.all_fixes:
         able, untried = every_fix(run, configured)
@@ -193,6 +195,7 @@ def _mean(pairs: Sequence[Pair]) -> Pair:
 def _remarks(total: Totals, metrics_moved: bool) -> Iterator[str]:
     if not differs(total):
         same = "advantages, loss and gradient are the same"
+        same = same if total["steps"] else "advantages are the same, and there is no loss to compare"
         yield f"only metrics change: {same}" if metrics_moved else f"nothing changes: {same}"
         return
     if total["steps"] and not total["versus_l1"] > 0:

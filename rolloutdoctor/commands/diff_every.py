@@ -8,6 +8,7 @@ from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.prepare import run_context
 from rolloutdoctor.io.run import Run
+from rolloutdoctor.objective.required_columns import UNKNOWN_LOSS
 from rolloutdoctor.results.comparison import Effect, UntriedFix
 from rolloutdoctor.search.hypotheses.fixes import FIXES, ChosenFix, choose
 
@@ -22,7 +23,9 @@ def every_fix(run: Run, configured: Configured) -> tuple[tuple[ChosenFix, ...], 
             others.append(UntriedFix(chosen.label, applies=False, why=f"needs {chosen.fix.needs}"))
             continue
         absent = absent_columns(run, chosen.columns(objective))
-        if absent:
+        if UNKNOWN_LOSS in absent:
+            others.append(UntriedFix(chosen.label, applies=True, why=objective.unknown_loss))
+        elif absent:
             why = f"without {', '.join(absent)}; {remedy(absent, context)}"
             others.append(UntriedFix(chosen.label, applies=True, why=why))
         else:

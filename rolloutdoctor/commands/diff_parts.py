@@ -175,7 +175,9 @@ def sides_of(run: Run, configured: Configured, options: DiffOptions) -> dict[str
     if options.against:
         layer = read_settings(options.against, "--against")
         other = need_trainer(configure(run.metadata, options.trainer, [layer, *options.layers]))
-        changed = compared(other.objective, fixes)
+        # A loss that one side does not have is compared with none.
+        unknown = base.unknown_loss or other.objective.unknown_loss
+        base, changed = (replace(one, unknown_loss=unknown) for one in (base, compared(other.objective, fixes)))
         alone[", ".join(f"{key}={value}" for key, value in layer.values.items())] = changed
     for fix in fixes:
         changed = changed if options.all_fixes else fix.apply(changed)
@@ -207,7 +209,10 @@ def columns_of(
     context = run_context(run, metrics, configured)
     of_fixes = frozenset().union(*(chosen.fix.columns(configured.objective) for chosen in fixes))
     needed = frozenset().union(*(advantage_columns(objective) for objective in sides.values()), of_fixes)
-    absent = absent_columns(run, needed)
+    absent, unknown = absent_columns(run, needed), sides[AS_CONFIGURED].unknown_loss
+    of_loss = [chosen.label for chosen in fixes if chosen.fix.stage == "loss"]
+    if unknown and of_loss:
+        raise InputError(f"{run.files[0]}: {', '.join(of_loss)} cannot be compared: {unknown}")
     if absent:
         word = "column" if len(absent) == 1 else "columns"
         raise InputError(
@@ -216,7 +221,9 @@ def columns_of(
     wanted = frozenset().union(*(evaluation_columns(objective) for objective in sides.values()))
     absent = absent_columns(run, frozenset().union(*(loss_columns(objective) for objective in sides.values())))
     notes = []
-    if absent:
+    if unknown:
+        notes.append(f"there is no loss, only advantages are compared: {unknown}")
+    elif absent:
         notes.append(
             f"without {', '.join(absent)} there is no loss: only advantages are compared; {remedy(absent, context)}"
         )

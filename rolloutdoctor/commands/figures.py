@@ -19,6 +19,7 @@ from rolloutdoctor.evaluation.row_changes import baseline_drift, is_change
 from rolloutdoctor.evaluation.rows import in_scope
 from rolloutdoctor.objective.objective import KlBuffer, Objective
 from rolloutdoctor.objective.required_columns import (
+    UNKNOWN_LOSS,
     advantage_columns,
     has_time_axis,
     loss_columns,
@@ -114,6 +115,8 @@ class FigureAccumulator(StepConsumer):
             InputError: if it does; the message says what would record it.
         """
         absent = sorted(name for name in needed if not available(name, context.columns))
+        if UNKNOWN_LOSS in absent and context.objective is not None:
+            raise InputError(context.objective.unknown_loss)
         if absent:
             word = "column" if len(absent) == 1 else "columns"
             raise InputError(f"missing {word} {', '.join(absent)}: {remedy(absent, context)}")

@@ -201,7 +201,7 @@ def _configured(maker: TrainerInfo) -> Configured:
             raise InputError(f"the state is damaged (the value of {name}); check that part again")
     is_release = not maker.version_assumed and "dev" not in maker.version
     config = Config(parse_version(maker.version), settings, is_release)
-    objective = trainer.objective(config)
+    objective = trainer.objective_of(config)
     for label in maker.fixes:
         objective = choose(label).apply(objective)
     return Configured(

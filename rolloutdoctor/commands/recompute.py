@@ -139,18 +139,21 @@ def _notes(run: Run, configured: Configured, options: RecomputeOptions, state: R
     if options.dtype == "float32":
         yield _about_float32(sides_of(configured, options)[""], configured.trainer)
     absent = absent_columns(run, loss_columns(objective))
-    if absent:
+    if objective.unknown_loss:
+        yield f"there is no loss, only advantages are computed, the rest is null: {objective.unknown_loss}"
+    elif absent:
         context = run_context(run, LoggedMetrics(), configured)
         yield (
             f"without {', '.join(absent)} there is no loss: only advantages are computed, the rest is null; "
             f"{remedy(absent, context)}"
         )
-    if objective.entropy_bonus is not None:
-        yield f"grad_re is null: {objective.entropy_bonus.no_gradient}"
+    bonus = objective.entropy_bonus
+    if bonus is not None:
+        yield f"{'grad_re is' if bonus.stored else 'loss_re and grad_re are'} null: {bonus.no_gradient}"
     if objective.kl_loss is None and objective.kl_reward is None:
         yield "kl_re is null: this configuration has no KL term"
     without = sum(step.before.loss is None for step in state.steps)
-    if without and not absent and not state.failures:
+    if without and not absent and not state.failures and (bonus is None or bonus.stored):
         yield f"{without:,} steps have null in a column that the loss needs, and no loss"
 
 

@@ -277,7 +277,8 @@ class Inspector:
                     problem = context.unstated or "nothing says which trainer made this run"
                 elif not problem and evaluations[AS_CONFIGURED].tokens is None:
                     absent = sorted(name for name in needed if not batch.has(name))
-                    problem = f"the loss needs columns that are missing: {', '.join(absent)}"
+                    unknown = evaluations[AS_CONFIGURED].objective.unknown_loss
+                    problem = unknown or f"the loss needs columns that are missing: {', '.join(absent)}"
                 return _Opened(
                     batch, evaluations, self._run.metrics.at(key), problem, *_logged_advantages(batch, evaluations)
                 )

@@ -126,7 +126,7 @@ def configure(
     config = resolve(spec.options, parsed, [*layers, *(layers_of(metadata) if same else [])], trainer=name)
     config = replace(config, is_release=not assumed and "dev" not in version)
     try:
-        objective = spec.objective(config)
+        objective = spec.objective_of(config)
     except UnstatedError:
         if trainer or fixes or any(layer.values for layer in layers):
             raise

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from rolloutdoctor.objective.parts import Part, has_part
+from rolloutdoctor.objective.required_columns import NO_REMEDY
 from rolloutdoctor.results.findings import NotApplicable, Setting, Skipped
 from rolloutdoctor.rules.base import Context, counted
 from rolloutdoctor.rules.table import AnyRule
@@ -51,11 +52,21 @@ def nothing_found(rule: AnyRule, total: Measured, context: Context, unread: int)
     unseen = rule.unseen_reason(total, context)
     if unseen is not None:
         return Skipped(rule.code, rule.name, unseen.reason, unseen.remedy)
+    of_loss = of_unknown_loss(rule, context)
+    if of_loss is not None:
+        return of_loss
     excluded = rule.excluded(total, context)
     if excluded is not None and excluded.too_wide:
         return Skipped(rule.code, rule.name, excluded.too_wide, excluded.needed)
     decisive = [name for part in rule.decisive_parts(total, context) for name in _assumed(part, context)]
     return _unstated(rule, decisive, context, "nothing was found, but ") if decisive else None
+
+
+def of_unknown_loss(rule: AnyRule, context: Context) -> Skipped | None:
+    """Return what a rule that audits the loss is, besides a finding, where the loss is not computed; else None."""
+    unknown = "" if context.objective is None else context.objective.unknown_loss
+    audits = rule.needs_objective and "loss" in rule.stages
+    return Skipped(rule.code, rule.name, unknown, NO_REMEDY) if unknown and audits else None
 
 
 def _options(part: Part, context: Context) -> PartOptions:

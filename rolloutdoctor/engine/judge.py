@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from rolloutdoctor.audit.tally import STAGES, AuditTally
 from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.engine.configure import Configured
-from rolloutdoctor.engine.coverage import nothing_found
+from rolloutdoctor.engine.coverage import nothing_found, of_unknown_loss
 from rolloutdoctor.engine.follows import AUDIT, by_cause
 from rolloutdoctor.engine.plan import Plan
 from rolloutdoctor.engine.run_state import RunState, thinned
@@ -73,7 +73,8 @@ def judge(
         total = rule.measured(seen.run, context)
         unseen = rule.inconclusive_reason(total, context)
         if unseen is not None:
-            skipped.append(Skipped(rule.code, rule.name, unseen.reason, unseen.remedy))
+            of_loss = of_unknown_loss(rule, context)
+            skipped.append(of_loss or Skipped(rule.code, rule.name, unseen.reason, unseen.remedy))
             continue
         finding = _finding(rule, seen, total, context)
         untested = nothing_found(rule, total, context, seen.skipped_steps) if finding is None else None
@@ -282,7 +283,10 @@ def _notes(plan: Plan, state: RunState) -> list[str]:
     if trainer is not None and config is not None:
         notes += unused(trainer.options, config)
     objective, columns = plan.context.objective, plan.context.columns
-    evaluates_loss = objective is not None and plan.columns >= (loss_columns(objective) & columns)
+    if objective is not None and objective.unknown_loss:
+        notes.append(f"there is no loss, gradient or metric of the update: {objective.unknown_loss}")
+    known = objective is not None and not objective.unknown_loss
+    evaluates_loss = known and objective is not None and plan.columns >= (loss_columns(objective) & columns)
     if evaluates_loss and not any(name in columns for name in CUT_COLUMNS):
         notes.append(
             "no micro_batch_id or optim_step_id: assuming that each logged step is one optimizer step on one "

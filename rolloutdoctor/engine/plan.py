@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from rolloutdoctor.data.schema import STAND_INS
 from rolloutdoctor.engine import coverage
-from rolloutdoctor.objective.required_columns import optional_columns
+from rolloutdoctor.objective.required_columns import NO_REMEDY, UNKNOWN_LOSS, optional_columns
 from rolloutdoctor.results.findings import NotApplicable, Skipped
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.table import AnyRule
@@ -114,6 +114,9 @@ def _obstacle(rule: AnyRule, context: Context, assumed: Skipped | None) -> Skipp
             "put the logged metrics beside the run as NAME.metrics.parquet or .jsonl (step, split, name, value)",
         )
     absent = sorted(name for name in rule.columns(context) if not available(name, context.columns))
+    unknown = "" if context.objective is None else context.objective.unknown_loss
+    if unknown and (rule.needs_loss or UNKNOWN_LOSS in absent):
+        return Skipped(rule.code, rule.name, unknown, NO_REMEDY)
     if absent:
         word = "column" if len(absent) == 1 else "columns"
         return Skipped(rule.code, rule.name, f"missing {word} {', '.join(absent)}", remedy(absent, context))

@@ -68,7 +68,7 @@ def _by_rounded_losses(configured: Configured, metrics: LoggedMetrics) -> Iterat
     option = trainer.roles.kl
     if term is None or option is None or not trainer.log.loss_is_whole or term.coef <= 0:
         return
-    if configured.objective.entropy_bonus is not None:
+    if configured.objective.entropy_bonus is not None or configured.objective.unknown_loss:
         return
     found = [metrics.at(key) for key in metrics.steps() if key.split == TRAIN]
     losses = [one[trainer.log.loss] for one in found if trainer.log.loss in one]

@@ -188,7 +188,9 @@ class Evaluation:
 
     def _part(self) -> TokenSums:
         if self.tokens is None:
-            raise ValueError("the loss was not evaluated: a column it needs is missing")
+            raise ValueError(
+                f"the loss was not evaluated: {self.objective.unknown_loss or 'a column it needs is missing'}"
+            )
         return self.tokens
 
 

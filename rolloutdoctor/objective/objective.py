@@ -367,6 +367,8 @@ class Objective:
         metric_columns: columns that metrics are made of where they are there, beyond those of the loss.
         also_logs: metrics that an option switches on.
         context_slices: over how many slices of every row the trainer adds up the metric of the stored KL.
+        unknown_loss: why the loss cannot be computed, the option first: then `surrogate`, `aggregation` and what else
+            is of the loss say nothing, and what comes before it holds. Empty where it can.
     """
 
     trainer: str
@@ -393,6 +395,7 @@ class Objective:
     metric_columns: frozenset[str] = frozenset()
     also_logs: frozenset[str] = frozenset()
     context_slices: int = 1
+    unknown_loss: str = ""
 
     def with_singleton_rule(self, singleton: Literal["raw", "zero"]) -> "Objective":
         """Return the objective with another rule for the only row in the baseline of a group."""

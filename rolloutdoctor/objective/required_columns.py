@@ -63,6 +63,13 @@ def mask_before_rejection(objective: Objective) -> str:
     return "response_mask_pre" if objective.correction.rejects else "response_mask"
 
 
+UNKNOWN_LOSS = "(unknown loss)"
+"""Stands among the columns of a loss that no column makes computable; no run has it."""
+
+NO_REMEDY = "nothing records it; rewards and advantages are computed"
+"""What to do about an unknown loss."""
+
+
 def loss_columns(objective: Objective) -> frozenset[str]:
     """Return the columns that the loss and its gradient need."""
     needed = set(advantage_columns(objective)) | {"response_mask", "policy_log_probs", objective.surrogate.old}
@@ -88,6 +95,8 @@ def loss_columns(objective: Objective) -> frozenset[str]:
     for gate in objective.gates:
         needed |= {"entropy"} if gate.kind == "high_entropy" else {gate.of, gate.against}
         needed |= {"micro_batch_id", "rank"} if gate.level == "pack" else set()
+    if objective.unknown_loss:
+        needed.add(UNKNOWN_LOSS)
     return frozenset(needed)
 
 

@@ -39,6 +39,7 @@ class ClipSaturation(NumbersRule):
     name = "clip-saturation"
     references = ("https://github.com/NovaSky-AI/SkyRL/issues/1353",)
     about = ("clip_fraction",)
+    needs_loss = True
 
     some: float = 0.25
     many: float = 0.4

@@ -173,7 +173,8 @@ class DeadGroups(TableRule):
         message = ends
         if run["kappa"] is not None:
             message += f"; {percent(run['kappa'])} of the trained tokens are in groups with reward variance"
-            token_mean = context.objective is not None and context.objective.aggregation.mode == "token-mean"
+            mine = context.objective
+            token_mean = mine is not None and not mine.unknown_loss and mine.aggregation.mode == "token-mean"
             message += f", so the token mean shrinks their gradient by {number(run['kappa'])}" if token_mean else ""
         if run["expected_share"] is not None:
             message += f"; if all prompts were equally hard, {percent(run['expected_share'])} would be expected"

@@ -202,7 +202,7 @@ def _filters_zero(objective: Objective) -> bool:
     """True if plain centred scores of exactly 0 leave the loss and its denominator."""
     rule = objective.advantage
     is_centred = rule.spec.is_standard_score and rule.scale == "none" and not rule.whitened and not rule.normalised
-    return is_centred and RowSet.ZERO_ADVANTAGE in objective.denominator.without
+    return is_centred and not objective.unknown_loss and RowSet.ZERO_ADVANTAGE in objective.denominator.without
 
 
 def _is_known(objective: Objective) -> bool:

@@ -106,6 +106,6 @@ class KlClamped(CountingRule):
 def _clamps(context: Context) -> bool:
     """True if a KL of the objective is cut where k3 is 10."""
     objective = context.objective
-    terms = () if objective is None else (objective.kl_loss, objective.kl_reward)
+    terms = () if objective is None else (None if objective.unknown_loss else objective.kl_loss, objective.kl_reward)
     clamped = ((one.estimator, one.clamp) for one in terms if one is not None and one.coef)
     return any(name == "k3_clamped" or (name == "k3" and clamp == 10) for name, clamp in clamped)

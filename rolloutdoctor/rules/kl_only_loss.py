@@ -55,6 +55,7 @@ class KlOnlyLoss(TableRule):
         "https://github.com/huggingface/trl/issues/2703",
     )
     needs_objective = False
+    needs_loss = True
     needs_rows = False
     splits = ("train",)
 

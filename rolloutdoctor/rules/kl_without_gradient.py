@@ -44,6 +44,7 @@ class KlWithoutGradient(NumbersRule):
     references = ("https://github.com/huggingface/trl/issues/4634",)
     about = ("zero_variance_share", "kl", "grad_norm")
     needs_objective = True
+    needs_loss = True
     part_names = (Part.KL_LOSS,)
 
     fewest: int = 1

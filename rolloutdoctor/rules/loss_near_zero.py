@@ -68,6 +68,7 @@ class LossNearZero(TableRule):
     reads = ("loss", "policy_loss", "kl_loss", "grad_l1", "grad_sq")
     adds = ("expected_loss_at_ratio_one", "has_signal")
     needs_objective = False
+    needs_loss = True
     needs_rows = False
     splits = ("train",)
 

@@ -54,6 +54,7 @@ class RatioNoise(NumbersRule):
     )
     beside = ("clip_fraction", "ppo_kl")
     needs_objective = True
+    needs_loss = True
 
     fewest: int = 3
     some: float = 1e-3

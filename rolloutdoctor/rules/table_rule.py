@@ -60,6 +60,7 @@ class Rule(ABC, Generic[M]):
         references: upstream threads and papers.
         needs_rows: False if the rule looks at the log alone.
         needs_objective: False if the rule runs without knowing the trainer.
+        needs_loss: True if it says nothing of a run whose loss is not computed, whichever columns it reads.
         splits: the splits it is about.
         needs: columns of a run file without which it cannot run; `columns` where that depends on the run.
         uses: further columns that it reads where they are there; `optional_columns` where that depends on the run.
@@ -76,6 +77,7 @@ class Rule(ABC, Generic[M]):
     fix: ClassVar[str | None] = None
     references: ClassVar[tuple[str, ...]] = ()
     needs_objective: ClassVar[bool] = True
+    needs_loss: ClassVar[bool] = False
     needs_rows: ClassVar[bool] = True
     splits: ClassVar[tuple[str, ...]] = ("train", "eval")
     needs: ClassVar[tuple[str, ...]] = ()

@@ -98,12 +98,14 @@ class Known:
         layers: trainer to the options that are known, most important first.
         recorded: the options that the run states of itself, or None.
         settings: options of the most likely trainer as recorded, or by default.
+        unknown_loss: why the loss of the recorded options is not computed; empty where it is.
     """
 
     trainers: tuple[tuple[Trainer, tuple[int, ...]], ...]
     layers: Mapping[str, Sequence[Layer]] = field(default_factory=dict)
     recorded: Candidate | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
+    unknown_loss: str = ""
 
     def rank(self, one: Candidate) -> tuple[bool, int, bool, int]:
         """Return the place of a candidate among equivalent ones, the least first."""
@@ -141,7 +143,7 @@ def of_trainer(
             config = resolve(
                 trainer.options, version, [Layer("identification", options), *layers], trainer=trainer.name
             )
-            objective = trainer.objective(config)
+            objective = trainer.objective_of(config)
         except UsageError:
             continue
         yield Candidate(objective, trainer, options, parts_of(objective), config=config)

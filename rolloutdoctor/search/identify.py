@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.io.run import Run
+from rolloutdoctor.objective.required_columns import NO_REMEDY
 from rolloutdoctor.results.identification import Identification, Stage
 from rolloutdoctor.search.candidates import Candidate, Known, options_of
 from rolloutdoctor.search.identify_log import extremes_of, identify_extremes
@@ -55,7 +56,8 @@ def known_of(run: Run, trainer: str | None, layers: Sequence[Layer], configured:
             stated[one.name] = (*layers, *([file] if metadata.trainer == one.name else []))
         versions.append((one, parse_version(number)))
     settings = {} if configured is None else {name: one.value for name, one in configured.config.settings.items()}
-    return Known(tuple(versions), stated, None if configured is None else _recorded(configured), settings)
+    unknown = "" if configured is None else configured.objective.unknown_loss
+    return Known(tuple(versions), stated, None if configured is None else _recorded(configured), settings, unknown)
 
 
 def _recorded(found: "Configured") -> Candidate | None:
@@ -91,7 +93,7 @@ class Identifier:
         advantage = try_advantages(trial_steps, self._known)
         trials["advantage"] = advantage, Step.advantages
         chosen = self._best(advantage)
-        if chosen is not None:
+        if chosen is not None and not self._known.unknown_loss:
             kl = try_kl(loss_steps, self._known, chosen)
             trials["kl"] = kl, Step.kl
             loss = try_losses(loss_steps, self._known, chosen, self._kl_of_loss(kl, chosen))
@@ -160,6 +162,8 @@ class Identifier:
             what = "KL" if name == "kl" else "loss"
             reason = f"no logged {what} that can be recomputed from the rows"
             remedy = recording.get("metrics", other)
+        if name != "advantage" and self._known.unknown_loss:
+            return untestable(name, self._known.unknown_loss, NO_REMEDY)
         if trial is None or count is None:
             return untestable(name, "the advantages are not identified", remedy)
         if trial.doubt and not trial.fitting and not trial.most:

@@ -40,7 +40,8 @@ class Option:
         until: the first version that has it no more; empty: none.
         values_since: values that came later than the option, with their first version.
         choices: the values that upstream accepts, for words.
-        computed: the values that are computed here; None means all. Another value that upstream accepts is an error.
+        computed: the values that are computed here; None means all. Another value that upstream accepts is an error,
+            unless it changes the `loss_alone`.
         low: smallest value, inclusive, or None.
         high: largest value, inclusive, or None.
         optional: True if null is a value; where it is the default, it is one.
@@ -49,6 +50,8 @@ class Option:
         yields: a shortened name that fits this option and another one means the other.
         spellings: other spellings of values, such as ``True`` for ``group``.
         why_not: why another value is not computed.
+        loss_alone: another value changes the loss and what is logged of it, and nothing before: all but the loss is
+            computed then, as it is with the first of `computed`.
         works_after: the last release in which the option changes nothing, and why; None: it always works.
     """
 
@@ -70,6 +73,7 @@ class Option:
     yields: bool = False
     spellings: Mapping[object, object] = field(default_factory=dict)
     why_not: str = "this version does not compute it"
+    loss_alone: bool = False
     works_after: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
@@ -132,10 +136,15 @@ class Option:
         if self.choices and found is not None and found not in self.choices:
             close = nearest(str(found), list(self.choices))
             raise UsageError(f"{self.name} = {value!r} ({origin}): expected {wanted}{close}")
-        if self.computed is not None and found not in self.computed:
+        if self.computed is not None and found not in self.computed and not self.loss_alone:
             able = ", ".join(str(each) for each in self.computed)
             raise UsageError(f"{self.name} = {found} ({origin}): {self.why_not} (computed: {able})")
         return found
+
+    def leaves_loss_unknown(self, settings: Mapping[str, Setting]) -> bool:
+        """Return True if its value changes the loss in a way that is not computed here."""
+        able = self.computed is None or settings[self.name].value in self.computed
+        return self.loss_alone and not able and not self.is_idle(settings)
 
     def wanted(self) -> str:
         """Words for what the option takes."""
@@ -291,6 +300,11 @@ def resolve(options: tuple[Option, ...], version: tuple[int, ...], layers: Itera
         if settings[option.name].assumed and option.is_idle(settings):
             settings[option.name] = replace(settings[option.name], assumed=False)
     return Config(version, {option.name: settings[option.name] for option in options})
+
+
+def unknown_loss(option: str, why: str) -> str:
+    """Say that an option, named with its value, leaves the loss unknown."""
+    return f"{option} changes the loss in a way that is not computed here: {why}"
 
 
 def unused(options: Iterable[Option], config: Config) -> list[str]:

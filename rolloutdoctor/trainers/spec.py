@@ -1,7 +1,7 @@
 """Interface of trainers: all that the rest of the package knows of one."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import product
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.parts import Part
-from rolloutdoctor.trainers.options import Config, Layer, Option, parse_version, resolve
+from rolloutdoctor.trainers.options import Config, Layer, Option, parse_version, resolve, unknown_loss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -304,7 +304,7 @@ class Trainer:
         newest: the newest version whose code was read and compared.
         oldest: the oldest version whose semantics are known.
         options: its options, under its own names.
-        objective: builds what it computes from a configuration.
+        objective: builds what it computes from a configuration, every option of which is computed.
         metrics: its logged metrics under its own names, recomputed from an evaluation; a metric whose ingredients
             are missing is left out.
         group_size: how many rows a group of a split should have under a configuration, or None if anything goes.
@@ -340,7 +340,22 @@ class Trainer:
     release_decides: Callable[[Config], str] = _never
     masks_by_product: bool = False
 
+    def objective_of(self, config: Config) -> Objective:
+        """Build what it computes; its loss is unknown where an option changes that alone and is not computed.
+
+        Raises:
+            UsageError: for what is not computed otherwise.
+        """
+        hiding = [option for option in self.options if option.leaves_loss_unknown(config.settings)]
+        if not hiding:
+            return self.objective(config)
+        computed = {option.name: (option.computed or (option.default,))[0] for option in hiding}
+        plain = {name: replace(config.settings[name], value=value) for name, value in computed.items()}
+        found = self.objective(replace(config, settings={**config.settings, **plain}))
+        why = [unknown_loss(f"{one.name} = {str(config[one.name])[:80]}", one.why_not) for one in hiding]
+        return replace(found, unknown_loss="; ".join([*why, *([found.unknown_loss] if found.unknown_loss else [])]))
+
     def example(self) -> Objective:
         """Return what its newest version computes with nothing stated but what has to be."""
         stated = Layer("a common configuration", self.roles.must_state)
-        return self.objective(resolve(self.options, parse_version(self.newest), [stated], trainer=self.name))
+        return self.objective_of(resolve(self.options, parse_version(self.newest), [stated], trainer=self.name))

@@ -53,7 +53,8 @@ def _option(option: Option) -> Option:
         option = replace(option, default=_DEFAULTS[option.name], changes=())
     if option.name == "loss_type":
         why_not = "Unsloth's own loss was not compared with it"
-        return replace(option, computed=tuple(name for name in LOSS_TYPES if name not in _UNKNOWN), why_not=why_not)
+        able = tuple(name for name in LOSS_TYPES if name not in _UNKNOWN)
+        return replace(option, computed=able, why_not=why_not, loss_alone=True)
     if option.name in _IGNORED:
         return replace(option, decides=False, meaning=f"{option.meaning}; Unsloth ignores it", only_with={})
     return option

@@ -88,8 +88,11 @@ def verdict(effect: Effect) -> str:
     """Say in a sentence what a change does to advantages, gradient and loss."""
     label, total = plain(effect.label, 200), effect.total
     start = label[:1].upper() + label[1:] if label.startswith("without") else f"With {label},"
+    same = "the same advantages, gradient and loss"
+    if total["grad_l1_before"].value is None:
+        same = "the same advantages, and no loss to compare"
     if not effect.differs:
-        return f"{start} nothing changes: the same advantages, gradient and loss."
+        return f"{start} nothing changes: {same}."
     said = []
     if total["changed_rows"].value:
         flips = f" ({shown(total['sign_flips'])} flip sign)" if total["sign_flips"].value else ""
@@ -101,7 +104,7 @@ def verdict(effect: Effect) -> str:
     if before != after and before is not None and after is not None:
         said.append(f"the mean loss goes from {number(before)} to {number(after)}")
     if not said:
-        return f"{start} only logged metrics change: the same advantages, gradient and loss."
+        return f"{start} only logged metrics change: {same}."
     return f"{start} {', '.join(said[:-1])}{' and ' if said[1:] else ''}{said[-1]}."
 
 

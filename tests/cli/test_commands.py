@@ -134,7 +134,6 @@ def test_rules_that_need_no_trainer_run_without_one(rolloutdoctor, tmp_path):
         (["--set", "clip_ratio_low=nan"], ["out of range"]),
         (["--set", "clip_ratio_low"], ["expected KEY=VALUE"]),
         (["--set", "clip_ratio_low=1", "--set", "clip_ratio_low=2"], ["keep one of them"]),
-        (["--set", "loss_agg_mode=seq-mean-token-sum-norm"], ["loss_scale_factor"]),
         (["--trainer", "vrel"], ["no trainer 'vrel'", "did you mean 'verl'?"]),
         (["--trainer", "verl@x"], ["'x' is not a version"]),
         (["--trainer", "verl@0.1"], ["older than 0.3.0"]),

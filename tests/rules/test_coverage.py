@@ -211,7 +211,7 @@ def test_options_of_a_part_decide_over_it(name, data):
         drawn["normalize_advantages"] = True
     try:
         config = resolve(trainer.options, parse_version(trainer.newest), [Layer("test", drawn)], trainer=name)
-        objective = trainer.objective(config)
+        objective = trainer.objective_of(config)
     except UsageError:
         return  # the trainer refuses it
     for part in (Part.KL_LOSS, Part.KL_REWARD, Part.GROUP_BASELINE, Part.GROUP_STD):

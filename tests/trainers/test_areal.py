@@ -44,17 +44,13 @@ def test_a_row_that_ends_in_a_masked_token_loses_its_reward():
     [
         ({"actor.mask_no_eos_with_zero": True}, "prompts with their padding"),
         ({"actor.overlong_reward_penalty": True}, "needs overlong_tokens"),
-        ({"actor.m2_threshold": 0.04}, "each micro-batch"),
-        ({"actor.prox_logp_method": "loglinear"}, "version of the token before"),
         ({"actor.gae_timestep_unit": "turn"}, "which turn"),
         ({"actor.reward_norm.mean_level": "batch"}, "computed: None, group"),
         ({"actor.reward_norm.std_level": "group"}, "mean_level = None"),
         ({"actor.adv_norm.mean_level": "group"}, "computed: None, batch"),
         ({"actor.adv_norm.mean_level": "batch"}, "batch and batch"),
-        ({"actor.kl_ctl": 0.1, "actor.importance_sampling_level": "sequence"}, "mean of a row's advantages"),
         ({"actor.use_sapo_loss": True, "actor.use_decoupled_loss": True}, "so does AReaL"),
         ({"actor.use_cispo_loss": True}, "needs eps_clip_higher"),
-        ({"actor.rejection_sampling.level": "token", "actor.rejection_sampling.metric": "kl_k3"}, "metric"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(options, match):

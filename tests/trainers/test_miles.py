@@ -34,7 +34,6 @@ def test_a_healthy_step_gives_no_warning(case, config):
         ({"advantage_estimator": "cispo"}, "expected one of grpo, gspo"),
         ({"use_opd": True}, "teacher's log-probs"),
         ({"custom_reward_post_process_path": "mine.py:f"}, "a custom function"),
-        ({"custom_tis_function_path": "mine.py:f"}, "a custom function"),
         ({"multi_lora": True}, "each adapter"),
         ({"use_tis": True, "use_rollout_logprobs": True}, "miles allows only one of them"),
         ({"advantage_estimator": "reinforce_plus_plus"}, "miles requires it too"),

@@ -72,13 +72,8 @@ def test_an_unknown_release_is_no_fault_of_the_loss(trainer, release):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"loss_type": "fipo"}, "loss_type = fipo"),
-        ({"loss_type": "real"}, "loss_type = real"),
         ({"advantage_estimator": "rloo", "scale_rewards": "group"}, "leave-one-out"),
-        ({"off_policy_sequence_mask_delta": 0.1, "loss_type": "bnpo"}, "denominator"),
-        ({"top_entropy_quantile": 0.5, "overlong_filter": True}, "quantile"),
         ({"loss_type": "dr_grpo", "max_completion_length": None}, "max_completion_length"),
-        ({"use_liger_kernel": True}, "use_liger_kernel"),
         ({"teacher_model": "some/model"}, "teacher_model"),
     ],
 )

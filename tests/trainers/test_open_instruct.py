@@ -56,8 +56,6 @@ def test_a_total_that_is_the_loss_disagrees():
         ({"use_vllm_logprobs": True}, "leaves no ratio"),
         ({"loss_denominator": "tokens"}, "a number above 0"),
         ({"loss_denominator": -1}, "a number above 0"),
-        ({"rho_mask_sequence_level": True, "use_rho_correction": True, "sequence_parallel_size": 2}, "ranks share"),
-        ({"rho_mask_tv_divergence": True, "use_rho_correction": True, "sequence_parallel_size": 2}, "ranks share"),
         ({"truncated_importance_sampling_ratio_cap": 2.0}, "is gone since 0.3.0"),
     ],
 )

@@ -42,8 +42,6 @@ def test_nothing_is_assumed_of_the_estimator():
     ("options", "match"),
     [
         ({"algo.kl.target": 6.0}, "coefficient of a step is not logged"),
-        ({"actor.entropy_coef": 0.01}, "logits"),
-        ({"actor.aux_loss_coef": 0.01}, "router"),
         ({E: "grpo"}, "expected one of gae"),
         ({"reward.clip_range": [1.0]}, "is no low,high"),
         ({"reward.clip_range": [1.0, -1.0]}, "is no low,high"),

@@ -4,7 +4,7 @@ Read and compared: main of 2026-08 (cbff54d645d2), which is called 2.0.1 here; r
 ``PPOActorConfig`` (areal/api/cli_args.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -12,7 +12,7 @@ from rolloutdoctor.objective.corrections import TermWeight
 from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, OverlongPenalty, Surrogate
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
-from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.options import Config, Option, unknown_loss
 from rolloutdoctor.trainers.spec import Choices, Log, OptionRoles, PartOptions, Trainer, every
 
 if TYPE_CHECKING:
@@ -34,10 +34,6 @@ _AGGREGATED: dict[str, Literal["geometric", "sequence", "largest"]] = {
 }
 
 Column = Literal["old_log_probs", "rollout_log_probs", "policy_log_probs"]
-
-
-def _refused(name: str, kind: Literal["flag", "number", "any"], default: object, meaning: str, why: str) -> Option:
-    return Option(f"{_A}.{name}", kind, default, meaning, computed=(default,), why_not=why)
 
 
 def _norm(name: str, of: str, computed: str) -> tuple[Option, ...]:
@@ -72,12 +68,13 @@ OPTIONS = (
     Option(f"{_LONG}tokens", "integer", None, "length of the penalised tail", low=1, only_with=_TAIL),
     Option(f"{_LONG}penalty_factor", "number", None, "penalty of a whole tail", only_with=_TAIL),
     Option(f"{_A}.max_new_tokens", "integer", 1024, "where the penalised tail ends", low=1, only_with=_TAIL),
-    _refused(
-        "mask_no_eos_with_zero",
+    Option(
+        f"{_A}.mask_no_eos_with_zero",
         "flag",
         False,
         "rows as long as the longest one of the batch lose their reward",
-        "it takes prompts with their padding, which the rows do not have",
+        computed=(False,),
+        why_not="it takes prompts with their padding, which the rows do not have",
     ),
     Option(f"{_A}.discount", "number", 1.0, "discount per trained token", low=0, high=1),
     Option(f"{_A}.gae_lambda", "number", 1.0, "lambda of generalised advantage estimation", low=0, high=1),
@@ -104,8 +101,15 @@ OPTIONS = (
         "one ratio for each token, or the geometric mean of the row",
         choices=("token", "sequence"),
     ),
-    _refused(
-        "m2_threshold", "number", None, "drop tokens of the largest second moment", "it is a choice in each micro-batch"
+    Option(
+        f"{_A}.m2_threshold",
+        "number",
+        None,
+        "drop tokens of the largest second moment",
+        computed=(None,),
+        optional=True,
+        why_not="it is a choice in each micro-batch",
+        loss_alone=True,
     ),
     Option(f"{_A}.use_sapo_loss", "flag", False, "a smooth gate instead of the clip"),
     Option(f"{_A}.sapo_tau_pos", "number", 1.0, "temperature for positive advantages (sapo)", low=0),
@@ -121,6 +125,7 @@ OPTIONS = (
         choices=("recompute", "loglinear", "metrics", "reuse_train_logp"),
         computed=("recompute", "metrics", "reuse_train_logp"),
         why_not="it interpolates by the version of the token before, which the rows do not have",
+        loss_alone=True,
     ),
     Option(
         f"{_REJECT}.level",
@@ -146,6 +151,7 @@ OPTIONS = (
         choices=("ratio", "kl_k1", "kl_k2", "kl_k3"),
         computed=("ratio",),
         why_not="bounds on a KL of tokens or rows are no bounds on the weight",
+        loss_alone=True,
         only_with=_FILTERS,
     ),
     Option(
@@ -172,11 +178,6 @@ def objective(config: Config) -> Objective:
     """
     behind = behaviour(config)
     coef, by_token = config.number(f"{_A}.kl_ctl"), has_time_axis(config)
-    if by_token and config.word(f"{_A}.importance_sampling_level") == "sequence":
-        raise UsageError(
-            "importance_sampling_level = sequence takes the mean of a row's advantages; with kl_ctl, discount or "
-            "gae_lambda each token has its own, and that is not computed by this version"
-        )
     return Objective(
         trainer="areal",
         version=".".join(map(str, config.version)),
@@ -199,7 +200,29 @@ def objective(config: Config) -> Objective:
         metric_columns=frozenset({"entropy", "rollout_log_probs", "old_log_probs"}),
         # What the log-probs behind are is no part of the loss where nothing weighs by them.
         also_logs=frozenset({f"{_U}/old_logp of {behind}"}),
+        unknown_loss="; ".join(_losses_not_computed(config, by_token=by_token)),
     )
+
+
+def _losses_not_computed(config: Config, *, by_token: bool) -> Iterator[str]:
+    """Yield what of options together leaves the loss unknown."""
+    of_rows = config.word(f"{_A}.importance_sampling_level") == "sequence"
+    if by_token and of_rows:
+        yield unknown_loss(
+            "importance_sampling_level = sequence",
+            "it takes the mean of a row's advantages; with kl_ctl, discount or gae_lambda each token has its own",
+        )
+    level, masks = config[f"{_REJECT}.level"], config.word(f"{_REJECT}.action") == "mask"
+    if level is None or not config[f"{_A}.use_decoupled_loss"]:
+        return
+    if masks and level == "token" and of_rows:
+        yield unknown_loss(
+            "rejection_sampling of tokens with importance_sampling_level = sequence",
+            "the ratio of a row is one of the tokens that are left",
+        )
+    bounded = config.word(f"{_REJECT}.agg")
+    if not masks and level == "sequence" and bounded != "mean":
+        yield unknown_loss(f"rejection_sampling.action = clamp with agg = {bounded}", "it was not compared")
 
 
 def has_time_axis(config: Config) -> bool:
@@ -309,17 +332,11 @@ def _surrogate(config: Config) -> Surrogate:
 
 
 def _gates(config: Config) -> tuple[TermWeight, ...]:
-    """Build what multiplies the policy term: the weight, and what is dropped.
-
-    Raises:
-        UsageError: for a filter together with a ratio of rows, which is one of what it leaves then.
-    """
+    """Build what multiplies the policy term: the weight, and what is dropped."""
     level = config[f"{_REJECT}.level"]
     if level is None or not config[f"{_A}.use_decoupled_loss"]:
         return ()
     masks = config.word(f"{_REJECT}.action") == "mask"
-    if masks and level == "token" and config.word(f"{_A}.importance_sampling_level") == "sequence":
-        raise UsageError("rejection_sampling of tokens with importance_sampling_level = sequence is not computed")
     old = proximal(config)
     assert old != "rollout_log_probs"  # a decoupled loss has its own
     weight = TermWeight(kind="importance", of=old, nan_is_one=True)
@@ -330,8 +347,6 @@ def _gates(config: Config) -> tuple[TermWeight, ...]:
     bounded = _AGGREGATED[config.word(f"{_REJECT}.agg")]
     if bounded == "geometric":
         return (replace(weight, low=low, high=high, outside="zero" if masks else "cut"),)
-    if not masks:
-        raise UsageError("rejection_sampling.action = clamp with agg = sum or max is not computed by this version")
     return weight, replace(weight, level=bounded, low=low, high=high, outside="zero", indicator=True)
 
 

@@ -5,7 +5,7 @@ Read and compared: 4.5.0 to 4.5.3, whose functions are those of main of 2026-08 
 the statistics of a reward function that gave no reward.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from operator import eq
@@ -15,7 +15,7 @@ from rolloutdoctor.objective.corrections import RolloutCorrection, TermWeight
 from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, RowSet, Scope, Surrogate
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
-from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.options import Config, Option, unknown_loss
 from rolloutdoctor.trainers.spec import Choices, Log, PartOptions, Trace, Trainer, Updates, every
 from rolloutdoctor.trainers.trl import grpo as trl
 from rolloutdoctor.trainers.trl.options import END_METRICS, reuse, updates
@@ -57,7 +57,8 @@ _TEACHER = "the teacher's log-probs are not in the rows"
 
 def _absent(name: str, kind: Literal["any", "flag", "number"], off: object, meaning: str, why: str) -> Option:
     """Return an option of which no value is computed but the one that switches it off."""
-    return Option(name, kind, off, meaning, computed=(off,), decides=False, why_not=why)
+    alone = name in ("use_liger_kernel", "sdar_loss_coef")
+    return Option(name, kind, off, meaning, computed=(off,), decides=False, why_not=why, loss_alone=alone)
 
 
 OPTIONS = (
@@ -92,6 +93,7 @@ OPTIONS = (
         choices=(*LOSS_TYPES, "fipo", "real"),
         computed=tuple(LOSS_TYPES),
         why_not="its terms depend on the tokens that follow, or on the other responses to the prompt",
+        loss_alone=True,
     ),
     _SHARED["epsilon"],
     _SHARED["epsilon_high"],
@@ -165,6 +167,7 @@ OPTIONS = (
         computed=(None, [], ""),
         decides=False,
         why_not="the supervised rows are not recorded",
+        loss_alone=True,
     ),
     _SHARED["router_aux_loss_coef"],
 )
@@ -219,12 +222,27 @@ def objective(config: Config) -> Objective:
         reward_weights=cast("tuple[float, ...] | None", config["reward_weights"]),
         baseline_rows=Scope().leaving_out(RowSet.UNSCORED),
         metric_columns=trl.METRIC_COLUMNS | {"rollout_log_probs"},
+        unknown_loss="; ".join(_losses_not_computed(config)),
     )
+
+
+def _losses_not_computed(config: Config) -> Iterator[str]:
+    """Yield what of options together leaves the loss unknown."""
+    if config["overlong_filter"] and config.number("top_entropy_quantile") < 1:
+        yield unknown_loss(
+            "top_entropy_quantile with overlong_filter",
+            "its quantile is over tokens that the mask of the loss does not have",
+        )
+    if config["off_policy_sequence_mask_delta"] is not None and config.word("loss_type") == "bnpo":
+        yield unknown_loss(
+            "off_policy_sequence_mask_delta with loss_type = bnpo", "it takes rows out of the denominator too"
+        )
 
 
 def release_decides(config: Config) -> str:
     """Say why the loss depends on the release; empty where it does not."""
-    if LOSS_TYPES[config.word("loss_type")][0] != OF_GENERATION or config["gradient_accumulation_steps"] == 1:
+    mode, _ = LOSS_TYPES.get(config.word("loss_type"), ("", ""))
+    if mode != OF_GENERATION or config["gradient_accumulation_steps"] == 1:
         return ""
     return (
         f"ms-swift before 4.6.0 divides {config['loss_type']} by gradient_accumulation_steps once more, and nothing "
@@ -274,19 +292,10 @@ def _advantage(config: Config) -> AdvantageRule:
 
 
 def _gates(config: Config) -> tuple[TermWeight, ...]:
-    """Build what multiplies the policy term and the KL term.
-
-    Raises:
-        UsageError: for options together that are not computed.
-    """
-    found, overlong = [], bool(config["overlong_filter"])
+    """Build what multiplies the policy term and the KL term."""
+    found = []
     share, drift = config.number("top_entropy_quantile"), config.optional_number("off_policy_sequence_mask_delta")
     if share < 1:
-        if overlong:
-            raise UsageError(
-                "top_entropy_quantile with overlong_filter takes its quantile over tokens that the mask of the loss "
-                "has not, which is not computed by this version"
-            )
         found.append(TermWeight(kind="high_entropy", high=share, of_rank=True))
     mode = config["rollout_importance_sampling_mode"]
     high = config.number("rollout_importance_sampling_threshold")
@@ -298,11 +307,6 @@ def _gates(config: Config) -> tuple[TermWeight, ...]:
     elif mode == "sequence_mask":
         found += [replace(weight, high=None), replace(weight, level="geometric", outside="zero", indicator=True)]
     if drift is not None:
-        if config.word("loss_type") == "bnpo":
-            raise UsageError(
-                "off_policy_sequence_mask_delta with loss_type = bnpo takes rows out of the denominator too, which is "
-                "not computed by this version"
-            )
         against: Literal["rollout_log_probs", "old_log_probs"]
         against = "rollout_log_probs" if config["use_vllm"] else "old_log_probs"
         found.append(TermWeight(kind="off_policy", against=against, high=drift, on_kl=True))

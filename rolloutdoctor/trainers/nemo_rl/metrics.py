@@ -73,6 +73,8 @@ def _train(evaluation: Evaluation) -> dict[str, float]:
     )
     if rows is None or rows.length_N is None or not batch.has("policy_log_probs", surrogate.old):
         return {}
+    if evaluation.objective.unknown_loss:
+        return {}
     found = {}
     if tokens is not None:
         found = {"train/loss": evaluation.loss, "train/positive_nll_loss": 0.0}

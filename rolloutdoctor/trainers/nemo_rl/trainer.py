@@ -4,7 +4,7 @@ Read and compared: 0.6.0, 0.7.0, and main of 2026-08-22 (7ea279abfbeb, which cal
 does).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -12,7 +12,7 @@ from rolloutdoctor.objective.corrections import TermWeight
 from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, Surrogate
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
-from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.options import Config, Option, unknown_loss
 from rolloutdoctor.trainers.spec import Choices, Log, LossParts, OptionRoles, PartOptions, Trace, Trainer, every
 
 if TYPE_CHECKING:
@@ -197,7 +197,18 @@ def objective(config: Config) -> Objective:
                 *(["train/max_seq_mult_prob_error"] if config["grpo.seq_logprob_error_threshold"] is None else []),
             ]
         ),
+        unknown_loss="; ".join(_losses_not_computed(config)),
     )
+
+
+def _losses_not_computed(config: Config) -> Iterator[str]:
+    """Yield what leaves the loss of a release unknown."""
+    name = "loss_fn.positive_example_nll_weight"
+    if config.version > (0, 7, 0) and config.number(name):
+        yield unknown_loss(f"{name} = {config[name]}", "the term that came after release 0.7.0 was not compared")
+    name = "loss_fn.use_on_policy_kl_approximation"
+    if config.version <= (0, 6, 0) and config[name]:
+        yield unknown_loss(f"{name} = True", "that of release 0.6.0 was not compared")
 
 
 def _refuse(config: Config) -> None:
@@ -230,10 +241,6 @@ def _refuse(config: Config) -> None:
     for why, holds in refused.items():
         if holds:
             raise UsageError(f"{why}; NeMo-RL refuses it too")
-    if config.version > (0, 7, 0) and config.number("loss_fn.positive_example_nll_weight"):
-        raise UsageError("loss_fn.positive_example_nll_weight after release 0.7.0 is not computed by this version")
-    if config.version <= (0, 6, 0) and "loss_fn.use_on_policy_kl_approximation" in on:
-        raise UsageError("loss_fn.use_on_policy_kl_approximation of release 0.6.0 is not computed by this version")
     if config.version <= (0, 6, 0) and cispo in on:
         raise UsageError(f"{cispo} came after release 0.6.0")
 

@@ -20,7 +20,7 @@ from rolloutdoctor.trainers.open_instruct.logged import (
     RHO_BY_RANK,
     RHO_DROPS,
 )
-from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.options import Config, Option, unknown_loss
 from rolloutdoctor.trainers.spec import Choices, Log, LossParts, OptionRoles, PartOptions, Trainer, Updates, every
 
 if TYPE_CHECKING:
@@ -152,6 +152,12 @@ def objective(config: Config) -> Objective:
         gates=gates,
         metric_columns=frozenset({"entropy", "ref_log_probs", "micro_batch_id", "rank"}),
         also_logs=_also_logs(config),
+        unknown_loss=unknown_loss(
+            f"sequence_parallel_size = {config['sequence_parallel_size']}",
+            "a weight or a bound is a mean over a packed sequence that ranks share",
+        )
+        if config["sequence_parallel_size"] != 1 and any(gate.level == "pack" for gate in gates)
+        else "",
     )
 
 
@@ -196,11 +202,7 @@ def _aggregation(config: Config) -> Aggregation:
 
 
 def _gates(config: Config, of: Literal["old_log_probs", "policy_log_probs"]) -> tuple[TermWeight, ...]:
-    """Build what multiplies the policy term: a weight within bounds, and what is dropped.
-
-    Raises:
-        UsageError: for means over a packed sequence that ranks share.
-    """
+    """Build what multiplies the policy term: a weight within bounds, and what is dropped."""
     weight = TermWeight(kind="importance", of=of, log_ratio_bound=BOUND, nan_log_prob=INVALID)
     if config.version < (0, 3, 0):
         cap = config.number("truncated_importance_sampling_ratio_cap")
@@ -212,8 +214,6 @@ def _gates(config: Config, of: Literal["old_log_probs", "policy_log_probs"]) -> 
         for name in ("clamp_lower", "clamp_upper", "mask_lower", "mask_upper")
     )
     divergence, by_pack = config["rho_mask_tv_divergence"], config["rho_mask_sequence_level"]
-    if (divergence or by_pack) and config["sequence_parallel_size"] != 1:
-        raise UsageError("means over packed sequences that ranks share (sequence_parallel_size) are not computed")
     if by_pack:
         weight = replace(weight, level="pack")
     found = replace(weight, low=low, high=high)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from rolloutdoctor.objective.corrections import TermWeight
-from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, Surrogate
+from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, EntropyBonus, KlTerm, Objective, Surrogate
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
@@ -28,8 +28,6 @@ GROUPED = {"rloo": "rloo", "reinforce_baseline": "grpo", "group_norm": "grpo", "
 WHITENED = ("gae", "reinforce", "reinforce_baseline")
 KL_TYPES = ("k1", "k2", "k3")
 _BOTH = "low,high"
-
-_ENTROPY = "the entropy's gradient needs the logits, which are not in the rows"
 
 OPTIONS = (
     Option(_ESTIMATOR, "word", "gae", "how scores become advantages", choices=("gae", "reinforce", *GROUPED)),
@@ -68,10 +66,8 @@ OPTIONS = (
         "actor.entropy_coef",
         "number",
         None,
-        "coefficient of the entropy bonus; 0: log it; null: neither",
-        computed=(None, 0.0),
+        "coefficient of the entropy bonus (all but the loss as a whole is computed then); 0: log it; null: neither",
         decides=False,
-        why_not=_ENTROPY,
     ),
     Option(
         "actor.aux_loss_coef",
@@ -81,6 +77,7 @@ OPTIONS = (
         computed=(0.0,),
         decides=False,
         why_not="it is made of the router's logits, which are not in the rows",
+        loss_alone=True,
     ),
     Option(
         _CORRECTS, "flag", False, "weigh the policy term by trainer over sampler; with gspo compare with the sampler"
@@ -160,7 +157,8 @@ def objective(config: Config) -> Objective:
     low, high = _pair(config, "actor.eps_clip_low_high") or (eps, eps)
     token_mean = Aggregation(mode="token-mean")
     logs = {"update"} if config.number("train.max_epochs") == 1 else set()
-    if config["actor.entropy_coef"] is not None:
+    entropy = config.optional_number("actor.entropy_coef")
+    if entropy is not None:
         logs.add("entropy")
     if config["train.dynamic_batch_enable"]:
         logs.add("dynamic")
@@ -181,6 +179,8 @@ def objective(config: Config) -> Objective:
         policy_aggregation=Aggregation(mode="filled-row-mean-token-mean") if ratio_of_rows else None,
         kl_loss=term if in_loss and coef > 0 else None,
         kl_reward=penalty,
+        # The entropies that the loss saw are in no row.
+        entropy_bonus=EntropyBonus(coef=entropy, aggregation=token_mean, stored=False) if entropy else None,
         gates=_gates(config) if corrects and not ratio_of_rows else (),
         metric_columns=frozenset({"entropy", "rollout_log_probs", "ref_log_probs", "old_log_probs", "status"}),
         also_logs=frozenset(logs),

@@ -95,6 +95,7 @@ OPTIONS = (
         choices=("default", "ipo", "sft", "custom"),
         computed=("default", "ipo"),
         why_not="a custom function, or a loss without advantages, is not computed",
+        loss_alone=True,
     ),
     *_bounds(),
     Option(
@@ -113,6 +114,7 @@ OPTIONS = (
         until="0.6",
         computed=(0.0,),
         why_not="the teacher's log-probs are not in the rows",
+        loss_alone=True,
     ),
     Option(
         f"{_LOSS}.ratio_type",
@@ -357,7 +359,8 @@ TRAINER = Trainer(
             Trace(
                 "masked_advantage_positive/mean",
                 f"{_LOSS}.type",
-                lambda value: value == "default",
+                # A function of the user's own may return any metric.
+                lambda value: value in ("default", "custom"),
                 "with trainer.loss.type = default",
                 value="default",
             ),

@@ -67,7 +67,9 @@ def _update(evaluation: Evaluation, tokens: TokenSums) -> dict[str, float]:
     def of_tokens(sum_N: Tensor) -> float:
         return of_micros(layout.micro_total(sum_N) / layout.micro_total(length_N).clamp(min=1))
 
-    found = {"policy/policy_loss": evaluation.policy_loss, "policy/final_loss": evaluation.loss}
+    found = {"policy/policy_loss": evaluation.policy_loss}
+    if objective.entropy_bonus is None:
+        found["policy/final_loss"] = evaluation.loss
     if objective.kl_loss is not None:
         mean_N = tokens.kl_N / length_N.clamp(min=1)
         found["policy/policy_kl"] = of_micros(layout.micro_total(mean_N) / layout.micro_rows_N)

@@ -10,10 +10,10 @@ from math import exp
 from typing import TYPE_CHECKING, Literal
 
 from rolloutdoctor.objective.corrections import TermWeight
-from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, Surrogate
+from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, EntropyBonus, KlTerm, Objective, Surrogate
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
-from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.options import Config, Option, unknown_loss
 from rolloutdoctor.trainers.spec import Choices, Log, LossParts, OptionRoles, PartOptions, Trainer
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ OPTIONS = (
         choices=(*LOSSES, "clip_cov", "kl_cov", "cross_entropy"),
         computed=tuple(LOSSES),
         why_not=_UNSCALED,
+        loss_alone=True,
     ),
     Option(f"{_P}.loss_reduction", "word", "token_mean", "how token terms become one loss", choices=tuple(REDUCTIONS)),
     Option(f"{_P}.max_seq_len", "integer", None, "what seq_mean_token_sum_norm divides by", low=1),
@@ -158,11 +159,10 @@ OPTIONS = (
         f"{_P}.use_entropy_loss",
         "flag",
         False,
-        "subtract an entropy bonus",
-        computed=(False,),
+        "subtract an entropy bonus: all but the loss as a whole is computed then",
         decides=False,
-        why_not="the entropy's gradient needs the logits, which are not in the rows",
     ),
+    Option(f"{_P}.entropy_loss_coef", "number", 0.01, "coefficient of the entropy bonus", decides=False),
     Option(
         f"{_P}.zero_variance_filter",
         "flag",
@@ -223,7 +223,16 @@ def objective(config: Config) -> Objective:
         )
         if in_reward
         else None,
+        # The entropies that the loss saw are in no row.
+        entropy_bonus=EntropyBonus(
+            coef=config.number(f"{_P}.entropy_loss_coef"),
+            aggregation=Aggregation(mode="row-mean-token-mean"),
+            stored=False,
+        )
+        if config[f"{_P}.use_entropy_loss"]
+        else None,
         gates=_gates(config),
+        unknown_loss=_unknown_loss(config),
         metric_columns=frozenset({"entropy", "rollout_log_probs", "old_log_probs"}),
     )
 
@@ -289,11 +298,7 @@ def _surrogate(config: Config) -> Surrogate:
 
 
 def _gates(config: Config) -> tuple[TermWeight, ...]:
-    """Build what multiplies the policy term alone.
-
-    Raises:
-        UsageError: for corrections together that are not computed.
-    """
+    """Build what multiplies the policy term alone."""
     if config.word(_LOSS) == "importance_sampling":
         return ()
     found, weight = [], TermWeight(kind="importance", low=exp(-BOUND))
@@ -309,11 +314,6 @@ def _gates(config: Config) -> tuple[TermWeight, ...]:
         found.append(TermWeight(kind="outlier", low=outliers[0], high=outliers[1]))
     if None not in tokens:
         found.append(TermWeight(kind="importance", low=tokens[0], high=tokens[1], outside="zero", indicator=True))
-    if found and (statistic is not None or level == "sequence"):
-        raise UsageError(
-            "a mask of tokens or outliers together with sequence_mask_metric or tis_ratio_type = sequence, which are "
-            "made of the tokens that it leaves, is not computed by this version"
-        )
     if level == "token":
         found.append(replace(weight, high=config.number(f"{_MASK}.token_tis_ratio_clip_high")))
     elif level == "sequence":
@@ -324,6 +324,21 @@ def _gates(config: Config) -> tuple[TermWeight, ...]:
         low, high = bound(f"{short}_mask_low"), bound(f"{short}_mask_high")
         found.append(replace(mask, low=low, high=high, outside="zero", indicator=True))
     return tuple(found)
+
+
+def _unknown_loss(config: Config) -> str:
+    """Say why the loss is not computed, where corrections are made of what others leave; empty where it is."""
+    names = [f"{kind}_is_threshold_{end}" for kind in ("outlier_token", "token_mask") for end in ("low", "high")]
+    of_outliers, of_tokens = names[:2], names[2:]
+    is_set = {name: config[f"{_MASK}.{name}"] is not None for name in names}
+    masks = any(is_set[name] for name in of_outliers) or all(is_set[name] for name in of_tokens)
+    of_rows = config[f"{_MASK}.sequence_mask_metric"] is not None or config[_TIS] == "sequence"
+    if not masks or not of_rows or config.word(_LOSS) == "importance_sampling":
+        return ""
+    return unknown_loss(
+        "a mask of tokens or outliers with sequence_mask_metric or tis_ratio_type = sequence",
+        "these are made of the tokens that it leaves",
+    )
 
 
 def group_size(config: Config, split: str) -> int | None:
@@ -341,7 +356,8 @@ def metrics(evaluation: "Evaluation") -> Mapping[str, float]:
 def loss_parts(logged: Mapping[str, float], config: Config | None) -> LossParts | None:
     """The policy term, and what the loss has beside it."""
     names = ("policy/policy_loss", "policy/final_loss", "policy/policy_kl")
-    if any(name not in logged for name in names):
+    has_bonus = config is not None and config[f"{_P}.use_entropy_loss"]
+    if has_bonus or any(name not in logged for name in names):
         return None
     return LossParts(logged[names[0]], logged[names[1]] - logged[names[0]])
 

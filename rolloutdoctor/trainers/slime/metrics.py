@@ -143,7 +143,9 @@ def train(evaluation: Evaluation) -> dict[str, float]:
     def reduced(x_T: Tensor, where_T: Tensor) -> float:
         return float((seg.total(torch.where(where_T, x_T, 0.0), batch.rows) * tokens.weight_N).sum())
 
-    found = {"train/pg_loss": evaluation.policy_loss, "train/loss": evaluation.loss}
+    found = {"train/pg_loss": evaluation.policy_loss}
+    if objective.entropy_bonus is None:
+        found["train/loss"] = evaluation.loss
     for name, sum_N in (("ppo_kl", tokens.drift_N), ("pg_clipfrac", tokens.clipped_N)):
         if sum_N is not None:
             found[f"train/{name}"] = float((sum_N * tokens.weight_N).sum())

@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from rolloutdoctor.objective.corrections import TermWeight
-from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlBuffer, KlTerm, Objective, Surrogate
+from rolloutdoctor.objective.objective import (
+    AdvantageRule,
+    Aggregation,
+    EntropyBonus,
+    KlBuffer,
+    KlTerm,
+    Objective,
+    Surrogate,
+)
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
@@ -80,10 +88,11 @@ OPTIONS = (
         None,
         "weights outside the bounds: null truncates them, icepop_function sets them to 0, mis is slime's helper for "
         "train-inference mismatch",
-        computed=(None, ICEPOP, MIS),
+        computed=(ICEPOP, None, MIS),
         spellings={MIS_FILE: MIS},
         decides=False,
         why_not="a custom function is not part of the run file",
+        loss_alone=True,
     ),
     Option(
         "get_mismatch_metrics",
@@ -127,15 +136,14 @@ OPTIONS = (
         computed=(None,),
         decides=False,
         why_not="a custom function is not part of the run file",
+        loss_alone=True,
     ),
     Option(
         "entropy_coef",
         "number",
         0.0,
-        "coefficient of the entropy bonus",
-        computed=(0.0,),
+        "coefficient of the entropy bonus; other than 0: all but the loss as a whole is computed",
         decides=False,
-        why_not="the entropy's gradient needs the logits, which are not in the rows",
     ),
     Option("use_rollout_entropy", "flag", False, "compute and log rollout/entropy", decides=False),
     Option(
@@ -176,7 +184,10 @@ def objective(config: Config) -> Objective:
     name = "k3" if kl_type == "low_var_kl" else kl_type
     clamp = 10.0 if kl_type == "low_var_kl" else None
     sampler = bool(config["use_rollout_logprobs"])
-    high = config.optional_number("eps_clip_high")
+    high, entropy = config.optional_number("eps_clip_high"), config.number("entropy_coef")
+    aggregation = Aggregation(
+        mode="token-mean-empty-as-one" if config["calculate_per_token_loss"] else "trajectory-mean-token-mean"
+    )
     return Objective(
         trainer="slime",
         version=".".join(map(str, config.version)),
@@ -190,9 +201,9 @@ def objective(config: Config) -> Objective:
             old="rollout_log_probs" if sampler else "old_log_probs",
             level="sequence" if estimator == "gspo" else "token",
         ),
-        aggregation=Aggregation(
-            mode="token-mean-empty-as-one" if config["calculate_per_token_loss"] else "trajectory-mean-token-mean"
-        ),
+        aggregation=aggregation,
+        # The entropies that the loss saw are in no row.
+        entropy_bonus=EntropyBonus(coef=entropy, aggregation=aggregation, stored=False) if entropy else None,
         # The ratio of the KL is the token's, with gspo too.
         kl_loss=KlTerm(estimator=name, coef=in_loss, ratio_weighted=bool(config["use_unbiased_kl"]), clamp=clamp)
         if config["use_kl_loss"]

@@ -19,7 +19,7 @@ says, metrics as `metrics.py` does. Of the arithmetic:
   for a token. 1.14: Liger has no loss of its own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from operator import eq
 from typing import TYPE_CHECKING, Literal, cast
@@ -28,7 +28,7 @@ from rolloutdoctor.objective.corrections import TermWeight
 from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, RowSet, Scope, Surrogate
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
-from rolloutdoctor.trainers.options import Config
+from rolloutdoctor.trainers.options import Config, unknown_loss
 from rolloutdoctor.trainers.spec import (
     Choices,
     Log,
@@ -76,19 +76,12 @@ def objective(config: Config) -> Objective:
         UsageError: if options contradict each other, or ask for what is not computed.
     """
     version = config.version
-    if config["use_liger_loss"] or (config["use_liger_kernel"] and (0, 25) <= version < (1, 14)):
-        raise UsageError(
-            "use_liger_kernel before TRL 1.14.0, and use_liger_loss, compute the loss in a fused kernel, which this "
-            "package has not compared; set it to false to see what the plain loss would be"
-        )
     loss_type = config.word("loss_type")
     mode = LOSS_TYPES[loss_type].aggregation
     length = config.optional_number("max_completion_length")
     if mode == "micro-batch-fixed-length" and length is None:
         raise UsageError(f"loss_type = {loss_type} divides by max_completion_length: set it to a whole number")
     beta, found = config.number("beta"), gates(config)
-    if mode == "micro-batch-row-sum" and version < (1, 10):
-        _refuse_padding(config, found)
     named = config.word("multi_objective_aggregation") == "normalize_then_sum"
     weights = cast("tuple[float, ...] | None", config["reward_weights"])
     level = cast(Literal["token", "sequence"], config.word("importance_sampling_level"))
@@ -128,6 +121,7 @@ def objective(config: Config) -> Objective:
         reward_weights=weights,
         baseline_rows=baseline_rows(version),
         metric_columns=METRIC_COLUMNS,
+        unknown_loss="; ".join(_losses_not_computed(config, found)),
     )
 
 
@@ -177,7 +171,7 @@ def gates(config: Config) -> tuple[TermWeight, ...]:
     """Build what multiplies the policy term.
 
     Raises:
-        UsageError: if bounds of weights contradict each other, or padding would enter the loss.
+        UsageError: if bounds of weights contradict each other.
     """
     found = []
     # Before 1.11.0 a sampler that gives no log-prob for a token ends the run.
@@ -204,11 +198,6 @@ def gates(config: Config) -> tuple[TermWeight, ...]:
                 "a *_truncate vllm_importance_sampling_mode needs vllm_importance_sampling_clip_min or _clip_max"
             )
         inside = LOSS_TYPES[config.word("loss_type")].weighs_rows
-        if inside and ((low is not None and low > 1) or (high is not None and high < 1)):
-            raise UsageError(
-                "bounds of the importance weight that leave out one would put the padding of a batch into "
-                f"{config.word('loss_type')}'s weights, and its width is not in the rows"
-            )
         found.append(
             TermWeight(
                 kind="importance",
@@ -223,18 +212,28 @@ def gates(config: Config) -> tuple[TermWeight, ...]:
     return tuple(found)
 
 
-def _refuse_padding(config: Config, found: tuple[TermWeight, ...]) -> None:
-    """Refuse luspo before 1.10.0 wherever it takes its mean over padded cells.
-
-    Raises:
-        UsageError: unless it has one term per row.
-    """
+def _losses_not_computed(config: Config, found: tuple[TermWeight, ...]) -> Iterator[str]:
+    """Yield why the loss is not computed: a fused one, or padding that enters it, whose width is not in the rows."""
+    kernel = config["use_liger_kernel"] and (0, 25) <= config.version < (1, 14)
+    if kernel or config["use_liger_loss"]:
+        name = "use_liger_kernel" if kernel else "use_liger_loss"
+        yield unknown_loss(f"{name} = True", "the fused loss of TRL before 1.14.0 was not compared")
+    loss_type = LOSS_TYPES[config.word("loss_type")]
     per_token = any(gate.kind != "off_policy" and gate.level == "token" for gate in found)
-    if config.word("importance_sampling_level") == "token" or config.number("beta") != 0 or per_token:
-        raise UsageError(
-            "loss_type = luspo before TRL 1.10.0 takes the mean over padded cells unless it has one term per row "
-            "(importance_sampling_level = sequence, beta = 0, no weight or mask per token), and the width of the "
-            "padding is not in the rows"
+    by_token = config.word("importance_sampling_level") == "token" or config.number("beta") != 0 or per_token
+    if loss_type.aggregation == "micro-batch-row-sum" and config.version < (1, 10) and by_token:
+        yield unknown_loss(
+            f"loss_type = {config['loss_type']} before TRL 1.10.0",
+            "unless it has one term per row (importance_sampling_level = sequence, beta = 0, no weight or mask per "
+            "token) it takes the mean over padded cells, and the width of the padding is not in the rows",
+        )
+    if any(
+        gate.inside and ((gate.low is not None and gate.low > 1) or (gate.high is not None and gate.high < 1))
+        for gate in found
+    ):
+        yield unknown_loss(
+            "a bound of the importance weight that leaves out one",
+            f"it puts the padding of a batch into {config['loss_type']}'s weights, and its width is not in the rows",
         )
 
 

@@ -285,6 +285,7 @@ OPTIONS = (
         computed=(0.0, None),
         decides=False,
         why_not="the loss of the router is not in the rows",
+        loss_alone=True,
         since="1.7",
     ),
 )

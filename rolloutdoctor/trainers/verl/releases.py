@@ -9,9 +9,11 @@ the micro-batches of rank 0 (before 0.6), each divided once more by their number
 from collections.abc import Iterator
 from dataclasses import replace
 
+from rolloutdoctor.objective.corrections import RolloutCorrection
+from rolloutdoctor.objective.estimators import SPECS
 from rolloutdoctor.objective.objective import Aggregation, KlTerm, Objective, Surrogate
 from rolloutdoctor.results.errors import UsageError
-from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.options import Config, Option, unknown_loss
 from rolloutdoctor.trainers.verl import advantages as verl_advantages
 from rolloutdoctor.trainers.verl import correction as verl_correction
 from rolloutdoctor.trainers.verl.policy import ACTOR
@@ -35,6 +37,7 @@ OPTIONS = (
         choices=("auto", "enable", "disable"),
         computed=("auto", "enable"),
         why_not="the engine of the releases before 0.8 was not compared",
+        loss_alone=True,
         decides=False,
     ),
     Option(
@@ -55,6 +58,7 @@ OPTIONS = (
         computed=(False,),
         decides=False,
         why_not="the rollout correction of the releases before 0.8 was not compared",
+        loss_alone=True,
         yields=True,
     ),
 )
@@ -84,10 +88,10 @@ def of_first_actor(config: Config, objective: Objective) -> Objective:
     """Return the objective as the first actor has it.
 
     Raises:
-        UsageError: for what was not compared with it.
+        UsageError: for advantages that were not compared with it.
     """
     _refuse(config)
-    version = config.version
+    version, shown = config.version, ".".join(map(str, config.version))
     surrogate = objective.surrogate
     if version < (0, 4, 1):
         surrogate = replace(surrogate, log_ratio_bound=None)
@@ -102,6 +106,10 @@ def of_first_actor(config: Config, objective: Objective) -> Objective:
         if objective.policy_aggregation is None
         else _of_micro_batches(objective.policy_aggregation, version),
         kl_reward=_penalty(config) if version < (0, 4) else objective.kl_reward,
+        unknown_loss="; ".join(
+            unknown_loss(option, f"of verl {shown} it was not compared (it is from 0.8.0 on)")
+            for option in _losses_not_compared(config)
+        ),
     )
 
 
@@ -134,30 +142,46 @@ def _penalty(config: Config) -> KlTerm | None:
     )
 
 
+def correction(config: Config) -> RolloutCorrection:
+    """Return what a correction before 0.8 does to the mask; its veto rejects without `rollout_rs` too."""
+    wanted = config[f"{verl_correction.PREFIX}.rollout_is"] or config[f"{verl_correction.PREFIX}.rollout_rs"]
+    return RolloutCorrection(rejects=bool(wanted) and not config[verl_correction.BYPASS])
+
+
 def _refuse(config: Config) -> None:
-    """Refuse what the first actor was not compared with."""
+    """Refuse advantages that were not compared with the driver of the release.
+
+    Raises:
+        UsageError: for the first of them.
+    """
     for what in _not_compared(config):
         shown = ".".join(map(str, config.version))
         raise UsageError(f"{what} is not computed for verl {shown} (it is from 0.8.0 on)")
 
 
 def _not_compared(config: Config) -> Iterator[str]:
-    """Options whose values are computed for later releases alone."""
-    before_0_5 = config.version < (0, 5)
-    mode, estimator = config.word(f"{ACTOR}.policy_loss.loss_mode"), config.word("algorithm.adv_estimator")
-    if mode not in _MODES:
-        yield f"{ACTOR}.policy_loss.loss_mode = {mode}"
-    if config.word(f"{ACTOR}.loss_agg_mode") == "seq-mean-token-sum-norm":
-        yield f"{ACTOR}.loss_agg_mode = seq-mean-token-sum-norm"
+    """Options whose advantages are computed for later releases alone."""
+    before_0_5, estimator = config.version < (0, 5), config.word("algorithm.adv_estimator")
     if estimator == "grpo_vectorized":
         yield "algorithm.adv_estimator = grpo_vectorized, with its variance in one pass,"
     if estimator == "gae" and before_0_5:
         yield "algorithm.adv_estimator = gae, which reads the values of masked tokens,"
     if estimator != "grpo" and before_0_5 and config[_MULTI_TURN]:
         yield f"algorithm.adv_estimator = {estimator} with responses of several turns"
+    if SPECS[verl_advantages.ESTIMATORS[estimator]].takes_weights and config[f"{verl_correction.PREFIX}.rollout_is"]:
+        yield f"algorithm.adv_estimator = {estimator} with {verl_correction.PREFIX}.rollout_is"
+
+
+def _losses_not_compared(config: Config) -> Iterator[str]:
+    """Options whose losses are computed for later releases alone."""
+    mode = config.word(f"{ACTOR}.policy_loss.loss_mode")
+    if mode not in _MODES:
+        yield f"{ACTOR}.policy_loss.loss_mode = {mode}"
+    if config.word(f"{ACTOR}.loss_agg_mode") == "seq-mean-token-sum-norm":
+        yield f"{ACTOR}.loss_agg_mode = seq-mean-token-sum-norm"
     for name in ("rollout_is", "rollout_rs", "bypass_mode"):
         if config[f"{verl_correction.PREFIX}.{name}"]:
-            yield f"{verl_correction.PREFIX}.{name}"
+            yield f"{verl_correction.PREFIX}.{name} = {config[f'{verl_correction.PREFIX}.{name}']}"
     prompts, of_update = config.number("data.train_batch_size"), config.number(f"{ACTOR}.ppo_mini_batch_size")
     if prompts > of_update and prompts % of_update:
         yield f"data.train_batch_size = {prompts:g}, which {ACTOR}.ppo_mini_batch_size = {of_update:g} does not divide,"

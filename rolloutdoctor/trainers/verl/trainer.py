@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.objective import Aggregation, EntropyBonus, KlTerm, Objective
 from rolloutdoctor.objective.parts import Part
-from rolloutdoctor.results.errors import UnstatedError, UsageError
+from rolloutdoctor.results.errors import UnstatedError
 from rolloutdoctor.trainers.lazy import LazyMetrics
-from rolloutdoctor.trainers.options import Config, Option, parse_version
+from rolloutdoctor.trainers.options import Config, Option, parse_version, unknown_loss
 from rolloutdoctor.trainers.spec import Choices, Log, LossParts, OptionRoles, PartOptions, Trace, Trainer, Updates
 from rolloutdoctor.trainers.verl import (
     advantages as verl_advantages,
@@ -91,6 +91,7 @@ OPTIONS = (
         computed=(False,),
         decides=False,
         why_not="the teacher's log-probs are not in the rows",
+        loss_alone=True,
         since="0.8.0",
     ),
     Option(
@@ -158,13 +159,14 @@ def objective(config: Config) -> Objective:
     mode = config.word(f"{_ACTOR}.loss_agg_mode")
     factor = config.optional_number(f"{_ACTOR}.loss_scale_factor")
     first_actor = verl_releases.is_first_actor(config)
+    unknown = ""
     if mode == "seq-mean-token-sum-norm" and factor is None and not first_actor:
-        raise UsageError(
-            f"loss_agg_mode = {mode} without {_ACTOR}.loss_scale_factor divides by the padded width of the batch, "
-            "which is not in the rows: set loss_scale_factor to that width"
+        unknown = unknown_loss(
+            f"loss_agg_mode = {mode} without {_ACTOR}.loss_scale_factor",
+            "it divides by the padded width of the batch, which is not in the rows (set loss_scale_factor to that)",
         )
     kl_type = config.word(f"{_ACTOR}.kl_loss_type")
-    correction = verl_correction.correction(config)
+    correction = verl_releases.correction(config) if first_actor else verl_correction.correction(config)
     configured = Aggregation(
         mode=mode,
         length=None if factor is None else int(factor),
@@ -189,7 +191,8 @@ def objective(config: Config) -> Objective:
         kl_reward=verl_policy.against_sampler(config, verl_advantages.kl_reward(config)),
         entropy_bonus=EntropyBonus(coef=entropy, aggregation=aggregation, stored=False) if entropy else None,
         correction=correction,
-        policy_correction=verl_policy.correction(config),
+        policy_correction=None if first_actor else verl_policy.correction(config),
+        unknown_loss=unknown,
     )
     return verl_releases.of_first_actor(config, found) if first_actor else found
 
