@@ -1,6 +1,6 @@
 """State of `diff` for a part of a run: tables whose concatenation is the same in any order."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import polars as pl
@@ -21,9 +21,10 @@ from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.engine.parts import Part, Work
 from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.prepare import run_context
-from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer, run_file_steps
+from rolloutdoctor.engine.run_steps import EvaluatedStep, EvaluatedSteps, StepConsumer, run_file_steps
 from rolloutdoctor.engine.stored import check_columns
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation, evaluate_all
+from rolloutdoctor.evaluation.together import StepsTogether
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.objective.objective import Objective
@@ -255,6 +256,9 @@ class _Sides(StepConsumer):
         self.input = InputSummary()
         self._configured, self._options = configured, options
         self._by = PARTS.get(options.by or "step", ())
+        # Of what a row is a part, where that is a number; and whether names are asked for.
+        self._part = options.by if self._by == ("part",) else None
+        self._named = bool(options.top) or "group_id" in self._by
         self._rows = [EMPTY]
         self._metrics: list[tuple[object, ...]] = []
         self._left: list[tuple[object, ...]] = []
@@ -266,40 +270,81 @@ class _Sides(StepConsumer):
 
     def add(self, step: EvaluatedStep) -> None:
         """Take in one step."""
+        self.add_all(EvaluatedSteps([step]))
+
+    def add_all(self, steps: EvaluatedSteps) -> None:
+        """Take in some steps."""
+        able = [step for step in steps.steps if self._counted(step)]
+        if self._options.without:
+            for step in able:
+                self._leave_out(step)
+        elif steps.batch is not None:
+            self._compare(able, steps.evaluations)
+        else:
+            for step in able:
+                self._compare([step], step.evaluations)
+        if sum(map(len, self._rows)) > _MOST_ROWS:
+            self._add_up()
+
+    def _counted(self, step: EvaluatedStep) -> bool:
+        """Count a step; True if it was evaluated."""
         batch = step.batch
         self.input += InputSummary(len(batch), 1, 0 if batch.groups is None else len(batch.groups), batch.tokens)
         if step.failure is not None:
             self._failed.setdefault(step.failure, []).append(batch.step)
-            return
+            return False
         self._merged.add(batch)
-        found = step.evaluations
-        before = _metrics(self._configured, found[AS_CONFIGURED])
-        by = self._options.by if self._by == ("part",) else None
-        named = bool(self._options.top) or "group_id" in self._by
-        for side in () if self._options.without else self._sides:
-            self._rows.append(side_rows(side, found[AS_CONFIGURED], found[side], by=by, named=named))
-            self._add_metrics(side, before, found[side])
-        for side, objectives in self._apart.items():
-            pair = evaluate_all(batch, objectives, dtype=found[AS_CONFIGURED].dtype, logged=step.logged)
-            self._rows.append(side_rows(side, pair[AS_CONFIGURED], pair[side], by=by, named=named))
-            self._add_metrics(side, _metrics(self._configured, pair[AS_CONFIGURED]), pair[side])
-        if self._options.without:
-            self._leave_out(step, before, by=by, named=named)
-        if sum(map(len, self._rows)) > _MOST_ROWS:
-            self._add_up()
         if self._figure is not None and batch.has("response_mask"):
             self._figure.add(step)
+        return True
+
+    def _compare(self, steps: Sequence[EvaluatedStep], whole: Mapping[str, Evaluation]) -> None:
+        """Take in all sides of a step, or of several whose evaluations as one batch are `whole`."""
+        each = [step.evaluations for step in steps]
+        before = [_metrics(self._configured, found[AS_CONFIGURED]) for found in each]
+        for side in self._sides:
+            self._add_side(side, whole, each, before)
+        for side, objectives in self._apart.items():
+            for own, one in self._evaluated_apart(steps, objectives):
+                self._add_side(side, one, own, [_metrics(self._configured, found[AS_CONFIGURED]) for found in own])
+
+    def _evaluated_apart(
+        self, steps: Sequence[EvaluatedStep], objectives: Mapping[str, Objective]
+    ) -> Iterator[tuple[Sequence[Mapping[str, Evaluation]], Mapping[str, Evaluation]]]:
+        """Yield the evaluations of each of some steps, and of these as one batch; or the same of each by itself."""
+        batches, logged, dtype = [step.batch for step in steps], [step.logged for step in steps], steps[0].dtype
+        shared = StepsTogether(batches, logged, dtype).whole(objectives) if len(steps) > 1 else None
+        if shared is not None:
+            yield shared.each, shared.joined
+            return
+        for step in steps:
+            found = evaluate_all(step.batch, objectives, dtype=dtype, logged=step.logged)
+            yield [found], found
+
+    def _add_side(
+        self,
+        side: str,
+        whole: Mapping[str, Evaluation],
+        each: Sequence[Mapping[str, Evaluation]],
+        before: Sequence[Mapping[str, float]],
+    ) -> None:
+        """Take in the rows and metrics of a changed side."""
+        pairs = [(found[AS_CONFIGURED], found[side]) for found in each]
+        self._rows.append(side_rows(side, whole[AS_CONFIGURED], whole[side], pairs, by=self._part, named=self._named))
+        for metrics, (_, after) in zip(before, pairs, strict=True):
+            self._add_metrics(side, metrics, after)
 
     def _add_metrics(self, side: str, before: Mapping[str, float], evaluation: Evaluation) -> None:
         """Take in the trainer's metrics of a changed side."""
         after, key = _metrics(self._configured, evaluation), evaluation.batch.key
         self._metrics += [(side, *key, name, x, after[name]) for name, x in before.items() if name in after]
 
-    def _leave_out(self, step: EvaluatedStep, before: Mapping[str, float], *, by: str | None, named: bool) -> None:
+    def _leave_out(self, step: EvaluatedStep) -> None:
         """Take in a step with and without what is left out."""
         (side,), batch = self._sides, step.batch
-        found = step.evaluations[AS_CONFIGURED]
-        rows, after, shares, names = rows_without(side, found, self._options.without, step.logged, by=by, named=named)
+        found, left = step.evaluations[AS_CONFIGURED], self._options.without
+        before = _metrics(self._configured, found)
+        rows, after, shares, names = rows_without(side, found, left, step.logged, by=self._part, named=self._named)
         self._rows.append(rows)
         self._metrics += [(side, *batch.key, name, *ends) for name, ends in shares.items()]
         if after is not None:

@@ -1,10 +1,13 @@
 """Changes of every row: the table that `diff` queries, one line a row and changed side."""
 
+from collections.abc import Sequence
+
 import polars as pl
 import torch
 from torch import Tensor
 
 from rolloutdoctor.commands.breakdown import parts_of_rows
+from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult
 from rolloutdoctor.evaluation.row_changes import ROUNDING
 from rolloutdoctor.ops import segments as seg
@@ -28,20 +31,34 @@ EMPTY = pl.DataFrame(
 )
 
 
-def side_rows(side: str, before: Evaluation, after: Evaluation, *, by: str | None, named: bool) -> pl.DataFrame:
-    """Return the rows of a step under the run's options and on a changed side.
+def side_rows(
+    side: str,
+    before: Evaluation,
+    after: Evaluation,
+    each: Sequence[tuple[Evaluation, Evaluation]] = (),
+    *,
+    by: str | None,
+    named: bool,
+) -> pl.DataFrame:
+    """Return the rows of a step, or of several, under the run's options and on a changed side.
 
     Args:
         side: its label.
         before: as configured.
         after: changed, evaluated against `before`.
+        each: the two of each step, where they are of several.
         by: kind of part that `part` is to be, of those that are a number of a row.
         named: give the names of groups and rows.
     """
     batch, count = before.batch, len(before.batch)
-    columns: dict[str, Tensor] = {"row": torch.arange(count), "live": torch.ones(count, dtype=torch.bool)}
+    each = each or [(before, after)]
+    columns: dict[str, Tensor] = {
+        "step": batch.number_N,
+        "row": batch.row_N,
+        "live": torch.ones(count, dtype=torch.bool),
+    }
     if batch.groups is not None:
-        columns["group"] = batch.groups.index_N
+        columns["group"] = batch.group_N
     if by is not None:
         columns["part"] = parts_of_rows(by, batch)
     if batch.has("reward"):
@@ -53,18 +70,24 @@ def side_rows(side: str, before: Evaluation, after: Evaluation, *, by: str | Non
         if before.rows.baseline_N is not None and after.rows.baseline_N is not None:
             columns |= {"baseline": before.rows.baseline_N, "baseline_after": after.rows.baseline_N}
         columns |= _losses(before, after)
+        if "tokens" in columns:
+            # Some scopes depend on the other rows of the step.
+            columns["same_scope"] = torch.cat([_same_scope(*pair) for pair in each])
     frame = pl.DataFrame([pl.Series(name, x_N.cpu().numpy()) for name, x_N in columns.items()])
-    names: dict[str, list[str | None]] = {}
-    if named:
-        groups = batch.groups
-        index = [] if groups is None else groups.index_N.tolist()
-        names = {
-            "group_id": [None] * count if groups is None else [batch.group_name(group) for group in index],
-            "sample_id": [batch.sample_name(row) for row in range(count)],
-        }
-    return frame.with_columns(
-        side=pl.lit(side), step=pl.lit(batch.step, pl.Int64), split=pl.lit(batch.split)
-    ).with_columns(pl.Series(name, values, pl.String) for name, values in names.items())
+    names = [_names(one.batch) for one, _ in each] if named else []
+    return frame.with_columns(side=pl.lit(side), split=pl.lit(batch.split)).with_columns(
+        pl.Series(name, [name_n for own in names for name_n in own[name]], pl.String)
+        for name in (names[0] if names else ())
+    )
+
+
+def _names(batch: RolloutBatch) -> dict[str, list[str | None]]:
+    """Names of the groups and rows of a step."""
+    index = [] if batch.groups is None else batch.groups.index_N.tolist()
+    return {
+        "group_id": [None] * len(batch) if batch.groups is None else [batch.group_name(group) for group in index],
+        "sample_id": [batch.sample_name(row) for row in range(len(batch))],
+    }
 
 
 def _losses(before: Evaluation, after: Evaluation) -> dict[str, Tensor]:
@@ -89,11 +112,16 @@ def _losses(before: Evaluation, after: Evaluation) -> dict[str, Tensor]:
             f"weight{end}": x.weight_N,
             f"policy_weight{end}": x.policy_weight_N,
         }
+    return found
+
+
+def _same_scope(before: Evaluation, after: Evaluation) -> Tensor:
+    """Rows that are in or out of the policy term and the KL term on both sides, ``[N]`` bool."""
     same_N = torch.ones(len(before.batch), dtype=torch.bool, device=before.batch.device)
     for scope in ("policy", "kl"):
         inside_N = before.in_scope(getattr(before.objective, scope))
         same_N &= inside_N == after.in_scope(getattr(after.objective, scope))
-    return found | {"same_scope": same_N}
+    return same_N
 
 
 def _advantages(before: Evaluation, after: Evaluation) -> dict[str, Tensor]:

@@ -23,6 +23,7 @@ _LONGEST = 2**20
 """Bytes of a line; what is longer holds a text, or was never a line."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+# A pattern is tried at every character: a line without the literal text of one is not searched.
 _BAR = re.compile(r"(?<![0-9])([0-9]{1,18})/([0-9]{1,18}) \[")
 _BARE = re.compile(r"(?<=: )(-?(?:nan|inf|NaN|Infinity)|null)(?=[,}])")
 _WRAPPED = re.compile(r"^(?:np|numpy)\.\w+\((.*)\)$")
@@ -79,7 +80,8 @@ class TrlConsole:
         reached: dict[int, int] = {}
         drawn: dict[int, dict[int, int]] = {}
         for line in _joined(lines_of(source)):
-            for done, total in ((int(done), int(total)) for done, total in _BAR.findall(line)):
+            bars = _BAR.findall(line) if " [" in line else []
+            for done, total in ((int(done), int(total)) for done, total in bars):
                 totals[total] += 1
                 reached[total] = max(reached.get(total, 0), done)
                 drawn.setdefault(total, {})[len(found)] = done
@@ -240,7 +242,7 @@ def _is_part(line: str, before: str) -> bool:
 
 
 def _verl(line: str) -> _Printed | None:
-    match = _VERL.search(line)
+    match = _VERL.search(line) if "step:" in line else None
     if match is None:
         return None
     named = [part.rpartition(":") for part in match[2].split(" - ")]
@@ -250,7 +252,7 @@ def _verl(line: str) -> _Printed | None:
 
 def _slime(line: str) -> _Printed | None:
     # The end first: a pattern that looks for it behind every beginning takes the square of the line.
-    match = _SLIME.search(line) if line.rstrip().endswith("}") else None
+    match = _SLIME.search(line) if ": {" in line and line.rstrip().endswith("}") else None
     row = None if match is None else dict_in(line[match.end() :].rstrip())
     if match is None or row is None:
         return None
