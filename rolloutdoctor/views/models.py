@@ -608,6 +608,7 @@ class TrainerOption(Model):
     default: Any
     takes: Text
     computed: list[Any] | None
+    loss_alone: Flag
     decides: Flag
     meaning: Text
     changed: list[Change]

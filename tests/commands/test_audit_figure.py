@@ -63,9 +63,8 @@ def test_a_fix_is_compared_beside_the_options():
 def test_a_run_with_a_known_fix_in_place_is_not_accused():
     data = draw(sample("healthy"), "audit", options(scale_rewards="none"))
     entries = tuple(AuditEntry(name, 9, 9, 0.5, with_fixes=("rejected-rows",)) for name in ("advantages", "loss"))
-    found = marked(
-        Gallery({"audit": data}, {}), replace(Report("0", "cpu", "float32", InputSummary()), audit=entries)
-    ).drawn["audit"]
+    report = replace(Report("0", "cpu", "float32", InputSummary()), audit=entries)
+    found = marked(Gallery({"audit": data}, {}), report, logged=True).drawn["audit"]
     assert not any(one.differs for one in found.quantities)
     assert "with rejected-rows" in PICTURES["audit"].title(found)
 

@@ -140,7 +140,7 @@ def test_an_unknown_field_that_differs_is_not_shared():
 
 def test_every_field_is_decided_on():
     """Where a new field decides the terms of a token, `is_within_rows` has to know it, too."""
-    of_tokens = {"surrogate", "kl_loss", "policy_correction", "sampler_correction", "gates"}
+    of_tokens = {"surrogate", "kl_loss", "policy_correction", "sampler_correction", "gates", "unknown_loss"}
     assert {one.name for one in fields(Objective)} == BY_ROW | of_tokens
     assert not BY_ROW & of_tokens
 

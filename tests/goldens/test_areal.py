@@ -10,7 +10,6 @@ from proof.claims import agree, compared, covers
 
 from rolloutdoctor.evaluation.radii.loss import loss_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius
-from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.areal.trainer import TRAINER
 
 pytestmark = [compared("golden", ROUNDED)]
@@ -36,13 +35,13 @@ DEFAULTS = {
     "actor.rejection_sampling.metric": "ratio",
 }
 NUMBERS = ("actor.reward_scaling", "actor.reward_bias")
-REFUSED = ("loglinear",)
+ADVANTAGES_ALONE = ("loglinear",)
 
 
 def params():
     for (case, config), result in RESULTS.items():
         options = DEFAULTS | result.options
-        if config not in REFUSED:
+        if config not in ADVANTAGES_ALONE:
             marks = [covers("areal", name, options[name]) for name in DEFAULTS]
             marks += [covers("areal", name, options[name]) for name in NUMBERS if name in options]
             yield pytest.param(case, config, marks=marks, id=f"{case}-{config}")
@@ -56,11 +55,7 @@ def test_results(case, config, label):
     dtype, single = DTYPES[label], label == "f32"
     own = evaluated("areal", result, label)
     lost = 1e-8 * (case == "tiny_spread")
-    advantage_T, radius = token_advantages(own)
-    mask_T = own.batch.column("response_mask")
-    wanted_T = torch.tensor(result.advantage[label], dtype=torch.float64)
-    size = float(wanted_T[mask_T].abs().max())
-    agree(advantage_T, wanted_T, dtype, "advantage", rounding=radius if single else lost * size, where=mask_T)
+    size = advantages_agree(own, result, label, lost)
     found, wanted = TRAINER.metrics(own), dict(result.scalars[label])
     # Terms and advantages of both signs cancel.
     sizes = {
@@ -78,7 +73,22 @@ def test_results(case, config, label):
     gradient_agrees(own, result, label, lost)
 
 
-@pytest.mark.parametrize("config", REFUSED)
-def test_what_rows_do_not_have_is_refused(config):
-    with pytest.raises(UsageError, match="version of the token before"):
-        evaluated("areal", RESULTS["ragged", config], "f64")
+def advantages_agree(own, result, label, lost):
+    """Compare the advantages of tokens; the largest one is returned."""
+    advantage_T, radius = token_advantages(own)
+    mask_T = own.batch.column("response_mask")
+    wanted_T = torch.tensor(result.advantage[label], dtype=torch.float64)
+    size = float(wanted_T[mask_T].abs().max())
+    rounding = radius if label == "f32" else lost * size
+    agree(advantage_T, wanted_T, DTYPES[label], "advantage", rounding=rounding, where=mask_T)
+    return size
+
+
+@covers("areal", "actor.reward_norm.mean_level", "group")
+@pytest.mark.parametrize("config", ADVANTAGES_ALONE)
+@pytest.mark.parametrize("label", DTYPES)
+def test_a_loss_that_rows_do_not_give_leaves_the_advantages(config, label):
+    own = evaluated("areal", RESULTS["ragged", config], label)
+    advantages_agree(own, RESULTS["ragged", config], label, 0.0)
+    with pytest.raises(ValueError, match="version of the token before"):
+        assert own.loss

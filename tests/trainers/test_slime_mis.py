@@ -239,6 +239,8 @@ def test_normalisation_needs_the_micro_batches():
 
 def test_the_file_name_that_slimes_help_writes():
     assert objective(custom_tis_function_path=slime.MIS_FILE).sampler_correction == objective().sampler_correction
+    own = objective(custom_tis_function_path="my.function")
+    assert "a custom function is not part of the run file" in own.unknown_loss
 
 
 @pytest.mark.parametrize(
@@ -248,7 +250,6 @@ def test_the_file_name_that_slimes_help_writes():
         ({"tis_mode": "clip", "tis_lower_bound": 3.0}, "tis_lower_bound = 3 is not below tis_upper_bound = 2"),
         ({"rs_lower_bound": 2.0}, "rs_lower_bound = 2 is not below rs_upper_bound = 2"),
         ({"tis_upper_bound": 0.0}, "tis_upper_bound = 0 leaves no weight"),
-        ({"custom_tis_function_path": "my.function"}, "a custom function is not part of the run file"),
     ],
 )
 def test_refused(options, message):

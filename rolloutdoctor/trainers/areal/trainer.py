@@ -107,7 +107,6 @@ OPTIONS = (
         None,
         "drop tokens of the largest second moment",
         computed=(None,),
-        optional=True,
         why_not="it is a choice in each micro-batch",
         loss_alone=True,
     ),
