@@ -86,7 +86,8 @@ class LoggedAnomaly(TableRule):
         table = run.metrics.group_by(STEP_KEY, maintain_order=True).agg(
             is_finite=logged.is_finite().all(),
             bad=bad.unique().sort().str.join(", "),
-            reaches=(~bad.is_in(kls)).any() | ~(pl.col("metric") == loss).any(),
+            # A finite step without a loss has nothing that could reach it.
+            reaches=~logged.is_finite().all() & ((~bad.is_in(kls)).any() | ~(pl.col("metric") == loss).any()),
             kl=logged.filter(pl.col("metric") == kl, logged.is_finite()).first(),
             norm=logged.filter(pl.col("metric") == norm, logged.is_finite()).first(),
         )

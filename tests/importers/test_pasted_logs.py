@@ -1,5 +1,8 @@
 """Consoles as people paste them: broken lines, lost braces, prose around them, tables of notebooks."""
 
+import time
+import tracemalloc
+
 import pytest
 
 from rolloutdoctor.importers.logs.table import kind_of, read_log
@@ -63,6 +66,37 @@ def test_a_dict_that_never_ends_hides_none_of_the_next_lines(tmp_path):
     opened = "{'loss': 0.5, 'rew\n" + "some text\n" * 60
     _, found, _ = read(tmp_path, f"{opened}{{'loss': 0.25, 'epoch': 0.5}}\n")
     assert found == {(1, "train"): {"loss": 0.25, "epoch": 0.5}}
+
+
+@pytest.mark.parametrize("page", ["<table><tr></tr></table>\n", "</tr>\n", "</tr></tr>\n<tr>\n</tr>\n"])
+def test_a_row_of_html_before_any_table_is_no_row(page, tmp_path):
+    text = f"{page}{{'loss': 0.25, 'reward': 0.5, 'epoch': 0.5}}\n"
+    assert read(tmp_path, text)[:2] == (TRANSFORMERS, {(1, "train"): {"loss": 0.25, "reward": 0.5, "epoch": 0.5}})
+    (tmp_path / "page.md").write_text(page)
+    assert kind_of(tmp_path / "page.md") is None
+
+
+def test_of_a_very_long_dict_the_numbers_are_read(tmp_path):
+    samples = "[" + "{'loss': 9.5, 'text': 'a \\'reward\\': 7.5, b'}, " * 3000 + "]"
+    text = f"{{'loss': 0.25, 'samples': {samples}, \"reward\": -1e-3, 'kl': nan, 'epoch': 0.5}}\n"
+    kind, found, _ = read(tmp_path, text)
+    assert kind == TRANSFORMERS
+    values = found[1, "train"]
+    assert values.pop("kl") != 0
+    assert values == {"loss": 0.25, "reward": -1e-3, "epoch": 0.5}
+
+
+@pytest.mark.parametrize("part", ["[]," * 21_000, "'\\'" * 16_000, "(" * 65_000])
+def test_long_dicts_over_many_lines_take_little(part, tmp_path):
+    text = "{'loss': 0.5, 'epoch': 0.5}\n" + ("{'loss': 0.1, 'epoch': [\n" + f"{part}\n" * 38 + "]}\n") * 4
+    before = time.process_time()
+    tracemalloc.start()
+    _, found, _ = read(tmp_path, text)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found == {(1, "train"): {"loss": 0.5, "epoch": 0.5}}
+    assert time.process_time() - before < 10
+    assert most < 2e8
 
 
 def bars(steps, total, lines):

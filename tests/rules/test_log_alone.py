@@ -121,6 +121,16 @@ def test_nan_in_the_log_is_an_error(tmp_path, name):
     assert found.examples[0].step == 2
 
 
+@pytest.mark.parametrize("absent", ["loss", "grad_norm", "kl"])
+@pytest.mark.parametrize("name", ["loss", "grad_norm", "kl"])
+def test_a_step_that_logged_less_changes_nothing_about_nan(tmp_path, name, absent):
+    less = {each: value for each, value in ORDINARY.items() if each != absent}
+    found, value = only(report_of(trainer_state(tmp_path, ORDINARY | {name: float("nan")}, less, ORDINARY)), "RDM003")
+    assert found.severity.label == ("warning" if name == "kl" else "error")
+    assert found.headline == f"NaN or infinity in 1 step: {name}"
+    assert (value["nonfinite_steps"], found.examples[0].step) == (1, 1)
+
+
 def test_a_kl_that_is_nan_throughout_was_not_computed(tmp_path):
     path = trainer_state(tmp_path, *[ORDINARY | {"kl": float("nan")}] * 3)
     found, _ = only(report_of(path), "RDM003")

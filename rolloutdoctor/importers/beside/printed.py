@@ -13,8 +13,8 @@ from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.locations.small_files import flat
 from rolloutdoctor.results.errors import InputError, UsageError
 
-_MOST = 2**20
-"""Characters of a printed configuration; verl's has some 50 thousand."""
+_MOST = 2**18
+"""Characters of a printed configuration; verl's has some 50 thousand, and Python's parser takes 500 bytes for each."""
 
 _MOST_LINES = 20_000
 """Of a table of arguments, with what other processes print between them; slime's has some 1,000."""

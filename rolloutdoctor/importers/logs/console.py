@@ -44,6 +44,15 @@ _MOST_PARTS = 1_000
 _LONGEST_PART = 2**16
 """Characters of what is a part of a line; a terminal is narrower."""
 
+_LONGEST_PARSED = 2**16
+"""Characters of a dict that Python's parser reads, which takes 500 bytes for each; of a longer one, numbers alone."""
+
+# A text without an end goes on to the end of the line: to look for one again behind each quote takes the square.
+_TOKENS = re.compile(
+    r"""('(?:[^'\\]|\\.)*+'?|"(?:[^"\\]|\\.)*+"?)"""
+    r"""(?:\s?:\s?(-?(?:nan|inf|NaN|Infinity|[0-9.][0-9.e+-]{0,40}))(?=[,}]))?|([\[{(])|[\]})]"""
+)
+
 _MOST_BARS = 8
 """Progress bars that are tried, those that were drawn most: generation and downloads have theirs, too."""
 
@@ -183,8 +192,10 @@ def _positions(
 def _joined(lines: Iterable[str]) -> Iterator[str]:
     """Put the lines of a dict together that is broken over several."""
     held: list[str] = []
+    size = 0
     for line in lines:
-        if held and ("{" in line or len(held) == _MOST_LINES or len(line) > _LONGEST_PART):
+        size += len(line)
+        if held and ("{" in line or len(held) == _MOST_LINES or size > _LONGEST_PARSED):
             yield from held
             held = []
         if held:
@@ -195,7 +206,7 @@ def _joined(lines: Iterable[str]) -> Iterator[str]:
             continue
         *_, start = (-1, *(match.start() for match in _OPENS.finditer(line)))
         if start >= 0 and "}" not in line[start:]:
-            held.append(line)
+            held, size = [line], len(line)
         else:
             yield line
     yield from held
@@ -263,13 +274,28 @@ def _slime(line: str) -> _Printed | None:
 
 
 def dict_in(text: str) -> dict[str, object] | None:
-    """Return the dict that a text prints, of Python or of JSON; None if it is none."""
+    """Return the dict that a text prints, of Python or of JSON; None if it is none. Of a long one, its numbers."""
+    if len(text) > _LONGEST_PARSED:
+        return _numbers_in_long_dict(text)
     try:
         with warnings.catch_warnings(action="ignore"):
             row = ast.literal_eval(_BARE.sub(r"'\1'", re.sub(r"(?:np|numpy)\.\w+\(([^()]*)\)", r"\1", text)))
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
         return None
     return row if isinstance(row, dict) and all(isinstance(name, str) for name in row) else None
+
+
+def _numbers_in_long_dict(text: str) -> dict[str, object] | None:
+    """Return the numbers of a dict by their names, with those in dicts and lists inside of it left out."""
+    row: dict[str, object] = {}
+    depth = 0
+    for match in _TOKENS.finditer(text):
+        name, value, opened = match.groups()
+        if name is None:
+            depth += 1 if opened else -1
+        elif value is not None and depth == 1:
+            row[name[1:-1]] = value
+    return row or None
 
 
 def numbers_in(row: Mapping[str, object]) -> dict[str, float | None]:

@@ -65,7 +65,7 @@ def _tables(lines: Iterable[str]) -> Iterator[tuple[list[str], list[dict[str, st
             if rows:
                 yield names, rows
             names, rows = head, []
-        elif len(cells) == len(names):
+        elif names and len(cells) == len(names):
             row = dict(zip(names, cells, strict=True))
             if _STEP.fullmatch(row["step"]):
                 rows.append(row)
