@@ -3,12 +3,10 @@
 import math
 
 from rolloutdoctor.audit.tally import ENOUGH_BITS, QuantityTally
-
-_LARGEST_COUNT = 1024
-"""Of micro-batches, ranks or accumulation steps."""
+from rolloutdoctor.ops.whole_factors import whole
 
 _NARROW = 1e-4
-"""Relative width of an interval that a small count does not lie in by chance."""
+"""Relative width of an interval that the base of a logarithm, or a count of a single value, is not in by chance."""
 
 
 _NEARLY = 1.25
@@ -26,17 +24,15 @@ def added_term(tally: QuantityTally) -> str:
 def factor_of(tally: QuantityTally) -> str:
     """Return in words by which known factor all disagreeing values are off; empty if there is none."""
     low, high = tally.factor_low, tally.factor_high
-    if not tally.disagree or not 0 < low <= high or high - low > _NARROW * high:
+    if not tally.disagree or not 0 < low <= high:
         return ""
     if tally.agree > tally.zeros and tally.factor_bits < ENOUGH_BITS:
         return ""
+    is_narrow = high - low <= _NARROW * high
     for factor, words in ((math.log(2), "in nats where bits are meant"), (1 / math.log(2), "in bits, and not in nats")):
-        if low <= factor <= high:
+        if is_narrow and low <= factor <= high:
             return words
-    for value, words in ((high, "{} times what the rows give"), (1 / low, "what the rows give, divided by {}")):
-        # One over the smallest numbers is infinite.
-        count = math.floor(value) if 2 <= value < _LARGEST_COUNT + 1 else 0
-        width = value * (high - low) / high
-        if count and value - count <= width * (1 + 1e-12):
-            return words.format(count)
-    return ""
+    count = whole(low, high) if is_narrow or tally.disagree > 1 else None
+    if count is None:
+        return ""
+    return f"what the rows give, divided by {count[0]}" if count[1] else f"{count[0]} times what the rows give"

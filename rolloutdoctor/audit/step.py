@@ -278,7 +278,8 @@ def _metrics(
     for name, recomputed in metrics.items():
         kind, value = trainer.log.kind_of(name), logged.metrics[name]
         radius = float(metric_radius(evaluation, kind, recomputed))
-        radius += rounding_of(logged.digits, name, value)
+        rounding = rounding_of(logged.digits, name, value)
+        radius += rounding
         if not isfinite(radius):
             continue
         doubt = doubts.rows or (doubts.update if kind in _AT_LOSS else "") or (doubts.release if kind == "loss" else "")
@@ -287,5 +288,6 @@ def _metrics(
         if not doubt and layout is not None and not abs(value - recomputed) <= radius:
             of_tokens = coarse_log_probs(logged.batch) if _holds_log_probs(evaluation, kind) else ""
             doubt = of_tokens or layout.about(name, abs(value - recomputed), recomputed, radius)
-        found[name] = ComparedValue(stage_of(trainer, name), logged.batch.step, value, recomputed, radius, doubt)
+        stage = stage_of(trainer, name)
+        found[name] = ComparedValue(stage, logged.batch.step, value, recomputed, radius, doubt, rounding)
     return found

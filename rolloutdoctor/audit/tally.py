@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rolloutdoctor.ops.whole_factors import quotients
+
 STAGES = ("advantages", "kl", "loss", "metrics")
 """Stages of quantities, in the order in which a trainer computes them: a fault in one reaches those after it."""
 
@@ -57,6 +59,8 @@ class QuantityTally:
         above: the smallest and the largest difference of a disagreeing value from the recomputed one.
         line: the largest squared distance of the values of a step from a line of the recomputed ones, as a share of
             their own from their mean (one minus R2); infinite where a step has too few different values.
+        zero_bits: the same as `bits` of the disagreeing values that are 0 within their radius, by their distance from
+            the recomputed ones.
         factor_bits: what the disagreeing values say for a factor that is a whole number or one over it: the sum of
             binary logarithms of one over the chance that the interval of a value holds one.
         groups: groups with a value that disagrees, and groups with one that was compared, in steps where some disagree.
@@ -86,6 +90,7 @@ class QuantityTally:
     above: tuple[float, float] = (math.inf, -math.inf)
     line: float = 0.0
     factor_bits: float = 0.0
+    zero_bits: float = 0.0
     groups: tuple[int, int] = (0, 0)
     lengths: Lengths = (math.inf, -math.inf, math.inf, -math.inf)
 
@@ -118,6 +123,7 @@ class QuantityTally:
             groups=(self.groups[0] + other.groups[0], self.groups[1] + other.groups[1]),
             lengths=_joined(self.lengths, other.lengths),
             factor_bits=self.factor_bits + other.factor_bits,
+            zero_bits=self.zero_bits + other.zero_bits,
         )
 
     @property
@@ -187,13 +193,17 @@ class ComparedValue:
     recomputed: float
     radius: float
     doubt: str
+    rounding: float = 0.0
 
     def tally(self) -> QuantityTally:
         """Compare them."""
-        return tally_value(self.stage, self.step, self.logged, self.recomputed, self.radius, self.doubt)
+        values = self.logged, self.recomputed, self.radius
+        return tally_value(self.stage, self.step, *values, self.doubt, self.rounding)
 
 
-def tally_value(stage: str, step: int, logged: float, recomputed: float, radius: float, doubt: str) -> QuantityTally:
+def tally_value(
+    stage: str, step: int, logged: float, recomputed: float, radius: float, doubt: str, rounding: float = 0.0
+) -> QuantityTally:
     """Compare one value of a step.
 
     Args:
@@ -203,6 +213,7 @@ def tally_value(stage: str, step: int, logged: float, recomputed: float, radius:
         recomputed: the value that the rows give.
         radius: how far rounding may put the two apart.
         doubt: why a disagreement is inconclusive; empty if it is not.
+        rounding: the part of the radius that is due to the digits of the log.
     """
     units = _units(abs(logged - recomputed), radius) if logged != recomputed else 0.0
     if math.isnan(logged) and math.isnan(recomputed):
@@ -214,7 +225,7 @@ def tally_value(stage: str, step: int, logged: float, recomputed: float, radius:
     found = QuantityTally(stage, compared=1, agree=int(agrees), worst=units, steps=1, radius=radius, zeros=zeros)
     if agrees:
         return found
-    factors, offsets = _interval(logged, recomputed, radius)
+    factors, offsets = _interval(logged, recomputed, radius, rounding)
     first = (step, "", logged, recomputed)
     ends = (*factors, *offsets)
     distance = min(abs(logged), abs(logged - recomputed))
@@ -222,8 +233,10 @@ def tally_value(stage: str, step: int, logged: float, recomputed: float, radius:
     above = (logged - recomputed,) * 2
     telling = int(bits > 0)
     said = rounded_down(_factor_bits(factors, recomputed, 0.0 if stage == "kl" else radius))
+    is_zero = abs(logged) <= radius < math.inf
+    of_zero = rounded_down(math.log2(units)) if is_zero and radius > 0 and math.isfinite(units) else 0.0
     return QuantityTally(
-        stage, 1, 0, units, first, 0, "", 1, 1, step, *ends, 1, radius, bits, telling, 0, above, math.inf, said
+        stage, 1, 0, units, first, 0, "", 1, 1, step, *ends, 1, radius, bits, telling, 0, above, math.inf, said, of_zero
     )
 
 
@@ -264,12 +277,17 @@ def _units(gap: float, radius: float) -> float:
     return gap / radius if radius > 0 else math.inf
 
 
-def _interval(logged: float, recomputed: float, radius: float) -> tuple[tuple[float, float], tuple[float, float]]:
+def _interval(
+    logged: float, recomputed: float, radius: float, rounding: float
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return the factors and the offsets that carry a recomputed value to the logged one.
+
+    A factor multiplies what arithmetic lost, too, and the digits of the log are lost after it.
+    """
     gap = logged - recomputed
     if not math.isfinite(gap) or not math.isfinite(radius):
         return (math.inf, -math.inf), (math.inf, -math.inf)
     offsets = (gap - radius, gap + radius)
     if recomputed == 0:
         return (math.inf, -math.inf), offsets
-    ends = sorted(((logged - radius) / recomputed, (logged + radius) / recomputed))
-    return (ends[0], ends[1]), offsets
+    return quotients(logged, rounding, recomputed, radius - rounding), offsets

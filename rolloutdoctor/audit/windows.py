@@ -84,7 +84,8 @@ class OpenWindow:
         count = len(self.steps)
         size = fsum(map(abs, self.values)) / count
         radius = fsum(self.radii) / count + count * SINGLE * size + self.rounding
-        return ComparedValue(self.stage, self.last, self.logged, fsum(self.values) / count, radius, self.doubt)
+        mean = fsum(self.values) / count
+        return ComparedValue(self.stage, self.last, self.logged, mean, radius, self.doubt, self.rounding)
 
     def tally(self) -> QuantityTally:
         """Compare the mean, once all steps were read."""

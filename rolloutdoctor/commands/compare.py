@@ -19,6 +19,7 @@ from rolloutdoctor.engine.run_state import RunState
 from rolloutdoctor.engine.run_steps import run_file_steps
 from rolloutdoctor.io.progress import Progress, common_unit
 from rolloutdoctor.io.run import Run
+from rolloutdoctor.ops.whole_factors import whole_quotient
 from rolloutdoctor.results.errors import UsageError, nearest
 from rolloutdoctor.results.findings import Report
 from rolloutdoctor.results.run_comparison import (
@@ -205,7 +206,9 @@ def _quantities(a: _Seen, b: _Seen) -> Iterator[Quantity]:
         origin = "logged" if at == len(MEASURES) else "recomputed" if name in RECOMPUTED else "rows"
         unit = "1" if origin == "logged" else MEASURES[name][1]
         values = tuple(found.select("value", "value_right").rows())
-        yield Quantity(name, origin, split, unit, tuple(found["step"]), values)
+        factor = whole_quotient(values) if origin == "logged" else None
+        count, larger = (0, "") if factor is None else (factor[0], "b" if factor[1] else "a")
+        yield Quantity(name, origin, split, unit, tuple(found["step"]), values, count, larger)
 
 
 def _loss(quantities: Iterable[Quantity], rows: RowComparison) -> tuple[list[Matched], FirstDifference | None]:

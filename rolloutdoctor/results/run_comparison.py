@@ -77,6 +77,8 @@ class Quantity:
         unit: of the number.
         steps: the steps that have it in both runs, in order.
         values: those of each step.
+        factor: a whole number of 2 or more that the value of one run is times that of the other in every step; 0: none.
+        larger: the run with the larger ones, ``a`` or ``b``; empty without a factor.
     """
 
     name: str
@@ -85,6 +87,8 @@ class Quantity:
     unit: str
     steps: tuple[int, ...]
     values: tuple[Pair, ...]
+    factor: int = 0
+    larger: str = ""
 
     @property
     def mean(self) -> Pair:

@@ -27,7 +27,9 @@ class MetricScaleFactor(DirectRule):
     by that factor. If the loss itself is scaled, so is the learning rate.
 
     ## How it is measured
-    The interval of factors that fit all of them is narrower than one part in ten thousand and holds the factor. Where
+    The interval of factors that fit all of them holds the factor. As a count of parts, it is no wider than 1/64 for
+    several values, and of a single value than one part in ten thousand. A factor multiplies what float32 arithmetic
+    lost of a value, too, and the digits of the log are lost after it. Where
     the values of other steps agree as they are, the chance that it holds one is at most 1 in 256: a mean of few
     rewards or counts is twice another one too often. Clean:
     every logged value that was compared agrees as it is.

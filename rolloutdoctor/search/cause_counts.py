@@ -155,34 +155,48 @@ def _count(search: Search, step: Step, counts: list[CauseCount], means: list[Ope
 
 
 def _with_factors(diagnosis: Diagnosis) -> Diagnosis:
-    """Take the metrics that are off by one factor, or by one added term, for what they are."""
-    found, unexplained = list(diagnosis.causes), dict(diagnosis.unexplained)
+    """Take the metrics that are off by one factor, or by one added term, for what they are.
+
+    Metrics with the same factor in the same steps have one cause.
+    """
+    alike: dict[tuple[str, str, str], list[str]] = {}
     for name, tally in diagnosis.unexplained.items():
         words = "" if tally.stage == STAGES[0] else factor_of(tally)
         more = added_term(tally) if tally.stage == "loss" and not words else ""
-        if not words and not more:
-            continue
-        some = tally.steps_off < tally.steps and tally.first is not None
-        where = f" in {tally.steps_off:,} of {tally.steps:,} steps" if some else ""
-        del unexplained[name]
-        found.append(
-            Cause(
-                hypothesis="added-term" if more else "metric-scaled",
-                code="RDG005" if more else "RDM007",
-                words=f"the logged {name} is {words or more}{where}",
-                remedy="look for a term that no option names, such as the load-balancing loss of a router"
-                if more
-                else "divide once: look for the number of micro-batches, ranks or accumulation steps of that size",
-                quantity=name,
-                compared=tally.compared,
-                as_recorded=tally.agree,
-                as_found=tally.compared,
-                worst=1.0,
-                explains=(name,),
-                steps=(tally.first[0], tally.last_off, tally.steps_off) if some and tally.first else None,
-            )
-        )
-    return replace(diagnosis, causes=tuple(found), unexplained=unexplained)
+        if words or more:
+            some = tally.steps_off < tally.steps and tally.first is not None
+            where = f" in {tally.steps_off:,} of {tally.steps:,} steps" if some else ""
+            alike.setdefault(("added-term" if more else "metric-scaled", words or more, where), []).append(name)
+    explained = {name for names in alike.values() for name in names}
+    return replace(
+        diagnosis,
+        causes=(*diagnosis.causes, *(_scaled(*key, names, diagnosis.unexplained) for key, names in alike.items())),
+        unexplained={name: tally for name, tally in diagnosis.unexplained.items() if name not in explained},
+    )
+
+
+def _scaled(hypothesis: str, words: str, where: str, names: list[str], audit: AuditTally) -> Cause:
+    """Return the cause of metrics that are off by the same factor or term."""
+    # The loss before its parts, and a part before a KL.
+    ordered = sorted(names, key=lambda name: (-STAGES.index(audit[name].stage), name))
+    quantity, is_term = ordered[0], hypothesis == "added-term"
+    tally = audit[quantity]
+    listed = quantity if len(names) == 1 else f"{', '.join(ordered[:-1])} and {ordered[-1]}"
+    return Cause(
+        hypothesis=hypothesis,
+        code="RDG005" if is_term else "RDM007",
+        words=f"the logged {listed} {'is' if len(names) == 1 else 'are'} {words}{where}",
+        remedy="look for a term that no option names, such as the load-balancing loss of a router"
+        if is_term
+        else "divide once: look for the number of micro-batches, ranks or accumulation steps of that size",
+        quantity=quantity,
+        compared=tally.compared,
+        as_recorded=tally.agree,
+        as_found=tally.compared,
+        worst=1.0,
+        explains=tuple(sorted(names)),
+        steps=(tally.first[0], tally.last_off, tally.steps_off) if where and tally.first else None,
+    )
 
 
 def _better(base: QuantityTally | None, found: QuantityTally) -> QuantityTally:

@@ -37,6 +37,9 @@ wrong hypothesis explains up to half of the disagreeing values by chance, those 
 PARTLY_VALUES = 32
 """Disagreeing values of a quantity below which a hypothesis has to explain all of them."""
 
+MOST_ZERO_BITS = 3.0
+"""Of one value that is 0: three steps in which the recorded options give another number are enough."""
+
 MOST_BITS = 24.0
 """Of one value, those of float32."""
 
@@ -73,6 +76,7 @@ class Search:
         self.found: list[Established] = []
         self._trials: Sequence[Trial] = ()
         self._off = frozenset[str]()
+        self._always_off = frozenset[str]()
 
     def step(self, batch: RolloutBatch, log: LoggedMetrics, offset: int = 0, window: Window | None = None) -> Step:
         """Return a step with what the log has under its number, or under another."""
@@ -166,14 +170,15 @@ class Search:
         found = [one for family in families for one in family.solve([each for each in seen if each])]
         return [one for one in found if one not in self.edits]
 
-    def try_on(self, trials: Sequence[Trial], off: Collection[str]) -> None:
+    def try_on(self, trials: Sequence[Trial], off: Collection[str], always_off: Collection[str] = ()) -> None:
         """Establish what explains the disagreements of some steps, stage by stage.
 
         Args:
             trials: the steps.
             off: quantities to explain. Of others a value may be in doubt at a step, and follow at the rest.
+            always_off: those of which no value of the run agrees: there a 0 is told from what the options give.
         """
-        self._trials, self._off = trials, frozenset(off)
+        self._trials, self._off, self._always_off = trials, frozenset(off), frozenset(always_off)
         self._try_stages(STAGES)
         if not self.found and any(name.startswith(STAGES[0]) for name in self._left(STAGES[0])):
             # A loss that the logged advantages reproduce is no second fault.
@@ -293,6 +298,7 @@ class Search:
         """The quantities that agree in every step under one more edit, where they did not, if that says enough."""
         left = set(off)
         bits: dict[str, dict[float, float]] = {name: {} for name in off}
+        zeros = dict.fromkeys(off, 0.0)
         for trial in self._trials:
             base = self.audit(trial, until=stage)
             disagreeing = {name for name in off if name in base and base[name].disagree}
@@ -306,7 +312,9 @@ class Search:
                 first = base[name].first
                 assert first is not None  # a value disagrees
                 bits[name][first[2]] = _bits(base[name], found[name])
-        return frozenset(name for name in left if sum(bits[name].values()) >= ENOUGH_BITS)
+                if name in self._always_off:
+                    zeros[name] += min(base[name].zero_bits, MOST_ZERO_BITS)
+        return frozenset(name for name in left if sum(bits[name].values()) + zeros[name] >= ENOUGH_BITS)
 
 
 def _bits(before: QuantityTally, after: QuantityTally) -> float:

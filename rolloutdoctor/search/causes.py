@@ -76,8 +76,10 @@ def find_causes(
         if not left:
             return Diagnosis()
         search = Search(context, dtype)
+        always_off = {name for name in left if not audit[name].agree}
         of_means = any(audit[name].window > 1 for name in left)
-        search.try_on(_chosen(_windows(steps()) if of_means else ((step,) for step in steps()), search, left), left)
+        trials = _chosen(_windows(steps()) if of_means else ((step,) for step in steps()), search, left)
+        search.try_on(trials, left, always_off)
         return confirm(search, steps(), audit)
 
     return diagnosed(offset, steps, audit, plain, explained) if offset else explained(audit)

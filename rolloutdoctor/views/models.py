@@ -352,6 +352,8 @@ class Quantity(Model):
     b: Number = _at("mean", 1)
     difference: Number
     widest_step: Whole | None
+    factor: Count = _unless(0)
+    larger: Text = _unless("")
 
 
 def _part(part: Part) -> dict[str, object]:

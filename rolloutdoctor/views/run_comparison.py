@@ -26,7 +26,30 @@ Table = tuple[str, Sequence[str], Sequence[Sequence[str]], int]
 
 
 def verdict(result: RunComparison) -> str:
-    """Say in a sentence or two where the runs part."""
+    """Say in a sentence or two where the runs part, and which metrics differ by a whole factor."""
+    return " ".join([_parting(result), *_factors(result)])
+
+
+def _factors(result: RunComparison) -> Iterator[str]:
+    """Say which logged metrics of one run are a whole number of times those of the other, by factor."""
+    alike: dict[tuple[int, str], list[Quantity]] = {}
+    for one in result.quantities:
+        if one.factor:
+            alike.setdefault((one.factor, one.larger), []).append(one)
+    for (factor, larger), several in alike.items():
+        names = [plain(one.name if one.split == "train" else f"{one.name} ({one.split})") for one in several]
+        more = [f"{len(names) - 3} more metrics"] if len(names) > 4 else names[3:]
+        steps = min(len(one.steps) for one in several)
+        are, that = ("is", "that") if len(names) == 1 else ("are", "those")
+        yield (
+            f"{_listed([*names[:3], *more])} of {larger.upper()} {are} {factor} times {that} of "
+            f"{'B' if larger == 'a' else 'A'} in every step ({many(steps, 'step')}): a whole number, as of "
+            "micro-batches or ranks."
+        )
+
+
+def _parting(result: RunComparison) -> str:
+    """Say where the runs part."""
     both, only_a, only_b = result.steps
     if not both:
         return f"The runs have no step in common ({only_a:,} in A, {only_b:,} in B), so nothing was compared by step."

@@ -116,6 +116,7 @@ def off_by(factor, base=(0.3, 0.7, 1.1)):
     [
         (4, "4 times what the rows give"),
         (1 / 8, "what the rows give, divided by 8"),
+        (1 / 2, "what the rows give, divided by 2"),
         (1 / math.log(2), "in bits, and not in nats"),
         (1.37, ""),
         (2.5, ""),
@@ -146,6 +147,17 @@ def test_a_share_that_is_twice_another_is_no_factor():
     assert factor_of(
         in_one_step(62 / 240, 31 / 240) + in_one_step(74 / 240, 37 / 240) + in_one_step(82 / 240, 41 / 240)
     )
+
+
+@pytest.mark.parametrize("factor", [8, 1 / 8])
+def test_a_factor_scales_what_arithmetic_lost_and_not_the_digits_of_the_log(factor):
+    """A radius of 3e-4 of a value puts 8 times it 2.4e-3 off."""
+    exact = [tally_value("loss", step, factor * x * 1.0002, x, 3e-4 * x, "") for step, x in enumerate((0.31, 0.74))]
+    assert "8" in factor_of(exact[0] + exact[1])
+    coarse = [tally_value("loss", step, factor * x * 1.002, x, 3e-3 * x, "") for step, x in enumerate((0.31, 0.74))]
+    assert not factor_of(coarse[0] + coarse[1])
+    digits = tally_value("loss", 0, 8.04, 1.0, 0.05 + 1e-7, "", 0.05)
+    assert digits.factor_low < 8 < digits.factor_high
 
 
 def test_a_wide_interval_has_no_factor():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from engine.runs import TRL, random_columns, small, write
 
+import rolloutdoctor as rd
 from rolloutdoctor.commands.compare import compare
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.run import open_run
@@ -132,6 +133,23 @@ def test_what_is_not_comparable_is_said(compared):
     assert any("Nothing is recomputed of A" in note for note in found.notes)
     del other["sample_id"]
     assert "Rows cannot be joined: a run has no column sample_id." in compared(mine, other).notes
+
+
+@pytest.mark.parametrize(("factor", "words"), [(32, "A is 32 times that of B"), (1 / 4, "B is 4 times that of A")])
+def test_a_whole_factor_between_two_logs_is_said(tmp_path, factor, words):
+    """A count of micro-batches or ranks: neither counts nor a learning rate of two digits are one, nor 31.9 times."""
+    runs = []
+    for name, times, off in (("a", factor, 31.9), ("b", 1, 1)):
+        path = tmp_path / f"{name}.jsonl"
+        lines = [
+            {"step": step, "train/loss": times * x, "train/grad": off * x, "lr": 1e-5 * off, "tokens": 64 * times}
+            for step, x in enumerate((0.0123456789, -0.0345678912))
+        ]
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        runs.append(rd.open(path))
+    said = verdict(compare(*runs, CheckOptions(), names=("a", "b")))
+    assert f"train/loss of {words} in every step (2 steps): a whole number" in said
+    assert said.count("times") == 1
 
 
 def test_parts(compared):

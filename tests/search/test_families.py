@@ -372,6 +372,45 @@ def test_a_factor_is_seen_beside_zeros():
     assert ("RDM007", "metric-scaled") in causes(report)
 
 
+@pytest.mark.parametrize("factor", [2, 4, 8, 48, 1 / 2, 1 / 4, 1 / 8, 1 / 48])
+def test_a_factor_below_one_is_found_like_one_above(factor):
+    """Both parts of the loss have it, and it is one finding."""
+
+    def metrics(values, evaluation):
+        return values | {name: factor * values[name] for name in ("actor/pg_loss", "actor/kl_loss")}
+
+    finding = only(run_of("verl", steps_of(3), metrics=metrics))
+    assert (finding.code, finding.cause.hypothesis) == ("RDM007", "metric-scaled")
+    words = f"{factor} times what" if factor > 1 else f"divided by {round(1 / factor)}"
+    assert words in finding.headline
+    assert finding.cause.explains == ("actor/kl_loss", "actor/pg_loss")
+    assert finding.headline.startswith("The logged actor/pg_loss and actor/kl_loss are")
+
+
+def ratio_of_one(objective):
+    return replace(objective, surrogate=replace(objective.surrogate, old="policy_log_probs"))
+
+
+GRPO = {"beta": 0.0, "loss_type": "grpo"}
+
+
+def test_a_hypothesis_that_gives_0_in_every_step_is_accepted():
+    """With a ratio of 1 the mean over rows of each row's mean advantage is 0 in every group."""
+    finding = only(run_of("trl", steps_of(4), objective=ratio_of_one, options=GRPO))
+    assert (finding.code, finding.cause.hypothesis, finding.cause.as_found) == ("RDO006", "ratio-is-one", 4)
+
+
+def test_a_0_in_some_steps_says_nothing():
+    def metrics(values, evaluation):
+        return values if evaluation.batch.step == 0 else {**values, "loss": 0.0}
+
+    assert "RDO006" not in {code for code, _ in causes(run_of("trl", steps_of(4), metrics=metrics, options=GRPO))}
+
+
+def test_a_0_in_two_steps_says_too_little():
+    assert not causes(run_of("trl", steps_of(2), objective=ratio_of_one, options=GRPO))
+
+
 def test_an_edit_leaves_metrics_that_it_does_not_claim():
     """TRL logs `reward` and `frac_reward_zero_std` before the baseline, whatever the groups are then."""
     batches = [replace(batch, rewards={}) for batch in steps_of()]
