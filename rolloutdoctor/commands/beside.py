@@ -147,16 +147,20 @@ def completed(
     if not ours:
         return metadata
     trainer = ours[0].trainer
-    names = {option.name for option in TRAINERS[trainer].options}
+    options = {option.name: option for option in TRAINERS[trainer].options}
     config: dict[str, object] = {}
     origins: dict[str, str] = {}
     for one in ours:
         for name, value in one.values.items():
-            if name not in names:
+            if name not in options:
+                continue
+            if is_empty(value) and not options[name].optional:
+                tell(f"{name} is empty in {one.origin}: it is not used")
                 continue
             if str(config.setdefault(name, value)) != str(value):
                 tell(f"{name} is {config[name]} in {origins[name]} and {value} in {one.origin}: the first is used")
             origins.setdefault(name, one.origin)
+    length = _total_steps(ours, TRAINERS[trainer])
     release = next((one for one in ours if one.version), None)
     if release is not None:
         origins["trainer_version"] = release.version_origin
@@ -172,7 +176,18 @@ def completed(
     except UsageError as error:
         # Without them the default of this option would be taken for its value.
         tell(f"{error}; the options are not used")
-        return replace(metadata, trainer=None)
+        return replace(metadata, trainer=None).with_total_steps(length)
     places = dict.fromkeys(origins.values())
     tell(f"options of {trainer} from {', '.join(places)}")
-    return found
+    return found.with_total_steps(length)
+
+
+def is_empty(value: object) -> bool:
+    """Tell a value that a table of options leaves open."""
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def _total_steps(stated: Sequence[Stated], trainer: Trainer) -> int | None:
+    """Return the optimizer steps that the run was planned for; -1 and the like leave that to the epochs."""
+    values = (str(one.values.get(name)) for one in stated for name in trainer.roles.total_steps)
+    return next((int(text) for text in values if text.isdecimal() and 0 < int(text) < 2**53), None)

@@ -11,6 +11,7 @@ from rolloutdoctor.commands.beside import completed, newest_state, stated_beside
 from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.importers.base import Importer, ImportOptions, RunSink
 from rolloutdoctor.importers.journal import RecordingJournal
+from rolloutdoctor.importers.logs.base import LogNotes
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.importers.table import detect, find
 from rolloutdoctor.importers.unknown import not_understood
@@ -167,6 +168,7 @@ def read_logs(logs: Sequence[Source], tell: Callable[[str], None] = lambda sente
         SeveralRunsError: if they are of several runs.
     """
     tables = [(log.name, _read_log(log, tell)) for log in logs]
+    total = max((table.total_steps for _, table in tables if table.total_steps), default=None)
     tables = [(name, _at_steps_of(table, name, tables, tell)) for name, table in tables]
     check_one_log(tables)
     for (first, one), (second, other) in combinations(tables, 2):
@@ -180,6 +182,7 @@ def read_logs(logs: Sequence[Source], tell: Callable[[str], None] = lambda sente
     found = LoggedMetrics()
     for _, table in reversed(tables):
         found = found.completed_by(table)
+    found.total_steps = total
     if not any(found.at(key) for key in found.steps()):
         raise InputError(f"{logs[0].name}: no number was logged there")
     return found
@@ -210,10 +213,13 @@ def _read_log(log: Source, tell: Callable[[str], None]) -> LoggedMetrics:
     if log.path.endswith(METRIC_SUFFIXES):
         return read_metrics([log])
     values: dict[StepKey, dict[str, float]] = {}
-    for step, split, found in read_log(log, tell):
+    notes = LogNotes(tell)
+    for step, split, found in read_log(log, notes):
         known = {name: value for name, value in found.items() if value is not None}
         values.setdefault(StepKey(step, split), {}).update(known)
-    return LoggedMetrics(values)
+    metrics = LoggedMetrics(values)
+    metrics.total_steps = notes.total_steps
+    return metrics
 
 
 def _is_log(path: Path) -> bool:
@@ -315,6 +321,7 @@ def _completed_by(given: Sequence[str], run: Run, tell: Callable[[str], None]) -
         if not run.metadata.config:
             writer = trainer_from_metric_names(run.metrics.names())
             run.metadata = completed(run.metadata, stated_beside((), logs, tell), tell, writer)
+        run.metadata = run.metadata.with_total_steps(metrics.total_steps)
     return run
 
 
@@ -393,7 +400,7 @@ def open_any(
         metrics = read_logs(logs, tell)
         stated = stated_beside(paths, logs, tell)
         metadata = completed(RunMetadata(), stated, tell, trainer_from_metric_names(metrics.names()))
-        yield Run((), metadata, metrics, logs)
+        yield Run((), metadata.with_total_steps(metrics.total_steps), metrics, logs)
         return
     found = detect_dump(paths, options)
     if found is None:

@@ -1,12 +1,13 @@
 """Options that a run does not state and its logged advantages show."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
 from rolloutdoctor.engine.configure import FROM_NAMES, FROM_OPTIONS, layers_of
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.io.run import Run
+from rolloutdoctor.metric_names.name import ordered
 from rolloutdoctor.metric_names.table import releases_of
 from rolloutdoctor.trainers.options import Layer, parse_version, resolve
 from rolloutdoctor.trainers.spec import Trainer
@@ -56,11 +57,12 @@ def _dated(run: Run, options: Options, trainer: Trainer) -> Run:
     metadata, named = run.metadata, (options.trainer or "").partition("@")
     if named[2] or metadata.trainer_version or metadata.trainer not in (None, trainer.name):
         return run
-    stated = {name for layer in options.layers for name in layer.values} | set(metadata.config)
-    found = _by_options(stated, trainer) or _by_names(run.metrics.names(), trainer)
-    if found is None:
+    stated = {**metadata.config, **{name: value for layer in options.layers for name, value in layer.values.items()}}
+    guess = _by_options(stated, trainer) or _by_names(run.metrics.names(), trainer)
+    guess = _with_all(stated, trainer, guess)
+    if guess is None:
         return run
-    version, origin = found
+    version, origin = guess
     origins = {**metadata.origins, "trainer_version": origin}
     return run.with_metadata(replace(metadata, trainer=trainer.name, trainer_version=version, origins=origins))
 
@@ -73,6 +75,28 @@ def _by_options(stated: Collection[str], trainer: Trainer) -> tuple[str, str] | 
             break
         found = before, f"{FROM_OPTIONS}, which has no {option}"
     return found
+
+
+def _with_all(stated: Mapping[str, object], trainer: Trainer, guess: tuple[str, str] | None) -> tuple[str, str] | None:
+    """Return a release that has all stated options, with words for why: a guess gives way to what is stated."""
+    version = parse_version(trainer.newest if guess is None else guess[0])
+    later = ended = ""
+    for option in trainer.options:
+        value = stated.get(option.name)
+        if value is None or value == option.default_at(version):
+            continue
+        came = max(
+            option.since, option.values_since.get(value, "") if isinstance(value, str | bool) else "", key=ordered
+        )
+        if came and parse_version(came) > version:
+            later = max(later, came, key=ordered)
+        if option.until and parse_version(option.until) <= version:
+            ended = min(filter(None, (ended, option.until)), key=ordered)
+    if later:
+        before = ".".join(map(str, version))
+        return later, f"{FROM_OPTIONS}; the release is not certain: {before} to {later}"
+    major, minor = parse_version(ended)[:2] if ended else (0, 0)
+    return (f"{major}.{minor - 1}", f"{FROM_OPTIONS}, which is gone since {ended}") if minor else guess
 
 
 def _by_names(names: Collection[str], trainer: Trainer) -> tuple[str, str] | None:

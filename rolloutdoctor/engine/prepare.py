@@ -15,7 +15,7 @@ from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.io.parquet.columns import misspelt
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.results.audit import Refuted
-from rolloutdoctor.results.errors import UnstatedError
+from rolloutdoctor.results.errors import UnstatedError, UsageError
 from rolloutdoctor.rules.base import Context
 
 
@@ -69,8 +69,14 @@ def _configured(run: Run, options: CheckOptions) -> Configured | None:
     except UnstatedError:
         if not run.metrics_only:
             raise
-        # Rules that look at a log alone know whose it is by the names in it.
-        return None
+    except UsageError:
+        # Numbers that were logged need no objective: only options of the user end the check of a log.
+        if not run.metrics_only or not run.metadata.config:
+            raise
+        if options.trainer or options.layers or options.fixes:
+            configure(replace(run.metadata, config={}), options.trainer, options.layers, options.fixes)
+    # Rules that look at a log alone know whose it is by the names in it.
+    return None
 
 
 def against_log(context: Context, configured: Configured | None, metrics: LoggedMetrics) -> Context:
@@ -136,5 +142,6 @@ def whole_context(
         splits_unknown=metadata.splits_unknown,
         made_by=(metadata.trainer, metadata.trainer_version),
         world_size=metadata.world_size,
+        total_steps=metadata.total_steps,
         missing_ranks=metadata.missing_ranks,
     )

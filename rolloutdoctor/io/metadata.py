@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rolloutdoctor.data.schema import METADATA_KEY, SCHEMA_VERSION
 from rolloutdoctor.results.errors import InputError
@@ -47,6 +47,18 @@ class RunMetadata:
     def splits_unknown(self) -> bool:
         """True if whoever made the rows could not tell evaluation rows from training rows."""
         return self.recording.get("splits_unknown") is True
+
+    @property
+    def total_steps(self) -> int | None:
+        """Optimizer steps that the run was planned for, as its log or its options say; None if nothing says."""
+        steps = self.recording.get("total_steps")
+        return steps if type(steps) is int and steps > 0 else None
+
+    def with_total_steps(self, steps: int | None) -> "RunMetadata":
+        """Return the metadata with the length of the run, unless it says one."""
+        if steps is None or self.total_steps is not None:
+            return self
+        return replace(self, recording={**self.recording, "total_steps": steps})
 
     @property
     def world_size(self) -> int:

@@ -31,7 +31,10 @@ class LoggedMetrics:
         left_out: names that were logged, but of which values were left out by `by_batch`.
         windows: the steps that the values left out are means over, in order.
         lines: steps of training at which something was logged.
+        total_steps: optimizer steps that the run was planned for; None if its log does not say.
     """
+
+    total_steps: int | None = None
 
     def __init__(
         self,

@@ -257,6 +257,7 @@ class OptionRoles:
         always_listed: the options that its whole configuration lists in every release.
         came_after: options that its whole configuration lists since some release, newest first, each with the newest
             release before it: what is absent dates a configuration that states no release.
+        total_steps: the options that hold the optimizer steps of the run, where they are above 0.
     """
 
     kl: str | None = None
@@ -269,6 +270,7 @@ class OptionRoles:
     advised: Mapping[str, str] = field(default_factory=dict)
     always_listed: frozenset[str] = frozenset()
     came_after: Mapping[str, str] = field(default_factory=dict)
+    total_steps: tuple[str, ...] = ("max_steps",)
 
 
 @dataclass(frozen=True)

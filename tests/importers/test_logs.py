@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rolloutdoctor.commands.convert import ConvertOptions, open_any
+from rolloutdoctor.importers.logs.base import LogNotes
 from rolloutdoctor.importers.logs.table import FORMATS, kind_of, read_log
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.results.errors import InputError
@@ -69,7 +70,7 @@ def test_the_steps_of_printed_dicts_come_from_the_progress_bar(tmp_path):
 def test_without_a_progress_bar_the_lines_are_numbered_and_that_is_said(tmp_path):
     path = written(tmp_path, "nohup", TRL_4)
     told = []
-    found = {step: values for step, _, values in read_log(Source.of(str(path)), told.append)}
+    found = {step: values for step, _, values in read_log(Source.of(str(path)), LogNotes(told.append))}
     assert sorted(found) == [1, 2]
     assert found[1]["grad_norm"] == float("inf")
     assert "numbered from 1" in told[0]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from importers.importing import DATA, converted
 
-from rolloutdoctor.importers.logs.base import entries_of
+from rolloutdoctor.importers.logs.base import LogNotes, entries_of
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import DataError, InputError, UsageError
 
@@ -183,9 +183,9 @@ def test_log_probs_of_the_reference_model_that_a_user_adds(tmp_path):
 def test_its_log_keeps_the_prefix_of_its_names():
     """`train/reward` is a name of the transformers Trainer, too, whose own names have none."""
     row = {"step": 3, "train/loss": 0.5, "train/reward": 0.25, "train/kl_penalty": 0.1}
-    ((step, _, values),) = entries_of(row, "line 1")
+    ((step, _, values),) = entries_of(row, "line 1", LogNotes())
     assert (step, values) == (3, {name: value for name, value in row.items() if name != "step"})
-    assert next(entries_of({"step": 3, "train/loss": 0.5, "train/reward": 0.25}, "line 1"))[2].keys() == {
+    assert next(entries_of({"step": 3, "train/loss": 0.5, "train/reward": 0.25}, "line 1", LogNotes()))[2].keys() == {
         "loss",
         "reward",
     }

@@ -5,6 +5,7 @@ import tracemalloc
 
 import pytest
 
+from rolloutdoctor.importers.logs.base import LogNotes
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.io.locations.paths import Source
 
@@ -15,7 +16,7 @@ def read(tmp_path, text, name="pasted.txt"):
     """The kind of a text, what was logged by step and split, and what the reader said."""
     path, told, found = tmp_path / name, [], {}
     path.write_text(text)
-    for step, split, values in read_log(Source.of(str(path)), told.append):
+    for step, split, values in read_log(Source.of(str(path)), LogNotes(told.append)):
         found.setdefault((step, split), {}).update(values)
     return kind_of(path), found, told
 

@@ -6,6 +6,7 @@ import time
 import pytest
 from importers.importing import DATA
 
+from rolloutdoctor.importers.logs.base import LogNotes
 from rolloutdoctor.importers.logs.console import SlimeConsole, TrlConsole, VerlConsole
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.importers.reading import lines
@@ -17,7 +18,7 @@ TRL = "{'loss': 0.1, 'grad_norm': 0.2, 'epoch': 0.1}\n"
 
 
 def read(path, tell=lambda sentence: None):
-    return list(read_log(Source.of(str(path)), tell))
+    return list(read_log(Source.of(str(path)), LogNotes(tell)))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import rolloutdoctor
 from rolloutdoctor.cli.app import app
 from rolloutdoctor.commands.each import find_runs
+from rolloutdoctor.importers.logs.base import LogNotes
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.importers.logs.trackio_project import trackio_config
 from rolloutdoctor.importers.logs.wandb_run import wandb_config
@@ -27,7 +28,7 @@ REAL = Path(__file__).parent / "data" / "wandb" / "run-r1.wandb.gz"
 
 def entries(path, told=None):
     found = {}
-    for step, split, values in read_log(Source.of(str(path)), [].append if told is None else told.append):
+    for step, split, values in read_log(Source.of(str(path)), LogNotes([].append if told is None else told.append)):
         found.setdefault((step, split), {}).update(values)
     return found
 

@@ -20,6 +20,27 @@ Entry = tuple[int, str, dict[str, float | None]]
 Tell = Callable[[str], None]
 """Takes a sentence for the user."""
 
+
+class LogNotes:
+    """What a log says beside its numbers.
+
+    Args:
+        tell: takes a sentence for the user.
+
+    Attributes:
+        total_steps: optimizer steps that the run was planned for; None if the log does not say.
+    """
+
+    def __init__(self, tell: Tell = lambda sentence: None) -> None:
+        self.tell = tell
+        self.total_steps: int | None = None
+
+    def planned(self, steps: object) -> None:
+        """Take the length of the run, where it is one: a run that was prolonged has the largest."""
+        if isinstance(steps, (int, float)) and not isinstance(steps, bool) and 0 < steps < 2**53 and steps % 1 == 0:
+            self.total_steps = max(int(steps), self.total_steps or 0)
+
+
 STEPS = (
     "step",
     "global_step",
@@ -66,8 +87,8 @@ class LogFormat(Protocol):
         """Say what `path`, a file or a folder, is; None if it is not of this format. Reads little, and not the name."""
         ...
 
-    def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
-        """Yield what was logged, in file order; `tell` takes what was assumed.
+    def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
+        """Yield what was logged, in file order; `notes` takes what was assumed, and the length of the run.
 
         Raises:
             InputError: if it is not what it looks like.
@@ -75,17 +96,25 @@ class LogFormat(Protocol):
         ...
 
 
-def step_in(value: object) -> object:
+def step_in(value: object, notes: LogNotes) -> object:
     """Return a step of which the total may be said with it.
 
-    >>> step_in("5/16"), step_in(5)
-    (5, 5)
+    >>> notes = LogNotes()
+    >>> step_in("5/16", notes), step_in(5, notes), notes.total_steps
+    (5, 5, 16)
     """
     done, slash, total = value.partition("/") if isinstance(value, str) else ("", "", "")
-    return int(done) if slash and done.isdecimal() and total.isdecimal() and len(done) < 19 else value
+    if not (slash and done.isdecimal() and total.isdecimal() and len(done) < 19 and len(total) < 19):
+        return value
+    notes.planned(int(total))
+    return int(done)
 
 
-def entries_of(row: Mapping[str, object], where: str) -> Iterator[Entry]:
+LENGTHS = ("max_steps", "total_steps", "total_training_steps")
+"""Names under which a row has the steps that the run was planned for."""
+
+
+def entries_of(row: Mapping[str, object], where: str, notes: LogNotes) -> Iterator[Entry]:
     """Yield what a row of names and values logs.
 
     Raises:
@@ -98,7 +127,9 @@ def entries_of(row: Mapping[str, object], where: str) -> Iterator[Entry]:
     named = next((name for name in STEPS if row.get(name) is not None), None)
     if named is None:
         raise DataError(f"{where}: no step; the number of the optimizer step has to be in one of {', '.join(STEPS)}")
-    step = cells.natural({named: step_in(row[named])}, named, where)
+    step = cells.natural({named: step_in(row[named], notes)}, named, where)
+    for length in LENGTHS:
+        notes.planned(row.get(length))
     if is_long(row):
         split = EVAL if row.get("split") == EVAL else TRAIN
         yield step, split, {str(row["name"]): cells.number(row["value"], f"{where}: value")}
@@ -129,21 +160,21 @@ def _names_with_a_prefix() -> tuple[frozenset[str], ...]:
     return tuple(names for names in found if all(name.startswith("train/") for name in names))
 
 
-def entries_of_tracker(rows: Sequence[Mapping[str, object]], name: str, tell: Tell) -> Iterator[Entry]:
+def entries_of_tracker(rows: Sequence[Mapping[str, object]], name: str, notes: LogNotes) -> Iterator[Entry]:
     """Yield what a tracker's rows log, which it numbers itself: under the trainer's step, where some have it.
 
     Args:
         rows: each with the tracker's number as ``_step``.
         name: of the run.
-        tell: takes a sentence on the rows that have no step of the trainer, such as TRL's timings.
+        notes: takes a sentence on the rows that have no step of the trainer, such as TRL's timings.
     """
     named = next((each for each in STEPS if any(row.get(each) is not None for row in rows)), "_step")
     without = sum(row.get(named) is None for row in rows)
     if without:
-        tell(f"{name}: {without:,} records without {named} are left out")
+        notes.tell(f"{name}: {without:,} records without {named} are left out")
     for number, row in enumerate(rows, start=1):
         if row.get(named) is not None:
-            yield from entries_of(row, f"{name}, record {number}")
+            yield from entries_of(row, f"{name}, record {number}", notes)
 
 
 def is_long(row: Mapping[str, object]) -> bool:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
-from rolloutdoctor.importers.logs.base import STEPS, Entry, Tell, as_float, step_in
+from rolloutdoctor.importers.logs.base import STEPS, Entry, LogNotes, as_float, step_in
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.importers.reading.cells import decimal
 from rolloutdoctor.io.locations.paths import Source, reason
@@ -28,6 +28,7 @@ _BAR = re.compile(r"(?<![0-9])([0-9]{1,18})/([0-9]{1,18}) \[")
 _BARE = re.compile(r"(?<=: )(-?(?:nan|inf|NaN|Infinity)|null)(?=[,}])")
 _WRAPPED = re.compile(r"^(?:np|numpy)\.\w+\((.*)\)$")
 _VERL = re.compile(r"(?:^|\s)step:([0-9]{1,18}) +- (\S.*)$")
+_VERL_LENGTH = re.compile(r"Total training steps: ([0-9]{1,15})|Training Progress: .{0,60}/([0-9]{1,15}) \[")
 _VERL_STEP = re.compile(r"(?:^|\s)step:[0-9]{1,18}(?: -.*)?\s*$")
 _VERL_END = re.compile(r"[\w./@-]{0,200}:-?[0-9][0-9.e+-]{0,30}\s*")
 _VERL_MORE = re.compile(r"(?:^|\s)- [\w./@-]{1,200}:(?:np\.\w{1,20}\()?-?(?:[0-9]|nan|inf|$)")
@@ -79,10 +80,10 @@ class TrlConsole:
 
     def detect(self, path: Path) -> str | None:
         """Look for a dict with the names that every training logs."""
-        is_it = any(_trl(line) is not None for line in _joined(beginning(path)))
+        is_it = any(_trl(line, LogNotes()) is not None for line in _joined(beginning(path)))
         return "the console log of the transformers Trainer" if is_it else None
 
-    def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
+    def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield the dicts, with the steps that the progress bar gives."""
         found: list[_Printed] = []
         totals: Counter[int] = Counter()
@@ -94,16 +95,17 @@ class TrlConsole:
                 totals[total] += 1
                 reached[total] = max(reached.get(total, 0), done)
                 drawn.setdefault(total, {})[len(found)] = done
-            printed = _trl(line)
+            printed = _trl(line, notes)
             if printed is not None:
                 found.append(printed)
         training = [place for place, one in enumerate(found) if one.split == TRAIN]
         # While it grows nobody knows; the lines that were counted keep their numbers.
         epochs = [found[place].values.get("epoch") or 0.0 for place in training]
-        every = None if lines.is_growing() else _interval(epochs, totals, reached)
-        steps = None if lines.is_growing() else _positions(training, totals, drawn)
+        every, whole = (None, None) if lines.is_growing() else _interval(epochs, totals, reached)
+        steps, length = (None, None) if lines.is_growing() else _positions(training, totals, drawn)
+        notes.planned(whole if steps is None else length)
         if every is None and steps is None and any(one.step is None for one in found):
-            tell(f"{source.name}: the lines have no step, and no progress bar gives it: they are numbered from 1")
+            notes.tell(f"{source.name}: the lines have no step, and no progress bar gives it: they are numbered from 1")
         step = 0
         for place, one in enumerate(found):
             counted = step + (every or 1) * (one.split == TRAIN)
@@ -122,9 +124,11 @@ class VerlConsole:
         is_it = any(_verl(line) is not None for line in _unbroken(beginning(path)))
         return "the console log of verl" if is_it else None
 
-    def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
+    def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield the lines with a step."""
         for line in _unbroken(lines_of(source)):
+            if "raining" in line and (length := _VERL_LENGTH.search(line)) is not None:
+                notes.planned(int(length[1] or length[2]))
             printed = _verl(line)
             if printed is not None and printed.step is not None:
                 yield printed.step, printed.split, printed.values
@@ -141,7 +145,7 @@ class SlimeConsole:
         is_it = any(_slime(line) is not None for line in _joined(beginning(path)))
         return "the console log of slime" if is_it else None
 
-    def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
+    def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield the lines with a number."""
         for line in _joined(lines_of(source)):
             printed = _slime(line)
@@ -154,8 +158,10 @@ def is_step(line: str) -> bool:
     return _verl(line) is not None or _slime(line) is not None
 
 
-def _interval(epochs: Sequence[float], totals: Mapping[int, int], reached: Mapping[int, int]) -> int | None:
-    """Return the steps that a line stands for, by the progress bar that was drawn most and reached its end.
+def _interval(
+    epochs: Sequence[float], totals: Mapping[int, int], reached: Mapping[int, int]
+) -> tuple[int | None, int | None]:
+    """Return the steps that a line stands for, and those of the progress bar that was drawn most and reached its end.
 
     Args:
         epochs: of the training lines; they grow evenly, but where the first step is logged as well.
@@ -164,20 +170,21 @@ def _interval(epochs: Sequence[float], totals: Mapping[int, int], reached: Mappi
     """
     logged = len(epochs)
     if not logged or abs(epochs[0] * logged - epochs[-1]) > 0.005 * (logged + 1) + 1e-3 * epochs[-1]:
-        return None
+        return None, None
     found: dict[int, int] = {}
     for total in (total for total in totals if reached[total] == total):
         # More than one number of steps gives as many lines; of these, logs mostly end with the training.
         least, most = total // (logged + 1) + 1, total // logged
         if total % logged == 0 or least == most:
             found[total] = most
-    return found[max(found, key=lambda total: (totals[total], total))] if found else None
+    whole = max(found, key=lambda total: (totals[total], total), default=None)
+    return (None, None) if whole is None else (found[whole], whole)
 
 
 def _positions(
     training: Sequence[int], totals: Mapping[int, int], drawn: Mapping[int, Mapping[int, int]]
-) -> dict[int, int] | None:
-    """Return the step of each training line that a bar gives which was drawn before every one; None if there is none.
+) -> tuple[dict[int, int] | None, int | None]:
+    """Return the step of each training line that a bar gives which was drawn before every one, and the bar's total.
 
     Lines are as many steps apart as they are logged, but for the first and the last one.
     """
@@ -185,8 +192,8 @@ def _positions(
         steps = [drawn[total].get(place, 0) for place in training]
         gaps = [after - before for before, after in pairwise(steps)]
         if steps and min(steps) > 0 and min(gaps, default=1) > 0 and len({*gaps[1:-1]}) < 2:
-            return dict(zip(training, steps, strict=True))
-    return None
+            return dict(zip(training, steps, strict=True)), total
+    return None, None
 
 
 def _joined(lines: Iterable[str]) -> Iterator[str]:
@@ -212,7 +219,7 @@ def _joined(lines: Iterable[str]) -> Iterator[str]:
     yield from held
 
 
-def _trl(line: str) -> _Printed | None:
+def _trl(line: str, notes: LogNotes) -> _Printed | None:
     # Who pastes a line may lose its first character.
     text = "{" + line if "{" not in line and _WITHOUT_BRACE.match(line) else line
     opened, end = _OPENS.search(text), text.rfind("}")
@@ -224,7 +231,7 @@ def _trl(line: str) -> _Printed | None:
     is_eval = any(name.startswith("eval_") for name in row)
     values = numbers_in({name.removeprefix("eval_"): value for name, value in row.items()})
     # Of programs built on transformers, ms-swift says the step in the line.
-    step = step_in(next((row[name] for name in STEPS if "/max" in name and name in row), None))
+    step = step_in(next((row[name] for name in STEPS if "/max" in name and name in row), None), notes)
     number = step if isinstance(step, int) and not isinstance(step, bool) else None
     return _Printed(number, EVAL if is_eval else TRAIN, values) if _TRAINER & values.keys() else None
 

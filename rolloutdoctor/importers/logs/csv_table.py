@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from rolloutdoctor.importers.logs.base import STEPS, Entry, Tell, entries_of
+from rolloutdoctor.importers.logs.base import STEPS, Entry, LogNotes, entries_of
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.importers.reading.cells import decimal
 from rolloutdoctor.io.locations.paths import Source, reason
@@ -29,12 +29,12 @@ class CsvTable:
             return "a chart of wandb as CSV"
         return "a CSV with a column step" if {*names} & {*STEPS} and not {*names} & OF_ROLLOUTS else None
 
-    def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
+    def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield the rows that have a step."""
-        return _csv(source, tell)
+        return _csv(source, notes)
 
 
-def _csv(source: Source, tell: Tell) -> Iterator[Entry]:
+def _csv(source: Source, notes: LogNotes) -> Iterator[Entry]:
     try:
         with Path(source.path).open(encoding="utf-8-sig", newline="") as file:
             table = csv.DictReader(_bounded(file, source.name))
@@ -65,13 +65,15 @@ def _csv(source: Source, tell: Tell) -> Iterator[Entry]:
                     )
                     values = {chart[name][1]: cell for name, cell in cells.items()}
                     step = {"step" if named == "Step" else named: given[named]}
-                    yield from entries_of({**values, **step}, f"{source.name}, line {number}")
+                    yield from entries_of({**values, **step}, f"{source.name}, line {number}", notes)
                 elif named in given:
-                    yield from entries_of(given, f"{source.name}, line {number}")
+                    yield from entries_of(given, f"{source.name}, line {number}", notes)
             if binned:
-                tell(f"{source.name}: points of the chart are means of several steps; export the run's history for all")
+                notes.tell(
+                    f"{source.name}: points of the chart are means of several steps; export the run's history for all"
+                )
             if without:
-                tell(f"{source.name}: {without:,} lines without a step are left out")
+                notes.tell(f"{source.name}: {without:,} lines without a step are left out")
     except OSError as error:
         raise InputError(f"{source.name}: {reason(error)}") from None
     except (UnicodeDecodeError, csv.Error) as error:

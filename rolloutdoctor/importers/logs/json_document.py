@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
-from rolloutdoctor.importers.logs.base import Entry, Tell, as_float, entries_of, is_number
+from rolloutdoctor.importers.logs.base import Entry, LogNotes, as_float, entries_of, is_number
 from rolloutdoctor.importers.logs.json_lines import kind_of_row
 from rolloutdoctor.importers.reading import cells, lines
 from rolloutdoctor.io.locations.paths import Source, reason
@@ -36,10 +36,11 @@ class JsonDocument:
         is_log = "step" in first and len(_TRAINER & first.keys()) > 1
         return "a list of logged numbers" if is_log or kind_of_row(first) is not None else None
 
-    def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
+    def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield the rows of the list."""
         body = _document(source)
         if isinstance(body, dict):
+            notes.planned(body.get("max_steps"))
             for (step, split), values in read_trainer_state(source).items():
                 yield step, split, dict(values)
             return
@@ -49,7 +50,7 @@ class JsonDocument:
             if _TRAINER & row.keys():
                 yield from trainer_entries(row, f"{source.name}, row {number}")
             else:
-                yield from entries_of(row, f"{source.name}, row {number}")
+                yield from entries_of(row, f"{source.name}, row {number}", notes)
 
 
 def read_trainer_state(source: Source) -> Mapping[tuple[int, str], Mapping[str, float | None]]:

@@ -3,7 +3,15 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rolloutdoctor.importers.logs.base import STEPS, Entry, Tell, entries_of, entries_of_tracker, is_long, is_of_update
+from rolloutdoctor.importers.logs.base import (
+    STEPS,
+    Entry,
+    LogNotes,
+    entries_of,
+    entries_of_tracker,
+    is_long,
+    is_of_update,
+)
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.metric_names.table import whose
@@ -19,15 +27,15 @@ class JsonLines:
         first = lines.first_object(path)
         return None if first is None else kind_of_row(first)
 
-    def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
+    def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield every line; a torn last line is left out."""
         if is_history(lines.first_object(Path(source.path)) or {}):
             rows = [line.body for line in lines.objects(source) if line.body is not None]
-            yield from entries_of_tracker(rows, source.name, tell)
+            yield from entries_of_tracker(rows, source.name, notes)
             return
         for line in lines.objects(source):
             if line.body is not None:
-                yield from entries_of(line.body, line.where)
+                yield from entries_of(line.body, line.where, notes)
 
 
 def is_history(row: Mapping[str, object]) -> bool:

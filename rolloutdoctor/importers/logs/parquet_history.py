@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.data.schema import METADATA_KEY
-from rolloutdoctor.importers.logs.base import OF_UPDATES, STEPS, Entry, Tell, entries_of, is_of_update, of_rollouts
+from rolloutdoctor.importers.logs.base import OF_UPDATES, STEPS, Entry, LogNotes, entries_of, is_of_update, of_rollouts
 from rolloutdoctor.importers.logs.json_document import trainer_entries
 from rolloutdoctor.importers.reading.parquet_files import batches
 from rolloutdoctor.io.locations.paths import Source
@@ -36,9 +36,9 @@ class ParquetHistory:
             return "the history of a wandb run"
         return "a Parquet table of logged numbers" if _is_log(schema) else None
 
-    def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
+    def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield the rows that have a step."""
-        return _parquet(source)
+        return _parquet(source, notes)
 
 
 def _schema(path: Path) -> "pa.Schema | None":
@@ -73,7 +73,7 @@ def _is_prefixed(names: Collection[str]) -> bool:
     return of_rollouts(names) == {"reward"} and any("/" in name for name in names)
 
 
-def _parquet(source: Source) -> Iterator[Entry]:
+def _parquet(source: Source, notes: LogNotes) -> Iterator[Entry]:
     """A wandb history: a row for each call, null for what it did not log, and columns of histograms among the rest."""
     from pyarrow import types
 
@@ -92,4 +92,4 @@ def _parquet(source: Source) -> Iterator[Entry]:
                 if row[named] is not None and not math.isnan(row[named]):
                     given = {name: cell for name, cell in row.items() if cell is not None}
                     where = f"{source.name}, row {number}"
-                    yield from trainer_entries(given, where) if is_trainers else entries_of(given, where)
+                    yield from trainer_entries(given, where) if is_trainers else entries_of(given, where, notes)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rolloutdoctor.data.step_key import TRAIN
-from rolloutdoctor.importers.logs.base import Entry, Tell
+from rolloutdoctor.importers.logs.base import Entry, LogNotes
 from rolloutdoctor.importers.logs.console import beginning, dict_in, lines_of, numbers_in
 from rolloutdoctor.importers.reading.cells import decimal
 from rolloutdoctor.io.locations.paths import Source
@@ -53,7 +53,7 @@ class _Blocks:
         """Look for numbers of a step."""
         return self.title if next(self._entries(beginning(path)), None) is not None else None
 
-    def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
+    def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield what the console says of steps."""
         for step, values in self._entries(lines_of(source)):
             yield step, TRAIN, values

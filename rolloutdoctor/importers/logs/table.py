@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from rolloutdoctor.importers.logs.base import Entry, LogFormat, Tell
+from rolloutdoctor.importers.logs.base import Entry, LogFormat, LogNotes
 from rolloutdoctor.importers.logs.console import SlimeConsole, TrlConsole, VerlConsole
 from rolloutdoctor.importers.logs.csv_table import CsvTable
 from rolloutdoctor.importers.logs.json_document import JsonDocument
@@ -51,7 +51,7 @@ def kind_of(path: Path) -> str | None:
     return None if found is None else found[1]
 
 
-def read_log(source: Source, tell: Tell = lambda sentence: None) -> Iterator[Entry]:
+def read_log(source: Source, notes: LogNotes | None = None) -> Iterator[Entry]:
     """Yield what was logged, in file order.
 
     Raises:
@@ -60,4 +60,4 @@ def read_log(source: Source, tell: Tell = lambda sentence: None) -> Iterator[Ent
     found = format_of(Path(source.path))
     if found is None:
         raise InputError(f"{source.name}: no log of numbers; give trainer_state.json, CSV, JSON Lines or a console log")
-    yield from found[0].read(source, tell)
+    yield from found[0].read(source, notes or LogNotes())

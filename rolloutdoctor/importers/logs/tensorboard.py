@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
-from rolloutdoctor.importers.logs.base import Entry, Tell
+from rolloutdoctor.importers.logs.base import Entry, LogNotes
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.results.errors import InputError
 
@@ -25,7 +25,7 @@ class TensorboardEvents:
         """Tell by the name that `SummaryWriter` gives."""
         return "a TensorBoard event file" if ".tfevents." in path.name and path.is_file() else None
 
-    def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
+    def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield the scalars one by one.
 
         Raises:

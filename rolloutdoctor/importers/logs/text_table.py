@@ -6,7 +6,7 @@ from html import unescape
 from pathlib import Path
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
-from rolloutdoctor.importers.logs.base import Entry, Tell
+from rolloutdoctor.importers.logs.base import Entry, LogNotes
 from rolloutdoctor.importers.logs.console import beginning, lines_of
 from rolloutdoctor.importers.logs.csv_table import OF_ROLLOUTS
 from rolloutdoctor.importers.reading.cells import decimal
@@ -37,13 +37,13 @@ class TextTable:
         found = next(_tables(beginning(path)), None)
         return None if found is None else "a table of logged numbers"
 
-    def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
+    def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield the rows of the table with most columns: a training before it may have one of its own."""
         found = list(_tables(lines_of(source)))
         widest = max((len(names) for names, _ in found), default=0)
         chosen = [rows for names, rows in found if len(names) == widest]
         if len(found) > len(chosen):
-            tell(f"{source.name}: of {len(found)} tables those with {widest} columns are read")
+            notes.tell(f"{source.name}: of {len(found)} tables those with {widest} columns are read")
         for row in (row for rows in chosen for row in rows):
             step = int(row.pop("step"))
             for split, prefix in ((TRAIN, ""), (EVAL, "eval_")):

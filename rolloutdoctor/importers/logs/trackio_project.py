@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from rolloutdoctor.importers.logs.base import Entry, Tell, entries_of_tracker
+from rolloutdoctor.importers.logs.base import Entry, LogNotes, entries_of_tracker
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.results.errors import InputError, SeveralRunsError
@@ -32,7 +32,7 @@ class TrackioProject:
             pass
         return None
 
-    def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
+    def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield what the run logged.
 
         Raises:
@@ -43,7 +43,7 @@ class TrackioProject:
             rows = database.execute(
                 f"SELECT step, metrics FROM metrics WHERE {column} = CAST(? AS TEXT) ORDER BY id", (run,)
             )
-            yield from entries_of_tracker(list(_rows(rows, source.name)), source.name, tell)
+            yield from entries_of_tracker(list(_rows(rows, source.name)), source.name, notes)
 
 
 def trackio_config(source: Source) -> dict[str, object]:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from sys import intern
 
-from rolloutdoctor.importers.logs.base import Entry, Tell, entries_of_tracker
+from rolloutdoctor.importers.logs.base import Entry, LogNotes, Tell, entries_of_tracker
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.importers.reading.wandb_records import MAGIC, fields, records
 from rolloutdoctor.io.locations.paths import Source, reason
@@ -32,7 +32,7 @@ class WandbRun:
         """Look at the first bytes of the file."""
         return "the folder of a wandb run" if _files(path) else None
 
-    def read(self, source: Source, tell: Tell) -> Iterator[Entry]:
+    def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield the history of the run.
 
         Raises:
@@ -40,8 +40,8 @@ class WandbRun:
             SeveralRunsError: if the folder holds several runs.
         """
         with _reading(source):
-            rows = list(_history(source, tell))
-        yield from entries_of_tracker(rows, source.name, tell)
+            rows = list(_history(source, notes.tell))
+        yield from entries_of_tracker(rows, source.name, notes)
 
 
 def wandb_config(source: Source) -> dict[str, object]:

@@ -385,6 +385,7 @@ TRAINER = Trainer(
     },
     roles=OptionRoles(
         kl=_COEF,
+        total_steps=("grpo.max_num_steps",),
         group={"train": "grpo.num_generations_per_prompt"},
         truncation="grpo.overlong_filtering",
         must_state={"grpo.adv_estimator.name": "grpo"},

@@ -378,7 +378,11 @@ TRAINER = Trainer(
         "reward_free": f"prime-rl does not log it: {_EXPORT}",
         "loss_parts": f"prime-rl does not log them apart: {_EXPORT}",
     },
-    roles=OptionRoles(group={"train": "orchestrator.group_size"}, must_state={f"{_ALGO}.type": "grpo"}),
+    roles=OptionRoles(
+        group={"train": "orchestrator.group_size"},
+        must_state={f"{_ALGO}.type": "grpo"},
+        total_steps=("trainer.max_steps", "max_steps"),
+    ),
     # The old log-probs are the sampler's: no pass over the rows comes before the loss.
     updates=Updates(single=lambda config: True),
     parts={

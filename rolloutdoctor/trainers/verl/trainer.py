@@ -368,6 +368,7 @@ TRAINER = Trainer(
         },
         always_listed=verl_releases.ALWAYS_LISTED,
         came_after=verl_releases.CAME_AFTER,
+        total_steps=("trainer.total_training_steps",),
     ),
     updates=Updates(a_batch=updates_a_batch),
     parts={

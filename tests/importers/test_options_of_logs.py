@@ -1,0 +1,114 @@
+"""Options and the length of a run beside logged numbers: they are facts of the run, and never a reason to refuse it."""
+
+import json
+
+import pytest
+
+from rolloutdoctor.commands.check import check
+from rolloutdoctor.commands.convert import ConvertOptions, open_any
+from rolloutdoctor.engine.configure import read_settings
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.results.errors import UsageError
+
+DICTS = "".join(f"{{'loss': 0.5, 'grad_norm': 1.0, 'reward': {n}.5, 'epoch': {n / 100}}}\n" for n in range(1, 6))
+BARS = "".join(
+    f"  {n}%|  | {n}/100 [00:01<00:09]\n{line}\n" for n, line in enumerate(DICTS.splitlines(), start=1) if line
+)
+VERL = "".join(
+    f"step:{n} - actor/pg_loss:0.{n} - actor/grad_norm:1.{n} - critic/score/mean:0.{n}\n" for n in range(1, 6)
+)
+LENGTHS = {
+    "a trainer's state": json.dumps(
+        {"max_steps": 640, "log_history": [{"step": n, "loss": 0.5, "reward": n} for n in range(1, 6)]}
+    ),
+    "a progress bar": BARS,
+    "a number in verl's console": f"Total training steps: 435\n{VERL}",
+    "a progress bar of verl": f"{VERL}\rTraining Progress:   1%|  | 5/435 [01:00<09:00]",
+    "a step with its total": "".join(
+        json.dumps({"loss": 0.5, "reward": n, "epoch": n / 100, "global_step/max_steps": f"{n}/80"}) + "\n"
+        for n in range(1, 6)
+    ),
+}
+STEPS = {"a trainer's state": 640, "a progress bar": 100, "a step with its total": 80}
+
+
+def opened(path, told=None, **options):
+    told = [] if told is None else told
+    return open_any(
+        [str(path)], trainer=options.get("trainer"), options=ConvertOptions(), tell=told.append, logs_alone=True
+    )
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_the_length_of_the_run_is_a_fact_of_it(tmp_path, name):
+    path = tmp_path / ("trainer_state.json" if "state" in name else "log.txt")
+    path.write_text(LENGTHS[name])
+    with opened(path) as run:
+        assert run.metadata.total_steps == STEPS.get(name, 435)
+        assert len(run.metrics.steps()) == 5
+
+
+def test_a_log_that_says_no_length_has_none(tmp_path):
+    (tmp_path / "log.txt").write_text(VERL)
+    with opened(tmp_path / "log.txt") as run:
+        assert run.metadata.total_steps is None
+
+
+def printed(**options):
+    """A whole configuration as verl prints it, with some options of another value."""
+    config = {
+        "actor_rollout_ref": {
+            "actor": {"clip_ratio": 0.2, "use_kl_loss": False, "ppo_mini_batch_size": 4, **options.pop("actor", {})},
+            "rollout": {"n": 4},
+        },
+        "algorithm": {"adv_estimator": "grpo", "gamma": 1.0, **options.pop("algorithm", {})},
+        "trainer": options,
+    }
+    return f"{config}\n{VERL}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        printed(algorithm={"adv_estimator": "of tomorrow"}),
+        printed(algorithm={"adv_estimator": None}),
+        printed(algorithm={"gamma": ""}),
+        printed(actor={"clip_ratio": -1}),
+    ],
+    ids=["an unknown word", "null", "empty", "out of range"],
+)
+def test_an_option_of_a_file_never_refuses_the_numbers(tmp_path, text):
+    (tmp_path / "log.txt").write_text(text)
+    with opened(tmp_path / "log.txt") as run:
+        assert check(run, CheckOptions(device="cpu")).input.steps == 5
+
+
+def test_one_empty_value_leaves_the_others(tmp_path):
+    (tmp_path / "log.txt").write_text(printed(algorithm={"gamma": ""}, actor={"clip_ratio": 0.3}))
+    told = []
+    with opened(tmp_path / "log.txt", told) as run:
+        report = check(run, CheckOptions(device="cpu"))
+    assert report.config["actor_rollout_ref.actor.clip_ratio"].value == 0.3
+    assert any("algorithm.gamma is empty" in sentence for sentence in told)
+
+
+def test_an_option_of_the_user_does(tmp_path):
+    (tmp_path / "log.txt").write_text(printed())
+    layers = [read_settings(["algorithm.adv_estimator=of tomorrow"], "command line")]
+    with opened(tmp_path / "log.txt") as run, pytest.raises(UsageError, match=r"of tomorrow.*command line"):
+        check(run, CheckOptions(device="cpu", layers=layers))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "version"), [("grpo", "0.4.0"), ("gpg", "0.5.0")], ids=["as guessed", "a later option"]
+)
+def test_a_guessed_release_gives_way_to_a_printed_option(tmp_path, estimator, version):
+    """A whole configuration without `policy_loss` is of 0.4.0 at most, and gpg came with 0.5.0."""
+    actor = {"kl_loss_type": "low_var_kl", "ppo_epochs": 1, "loss_agg_mode": "token-mean"}
+    algorithm = {"adv_estimator": estimator, "kl_ctrl": {"kl_coef": 0.001}, "use_kl_in_reward": False}
+    (tmp_path / "log.txt").write_text(printed(actor=actor, algorithm=algorithm))
+    with opened(tmp_path / "log.txt") as run:
+        report = check(run, CheckOptions(device="cpu"))
+    setting = report.config["version"]
+    assert (setting.value, setting.assumed) == (version, True)
+    assert ("0.4.0 to 0.5.0" in setting.origin) == (estimator == "gpg")
