@@ -48,8 +48,11 @@ class AdvantageBlowUp(TableRule):
     The bound says nothing of division by a batch's standard deviation, of whitening, or of no division.
 
     Where a row is divided by the standard deviation of the *other* rows, the bound is its own: if their rewards are
-    equal (max - min = 0) that deviation is 0, and the advantage is the centred reward. Recomputed advantages are tested
-    where none was logged: they repeat the trainer's float32 statistics.
+    equal (max - min = 0) that deviation is 0, and the advantage is the centred reward. Taken in one float32 pass it
+    comes out as 0 or as a rounding error, by the order in which the trainer's processor adds: the advantage is the
+    centred reward, or lies in an interval that follows from the largest and the smallest such error. A logged
+    advantage in that interval is confirmed. Where none is logged and a sum may round, the finding is exposed, and
+    `max_abs_advantage` is the end of the interval.
 
     ## What to do
     Test for equal rewards by max - min before dividing, take the variance in two passes, and give it a floor.
@@ -71,7 +74,7 @@ class AdvantageBlowUp(TableRule):
     stages = ("advantages",)
     splits = ("train",)
     reads = ("reward", "score", "in_baseline", "advantage", "grad_l1", "rank")
-    adds = ("compared", "logged", "radius", "undivided")
+    adds = ("compared", "logged", "radius", "undivided", "least", "most")
 
     warn_above: float = 0.01
     """Advantages of noise below it are no more than float-residue calls information."""
@@ -93,34 +96,43 @@ class AdvantageBlowUp(TableRule):
         rows, logged_N = step.rows, step.logged_advantages()
         if rows is None or rows.advantage_N is None or not _is_bounded(rows.objective):
             return dict.fromkeys(self.adds)
-        undivided_N = radius_N = None
+        undivided_N = least_N = most_N = radius_N = None
         if rows.objective.advantage.spec.of_others:
             import torch
 
+            from rolloutdoctor.evaluation.radii.advantages import one_pass_range
             from rolloutdoctor.formulas.advantages.leave_one_out import equal_siblings
             from rolloutdoctor.ops import rounding
+            from rolloutdoctor.ops.group_stats import GroupStats
 
             assert rows.baseline_N is not None  # one baseline for each row
             equal_N = equal_siblings(rows.score_N, rows.in_baseline_N, step.compared)
-            undivided_N = torch.where(equal_N, (rows.score_N - rows.baseline_N).abs(), torch.nan)
+            score_N = torch.where(rows.in_baseline_N, rows.score_N, 0.0)
+            bounds = one_pass_range(GroupStats(step.compared, rows.in_baseline_N), score_N, rows.objective.advantage)
+            undivided_N, least_N, most_N = (torch.where(equal_N, x_N, torch.nan) for x_N in bounds)
             size_N = rows.score_N.abs() + rows.baseline_N.abs()
             radius_N = rounding.total(size_N, step.compared.size_G[step.compared.index_N] + 3).likely
         elif logged_N is not None:
             radius_N = step.advantage_radius()
-        return {"compared": step.compared_N, "logged": logged_N, "radius": radius_N, "undivided": undivided_N}
+        measures = {"compared": step.compared_N, "logged": logged_N, "radius": radius_N}
+        return {**measures, "undivided": undivided_N, "least": least_N, "most": most_N}
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each row with an advantage; `excess` is a logged one, less its radius, by the bound."""
         trainer, config = context.trainer, context.config
         wanted = 0 if trainer is None or config is None else trainer.group_size(config, "train") or 0
         reward, grad, rank = scores(context), pl.col("grad_l1"), pl.col("rank")
-        known, size, bound = pl.when("in_baseline").then(reward), pl.col("advantage").abs(), pl.col("undivided")
-        logged = pl.coalesce("logged", pl.when(bound.is_not_null()).then("advantage")).abs()
-        seen, fits = pl.coalesce("logged", "advantage"), pl.col("fits")
+        known, size, undivided = pl.when("in_baseline").then(reward), pl.col("advantage").abs(), pl.col("undivided")
+        # Where nothing is logged, rounding may make the largest of all that its order decides.
+        logged = pl.coalesce("logged", "most").abs()
+        in_range = logged.is_between(pl.col("least") * (1 - _DIGITS), pl.col("most") * (1 + _DIGITS))
+        seen, fits = pl.coalesce("logged", "most", "advantage"), pl.col("fits")
         rounding = NOISE_ULPS * 2.0**-23 * known.abs().nan_max()
         spread = known.nan_max() - known.nan_min()
-        bound = pl.when(bound.is_not_null()).then(bound).otherwise((pl.col("largest") - 1).sqrt())
+        bound = pl.when(undivided.is_not_null()).then(undivided).otherwise((pl.col("largest") - 1).sqrt())
         excess = (logged - (pl.col("radius") + 2.0**-23 * logged)).clip(0) / bound
+        # Beyond what rounding can make, an advantage is another formula's.
+        excess = pl.when(in_range | undivided.is_null()).then(excess).otherwise(excess.clip(upper_bound=1.0))
         return (
             run.rows.drop_nulls("compared")
             .with_columns(
@@ -169,6 +181,8 @@ class AdvantageBlowUp(TableRule):
 
     def note(self, place: Mapping[str, Any]) -> str:
         """Its advantage, and how far that is beyond."""
+        if place["logged"] is None and place["undivided"] is not None:
+            return f"a rounding error decides: advantage {place['undivided']:.4g} or up to {place['most']:.4g}"
         own = place["advantage"] if place["logged"] is None else place["logged"]
         return f"advantage {own:.4g}, {place['excess']:.3g} times the largest possible"
 
@@ -238,24 +252,47 @@ def _is_bounded(objective: "Objective") -> bool:
 
 
 def _of_siblings(run: Measured) -> Judgement:
-    """Return an error: rows divided by the rounding that a leave-one-out deviation of equal rewards is."""
+    """Judge rows that are divided by what rounding makes of a standard deviation of 0: confirmed where logged."""
+    lines = run.table.filter(pl.col("excess") > 1)
+    logged = lines.filter(pl.col("logged").is_not_null())
     rows, times = counted(run.count("rows"), "row"), number(run["times_bound"])
-    confirmed = bool(run.table.filter(pl.col("excess") > 1)["logged"].is_not_null().any())
+    farthest = lines.sort("most", maintain_order=True).tail(1)
+    exact, least, most = (number(farthest[name].item()) for name in ("undivided", "least", "most"))
+    decides = (
+        f"for {rows} all other rewards of the group are equal, so that their standard deviation is 0; in one float32 "
+        "pass it comes out as 0 or as a rounding error, by the order in which the processor adds"
+    )
+    if logged.is_empty():
+        return Judgement(
+            severity=Severity.WARNING,
+            confirmed=False,
+            headline=(
+                f"a rounding error decides the advantage of {rows} whose group members have equal rewards: {exact} or "
+                f"up to {most}"
+            ),
+            message=f"{decides}: the farthest has the centered reward, {exact}, or between {least} and {most}",
+            evidence="the sums of these rewards round in float32, and no advantage is logged that tells which it was",
+            advice=_TWO_PASSES,
+            fix="loo-std:exact",
+        )
     return Judgement(
         severity=Severity.ERROR,
-        confirmed=confirmed,
+        confirmed=True,
         headline=(
             f"advantages up to {number(run['max_abs_advantage'])} in {rows} whose group members have equal rewards: "
             f"{times} times the centered reward"
         ),
-        message=(
-            f"for {rows} all other rewards of the group are equal, so the standard deviation is 0 and only its "
-            f"rounding divides; these rows make {percent(run['advantage_mass_share'])} of all abs(advantage)"
-        ),
+        message=f"{decides}; these rows make {percent(run['advantage_mass_share'])} of all abs(advantage)",
         evidence=(
-            f"{'logged' if confirmed else 'recomputed'} advantages are up to {times} times the centered reward; with "
-            "a standard deviation of 0 they should equal it"
+            f"{counted(len(logged), 'logged advantage')} where a rounding error puts such a row (for the farthest: "
+            f"between {least} and {most}) and not at the centered reward, {exact} there"
         ),
-        advice="compute the standard deviation in two passes, and do not divide where it is 0",
+        advice=_TWO_PASSES,
         fix="loo-std:exact",
     )
+
+
+_TWO_PASSES = "compute the standard deviation in two passes, and do not divide where it is 0"
+
+_DIGITS = 2.0**-8
+"""Advantages may be logged in bfloat16."""

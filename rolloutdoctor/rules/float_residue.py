@@ -39,8 +39,8 @@ class FloatResidue(TableRule):
 
     ## How it is measured
     Read from the logged advantages if there are any (then confirmed). Otherwise the trainer's float32 arithmetic is
-    repeated on the rewards; the sign and size of the residue depend on the order of summation, so another device gives
-    another one. The exact advantage is 0.
+    repeated on the rewards, added up in the order of torch on an x86 processor; the sign and size of the residue depend
+    on that order, so a GPU gives another one. The exact advantage is 0.
 
     ## What to do
     Test for equal rewards by max - min, compute group statistics in float64, or scale rewards to dyadic values.

@@ -1,10 +1,12 @@
 """Float32 arithmetic that is the subject: the residue of equal rewards, and TRL's flag."""
 
+import platform
+
 import numpy as np
 import pytest
 import torch
 
-from rolloutdoctor.formulas.advantages.float32 import residue, zero_std_flags
+from rolloutdoctor.formulas.advantages.float32 import _sums, residue, row_sums, zero_std_flags
 from rolloutdoctor.ops.groups import Groups
 
 VALUES = torch.cat([torch.tensor([0.1, 0.3, 0.6, 0.7, 1.1, 1.2, 2.7, 10.1, 100.1]), torch.linspace(0.05, 9.95, 91)])
@@ -13,6 +15,27 @@ VALUES = torch.cat([torch.tensor([0.1, 0.3, 0.6, 0.7, 1.1, 1.2, 2.7, 10.1, 100.1
 def grouped(size: int) -> tuple[torch.Tensor, Groups]:
     """One group of equal rewards for each value."""
     return VALUES.double().repeat_interleave(size), Groups.of(torch.arange(len(VALUES)).repeat_interleave(size))
+
+
+@pytest.mark.skipif(platform.machine() not in {"x86_64", "AMD64"}, reason="torch adds in another order there")
+@pytest.mark.parametrize("size", [*range(1, 42), 127, 128, 129, 511, 512, 513, 1000, 4097])
+def test_sums_are_those_of_torch_to_the_bit(size):
+    draw = torch.Generator().manual_seed(size)
+    for groups in (1, 3):
+        assert torch.equal(row_sums(x := torch.randn(groups, size, generator=draw) + 1), x.sum(1))
+        for columns in (1, 2, 4, 7, 9, 40):
+            x = torch.randn(groups, size, columns, generator=draw) + 1
+            assert torch.equal(_sums(x), x.sum(1))
+
+
+def test_sums_by_hand():
+    """The order: 32 partial sums, then what is left of eight, then the eight lanes; 2^24 + 1 is no float32 number."""
+    x = torch.ones(1, 10)
+    x[0, 0] = 2.0**24
+    # 0 + 1 + 1 of the last two, 2 + 2^24 of the first lane, then seven ones: the first ties, the others are lost.
+    assert row_sums(x).item() == 2.0**24 + 4
+    assert row_sums(x[:, :4]).item() == 2.0**24
+    assert row_sums(x.flip(1)).item() == 2.0**24
 
 
 @pytest.mark.parity

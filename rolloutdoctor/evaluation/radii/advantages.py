@@ -1,6 +1,7 @@
 """Radii of scores and advantages."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.ops.rounding import Radius
+from rolloutdoctor.ops.unit_roundoff import SINGLE
 
 
 def score_radius(evaluation: Evaluation) -> Radius:
@@ -205,16 +207,89 @@ def _of_difference(before: Tensor, weight: Tensor, size: Tensor) -> Radius:
 def _of_one_pass(stats: GroupStats, score_N: Tensor, rule: AdvantageRule) -> Radius:
     """Bound the error of scores whose variance is ``(E[x^2] - E[x]^2) n / (n - 1)``, ``[N]``.
 
-    Squares, their mean, the square of the mean (whose sum may cancel) and the difference round ``3 (n + 2) u E[x^2]``
-    together. The deviation is off by what `_of_root` says of that over the variance; from 1 on it is rounding, 0
-    included, and the score may be anything. Where the scores are equal and no sum of them or of their squares rounds,
-    the difference is exactly 0.
+    The deviation is off by what `_of_root` says of the error of the variance over the variance. From 1 on it is
+    rounding, 0 included, and the score is anything up to `Undecided.largest_N`. Where no sum rounds, the error is 0.
 
     Args:
         stats: the rows that are compared.
         score_N: scores, ``[N]``.
         rule: how they were made; where its statistics are float32, too, the error counts twice.
     """
+    parts = _one_pass_parts(stats, score_N, rule)
+    size_N = parts.centred_N / (parts.std_N + rule.epsilon) * (2 if rule.single else 1)
+
+    def bound(lost_N: Tensor) -> Tensor:
+        share_N = lost_N / parts.std_N.square()
+        # Advantages of one sign are no farther apart than the larger one; divided by a deviation of 0 it may be any.
+        apart_N = torch.maximum(parts.largest(lost_N, rule.epsilon), size_N)
+        return torch.where(parts.is_exact_N, 0.0, torch.where(share_N < 1, size_N * _of_root(share_N), apart_N))
+
+    return Radius(bound(parts.lost.largest), bound(parts.lost.likely))
+
+
+class Undecided(NamedTuple):
+    """What rows may get whose standard deviation is 0, and in one float32 pass a rounding error or 0, ``[N]`` each.
+
+    Attributes:
+        exact_N: absolute advantage where the deviation comes out as 0: it is not divided.
+        least_N: absolute advantage where it comes out as the largest rounding error.
+        largest_N: absolute advantage where it comes out as the smallest one; the three are equal where no sum rounds.
+    """
+
+    exact_N: Tensor
+    least_N: Tensor
+    largest_N: Tensor
+
+
+def one_pass_range(stats: GroupStats, score_N: Tensor, rule: AdvantageRule) -> Undecided:
+    """Absolute advantages between which the order of float32 additions decides, where siblings are equal, ``[N]``.
+
+    Squares, their mean, the square of the mean (whose sum may cancel) and the difference round ``3 (n + 2) u E[x^2]``
+    together. What is left is a multiple of the spacing of float32 below ``E[x^2]``, the smallest that two means can be
+    apart.
+
+    Args:
+        stats: the rows that are compared.
+        score_N: scores, ``[N]``.
+        rule: how they were made.
+    """
+    parts = _one_pass_parts(stats, score_N, rule)
+    lost_N = parts.lost.largest
+    least_N = parts.centred_N / (lost_N.sqrt() + rule.epsilon)
+    largest_N = parts.largest(lost_N, rule.epsilon)
+    stays_N = parts.is_exact_N if rule.one_pass else torch.ones_like(parts.is_exact_N)
+    return Undecided(parts.centred_N, *(torch.where(stays_N, parts.centred_N, x_N) for x_N in (least_N, largest_N)))
+
+
+class _OnePass(NamedTuple):
+    """Parts of a variance in one pass, ``[N]`` each.
+
+    Attributes:
+        centred_N: absolute centred scores.
+        std_N: exact deviation.
+        square_N: mean of the squares.
+        correction_N: ``n / (n - 1)``.
+        lost: radius of the variance.
+        is_exact_N: no sum rounds.
+    """
+
+    centred_N: Tensor
+    std_N: Tensor
+    square_N: Tensor
+    correction_N: Tensor
+    lost: Radius
+    is_exact_N: Tensor
+
+    def largest(self, lost_N: Tensor, epsilon: float) -> Tensor:
+        """Largest absolute score, where the variance is anything within its radius: the smallest deviation divides."""
+        _, exponent_N = torch.frexp((self.square_N - lost_N).clamp(min=0))
+        # Two roundings of a mean, and those of the root and the quotient.
+        spacing_N = torch.ldexp(self.correction_N, exponent_N - 24)
+        size_N = self.centred_N / (spacing_N.sqrt() + epsilon)
+        return size_N * (1 + 8 * SINGLE)
+
+
+def _one_pass_parts(stats: GroupStats, score_N: Tensor, rule: AdvantageRule) -> _OnePass:
     groups, votes_N, others = stats.groups, stats.in_baseline_N, rule.spec.of_others
     count_N = stats.count_N - int(others)
     sum_N, squares_N = (
@@ -224,11 +299,16 @@ def _of_one_pass(stats: GroupStats, score_N: Tensor, rule: AdvantageRule) -> Rad
     std_N = std_of_others(score_N, votes_N, groups) if others else stats.per_row(stats.std(score_N)).nan_to_num(0.0)
     square_N = torch.maximum(squares_N / count_N.clamp(min=1), mean_N.square())
     exact_G = _sums_are_exact(stats, score_N, None) & _sums_are_exact(stats, score_N.float().square().double(), None)
-    exact_N = (stats.per_row(exact_G) & (std_N == 0)) | (count_N < 2)
-    lost = rounding.total(3 * square_N, count_N + 2) * (count_N / (count_N - 1).clamp(min=1))
-    share_N = (bound / std_N.square() for bound in (lost.largest, lost.likely))
-    size_N = (score_N - mean_N).abs() / (std_N + rule.epsilon) * (2 if rule.single else 1)
-    return Radius(*(torch.where(exact_N, 0.0, torch.where(d < 1, size_N * _of_root(d), torch.inf)) for d in share_N))
+    correction_N = count_N / (count_N - 1).clamp(min=1)
+    return _OnePass(
+        centred_N=(score_N - mean_N).abs(),
+        std_N=std_N,
+        square_N=square_N,
+        correction_N=correction_N,
+        lost=rounding.total(3 * square_N, count_N + 2) * correction_N,
+        # Where the scores are equal and no sum of them or of their squares rounds, the difference is exactly 0.
+        is_exact_N=(stats.per_row(exact_G) & (std_N == 0)) | (count_N < 2),
+    )
 
 
 def _of_root(share: Tensor) -> Tensor:

@@ -2,9 +2,14 @@
 
 Everywhere else statistics are float64. Here the trainers' float32 reductions are repeated group by group, because
 the mean of equal float32 values need not be that value, and a tiny standard deviation is not zero.
+
+What is left after rounding depends on the order of the additions, and libraries choose theirs by the processor. So no
+sum is a library's: every addition is written out (`row_sums`, `_sums_in_turn`), and the result is the same everywhere.
+The trainer may have added in another order; `evaluation.radii` bounds what any order can give.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -31,21 +36,83 @@ def _of_size(groups: Groups, size: int) -> tuple[Tensor, Tensor]:
     return chosen_k, groups.offsets[chosen_k][:, None] + torch.arange(size, device=groups.offsets.device)
 
 
+_LANES, _REGISTERS, _LEVELS = 8, 4, 4
+"""How torch adds up on an x86 processor: values side by side, registers of them, and levels of partial sums."""
+
+
+def row_sums(x: Tensor) -> Tensor:
+    """Sum of each row, ``[k, n] -> [k]``, in the order of torch's `sum` over the last axis on an x86 processor.
+
+    Every addition is one of its own, so that any other processor gets the same bits. Source: ATen ``SumKernel.cpp``,
+    ``vectorized_inner_sum`` and, for fewer than eight values, ``scalar_inner_sum``.
+    """
+    whole = x.shape[1] // _LANES * _LANES
+    if not whole:
+        return _sum_of_registers(x)
+    lanes = _sum_of_registers(x[:, :whole].reshape(len(x), -1, _LANES))
+    return _in_turn([x.new_zeros(len(x)), *x[:, whole:].unbind(1), *lanes.unbind(1)])
+
+
+def _sums(x: Tensor) -> Tensor:
+    """The same over axis 1 of several values side by side, ``[k, n, K] -> [k, K]``, or of one, ``[k, n] -> [k]``.
+
+    Source: ATen ``SumKernel.cpp``, ``vectorized_outer_sum`` and, below eight columns, ``scalar_outer_sum``.
+    """
+    columns = x.shape[2] if x.dim() > 2 else 1
+    if columns == 1:
+        return row_sums(x.flatten(1)).view(x[:, 0].shape)
+    block = _REGISTERS * (_LANES if columns >= _LANES else 1)
+    whole = columns // block * block
+    return torch.cat([_cascade(x[:, :, :whole]), _sum_of_registers(x[:, :, whole:])], 1)
+
+
+def _sum_of_registers(x: Tensor) -> Tensor:
+    """Add up over axis 1 in four registers, ``[k, n, ...] -> [k, ...]``."""
+    whole = x.shape[1] // _REGISTERS * _REGISTERS
+    first, *others = _cascade(x[:, :whole].reshape(len(x), whole // _REGISTERS, _REGISTERS, *x.shape[2:])).unbind(1)
+    return _in_turn([first, *x[:, whole:].unbind(1), *others])
+
+
+def _cascade(x: Tensor) -> Tensor:
+    """Add up over axis 1, where a partial sum of many values goes to the next level, ``[k, n, ...] -> [k, ...]``."""
+    nothing = x.new_zeros(x.shape[:1] + x.shape[2:])
+    levels = [nothing] * _LEVELS
+    power = max(4, (x.shape[1] - 1).bit_length() // _LEVELS)
+    for count, values in enumerate(x.unbind(1), 1):
+        levels[0] = levels[0] + values
+        for level in range(1, _LEVELS):
+            if count % (1 << level * power):
+                break
+            levels[level], levels[level - 1] = levels[level] + levels[level - 1], nothing
+    return _in_turn(levels)
+
+
+def _in_turn(terms: Sequence[Tensor]) -> Tensor:
+    """Add one after another."""
+    return reduce(torch.add, terms)
+
+
+def _known_means(x: Tensor) -> Tensor:
+    """Mean over axis 1, which stays, without NaN values; NaN of none."""
+    return _sums(torch.where(x.isnan(), 0.0, x)).unsqueeze(1) / (~x.isnan()).sum(1, keepdim=True)
+
+
 def residue(score_N: Tensor, groups: Groups, epsilon: float) -> Tensor:
     """Advantage that float32 GRPO gives each row, ``[N]`` float32: ``(s - mean) / (std + epsilon)``.
 
     Groups of one get 0. For equal scores the exact result is 0 and this one is the rounding residue; its sign and
-    size depend on the order of summation, so another device or another group size gives another one.
+    size depend on the order of summation, here that of torch on an x86 processor: a GPU gives another one.
     """
     sorted_N = torch.zeros(len(score_N), dtype=torch.float32, device=score_N.device)
     for chosen_k, values in by_size(score_N, groups):
         size = values.shape[1]
         if size == 1:
             continue
-        mean = values.mean(1, keepdim=True)
+        mean = row_sums(values)[:, None] / size
         # torch takes the deviation of one group from its float32 mean, in float64; that of several rows at once it
         # computes otherwise, and gets 0 where this does not.
-        std = ((values.double() - mean.double()).square().sum(1, keepdim=True) / (size - 1)).sqrt().float()
+        squares = row_sums((values.double() - mean.double()).square())[:, None]
+        std = (squares / (size - 1)).sqrt().float()
         advantage = (values - mean) / (std + epsilon)
         sorted_N[groups.offsets[chosen_k][:, None] + torch.arange(size, device=score_N.device)] = advantage
     unsorted_N = torch.empty_like(sorted_N)
@@ -58,14 +125,14 @@ def centred(score_N: Tensor, groups: Groups) -> Tensor:
 
     NaN scores are taken out before the mean, which is that of the CPU. Source: prime-rl ``GRPOAlgorithm.score_group``.
     """
-    centred_N, index_N = score_N.cpu().float(), groups.index_N.cpu()
+    centred_N = score_N.float()
     has = ~centred_N.isnan()
-    scored = Groups.of(torch.unique(index_N[has], return_inverse=True)[1])
-    mean_G = torch.zeros(len(scored))
+    scored = Groups.of(torch.unique(groups.index_N[has], return_inverse=True)[1])
+    mean_G = torch.zeros(len(scored), device=score_N.device)
     for chosen_k, values in by_size(centred_N[has], scored):
-        mean_G[chosen_k] = values.mean(1)
+        mean_G[chosen_k] = row_sums(values) / values.shape[1]
     centred_N[has] -= mean_G[scored.index_N]
-    return centred_N.to(score_N.device)
+    return centred_N
 
 
 def standard_scores(
@@ -73,8 +140,8 @@ def standard_scores(
 ) -> Tensor:
     """Centred and scaled scores in float32, ``[N]``: ``(r - mean) / (std + epsilon)``, 0 for NaN.
 
-    Bit for bit TRL's advantages where the sums are of the same order, that is on the same kind of device. For equal
-    rewards they are the rounding of these sums: another device has other ones.
+    Bit for bit TRL's advantages on an x86 processor. For equal rewards they are the rounding of these sums: a GPU has
+    another one.
     Source: TRL ``GRPOTrainer._generate_and_score_completions``.
 
     Args:
@@ -86,7 +153,7 @@ def standard_scores(
     """
     mean_G = torch.zeros(len(groups), device=score_N.device)
     for chosen_k, values in by_size(score_N, groups):
-        mean_G[chosen_k] = values.nanmean(1)
+        mean_G[chosen_k] = _known_means(values).squeeze(1)
     advantage_N = score_N.float() - mean_G[groups.index_N]
     if scale != "none":
         wider = groups if scale == "group" else _whole(groups) if batches is None else batches
@@ -99,8 +166,9 @@ def one_pass_scores(
 ) -> Tensor:
     """Scores as `leave_one_out_score` (`others`) or `grpo` have them, the variance in one pass, ``[N]`` of `dtype`.
 
-    ``(r - b) / (std + epsilon)``, undivided where the variance comes out as 0 or below. Bit for bit NeMo-RL's
-    advantages where products of a matrix and a vector add up in the same order, that is on the same kind of device.
+    ``(r - b) / (std + epsilon)``, undivided where the variance comes out as 0 or below. Upstream's sums are products of
+    a matrix and a vector, whose order is the library's; here the rows of a group are added up one after another, as MKL
+    does on processors of other makers than Intel. `evaluation.radii.advantages.one_pass_range` bounds other orders.
     Source: NeMo-RL ``calculate_baseline_and_std_per_prompt``, ``GRPOAdvantageEstimator``.
 
     Args:
@@ -111,24 +179,28 @@ def one_pass_scores(
         dtype: that the trainer computes in.
     """
     sorted_N = score_N[groups.order_N].to(dtype)
-    found_N = torch.zeros_like(sorted_N)
+    score_by_group_N = torch.zeros_like(sorted_N)
     for size in groups.sizes:
         if size < 2:
             continue
         _, places = _of_size(groups, size)
         value = sorted_N[places]
-        votes = torch.ones(size, size, dtype=dtype, device=value.device)
-        if others:
-            votes.fill_diagonal_(0)
         count = torch.tensor(size - int(others), dtype=dtype, device=value.device)
-        # Several vectors at once are added up in another order.
-        mean, square = (torch.stack([torch.mv(votes, row.clone()) for row in x]) / count for x in (value, value.pow(2)))
+        mean, square = (_sums_in_turn(x, others=others) / count for x in (value, value.square()))
         std = ((square - mean.square()) * (count / (count - 1))).sqrt().nan_to_num(0)
         centred = value - mean
-        found_N[places] = torch.where(std > 0, centred / (std + epsilon), centred)
-    unsorted_N = torch.empty_like(found_N)
-    unsorted_N[groups.order_N] = found_N
+        score_by_group_N[places] = torch.where(std > 0, centred / (std + epsilon), centred)
+    unsorted_N = torch.empty_like(score_by_group_N)
+    unsorted_N[groups.order_N] = score_by_group_N
     return unsorted_N
+
+
+def _sums_in_turn(x: Tensor, *, others: bool) -> Tensor:
+    """Sum of the values of each row of a matrix, or of the other values of it, one after another, ``[k, n]``."""
+    votes = torch.ones(x.shape[1], x.shape[1], dtype=x.dtype, device=x.device)
+    if others:
+        votes.fill_diagonal_(0)
+    return _in_turn([vote * values[:, None] for vote, values in zip(votes.unbind(0), x.unbind(1), strict=True)])
 
 
 def zero_std_flags(score_N: Tensor, groups: Groups, scale: str, batches: Groups | None = None) -> Tensor:
@@ -162,8 +234,8 @@ def normalised_sums(parts: Sequence[Tensor], weights: Sequence[float], groups: G
         # The rewards of a row side by side, as TRL has them: the sums are then of the same order.
         values = parts_NK[groups.order_N[places]]
         std = _nanstd(values) if values.shape[1] > 1 else torch.zeros_like(values[:, :1])
-        found = (values - values.nanmean(1, keepdim=True)) / (std + epsilon)
-        sum_N[groups.order_N[places]] = (found * weights_K).nansum(2)
+        weighted = (values - _known_means(values)) / (std + epsilon) * weights_K
+        sum_N[groups.order_N[places].flatten()] = row_sums(torch.where(weighted.isnan(), 0.0, weighted).flatten(0, 1))
     return sum_N.masked_fill(parts_NK.isnan().all(1), torch.nan)
 
 
@@ -184,5 +256,5 @@ def _std_G(score_N: Tensor, groups: Groups) -> Tensor:
 def _nanstd(values: Tensor) -> Tensor:
     """Unbiased standard deviation over axis 1, which stays, without NaN values; NaN below two."""
     count = (~values.isnan()).sum(1, keepdim=True)
-    variance = (values - values.nanmean(1, keepdim=True)).square().nanmean(1, keepdim=True)
+    variance = _known_means((values - _known_means(values)).square())
     return torch.where(count > 1, (variance * (count / (count - 1))).sqrt(), torch.nan)

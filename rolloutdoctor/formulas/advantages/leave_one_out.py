@@ -31,8 +31,8 @@ def leave_one_out_score(scores: Scores, rule: AdvantageRule) -> Advantages:
     r"""``A_i = (s_i - b_i) / (std_i + epsilon)``, both over the *other* baseline rows; where std_i is 0, ``s_i - b_i``.
 
     Below three baseline rows nothing is divided. This is the exact one: upstream takes the variance in one float32
-    pass, so that for equal siblings it is rounding, and ``[1, 0.3, ... 0.3]`` gives 7428 for 0.7
-    (`float32.one_pass_scores`).
+    pass, so that for equal siblings it is 0 or rounding, and ``[1, 0.3, ... 0.3]`` gives 0.7 or up to 7428, by the
+    order of the additions (`float32.one_pass_scores`).
 
     Source: NeMo-RL ``calculate_baseline_and_std_per_prompt``, ``GRPOAdvantageEstimator``.
     """

@@ -237,9 +237,11 @@ FIXES: dict[str, Fix] = {
         summary="takes the leave-one-out standard deviation in two passes, so that equal rewards have none",
         story=(
             "NeMo-RL divides by the standard deviation of the other rows of a group where it is above 0, and takes it "
-            "as the root of a difference of two float32 means. Where the other rewards are equal the difference is "
-            "rounding: of the rewards 1, 0.3, ... 0.3 the first gets an advantage of 7428 instead of 0.7. The merged "
-            "change leaves such rows undivided; a floor of 1e-3 under the deviation was proposed and closed."
+            "as the root of a difference of two float32 means. Where the other rewards are equal the difference is 0 "
+            "or rounding, by the order in which the processor adds: of the rewards 1, 0.3, ... 0.3 the first gets an "
+            "advantage of 0.7 or of up to 7428, which is what adding one after another gives and what is compared "
+            "with. The merged change leaves such rows undivided; a floor of 1e-3 under the deviation was proposed "
+            "and closed."
         ),
         stage="advantages",
         contested=False,

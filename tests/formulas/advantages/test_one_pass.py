@@ -98,10 +98,11 @@ def test_a_radius_bounds_what_one_pass_loses(others):
         own = one_pass_scores(exact.score_N, batch.groups, 1e-6, others=others)
         allowed = advantage_radius(Evaluation(batch, objective(rule), exact, None)).likely
         assert bool(((own.double() - exact.advantage_N).abs() <= allowed).all())
-        known, unknown = known + int(allowed.isfinite().sum()), unknown + int((~allowed.isfinite()).sum())
+        assert bool(allowed.isfinite().all())
+        known, unknown = known + int((allowed < 0.01).sum()), unknown + int((allowed >= 0.01).sum())
         # Sums of whole numbers do not round.
         assert bool((allowed[4 * size :] < 1e-3).all())
-    assert known > unknown > 0
+    assert min(known, unknown) > 500
 
 
 def test_advantages_are_clamped_in_the_end():
