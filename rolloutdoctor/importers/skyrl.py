@@ -1,15 +1,15 @@
 """SkyRL's dumped training inputs: `global_step_N_training_input.pkl`."""
 
-import pickle
 import re
 from collections.abc import Mapping, Sequence
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from rolloutdoctor.importers import base
 from rolloutdoctor.importers.reading import folders
+from rolloutdoctor.importers.reading.pickles import check_pickle, load_inert
 from rolloutdoctor.io.locations.paths import Source, natural_key, reason
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.results.errors import DataError, InputError
@@ -88,6 +88,8 @@ def _columns(file: Source, step: int) -> dict[str, Sequence[object]]:
     trained = _array(file, fields, "loss_mask")
     if response is None or trained is None or trained.shape != response.shape or response.ndim != 2:
         raise DataError(f"{file.name}: expected response_mask and loss_mask of one shape")
+    if not response.size:
+        raise DataError(f"{file.name}: response_mask has the shape {response.shape}, which has no token; dump it again")
     pad = metadata.get("pad_size", 0)
     rows = len(response) - (pad if isinstance(pad, int) and 0 <= pad <= len(response) else 0)
     here = response[:rows] != 0
@@ -113,6 +115,9 @@ def _columns(file: Source, step: int) -> dict[str, Sequence[object]]:
                 raise DataError(f"{file.name}: {name} has the shape {values.shape}, and response_mask {response.shape}")
             found[column] = tokens(values[:rows].astype(np.float32))
     whole, there = _array(file, fields, "sequences"), _array(file, fields, "attention_mask")
+    for name, values in (("sequences", whole), ("attention_mask", there)):
+        if values is not None and (values.ndim != 2 or len(values) != len(response)):
+            raise DataError(f"{file.name}: {name} has the shape {values.shape}, and response_mask {response.shape}")
     if whole is not None and there is not None and whole.shape == there.shape and whole.shape[1] >= here.shape[1]:
         ids, begins = whole[:rows].astype(np.int64), whole.shape[1] - here.sum(axis=1)
         found["prompt_ids"] = [ids[row, : begins[row]][there[row, : begins[row]] != 0] for row in range(rows)]
@@ -125,11 +130,16 @@ def _parts(file: Source, metadata: Mapping[str, object], name: str, rows: int) -
     bounds = metadata.get(name)
     if bounds is None:
         return None
-    part = np.full(rows, -1)
+    part, before = np.full(rows, -1), 0
     for number, pair in enumerate(bounds if isinstance(bounds, list | tuple) else [None]):
         if not isinstance(pair, list | tuple) or [type(end) for end in pair] != [int, int]:
             raise DataError(f"{file.name}: {name} is not a list of pairs of numbers")
-        part[max(pair[0], 0) : max(pair[1], 0)] = number
+        begin, end = pair
+        if not before <= begin <= end:
+            raise DataError(
+                f"{file.name}: pair {number + 1} of {name} begins before row {before} or ends before it begins"
+            )
+        part[begin:end], before = number, end
     if bool((part < 0).any()):
         raise DataError(f"{file.name}: {name} leaves out rows")
     found: list[int] = part.tolist()
@@ -152,42 +162,19 @@ def _array(file: Source, fields: Mapping[str, object], name: str) -> np.ndarray 
         raise DataError(f"{file.name}: {name} does not have the shape that it says") from error
 
 
-class _Inert:
-    """What stands for anything that the pickle names: it takes whatever it is given, and does nothing."""
-
-    def __init__(self, *arguments: object) -> None: ...
-
-    def __setstate__(self, state: object) -> None: ...
-
-
-def _rebuilt(kind: object, state: object) -> object:
-    return state
-
-
-class _Unpickler(pickle.Unpickler):
-    """Imports nothing: a name stands for `_Inert`, but for the function that puts a batch together."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__(file)
-
-    def find_class(self, module: str, name: str) -> object:
-        """Return what stands for a name."""
-        return _rebuilt if name == _MARK.decode() else _Inert
-
-
 def _state(file: Source) -> Mapping[str, object]:
     try:
         with Path(file.path).open("rb") as stream:
-            found = _Unpickler(stream).load()
+            with mmap(stream.fileno(), 0, access=ACCESS_READ) as content:
+                check_pickle(content)
+            state = load_inert(stream, {_MARK.decode(): lambda kind, state: state})
     except OSError as error:
         raise InputError(f"{file.name}: {reason(error)}") from None
-    except Exception as error:  # a damaged or hostile pickle makes the unpickler raise anything
-        raise InputError(
-            f"{file.name}: not a readable pickle ({type(error).__name__}); write or copy it again"
-        ) from None
-    if not isinstance(found, dict):
+    except ValueError as error:
+        raise InputError(f"{file.name}: not a readable pickle ({error}); write or copy it again") from None
+    if not isinstance(state, dict):
         raise InputError(f"{file.name}: not a training input of SkyRL")
-    return found
+    return state
 
 
 def _files(path: Path) -> list[Path]:

@@ -1,12 +1,12 @@
 """`training_args.bin` of the transformers Trainer: the fields of its pickled configuration, with nothing executed."""
 
-import pickletools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 
 from rolloutdoctor.importers.beside.stated import Stated, is_other
+from rolloutdoctor.importers.reading.pickles import Inert, check_pickle, load_inert
 from rolloutdoctor.io.archives import unarchived
 from rolloutdoctor.io.locations.paths import natural_key
 from rolloutdoctor.io.locations.small_files import read_small, read_small_bytes
@@ -17,9 +17,6 @@ NAME = "training_args.bin"
 
 _MOST_BYTES = 2**20
 """Of a file: a hundred times what the Trainer writes."""
-
-_MOST_STEPS = 100_000
-"""Instructions of a pickle; a configuration has about a thousand."""
 
 _LONGEST = 200
 """Characters or elements of a value."""
@@ -96,104 +93,26 @@ def _pickle(path: Path, origin: str) -> bytes:
     return found
 
 
-@dataclass
-class _Inert:
-    """What stands for anything that a pickle would import or build: its name, its arguments and its fields."""
-
-    name: str
-    arguments: tuple[object, ...] = ()
-    state: dict[object, object] = field(default_factory=dict)
-
-
-_MARK = object()
-
-
-def _object(content: bytes, origin: str) -> _Inert:
-    """Follow the instructions of a pickle with lists, dictionaries and `_Inert` alone.
+def _object(content: bytes, origin: str) -> Inert:
+    """Return the configuration.
 
     Raises:
-        InputError: if it is damaged, or needs an instruction that no configuration needs.
+        InputError: if it is damaged, or holds something else.
     """
     try:
-        for number, found in enumerate(_results(content)):
-            if number > _MOST_STEPS:
-                break
-            if isinstance(found, _Inert):
-                return found
-    except (ValueError, LookupError, TypeError, AttributeError):
-        pass
-    raise InputError(f"{origin}: not the pickled options of a trainer; they are not read")
-
-
-def _results(content: bytes) -> Iterator[object]:
-    """Yield None after each instruction of protocol 2, which torch.save writes, and at the end the object."""
-    stack: list[object] = []
-    memo: dict[object, object] = {}
-
-    def since_mark() -> list[object]:
-        at = len(stack) - 1
-        while stack[at] is not _MARK:
-            at -= 1
-        found = stack[at + 1 :]
-        del stack[at:]
-        return found
-
-    for instruction, argument, _ in pickletools.genops(content):
-        name = instruction.name
-        if name == "STOP":
-            yield stack[-1]
-        elif name in _EMPTY:
-            stack.append(_EMPTY[name]())
-        elif name in _CONSTANTS:
-            stack.append(_CONSTANTS[name])
-        elif name in ("BINPUT", "LONG_BINPUT"):
-            memo[argument] = stack[-1]
-        elif name in ("BINGET", "LONG_BINGET"):
-            stack.append(memo[argument])
-        elif name == "GLOBAL":
-            stack.append(_Inert(str(argument)))
-        elif name == "TUPLE":
-            stack.append(tuple(since_mark()))
-        elif name in _TUPLES:
-            size = _TUPLES[name]
-            stack[-size:] = [tuple(stack[-size:])]
-        elif name in ("REDUCE", "NEWOBJ"):
-            arguments, made = stack.pop(), stack.pop()
-            if not isinstance(made, _Inert) or not isinstance(arguments, tuple):
-                raise ValueError("not called")
-            stack.append(_Inert(made.name, arguments))
-        elif name == "BUILD":
-            state, target = stack.pop(), stack[-1]
-            if isinstance(target, _Inert) and isinstance(state, dict):
-                target.state = state
-        elif name in ("SETITEM", "SETITEMS"):
-            items = since_mark() if name == "SETITEMS" else [stack.pop(-2), stack.pop()]
-            pairs = zip(items[::2], items[1::2], strict=True)
-            if isinstance(stack[-1], dict):
-                # A key of another kind could take for ever to hash.
-                stack[-1].update({key: value for key, value in pairs if isinstance(key, str)})
-        elif name in ("APPEND", "APPENDS"):
-            items = since_mark() if name == "APPENDS" else [stack.pop()]
-            if isinstance(stack[-1], list):
-                stack[-1].extend(items)
-        elif name == "BINPERSID":
-            stack[-1] = _Inert("a tensor")
-        elif isinstance(argument, (str, int, float, bytes)) and not instruction.stack_before:
-            stack.append(argument)
-        elif name != "PROTO":
-            raise ValueError(name)
-        yield None
-
-
-_EMPTY: dict[str, type] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "MARK": _MARK}
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+        check_pickle(content)
+        options = load_inert(BytesIO(content), {})
+    except ValueError as error:
+        raise InputError(f"{origin}: not the pickled options of a trainer ({error}); they are not read") from None
+    if not isinstance(options, Inert):
+        raise InputError(f"{origin}: not the pickled options of a trainer; they are not read")
+    return options
 
 
 def _plain_fields(state: dict[object, object]) -> Iterator[tuple[str, object]]:
     for name, value in state.items():
         # An enumeration is called with its value.
-        if isinstance(value, _Inert) and len(value.arguments) == 1:
+        if isinstance(value, Inert) and len(value.arguments) == 1:
             value = value.arguments[0]
         parts = value if isinstance(value, list) else [value]
         if len(parts) <= _LONGEST and all(map(_is_plain, parts)) and name not in _OF_THE_MODEL:
