@@ -1,17 +1,19 @@
 """The SQLite file of a trackio project, with the runs in it."""
 
-import sqlite3
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from rolloutdoctor.importers.logs.base import Entry, LogNotes, entries_of_tracker
 from rolloutdoctor.importers.reading import lines
+from rolloutdoctor.importers.reading.sqlite_files import Database, opened, text_of
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.results.errors import InputError, SeveralRunsError
 
 _MAGIC = b"SQLite format 3\0"
-_LONGEST = 32 * 2**20
+_KIND = "trackio project"
+_LONGEST_SHOWN = 80
 _COLUMNS = {"id", "run_name", "step", "metrics"}
 
 
@@ -26,8 +28,8 @@ class TrackioProject:
         file, _ = _split(path)
         try:
             if file is not None:
-                with _opened(file, path.name) as database:
-                    return "a trackio project" if _columns(database, "metrics") >= _COLUMNS else None
+                with opened(file, path.name, _KIND) as database:
+                    return "a trackio project" if database.columns("metrics") >= _COLUMNS else None
         except InputError:
             pass
         return None
@@ -40,8 +42,9 @@ class TrackioProject:
             SeveralRunsError: if it holds several runs, and none is named.
         """
         with _chosen(source) as (database, column, run):
-            rows = database.execute(
-                f"SELECT step, metrics FROM metrics WHERE {column} = CAST(? AS TEXT) ORDER BY id", (run,)
+            # By an index rows would have to be sorted, in SQLite's own time.
+            rows = database.rows(
+                f"SELECT step, metrics FROM metrics NOT INDEXED WHERE {column} = CAST(? AS TEXT) ORDER BY rowid", (run,)
             )
             yield from entries_of_tracker(list(_rows(rows, source.name)), source.name, notes)
 
@@ -54,12 +57,11 @@ def trackio_config(source: Source) -> dict[str, object]:
         SeveralRunsError: if it holds several runs, and none is named.
     """
     with _chosen(source) as (database, column, run):
-        if not {"id", "config", column} <= _columns(database, "configs"):
+        if not {"id", "config", column} <= database.columns("configs"):
             return {}
-        row = database.execute(
-            f"SELECT config FROM configs WHERE {column} = CAST(? AS TEXT) ORDER BY id DESC", (run,)
-        ).fetchone()
-    body = None if row is None else lines.parse(_raw(row[0]))
+        query = f"SELECT {column}, config FROM configs NOT INDEXED ORDER BY rowid DESC"
+        config = next((config for of_run, config in database.rows(query) if of_run == run), None)
+    body = None if config is None else lines.parse(_raw(config))
     return {name: value for name, value in (body or {}).items() if not name.startswith("_")}
 
 
@@ -67,36 +69,38 @@ def trackio_runs(path: Path) -> list[str]:
     """Return the names of the runs of a project; empty if it is none."""
     if not path.is_file() or TrackioProject().detect(path) is None:
         return []
-    with _opened(path, path.name) as database:
+    with opened(path, path.name, _KIND) as database:
         return list(_runs(database)[1])
 
 
 @contextmanager
-def _chosen(source: Source) -> Iterator[tuple[sqlite3.Connection, str, object]]:
+def _chosen(source: Source) -> Iterator[tuple[Database, str, object]]:
     """The run that is meant: the column that tells its rows, and the value there."""
     file, name = _split(Path(source.path))
     if file is None:
         raise InputError(f"{source.name}: no trackio project is there")
-    with _opened(file, source.name) as database:
+    with opened(file, source.name, _KIND) as database:
         column, runs = _runs(database)
-        shown = ", ".join([*runs][:3]) + (", ..." if len(runs) > 3 else "")
+        some = ", ".join(run[:_LONGEST_SHOWN] for run in [*runs][:3]) + (", ..." if len(runs) > 3 else "")
         if name is None and len(runs) > 1:
             raise SeveralRunsError(
-                f"{source.name}: {len(runs)} trackio runs ({shown}); "
+                f"{source.name}: {len(runs):,} trackio runs ({some}); "
                 f"give one of them as {source.name}/RUN, or check them with --each"
             )
         if not runs or (name is not None and name not in runs):
-            raise InputError(f"{source.name}: no such run is in the trackio project (it has {shown or 'none'})")
+            raise InputError(f"{source.name}: no such run is in the trackio project (it has {some or 'none'})")
         yield database, column, runs[name] if name is not None else next(iter(runs.values()))
 
 
-def _runs(database: sqlite3.Connection) -> tuple[str, dict[str, object]]:
+def _runs(database: Database) -> tuple[str, dict[str, object]]:
     """The column that tells runs apart, and its value for each name; of runs with one name each goes by its id."""
-    column = "run_id" if "run_id" in _columns(database, "metrics") else "run_name"
-    query = f"SELECT run_name, {column} FROM metrics GROUP BY {column} ORDER BY min(id)"
-    found = [(_text(name), run) for name, run in database.execute(query)]
-    names = [name for name, _ in found]
-    return column, {name if names.count(name) == 1 else _text(run): run for name, run in found}
+    column = "run_id" if "run_id" in database.columns("metrics") else "run_name"
+    names: dict[object, str] = {}
+    for name, run in database.rows(f"SELECT run_name, {column} FROM metrics NOT INDEXED ORDER BY rowid"):
+        if run not in names:
+            names[run] = text_of(name)
+    times = Counter(names.values())
+    return column, {name if times[name] == 1 else text_of(run): run for run, name in names.items()}
 
 
 def _split(path: Path) -> tuple[Path | None, str | None]:
@@ -114,31 +118,7 @@ def _split(path: Path) -> tuple[Path | None, str | None]:
     return None, None
 
 
-@contextmanager
-def _opened(file: Path, name: str) -> Iterator[sqlite3.Connection]:
-    """Open to read alone; rows that a run which goes on has in its write-ahead log are read, too."""
-    log = Path(f"{file}-wal")
-    try:
-        options = "mode=ro" if log.is_file() and log.stat().st_size else "mode=ro&immutable=1"
-        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?{options}", uri=True)) as database:
-            database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
-            database.execute("PRAGMA trusted_schema = OFF")
-            database.text_factory = bytes
-            yield database
-    except (sqlite3.Error, OSError, MemoryError) as error:
-        raise InputError(f"{name}: not a readable trackio project ({str(error) or 'damaged'}); copy it again") from None
-
-
-def _columns(database: sqlite3.Connection, table: str) -> set[str]:
-    """The columns of a table; none of a view, or of a table that is computed, which may have no end."""
-    query = "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?"
-    made = database.execute(query, (table,)).fetchone()
-    if made is None or not _text(made[0]).upper().startswith("CREATE TABLE"):
-        return set()
-    return {_text(row[1]) for row in database.execute(f"PRAGMA table_info({table})")}
-
-
-def _rows(rows: sqlite3.Cursor, name: str) -> Iterator[dict[str, object]]:
+def _rows(rows: Iterator[tuple[object, ...]], name: str) -> Iterator[dict[str, object]]:
     for number, (step, metrics) in enumerate(rows, start=1):
         body = lines.parse(_raw(metrics))
         if body is None:
@@ -148,7 +128,3 @@ def _rows(rows: sqlite3.Cursor, name: str) -> Iterator[dict[str, object]]:
 
 def _raw(cell: object) -> bytes:
     return cell if isinstance(cell, bytes) else b""
-
-
-def _text(cell: object) -> str:
-    return _raw(cell).decode("utf-8", "backslashreplace")
