@@ -1,12 +1,13 @@
 """Several runs: find them in folders and patterns, and check one after the other."""
 
-import glob
 import os
 import re
+from bisect import bisect, insort
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,14 +16,14 @@ from rolloutdoctor.commands.convert import ConvertOptions, are_apart, detect_dum
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.importers.logs.table import kind_of
 from rolloutdoctor.importers.logs.trackio_project import trackio_runs
-from rolloutdoctor.io.locations.paths import Source, expand, is_journal_name, natural_key, with_journals
+from rolloutdoctor.io.locations.paths import Source, expand, is_journal_name, matching, natural_key, with_journals
 from rolloutdoctor.io.locations.stores import address_of
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.io.parquet.files import RunFile, read_footer
 from rolloutdoctor.io.parquet.index import build_index
 from rolloutdoctor.io.run import Run
-from rolloutdoctor.results.errors import InputError, RolloutDoctorError, SeveralRunsError
+from rolloutdoctor.results.errors import InputError, RolloutDoctorError, SeveralRunsError, UsageError
 from rolloutdoctor.results.several import CheckedRun
 from rolloutdoctor.trainers.table import ALIASES
 
@@ -88,8 +89,11 @@ def _found(given: str) -> Iterator[NamedRun]:
 
 def _of_pattern(pattern: str) -> Iterator[NamedRun]:
     files: dict[str, list[str]] = {}
-    matches = sorted(glob.glob(pattern, recursive=True), key=natural_key)  # noqa: PTH207 - keeps the name as given
-    for match in matches:
+    try:
+        matches = [path for path, parts in matching(pattern) if not any(part.startswith(".") for part in parts)]
+    except (ValueError, NotImplementedError) as error:
+        raise UsageError(f"{Source.of(pattern).name}: not a pattern that can be matched ({error})") from None
+    for match in sorted(matches, key=natural_key):
         if Path(match).is_dir():
             if "**" not in pattern:
                 yield from _of_folder(match)
@@ -101,32 +105,52 @@ def _of_pattern(pattern: str) -> Iterator[NamedRun]:
         yield from _by_what_they_say(with_journals(list(filter(_is_run_file, inside)), inside))
 
 
-def _of_folder(folder: str) -> Iterator[NamedRun]:
+def _of_folder(root: str) -> Iterator[NamedRun]:
+    """Find the runs in a folder and below; each folder once, however many links lead to it."""
+    waiting, visited = [root], set[str]()
+    while waiting:
+        folder = waiting.pop()
+        place = os.path.realpath(folder)
+        if place not in visited:
+            visited.add(place)
+            runs, below = _of_one_folder(folder)
+            yield from runs
+            # A folder in the one that is searched, as wandb/latest-run, has a name there.
+            waiting += [path for path in reversed(below) if not (Path(path).is_symlink() and _is_below(path, root))]
+
+
+def _is_below(link: str, root: str) -> bool:
+    place = Path(os.path.realpath(link))
+    top = os.path.realpath(root)
+    return place.is_relative_to(top) and not any(map(_is_hidden, place.relative_to(top).parts))
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith((".", "_"))
+
+
+def _of_one_folder(folder: str) -> tuple[list[NamedRun], list[str]]:
+    """Return the runs that lie in a folder, and the folders in it that may hold others, in natural order."""
     name = Source.of(folder).name
     if _quietly(lambda: detect_dump([folder], ConvertOptions())) is not None:
-        yield NamedRun(name, (folder,))
-        return
+        return [NamedRun(name, (folder,))], []
     is_log = kind_of(Path(folder)) is not None
     if is_log and not _is_of_several(folder):
         # What lies below, such as the console of a wandb run, is of the same run.
-        yield NamedRun(name, (folder,))
-        return
-    entries = sorted((each for each in os.listdir(folder) if not each.startswith((".", "_"))), key=natural_key)  # noqa: PTH208
+        return [NamedRun(name, (folder,))], []
+    entries = sorted((each for each in os.listdir(folder) if not _is_hidden(each)), key=natural_key)  # noqa: PTH208
     paths = [os.path.join(folder, each) for each in entries]  # noqa: PTH118 - keeps the name as given
     files = [path for path in paths if _is_run_file(path) and Path(path).is_file()]
     files = with_journals(files, filter(os.path.isfile, paths))
-    yield from _by_what_they_say(files)
+    runs = list(_by_what_they_say(files))
     if not files and not is_log:
         logs = _quietly(lambda: logs_of([folder])) or ()
-        found = list(_by_values([log.path for log in logs]))
-        yield from [NamedRun(name, (folder,))] if len(found) == 1 else found
+        by_values = list(_by_values([log.path for log in logs]))
+        runs += [NamedRun(name, (folder,))] if len(by_values) == 1 else by_values
         if logs and Path(logs[0].path).parent != Path(folder):
             # The checkpoints below are of this run.
-            return
-    # wandb/latest-run is another name for a folder beside it.
-    folders = sorted(filter(os.path.isdir, paths), key=os.path.islink, reverse=True)
-    for path in sorted({os.path.realpath(path): path for path in folders}.values(), key=natural_key):
-        yield from _of_folder(path)
+            return runs, []
+    return runs, list(filter(os.path.isdir, paths))
 
 
 def _is_of_several(folder: str) -> bool:
@@ -166,46 +190,88 @@ def _is_run_file(path: str) -> bool:
     return path.endswith(".parquet") and not path.endswith(".metrics.parquet") and kind_of(Path(path)) is None
 
 
+@dataclass
+class _Parts:
+    """Files of one run, in the order in which they were added.
+
+    Attributes:
+        first: what the first file says of the run; None if nobody can say whether another file is of this run.
+        paths: of the files.
+        ranks: in the names of files, as a recorder gives them to the file of each process.
+        spans: first and last step of each file, in order.
+        unranked: the same, of files without a rank.
+    """
+
+    first: RunFile | None
+    paths: list[str]
+    ranks: set[str] = field(default_factory=set)
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    unranked: list[tuple[int, int]] = field(default_factory=list)
+
+    def takes(self, file: RunFile, rank: str | None, span: tuple[int, int] | None) -> bool:
+        """Add a file if it says the same as the others, and holds another rank or other steps than each of them."""
+        if self.first is None or _said(self.first) != _said(file) or rank in self.ranks:
+            return False
+        others = self.spans if rank is None else self.unranked
+        count = len(self.paths) if rank is None else len(self.paths) - len(self.ranks)
+        # Of a file with unknown steps nobody can say that they are others.
+        if count and (span is None or len(others) < count or not _fits(span, others)):
+            return False
+        self.add(file, rank, span)
+        return True
+
+    def add(self, file: RunFile, rank: str | None, span: tuple[int, int] | None) -> None:
+        """Add a file."""
+        self.paths.append(file.source.path)
+        self.ranks |= set() if rank is None else {rank}
+        if span is not None:
+            insort(self.spans, span)
+            if rank is None:
+                insort(self.unranked, span)
+
+
+def _fits(span: tuple[int, int], others: Sequence[tuple[int, int]]) -> bool:
+    """Tell whether steps are others than those of files in order; a step may end one file and begin the next."""
+    at = bisect(others, span)
+    ordered = [*others[max(at - 1, 0) : at], span, *others[at : at + 1]]
+    return all(high <= begin and (low, high) != (begin, end) for (low, high), (begin, end) in pairwise(ordered))
+
+
 def _by_what_they_say(paths: Sequence[str]) -> Iterator[NamedRun]:
     """Put files together that are of one run."""
-    runs: list[list[tuple[str, RunFile | None]]] = []
+    runs: list[_Parts] = []
+    alike: dict[object, list[_Parts]] = {}
+    by_stem: dict[str, _Parts] = {}
     for path in sorted(paths, key=is_journal_name):
-        if is_journal_name(path):
-            ranks = next((run for run in runs if _RANK.sub("", run[0][0]) == _RANK.sub("", path)), None)
-            runs += [[(path, None)]] if ranks is None else []
-            if ranks is not None:
-                ranks.append((path, None))
+        stem = _RANK.sub("", path)
+        if is_journal_name(path) and stem in by_stem:
+            by_stem[stem].paths.append(path)
             continue
-        try:
-            file = read_footer(Source.of(path), None, ALIASES)
-        except RolloutDoctorError:
-            # It gets a line of its own, which says what is wrong.
-            runs.append([(path, None)])
-            continue
-        mine = next((run for run in runs if all(_is_one_run(other, file) for _, other in run)), None)
-        if mine is None:
-            runs.append([(path, file)])
+        file = None if is_journal_name(path) else _footer(path)
+        if file is None or file.metadata == RunMetadata():
+            # One that cannot be read gets a line of its own, which says what is wrong.
+            runs.append(_Parts(None, [path]))
         else:
-            mine.append((path, file))
+            rank, span = _rank(file), _steps(file)
+            key = file.metadata.trainer, file.metadata.trainer_version, frozenset(file.metadata.config)
+            candidates = alike.setdefault(key, [])
+            if any(run.takes(file, rank, span) for run in candidates):
+                continue
+            runs.append(_Parts(file, []))
+            runs[-1].add(file, rank, span)
+            candidates.append(runs[-1])
+        by_stem.setdefault(stem, runs[-1])
     for run in runs:
-        first = Source.of(run[0][0]).name
-        more = f" and {len(run) - 1:,} more" if len(run) > 1 else ""
-        yield NamedRun(f"{first}{more}", tuple(path for path, _ in run))
+        first = Source.of(run.paths[0]).name
+        more = f" and {len(run.paths) - 1:,} more" if len(run.paths) > 1 else ""
+        yield NamedRun(f"{first}{more}", tuple(run.paths))
 
 
-def _is_one_run(one: RunFile | None, other: RunFile) -> bool:
-    """Tell whether two files of one folder say the same, and hold other ranks or other steps of it."""
-    if one is None or one.metadata == RunMetadata() or _said(one) != _said(other):
-        return False
-    ranks = [_ranks(file) for file in (one, other)]
-    if ranks[0] is not None and ranks[1] is not None:
-        return ranks[0] != ranks[1]
-    steps = [_steps(file) for file in (one, other)]
-    if steps[0] is None or steps[1] is None:
-        return False
-    (low, high), (begin, end) = sorted((steps[0], steps[1]))
-    # The rows of the step at which a file ends may go on in the next one.
-    return high < begin or (high == begin and (low, high) != (begin, end))
+def _footer(path: str) -> RunFile | None:
+    try:
+        return read_footer(Source.of(path), None, ALIASES)
+    except RolloutDoctorError:
+        return None
 
 
 def _said(file: RunFile) -> tuple[object, ...]:
@@ -213,10 +279,10 @@ def _said(file: RunFile) -> tuple[object, ...]:
     return said.trainer, said.trainer_version, dict(said.config)
 
 
-def _ranks(file: RunFile) -> str | None:
+def _rank(file: RunFile) -> str | None:
     """The rank in the name that a recorder gives to the file of each process."""
-    found = re.search(r"\.rank([0-9]+)\.parquet$", file.name)
-    return found[1] if found else None
+    match = re.search(r"\.rank([0-9]+)\.parquet$", file.name)
+    return match[1] if match else None
 
 
 def _steps(file: RunFile) -> tuple[int, int] | None:

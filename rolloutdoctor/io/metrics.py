@@ -200,6 +200,9 @@ def check_one_log(tables: Sequence[tuple[str, LoggedMetrics]]) -> None:
 _FEWEST_LINES = 2
 """Lines of two logs that have to be the same, one after another, before one of them takes the steps of the other."""
 
+_MOST_COMPARED = 1_000_000
+"""Pairs of lines."""
+
 
 def steps_of_lines(one: LoggedMetrics, other: LoggedMetrics) -> list[int] | None:
     """Return the step of each line of a log that counts its lines, by a log that holds the same lines with their steps.
@@ -213,17 +216,25 @@ def steps_of_lines(one: LoggedMetrics, other: LoggedMetrics) -> list[int] | None
     count, own = max(one.lines, default=0), sorted(other.lines)
     interval = other.interval(TRAIN)
     counts = [lines == set(range(1, len(lines) + 1)) for lines in (one.lines, other.lines)]
-    if interval is None or counts != [True, False] or any(key.step > count for key in one.steps()):
+    if count < _FEWEST_LINES or interval is None or counts != [True, False]:
+        return None
+    if any(key.step > count for key in one.steps()):
         return None
     digits = one.digits(), other.digits()
-    for first in range(len(own)):
-        lines = list(zip(range(1, count + 1), own[first:], strict=False))
-        if len(lines) < _FEWEST_LINES:
+    compared = 0
+    for first in range(len(own) - _FEWEST_LINES + 1):
+        length = min(count, len(own) - first)
+        for place in range(length):
+            compared += 1
+            lines = one.at(StepKey(place + 1, TRAIN)), other.at(StepKey(own[first + place], TRAIN))
+            if not _agree(*lines, digits):
+                break
+        else:
+            steps = [own[first - 1] if first else max(own[0] - interval, 0), *own[first : first + length]]
+            return steps + [steps[-1] + interval * further for further in range(1, count - length + 1)]
+        # Where lines repeat themselves each begins as the others do; and no step is theirs for sure.
+        if compared > _MOST_COMPARED:
             return None
-        if all(_agree(one.at(StepKey(line, TRAIN)), other.at(StepKey(step, TRAIN)), digits) for line, step in lines):
-            steps = [own[first - 1] if first else max(own[0] - interval, 0), *(step for _, step in lines)]
-            steps += [steps[-1] + interval * further for further in range(1, count - len(lines) + 1)]
-            return steps
     return None
 
 

@@ -194,30 +194,41 @@ def with_journals(runs: list[str], paths: Iterable[str]) -> list[str]:
     return sorted([*runs, *found.values()], key=natural_key)
 
 
-def _expand_glob(given: str, name: str) -> Iterator[str]:
-    parts = given.split("/")
+def matching(pattern: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield what a pattern matches: paths as the pattern begins, and the parts of each behind that.
+
+    ``**`` follows no link to a folder: there may be as many ways as there are names of forty letters.
+
+    Raises:
+        ValueError: if the pattern cannot be matched.
+        OSError: if a folder cannot be read.
+    """
+    parts = pattern.split("/")
     first = next(index for index, part in enumerate(parts) if _MAGIC.search(part))
     prefix = "/".join(parts[:first]) + "/" if first else ""
     root = Path(prefix or ".")
-    pattern = [part for part in parts[first:] if part]
-    if pattern[-1] == "**":
+    magic = [part for part in parts[first:] if part]
+    if magic[-1] == "**":
         # By itself it matches directories only.
-        pattern.append("*")
+        magic.append("*")
+    for match in root.glob("/".join(magic)):
+        below = match.relative_to(root)
+        yield f"{prefix}{below}", below.parts
+
+
+def _expand_glob(given: str, name: str) -> Iterator[str]:
     try:
-        matches = [match for match in root.glob("/".join(pattern)) if match.is_file()]
+        matches = [(path, parts) for path, parts in matching(given) if os.path.isfile(path)]  # noqa: PTH113
     except (ValueError, NotImplementedError) as error:
         raise UsageError(f"{name}: not a pattern that can be matched ({error}); '**' has to stand alone") from None
     except OSError as error:
         raise InputError(f"{name}: {reason(error)}") from None
-    below = [match.relative_to(root) for match in matches]
-    kept = [str(path) for path in below if not any(map(_is_passing, path.parts)) and not _is_metrics(path.name)]
+    kept = [path for path, parts in matches if not any(map(_is_passing, parts)) and not _is_metrics(parts[-1])]
     # A pattern such as runs/* also matches notes beside the run.
-    parquet = with_journals(
-        [prefix + path for path in kept if path.endswith(".parquet")], [prefix + each for each in kept]
-    )
+    parquet = with_journals([path for path in kept if path.endswith(".parquet")], kept)
     if not kept:
         raise InputError(f"{name}: no file matches the pattern; check it, and quote it if the shell expands it")
-    yield from parquet or sorted((prefix + path for path in kept if not is_journal_name(path)), key=natural_key)
+    yield from parquet or sorted((path for path in kept if not is_journal_name(path)), key=natural_key)
 
 
 def _expand_address(given: str, address: Address) -> Iterator[str]:
