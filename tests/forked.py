@@ -18,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+import warnings
 from contextlib import redirect_stderr, suppress
 from functools import cache
 from pathlib import Path
@@ -27,6 +29,8 @@ HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CLOSED = "closed"
 """Stands for a standard stream that is closed."""
 _MESSAGE = 20
+CPU_SECONDS, MEMORY = 20, 2 * 2**30
+"""What a hostile input may take; memory beside what is shared with the server."""
 
 
 class Program:
@@ -85,7 +89,9 @@ class Server:
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
             self._process = subprocess.Popen(command, pass_fds=[its.fileno()], cwd=ROOT, env=environment)
 
-    def start(self, *words, cwd=None, env=(), stdin=None, stdout=None, stderr=None, file_size=None, ignored=None):
+    def start(
+        self, *words, cwd=None, env=(), stdin=None, stdout=None, stderr=None, file_size=None, ignored=None, report=None
+    ):
         """Run a command line.
 
         Args:
@@ -97,6 +103,7 @@ class Server:
             stderr: as `stdout`.
             file_size: the bytes beyond which no file can be written.
             ignored: a signal that is ignored, as under nohup.
+            report: a path; the program has `CPU_SECONDS` and `MEMORY`, and what it took is written there (`taken`).
         """
         streams, pipes, own = [stdin, stdout, stderr], {}, []
         for place, name in enumerate(("stdin", "stdout", "stderr")):
@@ -113,6 +120,7 @@ class Server:
             "open": [stream != CLOSED for stream in streams],
             "file_size": file_size,
             "ignored": ignored,
+            "report": None if report is None else str(report),
         }
         numbers = [each if isinstance(each, int) else each.fileno() for each in streams if each != CLOSED]
         ours, its = socket.socketpair()
@@ -168,7 +176,10 @@ def _serve(connection: socket.socket) -> None:
             os.write(answer, str(child).encode().ljust(_MESSAGE))
             for number in streams:
                 os.close(number)
-            ended = os.waitpid(child, 0)[1]
+            _, ended, usage = os.wait4(child, 0)
+            report = json.loads(body)["report"]
+            if report is not None:
+                Path(report).write_text(f"{usage.ru_utime + usage.ru_stime} {usage.ru_maxrss * 1024}")
             os.write(answer, str(ended).encode().ljust(_MESSAGE))
             os._exit(0)
         for number in numbers:
@@ -177,6 +188,34 @@ def _serve(connection: socket.socket) -> None:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
     os._exit(0)
+
+
+def taken(report: Path) -> tuple[float, int, float]:
+    """What a program took: CPU seconds, bytes of memory at most, and CPU seconds in which it heeded no signal."""
+    seconds, memory = report.read_text().split()
+    deaf = Path(f"{report}.deaf")
+    return float(seconds), int(memory), float(deaf.read_text()) if deaf.exists() else 0.0
+
+
+def _limit(report: str) -> None:
+    """Limit this process, and note for how long no signal was heeded: for how long one waits that always comes."""
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 1))
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    longest, before = 0.0, time.process_time()
+
+    def heed(number: int, frame: object) -> None:
+        nonlocal longest, before
+        now = time.process_time()
+        if now - before > max(longest, 0.2):
+            longest = now - before
+            Path(f"{report}.deaf").write_text(str(longest))
+        before = now
+
+    signal.signal(signal.SIGPROF, heed)
+    # A call that a signal interrupts goes on by itself.
+    signal.siginterrupt(signal.SIGPROF, False)
+    signal.setitimer(signal.ITIMER_PROF, 0.05, 0.05)
+    warnings.simplefilter("always")
 
 
 def _become(request: dict, streams: list[int]) -> None:
@@ -203,6 +242,8 @@ def _become(request: dict, streams: list[int]) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_size"],) * 2)
     for number in HEEDED:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    if request["report"] is not None:
+        _limit(request["report"])
     if request["ignored"] is not None:
         signal.signal(request["ignored"], signal.SIG_IGN)
     sys.argv = ["rolloutdoctor", *request["words"]]

@@ -1,16 +1,22 @@
 """Output of text: everything that is printed goes through here, escaped."""
 
 import os
+import re
 import sys
 from typing import IO
 
 from rolloutdoctor.cli.streams import printing
 from rolloutdoctor.results.escapes import sentence, visible_lines, without_commands
 
+_RAW_BYTES = 0xDC00
+_RAW_BYTE = re.compile("[\udc80-\udcff]")
+"""How Python writes a byte of a name that is not UTF-8."""
+
 
 def say(message: str) -> None:
-    """Print one sentence to stderr."""
-    write(f"rolloutdoctor: {sentence(message)}\n", sys.stderr)
+    """Print one sentence to stderr; bytes of a file's name that are not UTF-8 are shown with backslashes."""
+    named = _RAW_BYTE.sub(lambda match: f"\\x{ord(match[0]) - _RAW_BYTES:02x}", message)
+    write(f"rolloutdoctor: {sentence(named)}\n", sys.stderr)
 
 
 def show(text: str, *, colored: bool = False) -> None:

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers import base
 from rolloutdoctor.importers.logs.json_document import read_trainer_state
-from rolloutdoctor.importers.reading.parquet_files import batches
+from rolloutdoctor.importers.reading.parquet_files import batches, schema_of
 from rolloutdoctor.importers.trl_groups import File, Scheme, find_scheme, split_point, weighted
 from rolloutdoctor.io.locations.paths import Source, natural_key
 from rolloutdoctor.io.metadata import RunMetadata
@@ -181,10 +180,8 @@ def _files(path: Path) -> list[Path]:
 
 
 def _has_columns(path: Path) -> bool:
-    try:
-        names = pq.read_schema(path).names
-    except (pa.ArrowException, OSError):
-        return False
+    schema = schema_of(path)
+    names = [] if schema is None else schema.names
     return tuple(names[:3]) == _FIRST and _LAST in names
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rolloutdoctor.data.schema import METADATA_KEY
 from rolloutdoctor.importers.logs.base import OF_UPDATES, STEPS, Entry, LogNotes, entries_of, is_of_update, of_rollouts
 from rolloutdoctor.importers.logs.json_document import trainer_entries
-from rolloutdoctor.importers.reading.parquet_files import batches
+from rolloutdoctor.importers.reading.parquet_files import batches, schema_of
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.parquet.files import open_parquet, reading
 from rolloutdoctor.results.errors import DataError
@@ -29,7 +29,7 @@ class ParquetHistory:
         """Look at the names and types of the columns."""
         if not path.is_file() or path.name.endswith(".metrics.parquet"):
             return None
-        schema = _schema(path)
+        schema = schema_of(path)
         if schema is None or METADATA_KEY.encode() in (schema.metadata or {}):
             return None
         if set(schema.names) >= _WANDB:
@@ -39,16 +39,6 @@ class ParquetHistory:
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield the rows that have a step."""
         return _parquet(source, notes)
-
-
-def _schema(path: Path) -> "pa.Schema | None":
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return pq.read_schema(path)
-    except (pa.ArrowException, OSError, UnicodeDecodeError):
-        return None
 
 
 def _is_log(schema: "pa.Schema") -> bool:

@@ -1,6 +1,7 @@
 """Parquet from elsewhere, in batches that stay small whatever a few stored bytes expand to."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,6 +11,16 @@ from rolloutdoctor.io.parquet.files import check_size, reading
 
 _BATCH_BYTES = 256 * 2**20
 _BATCH_ROWS = 1024
+
+
+def schema_of(path: Path) -> pa.Schema | None:
+    """Return the schema of a Parquet file; None if it is none."""
+    try:
+        # Arrow would take the path for an address, which has to be UTF-8.
+        with path.open("rb") as file:
+            return pq.read_schema(file)
+    except (pa.ArrowException, OSError, UnicodeDecodeError):
+        return None
 
 
 def batches(parquet: pq.ParquetFile, source: Source, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:

@@ -11,10 +11,12 @@ nothing goes to Arrow but what was written.
 """
 
 import json
+import os
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 import pyarrow as pa
@@ -173,7 +175,7 @@ class Journal:
         Once these are known, tables of rows may be passed over (`logs` is True), or those of logged metrics (False).
         """
         try:
-            file = pa.memory_map(self.source.path)
+            file = _mapped(self.source.path)
         except (OSError, ValueError) as error:
             raise InputError(f"{self.source.name}: {reason(error) if isinstance(error, OSError) else error}") from None
         with file:
@@ -196,6 +198,13 @@ class Journal:
                 raise InputError(
                     f"{self.source.name}: not the journal of a recording, or cut off before anything was recorded"
                 )
+
+
+def _mapped(path: str) -> pa.NativeFile:
+    """Map a file into memory; Arrow itself takes no name that is not UTF-8."""
+    with Path(path).open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        return pa.BufferReader(mmap(file.fileno(), 0, access=ACCESS_READ) if size else b"")
 
 
 class JournalTail:
@@ -223,7 +232,7 @@ class JournalTail:
         """
         journal, name = self.journal, self.journal.source.name
         try:
-            file = pa.memory_map(journal.source.path)
+            file = _mapped(journal.source.path)
         except (OSError, ValueError) as error:
             raise InputError(f"{name}: {reason(error) if isinstance(error, OSError) else error}") from None
         found: list[pa.Table] = []
