@@ -1,7 +1,7 @@
 """A trainer's own dump into a run file; and one way for every command to open either of them."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -26,6 +26,8 @@ from rolloutdoctor.io.run import Run, open_run
 from rolloutdoctor.io.standard_input import STANDARD_INPUT, standard_input
 from rolloutdoctor.io.write.scratch import scratch_folder
 from rolloutdoctor.io.write.writer import metrics_path
+from rolloutdoctor.metric_names.generic import taken_for
+from rolloutdoctor.metric_names.table import writers
 from rolloutdoctor.results.errors import InputError, SeveralRunsError, UsageError
 from rolloutdoctor.trainers.table import ALIASES, trainer_from_metric_names
 
@@ -222,6 +224,13 @@ def _read_log(log: Source, tell: Callable[[str], None]) -> LoggedMetrics:
     return metrics
 
 
+def _tell_generic_names(names: Collection[str], tell: Callable[[str], None]) -> None:
+    """Say which names are taken for what, where they are no trainer's that is known."""
+    taken = [f"{name} as {title}" for name, title in taken_for(names).items()]
+    if taken:
+        tell(f"the names of the metrics are of no trainer that is known; read are {', '.join(taken)}")
+
+
 def _is_log(path: Path) -> bool:
     return (path.name.endswith(METRIC_SUFFIXES) and path.is_file()) or kind_of(path) is not None
 
@@ -398,8 +407,10 @@ def open_any(
         kinds = ", ".join(dict.fromkeys(kind_of(Path(log.path)) or "a table of metrics" for log in logs))
         tell(f"logged metrics without rollouts ({kinds})")
         metrics = read_logs(logs, tell)
-        stated = stated_beside(paths, logs, tell)
-        metadata = completed(RunMetadata(), stated, tell, trainer_from_metric_names(metrics.names()))
+        writer = trainer_from_metric_names(metrics.names())
+        if writer is None and not writers(metrics.names()):
+            _tell_generic_names(metrics.names(), tell)
+        metadata = completed(RunMetadata(), stated_beside(paths, logs, tell), tell, writer)
         yield Run((), metadata.with_total_steps(metrics.total_steps), metrics, logs)
         return
     found = detect_dump(paths, options)

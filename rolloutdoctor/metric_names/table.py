@@ -17,9 +17,11 @@ from rolloutdoctor.metric_names import (
     slime,
     tinker_cookbook,
     trl,
+    trl_ppo,
     unsloth,
     verl,
 )
+from rolloutdoctor.metric_names.generic import generic
 from rolloutdoctor.metric_names.name import MetricName, ordered
 from rolloutdoctor.metric_names.quantities import BY_NAME
 from rolloutdoctor.results.errors import UsageError, nearest
@@ -40,6 +42,7 @@ TRAINERS: Mapping[str, tuple[MetricName, ...]] = {
     "roll": roll.NAMES,
     "tinker-cookbook": tinker_cookbook.NAMES,
     "llama-factory": llama_factory.NAMES,
+    "trl-ppo": trl_ppo.NAMES,
 }
 """Name of a trainer to its metrics; of several names of one quantity the best comes first."""
 
@@ -193,6 +196,8 @@ def _agreed(names: Collection[str]) -> dict[str, tuple[str, MetricName]]:
     found: list[tuple[int, str, MetricName]] = []
     for name in names:
         metrics = [one for _, one in _owners(name)]
+        if not metrics and (taken := generic(name)) is not None:
+            found.append((len(places), name, taken))
         if len({(one.quantity, one.factor, one.offset) for one in metrics}) == 1:
             one, is_off = metrics[0], any(one.zero_when_off for one in metrics)
             words = BY_NAME[one.quantity].definition

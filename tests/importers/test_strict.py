@@ -7,7 +7,7 @@ import pytest
 from importers.importing import DATA
 
 from rolloutdoctor.importers.logs.base import LogNotes
-from rolloutdoctor.importers.logs.console import SlimeConsole, TrlConsole, VerlConsole
+from rolloutdoctor.importers.logs.line_forms import NumberedDict, VerlLine
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source
@@ -31,7 +31,7 @@ def test_console_logs_take_the_time_of_reading_them(tmp_path, line):
     path.write_text(TRL + line)
     begin = time.process_time()
     assert [values for _, _, values in read(path)] == [{"loss": 0.1, "grad_norm": 0.2, "epoch": 0.1}]
-    assert [kind.detect(path) for kind in (VerlConsole(), SlimeConsole())] == [None, None]
+    assert [[*form.records(path.read_text().split("\n"))] for form in (VerlLine(), NumberedDict("slime"))] == [[], []]
     assert time.process_time() - begin < 5
 
 
@@ -40,7 +40,7 @@ def test_steps_of_more_digits_than_any_are_no_steps(tmp_path, digits):
     path = tmp_path / "t.log"
     many = "9" * digits
     path.write_text(f"step:{many} - a/b:1\nstep {many}: {{'a/b': 1}}\n{many}/{many} [\n{TRL}2/2 [\n")
-    assert TrlConsole().detect(path)
+    assert kind_of(path) == "the console log of the transformers Trainer"
     assert read(path) == [(2, "train", {"loss": 0.1, "grad_norm": 0.2, "epoch": 0.1})]
 
 
@@ -85,12 +85,14 @@ def test_a_key_that_is_there_twice(tmp_path, spaces):
         {"a": 2},
     ]
     assert lines.parse(b'{"a": [1, {"b": 1, "b": 2}]}') is None
-    for name, reads in (("log.jsonl", read), ("run.metrics.jsonl", lambda path: read_metrics([Source.of(str(path))]))):
-        (tmp_path / name).write_text(
-            '{"step": 0, "name": "a/b", "value": 1}\n{"step": 1, "name": "a/b", "value": 1, "value": 2}\n'
-        )
-        with pytest.raises(InputError, match="line 2: not a JSON object, or one with a key twice"):
-            reads(tmp_path / name)
+    text = '{"step": 0, "name": "a/b", "value": 1}\n{"step": 1, "name": "a/b", "value": 1, "value": 2}\n'
+    (tmp_path / "run.metrics.jsonl").write_text(text)
+    with pytest.raises(InputError, match="line 2: not a JSON object, or one with a key twice"):
+        read_metrics([Source.of(str(tmp_path / "run.metrics.jsonl"))])
+    (tmp_path / "log.jsonl").write_text(text)
+    told = []
+    assert read(tmp_path / "log.jsonl", told.append) == [(0, "train", {"a/b": 1.0})]
+    assert "1 line is no whole JSON object, and left out (line 2)" in told[0]
 
 
 def test_a_step_that_a_float_cannot_hold(tmp_path):

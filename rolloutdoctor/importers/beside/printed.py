@@ -8,7 +8,8 @@ from itertools import chain, islice, takewhile
 from pathlib import Path
 
 from rolloutdoctor.importers.beside.stated import VERL_TABLE, Stated, trainer_of
-from rolloutdoctor.importers.logs.console import is_step, lines_of
+from rolloutdoctor.importers.logs.console import is_step
+from rolloutdoctor.importers.reading.text_lines import lines_of
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.locations.small_files import flat
 from rolloutdoctor.results.errors import InputError, UsageError

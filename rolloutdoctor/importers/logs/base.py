@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -11,7 +12,8 @@ from rolloutdoctor.data.schema import COLUMNS, Kind
 from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.reading import cells
 from rolloutdoctor.io.locations.paths import Source
-from rolloutdoctor.results.errors import DataError
+from rolloutdoctor.metric_names.generic import generic
+from rolloutdoctor.results.errors import DataError, InputError
 from rolloutdoctor.trainers.table import TRAINERS
 
 Entry = tuple[int, str, dict[str, float | None]]
@@ -21,24 +23,75 @@ Tell = Callable[[str], None]
 """Takes a sentence for the user."""
 
 
+@dataclass(frozen=True)
+class RunOfText:
+    """One of the runs in a file.
+
+    Attributes:
+        first: its first record.
+        after: the record behind its last one.
+        kind: of training, such as ``rewards``; empty if nothing says.
+    """
+
+    first: int
+    after: int
+    kind: str = ""
+
+
 class LogNotes:
-    """What a log says beside its numbers.
+    """What a log says beside its numbers, and which of its runs is wanted.
 
     Args:
         tell: takes a sentence for the user.
+        run: number of the run that is wanted of a file with several, counted from 1; None: the one that is read.
 
     Attributes:
         total_steps: optimizer steps that the run was planned for; None if the log does not say.
+        runs: how many runs the file holds.
     """
 
-    def __init__(self, tell: Tell = lambda sentence: None) -> None:
+    def __init__(self, tell: Tell = lambda sentence: None, run: int | None = None) -> None:
         self.tell = tell
+        self.run = run
         self.total_steps: int | None = None
+        self.runs = 1
 
     def planned(self, steps: object) -> None:
         """Take the length of the run, where it is one: a run that was prolonged has the largest."""
         if isinstance(steps, (int, float)) and not isinstance(steps, bool) and 0 < steps < 2**53 and steps % 1 == 0:
             self.total_steps = max(int(steps), self.total_steps or 0)
+
+    def chosen(self, runs: Sequence[RunOfText], name: str) -> tuple[int, int]:
+        """Return from which record to which the run is that is read: of several the longest with rewards.
+
+        Raises:
+            InputError: if another one is wanted than there are.
+        """
+        self.runs = len(runs)
+        if not runs:
+            return 0, 0
+        longest = max(runs, key=lambda run: (run.kind == "rewards", run.after - run.first, run.first))
+        number = self.run or 1 + runs.index(longest)
+        if number > len(runs):
+            raise InputError(f"{name}: no run {number} is there; it holds {len(runs)}")
+        if len(runs) > 1 and self.run is None:
+            shown = [f"{run.after - run.first:,} lines" + (f" ({run.kind})" if run.kind else "") for run in runs[:4]]
+            more = f" and {len(runs) - 4:,} more" if len(runs) > 4 else ""
+            self.tell(
+                f"{name}: {len(runs)} runs one after another, of {', '.join(shown)}{more}: the {ordinal(number)} is "
+                f"read; give {name}/N for another one, or check them with --each"
+            )
+        return runs[number - 1].first, runs[number - 1].after
+
+
+def ordinal(number: int) -> str:
+    """Return a number in the order of things.
+
+    >>> ordinal(1), ordinal(12), ordinal(23)
+    ('1st', '12th', '23rd')
+    """
+    last = 0 if number % 100 in (11, 12, 13) else number % 10
+    return f"{number}{({1: 'st', 2: 'nd', 3: 'rd'}).get(last, 'th')}"
 
 
 STEPS = (
@@ -50,6 +103,12 @@ STEPS = (
     "training_step",
     # ms-swift's, in logging.jsonl and on the console: "5/16"
     "global_step/max_steps",
+    # LLaMA-Factory's, in trainer_log.jsonl
+    "current_steps",
+    "steps",
+    "iteration",
+    "iter",
+    "update",
     # wandb's own counter, which grows with every call
     "_step",
 )
@@ -64,6 +123,14 @@ def of_rollouts(names: Collection[str]) -> set[str]:
     """Return the columns of a rollout that some names are, but for those that metrics share."""
     known = {column for column in COLUMNS if any(name in names for name in (column.name, *column.aliases))}
     return {column.name for column in known if column.kind is not Kind.FLOATS} - {"step", "split"}
+
+
+def is_log_row(names: Collection[str]) -> bool:
+    """Tell the names of a row of logged numbers from those of a rollout: some have a slash, or are of means."""
+    named = [name for name in names if name not in STEPS]
+    if any("/" in name for name in named) or is_of_update(names):
+        return True
+    return of_rollouts(names) <= {"reward"} and any(generic(name) and not of_rollouts([name]) for name in named)
 
 
 def is_of_update(names: Collection[str]) -> bool:

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
-from rolloutdoctor.importers.logs.base import Entry, LogNotes, as_float, entries_of, is_number
+from rolloutdoctor.importers.logs.base import STEPS, Entry, LogNotes, as_float, entries_of, is_number
 from rolloutdoctor.importers.logs.json_lines import kind_of_row
+from rolloutdoctor.importers.logs.printed import is_log_line
 from rolloutdoctor.importers.reading import cells, lines
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.results.errors import DataError, InputError
@@ -17,7 +18,7 @@ _TRAINER = {"epoch", "loss", "grad_norm", "learning_rate", "eval_loss", "train_l
 
 
 class JsonDocument:
-    """An object with `log_history`, or a list of objects with a step.
+    """An object with `log_history`, a list of objects with a step, or lists of numbers by name: a column each.
 
     ``TrainerState.save_to_json`` (transformers/trainer_callback.py) writes the first as trainer_state.json.
     """
@@ -30,27 +31,51 @@ class JsonDocument:
             body = _document(Source.of(str(path)))
         except InputError:
             return None
-        if isinstance(body, dict):
-            return "the log of the transformers Trainer" if isinstance(body.get(_HISTORY), list) else None
-        first = next((row for row in body if isinstance(row, dict)), {})
-        is_log = "step" in first and len(_TRAINER & first.keys()) > 1
+        if isinstance(body, dict) and isinstance(body.get(_HISTORY), list):
+            return "the log of the transformers Trainer"
+        rows, _ = _rows(body)
+        first = next((row for row in rows if isinstance(row, dict)), {})
+        is_of_numbers = isinstance(body, dict) and all(map(is_number, first.values())) and is_log_line(first)
+        is_log = is_of_numbers or ("step" in first and len(_TRAINER & first.keys()) > 1)
         return "a list of logged numbers" if is_log or kind_of_row(first) is not None else None
 
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield the rows of the list."""
         body = _document(source)
-        if isinstance(body, dict):
+        if isinstance(body, dict) and _HISTORY in body:
             notes.planned(body.get("max_steps"))
             for (step, split), values in read_trainer_state(source).items():
                 yield step, split, dict(values)
             return
-        for number, row in enumerate(body, start=1):
+        rows, is_counted = _rows(body)
+        if is_counted:
+            notes.tell(f"{source.name}: its lists have no step: their places are counted from 1")
+        for number, row in enumerate(rows, start=1):
             if not isinstance(row, dict):
                 raise DataError(f"{source.name}, row {number}: not an object; log an object of names and numbers")
-            if _TRAINER & row.keys():
+            if _TRAINER & row.keys() and "step" in row:
                 yield from trainer_entries(row, f"{source.name}, row {number}")
             else:
                 yield from entries_of(row, f"{source.name}, row {number}", notes)
+
+
+def _rows(body: object) -> tuple[Sequence[object], bool]:
+    """Return the rows of a document, and whether they are lists of numbers without a step, which is counted then."""
+    if isinstance(body, list):
+        return body, False
+    if not isinstance(body, dict):
+        return [], False
+    lists = {name: cells for name, cells in body.items() if isinstance(cells, list)}
+    columns = {name: column for name, column in lists.items() if column and all(map(is_number, column))}
+    length = max(map(len, columns.values()), default=0)
+    columns = {name: column for name, column in columns.items() if len(column) == length}
+    if length and is_log_line(columns):
+        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        is_counted = not any(name in columns for name in STEPS)
+        return [{"step": n, **row} if is_counted else row for n, row in enumerate(rows, start=1)], is_counted
+    # A single list of objects, such as that under "history".
+    tables = [rows for rows in lists.values() if rows and all(isinstance(row, dict) for row in rows)]
+    return (tables[0], False) if len(tables) == 1 else ([], False)
 
 
 def read_trainer_state(source: Source) -> Mapping[tuple[int, str], Mapping[str, float | None]]:
@@ -85,7 +110,7 @@ def _opens_document(path: Path) -> bool:
     """True if a file may be one JSON document: its first line is no object by itself, or that with `log_history`."""
     first = lines.first_object(path)
     if first is not None:
-        return _HISTORY in first
+        return _HISTORY in first or bool(_rows(first)[0])
     try:
         with path.open("rb") as file:
             start = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()

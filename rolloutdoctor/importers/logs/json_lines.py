@@ -9,8 +9,8 @@ from rolloutdoctor.importers.logs.base import (
     LogNotes,
     entries_of,
     entries_of_tracker,
+    is_log_row,
     is_long,
-    is_of_update,
 )
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source
@@ -18,7 +18,7 @@ from rolloutdoctor.metric_names.table import whose
 
 
 class JsonLines:
-    """An object on each line, with a step and numbers."""
+    """An object on each line, with a step and numbers. Lines that are cut, elided or none are left out, and counted."""
 
     def detect(self, path: Path) -> str | None:
         """Look at the first object."""
@@ -28,14 +28,27 @@ class JsonLines:
         return None if first is None else kind_of_row(first)
 
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
-        """Yield every line; a torn last line is left out."""
+        """Yield every line that is whole."""
         if is_history(lines.first_object(Path(source.path)) or {}):
-            rows = [line.body for line in lines.objects(source) if line.body is not None]
-            yield from entries_of_tracker(rows, source.name, notes)
+            yield from entries_of_tracker([row for row, _ in _rows(source, notes)], source.name, notes)
             return
-        for line in lines.objects(source):
-            if line.body is not None:
-                yield from entries_of(line.body, line.where, notes)
+        for row, where in _rows(source, notes):
+            yield from entries_of(row, where, notes)
+
+
+def _rows(source: Source, notes: LogNotes) -> Iterator[tuple[dict[str, object], str]]:
+    """Yield the objects of a file, and where each is."""
+    broken: list[int] = []
+    for chunk in lines.chunks([source]):
+        for number, raw in enumerate(chunk.raw.split(b"\n"), start=chunk.first):
+            row = lines.parse(raw.removeprefix(b"\xef\xbb\xbf"))
+            if row is not None:
+                yield row, f"{source.name}, line {number}"
+            elif raw.strip():
+                broken.append(number)
+    if broken:
+        count = "1 line is" if len(broken) == 1 else f"{len(broken):,} lines are"
+        notes.tell(f"{source.name}: {count} no whole JSON object, and left out (line {broken[0]:,})")
 
 
 def is_history(row: Mapping[str, object]) -> bool:
@@ -57,7 +70,7 @@ def kind_of_row(row: Mapping[str, object]) -> str | None:
         return None
     if is_long(row):
         return "JSON Lines of step, name and value"
-    if not any("/" in name for name in row if name not in STEPS) and not is_of_update(row):
+    if not is_log_row(row):
         return None
     trainer = whose(row)
     return "JSON Lines of logged numbers" + (f", named as {trainer} does" if trainer else "")

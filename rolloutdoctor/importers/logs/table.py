@@ -4,14 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rolloutdoctor.importers.logs.base import Entry, LogFormat, LogNotes
-from rolloutdoctor.importers.logs.console import SlimeConsole, TrlConsole, VerlConsole
+from rolloutdoctor.importers.logs.console import Console
 from rolloutdoctor.importers.logs.csv_table import CsvTable
 from rolloutdoctor.importers.logs.json_document import JsonDocument
 from rolloutdoctor.importers.logs.json_lines import JsonLines
 from rolloutdoctor.importers.logs.parquet_history import ParquetHistory
-from rolloutdoctor.importers.logs.step_blocks import ArealConsole, NemoRlConsole, OpenRlhfConsole, PrimeRlConsole
 from rolloutdoctor.importers.logs.tensorboard import TensorboardEvents
-from rolloutdoctor.importers.logs.text_table import TextTable
 from rolloutdoctor.importers.logs.trackio_project import TrackioProject
 from rolloutdoctor.importers.logs.wandb_run import WandbRun
 from rolloutdoctor.io.locations.paths import Source
@@ -25,14 +23,7 @@ FORMATS: tuple[LogFormat, ...] = (
     JsonLines(),
     JsonDocument(),
     CsvTable(),
-    VerlConsole(),
-    SlimeConsole(),
-    PrimeRlConsole(),
-    NemoRlConsole(),
-    OpenRlhfConsole(),
-    ArealConsole(),
-    TrlConsole(),
-    TextTable(),
+    Console(),
 )
 
 

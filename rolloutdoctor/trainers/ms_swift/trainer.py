@@ -372,10 +372,7 @@ TRAINER = Trainer(
             Trace("cispo_clip_ratio", "loss_type", partial(eq, "cispo"), "with loss_type = cispo", value="cispo"),
         ),
         # TRL's names but for these; `num_tokens` is TRL's own.
-        marks=tuple(
-            frozenset({one})
-            for one in ("train_speed(s/it)", "global_step/max_steps", "entropy/mean", "rollout_correction/kl")
-        ),
+        marks=tuple(frozenset({mark}) for mark in (*_MARKS, "memory(GiB)")),
         reward_free=trl.reward_free,
         file="logging.jsonl",
     ),

@@ -1,0 +1,123 @@
+"""Numbers in a line of text: a dict of Python or JSON, whole or cut, and names with a number behind them."""
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from rolloutdoctor.data.step_key import TRAIN
+from rolloutdoctor.importers.reading.cells import decimal
+from rolloutdoctor.metric_names.generic import is_metric
+
+NUMBER = r"[-+]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?(?:[eE][+-]?[0-9]{1,3})?|\.[0-9]{1,20}|nan|inf|NaN|Infinity)"
+
+_LONGEST_LINE = 2**16
+"""Characters of a line of names and numbers."""
+
+# A text that has no end is one to the end of the line: to look for its end again behind each quote takes the square.
+_TOKENS = re.compile(
+    r"""('(?:[^'\\]|\\.)*+'?|"(?:[^"\\]|\\.)*+"?)"""
+    rf"""(?:\s?:\s*(?:(?:np|numpy)\.\w{{1,20}}\()?['"]?({NUMBER}(?:/[0-9]{{1,18}})?)['")\s]*(?=[,}}]))?|([\[{{(])|[\]}})]"""
+)
+_PAIR = re.compile(
+    r"(?<![\w./@-])([A-Za-z_][\w./@()-]{0,100}+(?: [A-Za-z_(][\w./@()-]{0,40}+){0,4}?)"
+    rf"(?: ?[:=] {{0,40}}|[ \t]{{1,40}})({NUMBER})(?:/ ?([0-9]{{1,18}}))?%?(?=$|[\s,;|)\]}}]|[a-z]{{1,2}}\b| -)"
+)
+_COUNTER = re.compile(
+    r"(?i)(?<![\w/.])(global[_ ]step|training[_ ]step|train[_ ]step|steps?|iteration|iter|update|episode|epoch)\b"
+    r" ?[:=#]? {0,12}\[? ?([0-9]{1,15})(?: ?/ {0,12}([0-9]{1,15}))?(?: ?\])?"
+    r"(?:\(([0-9]{1,15})/([0-9]{1,15})\))?(?![\w.%])"
+)
+_RANK = ("global_step", "training_step", "train_step", "step", "steps", "iteration", "iter", "update", "episode")
+COUNTERS = frozenset({*_RANK, "epoch", "current_steps"})
+"""Names of what counts, in lower case; in a line that has several the first of `_RANK` counts."""
+
+
+@dataclass(frozen=True)
+class Printed:
+    """The numbers of one line: a step where the line has one, and what the line says it is.
+
+    Attributes:
+        values: by name.
+        step: None if the line has none.
+        split: that they are of.
+        counter: whose number the step is, where a program counts several things.
+        total_steps: steps that the run was planned for, where the line says so.
+    """
+
+    values: dict[str, float | None]
+    step: int | None = None
+    split: str = TRAIN
+    counter: str = ""
+    total_steps: int | None = None
+
+
+def number(text: str) -> float | None:
+    """Return the number that a text says; None if it says none."""
+    try:
+        return decimal(text)
+    except ValueError:
+        return None
+
+
+def dict_in(text: str) -> dict[str, str] | None:
+    """Return the numbers of the dict that a text begins with, as they are written; None if it has none.
+
+    What is nested in it is left out, and so is what was cut off.
+    """
+    row: dict[str, str] = {}
+    depth = 0
+    for match in _TOKENS.finditer(text):
+        name, value, opened = match.groups()
+        if name is None:
+            depth += 1 if opened else -1
+            if depth <= 0:
+                break
+        elif value is not None and depth == 1:
+            row[name[1:-1]] = value
+    return row or None
+
+
+def values_of(row: dict[str, str]) -> dict[str, float | None]:
+    """Return those values that are one number."""
+    return {name: value for name, text in row.items() if (value := number(text)) is not None}
+
+
+def counted(line: str) -> tuple[int, int | None] | None:
+    """Return the step that a line of names and numbers is of, and of how many, where it says so.
+
+    >>> counted("Step 3/30 | loss=0.5"), counted("Epoch:[2/3](5/100), Reward: 1.0"), counted("a step 3.5")
+    ((3, 30), (105, 300), None)
+    """
+    ranks = {name: place for place, name in enumerate(_RANK)}
+    best: tuple[int, int, int | None] | None = None
+    for name, done, total, inner, of_inner in _COUNTER.findall(line):
+        label = name.lower().replace(" ", "_")
+        rank, step = ranks.get(label, len(_RANK)), int(done)
+        whole = int(total) if total else None
+        if inner:
+            rank, step = -1, (max(step, 1) - 1) * int(of_inner) + int(inner)
+            whole = whole and whole * int(of_inner)
+        if best is None or rank < best[0]:
+            best = rank, step, whole
+    return None if best is None else (best[1], best[2])
+
+
+def pairs(line: str) -> Iterator[tuple[str, str]]:
+    """Yield the names and numbers of a line such as ``loss=0.5 | grad norm: 1.5``."""
+    if len(line) <= _LONGEST_LINE:
+        for label, value, _ in _PAIR.findall(line):
+            yield label.strip(), value
+
+
+def name_of(label: str) -> str:
+    """Return the name of a metric by its words; what is a name already stays.
+
+    >>> name_of("Grad Norm"), name_of("rewards/Format/mean")
+    ('grad_norm', 'rewards/Format/mean')
+    """
+    return label if "/" in label else label.lower().replace(" ", "_").strip("_.-()")
+
+
+def is_log_line(names: Collection[str]) -> bool:
+    """Tell the names of a line that logs numbers from those of options and of clocks."""
+    return any(map(is_metric, names))

@@ -1,0 +1,167 @@
+"""The runs in a text, one after another, and the steps of their lines: by what lines say, progress bars, or order."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from rolloutdoctor.data.step_key import TRAIN
+from rolloutdoctor.importers.logs.base import Entry, LogNotes, RunOfText
+from rolloutdoctor.importers.logs.printed import Printed
+from rolloutdoctor.metric_names.table import functions
+
+_BAR = re.compile(r"(?<![0-9])([0-9]{1,18})/([0-9]{1,18}) \[")
+_MOST_BARS = 8
+"""Progress bars that are tried, those that were drawn most: generation and downloads have theirs, too."""
+
+
+@dataclass
+class Bars:
+    """The progress bars that were drawn, each with the number of lines of numbers before it."""
+
+    drawn: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def watched(self, text: Iterable[str], records: Sequence[object]) -> Iterator[str]:
+        """Yield lines, and keep the bars in them."""
+        for line in text:
+            if " [" in line:
+                self.drawn += [(len(records), int(done), int(total)) for done, total in _BAR.findall(line)]
+            yield line
+
+    def between(self, first: int, after: int) -> "Bars":
+        """Return those that belong to some of the lines."""
+        return Bars([(at - first, done, total) for at, done, total in self.drawn if first <= at <= after])
+
+
+def runs_in(records: Sequence[Printed]) -> list[RunOfText]:
+    """Return the runs of a text, from which line to which; what a resumed run repeats is in it twice."""
+    runs: list[RunOfText] = []
+    start, last = 0, _Last()
+    for place, record in enumerate(records):
+        if record.split == TRAIN and last.is_other(record):
+            runs.append(RunOfText(start, place, last.kind))
+            start, last = place, _Last()
+        if record.split == TRAIN:
+            last.take(record)
+    return [*runs, RunOfText(start, len(records), last.kind)] if records else []
+
+
+class _Last:
+    """What is known of the run so far."""
+
+    def __init__(self) -> None:
+        self.functions: set[str] = set()
+        self.kind = ""
+        self.first: dict[str, int] = {}
+        self.epochs: list[float] = []
+        self.at_first: dict[str, float | None] = {}
+        self.place: float | None = None
+
+    def is_other(self, record: Printed) -> bool:
+        """Tell whether a line is of another run: other reward functions, another task, or it begins anew."""
+        mine, kind = set(functions(record.values)), _kind(record)
+        if self.functions and mine and not mine <= self.functions and not mine >= self.functions:
+            return True
+        epoch = record.values.get("epoch")
+        place = epoch if record.step is None else record.step
+        falls = place is not None and self.place is not None and place <= self.place
+        if self.kind and kind and kind != self.kind and falls:
+            return True
+        if record.step is None:
+            # Printed with two digits, the first lines of a run may have one epoch.
+            return epoch is not None and len(self.epochs) > 1 and epoch <= self.epochs[0] < self.epochs[-1]
+        first = self.first.get(record.counter)
+        repeats = record.values.keys() & self.at_first.keys()
+        return (
+            first is not None
+            and record.step <= first
+            and len(self.first) == 1
+            and any(record.values[name] != self.at_first[name] for name in repeats)
+        )
+
+    def take(self, record: Printed) -> None:
+        """Add a line."""
+        self.functions |= set(functions(record.values))
+        self.kind = self.kind or _kind(record)
+        epoch = record.values.get("epoch")
+        self.place = epoch if record.step is None else record.step
+        self.epochs += [] if epoch is None else [epoch]
+        if record.step is not None:
+            first = self.first.setdefault(record.counter, record.step)
+            if record.step == first:
+                self.at_first |= record.values
+
+
+def _kind(record: Printed) -> str:
+    """The task of a line of the transformers Trainer; empty where its names do not say."""
+    names = record.values.keys()
+    if any(name.startswith("rewards/chosen") for name in names):
+        return "preferences"
+    if "loss" not in names:
+        return ""
+    return "rewards" if any(name.startswith("reward") for name in names) else "supervised"
+
+
+def numbered(records: Sequence[Printed], bars: Bars, name: str, notes: LogNotes, *, growing: bool) -> Iterator[Entry]:
+    """Yield the lines of one run with their steps.
+
+    A line without a step has that of the progress bar that was drawn before it. Where none is drawn before each, but
+    one says how many steps there were, and the lines are that number's share, steps are counted; else lines are
+    numbered.
+    """
+    training = [place for place, record in enumerate(records) if record.split == TRAIN]
+    every, steps = None, None
+    if not growing and any(record.step is None for record in records):
+        # While it grows nobody knows; the lines that were counted keep their numbers.
+        epochs = [records[place].values.get("epoch") or 0.0 for place in training]
+        every, whole = _interval(epochs, bars)
+        steps, total = _positions(training, bars)
+        notes.planned(whole if steps is None else total)
+    elif bars.drawn and (last := max((record.step or 0 for record in records), default=0)):
+        totals = {total for _, done, total in bars.drawn if done == last}
+        notes.planned(totals.pop() if len(totals) == 1 else None)
+    # A line with other steps around it was cut before its own.
+    if every is None and steps is None and all(record.step is None for record in records):
+        notes.tell(f"{name}: the lines have no step, and no progress bar gives it: they are numbered from 1")
+    step = 0
+    for place, record in enumerate(records):
+        counted = step + (every or 1) * (record.split == TRAIN)
+        step = record.step if record.step is not None else counted if steps is None else steps.get(place, step)
+        yield step, record.split, record.values
+
+
+def _interval(epochs: Sequence[float], bars: Bars) -> tuple[int | None, int | None]:
+    """Return the steps that a line stands for, and those of the progress bar that was drawn most and reached its end.
+
+    Args:
+        epochs: of the training lines; they grow evenly, but where the first step is logged as well.
+        bars: that were drawn.
+    """
+    logged = len(epochs)
+    if not logged or abs(epochs[0] * logged - epochs[-1]) > 0.005 * (logged + 1) + 1e-3 * epochs[-1]:
+        return None, None
+    totals = Counter(total for _, _, total in bars.drawn)
+    fitting: dict[int, int] = {}
+    for total in {total for _, done, total in bars.drawn if done == total}:
+        # More than one number of steps gives as many lines; of these, logs mostly end with the training.
+        least, most = total // (logged + 1) + 1, total // logged
+        if total % logged == 0 or least == most:
+            fitting[total] = most
+    whole = max(fitting, key=lambda total: (totals[total], total), default=None)
+    return (None, None) if whole is None else (fitting[whole], whole)
+
+
+def _positions(training: Sequence[int], bars: Bars) -> tuple[dict[int, int] | None, int | None]:
+    """Return the step of each training line that a bar gives which was drawn before every one, and the bar's total.
+
+    Lines are as many steps apart as they are logged, but for the first and the last one.
+    """
+    totals = Counter(total for _, _, total in bars.drawn)
+    for total in sorted(totals, key=lambda total: (totals[total], total), reverse=True)[:_MOST_BARS]:
+        drawn: Mapping[int, int] = {at: done for at, done, of in bars.drawn if of == total}
+        steps = [drawn.get(place, 0) for place in training]
+        gaps = [after - before for before, after in pairwise(steps)]
+        if steps and min(steps) > 0 and min(gaps, default=1) > 0 and len({*gaps[1:-1]}) < 2:
+            return dict(zip(training, steps, strict=True)), total
+    return None, None

@@ -1,0 +1,86 @@
+"""Names that people give to metrics in loops of their own, and what they are taken for: no trainer's.
+
+What is read by them is said: a name here says what a number is about, and not how it was made.
+"""
+
+from collections.abc import Collection
+from functools import cache
+
+from rolloutdoctor.metric_names.name import MetricName
+from rolloutdoctor.metric_names.quantities import BY_NAME
+
+SPELLINGS: dict[str, tuple[str, ...]] = {
+    "reward": (
+        "reward",
+        "rewards",
+        "mean_reward",
+        "avg_reward",
+        "average_reward",
+        "reward_mean",
+        "rewards_mean",
+        "average_reward_score",
+        "score",
+        "mean_score",
+        "avg_score",
+        "reward_avg",
+        "train/mean_reward",
+        "train/reward_mean",
+    ),
+    "reward_std": ("reward_std", "std_reward", "rewards_std"),
+    "kl": ("kl", "kl_div", "kl_divergence", "kl_ref", "mean_kl", "kl_mean", "avg_kl", "ref_kl"),
+    "ppo_kl": ("approx_kl", "approxkl"),
+    "entropy": ("entropy", "mean_entropy", "entropy_mean", "policy_entropy"),
+    "loss": ("loss", "train_loss", "total_loss", "mean_loss", "avg_loss", "training_loss"),
+    "policy_loss": ("policy_loss", "pg_loss", "actor_loss", "act_loss"),
+    "grad_norm": ("grad_norm", "gradnorm", "gradient_norm", "grad_norm_mean"),
+    "clip_fraction": ("clip_frac", "clipfrac", "clip_fraction", "clip_ratio"),
+    "response_length": (
+        "response_length",
+        "mean_length",
+        "avg_length",
+        "completion_length",
+        "mean_response_length",
+        "avg_response_len",
+        "mean_completion_length",
+        "avg_completion_length",
+    ),
+    "learning_rate": ("lr", "learning_rate"),
+}
+"""Quantity to the names that are taken for it, in lower case."""
+
+_OF_ANY_LOG = frozenset(
+    {"loss", "reward", "rewards", "score", "scores", "kl", "entropy", "return", "returns", "advantage", "advantages"}
+    | {"accuracy", "acc", "perplexity", "ppl", "logps"}
+)
+"""Words in the names of metrics, which no option and no clock has."""
+
+
+@cache
+def _by_spelling() -> dict[str, str]:
+    return {name: quantity for quantity, names in SPELLINGS.items() for name in names}
+
+
+def generic(name: str) -> MetricName | None:
+    """Return what a name that is no trainer's is taken for; None if it says too little.
+
+    >>> generic("Avg_Reward").quantity, generic("beta")
+    ('reward', None)
+    """
+    quantity = _by_spelling().get(name.lower())
+    return None if quantity is None else MetricName(name, quantity, BY_NAME[quantity].definition, "")
+
+
+def taken_for(names: Collection[str]) -> dict[str, str]:
+    """Return the names that are taken for a quantity, by its title."""
+    metrics = {name: metric for name in sorted(names) if (metric := generic(name)) is not None}
+    return {name: BY_NAME[metric.quantity].title for name, metric in metrics.items()}
+
+
+def is_metric(name: str) -> bool:
+    """Tell the name of a metric by a word in it.
+
+    >>> is_metric("act_loss"), is_metric("kl_coef"), is_metric("batch_size")
+    (True, False, False)
+    """
+    words = [*name.lower().replace("/", "_").replace("@", "_").replace(" ", "_").replace(".", "_").split("_")]
+    return not _OF_ANY_LOG.isdisjoint(words) and not {"coef", "coeff", "weight", "weights", "type", "target"} & {*words}

@@ -1,0 +1,213 @@
+"""Numbers in any text: loops of one's own, dicts of any names, cut lines, several runs one after another."""
+
+import json
+
+import pytest
+
+from rolloutdoctor.commands.convert import ConvertOptions, open_any
+from rolloutdoctor.importers.logs.base import LogNotes
+from rolloutdoctor.importers.logs.table import kind_of, read_log
+from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.metric_names.generic import SPELLINGS, taken_for
+from rolloutdoctor.metric_names.quantities import BY_NAME
+
+
+def read(path, text=None, **options):
+    """What was logged by step, what was said, and the length of the run."""
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    told, values = [], {}
+    notes = LogNotes(told.append, **options)
+    for step, _, row in read_log(Source.of(str(path)), notes):
+        values.setdefault(step, {}).update(row)
+    return values, told, notes
+
+
+MEGATRON = (
+    " [2026-01-01 10:00:00] iteration        7/      90 | consumed samples:           56 | learning rate: 1.5E-06 | "
+    "loss: 2.5E-01 | rewards/Exact/mean: 5.0E-01 | grad norm: 1.25 | number of nan iterations:   0 |\n"
+    " [2026-01-01 10:00:09] iteration        8/      90 | consumed samples:           64 | learning rate: 1.5E-06 | "
+    "loss: 3.5E-01 | rewards/Exact/mean: 5.0E-0"
+)
+LOOPS = {
+    "bars": (
+        "Step 3/30 | loss=0.5 | reward=-1.25\nStep 4/30 | loss=0.25 | reward=1e-3\n",
+        3,
+        {"loss": 0.5, "reward": -1.25},
+    ),
+    "commas": ("step: 3, loss: 0.5, mean_reward: nan, lr: 1e-06\n", 3, {"loss": 0.5, "lr": 1e-6}),
+    "spaces": ("[iter 3] loss 0.5 kl 0.25 time 1.5s\n", 3, {"loss": 0.5, "kl": 0.25}),
+    "an epoch of several steps": (
+        "Epoch:[2/2](3/100), Reward: -1.4, KL_ref: 0.04, Loss: 0.5\n",
+        103,
+        {"reward": -1.4, "kl_ref": 0.04},
+    ),
+    "without spaces": (
+        "epoch: 0|step: 3|act_loss: inf|cri_loss: 0.5\naverage reward score: -6.5\n----\n",
+        3,
+        {"act_loss": float("inf"), "average_reward_score": -6.5},
+    ),
+    "a logger before it": (
+        "2026-01-01 10:00:00,123 INFO train.py:55 - Iteration 3: reward=0.5 entropy=1.5 len=120\n",
+        3,
+        {"reward": 0.5, "entropy": 1.5},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_of_ones_own(tmp_path, name):
+    text, step, values = LOOPS[name]
+    logged, _, _ = read(tmp_path / "out.txt", text)
+    assert logged[step].items() >= values.items()
+
+
+def test_lines_of_megatron(tmp_path):
+    values, _, notes = read(tmp_path / "out.txt", MEGATRON)
+    assert values[7]["grad_norm"] == 1.25
+    assert values[7]["learning_rate"] == 1.5e-6
+    assert values[8]["loss"] == 0.35
+    assert "rewards/Exact/mean" not in values[8], "its number was cut"
+    assert notes.total_steps == 90
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("{'x/kl': '0.5', 'x/score': '1e-3', 'episode': 8, 'gone': 'a'}\n", {"x/kl": 0.5, "x/score": 1e-3}),
+        ('INFO {"reward": 0.5, "batch": 4, "inner": {"reward": 9}, "len": 3.0}\n', {"reward": 0.5, "len": 3.0}),
+        ("{'policy_loss': 0.5, 'kl': 0.25, 'entropy': 1.5, 'grad_no", {"policy_loss": 0.5, "entropy": 1.5}),
+    ],
+    ids=["texts", "JSON in prose", "cut"],
+)
+def test_a_dict_of_three_numbers(tmp_path, text, values):
+    assert read(tmp_path / "out.txt", text)[0][1].items() >= values.items()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{'num_generations': 8, 'beta': 0.04, 'learning_rate': 1e-6}\n",
+        "Step 3 of 5: downloading 12 files, 3.5 MB, 2 left\n",
+        '{"step": 1, "prompt": "a", "reward": 0.5, "score": 1.0}\n',
+        "{'step': 1, 'prompt': 'a', 'reward': 0.5, 'score': 1.0}\n",
+        "version: 1.0, python: 3.11, step: two\n",
+    ],
+)
+def test_text_without_numbers_of_a_training(tmp_path, text):
+    (tmp_path / "out.txt").write_text(text)
+    assert kind_of(tmp_path / "out.txt") is None
+
+
+def test_what_names_are_taken_for_is_said(tmp_path):
+    (tmp_path / "out.txt").write_text("Step 3 | avg_reward=0.5 | kl_div=0.25 | speed=9.5\n" * 2)
+    told = []
+    with open_any(
+        [str(tmp_path / "out.txt")], trainer=None, options=ConvertOptions(), tell=told.append, logs_alone=True
+    ):
+        pass
+    assert any("avg_reward as reward, kl_div as KL" in sentence for sentence in told)
+
+
+def test_every_generic_name_has_one_quantity():
+    names = [name for spellings in SPELLINGS.values() for name in spellings]
+    assert len(names) == len({*names})
+    assert {*SPELLINGS} <= {*BY_NAME}
+    assert taken_for(names).keys() == {*names}
+
+
+SUMMARY = """\
+wandb: Run history:
+wandb:        train/kl ▁▂█
+wandb: Run summary:
+wandb: train/global_step 12
+wandb:          train/kl 0.5
+wandb:        train/loss -0.25
+wandb:      train/reward 1.5
+wandb: You can sync this run later
+"""
+
+
+def test_the_summary_of_wandb_is_the_last_step(tmp_path):
+    values, told, _ = read(tmp_path / "out.txt", SUMMARY)
+    assert values == {12: {"kl": 0.5, "loss": -0.25, "reward": 1.5}}
+    assert "last step alone" in told[0]
+
+
+def test_a_nul_byte_is_one_more_control_character(tmp_path):
+    text = b"NCCL said\0 something\nstep:1 - actor/pg_loss:0.5 - critic/score/mean:1.0\n"
+    assert read(tmp_path / "out.txt", text)[0] == {1: {"actor/pg_loss": 0.5, "critic/score/mean": 1.0}}
+
+
+@pytest.mark.parametrize("broken", ['{"step": 2, "lo', "...", "# and so on", '{"step": 2, "loss": 1, "loss": 2}'])
+def test_a_broken_line_of_json_is_one_line(tmp_path, broken):
+    rows = [json.dumps({"step": step, "loss": 0.5, "kl": 0.1}) for step in (1, 3)]
+    values, told, _ = read(tmp_path / "log.jsonl", f"{rows[0]}\n{broken}\n{rows[1]}\n")
+    assert sorted(values) == [1, 3]
+    assert told == [f"{tmp_path}/log.jsonl: 1 line is no whole JSON object, and left out (line 2)"]
+
+
+def test_lists_of_numbers_by_name(tmp_path):
+    columns = {"rewards": [0.5, 1.5], "kl_div": [0.1, 0.2], "config": {"lr": 1}}
+    values, told, _ = read(tmp_path / "history.json", json.dumps(columns))
+    assert values == {1: {"rewards": 0.5, "kl_div": 0.1}, 2: {"rewards": 1.5, "kl_div": 0.2}}
+    assert "counted from 1" in told[0]
+    columns["iteration"] = [10, 20]
+    assert sorted(read(tmp_path / "history.json", json.dumps(columns))[0]) == [10, 20]
+
+
+def test_a_list_under_one_name(tmp_path):
+    rows = [{"iteration": n, "mean_reward": n / 2, "kl_div": 0.1} for n in (1, 2)]
+    assert read(tmp_path / "history.json", json.dumps({"history": rows, "seed": 1}, indent=1))[0][2]["mean_reward"] == 1
+
+
+def lines(steps, *, functions=("a", "b"), start=0.0, reward=0.5):
+    """Lines of TRL without a step."""
+    return "".join(
+        json.dumps(
+            {
+                "loss": 0.1,
+                "reward": reward,
+                "epoch": start + n / 10,
+                **{f"rewards/{name}/mean": 0.5 for name in functions},
+            }
+        ).replace('"', "'")
+        + "\n"
+        for n in range(1, steps + 1)
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        lines(2) + lines(5, functions=("c", "d"), start=0.2),
+        lines(3, reward=0.25) + lines(5),
+        "".join(
+            f"step:{n} - actor/pg_loss:0.{n}5 - critic/score/mean:0.{k}\n"
+            for k, m in ((1, 3), (2, 6))
+            for n in range(1, m)
+        ),
+        "".join(f"{{'loss': 2.{n}, 'learning_rate': 1e-4, 'epoch': {n / 3:.2f}}}\n" for n in (1, 2, 3)) + lines(5),
+    ],
+    ids=["other reward functions", "an epoch that begins anew", "a step that begins anew", "SFT before"],
+)
+def test_several_runs_one_after_another(tmp_path, text):
+    path = tmp_path / "out.txt"
+    values, told, notes = read(path, text)
+    assert (notes.runs, len(values)) == (2, 5)
+    assert "2 runs one after another" in told[0]
+    assert "the 2nd is read" in told[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        lines(3) + lines(3, start=0.3),
+        lines(3) + lines(3, functions=("a", "b", "c"), start=0.3),
+        "".join(f"step:{n} - actor/pg_loss:0.{n}5 - critic/score/mean:0.1\n" for n in (1, 2, 3, 3, 4)),
+        "step:0 - val-core/acc:0.5\n" + "".join(f"step:{n} - actor/pg_loss:0.{n}5\n" for n in (1, 2)),
+    ],
+    ids=["a run", "a function more", "a run that resumed", "an evaluation first"],
+)
+def test_one_run_is_one(tmp_path, text):
+    assert read(tmp_path / "out.txt", text)[2].runs == 1
