@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from rolloutdoctor.metric_names.training_kind import NOT_CHECKED
 from rolloutdoctor.objective.parts import Part, has_part
 from rolloutdoctor.objective.required_columns import NO_REMEDY
 from rolloutdoctor.results.findings import NotApplicable, Setting, Skipped
@@ -17,7 +18,7 @@ def ruled_out(rule: AnyRule, context: Context) -> NotApplicable | Skipped | None
     Returns:
         Skipped, with how to state them, where the options that rule it out are only assumed.
     """
-    reason = rule.inapplicable_reason(context)
+    reason = _of_another_kind(context) or rule.inapplicable_reason(context)
     if reason is not None:
         return NotApplicable(rule.code, rule.name, reason)
     parts, objective = rule.parts(context), context.objective
@@ -27,6 +28,12 @@ def ruled_out(rule: AnyRule, context: Context) -> NotApplicable | Skipped | None
     if assumed:
         return _unstated(rule, assumed, context)
     return NotApplicable(rule.code, rule.name, "; ".join(_absence(part, context) for part in parts))
+
+
+def _of_another_kind(context: Context) -> str | None:
+    """Say that a log alone is of a training that no rule knows."""
+    kind = context.training_kind
+    return f"this is a log of {kind}, which is not checked" if kind in NOT_CHECKED and not context.has_rows else None
 
 
 def nothing_found(rule: AnyRule, total: Measured, context: Context, unread: int) -> NotApplicable | Skipped | None:

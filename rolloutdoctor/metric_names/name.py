@@ -10,8 +10,8 @@ class MetricName:
     """A metric of a trainer; its canonical value is ``offset + factor * logged``.
 
     Attributes:
-        pattern: its name in the log; ``*`` stands for any text (of a reward function, a data source), and what stands
-            in brackets may be missing (a prefix that some loggers add).
+        pattern: its name in the log; ``*`` stands for any text (of a reward function, a data source), at the end for
+            any without a slash, and what stands in brackets may be missing (a prefix that some loggers add).
         quantity: the canonical quantity, a name in `quantities.QUANTITIES`.
         definition: mean of what over what, over which rows, per rank or over all, in one sentence.
         source: upstream file and function.
@@ -19,6 +19,7 @@ class MetricName:
         until: first release that does not any more; empty: it is still logged.
         factor: 0.01 for percent, -1 for the opposite sign.
         offset: 1 for the share of all others.
+        lower_bound: the quantity may be larger than the metric, which does not count all of it.
         zero_when_off: a log of nothing but zeros says that it was not computed, not that it is 0.
         before_update: the value of the first step is of the model that the training starts from.
     """
@@ -31,6 +32,7 @@ class MetricName:
     until: str = ""
     factor: float = 1.0
     offset: float = 0.0
+    lower_bound: bool = False
     zero_when_off: bool = False
     before_update: bool = False
 
@@ -47,7 +49,10 @@ class MetricName:
         True
         """
         return any(
-            name.startswith(head) and name.endswith(tail) and len(name) > len(head) + len(tail)
+            name.startswith(head)
+            and name.endswith(tail)
+            and len(name) > len(head) + len(tail)
+            and (tail != "" or "/" not in name[len(head) :])
             if star
             else name == head
             for head, star, tail in self.spellings

@@ -76,6 +76,17 @@ def find(trainer: str) -> tuple[MetricName, ...]:
     return TRAINERS[name]
 
 
+def names_of(trainer: str, quantity: str) -> tuple[str, ...]:
+    """Return the names under which the newest release of a trainer logs a quantity, the best first.
+
+    >>> names_of("verl", "kl")[0], names_of("tinker-cookbook", "grad_norm")
+    ('actor/kl_loss', ())
+    """
+    table = TRAINERS.get(SAME.get(trainer, trainer), ())
+    newest = [metric for metric in table if metric.quantity == quantity and not metric.until]
+    return tuple("".join(metric.spellings[0]) for metric in newest)
+
+
 def understood(
     names: Collection[str], trainer: str | None = None, release: str | None = None
 ) -> dict[str, tuple[str, MetricName]]:
@@ -173,6 +184,16 @@ def functions(names: Collection[str]) -> dict[str, tuple[str, str | None]]:
     }
 
 
+def metric_quantities(names: Collection[str]) -> dict[str, str]:
+    """Return logged name to its quantity, of the names that a trainer's table has.
+
+    >>> metric_quantities(["train/loss", "mine", "rewards/format/mean"])
+    {'train/loss': 'loss', 'rewards/format/mean': 'function_reward'}
+    """
+    owners = {name: _owners(name) for name in names}
+    return {name: metrics[0][1].quantity for name, metrics in owners.items() if metrics}
+
+
 @cache
 def _literal() -> dict[str, list[tuple[str, MetricName]]]:
     """Trainers and metrics of the names without a star."""
@@ -201,6 +222,17 @@ def _agreed(names: Collection[str]) -> dict[str, tuple[str, MetricName]]:
         if len({(one.quantity, one.factor, one.offset) for one in metrics}) == 1:
             one, is_off = metrics[0], any(one.zero_when_off for one in metrics)
             words = BY_NAME[one.quantity].definition
-            plain = MetricName(name, one.quantity, words, "", "", "", one.factor, one.offset, is_off)
+            is_least = any(one.lower_bound for one in metrics)
+            plain = MetricName(
+                name,
+                one.quantity,
+                words,
+                "",
+                factor=one.factor,
+                offset=one.offset,
+                lower_bound=is_least,
+                zero_when_off=is_off,
+                before_update=all(one.before_update for one in metrics),
+            )
             found.append((places[one], name, plain))
     return {one.quantity: (name, one) for _, name, one in sorted(found, key=lambda each: each[:2], reverse=True)}

@@ -18,6 +18,8 @@ NAMES: tuple[MetricName, ...] = (
     MetricName("optim/entropy", "entropy", "minus the mean log-prob of the sampler over action tokens", _KL),
     MetricName("kl_policy_base", "kl", "mean over action tokens of sampler minus base log-prob",
         "tinker_cookbook/rl/metrics.py, incorporate_kl_penalty"),
+    MetricName("teacher_kl", "teacher_kl", "mean over action tokens of sampler minus teacher log-prob",
+        "tinker_cookbook/distillation/train_on_policy.py, incorporate_kl_penalty"),
     MetricName("env/all/ac_tokens_per_turn", "response_length",
         "action tokens over turns: of a turn, not of a trajectory", _ENV),
     MetricName("optim/lr", "learning_rate", "of the step", _TRAIN),

@@ -23,6 +23,7 @@ GENERATION: tuple[MetricName, ...] = (
         _OF_GENERATION, "0.18"),
     MetricName("completions/mean_length", "response_length",
         "mean over all ranks of completion ids, or of the tool mask", _GENERATE, "0.17"),
+    MetricName("completions/min_length", "response_length_min", "the smallest of them", _GENERATE, "0.17"),
     MetricName("completions/max_length", "response_length_max", "the largest of them", _GENERATE, "0.17"),
     MetricName("completions/clipped_ratio", "truncated_share",
         "share of all completions whose last id is neither EOS nor padding; before 0.24 without any EOS", _GENERATE,
@@ -40,6 +41,8 @@ FUNCTIONS: tuple[MetricName, ...] = (
     MetricName("rewards/*/mean", "function_reward",
         "mean over the completions of all ranks that the function scored, without its weight", _OF_GENERATION, "0.17"),
     MetricName("rewards/*/std", "function_reward_std", "std (n - 1) over the same", _OF_GENERATION, "0.17"),
+    MetricName("rewards/*", "function_reward", "mean over the completions of all ranks, without its weight",
+        _OF_GENERATION, until="0.17"),
 )
 """Of one reward function."""
 
@@ -53,6 +56,8 @@ CLIPS: tuple[MetricName, ...] = (
         "0.17"),
     MetricName("clip_ratio/high_mean", "clip_fraction_high", "share of tokens above 1 + epsilon_high with A > 0", _LOSS,
         "0.17"),
+    MetricName("clip_ratio/low_min", "clip_low_min", "the smallest share of a sequence", _LOSS, "0.17"),
+    MetricName("clip_ratio/high_max", "clip_high_max", "the largest share of a sequence", _LOSS, "0.17"),
 )
 """How much of an update was clipped; before 1.9 means of the ranks' means."""
 

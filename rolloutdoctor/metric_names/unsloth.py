@@ -23,7 +23,7 @@ NAMES: tuple[MetricName, ...] = (
         _ZOO),
     MetricName("kl", "kl",
         "mean over the rows of rank 0 of the mean k3 over their tokens, then over chunks; NaN where a row has no "
-        "token, 0 with beta 0", _ZOO, zero_when_off=True),
+        "token, 0 with beta 0", _ZOO, zero_when_off=True, before_update=True),
     *(replace(one, source=_LOSS, since="") for one in trl.CLIPS),
     MetricName("sampling/sampling_logp_difference/mean", "sampler_logp_gap",
         "mean of the absolute difference over all cells of a rank, padding as 0, then over ranks: diluted by padding",

@@ -2,18 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
 from rolloutdoctor.data.schema import TRUNCATED
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logged_lines, logs_remedy, own_name, percent
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logged_lines, own_name, percent
+from rolloutdoctor.rules.logged_quantities import SPREAD, by_step, is_reward_free, metrics_of, not_logged
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
-if TYPE_CHECKING:
-    from rolloutdoctor.rules.logged_step import LoggedStep
+_READ = ("truncated_share", "response_length_min", "response_length_max", "response_length", *SPREAD)
+"""Quantities of a log that the rule reads."""
 
 
 @dataclass(frozen=True)
@@ -78,29 +79,19 @@ class AllTruncated(TableRule):
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """Neither rows nor a log that say how responses ended."""
-        trainer = context.writer
-        names = None if trainer is None else trainer.log.ends
-        # Means over several steps hold as well as values of one.
-        logged = names is not None and (context.metrics | context.averaged).issuperset(names)
+        logged = "truncated_share" in context.quantities
         return None if logged or "status" in context.columns else self._not_logged(context)
 
     def _not_logged(self, context: Context) -> Missing:
-        trainer = context.writer
-        names = () if trainer is None or trainer.log.ends is None else trainer.log.ends
-        log = context.recording.get("metrics", logs_remedy())
+        missing = not_logged(context, "truncated_share")
         return Missing(
             "neither rows nor log show which responses were truncated",
-            f"{log}, with {' and '.join(names[:2])}; or record the column status" if names else log,
+            f"{missing.remedy}; or record the column status",
         )
 
-    def measure_log(self, step: "LoggedStep") -> Mapping[str, float | None]:
-        """Read from the log the lengths of a step, and whether no group had a spread of rewards."""
-        trainer, logged = step.writer, step.logged
-        if trainer is None:
-            return {}
-        ends = [logged.get(name) for name in trainer.log.ends or ()]
-        found = dict(zip(("share", "least", "most", "mean"), ends, strict=True)) if ends and None not in ends else {}
-        return {"free": trainer.log.reward_free(logged), **found}
+    def metrics(self, context: Context) -> frozenset[str]:
+        """The truncated share and the lengths, and what tells whether rewards differ."""
+        return metrics_of(context, _READ)
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step that says how its responses ended: by its rows, or else in its log."""
@@ -108,7 +99,10 @@ class AllTruncated(TableRule):
         share, least, most = pl.col("share"), pl.col("least"), pl.col("most")
         is_equal = (reward.is_finite().all() & (reward.min() == reward.max())) | (pl.len() == 1)
         is_free = pl.when(pl.col("group").is_not_null(), reward.is_not_null()).then(is_equal.over(*STEP_KEY, "group"))
-        logged = run.by_step("free", "share", "least", "most", "mean").cast({"free": pl.Boolean})
+        lengths = {"least": "response_length_min", "most": "response_length_max", "mean": "response_length"}
+        logged = by_step(run, context, _READ).select(
+            *STEP_KEY, free=is_reward_free(context), share="truncated_share", **lengths
+        )
         rows = (
             run.rows.with_columns(is_free=is_free)
             .group_by(STEP_KEY)
@@ -125,11 +119,14 @@ class AllTruncated(TableRule):
             .with_columns(least=pl.when(most > 0).then(least), free=pl.coalesce("free", "is_free"), is_whole=share == 1)
         )
         # Responses that were cut at one length are at the largest one: fewer show in the mean.
-        at_cap = pl.col("mean") >= share * most * (1 - 1e-6)
+        # A log without lengths counts what its share says.
+        at_cap = (pl.col("mean") >= share * most * (1 - 1e-6)).fill_null(value=True)
+        is_odd = ((least <= 0) | (least > most) | most.is_nan()).fill_null(value=False)
+        is_one_length = (least == most).fill_null(value=True)
         log = (
-            logged.filter(share.is_between(0, 1), least > 0, least <= most, most.is_not_nan())
+            logged.filter(share.is_between(0, 1), ~is_odd)
             .join(rows, on=STEP_KEY, how="anti")
-            .with_columns(is_whole=(share == 1) & (least == most), share=pl.when(at_cap).then(share).otherwise(0.0))
+            .with_columns(is_whole=(share == 1) & is_one_length, share=pl.when(at_cap).then(share).otherwise(0.0))
         )
         columns = (*STEP_KEY, "share", "least", "most", "is_whole", "free")
         found = [frame.select(*columns, from_rows=pl.lit(frame is rows)) for frame in (rows, log)]

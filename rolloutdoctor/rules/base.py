@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from rolloutdoctor.data.windows import MEAN, Window
 from rolloutdoctor.metric_names.name import MetricName
-from rolloutdoctor.metric_names.table import understood
+from rolloutdoctor.metric_names.table import understood, writers
+from rolloutdoctor.metric_names.training_kind import training_kind
 from rolloutdoctor.objective.parts import has_baseline_per_row
 from rolloutdoctor.ops.logged_digits import Digits
 from rolloutdoctor.results.audit import Cause, Refuted
@@ -103,6 +104,11 @@ class Context:
         release = None if stated is None else ".".join(map(str, stated.version))
         return understood(self.metrics | self.averaged, None if self.trainer is None else self.trainer.name, release)
 
+    @cached_property
+    def training_kind(self) -> str:
+        """The kind of training, by the names of the logged metrics: see `metric_names.training_kind`."""
+        return training_kind(self.metrics | self.averaged)
+
     def column_of(self, metric: str) -> str:
         """Return the name under which tables have a metric, or its means over several steps."""
         return metric if metric in self.metrics else f"{MEAN}{metric}"
@@ -114,6 +120,11 @@ class Context:
             return ()
         settings = self.config.settings
         return tuple(name for name in self.trainer.roles.must_state if name in settings and settings[name].assumed)
+
+    @cached_property
+    def likely_writers(self) -> tuple[str, ...]:
+        """Name of who made the run; where nothing says, of the trainers whose names the log has."""
+        return writers(self.metrics | self.averaged) if self.trainer is None else (self.trainer.name,)
 
     @property
     def writer(self) -> "Trainer | None":

@@ -10,7 +10,8 @@ from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.metric_names.table import functions
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number
-from rolloutdoctor.rules.numbers_rule import NumbersRule, is_rounded, logged, may_round, series, step_at
+from rolloutdoctor.rules.logged_quantities import is_rounded, may_round, of_distillation
+from rolloutdoctor.rules.numbers_rule import NumbersRule, logged, series, step_at
 from rolloutdoctor.rules.table_rule import Measured
 
 if TYPE_CHECKING:
@@ -89,6 +90,10 @@ class ConstantReward(NumbersRule):
     references = ("https://github.com/huggingface/trl/issues/2703",)
     about = ("reward",)
     beside = ("reward_std", "zero_variance_share")
+
+    def inapplicable_reason(self, context: Context) -> str | None:
+        """A training without a reward."""
+        return of_distillation(context)
 
     def metrics(self, context: Context) -> frozenset[str]:
         """Also those of each function."""

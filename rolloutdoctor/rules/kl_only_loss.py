@@ -2,19 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import RunTables
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import loss_columns
-from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logs_remedy, number, percent
+from rolloutdoctor.results.findings import LONGER_LOG, Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.logged_quantities import by_step, is_rounded, metrics_of, not_logged
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
-if TYPE_CHECKING:
-    from rolloutdoctor.rules.logged_step import LoggedStep
+_READ = ("loss", "policy_loss", "kl", "kl_coefficient", "kl_term", "grad_norm", "ppo_kl")
+"""Quantities that the rule reads."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,14 @@ class KlOnlyLoss(TableRule):
     zero. So a falling loss is not progress, and a rising loss is not divergence.
 
     ## How it is measured
-    TRL: `policy_loss` is the logged `loss` minus beta (which has to be given) times the logged `kl`. That difference is
-    the policy part where TRL averages the KL in the loss over tokens as in the metric: `loss_type` dapo or bnpo on one
-    micro-batch; elsewhere the two need not match, and the rule is silent unless they do. verl: `actor/pg_loss` is the
-    policy part, and `actor/kl_loss` times `actor/kl_coef` the KL part. A step counts if the KL part is at least 1e-7
-    and the policy part at most 1e-4 of it; a loss rounded to four digits (transformers before 5) is ignored below 0.5.
-    Confirmed: it is what the trainer logged.
+    The policy part is the logged policy loss, or the logged loss minus the coefficient, where it is stated, times the
+    logged KL. The KL part is what the trainer logs as such, its logged coefficient times the KL, or the loss minus its
+    policy part, where that is a round number times the KL. Of TRL the difference is the policy part where the KL in the
+    loss is averaged over tokens as in the metric: `loss_type` dapo or bnpo on one micro-batch; elsewhere the two need
+    not match, and the rule is silent unless they do. A step counts if the KL part is at least 1e-7 and the policy part
+    at most 1e-4 of it; a loss rounded to four digits (transformers before 5) is ignored below 0.5. Confirmed: it is
+    what the trainer logged. `zero_policy_steps` have a policy loss of exactly 0 although the ratio is not 1 (a KL of
+    the update above 1e-3): then no advantages cancel, and every one is 0. A warning.
 
     ## What to do
     Nothing, if the logged gradient norm is not 0: watch reward and gradient norm instead of the loss.
@@ -60,6 +63,7 @@ class KlOnlyLoss(TableRule):
     splits = ("train",)
 
     negligible: float = 1e-4
+    moved: float = 1e-3
     smallest_kl: float = 1e-7
     dead_warn_above: float = 0.1
 
@@ -81,32 +85,52 @@ class KlOnlyLoss(TableRule):
         return None if self._is_logged(context) else self._not_logged(context)
 
     def _is_logged(self, context: Context) -> bool:
-        trainer = context.writer
-        names = dict.fromkeys(context.metrics, 0.0)
-        return trainer is not None and trainer.log.loss_parts(names, context.config) is not None
+        names = context.quantities.keys()
+        return "kl_term" in names or ("kl" in names and bool(self._sources(context)))
+
+    def _sources(self, context: Context) -> tuple[str, ...]:
+        """Return what the KL part can be made of, beside the KL."""
+        names, coefficient = context.quantities.keys(), stated_coefficient(context)
+        found = [coefficient is not None and "loss" in names, {"policy_loss", "kl_coefficient"} <= names]
+        found.append({"policy_loss", "loss"} <= names)
+        return tuple(name for name, is_there in zip(("stated", "logged", "loss"), found, strict=True) if is_there)
 
     def _not_logged(self, context: Context) -> Missing:
-        return Missing(
-            "the log does not give the policy and the KL part of the loss",
-            context.recording.get("loss_parts", f"name the trainer with --trainer NAME, and {logs_remedy()}"),
-        )
+        if "kl" not in context.quantities:
+            return not_logged(context, "kl")
+        if "loss" not in context.quantities and "policy_loss" not in context.quantities:
+            return not_logged(context, "loss")
+        option = None if context.writer is None else context.writer.roles.kl
+        how = f"state it with --set {option}=NUMBER" if option else "log the policy loss apart from the loss"
+        return Missing("nothing gives the coefficient of the KL in the loss", how)
 
-    def measure_log(self, step: "LoggedStep") -> Mapping[str, float | None]:
-        """The two parts of the logged loss, and the gradient norm."""
-        trainer = step.writer
-        parts = None if trainer is None or not step.training else trainer.log.loss_parts(step.logged, step.config)
-        if trainer is None or parts is None or not abs(parts.policy) + abs(parts.kl) < float("inf"):
-            return {}
-        return {"policy": parts.policy, "kl": parts.kl, "norm": step.logged.get(trainer.log.grad_norm)}
+    def metrics(self, context: Context) -> frozenset[str]:
+        """The loss and its parts, the KL and the gradient norm."""
+        return metrics_of(context, _READ)
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step of which the log gives the parts; `loss`, `kl` and `norm` where it is the KL alone."""
-        policy, kl, norm = pl.col("policy").abs(), pl.col("kl"), pl.col("norm")
-        is_kl = (kl.abs() >= self.smallest_kl) & (policy <= self.negligible * kl.abs())
-        parts = run.by_step("policy", "kl", "norm").drop_nulls("kl")
-        loss = pl.when(is_kl).then(pl.col("policy") + kl)
-        return parts.with_columns(
-            loss=loss, kl=pl.when(is_kl).then(kl), norm=pl.when(is_kl).then(norm), policy=pl.when(is_kl).then(policy)
+        whole, policy, kl = pl.col("loss"), pl.col("policy_loss"), pl.col("kl")
+        coefficient = stated_coefficient(context)
+        rest = whole - policy
+        by_kl = rest / kl
+        term = pl.coalesce(
+            "kl_term", pl.col("kl_coefficient") * kl, pl.when((by_kl - _round(by_kl)).abs() <= 1e-5 * by_kl).then(rest)
+        )
+        if coefficient is not None and "policy_loss" not in context.quantities:
+            term = pl.coalesce(term, coefficient * kl)
+            policy = whole - coefficient * kl
+        log = by_step(run, context, _READ).select(*STEP_KEY, "grad_norm", "ppo_kl", policy=policy, part=term)
+        log = log.filter(pl.col("policy").is_finite(), pl.col("part").is_finite())
+        size = pl.col("policy").abs()
+        is_kl = (pl.col("part").abs() >= self.smallest_kl) & (size <= self.negligible * pl.col("part").abs())
+        is_zero = (size == 0) & (pl.col("ppo_kl").abs() > self.moved) & pl.lit(not is_rounded(context, "policy_loss"))
+        columns = {"loss": pl.col("policy") + pl.col("part"), "kl": pl.col("part"), "norm": pl.col("grad_norm")}
+        return log.select(
+            *STEP_KEY,
+            is_zero=(is_kl & is_zero).fill_null(value=False),
+            policy=pl.when(is_kl).then(size),
+            **{name: pl.when(is_kl).then(value) for name, value in columns.items()},
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
@@ -116,6 +140,7 @@ class KlOnlyLoss(TableRule):
             "steps_share": (loss.is_not_null().mean(), "share"),
             "kl_only_steps": (loss.count(), "steps"),
             "dead_steps": ((norm == 0).sum(), "steps"),
+            "zero_policy_steps": (pl.col("is_zero").sum(), "steps"),
             "loss": (loss.mean(), "loss"),
             "kl_loss": (pl.mean("kl"), "loss"),
             "largest_policy_loss": (pl.max("policy"), "loss"),
@@ -131,14 +156,17 @@ class KlOnlyLoss(TableRule):
         return f"loss {number(place['loss'])}, all of it KL"
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
-        """A log that does not give the two parts of the loss."""
-        return None if len(run.table) else self._not_logged(context)
+        """No line with both parts."""
+        return None if len(run.table) else Missing("no line gives the policy and the KL part of the loss", LONGER_LOG)
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
-        """Information; a warning where the gradient is dead as well."""
+        """Information; a warning where the gradient is dead as well, or the advantages are."""
         found, steps = run.count("kl_only_steps"), len(run.table)
         if not found:
             return None
+        zero = run.count("zero_policy_steps")
+        if zero > self.dead_warn_above * steps:
+            return self._without_advantages(run, context, zero)
         share, dead_share = run["steps_share"], run.count("dead_steps") / steps
         norm = run["grad_norm"]
         norm_words = "no norm was logged" if norm is None else f"the logged gradient norm is {number(norm)}"
@@ -161,3 +189,36 @@ class KlOnlyLoss(TableRule):
                 else "no action: watch the reward and the gradient norm instead of the loss"
             ),
         )
+
+    def _without_advantages(self, run: Measured, context: Context, zero: int) -> Judgement:
+        """Judge a policy loss that is exactly 0 although the ratio is not 1."""
+        first = run.table.filter("is_zero").row(0, named=True)
+        steps = f"step {first['step']}" if len(run.table) == 1 else f"{zero:,} of {counted(len(run.table), 'step')}"
+        return Judgement(
+            severity=Severity.WARNING,
+            confirmed=True,
+            headline=f"in {steps} the loss is the KL term alone ({number(first['kl'])}): the policy loss is exactly 0, "
+            "so every advantage is 0",
+            message=f"In {steps} the policy loss is exactly 0 while the importance ratio is not 1, so that advantages "
+            "cannot cancel: every advantage is 0, and only the KL moves the weights.",
+            evidence="the logged policy loss, and the logged KL of the update",
+            advice="check whether the rewards differ within groups, and what the advantages are computed from",
+            measures={"onset": Measure(first["step"], "step")},
+        )
+
+
+def stated_coefficient(context: Context) -> float | None:
+    """Return the coefficient of the KL in the loss that the options state, where the loss has no entropy bonus."""
+    objective, config = context.objective, context.config
+    option = None if context.trainer is None else context.trainer.roles.kl
+    if option is None or config is None or objective is None or objective.entropy_bonus is not None:
+        return None
+    setting = config.settings.get(option)
+    if setting is None or setting.assumed or not isinstance(setting.value, int | float) or not setting.value:
+        return None
+    return float(setting.value)
+
+
+def _round(x: pl.Expr) -> pl.Expr:
+    """Round to two significant digits, as coefficients are."""
+    return x.round_sig_figs(2)

@@ -9,7 +9,8 @@ import polars as pl
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted
-from rolloutdoctor.rules.numbers_rule import NumbersRule, is_rounded, shown
+from rolloutdoctor.rules.logged_quantities import is_rounded
+from rolloutdoctor.rules.numbers_rule import NumbersRule, shown
 from rolloutdoctor.rules.table_rule import Measured
 
 

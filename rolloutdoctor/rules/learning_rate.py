@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
-from rolloutdoctor.rules.numbers_rule import NumbersRule, is_rounded, series
+from rolloutdoctor.rules.logged_quantities import is_rounded
+from rolloutdoctor.rules.numbers_rule import NumbersRule, series
 from rolloutdoctor.rules.table_rule import Measured
 
 

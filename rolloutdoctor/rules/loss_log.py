@@ -2,8 +2,10 @@
 
 import polars as pl
 
-from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.base import Judgement, counted, logged_lines, number
+from rolloutdoctor.evaluation.run_tables import STEP_KEY
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, counted, logged_lines, number
+from rolloutdoctor.rules.logged_quantities import SPREAD, is_reward_free, is_rounded
 
 DIGITS, DIGIT = 4, 1e-4
 """The transformers library rounds the loss that it logs to four digits."""
@@ -12,34 +14,56 @@ FEWEST_LINES, FEWEST_STILL = 10, 3
 """Logged lines that a verdict takes, and steps with reward variance and without a gradient."""
 
 
+LOSSES = ("loss", "policy_loss")
+"""Quantities that are a loss, the whole one first."""
+
+READ = (*LOSSES, *SPREAD, "grad_norm", "kl", "clip_fraction", "truncated_share")
+"""Quantities of a log that the verdict reads."""
+
+
+def logged_losses(log: pl.DataFrame, context: Context) -> pl.DataFrame:
+    """Return the lines of a log that have a loss and a gradient norm.
+
+    Args:
+        log: step, split, and a column for each of `READ`.
+        context: what is known of the run.
+
+    Returns:
+        The `logged` loss, the `norm` of the gradient, whether that is 0 and no rounding made it so (`no_norm`), whether
+        all groups lacked reward variance (`free`), whether rewards are known to differ within groups in each step of
+        the line (`spread`), and whether every response was cut off or every token clipped (`masked`).
+    """
+    norm, share = pl.col("grad_norm"), pl.col("zero_variance_share")
+    zero = pl.lit(value=False) if is_rounded(context, "grad_norm") else norm == 0
+    known = context.quantities.get("zero_variance_share")
+    is_whole = known is not None and not known[1].lower_bound and not is_rounded(context, "zero_variance_share")
+    return log.select(
+        *STEP_KEY,
+        logged=pl.coalesce(*LOSSES),
+        norm=norm,
+        no_norm_logged=zero,
+        kl_logged="kl",
+        free=is_reward_free(context),
+        spread=(share == 0) & pl.lit(is_whole),
+        masked=((pl.col("truncated_share") == 1) | (pl.col("clip_fraction") == 1)).fill_null(value=False),
+    ).filter(pl.col("logged").is_finite(), pl.col("norm").is_finite(), pl.col("norm") >= 0)
+
+
 def judge_log(log: pl.DataFrame, near_zero: float) -> Judgement | None:
     """Judge the losses of a log without rollouts.
 
     Args:
-        log: a line a step with the `logged` loss and `norm` of the gradient; `no_norm` where that is 0 and no rounding
-            of the log made it so, `free` of reward variance in any group, `all_cut` where no response was finished.
+        log: the lines of `logged_losses`.
         near_zero: a loss below it is about zero.
     """
     loss, count = pl.col("logged"), len(log)
     if not count:
         return None
-    still, dead = int(log["no_norm"].sum()), log.filter("no_norm", "free").height
-    spread = log.filter(~pl.col("free"), ~pl.col("all_cut"))
+    still, dead = int(log["no_norm_logged"].sum()), log.filter("no_norm_logged", "free").height
     lines = logged_lines(count, count, log["step"][0], log["step"][-1])
-    each_step = "window" not in lines
-    if each_step and spread["no_norm"].all() and len(spread) >= FEWEST_STILL:
-        return Judgement(
-            severity=Severity.ERROR,
-            confirmed=True,
-            headline=f"gradient norm 0 in all {counted(len(spread), 'step')} with reward variance",
-            message=(
-                f"the gradient norm is 0 in {counted(still, 'step')} of {count:,}, {len(spread):,} of them with "
-                "reward variance: no gradient reaches the parameters"
-            ),
-            evidence="the trainer's own log, a line for every step",
-            advice="look for detached log-probs, frozen parameters, a broken autograd graph, or a release of DeepSpeed "
-            "that drops or hides gradients: upgrade it",
-        )
+    broken = _without_gradient(log, each_step=count > 1 and "window" not in lines)
+    if broken is not None:
+        return broken
     if count < FEWEST_STILL or len(log.filter(loss.abs() < near_zero)) < count:
         return None
     if still == count:
@@ -62,7 +86,7 @@ def judge_log(log: pl.DataFrame, near_zero: float) -> Judgement | None:
     if len(log.filter(loss.round(DIGITS) == loss)) < count:
         return None
     beta, moved = "", len(log.filter(pl.col("norm") > 0))
-    kl = log.filter(pl.col("kl") > 0, pl.col("kl").is_finite())["kl"].max()
+    kl = log.filter(pl.col("kl_logged") > 0, pl.col("kl_logged").is_finite())["kl_logged"].max()
     if isinstance(kl, float) and (log["logged"] == 0).all():
         # beta times the KL was rounded to 0 as well.
         beta = f"; if the loss has a KL term, its coefficient is below {number(DIGIT / 2 / kl)}"
@@ -80,4 +104,32 @@ def judge_log(log: pl.DataFrame, near_zero: float) -> Judgement | None:
             "no action: on-policy the surrogate loss is near 0 by construction but its gradient is not; watch the "
             "reward and the gradient norm instead"
         ),
+    )
+
+
+def _without_gradient(log: pl.DataFrame, *, each_step: bool) -> Judgement | None:
+    """Judge lines in which rewards differ within groups and the gradient norm is 0.
+
+    A line may be of several steps, with the gradient norm of the last: then rewards have to differ in each of them.
+    """
+    differs = pl.col("spread") | (~pl.col("free") & pl.lit(each_step))
+    told = log.filter(differs.fill_null(value=False), ~pl.col("masked"))
+    still = told.filter("no_norm_logged")
+    if not len(still):
+        return None
+    is_all = len(still) == len(told)
+    first, lines = still["step"][0], counted(len(still), "step")
+    where = f"in step {first}" if len(still) == 1 else f"in all {lines}" if is_all else f"in {lines} of {len(told):,}"
+    return Judgement(
+        severity=Severity.ERROR if is_all and len(still) >= FEWEST_STILL else Severity.WARNING,
+        confirmed=True,
+        headline=f"the gradient norm is 0 {where} with reward variance: no gradient reaches the parameters",
+        message=(
+            f"The gradient norm is exactly 0 {where} in which rewards differ within groups, so that advantages are not "
+            "0: with a policy term in the loss that cannot be."
+        ),
+        evidence="the logged gradient norm and the logged share of zero-variance groups, or the logged advantages",
+        advice="look for detached log-probs, frozen parameters, a broken autograd graph, or a release of DeepSpeed "
+        "that drops or hides gradients: upgrade it",
+        measures={"onset": Measure(first, "step")},
     )

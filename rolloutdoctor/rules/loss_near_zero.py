@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -10,15 +9,15 @@ import polars as pl
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import loss_columns
-from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logs_remedy, number, percent
-from rolloutdoctor.rules.loss_log import FEWEST_LINES, judge_log
+from rolloutdoctor.results.findings import LONGER_LOG, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.logged_quantities import by_step, metrics_of, not_logged
+from rolloutdoctor.rules.loss_log import FEWEST_LINES, LOSSES, READ, judge_log, logged_losses
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rolloutdoctor.rules.logged_step import LoggedStep
     from rolloutdoctor.rules.step import StepView
 
 
@@ -40,12 +39,12 @@ class LossNearZero(TableRule):
     `expected_loss_at_ratio_one` is minus the weighted advantages plus the KL part. Gradients are in log-prob space.
     Run-level numbers are means over the steps in question. Confirmed: the logged loss equals the recomputed one.
 
-    Of a log without rollouts the loss and the gradient norm are read. Losses of about zero with at most four digits and
-    gradient norms above 0, in three lines or more, were rounded: the gradient is there, and beta times the KL stays
-    below half a digit. Ten lines take a loss and a gradient norm of 0 in all. A gradient norm of 0 in every step whose
-    groups had reward variance, three steps or more, means that nothing reaches the parameters; not so where the lines
-    are windows of several steps, since TRL logs the gradient norm of the last step and the variance of all, nor where
-    every response was cut off and may be masked.
+    Of a log without rollouts the loss and the gradient norm are read. A gradient norm of exactly 0 in a line in which
+    no group is of zero variance, or in a step with reward variance, and not every response was cut off nor every token
+    clipped, cannot be with a policy term: one line is enough for a warning, three, if all are so, for an error. Losses
+    of about zero with at most four digits and gradient norms above 0, in three lines or more, were rounded: the
+    gradient is there, and beta times the KL stays below half a digit. Ten lines take a loss and a gradient norm of 0 in
+    all.
 
     ## What to do
     Nothing, if there is a gradient. If there is none, either every group has zero reward variance and the loss has no
@@ -88,15 +87,13 @@ class LossNearZero(TableRule):
                 return Missing(unstated, context.unstated)
             bonus = context.objective.entropy_bonus
             return None if bonus is None else Missing(bonus.no_gradient, bonus.remedy)
-        trainer = context.writer
-        names = () if trainer is None else (trainer.log.loss, trainer.log.grad_norm)
-        return None if names and context.metrics.issuperset(names) else self._not_logged(context)
+        loss = () if context.quantities.keys() & {*LOSSES} else ("loss",)
+        needed = (*loss, "grad_norm")
+        return None if context.quantities.keys() >= {*needed} else not_logged(context, *needed)
 
-    def _not_logged(self, context: Context) -> Missing:
-        return Missing(
-            "no step logs both a loss and a gradient norm, and there are no rollouts",
-            context.recording.get("metrics", logs_remedy()),
-        )
+    def metrics(self, context: Context) -> frozenset[str]:
+        """What a log without rollouts says of the loss and the gradient."""
+        return frozenset() if context.has_rows else metrics_of(context, READ)
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """The loss at ratio one, and whether a trained token has a policy gradient."""
@@ -115,24 +112,9 @@ class LossNearZero(TableRule):
         expected_N = bare_N + tokens.kl_loss_N * tokens.weight_N
         return {"expected_loss_at_ratio_one": expected_N, "has_signal": signal_N}
 
-    def measure_log(self, step: "LoggedStep") -> Mapping[str, float | None]:
-        """Return the logged loss, and what in the log explains it."""
-        trainer, logged = step.writer, step.logged
-        if trainer is None:
-            return {}
-        loss, norm = logged.get(trainer.log.loss), logged.get(trainer.log.grad_norm)
-        if loss is None or norm is None or not isfinite(loss) or not 0 <= norm < float("inf"):
-            return {}
-        kl, ends, free = logged.get(trainer.log.first_kl), trainer.log.ends, trainer.log.reward_free(logged)
-        no_norm = step.is_logged_as_zero(trainer.log.grad_norm)
-        all_cut = ends is not None and logged.get(ends[0]) == 1
-        return {"logged": loss, "norm": norm, "no_norm": no_norm, "kl": kl, "free": free, "all_cut": all_cut}
-
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
         """Return the distance of the logged loss from that of the rows."""
         trainer, logged, evaluation = step.log.writer, step.logged, step.evaluation
-        if not len(step.batch):
-            return self.measure_log(step.log)
         # Of several optimizer steps the log may hold one.
         if trainer is None or evaluation is None or evaluation.tokens is None:
             return {}
@@ -153,12 +135,11 @@ class LossNearZero(TableRule):
             .group_by(STEP_KEY)
             .agg(sums, grad_l2=pl.sum("grad_sq").sqrt(), has_signal=pl.col("has_signal").any())
         )
-        names = ("logged", "norm", "no_norm", "kl", "free", "all_cut", "gap", "matched")
-        flags = pl.col("no_norm", "free", "all_cut", "matched").cast(pl.Boolean)
         near, gradient = pl.col("loss").abs() < self.near_zero, pl.col("grad_l1")
+        compared = run.by_step("no_norm", "gap", "matched").with_columns(pl.col("no_norm", "matched").cast(pl.Boolean))
+        log = logged_losses(by_step(run, context, READ), context)
         return (
-            run.by_step(*names)
-            .with_columns(flags)
+            compared.join(log, on=STEP_KEY, how="left", maintain_order="left")
             .join(rows, on=STEP_KEY, how="left", maintain_order="left")
             .filter(pl.col("loss").is_not_null() | pl.col("logged").is_not_null())
             .with_columns(
@@ -194,12 +175,12 @@ class LossNearZero(TableRule):
         if context.has_rows or judge_log(log, self.near_zero) is not None:
             return None
         if not len(log):
-            return self._not_logged(context)
+            return Missing("no line has both a loss and a gradient norm", LONGER_LOG)
         if len(log) >= FEWEST_LINES:
             return None
         return Missing(
             f"{counted(len(log), 'line')} with a loss and a gradient norm; needs {FEWEST_LINES}",
-            "give a longer log, or record the rollouts",
+            LONGER_LOG,
         )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:

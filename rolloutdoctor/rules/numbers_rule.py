@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import RunTables
-from rolloutdoctor.metric_names.name import MetricName
 from rolloutdoctor.metric_names.quantities import BY_NAME
 from rolloutdoctor.results.findings import LONGER_LOG
-from rolloutdoctor.rules.base import Context, Judgement, Missing, logs_remedy, number
+from rolloutdoctor.rules.base import Context, Judgement, Missing, number
+from rolloutdoctor.rules.logged_quantities import by_step, metrics_of, not_logged
 from rolloutdoctor.rules.series import Ends, ends
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
@@ -48,29 +48,15 @@ class NumbersRule(TableRule):
 
     def metrics(self, context: Context) -> frozenset[str]:
         """The trainer's names of the quantities."""
-        known = context.quantities
-        return frozenset(context.column_of(known[name][0]) for name in (*self.about, *self.beside) if name in known)
+        return metrics_of(context, (*self.about, *self.beside))
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A log without the quantity."""
-        absent = [BY_NAME[name].title for name in self.about if name not in context.quantities]
-        if not absent:
-            return None
-        return Missing(
-            f"no known metric of this log holds the {absent[0]}", context.recording.get("metrics", logs_remedy())
-        )
+        return None if context.quantities.keys() >= {*self.about} else not_logged(context, *self.about)
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step that logged all that the rule is about; further quantities are null where absent."""
-        known = context.quantities
-        names = [name for name in (*self.about, *self.beside) if name in known]
-        columns_of = {name: context.column_of(known[name][0]) for name in names}
-        wide = run.by_step(*{*columns_of.values()})
-        columns = {
-            name: _canonical(columns_of[name], known[name][1]) if name in names else pl.lit(None, pl.Float64)
-            for name in (*self.about, *self.beside)
-        }
-        wide = wide.select("step", "split", **columns)
+        wide = by_step(run, context, (*self.about, *self.beside))
         wanted = pl.all_horizontal if self.about else pl.any_horizontal
         is_there = [pl.col(name).is_finite().fill_null(value=False) for name in self.about or self.beside]
         return wide.filter(wanted(is_there)).sort("step")
@@ -103,12 +89,6 @@ class NumbersRule(TableRule):
         """Judge the lines of the table; None if there is nothing to find."""
 
 
-def _canonical(logged: str, metric: MetricName) -> pl.Expr:
-    """Return a metric as its quantity; null throughout if the trainer logs 0 because it computed nothing."""
-    value = metric.factor * pl.col(logged) + metric.offset
-    return pl.when((pl.col(logged) != 0).any()).then(value) if metric.zero_when_off else value
-
-
 def series(run: Measured, name: str) -> "Values":
     """Return a quantity of the table, NaN where it was not logged."""
     return run.table[name].cast(pl.Float64).fill_null(float("nan")).to_numpy()
@@ -127,21 +107,6 @@ def levels(run: Measured, name: str) -> Ends | None:
     """Return from where to where such a quantity went; None if it was not logged."""
     values = logged(run, name)
     return None if values is None else ends(values)
-
-
-def is_rounded(context: Context, name: str) -> bool:
-    """Tell whether a logged 0 of a quantity may be a small number that the log rounded."""
-    known = context.quantities.get(name)
-    return known is not None and may_round(context, known[0])
-
-
-def may_round(context: Context, metric: str) -> bool:
-    """Tell the same of a metric."""
-    if metric not in context.digits:
-        return False
-    # A log is printed in one way: what all metrics may have been rounded to says more than one that is 0 throughout.
-    common = set.intersection(*map(set, context.digits.values()))
-    return any(one.radius(0.0) > 0 for one in common or context.digits[metric])
 
 
 def step_at(run: Measured, place: int) -> int:

@@ -2,17 +2,26 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import RunTables
-from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logged_lines, logs_remedy, number, percent
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.results.findings import LONGER_LOG, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logged_lines, number, percent
+from rolloutdoctor.rules.logged_quantities import (
+    SPREAD,
+    by_step,
+    is_reward_free,
+    metrics_of,
+    not_logged,
+    of_distillation,
+    tells_spread,
+)
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
-if TYPE_CHECKING:
-    from rolloutdoctor.rules.logged_step import LoggedStep
+_READ = (*SPREAD, "grad_norm", "loss", "kl")
+"""Quantities that the rule reads."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +38,15 @@ class RewardFreeStep(TableRule):
     without any task signal.
 
     ## How it is measured
-    A TRL step counts if the logged `frac_reward_zero_std` is exactly 1: a mean over groups, or over several steps, is 1
-    only if each of them is, and the logged `grad_norm` is that of the last. TRL means a standard deviation below 1e-8,
-    which leaves advantages of at most 1e-4 times the root of the group size. A verl step counts if
-    `critic/advantages/max` and `/min`, over all trained tokens, are both 0. `grad_norm` is the mean of the logged norms
-    over these steps, before clipping and over parameters; `grad_norm_ratio` is that mean divided by the mean over the
-    other steps. `loss_by_kl` is the logged loss divided by the logged KL: at these steps the loss is beta times the KL,
-    so the quotient is beta if both are averaged over tokens in the same way (`loss_by_kl_low` and `_high` are its
-    extremes). With `logging_steps` above 1 the lines are windows of several steps.
-    Confirmed: it is what the trainer logged.
+    A step counts if the logged share of zero-variance groups is exactly 1 (a mean over groups, or over several steps,
+    is 1 only if each of them is), if the smallest and the largest advantage are both 0, or if the standard deviation of
+    the rewards is exactly 0. TRL means a standard deviation below 1e-8, which leaves advantages of at most 1e-4 times
+    the root of the group size. Its gradient norm is that of the last step of a line. `grad_norm` is the mean of the
+    norms over these steps, before clipping and over parameters; `grad_norm_ratio` is that mean divided by the mean over
+    the other steps. `loss_by_kl` is the logged loss divided by the logged KL: at these steps the loss is beta times the
+    KL, so the quotient is beta if both are averaged over tokens in the same way (`loss_by_kl_low` and `_high` are its
+    extremes). With `logging_steps` above 1 the lines are windows of several steps. Confirmed: it is what the trainer
+    logged.
 
     ## What to do
     See how many steps there are and how large their gradient norm is. `diff --fix zero-std` on recorded rollouts shows
@@ -62,32 +71,29 @@ class RewardFreeStep(TableRule):
 
     warn_above: float = 0.1
 
+    def metrics(self, context: Context) -> frozenset[str]:
+        """The gradient norm, what tells whether rewards differ, and the loss and its KL."""
+        return metrics_of(context, _READ)
+
+    def inapplicable_reason(self, context: Context) -> str | None:
+        """A training without a reward."""
+        return of_distillation(context)
+
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A log that does not say which steps had reward variance."""
-        trainer = context.writer
-        tells = trainer is not None and trainer.log.reward_free(dict.fromkeys(context.metrics, 0.0)) is not None
-        return None if tells and trainer and trainer.log.grad_norm in context.metrics else self._not_logged(context)
-
-    def _not_logged(self, context: Context) -> Missing:
-        return Missing(
-            "no step logs both a gradient norm and the share of zero-variance groups",
-            context.recording.get("reward_free", logs_remedy()),
-        )
-
-    def measure_log(self, step: "LoggedStep") -> Mapping[str, float | None]:
-        """Read from the log whether every group of a step lacked reward variance, and the gradient norm."""
-        logged, trainer = step.logged, step.writer
-        free = None if trainer is None or not step.training else trainer.log.reward_free(logged)
-        norm = None if trainer is None else logged.get(trainer.log.grad_norm)
-        if trainer is None or free is None or norm is None or not norm >= 0:
-            return {}
-        loss, kl = logged.get(trainer.log.loss), logged.get(trainer.log.first_kl)
-        is_whole = free and trainer.log.loss_is_whole and loss is not None and kl is not None and kl > 0
-        return {"free": free, "norm": norm} | ({"loss": loss, "kl": kl} if is_whole else {})
+        missing = () if tells_spread(context) else ("zero_variance_share",)
+        needed = (*missing, "grad_norm")
+        return None if context.quantities.keys() >= {*needed} else not_logged(context, *needed)
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step of which the log tells."""
-        return run.by_step("free", "norm", "loss", "kl").drop_nulls("free").cast({"free": pl.Boolean})
+        is_whole = pl.col("free") & (pl.col("kl") > 0) & pl.col("loss").is_finite()
+        return (
+            by_step(run, context, _READ)
+            .with_columns(free=is_reward_free(context), norm="grad_norm")
+            .filter(pl.col("free").is_not_null(), pl.col("norm") >= 0)
+            .select(*STEP_KEY, "free", "norm", *(pl.when(is_whole).then(name).alias(name) for name in ("loss", "kl")))
+        )
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Shares of steps, and means over them."""
@@ -113,8 +119,10 @@ class RewardFreeStep(TableRule):
         return f"logged gradient norm {place['norm']:.3g}"
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
-        """A log that does not say which steps had reward variance."""
-        return None if len(run.table) else self._not_logged(context)
+        """No line with both."""
+        if len(run.table):
+            return None
+        return Missing("no step logs both a gradient norm and whether rewards differ within groups", LONGER_LOG)
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information with a magnitude; a warning where such steps are many."""

@@ -70,7 +70,8 @@ class SamplerMismatchLogged(NumbersRule):
         if any(name in context.quantities for name in _GAPS):
             return None
         return Missing(
-            "no known metric of this log compares sampler and trainer", context.recording.get("metrics", logs_remedy())
+            "the log has no metric of the difference of sampler and trainer",
+            context.recording.get("metrics", logs_remedy()),
         )
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:

@@ -110,6 +110,25 @@ def smoothed(values: "Values | Sequence[float]", width: int) -> "Values":
     return np.array([np.median(series[max(0, at - half) : at + half + 1]) for at in range(len(series))])
 
 
+PASSING = 0.02
+"""Share of the lines below which outliers are passing, if nothing changed after them."""
+
+
+def is_passing(values: "Values", odd: "NDArray[np.bool_]") -> bool:
+    """Tell whether a few outliers left no trace: the level of the last third is at most twice that before the first.
+
+    Outliers among the last lines may be the beginning of something.
+    """
+    import numpy as np
+
+    places = np.flatnonzero(odd)
+    if not len(places) or len(places) >= PASSING * len(values) or places[-1] >= len(values) - 3:
+        return False
+    before, after = values[: places[0]], values[-max(1, len(values) // 3) :]
+    reference = before if len(before) >= 3 else values
+    return float(np.median(after)) <= 2 * max(float(np.median(reference)), 0.0)
+
+
 def crossing(values: "Values | Sequence[float]", level: float, *, below: bool, width: int = 3) -> int | None:
     """Return where the running median goes beyond a level for good; None if it ends on the other side."""
     import numpy as np

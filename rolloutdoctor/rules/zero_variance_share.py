@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number, percent
+from rolloutdoctor.rules.logged_quantities import of_distillation
 from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
 from rolloutdoctor.rules.table_rule import Measured
 
@@ -52,7 +53,7 @@ class ZeroVarianceShare(NumbersRule):
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """Rollouts, which say it themselves."""
-        return "with rollouts RDA011 tests this" if context.has_rows else None
+        return "with rollouts RDA011 tests this" if context.has_rows else of_distillation(context)
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Look at the end of the run first."""

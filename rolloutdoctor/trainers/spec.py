@@ -111,10 +111,6 @@ def every(**axes: Sequence[object]) -> tuple[Mapping[str, object], ...]:
     return tuple(dict(zip(names, values, strict=True)) for values in product(*axes.values()))
 
 
-def _does_not_say(logged: Mapping[str, float]) -> bool | None:
-    return None
-
-
 def _no_step_values(config: Config, logged: "StepMetrics") -> "StepMetrics":
     return {}
 
@@ -181,8 +177,6 @@ class Log:
         instant: metrics that are of the logged step alone, whatever `OptionRoles.window` says.
         traces: metrics that show how an option was set.
         step_values: the values that steps took over from the steps before, under names that nothing logs.
-        reward_free: tells from the metrics of a training step that no group had a spread of rewards; None where they
-            do not say.
         loss_share: the share of the step's loss that the logged one is, where the trainer logs it so; None: it is all.
         share_is: what that share comes of, and what to do before runs are compared.
         loss_parts: takes the loss of a training step apart from what was logged; None where that does not do. The
@@ -206,7 +200,6 @@ class Log:
     traces: tuple[Trace, ...] = ()
     marks: tuple[frozenset[str], ...] = ()
     step_values: "Callable[[Config, StepMetrics], StepMetrics]" = _no_step_values
-    reward_free: Callable[[Mapping[str, float]], bool | None] = _does_not_say
     loss_share: "Callable[[Evaluation], float | None]" = _all_of_it
     share_is: tuple[str, str] = (
         "averages parts that add up to it",
@@ -214,11 +207,6 @@ class Log:
     )
     loss_parts: Callable[[Mapping[str, float], Config | None], LossParts | None] = _not_logged
     file: str | None = None
-
-    @property
-    def first_kl(self) -> str:
-        """The first metric that is a KL from the reference; empty where there is none."""
-        return next(iter(self.kl), "")
 
     def is_share(self, metric: str) -> bool:
         """Return True for the loss, if a share of it is logged: parts without a row may make it smaller."""
@@ -312,7 +300,7 @@ class Trainer:
         group_size: how many rows a group of a split should have under a configuration, or None if anything goes.
         log: what it logs.
         recording: canonical column to the option or recorder that makes the trainer log it; ``*`` is any other column,
-            ``metrics`` its log of numbers, ``reward_free`` and ``loss_parts`` what these functions of `log` need.
+            ``metrics`` its log of numbers.
         roles: options that more than the objective depends on.
         updates: how it spends a generated batch on optimizer steps.
         parts: part of the objective to the options that decide over it; a part that is not named has none.

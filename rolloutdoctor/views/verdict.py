@@ -25,6 +25,11 @@ def verdict(report: Report) -> str:
     if faults:
         return _of_faults(faults)
     if not tested:
+        reasons = {rule.reason for rule in report.not_applicable}
+        # One reason for all rules is about the run, as that it is of another kind of training.
+        if len(reasons) == 1 and not report.skipped:
+            (reason,) = reasons
+            return f"{reason[:1].upper()}{reason[1:]}."
         return f"Nothing could be checked: {_untested(report)}."
     applicable = rules - len(report.not_applicable)
     if tested < (1 - _MOST_UNTESTED) * applicable:

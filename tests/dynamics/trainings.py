@@ -23,6 +23,7 @@ from labelled.trl_training import (
     _prompts,
     _saved_model,
     constant,
+    edited,
     make_tokenizer,
     transformers,
 )
@@ -198,12 +199,14 @@ def train(planted: Planted, folder: Path) -> None:
     training = planted.training
     given = {**DEFAULTS, **training.options, "seed": training.seed, "log_completions": False}
     random.seed(training.seed)
-    loaded = transformers.LlamaForCausalLM.from_pretrained(_saved_model(()), dtype="float32")
+    model = _saved_model(tuple(training.model.items()))
+    loaded = transformers.LlamaForCausalLM.from_pretrained(model, dtype="float32")
     module = MODULES["GRPO"]
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         scratch = stack.enter_context(tempfile.TemporaryDirectory())
+        stack.enter_context(edited(module, trl.GRPOTrainer, training.edits, training.strength))
         if training.engine is not None:
             stack.callback(setattr, module, "VLLMGeneration", getattr(module, "VLLMGeneration", None))
             module.VLLMGeneration = partial(Engine, planted=training.engine)

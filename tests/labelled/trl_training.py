@@ -161,23 +161,23 @@ def make_tokenizer():
 def _saved_model(changes: tuple[tuple[str, object], ...]) -> Path:
     """A folder with a random model whose distributions are about two nats wide; TRL loads the reference from there."""
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=len(SYMBOLS),
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.2,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-        **dict(changes),
-    )
+    settings = {
+        "vocab_size": len(SYMBOLS),
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.2,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "bos_token_id": None,
+    }
+    config = transformers.LlamaConfig(**settings | dict(changes))
     model = transformers.LlamaForCausalLM(config)
     with torch.no_grad():
-        model.lm_head.weight.normal_(std=1.5 / 32**0.5)
+        model.lm_head.weight.normal_(std=1.5 / config.hidden_size**0.5)
     folder = Path(tempfile.mkdtemp(prefix="labelled-model-"))
     model.save_pretrained(folder)
     return folder

@@ -130,7 +130,10 @@ EXPECTED = {
         "clip_fraction": "clip_ratio/region_mean",
         "clip_fraction_low": "clip_ratio/low_mean",
         "clip_fraction_high": "clip_ratio/high_mean",
+        "clip_low_min": "clip_ratio/low_min",
+        "clip_high_max": "clip_ratio/high_max",
         "response_length": "completions/mean_length",
+        "response_length_min": "completions/min_length",
         "response_length_max": "completions/max_length",
         "truncated_share": "completions/clipped_ratio",
         "learning_rate": "learning_rate",
@@ -139,6 +142,8 @@ EXPECTED = {
     },
     "slime": {
         "reward": "rollout/raw_reward",
+        "advantage": "rollout/advantages",
+        "return": "rollout/returns",
         "entropy": "train/entropy_loss",
         "kl": "train/kl_loss",
         "loss": "train/loss",
@@ -151,11 +156,19 @@ EXPECTED = {
     },
     "verl": {
         "reward": "critic/score/mean",
+        "reward_min": "critic/score/min",
+        "reward_max": "critic/score/max",
+        "advantage": "critic/advantages/mean",
+        "advantage_min": "critic/advantages/min",
+        "advantage_max": "critic/advantages/max",
+        "return": "critic/returns/mean",
         "kl": "actor/kl_loss",
+        "kl_coefficient": "actor/kl_coef",
         "policy_loss": "actor/pg_loss",
         "clip_fraction": "actor/pg_clipfrac",
         "ppo_kl": "actor/ppo_kl",
         "response_length": "response_length/mean",
+        "response_length_min": "response_length/min",
         "response_length_max": "response_length/max",
         "truncated_share": "response_length/clip_ratio",
         "sampler_kl": "rollout_corr/kl",
@@ -166,13 +179,12 @@ EXPECTED = {
 }
 OTHERS = ("eval_", "train_", "rewards/", "total_flos", "epoch", "critic/", "prompt_length/", "rollout_corr/rollout_rs_")
 WITHOUT = {
-    *("step", "response_length/min", "actor/kl_coef", "actor/pg_clipfrac_lower", "response/aborted_ratio"),
-    *("clip_ratio/low_min", "clip_ratio/high_max", "completions/min_length"),
+    *("step", "actor/pg_clipfrac_lower", "response/aborted_ratio"),
     *(f"completions/{one}_terminated_length" for one in ("mean", "min", "max")),
     *(f"rollout_corr/{one}" for one in ("chi2_seq", "chi2_token", "ppl_ratio", "rollout_log_ppl", "training_log_ppl")),
     *(
         f"rollout/{one}"
-        for one in ("advantages", "returns", "rewards", "values", "kl", "response_lengths", "truncated")
+        for one in ("rewards", "values", "kl", "response_lengths", "truncated")
     ),
     *(f"rollout/{one}log_probs" for one in ("", "ref_", "rollout_")),
 }

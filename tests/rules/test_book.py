@@ -58,6 +58,7 @@ def test_table_lists_every_file():
         "base",
         "direct",
         "identity_sides",
+        "logged_quantities",
         "logged_step",
         "loss_log",
         "numbers_rule",

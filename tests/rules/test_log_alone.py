@@ -116,7 +116,7 @@ def test_nan_in_the_log_is_an_error(tmp_path, name):
     found, value = only(report_of(trainer_state(tmp_path, ORDINARY, ORDINARY | {name: float("nan")})), "RDM003")
     # The KL alone reaches no weight while the loss is finite.
     assert (found.severity.label, found.verdict) == ("warning" if name == "kl" else "error", "confirmed")
-    assert found.headline == f"NaN or infinity in 1 step: {name}"
+    assert found.headline == f"{name} is NaN in step 2"
     assert value["nonfinite_steps"] == 1
     assert found.examples[0].step == 2
 
@@ -127,14 +127,48 @@ def test_a_step_that_logged_less_changes_nothing_about_nan(tmp_path, name, absen
     less = {each: value for each, value in ORDINARY.items() if each != absent}
     found, value = only(report_of(trainer_state(tmp_path, ORDINARY | {name: float("nan")}, less, ORDINARY)), "RDM003")
     assert found.severity.label == ("warning" if name == "kl" else "error")
-    assert found.headline == f"NaN or infinity in 1 step: {name}"
+    assert found.headline == f"{name} is NaN in step 1"
     assert (value["nonfinite_steps"], found.examples[0].step) == (1, 1)
 
 
-def test_a_kl_that_is_nan_throughout_was_not_computed(tmp_path):
+def test_a_kl_that_is_nan_throughout_is_a_warning(tmp_path):
+    """Whatever was not computed hides what it would show."""
     path = trainer_state(tmp_path, *[ORDINARY | {"kl": float("nan")}] * 3)
     found, _ = only(report_of(path), "RDM003")
-    assert (found.severity.label, found.headline) == ("info", "kl is NaN or infinite in every logged step")
+    assert (found.severity.label, found.headline) == ("warning", "kl is NaN in all 3 logged steps")
+
+
+def test_one_line_of_nan_names_the_step_and_the_metrics(tmp_path):
+    bad = dict.fromkeys(("clip_ratio/low_min", "clip_ratio/high_max", "entropy"), float("nan"))
+    path = trainer_state(tmp_path, ORDINARY | bad)
+    found, _ = only(report_of(path), "RDM003")
+    assert (found.severity.label, found.headline) == ("warning", "entropy and 2 more metrics are NaN in step 1")
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "severity"),
+    [
+        ("entropy", [-0.3, 0.2], "warning"),
+        # All of one sign may be the other sign's convention.
+        ("entropy", [-0.3, -0.2], "info"),
+        ("completions/clipped_ratio", [1.2, 0.2], "warning"),
+        ("completions/clipped_ratio", [1.00002, 0.2], None),
+        ("frac_reward_zero_std", [-0.1, 0.2], "warning"),
+        ("learning_rate", [-1e-3, 1e-6], "warning"),
+    ],
+)
+def test_a_value_that_cannot_be(tmp_path, metric, value, severity):
+    path = trainer_state(tmp_path, *(ORDINARY | {metric: each} for each in value))
+    found = [one for one in report_of(path).findings if one.code == "RDM003"]
+    assert [(one.severity.label, one.onset) for one in found] == ([] if severity is None else [(severity, 1)])
+
+
+@pytest.mark.parametrize(("lines", "after", "severity"), [(60, 0.01, "info"), (60, 0.9, None), (30, 0.01, "warning")])
+def test_one_outlier_in_a_long_log_that_changed_nothing_is_information(tmp_path, lines, after, severity):
+    kl = [0.01] * (lines // 2) + [2.5] + [after] * (lines - lines // 2)
+    path = trainer_state(tmp_path, *(ORDINARY | {"kl": each} for each in kl))
+    found = [one.severity.label for one in report_of(path).findings if one.code == "RDM003"]
+    assert found == ([severity] if severity else [])
 
 
 @pytest.mark.parametrize(("kl", "severity"), [(0.25, "info"), (2.5, "warning")])
@@ -159,7 +193,7 @@ def test_nan_of_the_critic_is_an_error(tmp_path):
     ]
     (tmp_path / "train.log").write_text("".join(lines))
     found, _ = only(report_of(tmp_path / "train.log"), "RDM003")
-    assert (found.severity.label, found.headline) == ("error", "NaN or infinity in 1 step: critic/vf_loss")
+    assert (found.severity.label, found.headline) == ("error", "critic/vf_loss is NaN in step 2")
 
 
 def test_a_kl_that_cannot_be_negative(tmp_path):
@@ -171,8 +205,8 @@ def test_a_kl_that_cannot_be_negative(tmp_path):
     assert outcomes(report_of(path, trainer="trl-rloo"))["RDM003"] == "clean"
     # Nothing says what an unnamed trainer estimates, nor whether the KL is that of a term in the loss.
     for trainer in (None, "trl"):
-        (skipped,) = [one for one in report_of(path, trainer=trainer).skipped if one.code == "RDM003"]
-        assert "its estimator is unknown" in skipped.reason
+        found, _ = only(report_of(path, trainer=trainer), "RDM003")
+        assert (found.severity.label, "it is k1" in found.headline) == ("info", True)
     path = trainer_state(tmp_path, ORDINARY | {"kl": -0.009})
     assert "RDM003" in [code for code, _ in report_of(path, "beta=0.04", trainer="trl").clean]
 
@@ -249,7 +283,10 @@ def test_a_gradient_that_never_arrives(tmp_path):
     still = ORDINARY | {"grad_norm": 0.0, "loss": 0.0}
     found, _ = only(report_of(trainer_state(tmp_path, *[still] * 4)), "RDG002")
     assert (found.severity.label, found.verdict) == ("error", "confirmed")
-    assert found.headline == "gradient norm 0 in all 4 steps with reward variance"
+    assert (
+        found.headline
+        == "the gradient norm is 0 in all 4 steps with reward variance: no gradient reaches the parameters"
+    )
     # One step with a gradient: the path is whole.
     assert "RDG002" not in [one.code for one in report_of(trainer_state(tmp_path, *[still] * 4, ORDINARY)).findings]
 

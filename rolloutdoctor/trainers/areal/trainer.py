@@ -408,8 +408,6 @@ TRAINER = Trainer(
         "*": _RECORD,
         "reward": "set rollout.dump_to_file = true: AReaL then writes rollout/VERSION/TASK.jsonl in its log folder",
         "metrics": "give the log of AReaL's tracker (stats_logger) as well",
-        "reward_free": "AReaL does not log it; RDG001 finds such groups in rows",
-        "loss_parts": "AReaL has no KL term in the loss",
     },
     roles=OptionRoles(
         group={"train": "gconfig.n_samples"},

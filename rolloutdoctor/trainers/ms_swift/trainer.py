@@ -373,7 +373,6 @@ TRAINER = Trainer(
         ),
         # TRL's names but for these; `num_tokens` is TRL's own.
         marks=tuple(frozenset({mark}) for mark in (*_MARKS, "memory(GiB)")),
-        reward_free=trl.reward_free,
         file="logging.jsonl",
     ),
     recording={
@@ -381,8 +380,6 @@ TRAINER = Trainer(
         "rollout_log_probs": f"{_RECORDER}, with use_vllm so that the sampler gives log-probs",
         "*": _RECORDER,
         "metrics": _STATE,
-        "reward_free": f"ms-swift logs frac_reward_zero_std and grad_norm: {_STATE}",
-        "loss_parts": f"ms-swift logs loss and kl where beta > 0: {_STATE}",
     },
     roles=replace(
         trl.TRAINER.roles,

@@ -380,8 +380,6 @@ TRAINER = Trainer(
         "rewards": f"{_ADD} the names of the rewards in repeated_batch, reward/NAME",
         "*": _DUMP,
         "metrics": "NeMo-RL logs to W&B, TensorBoard or MLflow (logger.wandb_enabled and its like): give an export too",
-        "reward_free": f"NeMo-RL does not log it: {_DUMP}, and RDG001 finds such groups there",
-        "loss_parts": "state loss_fn.reference_policy_kl_penalty",
     },
     roles=OptionRoles(
         kl=_COEF,

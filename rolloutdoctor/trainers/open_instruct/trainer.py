@@ -311,8 +311,6 @@ TRAINER = Trainer(
         "rollout_log_probs": _TRACES,
         "*": _RECORD,
         "metrics": "give an export of its W&B run (--with_tracking) as well",
-        "reward_free": "open-instruct drops such groups (filter_zero_std_samples) and logs batch/filtered_prompts_pct",
-        "loss_parts": "open-instruct logs loss/policy_avg and loss/kl_avg: give its log as well",
     },
     roles=OptionRoles(
         kl="beta",

@@ -294,8 +294,6 @@ TRAINER = Trainer(
         "alone: record them with rolloutdoctor.recorders.own_loop",
         "micro_batch_id": "its workers shuffle rows into micro-batches: record with rolloutdoctor.recorders.own_loop",
         "metrics": "OpenRLHF logs to W&B or TensorBoard: give an export of that as well",
-        "reward_free": "OpenRLHF does not log it: RDG001 finds such groups in recorded rows",
-        "loss_parts": "OpenRLHF logs policy_loss, and kl with algo.kl.use_loss, each weighted by tokens twice",
     },
     roles=OptionRoles(
         kl=f"{_KL}.init_coef",

@@ -375,8 +375,6 @@ TRAINER = Trainer(
         "old_log_probs": _EXPORT,
         "*": _EXPORT,
         "metrics": "prime-rl logs to metrics.jsonl (monitors.file), and to W&B: give either as well",
-        "reward_free": f"prime-rl does not log it: {_EXPORT}",
-        "loss_parts": f"prime-rl does not log them apart: {_EXPORT}",
     },
     roles=OptionRoles(
         group={"train": "orchestrator.group_size"},

@@ -409,8 +409,6 @@ TRAINER = Trainer(
         "record them with rolloutdoctor.recorders.own_loop",
         "*": _DUMP,
         "metrics": "give the log of SkyRL's tracker (trainer.logger) as well",
-        "reward_free": "SkyRL does not log it; RDG001 finds such groups in the dump",
-        "loss_parts": "SkyRL logs policy/policy_loss and policy/final_loss: give the log of its tracker as well",
     },
     roles=OptionRoles(
         kl=f"{_P}.kl_loss_coef",

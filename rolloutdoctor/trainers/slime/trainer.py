@@ -399,8 +399,6 @@ TRAINER = Trainer(
         "ref_log_probs": f"{_DUMP}, once kl_coef > 0 or use_kl_loss loads a reference model",
         "values": f"{_DUMP} with advantage_estimator ppo",
         "*": _DUMP,
-        "reward_free": f"slime does not log it: {_DUMP}, and RDG001 finds such groups in the dump",
-        "loss_parts": f"slime does not log them apart: {_DUMP}, and RDG002 splits the loss from the dump",
         "metrics": "slime logs to W&B (--use-wandb) or TensorBoard (--use-tensorboard): give an export of that as well",
     },
     roles=OptionRoles(

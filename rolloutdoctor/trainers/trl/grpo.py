@@ -250,12 +250,6 @@ def metrics(evaluation: "Evaluation") -> Mapping[str, float]:
     return trl_metrics.grpo(evaluation)
 
 
-def reward_free(logged: Mapping[str, float]) -> bool | None:
-    """True where every group's rewards had a standard deviation of (isclose) 0: a mean of shares is 1 if each is."""
-    share = logged.get("frac_reward_zero_std")
-    return None if share is None else share == 1
-
-
 def loss_parts(logged: Mapping[str, float], config: Config | None) -> LossParts | None:
     """The loss less beta times the KL, where beta is stated; means over several steps add up as well."""
     if config is None or config.settings["beta"].assumed or not config["beta"] or not {"loss", "kl"} <= logged.keys():
@@ -322,7 +316,6 @@ TRAINER = Trainer(
             Trace("sampling/importance_sampling_ratio/mean", "use_vllm", bool, "with use_vllm = true", value=True),
         ),
         step_values=applied_coefs,
-        reward_free=reward_free,
         loss_parts=loss_parts,
         file="trainer_state.json",
     ),
@@ -335,8 +328,6 @@ TRAINER = Trainer(
         "*": _RECORDER,
         "ground_truth": f"{_RECORDER}, with text (the default) and a column ground_truth, solution or answer",
         "metrics": _STATE,
-        "reward_free": f"TRL logs frac_reward_zero_std and grad_norm: {_STATE}",
-        "loss_parts": f"TRL logs loss and kl where beta > 0: {_STATE}, and state beta with --set beta=NUMBER",
     },
     roles=OptionRoles(
         kl="beta",

@@ -266,12 +266,6 @@ def _actor(evaluation: "Evaluation") -> dict[str, float]:
     return found
 
 
-def reward_free(logged: Mapping[str, float]) -> bool | None:
-    """True where the advantage of every trained token was 0."""
-    extremes = [logged.get(f"critic/advantages/{name}") for name in ("min", "max")]
-    return None if None in extremes else extremes == [0, 0]
-
-
 def loss_parts(logged: Mapping[str, float], config: Config | None) -> LossParts | None:
     """The two parts as the actor logs them."""
     names = ("actor/pg_loss", "actor/kl_loss", "actor/kl_coef")
@@ -332,7 +326,6 @@ TRAINER = Trainer(
             Trace("actor/kl_loss", f"{_ACTOR}.use_kl_loss", bool, "with use_kl_loss = true"),
             Trace("actor/reward_kl_penalty", "algorithm.use_kl_in_reward", bool, "with use_kl_in_reward = true"),
         ),
-        reward_free=reward_free,
         loss_parts=loss_parts,
         file="verl's file logger",
     ),
@@ -351,9 +344,6 @@ TRAINER = Trainer(
         "ground_truth": "trainer.rollout_data_dir=DIR writes it as `gts`, beside the text of the responses",
         "*": _DRIVER,
         "metrics": _FILE_LOGGER,
-        "reward_free": f"verl logs critic/advantages/max, /min and actor/grad_norm: {_FILE_LOGGER}",
-        "loss_parts": "actor_rollout_ref.actor.use_kl_loss=true makes verl log actor/pg_loss, actor/kl_loss and "
-        f"actor/kl_coef: {_FILE_LOGGER}",
     },
     roles=OptionRoles(
         kl=f"{_ACTOR}.kl_loss_coef",

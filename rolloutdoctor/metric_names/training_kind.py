@@ -1,0 +1,68 @@
+"""The kind of training that a log is of, by the names in it: reinforcement learning, or one that is not checked."""
+
+import re
+from collections.abc import Collection
+
+from rolloutdoctor.metric_names.table import TRAINERS, understood
+
+RL, DISTILLATION, SFT, DPO, ORPO, REWARD_MODEL = (
+    "reinforcement learning",
+    "on-policy distillation",
+    "supervised fine-tuning",
+    "preference training (DPO)",
+    "preference training (ORPO)",
+    "reward-model training",
+)
+NOT_CHECKED = frozenset({SFT, DPO, ORPO, REWARD_MODEL})
+"""Kinds of which no rule knows anything."""
+
+_PAIRS = (
+    "rewards/chosen",
+    "rewards/rejected",
+    "rewards/margins",
+    "rewards/accuracies",
+    "logps/chosen",
+    "logps/rejected",
+)
+_ODDS = ("log_odds_ratio", "log_odds_chosen")
+_OF_REWARD_MODEL = ("margin", "min_reward", "max_reward", "mean_reward", "accuracy")
+_FEWEST_PAIRS, _FEWEST_OF_REWARD_MODEL = 2, 4
+_DISTILLED = re.compile(r"(^|[/_])(teacher_kl|opd|distill\w*)($|[/_])")
+
+
+def training_kind(names: Collection[str]) -> str:
+    """Return the kind of training of a log; reinforcement learning where nothing says another.
+
+    Trackers put a prefix before a name (``train/rewards/chosen``), which is left out.
+
+    >>> training_kind(["loss", "rewards/chosen", "rewards/rejected"]), training_kind(["reward", "teacher_kl"])
+    ('preference training (DPO)', 'on-policy distillation')
+    >>> training_kind(["loss", "mean_token_accuracy"]), training_kind(["loss", "reward", "kl"])
+    ('supervised fine-tuning', 'reinforcement learning')
+    """
+    bare = {re.sub(r"^(train|eval)[/_]", "", name) for name in names}
+    if sum(name in bare for name in _PAIRS) >= _FEWEST_PAIRS:
+        return ORPO if bare & {*_ODDS} else DPO
+    if any(_DISTILLED.search(name.lower()) for name in bare):
+        return DISTILLATION
+    if _has_reward(names):
+        return RL
+    if "mean_token_accuracy" in bare:
+        return SFT
+    if sum(name in bare for name in _OF_REWARD_MODEL) >= _FEWEST_OF_REWARD_MODEL:
+        return REWARD_MODEL
+    return RL
+
+
+def unrecognised(names: Collection[str]) -> list[str]:
+    """Return the names that no trainer's table has, in their order.
+
+    >>> unrecognised(["train/loss", "train/positive_nll_loss"])
+    ['train/positive_nll_loss']
+    """
+    tables = [metric for table in TRAINERS.values() for metric in table]
+    return [name for name in sorted(names) if not any(metric.matches(name) for metric in tables)]
+
+
+def _has_reward(names: Collection[str]) -> bool:
+    return "reward" in understood(names)
