@@ -150,8 +150,16 @@ KINDS = (
     *("verifier-dies", "verifier-dies-low", "function-crashes", "reward-flips", "engine-frozen", "engine-cold"),
     *("ratio-stale", "kl-nan"),
 )
-DETACHED = ("_compute_loss", "per_token_loss + self.beta * per_token_kl", "per_token_loss + self.beta * per_token_kl.detach()")
-K1 = ("_compute_loss", REFERENCE_KL, REFERENCE_KL.replace("per_token_kl", "per_token_logps.detach() - ref_per_token_logps"))
+DETACHED = (
+    "_compute_loss",
+    "per_token_loss + self.beta * per_token_kl",
+    "per_token_loss + self.beta * per_token_kl.detach()",
+)
+K1 = (
+    "_compute_loss",
+    REFERENCE_KL,
+    REFERENCE_KL.replace("per_token_kl", "per_token_logps.detach() - ref_per_token_logps"),
+)
 STALE = (
     "_compute_loss",
     "log_ratio = per_token_logps - old_per_token_logps",
@@ -184,7 +192,12 @@ def planted(kind: str, seed: int) -> Planted:
         **own: object,
     ) -> Planted:
         training = Training(
-            rewards=rewards, options=options | own, model=model, edits=edits, engine=engine, strength=strength,
+            rewards=rewards,
+            options=options | own,
+            model=model,
+            edits=edits,
+            engine=engine,
+            strength=strength,
             seed=seed,
         )
         return Planted(name=kind, training=training, codes=codes, onset=onset, before=before)
@@ -210,7 +223,9 @@ def planted(kind: str, seed: int) -> Planted:
         case "k1-printed":
             return made("RDM003", edits=(K1,), beta=draw.choice([0.02, 0.2]))
         case "length-bonus":
-            return made("RDT006", "RDI012", "RDT013", rewards=(_long,), max_completion_length=28, learning_rate=2 * rate)
+            return made(
+                "RDT006", "RDI012", "RDT013", rewards=(_long,), max_completion_length=28, learning_rate=2 * rate
+            )
         case "short-bonus":
             return made("RDT013", rewards=(_short,), max_completion_length=28, learning_rate=2 * rate)
         case "cut-short":
@@ -257,4 +272,7 @@ def clean(seed: int) -> Planted:
         "mask_truncated_completions": draw.choice([False, False, True]),
     }
     engine: Mapping[str, object] | None = {} if draw.random() < 0.3 else None
-    return Planted(name="clean", training=Training(rewards=rewards, options=options, model=draw.choice(MODELS), engine=engine, seed=seed))
+    return Planted(
+        name="clean",
+        training=Training(rewards=rewards, options=options, model=draw.choice(MODELS), engine=engine, seed=seed),
+    )

@@ -182,10 +182,7 @@ WITHOUT = {
     *("step", "actor/pg_clipfrac_lower", "response/aborted_ratio"),
     *(f"completions/{one}_terminated_length" for one in ("mean", "min", "max")),
     *(f"rollout_corr/{one}" for one in ("chi2_seq", "chi2_token", "ppl_ratio", "rollout_log_ppl", "training_log_ppl")),
-    *(
-        f"rollout/{one}"
-        for one in ("rewards", "values", "kl", "response_lengths", "truncated")
-    ),
+    *(f"rollout/{one}" for one in ("rewards", "values", "kl", "response_lengths", "truncated")),
     *(f"rollout/{one}log_probs" for one in ("", "ref_", "rollout_")),
 }
 """Recorded names of no canonical quantity."""
