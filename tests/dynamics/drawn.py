@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from dynamics.trainings import DIVERGED, Planted, _Calls, transformers
 from labelled.trl_training import Training
+
+from dynamics.trainings import DIVERGED, Planted, _Calls, transformers
 
 REFERENCE_KL = "self._metrics[mode]['kl'].append(global_masked_mean(per_token_kl))".replace("'", '"')
 
