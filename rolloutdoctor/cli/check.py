@@ -110,9 +110,7 @@ def check(
     options = groups.read_options(CheckOptions, source, part, rules=rules)
     from rolloutdoctor.cli.output import check_target, write_whole
     from rolloutdoctor.cli.progress import progress_bar
-    from rolloutdoctor.commands.check import report_of
-    from rolloutdoctor.engine.check_parts import measure_with
-    from rolloutdoctor.engine.prepare import prepare
+    from rolloutdoctor.commands.check import check_in_parts
     from rolloutdoctor.results.figures import Gallery
     from rolloutdoctor.views.table import RENDERERS
 
@@ -192,13 +190,12 @@ def check(
 
             report, gallery = check_and_draw(run, ("advantages", "kl", "ratio"), options, progress=progress)
         else:
-            prepared = prepare(run, options)
-            state = measure_with(where, prepared, progress)
-            report, gallery = report_of(prepared, state), Gallery({}, {})
+            checked = check_in_parts(run, options, progress, where)
+            report, gallery = checked.report, Gallery({}, {})
             if save_state is not None:
                 from rolloutdoctor.commands.merge import saved_state
 
-                _save(saved_state(prepared, state), save_state)
+                _save(saved_state(checked.prepared, checked.state), save_state)
     code = finish(report, gallery)
     opt.warn_of_partial(run, quiet=quiet)
     raise SystemExit(code)

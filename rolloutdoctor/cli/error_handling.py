@@ -3,15 +3,16 @@
 import functools
 import os
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
-from typing import ParamSpec, TypeVar
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import ParamSpec, TextIO, TypeVar
 
 from rolloutdoctor.cli import inputs
 from rolloutdoctor.cli.signals import Stopped, Stopping
 from rolloutdoctor.cli.streams import silence
 from rolloutdoctor.cli.terminal import say, show
-from rolloutdoctor.results.errors import RolloutDoctorError
+from rolloutdoctor.results.errors import DeviceWarning, RolloutDoctorError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,6 +39,30 @@ def until_the_end(opened: "AbstractContextManager[T]") -> T:
     return _STACKS[-1].enter_context(opened)
 
 
+@contextmanager
+def _device_warnings() -> Iterator[None]:
+    """Say in a sentence that the CPU computes what was begun on a GPU; other warnings are as they were."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", DeviceWarning)
+        others = warnings.showwarning
+
+        def shown(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if issubclass(category, DeviceWarning):
+                say(str(message))
+            else:
+                others(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = shown
+        yield
+
+
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
     """Turn what a command raises into a sentence and an exit code.
 
@@ -48,7 +73,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(command)
     def inner(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            with Stopping(), inputs.command(), ExitStack() as stack:
+            with Stopping(), inputs.command(), _device_warnings(), ExitStack() as stack:
                 _STACKS.append(stack)
                 try:
                     command(*args, **kwargs)

@@ -1,15 +1,17 @@
 """`check`: run the rules over a run, and judge what they measured."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
-from rolloutdoctor.engine.devices import find_dtype
+from rolloutdoctor.engine.check_parts import measure_with
+from rolloutdoctor.engine.devices import find_dtype, on_device
 from rolloutdoctor.engine.joins import joined
 from rolloutdoctor.engine.judge import judge
 from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.parts import Executor
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
+from rolloutdoctor.engine.processes import Processes
 from rolloutdoctor.engine.run_state import RunState
-from rolloutdoctor.engine.serial import measure
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.results.findings import Report
@@ -23,8 +25,47 @@ def check(run: Run, options: CheckOptions, progress: Progress | None = None) -> 
         UsageError: if an option cannot be used.
         InputError: if a file cannot be read, or breaks the contract.
     """
-    prepared = prepare(run, options)
-    return report_of(prepared, measure(prepared, progress))
+    return check_in_parts(run, options, progress).report
+
+
+@dataclass(frozen=True, eq=False)
+class CheckedRun:
+    """A run that was checked.
+
+    Attributes:
+        prepared: the run, on the device that computed it.
+        state: what the rules measured.
+        report: the verdicts.
+    """
+
+    prepared: PreparedRun
+    state: RunState
+    report: Report
+
+
+def check_in_parts(
+    run: Run, options: CheckOptions, progress: Progress | None = None, executor: Executor | None = None
+) -> CheckedRun:
+    """Run the rules over a run, in parts.
+
+    Args:
+        run: what to read.
+        options: what to check, and how.
+        progress: called with what is done and what there is to do, in the run's `unit`.
+        executor: where parts are measured; None: in this process.
+
+    Raises:
+        UsageError: if an option cannot be used.
+        InputError: if a file cannot be read, or breaks the contract.
+        DeviceError: if a GPU that was asked for fails, or does not compute what the CPU computes.
+    """
+
+    def checked(chosen: CheckOptions) -> CheckedRun:
+        prepared = prepare(run, chosen)
+        state = measure_with(executor, prepared, progress)
+        return CheckedRun(prepared, state, report_of(prepared, state))
+
+    return on_device(options, [run], checked, alone=executor in (None, Processes(1)))
 
 
 def report_of(prepared: PreparedRun, state: RunState) -> Report:

@@ -12,7 +12,7 @@ from rolloutdoctor.commands.compare_rows import COLUMNS, RowComparison, step_pai
 from rolloutdoctor.commands.run_profile import MEASURES, RECOMPUTED, ROW_PARTS, RunProfile
 from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.engine.accumulate import RuleAccumulator
-from rolloutdoctor.engine.devices import find_dtype
+from rolloutdoctor.engine.devices import find_dtype, on_device
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.run_state import RunState
@@ -70,6 +70,12 @@ def compare(
         UsageError: if an option cannot be used, or a run has nothing to break down by.
         InputError: if a file cannot be read, or breaks the contract.
     """
+    return on_device(options, [a, b], lambda chosen: _compare(a, b, chosen, by, names, progress))
+
+
+def _compare(
+    a: Run, b: Run, options: CheckOptions, by: str | None, names: tuple[str, str] | None, progress: Progress | None
+) -> RunComparison:
     turns = _in_turn(a, b, options, progress)
     sides = [_see(run, options, by, advance) for run, advance in zip((a, b), turns, strict=True)]
     keys = [set(one.state.seen) | set(_logged(one)) for one in sides]

@@ -16,7 +16,7 @@ from rolloutdoctor.commands.top_groups import moved_groups
 from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import configure
-from rolloutdoctor.engine.devices import find_device
+from rolloutdoctor.engine.devices import find_device, on_device
 from rolloutdoctor.engine.identified_options import with_identified
 from rolloutdoctor.engine.parts import Executor, tree_sum
 from rolloutdoctor.engine.processes import Processes
@@ -54,6 +54,11 @@ def diff(
         UsageError: if an option cannot be used, or there is nothing to compare.
         InputError: if a file cannot be read, breaks the contract, or lacks what the advantages need.
     """
+    alone = executor in (None, Processes(1))
+    return on_device(options, [run], lambda chosen: _diff(run, chosen, progress, executor), alone=alone)
+
+
+def _diff(run: Run, options: DiffOptions, progress: Progress | None, executor: Executor | None) -> Comparison:
     if options.all_fixes and (options.fixes or options.against or options.without or options.by or options.top):
         raise UsageError(
             "--all-fixes is one table of every fix: leave out --fix, --against, --without, --by, --top and --top-tokens"

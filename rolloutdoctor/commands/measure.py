@@ -11,6 +11,7 @@ from rolloutdoctor.commands.diff import diff
 from rolloutdoctor.commands.diff_parts import DiffOptions
 from rolloutdoctor.commands.merge import saved_state
 from rolloutdoctor.engine.accumulate import RuleAccumulator
+from rolloutdoctor.engine.devices import on_device
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.run_state import RunState
@@ -99,6 +100,10 @@ def measure(
         UsageError: if an option cannot be used.
         InputError: if a file cannot be read, or breaks the contract.
     """
+    return on_device(options, [run], lambda chosen: _measure(run, chosen, fixes, progress))
+
+
+def _measure(run: Run, options: CheckOptions, fixes: Sequence[ChosenFix], progress: Progress | None) -> MeasuredRun:
     prepared = prepare(run, options)
     plan = prepared.plan
     if fixes:

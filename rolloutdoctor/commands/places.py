@@ -4,11 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from rolloutdoctor.commands.check import report_of
+from rolloutdoctor.commands.check import check_in_parts
 from rolloutdoctor.engine.judge import measured_by
 from rolloutdoctor.engine.options import CheckOptions
-from rolloutdoctor.engine.prepare import prepare
-from rolloutdoctor.engine.serial import measure
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.results.findings import Example, Report
 from rolloutdoctor.rules.table import AnyRule
@@ -43,10 +41,9 @@ def list_places(run: Run, rule: AnyRule, options: CheckOptions, write: Callable[
         options: how to read it.
         write: takes the places of one step at a time.
     """
-    prepared = prepare(run, replace(options, rules=[rule]))
-    state = measure(prepared)
-    report = report_of(prepared, state)
-    measured = measured_by(rule, state, prepared.context)
+    checked = check_in_parts(run, replace(options, rules=[rule]))
+    report = checked.report
+    measured = measured_by(rule, checked.state, checked.prepared.context)
     if report.findings and measured is not None:
         places = [Place(split, found) for split, found in rule.listed(measured)]
         for _, of_step in groupby(places, key=lambda place: (place.found.step, place.split)):

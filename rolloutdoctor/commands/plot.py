@@ -20,6 +20,7 @@ from rolloutdoctor.commands.reward_figure import RewardsFigure
 from rolloutdoctor.commands.token_figures import LengthsFigure, MismatchFigure
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.engine.accumulate import RuleAccumulator
+from rolloutdoctor.engine.devices import on_device
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.run_steps import StepConsumer, run_file_steps
@@ -89,6 +90,12 @@ def draw(
         UsageError: if an option cannot be used.
         InputError: if a file cannot be read, breaks the contract, or lacks what the picture needs.
     """
+    return on_device(options, [run], lambda chosen: _plot(run, kind, chosen, fixes, progress))
+
+
+def _plot(
+    run: Run, kind: str, options: CheckOptions, fixes: Sequence[ChosenFix], progress: Progress | None
+) -> PictureData:
     marking = GATHERED[kind].marking
     if marking:
         options = replace(options, rules=tuple(rule for rule in RULES if rule.code in marking))
@@ -132,6 +139,21 @@ def check_and_draw(
         UsageError: if an option cannot be used.
         InputError: if a file cannot be read, or breaks the contract.
     """
+
+    def checked(chosen: CheckOptions) -> tuple[Report, Gallery]:
+        return _check_and_draw(run, kinds, chosen, fixes, progress, beside)
+
+    return on_device(options, [run], checked)
+
+
+def _check_and_draw(
+    run: Run,
+    kinds: Collection[str],
+    options: CheckOptions,
+    fixes: Sequence[ChosenFix],
+    progress: Progress | None,
+    beside: Callable[[PreparedRun], StepConsumer] | None,
+) -> tuple[Report, Gallery]:
     ready = prepare(run, options)
     rules = RuleAccumulator(ready.plan)
     pictures = Pictures(kinds, ready.context, fixes, options.split or TRAIN)

@@ -16,7 +16,7 @@ from rolloutdoctor.commands.recompute_steps import (
 )
 from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import Configured, configure
-from rolloutdoctor.engine.devices import find_device, find_dtype
+from rolloutdoctor.engine.devices import find_device, find_dtype, on_device
 from rolloutdoctor.engine.identified_options import with_identified
 from rolloutdoctor.engine.merged_ids import merged_notes
 from rolloutdoctor.engine.parts import Executor, tree_sum
@@ -61,7 +61,7 @@ def recompute(
     Raises:
         UsageError: if an option cannot be used, the output cannot be written, or parts are to go into one file.
         InputError: if a file cannot be read, breaks the contract, or lacks what the advantages need.
-        DeviceError: if a GPU does not compute what the CPU computes.
+        DeviceError: if a GPU fails, or does not compute what the CPU computes.
     """
     in_folder = path is not None and is_folder(path)
     several = executor not in (None, Processes(1))
@@ -70,6 +70,23 @@ def recompute(
     if path is not None and str(path).lower().endswith(_NO_PARQUET):
         raise UsageError(f"{path}: the values of tokens are written as Parquet; name it {Path(path).stem}.parquet")
     find_dtype(options.dtype)
+    # What is written into a pipe cannot be taken back.
+    again = path is None or in_folder or not Path(path).exists() or Path(path).is_file()
+
+    def recomputed(chosen: RecomputeOptions) -> Recomputed:
+        return _recompute(run, chosen, path, progress, executor)
+
+    return on_device(options, [run], recomputed, alone=again and not several)
+
+
+def _recompute(
+    run: Run,
+    options: RecomputeOptions,
+    path: str | Path | None,
+    progress: Progress | None,
+    executor: Executor | None,
+) -> Recomputed:
+    in_folder = path is not None and is_folder(path)
     run, options = with_identified(run, options)
     configured = need_trainer(configure(run.metadata, options.trainer, options.layers))
     schema = schema_of(run, configured, options)

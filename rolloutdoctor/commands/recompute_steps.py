@@ -14,9 +14,10 @@ from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.merged_ids import MergedCount, MergedIds
 from rolloutdoctor.engine.options import ReadOptions
-from rolloutdoctor.evaluation.device import EvaluationRequest, Evaluator
+from rolloutdoctor.evaluation.device import Evaluator
 from rolloutdoctor.evaluation.entropy import bonus_tokens
 from rolloutdoctor.evaluation.evaluate import Evaluation, reward_kl_tokens
+from rolloutdoctor.evaluation.requests import EvaluationRequest
 from rolloutdoctor.evaluation.scores import log_ratios, ratios_at_loss, sampler_correction_of
 from rolloutdoctor.formulas.corrections.inside import inside_the_loss
 from rolloutdoctor.formulas.corrections.rejection import kept_tokens
@@ -158,9 +159,11 @@ class StepRecomputer:
     def add(self, batch: RolloutBatch, dtype: torch.dtype, *, per_token: bool) -> dict[str, Evaluation]:
         """Evaluate a step and keep its numbers; empty where the trainer itself would fail."""
         wanted = tuple(self._objectives) if per_token else ()
-        there, logged = self._evaluator.moved(batch), self._logged.at(batch.key)
+        logged = self._logged.at(batch.key)
         try:
-            found = self._evaluator.evaluate(there, EvaluationRequest(self._objectives, dtype, wanted, logged))
+            found = self._evaluator.evaluate(
+                batch, EvaluationRequest(self._objectives, dtype, wanted, logged)
+            ).evaluations
         except CannotComputeError as error:
             self._failures.setdefault(str(error), []).append(batch.step)
             found = {}
@@ -168,7 +171,6 @@ class StepRecomputer:
             self._merged.add(batch)
         sides = {side: self._numbers(evaluation) for side, evaluation in found.items()}
         before = sides.get("", Numbers())
-        self._evaluator.done()
         self._groups += 0 if batch.groups is None else len(batch.groups)
         self._steps.append(
             RecomputedStep(
@@ -212,11 +214,11 @@ class StepRecomputer:
         offsets = pa.array(batch.rows.to(torch.int32).numpy())
         for side, evaluation in found.items():
             for name, values_T in _token_values(evaluation, logits=self._options.logits):
-                values = pa.array(values_T.double().cpu().numpy())
+                values = pa.array(values_T.double().numpy())
                 cells[f"{name}{side}"] = pa.ListArray.from_arrays(offsets, values)
         for name, values_T in _correction_values(found[""]) if "" in found else ():
             kind = torch.uint8 if name == MASK_COLUMN else torch.float64
-            cells[name] = pa.ListArray.from_arrays(offsets, pa.array(values_T.to(kind).cpu().numpy()))
+            cells[name] = pa.ListArray.from_arrays(offsets, pa.array(values_T.to(kind).numpy()))
         arrays = [
             cells[field.name].cast(field.type) if field.name in cells else pa.nulls(count, field.type)
             for field in self._schema

@@ -20,7 +20,7 @@ from rolloutdoctor.commands.why_units import (
     valued,
 )
 from rolloutdoctor.data.step_key import TRAIN
-from rolloutdoctor.engine.devices import find_device
+from rolloutdoctor.engine.devices import find_device, on_device
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.run_steps import run_file_steps
@@ -98,6 +98,10 @@ def why(run: Run, options: CheckOptions, question: Question, progress: Progress 
         UsageError: if an option cannot be used, or no step is logged or recorded before or after `at`.
         InputError: if neither rows nor log hold the metric.
     """
+    return on_device(options, [run], lambda chosen: _why(run, chosen, question, progress))
+
+
+def _why(run: Run, options: CheckOptions, question: Question, progress: Progress | None) -> Why:
     ready = prepare(run, replace(options, rules=(), split=TRAIN))
     metric = _canonical(question.metric, ready)
     seen, units, rows = InputSummary(), pl.DataFrame(), pl.DataFrame()

@@ -89,11 +89,18 @@ def _moved(chunks: Sequence[Tensor], device: torch.device) -> Tensor:
     column_T = torch.empty(sum(map(len, chunks)), dtype=dtype, device=device)
     start = 0
     for chunk in chunks:
-        # Pinned memory is kept until the copy is done, and used again for the chunks to come.
-        source = chunk.pin_memory() if device.type == "cuda" else chunk
-        column_T[start : start + len(chunk)].copy_(source, non_blocking=True)
+        column_T[start : start + len(chunk)].copy_(_pinned(chunk) if device.type != "cpu" else chunk, non_blocking=True)
         start += len(chunk)
     return column_T
+
+
+def _pinned(chunk: Tensor) -> Tensor:
+    """A chunk in pinned memory, which is kept until the copy is done, and used again for the chunks to come."""
+    try:
+        return chunk.pin_memory()
+    except RuntimeError:
+        # Containers limit how much memory may be locked; the copy only takes longer from where it is.
+        return chunk
 
 
 def _joined(chunks: Sequence[Tensor]) -> Tensor:

@@ -11,9 +11,10 @@ from rolloutdoctor.data.several_steps import TOGETHER, passes
 from rolloutdoctor.engine.devices import find_device, find_dtype
 from rolloutdoctor.engine.garbage import rare_collections
 from rolloutdoctor.engine.options import ReadOptions
-from rolloutdoctor.evaluation.device import EvaluationRequest, Evaluator
+from rolloutdoctor.evaluation.device import Evaluator
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation
 from rolloutdoctor.evaluation.on_demand import OnDemand
+from rolloutdoctor.evaluation.requests import EvaluationRequest
 from rolloutdoctor.evaluation.together import SharedPass, StepsTogether
 from rolloutdoctor.evaluation.token_measures import TokenMeasure, TokenMeasures, measured_on_demand
 from rolloutdoctor.io.progress import Progress
@@ -113,7 +114,7 @@ def run_file_steps(
     Raises:
         UsageError: if an option cannot be used.
         InputError: if a file cannot be read, or breaks the contract.
-        DeviceError: if a GPU does not compute what the CPU computes.
+        DeviceError: if a GPU fails, or does not compute what the CPU computes.
     """
     evaluator, dtype = Evaluator(find_device(options.device)), find_dtype(options.dtype)
     columns = frozenset[str]().union(*(each.columns for each in consumers))
@@ -142,8 +143,7 @@ def run_steps(
     with evaluation_mode(), rare_collections():
         # A GPU is given its steps one by one, as they are.
         for steps in passes(batches, TOGETHER if evaluator.device.type == "cpu" else 0):
-            dispatcher.steps([(batch, metrics.at(batch.key)) for batch in map(evaluator.moved, steps)])
-            evaluator.done()
+            dispatcher.steps([(batch, metrics.at(batch.key)) for batch in steps])
             # Or these steps would stay in memory while the next one is decoded.
             steps.clear()
 
@@ -197,14 +197,12 @@ class SharedEvaluator:
     def _objectives(self) -> dict[str, Objective]:
         return {str(number): objective for number, objective in enumerate(self._distinct)}
 
-    def _measures(self, batch: RolloutBatch) -> TokenMeasures:
-        return TokenMeasures(
-            {
-                f"{number} {name}": measure
-                for number, consumer in enumerate(self.consumers)
-                for name, measure in consumer.token_measures(batch).items()
-            }
-        )
+    def _measures(self, batch: RolloutBatch) -> dict[str, TokenMeasure]:
+        return {
+            f"{number} {name}": measure
+            for number, consumer in enumerate(self.consumers)
+            for name, measure in consumer.token_measures(batch).items()
+        }
 
     def pass_on(self, steps: Sequence[LoggedBatch], dtype: torch.dtype) -> None:
         """Evaluate some steps, together where that is possible, and pass them to the consumers."""
@@ -227,7 +225,9 @@ class SharedEvaluator:
             return None
         try:
             each = [
-                self._evaluator.evaluate(batch, EvaluationRequest(objectives, dtype, self._per_token, logged))
+                self._evaluator.evaluate(
+                    batch, EvaluationRequest(objectives, dtype, self._per_token, logged)
+                ).evaluations
                 for batch, logged in steps
             ]
         except CannotComputeError:
@@ -255,22 +255,22 @@ class SharedEvaluator:
     def evaluate(self, batch: RolloutBatch, logged: Mapping[str, float], dtype: torch.dtype) -> Iterator[EvaluatedStep]:
         """Yield what each consumer sees of a step."""
         objectives, measures = self._objectives, self._measures(batch)
-        request = EvaluationRequest(objectives, dtype, self._per_token, logged, measures.visit if measures else None)
+        request = EvaluationRequest(objectives, dtype, self._per_token, logged, measures)
         try:
-            found = self._evaluator.evaluate(batch, request)
+            result = self._evaluator.evaluate(batch, request)
         except CannotComputeError as error:
             if len(self.consumers) == 1:
-                measured = _by_consumer(measures.finish(batch), 0)
+                measured = _by_consumer(TokenMeasures(measures).finish(batch), 0)
                 yield EvaluatedStep(batch, logged, dtype, failure=str(error), token_measures=measured)
                 return
             # What cannot be computed may be another's: no consumer goes without because of the others.
             for consumer in self.consumers:
                 yield from SharedEvaluator([consumer], self._evaluator).evaluate(batch, logged, dtype)
             return
-        measured_by_all = measures.finish(batch)
         for number, names in enumerate(self._names):
-            evaluations = {label: found[name] for label, name in names.items()}
-            yield EvaluatedStep(batch, logged, dtype, evaluations, token_measures=_by_consumer(measured_by_all, number))
+            evaluations = {label: result.evaluations[name] for label, name in names.items()}
+            measured = _by_consumer(result.measures, number)
+            yield EvaluatedStep(batch, logged, dtype, evaluations, token_measures=measured)
 
 
 def _labelled(evaluations: Mapping[str, Evaluation], names: Mapping[str, str]) -> Mapping[str, Evaluation]:

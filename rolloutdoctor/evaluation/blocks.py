@@ -26,9 +26,14 @@ DEVICE_BLOCK_TOKENS = 2**24
 """Tokens of a block on a GPU, where it must be long enough to keep the device busy."""
 
 
-def cut(batch: RolloutBatch) -> Iterator[tuple[slice, slice]]:
-    """Cut a step into blocks of whole rows: pairs of row and token slices."""
-    return batch.blocks(BLOCK_TOKENS if batch.device.type == "cpu" else DEVICE_BLOCK_TOKENS)
+def cut(batch: RolloutBatch, tokens: int | None = None) -> Iterator[tuple[slice, slice]]:
+    """Cut a step into blocks of whole rows: pairs of row and token slices.
+
+    Args:
+        batch: the step.
+        tokens: of a block, about; None: as many as suit the device.
+    """
+    return batch.blocks(tokens or (BLOCK_TOKENS if batch.device.type == "cpu" else DEVICE_BLOCK_TOKENS))
 
 
 def parts_of(batch: RolloutBatch, rows: slice, tokens: slice, dtype: torch.dtype) -> Iterator["AdjacentRows"]:

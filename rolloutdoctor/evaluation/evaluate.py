@@ -237,6 +237,7 @@ def evaluate_all(
     logged: Mapping[str, float] | None = None,
     visit: Callable[[TokenBlock], None] | None = None,
     amend: Callable[[RowResult], RowResult] | None = None,
+    block_tokens: int | None = None,
 ) -> dict[str, Evaluation]:
     """Evaluate several objectives in one pass over the tokens.
 
@@ -250,6 +251,7 @@ def evaluate_all(
         logged: the step's metrics, for objectives that change from step to step.
         visit: is shown each block of tokens that the evaluation goes through; see `TokenMeasures`.
         amend: edits the first pass of each before the second sees it.
+        block_tokens: of a block, about; None: as many as suit the device.
 
     Raises:
         CannotComputeError: where the trainer itself fails, or what changes from step to step was not logged.
@@ -268,7 +270,7 @@ def evaluate_all(
     }
     wanted = (able if per_token else ()) if isinstance(per_token, bool) else per_token
     with naming(next((objective.trainer for objective in objectives.values()), CannotComputeError.trainer)):
-        passes = token_pass(batch, able, dtype, frozenset(wanted), visit) if able else {}
+        passes = token_pass(batch, able, dtype, frozenset(wanted), visit, block_tokens) if able else {}
     found = {}
     for name, objective in objectives.items():
         tokens, kept = passes.get(name, (None, None))

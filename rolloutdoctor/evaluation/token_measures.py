@@ -184,14 +184,14 @@ class TokenMeasures:
         self._rows = block.rows.stop
         block.forget()
 
-    def finish(self, batch: RolloutBatch) -> dict[str, dict[str, Tensor]]:
+    def finish(self, batch: RolloutBatch, block_tokens: int | None = None) -> dict[str, dict[str, Tensor]]:
         """Return each measure's values, joined over the blocks, ``[N, ...]``.
 
-        A step that no evaluation went through, or not to its end, is gone through here.
+        A step that no evaluation went through, or not to its end, is gone through here, in blocks of `block_tokens`.
         """
         if self._measures and (self._rows < len(batch) or not len(batch)):
             self._reset()
-            for rows, tokens in cut(batch) if len(batch) else [(slice(0, 0), slice(0, 0))]:
+            for rows, tokens in cut(batch, block_tokens) if len(batch) else [(slice(0, 0), slice(0, 0))]:
                 self.visit(TokenBlock(batch, rows, tokens))
         known: dict[tuple[int, ...], Tensor] = {}
         return {name: _joined(blocks, known) for name, blocks in self._found.items()}

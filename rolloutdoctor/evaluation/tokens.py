@@ -23,6 +23,7 @@ def token_pass(
     dtype: torch.dtype,
     per_token: Collection[str],
     visit: Callable[[TokenBlock], None] | None = None,
+    block_tokens: int | None = None,
 ) -> dict[str, tuple[TokenSums, PerToken | None]]:
     """Run the second pass for all objectives, block by block; token values are kept of those in `per_token`.
 
@@ -37,7 +38,7 @@ def token_pass(
     reference, *others = passes.values()
     for other in others:
         other.compare_with(reference)
-    for rows, tokens in cut(batch):
+    for rows, tokens in cut(batch, block_tokens):
         for block in parts_of(batch, rows, tokens, dtype):
             grad_T = reference.add(block)
             for other in others:

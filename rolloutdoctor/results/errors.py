@@ -55,7 +55,22 @@ class BatchError(RolloutDoctorError):
 
 
 class DeviceError(RolloutDoctorError):
-    """A GPU does not compute what the CPU computes, so nothing that it says is taken."""
+    """A GPU fails, or does not compute what the CPU computes, so nothing that it says is taken.
+
+    Attributes:
+        reason: the beginning of the sentence: what happened.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.reason}; nothing more was evaluated, use --device cpu"
+
+
+class DeviceWarning(UserWarning):
+    """Warning that the CPU computes what was begun on a GPU."""
 
 
 TRAINER = "{trainer}"

@@ -11,9 +11,11 @@ from every_objective import full_batch, objectives, plain_objective, with_every_
 
 from rolloutdoctor.cli import main
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.evaluation import device
-from rolloutdoctor.evaluation.device import EvaluationRequest, Evaluator, compare
+from rolloutdoctor.evaluation import device, device_agreement
+from rolloutdoctor.evaluation.device import Evaluator, kind_of
+from rolloutdoctor.evaluation.device_agreement import compare
 from rolloutdoctor.evaluation.evaluate import evaluate_all
+from rolloutdoctor.evaluation.requests import EvaluationRequest
 from rolloutdoctor.results.errors import CannotComputeError, DeviceError
 from rolloutdoctor.testing import random_batch
 from rolloutdoctor.trainers.table import TRAINERS
@@ -107,18 +109,45 @@ def test_a_wrong_value_is_refused(value, change, dtype):
 def moves(monkeypatch):
     """Let steps move to a device that is this CPU."""
     monkeypatch.setattr(RolloutBatch, "to", lambda self, device: replace(self))
+    monkeypatch.setattr(device, "probe", lambda device: None)
 
 
-def test_the_first_step_of_each_split_is_compared_and_no_other(moves, monkeypatch):
-    compared = []
-    monkeypatch.setattr(device, "compare", lambda here, *rest: compared.append(here.key))
+@pytest.fixture
+def compared(monkeypatch):
+    """Steps that are compared with the CPU."""
+    steps = []
+    monkeypatch.setattr(device, "compare", lambda batch, *rest: steps.append(batch.key))
+    return steps
+
+
+def test_the_first_step_of_each_kind_is_compared(moves, compared):
+    full = {"empty": 0.0, "rejected": 0.0}
+    second = random_batch(7, sizes=(4, 4), **full)
+    steps = [
+        random_batch(0, empty=1.0),
+        random_batch(1, **full),
+        random_batch(2, **full),
+        replace(random_batch(3, **full), split="eval"),
+        random_batch(4, empty=0.5, rejected=0.0),
+        random_batch(5, empty=0.0, rejected=0.5),
+        random_batch(6, empty=0.5, rejected=0.5),
+        replace(second, per_row={**second.per_row, "optim_step_id": torch.arange(8) // 4}),
+        random_batch(8, empty=0.5, rejected=0.5),
+    ]
     evaluator, request = Evaluator(torch.device("cuda")), request_of({"": plain_objective("trl")})
-    steps = [random_batch(0, empty=1.0), *(replace(random_batch(n), step=n) for n in (1, 2))]
-    steps += [replace(random_batch(3), step=3, split="eval"), replace(random_batch(4), step=4)]
-    for batch in steps:
-        evaluator.evaluate(evaluator.moved(batch), request)
-        evaluator.done()
-    assert compared == [(1, "train"), (3, "eval")]
+    for number, batch in enumerate(steps):
+        evaluator.evaluate(replace(batch, step=number), request)
+    assert [key.step for key in compared] == [1, 3, 4, 5, 6, 7]
+    assert evaluator.compared == {kind_of(steps[key.step]) for key in compared}
+
+
+def test_no_more_than_eight_kinds_are_compared(moves, compared, monkeypatch):
+    kinds = iter(range(20))
+    monkeypatch.setattr(device, "kind_of", lambda batch: frozenset({str(next(kinds))}))
+    evaluator, request = Evaluator(torch.device("cuda")), request_of({"": plain_objective("trl")})
+    for _ in range(10):
+        evaluator.evaluate(random_batch(0), request)
+    assert len(compared) == 8
 
 
 def test_a_step_that_only_one_of_them_can_compute(moves, monkeypatch):
@@ -130,15 +159,16 @@ def test_a_step_that_only_one_of_them_can_compute(moves, monkeypatch):
         return evaluate_all(batch, *given, **more)
 
     monkeypatch.setattr(device, "evaluate_all", failing)
+    monkeypatch.setattr(device_agreement, "evaluate_all", failing)
     evaluator, request = Evaluator(torch.device("cuda")), request_of({"": plain_objective("trl")})
     for order, error, words in (
-        ([True, False], DeviceError, "can be computed on the CPU, but not on the GPU: no tokens$"),
-        ([False, True], DeviceError, "can be computed on the GPU, but not on the CPU: no tokens$"),
+        ([True, False], DeviceError, "can be computed on the CPU, but not on the GPU: no tokens; "),
+        ([False, True], DeviceError, "can be computed on the GPU, but not on the CPU: no tokens; "),
         ([True, True], CannotComputeError, "no tokens"),
     ):
         fails[:] = order
         with pytest.raises(error, match=words):
-            evaluator.evaluate(evaluator.moved(random_batch(0)), request)
+            evaluator.evaluate(random_batch(0), request)
     assert not evaluator.compared
 
 

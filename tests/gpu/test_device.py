@@ -8,8 +8,9 @@ from every_objective import full_batch, objectives, plain_objective, with_every_
 
 from rolloutdoctor.commands.check import check
 from rolloutdoctor.engine.options import CheckOptions
-from rolloutdoctor.evaluation.device import EvaluationRequest, Evaluator
+from rolloutdoctor.evaluation.device import Evaluator, kind_of
 from rolloutdoctor.evaluation.evaluate import evaluate
+from rolloutdoctor.evaluation.requests import EvaluationRequest
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import CannotComputeError
 from rolloutdoctor.testing import random_batch
@@ -42,8 +43,8 @@ def test_check_finds_the_same(sample, dtype):
 
 def first_step(batch, objectives, dtype):
     evaluator = Evaluator(torch.device("cuda"))
-    evaluator.evaluate(evaluator.moved(batch), EvaluationRequest(objectives, dtype, (), {}))
-    assert evaluator.compared == {batch.split}
+    evaluator.evaluate(batch, EvaluationRequest(objectives, dtype))
+    assert evaluator.compared == {kind_of(batch)}
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
