@@ -95,6 +95,8 @@ def open(
                 logs_alone=True,
             )
         )
+        for note in run.notes.sentences:
+            _log.warning(note)
         weakref.finalize(run, stack.pop_all().close)
     return run
 

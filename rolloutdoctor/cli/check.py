@@ -132,7 +132,10 @@ def check(
         raise UsageError("--follow takes one process; leave --workers and --engine out")
     alone = list_ or save_state or engine or baseline or write_baseline or workers > 1
     try:
-        run = None if follow or each else dumps.opened(paths, source, quiet=quiet, text=True, logs_alone=True)
+        run = None
+        if not follow and not each:
+            says_notes = list_ is not None or format_ in _WITHOUT_NOTES
+            run = dumps.opened(paths, source, quiet=quiet, text=True, logs_alone=True, says_notes=says_notes)
     except SeveralRunsError as error:
         from rolloutdoctor.views.several import RENDERERS as FORMATS
 
@@ -208,6 +211,9 @@ def _save(saved: "SavedState", path: str) -> None:
 
     write_whole(archived(members_of(saved)), path)
 
+
+_WITHOUT_NOTES = (opt.Format.concise, opt.Format.junit, opt.Format.github)
+"""Formats with a place for rules alone: what readers noted goes to stderr."""
 
 _OF_MEASURED = frozenset(
     {

@@ -63,6 +63,6 @@ def convert(
     tell(f"read with the importer {found.importer.name}: {found.why}")
     with bytes_bar(quiet=quiet) as progress:
         sink = run_convert(found, Path(output), options, progress)
-    for note in sink.notes:
-        tell(note)
+    for sentence in (*sink.told, *sink.note.sentences):
+        tell(sentence)
     tell(f"{sink.rows:,} rows written to {output}")

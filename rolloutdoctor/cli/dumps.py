@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 
 def opened(
-    paths: list[str], source: Source, *, quiet: bool = False, text: bool = False, logs_alone: bool = False
+    paths: list[str],
+    source: Source,
+    *,
+    quiet: bool = False,
+    text: bool = False,
+    logs_alone: bool = False,
+    says_notes: bool = False,
 ) -> "Run":
     """Open the run that the arguments name: run files, or a trainer's own dump, until the command ends.
 
@@ -24,9 +30,13 @@ def opened(
         quiet: True to say nothing and draw no bar.
         text: True if prompts and responses of a dump are wanted.
         logs_alone: True if logged metrics will do without rollouts.
+        says_notes: True for a command whose result has no place for the notes of readers.
     """
     run = until_the_end(opening(paths, source, quiet=quiet, text=text, logs_alone=logs_alone))
     note_run(run)
+    if says_notes and not quiet:
+        for sentence in run.notes.sentences:
+            say(sentence)
     return run
 
 

@@ -29,7 +29,7 @@ def info(
     from rolloutdoctor.views.structured import as_json
 
     options = groups.read_options(CheckOptions, source, part)
-    run = dumps.opened(paths, source, logs_alone=True)
+    run = dumps.opened(paths, source, logs_alone=True, says_notes=format_ is opt.PageFormat.full)
     check_target(output_file, "--output-file")
     found = describe(run, options)
     style = opt.style_of(opt.Color.never, to_file=output_file is not None, verbose=False)

@@ -41,7 +41,7 @@ def measure(
     from rolloutdoctor.engine.options import CheckOptions
 
     options = groups.read_options(CheckOptions, source, part)
-    run = dumps.opened(paths, source, quiet=quiet)
+    run = dumps.opened(paths, source, quiet=quiet, says_notes=True)
     prepare_folder(output, run)
     with progress_bar(run.unit, quiet=quiet) as progress:
         measured = run_measure(run, options, fixes, progress)

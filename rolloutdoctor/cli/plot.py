@@ -76,7 +76,7 @@ def plot(
     from rolloutdoctor.commands.why import Question
     from rolloutdoctor.commands.why import why as explain
 
-    run = dumps.opened(paths, source, quiet=quiet, logs_alone=True)
+    run = dumps.opened(paths, source, quiet=quiet, logs_alone=True, says_notes=True)
     check_target(output)
     with progress_bar(run.unit, quiet=quiet) as progress:
         data = (

@@ -57,7 +57,7 @@ def view(
     from rolloutdoctor.engine.options import CheckOptions
 
     options = groups.read_options(CheckOptions, source, groups.Part(), device="cpu", dtype=dtype.value)
-    run = dumps.opened(paths, source, quiet=quiet, text=True, logs_alone=True)
+    run = dumps.opened(paths, source, quiet=quiet, text=True, logs_alone=True, says_notes=True)
     inspector = Inspector(run, options, paths)
     other = None
     if against is not None:

@@ -80,7 +80,7 @@ def report_of(prepared: PreparedRun, state: RunState) -> Report:
     device, dtype = prepared.device, prepared.options.dtype
     found = judge(prepared.plan, state, prepared.configured, device=device, dtype=dtype, diagnosis=diagnosis)
     more = [note for note in (_beside(prepared), _apart(prepared, state)) if note]
-    return replace(found, notes=(*found.notes, *more)) if more else found
+    return replace(found, notes=(*prepared.run.notes.sentences, *found.notes, *more))
 
 
 def _diagnosis(prepared: PreparedRun, state: RunState) -> Diagnosis:

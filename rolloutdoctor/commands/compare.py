@@ -287,6 +287,7 @@ def _row_parts(a: _Seen, b: _Seen, by: str) -> Iterator[Part]:
 
 
 def _notes(a: Run, b: Run, sides: list[_Seen], rows: RowComparison) -> Iterator[str]:
+    yield from dict.fromkeys((*a.notes.sentences, *b.notes.sentences))
     if a.metrics_only or b.metrics_only:
         yield "A log without rollouts has no rows to compare."
     elif "sample_id" not in a.columns & b.columns:

@@ -19,9 +19,18 @@ from rolloutdoctor.io.locations.paths import METRIC_SUFFIXES, Source, call, expa
 from rolloutdoctor.io.locations.stores import address_of
 from rolloutdoctor.io.locations.targets import OutputError, Target
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.io.metrics import LoggedMetrics, check_one_log, contradiction, read_metrics, steps_of_lines
+from rolloutdoctor.io.metrics import (
+    LoggedMetrics,
+    check_one_log,
+    contradiction,
+    differences,
+    read_metrics,
+    steps_of_lines,
+    values_by_step,
+)
 from rolloutdoctor.io.parquet.files import read_footer
 from rolloutdoctor.io.progress import Progress
+from rolloutdoctor.io.reader_notes import ReaderNotes
 from rolloutdoctor.io.run import Run, open_run
 from rolloutdoctor.io.standard_input import STANDARD_INPUT, standard_input
 from rolloutdoctor.io.write.scratch import scratch_folder
@@ -158,20 +167,21 @@ def _logs_of(paths: Sequence[str]) -> tuple[Source, ...]:
     return tuple(map(Source.of, logs))
 
 
-def read_logs(logs: Sequence[Source], tell: Callable[[str], None] = lambda sentence: None) -> LoggedMetrics:
+def read_logs(logs: Sequence[Source], notes: ReaderNotes | None = None) -> LoggedMetrics:
     """Read logs of numbers; where a step, split and name occur twice the last wins, as in a table of metrics.
 
     Args:
         logs: the logs.
-        tell: takes a sentence about what a log does not say.
+        notes: takes what a log does not say, and what was left out of it; None: it is dropped.
 
     Raises:
         InputError: if one cannot be read, or holds no number.
         SeveralRunsError: if they are of several runs.
     """
-    tables = [(log.name, _read_log(log, tell)) for log in logs]
+    notes = ReaderNotes() if notes is None else notes
+    tables = [(log.name, _read_log(log, notes)) for log in logs]
     total = max((table.total_steps for _, table in tables if table.total_steps), default=None)
-    tables = [(name, _at_steps_of(table, name, tables, tell)) for name, table in tables]
+    tables = [(name, _at_steps_of(table, name, tables, notes)) for name, table in tables]
     check_one_log(tables)
     for (first, one), (second, other) in combinations(tables, 2):
         writers = [trainer_from_metric_names(table.names()) for table in (one, other)]
@@ -182,7 +192,9 @@ def read_logs(logs: Sequence[Source], tell: Callable[[str], None] = lambda sente
                 "check them with --each"
             )
     found = LoggedMetrics()
-    for _, table in reversed(tables):
+    for name, table in reversed(tables):
+        for key, metric, value, last in differences(table, found):
+            notes.repeated(f"{name} and {tables[-1][0]}", key, metric, value, last)
         found = found.completed_by(table)
     found.total_steps = total
     if not any(found.at(key) for key in found.steps()):
@@ -211,16 +223,13 @@ def are_apart(one: LoggedMetrics, other: LoggedMetrics) -> bool:
     return not is_same and contradiction(one, other) is not None
 
 
-def _read_log(log: Source, tell: Callable[[str], None]) -> LoggedMetrics:
+def _read_log(log: Source, notes: ReaderNotes) -> LoggedMetrics:
     if log.path.endswith(METRIC_SUFFIXES):
-        return read_metrics([log])
-    values: dict[StepKey, dict[str, float]] = {}
-    notes = LogNotes(tell)
-    for step, split, found in read_log(log, notes):
-        known = {name: value for name, value in found.items() if value is not None}
-        values.setdefault(StepKey(step, split), {}).update(known)
-    metrics = LoggedMetrics(values)
-    metrics.total_steps = notes.total_steps
+        return read_metrics([log], notes)
+    of_log = LogNotes(notes)
+    entries = ((StepKey(step, split), found) for step, split, found in read_log(log, of_log))
+    metrics = LoggedMetrics(values_by_step(entries, log.name, notes))
+    metrics.total_steps = of_log.total_steps
     return metrics
 
 
@@ -253,11 +262,11 @@ def convert(found: Detected, output: Path, options: ConvertOptions, progress: Pr
     def complete(sink: RunSink, metadata: RunMetadata) -> RunMetadata:
         if found.importer.name == RecordingJournal.name:
             return metadata
-        return completed(metadata, stated_beside(places, found.logs, sink.note), sink.note)
+        return completed(metadata, stated_beside(places, found.logs, sink.tell), sink.tell)
 
     with RunSink(output, text=options.text, progress=progress, importer=found.importer.name, complete=complete) as sink:
         for log in found.logs:
-            for step, split, values in read_log(log):
+            for step, split, values in read_log(log, LogNotes(sink.note)):
                 sink.log(step, split, values)
         found.importer.read(found.sources, sink, import_options)
         if not sink.rows:
@@ -309,8 +318,8 @@ def _with_logs(
             stack.enter_context(call(str(file), journal.name))
             stack.enter_context(call(str(metrics_path(file)), journal.name))
             sink = _converted(Detected(RecordingJournal(), "", (journal,), ()), file, options, None)
-            for note in sink.notes:
-                tell(note)
+            for sentence in sink.told:
+                tell(sentence)
             made[journal.path] = str(file)
         if made:
             # In the order of the ranks.
@@ -325,8 +334,11 @@ def _completed_by(given: Sequence[str], run: Run, tell: Callable[[str], None]) -
     if given:
         logs = tuple(map(Source.of, given))
         tell(f"logged metrics from {', '.join(dict.fromkeys(str(kind_of(Path(path))) for path in given))}")
-        metrics, own = read_logs(logs, tell), [("the run", run.metrics)]
-        run = run.with_logs(_at_steps_of(metrics, logs[0].name, own, tell), logs)
+        metrics, own = read_logs(logs, run.notes), [("the run", run.metrics)]
+        metrics = _at_steps_of(metrics, logs[0].name, own, run.notes)
+        for key, name, value, last in differences(metrics, run.metrics):
+            run.notes.repeated(f"{logs[0].name} and the run", key, name, value, last)
+        run = run.with_logs(metrics, logs)
         if not run.metadata.config:
             writer = trainer_from_metric_names(run.metrics.names())
             run.metadata = completed(run.metadata, stated_beside((), logs, tell), tell, writer)
@@ -406,12 +418,13 @@ def open_any(
     if logs:
         kinds = ", ".join(dict.fromkeys(kind_of(Path(log.path)) or "a table of metrics" for log in logs))
         tell(f"logged metrics without rollouts ({kinds})")
-        metrics = read_logs(logs, tell)
+        notes = ReaderNotes()
+        metrics = read_logs(logs, notes)
         writer = trainer_from_metric_names(metrics.names())
         if writer is None and not writers(metrics.names()):
-            _tell_generic_names(metrics.names(), tell)
+            _tell_generic_names(metrics.names(), notes)
         metadata = completed(RunMetadata(), stated_beside(paths, logs, tell), tell, writer)
-        yield Run((), metadata.with_total_steps(metrics.total_steps), metrics, logs)
+        yield Run((), metadata.with_total_steps(metrics.total_steps), metrics, logs, notes=notes)
         return
     found = detect_dump(paths, options)
     if found is None:
@@ -423,9 +436,10 @@ def open_any(
         path = folder / "run.parquet"
         with progress() as advance:
             sink = _converted(found, path, options, advance)
-        for note in sink.notes:
-            tell(note)
+        for sentence in sink.told:
+            tell(sentence)
         name = " ".join(source.name for source in found.sources)
         file = read_footer(Source(str(path), name), trainer, ALIASES)
         logged = [Source(str(each), name) for each in [metrics_path(path)] if each.exists()]
-        yield Run([file], file.metadata, read_metrics(logged), found.sources, found.logs)
+        metrics = read_metrics(logged, sink.note)
+        yield Run([file], file.metadata, metrics, found.sources, found.logs, sink.note)

@@ -112,7 +112,7 @@ def _diff(run: Run, options: DiffOptions, progress: Progress | None, executor: E
         config=configured.settings(),
         by=options.by,
         effects=tuple(effects),
-        notes=tuple(notes),
+        notes=(*run.notes.sentences, *notes),
         advantages=seen.figure,
         untried=untried,
     )

@@ -1,5 +1,7 @@
 """`identify`: which objective made the logged numbers of a run."""
 
+from dataclasses import replace
+
 from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_dtype
@@ -27,4 +29,4 @@ def identify(run: Run, options: ReadOptions) -> Identification:
     metrics, dtype = comparable(run.metrics, configured), find_dtype(options.dtype)
     reader = StepReader(run, options, metrics, known.trainers[0][0], dtype)
     with evaluation_mode():
-        return Identifier(run, known, reader).find()
+        return replace(Identifier(run, known, reader).find(), notes=run.notes.sentences)

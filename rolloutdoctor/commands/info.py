@@ -52,6 +52,7 @@ def describe(run: Run, options: CheckOptions) -> RunInfo:
         unstated=context.unstated,
         dropped=tuple(sorted(run.dropped)),
         not_applicable=plan.not_applicable,
+        notes=run.notes.sentences,
     )
 
 

@@ -47,6 +47,8 @@ def saved_state(prepared: PreparedRun, state: RunState) -> SavedState:
         has_rows=not run.metrics_only,
         state=state,
         refuted=prepared.context.refuted,
+        notes=run.notes.sentences,
+        unread=run.notes.unread,
     )
 
 
@@ -90,7 +92,9 @@ def _merged(parts: Sequence[tuple[str, SavedState]], rules: Sequence[AnyRule] | 
     total = RunState()
     for _, part in parts:
         total = total + (_with_files(part) if several else part.state)
-    return judge(plan, total, configured, device=first.device, dtype=first.dtype)
+    report = judge(plan, total, configured, device=first.device, dtype=first.dtype)
+    notes = dict.fromkeys(sentence for _, part in parts for sentence in part.notes)
+    return replace(report, notes=(*notes, *report.notes))
 
 
 @contextmanager
@@ -228,6 +232,7 @@ def _metrics(logged: Mapping[str, LoggedNames]) -> LoggedMetrics:
 def _plan(rules: Sequence[AnyRule], part: SavedState, metrics: LoggedMetrics, configured: Configured | None) -> Plan:
     kept = comparable(metrics, configured)
     context = whole_context(part.columns, part.metadata, kept, configured, has_rows=part.has_rows)
+    context = replace(context, unread=part.unread)
     return make_plan(rules, without_refuted(context, part.refuted, refutable=has_traces(configured, metrics)))
 
 

@@ -117,7 +117,7 @@ def _result(run: Run, configured: Configured, options: RecomputeOptions, state: 
         fixes=tuple(fix.label for fix in options.fixes),
         columns=columns_of(configured, options),
         steps=tuple(sorted(steps, key=lambda step: (step.step, step.split))),
-        notes=tuple(_notes(run, configured, options, state)),
+        notes=(*run.notes.sentences, *_notes(run, configured, options, state)),
     )
 
 

@@ -143,7 +143,7 @@ def _why(run: Run, options: CheckOptions, question: Question, progress: Progress
         title="log-prob gradient norm" if metric == "grad_norm" and not units.is_empty() else _title(metric),
         unit="1" if metric == "grad_norm" or metric not in BY_NAME else BY_NAME[metric].unit,
         ledgers=tuple(ledgers),
-        notes=() if ledgers else (none,),
+        notes=(*(() if ledgers else (none,)), *run.notes.sentences),
     )
 
 

@@ -10,6 +10,7 @@ from rolloutdoctor.engine.coverage import nothing_found, of_unknown_loss
 from rolloutdoctor.engine.follows import AUDIT, by_cause
 from rolloutdoctor.engine.plan import Plan
 from rolloutdoctor.engine.run_state import RunState, thinned
+from rolloutdoctor.engine.unread_metrics import with_unread
 from rolloutdoctor.engine.vitals import vitals_of
 from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.metric_names.table import writers
@@ -74,10 +75,12 @@ def judge(
         unseen = rule.inconclusive_reason(total, context)
         if unseen is not None:
             of_loss = of_unknown_loss(rule, context)
-            skipped.append(of_loss or Skipped(rule.code, rule.name, unseen.reason, unseen.remedy))
+            why = of_loss or Skipped(rule.code, rule.name, unseen.reason, unseen.remedy)
+            skipped += [one for one in [with_unread(rule, why, context)] if isinstance(one, Skipped)]
             continue
         finding = _finding(rule, seen, total, context)
         untested = nothing_found(rule, total, context, seen.skipped_steps) if finding is None else None
+        untested = untested and with_unread(rule, untested, context)
         if finding is not None:
             findings.append(finding)
         elif isinstance(untested, NotApplicable):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from rolloutdoctor.data.schema import STAND_INS
 from rolloutdoctor.engine import coverage
+from rolloutdoctor.engine.unread_metrics import with_unread
 from rolloutdoctor.objective.required_columns import NO_REMEDY, UNKNOWN_LOSS, optional_columns
 from rolloutdoctor.results.findings import NotApplicable, Skipped
 from rolloutdoctor.rules.base import Context
@@ -42,12 +43,13 @@ def make_plan(rules: Sequence[AnyRule], context: Context) -> Plan:
     columns: set[str] = set()
     for rule in rules:
         ruled_out = coverage.ruled_out(rule, context)
-        if isinstance(ruled_out, NotApplicable):
-            not_applicable.append(ruled_out)
-            continue
-        why = _obstacle(rule, context, ruled_out)
+        why = ruled_out if isinstance(ruled_out, NotApplicable) else _obstacle(rule, context, ruled_out)
         if why is not None:
-            skipped.append(why)
+            untested = with_unread(rule, why, context)
+            if isinstance(untested, Skipped):
+                skipped.append(untested)
+            else:
+                not_applicable.append(untested)
             continue
         able.append(rule)
         needed = rule.columns(context)

@@ -116,7 +116,13 @@ def context_for(
 def run_context(run: Run, metrics: LoggedMetrics, configured: Configured | None) -> Context:
     """Build the context of a run from those of its logged metrics that can be compared with one step."""
     context = whole_context(run.columns, run.metadata, metrics, configured, has_rows=not run.metrics_only)
-    return replace(context, files=run.files, ends=run.ends(), misspelt=misspelt(run.unread, run.columns))
+    return replace(
+        context,
+        files=run.files,
+        ends=run.ends(),
+        misspelt=misspelt(run.unread, run.columns),
+        unread=run.notes.unread,
+    )
 
 
 def whole_context(

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import polars as pl
@@ -20,7 +20,7 @@ from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.findings import Setting
 from rolloutdoctor.results.version import __version__
 
-STATE_SCHEMA = 6
+STATE_SCHEMA = 7
 SPLITS = (TRAIN, EVAL)
 _MOST_BYTES = 2**32
 """Largest size of a state, in bytes: it has some hundred for each row."""
@@ -75,6 +75,8 @@ class SavedState:
         has_rows: False if there are logged metrics alone.
         state: what was seen.
         refuted: options that the log contradicts.
+        notes: what was left out of the files, or read in doubt, one sentence each.
+        unread: metrics of the log of which no value is a number, each with what is there.
         schema_version: of the file.
     """
 
@@ -90,6 +92,8 @@ class SavedState:
     has_rows: bool
     state: RunState
     refuted: tuple[Refuted, ...] = ()
+    notes: tuple[str, ...] = ()
+    unread: Mapping[str, str] = field(default_factory=dict)
     schema_version: int = STATE_SCHEMA
 
     @property

@@ -10,6 +10,7 @@ from rolloutdoctor.data.schema import IMPORT_METRICS, TEXTS
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.progress import Progress
+from rolloutdoctor.io.reader_notes import ReaderNotes
 from rolloutdoctor.io.write.writer import MetricsWriter, RunWriter, metrics_path, placed_together
 from rolloutdoctor.results.errors import DataError, UsageError
 
@@ -83,6 +84,10 @@ class RunSink:
         progress: called with the bytes read so far, and the bytes to read.
         importer: name of the importer, for the metadata of the file; None: it says nothing of it.
         complete: adds to what the importer says of the run.
+
+    Attributes:
+        note: takes what the user should know about how the dump was read, one sentence at a time.
+        told: what was done beside.
     """
 
     def __init__(
@@ -98,11 +103,17 @@ class RunSink:
         self.importer = importer
         self._complete = complete
         self.text = text
-        self.notes: list[str] = []
+        self.note = ReaderNotes()
+        self.told: list[str] = []
         self.advance: Progress = progress or (lambda done, total: None)
         self._run: RunWriter | None = None
         self._metrics = MetricsWriter(metrics_path(path))
         self._facts: dict[tuple[int, str], dict[str, float]] = {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know about how the dump was read, one sentence each."""
+        return self.note.sentences
 
     @property
     def rows(self) -> int:
@@ -148,9 +159,9 @@ class RunSink:
         facts = self._facts.setdefault((step, split), {})
         facts[name] = facts.get(name, 0.0) + value
 
-    def note(self, text: str) -> None:
-        """Say something that the user should know about how the dump was read, in one sentence."""
-        self.notes.append(text)
+    def tell(self, text: str) -> None:
+        """Say in one sentence what was done; what qualifies the rows and numbers is a `note`."""
+        self.told.append(text)
 
     def __enter__(self) -> Self:
         return self
@@ -164,6 +175,7 @@ class RunSink:
                 self._run.abort()
             return
         with placed_together(self._run, self._metrics):
+            self._run.notes = self.notes
             for (step, split), facts in sorted(self._facts.items()):
                 self._metrics.write(step, split, facts)
             # An older table of that name would be taken for the metrics of the new run.

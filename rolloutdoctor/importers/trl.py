@@ -8,14 +8,17 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from rolloutdoctor.data.step_key import EVAL, TRAIN
+from rolloutdoctor.data.step_key import EVAL, TRAIN, StepKey
 from rolloutdoctor.importers import base
-from rolloutdoctor.importers.logs.json_document import read_trainer_state
+from rolloutdoctor.importers.logs.base import LogNotes
+from rolloutdoctor.importers.logs.table import read_log
 from rolloutdoctor.importers.reading.parquet_files import batches, schema_of
 from rolloutdoctor.importers.trl_groups import File, Scheme, find_scheme, split_point, weighted
 from rolloutdoctor.io.locations.paths import Source, natural_key
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.metrics import values_by_step
 from rolloutdoctor.io.parquet.files import open_parquet, reading
+from rolloutdoctor.io.reader_notes import ReaderNotes
 from rolloutdoctor.results.errors import InputError
 
 _NAME = re.compile(r"completions_(\d+)\.parquet")
@@ -53,7 +56,7 @@ class TrlCompletions:
         base.only_columns(self.name, options, ("reward",))
         paths = _sources(sources)
         total = 2 * sum(Path(source.path).stat().st_size for source in paths)
-        logs = _trainer_state(paths[0])
+        logs = _trainer_state(paths[0], sink.note)
         if logs is None:
             sink.note(
                 "no trainer_state.json beside the completions: evaluation rows cannot be distinguished from training "
@@ -92,7 +95,7 @@ class _Writer:
     sink: base.RunSink
     scheme: Scheme
     evaluations: Mapping[int, Mapping[str, float | None]]
-    history: Mapping[tuple[int, str], Mapping[str, float | None]]
+    history: Mapping[StepKey, Mapping[str, float]]
     full: int
     _before: Sequence[object] = ()
     _before_key: tuple[int, str] | None = None
@@ -123,7 +126,7 @@ class _Writer:
             if cut:
                 self.sink.fact(file.step, EVAL, base.MIXED_ROWS, file.rows - cut)
             # A generation that a step reuses is logged without a reward, and its rows are in an earlier file.
-            if self.history.get((file.step, TRAIN), {}).get("reward") is not None and self.full > cut:
+            if self.history.get(StepKey(file.step, TRAIN), {}).get("reward") is not None and self.full > cut:
                 self.sink.fact(file.step, EVAL, base.LOST_ROWS, self.full - cut)
 
     def _write(self, file: File, start: int, stop: int, split: str) -> None:
@@ -196,13 +199,15 @@ def _sources(sources: Sequence[Source]) -> list[Source]:
     return sorted(found, key=lambda each: natural_key(Path(each.path).name))
 
 
-def _trainer_state(first: Source) -> Mapping[tuple[int, str], Mapping[str, float | None]] | None:
+def _trainer_state(first: Source, notes: ReaderNotes) -> Mapping[StepKey, Mapping[str, float]] | None:
     output = Path(first.path).parent.parent
     places = [output / "trainer_state.json", Path(first.path).parent / "trainer_state.json"]
     places += sorted(output.glob("checkpoint-*/trainer_state.json"), key=lambda path: natural_key(str(path)))[::-1]
     for place in places:
         if place.is_file():
-            return read_trainer_state(Source(str(place), place.name))
+            source = Source(str(place), place.name)
+            entries = ((StepKey(step, split), values) for step, split, values in read_log(source, LogNotes(notes)))
+            return values_by_step(entries, source.name, notes)
     return None
 
 

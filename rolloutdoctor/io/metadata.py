@@ -1,12 +1,16 @@
 """Metadata of a run file: the JSON under the key `rolloutdoctor` of its Parquet metadata."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rolloutdoctor.data.schema import METADATA_KEY, SCHEMA_VERSION
 from rolloutdoctor.results.errors import InputError
 
+_NOTES_KEY = f"{METADATA_KEY}_notes".encode()
+"""Written when a file is closed, as notes are made while it is written."""
+
+_MOST_NOTES, _LONGEST_NOTE = 100, 2_000
 _MOST_RANKS = 2**20
 _LONGEST = 200
 
@@ -22,6 +26,7 @@ class RunMetadata:
         schema_version: version of the column contract.
         recording: what a recorder says of its own work, such as ``dropped_steps``; empty if there is nothing to say.
         origins: words for where an option, or ``trainer_version``, was read, if the run itself did not say.
+        notes: what whoever made the file of a dump left out, or read in doubt, one sentence each.
     """
 
     trainer: str | None = None
@@ -30,6 +35,7 @@ class RunMetadata:
     schema_version: int = SCHEMA_VERSION
     recording: Mapping[str, object] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def origin_of(self, name: str) -> str:
         """Words for where an option, or ``trainer_version``, was read."""
@@ -134,7 +140,22 @@ class RunMetadata:
             schema_version=version,
             recording=recording if isinstance(recording, dict) else {},
             origins={name: str(words)[:_LONGEST] for name, words in origins.items()},
+            notes=_notes((metadata or {}).get(_NOTES_KEY)),
         )
+
+
+def encoded_notes(notes: Sequence[str]) -> dict[bytes, bytes]:
+    """Return the entry of Parquet's metadata with what a reader of a dump noted; none where there is nothing."""
+    return {_NOTES_KEY: json.dumps(list(notes)).encode()} if notes else {}
+
+
+def _notes(raw: bytes | None) -> tuple[str, ...]:
+    try:
+        found = json.loads(raw or b"[]")
+    except (ValueError, RecursionError):
+        return ()
+    notes = found if isinstance(found, list) else []
+    return tuple(str(note)[:_LONGEST_NOTE] for note in notes[:_MOST_NOTES] if isinstance(note, str))
 
 
 def of_ranks(ranks: Iterable[int], world_size: int) -> dict[str, object]:

@@ -4,7 +4,7 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ from rolloutdoctor.io.locations.small_files import once
 from rolloutdoctor.io.locations.stores import open_bytes
 from rolloutdoctor.io.parquet.cells import Place, evals, float64, identifiers, step_numbers
 from rolloutdoctor.io.parquet.files import check_size, open_parquet, reading
+from rolloutdoctor.io.reader_notes import ReaderNotes
 from rolloutdoctor.ops.logged_digits import Digits, digits_by_name, of_means, rounding_of
 from rolloutdoctor.results.errors import DataError, InputError, SchemaError, SeveralRunsError
 
@@ -158,22 +159,49 @@ class LoggedMetrics:
         return bool(self._values)
 
 
-def read_metrics(sources: Sequence[Source]) -> LoggedMetrics:
+def values_by_step(
+    entries: Iterable[tuple[StepKey, Mapping[str, float | None]]], file: str, notes: ReaderNotes
+) -> dict[StepKey, dict[str, float]]:
+    """Return what a log holds by step and split, without nulls.
+
+    Where a step, split and name occur twice, the last wins: a trainer that resumed from a checkpoint logs some steps
+    again. A note says so where the values differ.
+    """
+    values: dict[StepKey, dict[str, float]] = {}
+    for key, found in entries:
+        of_step = values.setdefault(key, {})
+        for name, value in found.items():
+            if value is None:
+                continue
+            before = of_step.get(name, value)
+            if before != value and not (math.isnan(before) and math.isnan(value)):
+                notes.repeated(file, key, name, before, value)
+            of_step[name] = value
+    return values
+
+
+def read_metrics(sources: Sequence[Source], notes: ReaderNotes | None = None) -> LoggedMetrics:
     """Read metrics tables, Parquet or JSON Lines, with the columns `step`, `split`, `name` and `value`.
 
     An absent `split` means train; a null value means not logged. Where a step, split and name occur twice, the last
-    wins: a trainer that resumed from a checkpoint logs some steps again.
+    wins.
+
+    Args:
+        sources: the tables.
+        notes: takes what was left out; None: it is dropped.
 
     Raises:
         InputError: if a table cannot be read or breaks that contract; the message names the file and the row.
     """
+    notes = ReaderNotes() if notes is None else notes
     values: dict[StepKey, dict[str, float]] = {}
     for source in sources:
         # The name may be that of the dump from which the table was made.
         is_json = source.name.endswith(".jsonl") and not source.path.endswith(".parquet")
         rows = _json_rows(source) if is_json else _parquet_rows(source)
-        for key, name, value in rows:
-            values.setdefault(key, {})[name] = value
+        table = values_by_step(((key, {name: value}) for key, name, value in rows), source.name, notes)
+        for key, of_step in table.items():
+            values.setdefault(key, {}).update(of_step)
     return LoggedMetrics(values)
 
 
@@ -254,13 +282,17 @@ def contradiction(one: LoggedMetrics, other: LoggedMetrics) -> tuple[StepKey, st
     shared = [key for key in one.steps() if key in other]
     if len(shared) <= _RESUMED * min(len(one.steps()), len(other.steps())):
         return None
+    return next(((key, name) for key, name, _, _ in differences(one, other)), None)
+
+
+def differences(one: LoggedMetrics, other: LoggedMetrics) -> Iterator[tuple[StepKey, str, float, float]]:
+    """Yield where two logs have values of one metric that differ by more than their rounding, in the order of steps."""
     digits = one.digits(), other.digits()
-    for key in shared:
+    for key in one.steps():
         mine, its = one.at(key), other.at(key)
         for name in sorted(mine.keys() & its.keys()):
             if _differ(name, mine, its, digits):
-                return key, name
-    return None
+                yield key, name, mine[name], its[name]
 
 
 def _differ(

@@ -25,6 +25,7 @@ from rolloutdoctor.io.parquet.index import RowGroup, build_index, count_rows, ke
 from rolloutdoctor.io.parquet.steps import StepRange
 from rolloutdoctor.io.parquet.token_counts import unit_of
 from rolloutdoctor.io.progress import Progress, Unit, common_unit
+from rolloutdoctor.io.reader_notes import ReaderNotes
 from rolloutdoctor.results.display import Displayed
 from rolloutdoctor.results.errors import InputError, SeveralRunsError
 
@@ -66,7 +67,10 @@ def open_run(
     metadata = agreed_metadata(files)
     if len(found.files) > 1 and len(found.metrics) > 1:
         check_one_log([(source.name, read_metrics([source])) for source in found.metrics])
-    return Run(files, metadata, read_metrics(found.metrics), origins, found.metrics)
+    notes = ReaderNotes()
+    for note in (note for file in files for note in file.metadata.notes):
+        notes(note)
+    return Run(files, metadata, read_metrics(found.metrics, notes), origins, found.metrics, notes)
 
 
 class Run(Displayed):
@@ -86,6 +90,7 @@ class Run(Displayed):
         dropped: steps and splits that a recorder let go in one of the files at least: no batch has them.
         incomplete: token column that some rows of a step have and others lack to the steps that were read without it,
             with a row that lacks it.
+        notes: what was left out of the files, or read in doubt; every result of the run says so.
     """
 
     def __init__(
@@ -95,10 +100,12 @@ class Run(Displayed):
         metrics: LoggedMetrics,
         origins: Sequence[Source] = (),
         beside: Sequence[Source] = (),
+        notes: ReaderNotes | None = None,
     ) -> None:
         self._files = tuple(files)
         self._origins = tuple(origins)
         self._beside = tuple(beside)
+        self.notes = ReaderNotes() if notes is None else notes
         self.files = tuple(file.name for file in files) or tuple(source.name for source in origins)
         self.metadata = metadata
         columns = [frozenset(file.columns) for file in files]

@@ -120,6 +120,7 @@ class Identification(Displayed):
         recorded: how the recorded options do over all stages.
         recorded_options: the recorded options that were tested against the log.
         use: words of a command line that state what was found; empty if no known trainer computes it.
+        notes: what was left out of the files, or read in doubt, one sentence each.
     """
 
     input: InputSummary
@@ -127,6 +128,7 @@ class Identification(Displayed):
     recorded: Agreement = "absent"
     recorded_options: Mapping[str, object] = field(default_factory=dict)
     use: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Summarise the identification in a line."""

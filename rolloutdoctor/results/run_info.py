@@ -35,6 +35,7 @@ class RunInfo(Displayed):
         unstated: what to state of the run where there is no trainer.
         not_applicable: the rules whose fault the recorded options rule out.
         dropped: steps and splits that a recorder let go because writing could not keep up.
+        notes: what was left out of the files, or read in doubt, one sentence each.
     """
 
     files: tuple[str, ...]
@@ -54,6 +55,7 @@ class RunInfo(Displayed):
     dropped: tuple[tuple[int, str], ...] = ()
     not_applicable: tuple[NotApplicable, ...] = ()
     unread: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Summarise the run in a line."""

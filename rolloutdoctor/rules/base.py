@@ -37,6 +37,7 @@ class Context:
         ends: its first and its last step; None if unknown.
         misspelt: canonical column that the files lack to a column of theirs with a name much like it.
         metrics: names of the logged metrics.
+        unread: metrics of which the log has no number to what it has.
         trainer: who made the run, or None if nothing says.
         made_by: name and version of who made the run as its files say, each or None; also where too little is stated.
         config: its configuration, or None.
@@ -71,6 +72,7 @@ class Context:
     ends: tuple[int, int] | None = None
     misspelt: Mapping[str, str] = field(default_factory=dict)
     metrics: frozenset[str] = frozenset()
+    unread: Mapping[str, str] = field(default_factory=dict)
     trainer: "Trainer | None" = None
     made_by: tuple[str | None, str | None] = (None, None)
     config: "Config | None" = None

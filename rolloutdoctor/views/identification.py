@@ -23,6 +23,7 @@ def text(found: Identification, style: Style | None = None) -> str:
     lines.append(f"{'recorded':<12}{_recorded(found)}")
     if not found.use and not found.nothing_identified:
         lines.append(f"{'use':<12}nothing: no options of one known trainer compute all of this")
+    lines += [f"{'note':<12}{plain(note, 600)}" for note in found.notes]
     return "\n".join([*wrapped(lines, width), *_command(found.use, width)]) + "\n"
 
 

@@ -520,6 +520,7 @@ class Identify(Head):
     stages: list[Stage]
     recorded: Text
     use: list[Text]
+    notes: list[Text]
 
 
 class NotApplicableRule(Model):
@@ -550,6 +551,7 @@ class Info(Model):
     runnable: list[Annotated[Code, BeforeValidator(lambda rule: rule[0])]]
     not_applicable: list[NotApplicableRule]
     skipped: list[SkippedRule]
+    notes: list[Text]
 
 
 class Rule(Model):

@@ -70,6 +70,7 @@ SCHEMA = {
     ],
     "recorded": str,
     "use": [str],
+    "notes": [str],
 }
 
 

@@ -11,6 +11,7 @@ from rolloutdoctor.commands.convert import read_logs
 from rolloutdoctor.commands.each import find_runs
 from rolloutdoctor.data.step_key import TRAIN, StepKey
 from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.io.reader_notes import ReaderNotes
 from rolloutdoctor.io.write.writer import metrics_path, write_metrics
 
 
@@ -44,8 +45,8 @@ def console(folder, lines, name="train.log", bar=None):
 
 
 def read(*paths):
-    told = []
-    return read_logs([Source.of(str(path)) for path in paths], told.append), told
+    notes = ReaderNotes()
+    return read_logs([Source.of(str(path)) for path in paths], notes), notes.sentences
 
 
 def test_lines_without_steps_take_those_of_the_same_lines(tmp_path):

@@ -101,12 +101,10 @@ def test_text_without_numbers_of_a_training(tmp_path, text):
 
 def test_what_names_are_taken_for_is_said(tmp_path):
     (tmp_path / "out.txt").write_text("Step 3 | avg_reward=0.5 | kl_div=0.25 | speed=9.5\n" * 2)
-    told = []
     with open_any(
-        [str(tmp_path / "out.txt")], trainer=None, options=ConvertOptions(), tell=told.append, logs_alone=True
-    ):
-        pass
-    assert any("avg_reward as reward, kl_div as KL" in sentence for sentence in told)
+        [str(tmp_path / "out.txt")], trainer=None, options=ConvertOptions(), tell=print, logs_alone=True
+    ) as run:
+        assert any("avg_reward as reward, kl_div as KL" in sentence for sentence in run.notes.sentences)
 
 
 def test_every_generic_name_has_one_quantity():

@@ -187,7 +187,7 @@ def test_what_comes_after_the_first_lines_of_the_first_chunk_belongs_to_the_file
     raw = "".join(json.dumps(row) + "\n" for row in rows).encode()
     names, _, notes = same(raw, 2000, importer="mapped", columns=COLUMNS)
     assert "rewards" in names
-    assert notes == []
+    assert not notes
 
 
 @settings(max_examples=50)

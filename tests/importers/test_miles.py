@@ -35,7 +35,7 @@ def test_it_is_known_by_its_folders(tmp_path, dump):
 
 def test_each_row_is_that_of_its_shard(tmp_path, dump):
     rows, sink = rows_of(tmp_path, dump)
-    assert sink.notes == ["1 evaluation files (eval_*.pt) carry no group and are left out"]
+    assert list(sink.notes) == ["1 evaluation files (eval_*.pt) carry no group and are left out"]
     assert len(rows) == 26
     for row in rows:
         shard = torch.load(dump / "train_data" / f"{row['step']}_{row['rank']}.pt", weights_only=True)["rollout_data"]

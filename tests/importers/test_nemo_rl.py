@@ -31,7 +31,7 @@ def edited(tmp_path, name="grpo", **fields):
 
 def test_padding_is_cut_and_the_response_begins_where_training_does(tmp_path):
     rows, sink = converted(tmp_path / "run.parquet", NEMO / "grpo")
-    assert sink.notes == []
+    assert not sink.notes
     assert len(rows) == 24
     for row, raw in zip(rows, stored("grpo") + stored("grpo", 2), strict=True):
         length, mask = raw["input_lengths"][0], raw["token_loss_mask"][0]

@@ -21,7 +21,7 @@ def test_the_join(tmp_path):
     assert row["prompt_ids"] == [7, 8, 9]
     assert row["rank"] == 0
     assert row["old_log_probs"] == pytest.approx([each + 0.01 for each in row["rollout_log_probs"]])
-    assert sink.notes == []
+    assert list(sink.notes) == []
 
 
 def test_a_removed_sample_keeps_its_mask_from_before(tmp_path):
@@ -161,7 +161,7 @@ def train_file(rollout=0):
 @pytest.mark.slow
 def test_a_dump_of_slimes_own_functions(tmp_path):
     rows, sink = converted(tmp_path / "run.parquet", REAL)
-    assert sink.notes == ["1 evaluation files (eval_*.pt) carry no group and are left out"]
+    assert list(sink.notes) == ["1 evaluation files (eval_*.pt) carry no group and are left out"]
     assert len(rows) == 24
     for row in rows:
         sample = train_file(row["step"])["samples"][int(row["sample_id"])]

@@ -29,7 +29,7 @@ def facts(path):
 
 def test_groups_and_rewards_are_confirmed_by_the_advantages(tmp_path):
     rows, sink = converted(tmp_path / "run.parquet", TRL / "overwritten")
-    assert sink.notes == [
+    assert list(sink.notes) == [
         "groups of 4 rows with the reward digits + has7 reproduce every logged advantage (scale_rewards group)"
     ]
     train = [row for row in rows if row["split"] == "train"]

@@ -37,7 +37,7 @@ def test_what_was_seen_and_what_is_known(tmp_path, text, seen, name):
 @pytest.mark.parametrize(
     ("content", "seen"),
     [
-        (gzip.compress(b"{'loss': 0.1}\n"), "packed with gzip: unpack it with gunzip"),
+        (gzip.compress(b"{'loss': 0.1}\n", mtime=0), "packed with gzip: unpack it with gunzip"),
         ("{'loss': 0.1}\n".encode("utf-16"), "text in UTF-16, as PowerShell writes: convert it with iconv"),
         (b"[1, 2, 3]", "JSON that is neither an object on each line nor a trainer_state.json"),
     ],

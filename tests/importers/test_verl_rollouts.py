@@ -18,7 +18,7 @@ def test_v1_groups_by_uid(tmp_path):
     assert len(rows) == 36
     assert [row["group_id"] for row in rows[:5]] == ["p1_0"] * 4 + ["p1_1"]
     assert rows[0]["sample_id"] == "p1_0_0_0"
-    assert sink.notes == []
+    assert list(sink.notes) == []
 
 
 def test_v0_groups_by_input_and_says_so(tmp_path):
@@ -58,7 +58,7 @@ def test_a_last_line_without_a_newline_counts(tmp_path):
     (tmp_path / "1.jsonl").write_text((VERL / "v1" / "1.jsonl").read_text().rstrip("\n"))
     rows, sink = converted(tmp_path / "run.parquet", tmp_path)
     assert len(rows) == 12
-    assert sink.notes == []
+    assert list(sink.notes) == []
 
 
 def test_a_broken_line_in_the_middle_is_an_error(tmp_path):

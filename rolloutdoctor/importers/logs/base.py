@@ -12,11 +12,28 @@ from rolloutdoctor.data.schema import COLUMNS, Kind
 from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.reading import cells
 from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.io.reader_notes import ReaderNotes
 from rolloutdoctor.metric_names.generic import generic
 from rolloutdoctor.results.errors import DataError, InputError
 from rolloutdoctor.trainers.table import TRAINERS
 
-Entry = tuple[int, str, dict[str, float | None]]
+
+@dataclass(frozen=True)
+class NoNumber:
+    """Cell of a log that is no number: `read_log` leaves it out, and a note says so.
+
+    Attributes:
+        text: of the cell, short.
+        where: file, and line, row or record.
+    """
+
+    text: str
+    where: str
+
+
+Cell = float | NoNumber | None
+
+Entry = tuple[int, str, Mapping[str, Cell]]
 """Step, split, and value by name."""
 
 Tell = Callable[[str], None]
@@ -42,16 +59,18 @@ class LogNotes:
     """What a log says beside its numbers, and which of its runs is wanted.
 
     Args:
-        tell: takes a sentence for the user.
+        tell: takes a sentence for the user; the notes of the run, or any function.
         run: number of the run that is wanted of a file with several, counted from 1; None: the one that is read.
 
     Attributes:
         total_steps: optimizer steps that the run was planned for; None if the log does not say.
         runs: how many runs the file holds.
+        reader: the notes of the run, which take the cells that are no numbers.
     """
 
     def __init__(self, tell: Tell = lambda sentence: None, run: int | None = None) -> None:
         self.tell = tell
+        self.reader = tell if isinstance(tell, ReaderNotes) else ReaderNotes()
         self.run = run
         self.total_steps: int | None = None
         self.runs = 1
@@ -189,7 +208,7 @@ def entries_of(row: Mapping[str, object], where: str, notes: LogNotes) -> Iterat
     """
     data = row.get("data")
     if isinstance(data, dict):
-        yield cells.natural(dict(row), "step", where), TRAIN, numbers(data)
+        yield cells.natural(dict(row), "step", where), TRAIN, numbers(data, where)
         return
     named = next((name for name in STEPS if row.get(name) is not None), None)
     if named is None:
@@ -205,17 +224,19 @@ def entries_of(row: Mapping[str, object], where: str, notes: LogNotes) -> Iterat
     prefixed = "train/global_step" in row or (
         any(map(_OF_TRAINER.fullmatch, row)) and not any(names <= row.keys() for names in _names_with_a_prefix())
     )
-    splits: dict[str, dict[str, float | None]] = {}
-    for name, value in numbers(row).items():
-        if name in STEPS or name.startswith("_"):
-            continue
+    splits: dict[str, dict[str, Cell]] = {}
+    values = {name: value for name, value in row.items() if name not in _NO_METRICS and not name.startswith("_")}
+    for name, value in numbers(values, where).items():
         split = EVAL if row.get("split") == EVAL else TRAIN
         if prefixed:
             split = EVAL if name.startswith("eval/") else TRAIN
             name = name.removeprefix("eval/").removeprefix("train/")
         splits.setdefault(split, {})[name] = value
-    for split, values in splits.items():
-        yield step, split, values
+    for split, of_split in splits.items():
+        yield step, split, of_split
+
+
+_NO_METRICS = frozenset({*STEPS, "split"})
 
 
 @cache
@@ -249,10 +270,24 @@ def is_long(row: Mapping[str, object]) -> bool:
     return {"step", "name", "value"} <= set(row) <= {"step", "name", "value", "split"}
 
 
-def numbers(values: Mapping[str, object]) -> dict[str, float | None]:
-    """Return those values that are numbers, or null; wandb and trackio write "NaN" for one that is not finite."""
+def numbers(values: Mapping[str, object], where: str) -> dict[str, Cell]:
+    """Return values as numbers or null, and what is neither as `NoNumber`; empty texts and media are left out.
+
+    wandb and trackio write "NaN" for a number that is not finite.
+    """
     spelled = {name: _SPELLED.get(value, value) if isinstance(value, str) else value for name, value in values.items()}
-    return {name: as_float(value) for name, value in spelled.items() if is_number(value)}
+    return {
+        name: as_float(value) if is_number(value) else NoNumber(cells.shown(value), where)
+        for name, value in spelled.items()
+        if not _says_nothing(name, value)
+    }
+
+
+def _says_nothing(name: str, value: object) -> bool:
+    """Tell an empty text, and what wandb and trackio keep of a table, a picture or a histogram."""
+    if isinstance(value, dict):
+        return "_type" in value
+    return isinstance(value, str) and (not value.strip() or name.rpartition("/")[2].startswith("_"))
 
 
 def is_number(value: object) -> bool:

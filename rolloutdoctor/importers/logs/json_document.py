@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
-from rolloutdoctor.importers.logs.base import STEPS, Entry, LogNotes, as_float, entries_of, is_number
+from rolloutdoctor.importers.logs.base import STEPS, Cell, Entry, LogNotes, entries_of, is_number, numbers
 from rolloutdoctor.importers.logs.json_lines import kind_of_row
 from rolloutdoctor.importers.logs.printed import is_log_line
 from rolloutdoctor.importers.reading import cells, lines
@@ -44,8 +44,7 @@ class JsonDocument:
         body = _document(source)
         if isinstance(body, dict) and _HISTORY in body:
             notes.planned(body.get("max_steps"))
-            for (step, split), values in read_trainer_state(source).items():
-                yield step, split, dict(values)
+            yield from trainer_state_entries(source)
             return
         rows, is_counted = _rows(body)
         if is_counted:
@@ -78,8 +77,8 @@ def _rows(body: object) -> tuple[Sequence[object], bool]:
     return (tables[0], False) if len(tables) == 1 else ([], False)
 
 
-def read_trainer_state(source: Source) -> Mapping[tuple[int, str], Mapping[str, float | None]]:
-    """Read `log_history` of the transformers Trainer: step and split to numbers; ``eval_`` means split eval.
+def trainer_state_entries(source: Source) -> Iterator[Entry]:
+    """Yield `log_history` of the transformers Trainer; ``eval_`` means split eval.
 
     Raises:
         InputError: if it is not such a file.
@@ -88,22 +87,20 @@ def read_trainer_state(source: Source) -> Mapping[tuple[int, str], Mapping[str, 
     history = body.get(_HISTORY) if isinstance(body, dict) else None
     if not isinstance(history, list):
         raise InputError(f"{source.name}: not JSON with a list log_history; give the file that the Trainer wrote")
-    found: dict[tuple[int, str], dict[str, float | None]] = {}
-    for row in history:
+    for number, row in enumerate(history, start=1):
         if not isinstance(row, dict):
             raise DataError(f"{source.name}: log_history holds something that is not an object")
-        for step, split, values in trainer_entries(row, f"{source.name}, log_history"):
-            found.setdefault((step, split), {}).update(values)
-    return found
+        yield from trainer_entries(row, f"{source.name}, row {number} of log_history")
 
 
 def trainer_entries(row: Mapping[str, object], where: str) -> Iterator[Entry]:
     """Yield what the transformers Trainer logged with one call; a value of an evaluation begins with ``eval_``."""
     step = cells.natural(dict(row), "step", where)
-    for name, value in row.items():
-        if name != "step" and is_number(value):
-            split = EVAL if name.startswith("eval_") else TRAIN
-            yield step, split, {name.removeprefix("eval_"): as_float(value)}
+    splits: dict[str, dict[str, Cell]] = {}
+    for name, value in numbers({name: value for name, value in row.items() if name != "step"}, where).items():
+        splits.setdefault(EVAL if name.startswith("eval_") else TRAIN, {})[name.removeprefix("eval_")] = value
+    for split, values in splits.items():
+        yield step, split, values
 
 
 def _opens_document(path: Path) -> bool:

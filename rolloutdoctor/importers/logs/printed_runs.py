@@ -122,7 +122,8 @@ def numbered(records: Sequence[Printed], bars: Bars, name: str, notes: LogNotes,
         totals = {total for _, done, total in bars.drawn if done == last}
         notes.planned(totals.pop() if len(totals) == 1 else None)
     # A line with other steps around it was cut before its own.
-    if every is None and steps is None and all(record.step is None for record in records):
+    is_undecided = growing and bool(bars.drawn)
+    if every is None and steps is None and not is_undecided and all(record.step is None for record in records):
         notes.tell(f"{name}: the lines have no step, and no progress bar gives it: they are numbered from 1")
     step = 0
     for place, record in enumerate(records):

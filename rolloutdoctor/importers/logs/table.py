@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from rolloutdoctor.importers.logs.base import Entry, LogFormat, LogNotes
+from rolloutdoctor.importers.logs.base import LogFormat, LogNotes, NoNumber
 from rolloutdoctor.importers.logs.console import Console
 from rolloutdoctor.importers.logs.csv_table import CsvTable
 from rolloutdoctor.importers.logs.json_document import JsonDocument
@@ -42,8 +42,12 @@ def kind_of(path: Path) -> str | None:
     return None if found is None else found[1]
 
 
-def read_log(source: Source, notes: LogNotes | None = None) -> Iterator[Entry]:
-    """Yield what was logged, in file order.
+def read_log(source: Source, notes: LogNotes | None = None) -> Iterator[tuple[int, str, dict[str, float | None]]]:
+    """Yield the numbers that were logged, in file order: step, split, and value by name.
+
+    Args:
+        source: the log.
+        notes: takes what was assumed or left out; None: it is dropped.
 
     Raises:
         InputError: if the file is no log of numbers, or cannot be read.
@@ -51,4 +55,14 @@ def read_log(source: Source, notes: LogNotes | None = None) -> Iterator[Entry]:
     found = format_of(Path(source.path))
     if found is None:
         raise InputError(f"{source.name}: no log of numbers; give trainer_state.json, CSV, JSON Lines or a console log")
-    yield from found[0].read(source, notes or LogNotes())
+    notes = notes or LogNotes()
+    for step, split, values in found[0].read(source, notes):
+        numbers: dict[str, float | None] = {}
+        for name, value in values.items():
+            if isinstance(value, NoNumber):
+                place = value.where.removeprefix(f"{source.name}, ")
+                notes.reader.no_number(source.name, name, place, value.text)
+            else:
+                numbers[name] = value
+        notes.reader.numbers(source.name, (name for name, value in numbers.items() if value is not None))
+        yield step, split, numbers

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from rolloutdoctor.data.schema import BY_NAME
 from rolloutdoctor.io.locations.targets import Target
-from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.metadata import RunMetadata, encoded_notes
 from rolloutdoctor.io.write.arrow_types import arrow_type
 from rolloutdoctor.io.write.replacing import Replacement
 from rolloutdoctor.io.write.run_table import Rows, by_column, run_table
@@ -41,7 +41,12 @@ class _TableWriter:
 
     Rows go to a temporary file in the same directory; `close` completes and renames it, `abort` removes it. Whatever
     cannot be written leaves nothing behind.
+
+    Attributes:
+        notes: what a reader of a dump noted, for the metadata; to be set before the file is complete.
     """
+
+    notes: Sequence[str] = ()
 
     def __init__(
         self, path: str | Path, metadata: RunMetadata | None, row_group_bytes: int, *, fresh: bool = False
@@ -84,6 +89,8 @@ class _TableWriter:
             if self._parquet is None:
                 self._open(self._schema or self._empty_schema())
             assert self._parquet is not None
+            if self.notes:
+                self._parquet.add_key_value_metadata(encoded_notes(self.notes))
             self._parquet.close()
             self._replacement.complete()
 
