@@ -57,6 +57,10 @@ class Program:
             self._connection.close()
         return self.returncode
 
+    def pipe(self, name: str) -> int:
+        """The descriptor of what it writes to stdout or stderr."""
+        return self._pipes[name]
+
     def communicate(self, timeout: float = 300) -> tuple[str, str]:
         """Wait for the end: what it wrote to the streams that are pipes."""
         written = {"stdout": "", "stderr": ""}

@@ -16,9 +16,10 @@ from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.run_state import RunState
 from rolloutdoctor.engine.run_steps import run_file_steps
-from rolloutdoctor.engine.state_file import MANIFEST, SavedState, is_measured, load_state, saved_of
+from rolloutdoctor.engine.state_file import MANIFEST, MOST_STATE_BYTES, SavedState, is_measured, load_state, saved_of
 from rolloutdoctor.engine.stored import HEAD, members_of, parquet_of
 from rolloutdoctor.engine.table_builder import FullTableBuilder
+from rolloutdoctor.io.locations.small_files import read_small_bytes
 from rolloutdoctor.io.locations.targets import Target, shown
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
@@ -125,14 +126,15 @@ def load(path: str) -> SavedState:
     if not is_measured(path):
         return load_state(path)
     names = {MANIFEST: HEAD} | {f"{name}.parquet": f"{name}.parquet" for name in TABLES if name != "tokens"}
-    return saved_of(path, {name: _content(Path(path) / file) for file, name in names.items()})
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{shown(path)}: {error.strerror}; measure the run again") from None
+    files = {name: Path(path) / file for file, name in names.items()}
+    again = "measure the run again"
+    return saved_of(
+        path,
+        {
+            name: read_small_bytes(file, expected=again, most=MOST_STATE_BYTES, error=InputError)
+            for name, file in files.items()
+        },
+    )
 
 
 def prepare_folder(folder: str | Path, run: Run) -> None:

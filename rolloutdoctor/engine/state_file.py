@@ -22,7 +22,7 @@ from rolloutdoctor.results.version import __version__
 
 STATE_SCHEMA = 7
 SPLITS = (TRAIN, EVAL)
-_MOST_BYTES = 2**32
+MOST_STATE_BYTES = 2**32
 """Largest size of a state, in bytes: it has some hundred for each row."""
 
 MANIFEST = "_measured.json"
@@ -138,7 +138,7 @@ def read_members(path: str) -> dict[str, bytes]:
         InputError: if it cannot be read, or is no state file.
     """
     expected = "name a file that check --save-state wrote"
-    content = read_small_bytes(path, expected=expected, most=_MOST_BYTES, error=InputError)
+    content = read_small_bytes(path, expected=expected, most=MOST_STATE_BYTES, error=InputError)
     try:
         return unarchived(content)
     except ValueError as error:

@@ -10,10 +10,15 @@ from typing import Any, Protocol, Self, TypeVar
 
 import polars as pl
 
+from rolloutdoctor.io.parquet.size_guard import LARGEST_FREE, LARGEST_RATIO
+
 HEAD = "state.json"
 """Member of an archive with all that is no frame."""
 
 _FRAME = ".parquet"
+
+_WIDEST = 16
+"""Bytes of a cell in memory, of a number or of where a text is."""
 
 
 class Storable(Protocol):
@@ -61,6 +66,11 @@ def state_of(kind: type[State], members: Mapping[str, bytes]) -> State:
 
 def _frame_of(name: str, content: bytes) -> pl.DataFrame:
     try:
+        scanned = pl.scan_parquet(BytesIO(content))
+        size = _WIDEST * len(scanned.collect_schema()) * int(scanned.select(pl.len()).collect().item())
+        # One page may repeat a value 10^9 times.
+        if size > max(LARGEST_FREE, LARGEST_RATIO * len(content)):
+            raise ValueError(f"{name}: declares {size:,} bytes in {len(content):,}")
         return pl.read_parquet(content)
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         reason = str(error).partition("\n")[0]

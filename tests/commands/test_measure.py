@@ -1,6 +1,7 @@
 """`measure`: tables that add up to what the evaluation says, and that are judged as the run itself."""
 
 import dataclasses
+import os
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +12,9 @@ from fuzz.harness import run
 
 import rolloutdoctor as rd
 from rolloutdoctor.commands.measure import load
+from rolloutdoctor.engine import stored
 from rolloutdoctor.engine.measured_frames import TokenSample
+from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.testing import random_batch
 
 
@@ -109,6 +112,32 @@ def test_a_damaged_table_is_one_sentence(tmp_path, measured):
     assert said.code == 2
     assert "rows.parquet: cannot be read" in said.stderr
     assert len(said.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "metrics.parquet"])
+def test_a_table_that_is_a_pipe_or_has_no_end_is_one_sentence(tmp_path, measured, name):
+    measured.write(tmp_path / "out")
+    (tmp_path / "out" / name).unlink()
+    os.mkfifo(tmp_path / "out" / name)
+    with pytest.raises(InputError, match=rf"{name}: a pipe where a regular file was expected; measure the run again"):
+        load(str(tmp_path / "out"))
+    (tmp_path / "out" / name).unlink()
+    with (tmp_path / "out" / name).open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(InputError, match=rf"{name}: larger than the 4,096 MiB that are read"):
+        load(str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("ratio", [1, 1000])
+def test_a_table_of_more_rows_than_its_bytes_can_be(measured, ratio, monkeypatch):
+    content = stored.parquet_of(pl.DataFrame({"x": [0.5] * 100_000}))
+    monkeypatch.setattr(stored, "LARGEST_FREE", 0)
+    monkeypatch.setattr(stored, "LARGEST_RATIO", 16 * 100_000 // len(content) + (ratio > 1))
+    if ratio > 1:
+        assert len(stored._frame_of("x.parquet", content)) == 100_000
+    else:
+        with pytest.raises(ValueError, match=r"x\.parquet: declares 1,600,000 bytes in"):
+            stored._frame_of("x.parquet", content)
 
 
 def test_a_sample_of_tokens_depends_on_no_order():

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from fuzz import logs, values
+from fuzz import logs, surfaces, values
 from fuzz.harness import run
 
 from rolloutdoctor.data.schema import COLUMNS, Kind
@@ -422,6 +422,7 @@ KINDS = {
     "tensorboard": (logs.tensorboard, 1),
     "journals": (logs.journals, 2),
     "option_files": (logs.option_files, 2),
+    **surfaces.KINDS,
 }
 
 

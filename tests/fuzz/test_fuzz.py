@@ -4,25 +4,25 @@
 """
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from forked import taken
 from fuzz.examples import KINDS, make
-from fuzz.harness import complaint
+from fuzz.harness import complaint, wrong
 
-COUNT = int(os.environ.get("ROLLOUTDOCTOR_FUZZ", "140"))
+COUNT = int(os.environ.get("ROLLOUTDOCTOR_FUZZ", "240"))
 SEED = os.environ.get("ROLLOUTDOCTOR_FUZZ_SEED", "suite")
 PARTS = 20
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
-# Kinds of tensors that only a hostile dump has.
-@pytest.mark.filterwarnings("ignore:.*(quantize|TypedStorage).*:UserWarning")
-def test_commands_end_in_words(part, tmp_path):
-    wrong, tried = [], 0
+def test_commands_end_in_words_and_in_time(started, part, tmp_path):
+    complaints, tried = [], 0
     for number in range(part, COUNT, PARTS):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -30,41 +30,64 @@ def test_commands_end_in_words(part, tmp_path):
         if words is None:
             continue
         tried += 1
-        said = complaint(words, folder)
+        said = complaint(started, words, folder)
         if said is not None:
-            wrong.append(f"{SEED}/{number} {kind} {[word[:80] for word in words]}: {said}")
+            complaints.append(f"{SEED}/{number} {kind} {[word[:80] for word in words]}: {said}")
     assert tried > 0
-    assert not wrong, "\n\n".join(wrong)
+    assert not complaints, "\n\n".join(complaints)
 
 
 def test_every_kind_is_made(tmp_path):
     found = set()
-    for number in range(60):
+    for number in range(160):
         folder = tmp_path / str(number)
         folder.mkdir()
         found.add(make("kinds", number, folder)[0])
     assert found == set(KINDS)
 
 
-def test_the_harness_sees_what_is_wrong(tmp_path, monkeypatch):
-    from rolloutdoctor.cli import app
+@pytest.mark.parametrize(
+    ("code", "out", "err", "words"),
+    [
+        (0, "fine\n", "", None),
+        (2, "", "rolloutdoctor: no such file\n", None),
+        (2, "", "rolloutdoctor: internal error: KeyError: 'x'\n", "internal error"),
+        (1, "", "Traceback (most recent call last):\n", "Traceback"),
+        (0, "", "/a/b.py:3: RuntimeWarning: stray\n", "stray"),
+        (0, "\x1b[2J", "", "\\x1b"),
+        (0, "", "\u202e", "\\u202e"),
+        (134, "", "", "exit code 134"),
+        (-9, "", "", "exit code -9"),
+        (2, "", "", "without a word"),
+        (2, "", "x" * 3_000, "a message of 3000"),
+        (2, "", "rolloutdoctor: out of memory; select fewer steps with --steps\n", "2,147,483,648"),
+    ],
+)
+def test_the_harness_sees_what_is_wrong(code, out, err, words):
+    said = wrong(code, out, err)
+    assert said is None if words is None else words in said
 
-    def seen(command):
-        monkeypatch.setattr(app, "main", command)
-        return complaint([], tmp_path)
 
-    def warns():
-        import warnings
-
-        warnings.warn("stray", RuntimeWarning, stacklevel=1)
-
-    assert seen(lambda: None) is None
-    assert "KeyError" in seen(lambda: {}["x"])
-    assert "stray" in seen(warns)
-    assert "\\x1b" in seen(lambda: sys.stdout.write("\x1b[2J"))
-    assert "\\u202e" in seen(lambda: sys.stderr.write("\u202e"))
-    assert "exit code 134" in seen(lambda: sys.exit(134))
-    assert "without a word" in seen(lambda: sys.exit(2))
+@pytest.mark.parametrize(
+    ("code", "ends", "says", "is_deaf"),
+    [
+        ("exec('while True: pass')", -signal.SIGXCPU, "", False),
+        ("sum(range(10**8))", 0, "", True),
+        ("bytearray(3 * 2**30)", 1, "MemoryError", False),
+        ("sum(range(10**6))", 0, "", False),
+    ],
+)
+def test_a_limited_process_ends(tmp_path, code, ends, says, is_deaf):
+    report = tmp_path / "report"
+    most = 2 if ends == -signal.SIGXCPU else 20
+    start = f"import forked; forked.CPU_SECONDS = {most}; forked._limit({str(report)!r})\n"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", start + code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, says in done.stderr) == (ends, True)
+    report.write_text("3 1000")
+    assert (taken(report)[2] > 1) == is_deaf
 
 
 def test_damaged_footers_never_end_the_process():

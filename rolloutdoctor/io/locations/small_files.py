@@ -10,6 +10,8 @@ from rolloutdoctor.results.errors import RolloutDoctorError, UsageError
 MOST_BYTES = 16 * 2**20
 """Of a file of options: thousands of times what a trainer writes."""
 
+_LEAST_READ = 2**20
+
 MOST_LEVELS = 64
 MOST_OPTIONS = 100_000
 LONGEST_NAME = 1000
@@ -64,9 +66,11 @@ def read_small_bytes(
         # It may have become a pipe since, which would be waited for.
         number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
         with os.fdopen(number, "rb") as file:
-            _check_regular(os.fstat(number), name, expected, error)
-            content = file.read(most + 1)
-        if len(content) > most:
+            found = os.fstat(number)
+            _check_regular(found, name, expected, error)
+            # Python makes room for all that it is asked for, whatever the file has. Some in /proc have no size.
+            content = b"" if found.st_size > most else file.read(min(most, max(found.st_size, _LEAST_READ)) + 1)
+        if max(found.st_size, len(content)) > most:
             raise error(f"{name}: larger than the {most // 2**20:,} MiB that are read of such a file; {expected}")
         return content
     except (OSError, ValueError) as problem:
