@@ -14,8 +14,7 @@ from typing import TypeVar
 from rolloutdoctor.commands.check import check
 from rolloutdoctor.commands.convert import ConvertOptions, are_apart, detect_dump, logs_of, read_logs
 from rolloutdoctor.engine.options import CheckOptions
-from rolloutdoctor.importers.logs.table import kind_of
-from rolloutdoctor.importers.logs.trackio_project import trackio_runs
+from rolloutdoctor.importers.logs.table import kind_of, runs_of
 from rolloutdoctor.io.locations.paths import Source, expand, is_journal_name, matching, natural_key, with_journals
 from rolloutdoctor.io.locations.stores import address_of
 from rolloutdoctor.io.metadata import RunMetadata
@@ -82,7 +81,7 @@ def _found(given: str) -> Iterator[NamedRun]:
     if Path(given).is_dir():
         yield from _of_folder(given)
         return
-    runs = _quietly(lambda: trackio_runs(Path(given))) or ()
+    runs = _quietly(lambda: runs_of(Path(given))) or ()
     for path in [f"{given}/{run}" for run in runs] if len(runs) > 1 else [given]:
         yield NamedRun(Source.of(path).name, (path,))
 

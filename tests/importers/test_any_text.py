@@ -5,11 +5,13 @@ import json
 import pytest
 
 from rolloutdoctor.commands.convert import ConvertOptions, open_any
+from rolloutdoctor.commands.each import find_runs
 from rolloutdoctor.importers.logs.base import LogNotes
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.metric_names.generic import SPELLINGS, taken_for
 from rolloutdoctor.metric_names.quantities import BY_NAME
+from rolloutdoctor.results.errors import InputError
 
 
 def read(path, text=None, **options):
@@ -209,3 +211,15 @@ def test_several_runs_one_after_another(tmp_path, text):
 )
 def test_one_run_is_one(tmp_path, text):
     assert read(tmp_path / "out.txt", text)[2].runs == 1
+
+
+def test_each_run_of_a_text_has_its_number(tmp_path):
+    (tmp_path / "out.txt").write_text(lines(3, reward=0.25) + lines(5))
+    assert len(read(tmp_path / "out.txt" / "1")[0]) == 3
+    assert len(read(tmp_path / "out.txt" / "2")[0]) == 5
+    assert [run.paths for run in find_runs([str(tmp_path / "out.txt")])] == [
+        (f"{tmp_path}/out.txt/1",),
+        (f"{tmp_path}/out.txt/2",),
+    ]
+    with pytest.raises(InputError, match="no run 3 is there; it holds 2"):
+        read(tmp_path / "out.txt" / "3")

@@ -38,6 +38,9 @@ FORMS: tuple[Form, ...] = (
 )
 """In the order in which they are tried: the narrowest first."""
 
+ANY_NAMES = FORMS[-2:]
+"""Forms that no trainer's names or layout tell."""
+
 _OF_A_TRAINING = ("trainer_state.json", "training_args.bin")
 """Files beside a model card, which repeats some of what is in them, rounded."""
 

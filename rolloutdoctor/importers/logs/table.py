@@ -8,18 +8,23 @@ from rolloutdoctor.importers.logs.console import Console
 from rolloutdoctor.importers.logs.csv_table import CsvTable
 from rolloutdoctor.importers.logs.json_document import JsonDocument
 from rolloutdoctor.importers.logs.json_lines import JsonLines
+from rolloutdoctor.importers.logs.notebook import NotebookOutputs
 from rolloutdoctor.importers.logs.parquet_history import ParquetHistory
 from rolloutdoctor.importers.logs.tensorboard import TensorboardEvents
-from rolloutdoctor.importers.logs.trackio_project import TrackioProject
+from rolloutdoctor.importers.logs.trackio_project import TrackioProject, trackio_runs
 from rolloutdoctor.importers.logs.wandb_run import WandbRun
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.results.errors import InputError
+
+_MOST_DIGITS = 4
+"""Of the number of a run in a file."""
 
 FORMATS: tuple[LogFormat, ...] = (
     TensorboardEvents(),
     WandbRun(),
     TrackioProject(),
     ParquetHistory(),
+    NotebookOutputs(),
     JsonLines(),
     JsonDocument(),
     CsvTable(),
@@ -33,7 +38,30 @@ def format_of(path: Path) -> tuple[LogFormat, str] | None:
         why = one.detect(path)
         if why is not None:
             return one, why
-    return None
+    file, number = located(path)
+    return None if number is None else format_of(file)
+
+
+def located(path: Path) -> tuple[Path, int | None]:
+    """Return the file of a path, and which of its runs is meant, as in ``train.log/2``; None: the path names none."""
+    is_number = path.name.isdecimal() and len(path.name) <= _MOST_DIGITS and not path.exists()
+    return (path.parent, int(path.name)) if is_number and path.parent.is_file() else (path, None)
+
+
+def runs_of(path: Path) -> list[str]:
+    """Return the names of the runs in a file that holds several: those of a trackio project, or their numbers.
+
+    Raises:
+        InputError: if it cannot be read.
+    """
+    if not path.is_file() or kind_of(path) is None:
+        return []
+    if runs := trackio_runs(path):
+        return runs
+    notes = LogNotes()
+    for _ in read_log(Source.of(str(path)), notes):
+        pass
+    return [str(number) for number in range(1, notes.runs + 1)]
 
 
 def kind_of(path: Path) -> str | None:
@@ -56,6 +84,9 @@ def read_log(source: Source, notes: LogNotes | None = None) -> Iterator[tuple[in
     if found is None:
         raise InputError(f"{source.name}: no log of numbers; give trainer_state.json, CSV, JSON Lines or a console log")
     notes = notes or LogNotes()
+    file, number = located(Path(source.path))
+    if number is not None and found[0].detect(Path(source.path)) is None:
+        source, notes.run = Source(str(file), source.name.rpartition("/")[0]), number
     for step, split, values in found[0].read(source, notes):
         numbers: dict[str, float | None] = {}
         for name, value in values.items():

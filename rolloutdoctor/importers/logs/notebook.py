@@ -1,0 +1,39 @@
+"""The outputs of a Jupyter notebook: text and tables; what its Markdown and code hold is no log."""
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+from rolloutdoctor.importers.logs.base import Entry, LogNotes
+from rolloutdoctor.importers.logs.console import ANY_NAMES, FORMS, entries_of_text
+from rolloutdoctor.importers.logs.line_forms import Form
+from rolloutdoctor.importers.reading.notebooks import is_notebook, read_notebook
+from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.results.errors import InputError
+
+
+class NotebookOutputs:
+    """A notebook with numbers in its outputs: the table that the transformers Trainer shows, or what is printed."""
+
+    def detect(self, path: Path) -> str | None:
+        """Tell any notebook, so that one without outputs is read as nothing else."""
+        return "the outputs of a notebook" if path.is_file() and is_notebook(path) else None
+
+    def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
+        """Yield the numbers of one run, in the form that has most of them.
+
+        Raises:
+            InputError: if there are none.
+        """
+        notebook = read_notebook(Path(source.path))
+        if notebook is None:
+            raise InputError(f"{source.name}: not a whole notebook; save it again")
+        lines = list(chain.from_iterable(notebook.outputs))
+        if not lines:
+            raise InputError(f"{source.name}: a notebook without outputs, which were cleared; give one that was run")
+        counts: dict[Form, int] = {form: sum(1 for _ in form.records(lines)) for form in FORMS}
+        # Lines of any names may be of every response: they count where nothing else has numbers.
+        best = max(FORMS, key=lambda form: (form not in ANY_NAMES and counts[form] > 0, counts[form]))
+        if not counts[best]:
+            raise InputError(f"{source.name}: no output of the notebook has numbers of a training; give another log")
+        yield from entries_of_text(lines, best, source.name, notes)

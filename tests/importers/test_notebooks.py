@@ -1,0 +1,107 @@
+"""Notebooks: their outputs are read, in order, and never their Markdown or code."""
+
+import json
+
+import pytest
+
+from rolloutdoctor.importers.logs.base import LogNotes
+from rolloutdoctor.importers.logs.table import kind_of, read_log
+from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.results.errors import InputError
+
+
+def table(rows, names=("Training Loss", "reward", "kl")):
+    head = "".join(f"<th>{name}</th>" for name in ("Step", *names))
+    body = "".join(f"<tr><td>{n}</td>{''.join(f'<td>{n / 8 + k}</td>' for k in range(len(names)))}</tr>" for n in rows)
+    return f"<table border='1'>\n<thead>\n<tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>"
+
+
+def code(source, *outputs):
+    return {"cell_type": "code", "source": source.splitlines(keepends=True), "outputs": list(outputs), "metadata": {}}
+
+
+def markdown(text):
+    return {"cell_type": "markdown", "source": text}
+
+
+def html(text):
+    return {"output_type": "display_data", "data": {"text/html": text.splitlines(keepends=True), "text/plain": "<x>"}}
+
+
+def printed(text):
+    return {"output_type": "stream", "name": "stdout", "text": text.splitlines(keepends=True)}
+
+
+def notebook(path, *cells, **options):
+    path.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}, **options))
+    return path
+
+
+def read(path):
+    told, values = [], {}
+    notes = LogNotes(told.append)
+    for step, _, row in read_log(Source.of(str(path)), notes):
+        values.setdefault(step, {}).update(row)
+    return values, told, notes
+
+
+EXAMPLE = markdown("You will see\n\n| Step | Training Loss | reward | kl | x | y |\n|--|\n| 1 | 9 | 9 | 9 | 9 | 9 |\n")
+DICTS = "".join(f"{{'loss': 0.5, 'reward': {n}, 'epoch': {n / 10}}}\n" for n in range(1, 5))
+
+
+@pytest.mark.parametrize("options", [{}, {"indent": 1}], ids=["on one line", "with line breaks"])
+@pytest.mark.parametrize("name", ["a.ipynb", "copy.json"])
+def test_the_table_of_an_output_and_no_example(tmp_path, options, name):
+    path = notebook(tmp_path / name, EXAMPLE, code("train()", html(table(range(1, 8)))), **options)
+    assert kind_of(path) == "the outputs of a notebook"
+    values, told, _ = read(path)
+    assert sorted(values) == [*range(1, 8)]
+    assert values[4] == {"loss": 0.5, "reward": 1.5, "kl": 2.5}
+    assert told == []
+
+
+def test_what_a_cell_prints(tmp_path):
+    path = notebook(tmp_path / "a.ipynb", code("print('Step 9 | loss=1 | reward=2')", printed(DICTS)), EXAMPLE)
+    assert [values["reward"] for values in read(path)[0].values()] == [1, 2, 3, 4]
+
+
+def test_dicts_go_before_lines_of_every_response(tmp_path):
+    chatter = "".join(f"Step 1: reward 0.{n}, loss 0.5\n" for n in range(9))
+    assert len(read(notebook(tmp_path / "a.ipynb", code("", printed(chatter + DICTS))))[0]) == 4
+
+
+def test_two_trainings_are_two_runs(tmp_path):
+    path = notebook(
+        tmp_path / "a.ipynb",
+        code("sft.train()", html(table(range(1, 30), ["Training Loss"]))),
+        code("grpo.train()", html(table(range(1, 8)))),
+    )
+    values, told, notes = read(path)
+    assert (len(values), notes.runs) == (7, 2)
+    assert "29 lines (supervised), 7 lines (rewards): the 2nd is read" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("cells", "why"),
+    [
+        ([EXAMPLE, code("train()")], "without outputs, which were cleared"),
+        ([EXAMPLE, code("x", printed("hello\n"))], "no output of the notebook has numbers of a training"),
+    ],
+)
+def test_a_notebook_without_a_log_says_so(tmp_path, cells, why):
+    with pytest.raises(InputError, match=why):
+        read(notebook(tmp_path / "a.ipynb", *cells))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"cells": [1, {"cell_type": 2}]',
+        '{"cells": {"cell_type": []}}',
+        '{"cells": [{"cell_type": "code", "outputs": 3}]}',
+    ],
+)
+def test_a_damaged_notebook_is_one_sentence(tmp_path, body):
+    (tmp_path / "a.ipynb").write_text(body)
+    with pytest.raises(InputError):
+        read(tmp_path / "a.ipynb")
