@@ -83,7 +83,7 @@ def _printed(log: Source) -> Stated | None:
 def _wandb(folder: Path) -> Stated | None:
     """``{name: {value: ...}}`` in ``files/config.yaml``, and the release in the list of packages beside it."""
     file = folder / "files" / "config.yaml"
-    if not file.is_file() or not any(folder.glob("run-*.wandb")):
+    if not file.is_file():
         return None
     named = [(_WRAPPED.fullmatch(name), value) for name, value in read_trainer_config(str(file)).values.items()]
     values = {".".join(filter(None, name.groups())): value for name, value in named if name is not None}

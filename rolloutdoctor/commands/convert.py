@@ -8,6 +8,7 @@ from itertools import combinations
 from pathlib import Path
 
 from rolloutdoctor.commands.beside import completed, newest_state, stated_beside
+from rolloutdoctor.commands.nested import holds_run, with_nested
 from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.importers.base import Importer, ImportOptions, RunSink
 from rolloutdoctor.importers.journal import RecordingJournal
@@ -240,6 +241,10 @@ def _tell_generic_names(names: Collection[str], tell: Callable[[str], None]) -> 
         tell(f"the names of the metrics are of no trainer that is known; read are {', '.join(taken)}")
 
 
+def _is_run(path: str) -> bool:
+    return holds_run(Path(path)) or newest_state(Path(path)) is not None or any(Path(path).glob("*.journal"))
+
+
 def _is_log(path: Path) -> bool:
     return (path.name.endswith(METRIC_SUFFIXES) and path.is_file()) or kind_of(path) is not None
 
@@ -414,6 +419,10 @@ def open_any(
             ) as run:
                 yield run
         return
+    given = paths
+    if not options.asked_for:
+        with _looking(paths):
+            paths = with_nested(paths, _is_run, tell)
     logs = logs_of(paths) if logs_alone and not options.asked_for else ()
     if logs:
         kinds = ", ".join(dict.fromkeys(kind_of(Path(log.path)) or "a table of metrics" for log in logs))
@@ -423,8 +432,9 @@ def open_any(
         writer = trainer_from_metric_names(metrics.names())
         if writer is None and not writers(metrics.names()):
             _tell_generic_names(metrics.names(), notes)
-        metadata = completed(RunMetadata(), stated_beside(paths, logs, tell), tell, writer)
-        yield Run((), metadata.with_total_steps(metrics.total_steps), metrics, logs, notes=notes)
+        stated = stated_beside(tuple(dict.fromkeys((*given, *paths))), logs, tell)
+        metadata = completed(RunMetadata(), stated, tell, writer).with_total_steps(metrics.total_steps)
+        yield Run((), metadata, metrics, logs, notes=notes)
         return
     found = detect_dump(paths, options)
     if found is None:

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from importers.importing import DATA, converted
 
+from rolloutdoctor.importers.logs.base import LogNotes
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.io.locations.paths import Source
-from rolloutdoctor.results.errors import InputError
 
 tensorboard = pytest.importorskip("tensorboard")
 
@@ -70,21 +70,43 @@ def test_beside_rollouts(tmp_path):
     assert rows == [{"step": 2, "split": "train", "name": "actor/kl_loss", "value": 0.5}]
 
 
-def test_without_the_package_it_is_one_sentence(tmp_path, monkeypatch):
+def test_the_package_is_not_needed(tmp_path, monkeypatch):
     path = event_file(tmp_path / "run", [(1, "kl", 0.5)])
     for name in [name for name in sys.modules if name.startswith("tensorboard")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(InputError, match=r"need the tensorboard package; pip install 'rolloutdoctor\[tensorboard\]'"):
-        read(path)
+    assert read(path) == [(1, "train", {"kl": 0.5})]
 
 
-@pytest.mark.slow
-def test_importing_the_reader_loads_no_tensorboard():
-    import subprocess
+def test_scalars_that_are_tensors(tmp_path):
+    """As TensorFlow 2 writes them: what a tag holds is said with its first value alone."""
+    from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
+    from tensorboard.plugins.scalar.metadata import create_summary_metadata
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-    code = "import sys, rolloutdoctor.importers.logs.table; sys.exit('tensorboard' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    tensors = [
+        tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT, float_val=[0.5]),
+        tensor_pb2.TensorProto(dtype=types_pb2.DT_DOUBLE, tensor_content=struct.pack("<d", 0.25)),
+        tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT, tensor_content=struct.pack("<2f", 1.0, 2.0)),
+    ]
+    writer = EventFileWriter(str(tmp_path / "run"))
+    for step, tensor in enumerate(tensors):
+        metadata = None if step else create_summary_metadata("", "")
+        value = summary_pb2.Summary.Value(tag="kl", tensor=tensor, metadata=metadata)
+        writer.add_event(event_pb2.Event(step=step, summary=summary_pb2.Summary(value=[value])))
+    writer.close()
+    assert read(next((tmp_path / "run").iterdir())) == [(0, "train", {"kl": 0.5}), (1, "train", {"kl": 0.25})]
+
+
+@pytest.mark.parametrize("place", [12, -30, -3])
+def test_a_damaged_record_ends_the_reading_and_is_said(tmp_path, place):
+    path = event_file(tmp_path / "run", [(step, "kl", 0.5) for step in range(3)])
+    body = bytearray(path.read_bytes())
+    body[place] ^= 1
+    path.write_bytes(body)
+    told = []
+    assert len(list(read_log(Source.of(str(path)), LogNotes(told.append)))) <= 3
+    assert "a record is not whole" in told[0]
 
 
 @pytest.mark.parametrize("cut", [1, 9, 30, 60])

@@ -1,12 +1,12 @@
-"""TensorBoard event files, read with the tensorboard package (the extra `tensorboard`)."""
+"""TensorBoard event files."""
 
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.logs.base import Entry, LogNotes
+from rolloutdoctor.importers.reading.tensorboard_records import is_text, records, scalars
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.results.errors import InputError
 
@@ -29,57 +29,32 @@ class TensorboardEvents:
         """Yield the scalars one by one.
 
         Raises:
-            InputError: if the tensorboard package is missing, or the file cannot be read.
+            InputError: if the file cannot be read.
         """
-        is_prefixed = any(
-            value.tag == _ARGUMENTS for event in islice(_events(source), _BEGINNING) for value in event.summary.value
-        )
-        for event in _events(source):
-            for value in event.summary.value:
-                number = _scalar(value, source)
-                if number is None:
-                    continue
-                name, split = value.tag, TRAIN
-                if is_prefixed:
-                    split = EVAL if name.startswith("eval/") else TRAIN
-                    name = name.removeprefix("eval/").removeprefix("train/")
-                if event.step < 0:
-                    raise InputError(f"{source.name}: step {event.step} of {name}; steps count from 0")
-                yield event.step, split, {name: number}
-
-
-def _events(source: Source) -> "Iterator[Any]":
-    try:
-        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-    except ImportError:
-        raise InputError(
-            f"{source.name}: TensorBoard event files need the tensorboard package; "
-            "pip install 'rolloutdoctor[tensorboard]'"
-        ) from None
-    try:
-        with Path(source.path).open("rb") as file:
-            file.read(1)
-        yield from EventFileLoader(source.path).Load()
-    except OSError as error:
-        raise InputError(f"{source.name}: {reason(error)}") from None
-    except Exception as error:  # tensorboard's reader raises anything on damaged records, protobuf's own errors too
-        raise _unreadable(source, error) from None
-
-
-def _unreadable(source: Source, error: Exception) -> InputError:
-    kind = type(error).__name__
-    return InputError(f"{source.name}: not a readable TensorBoard event file ({kind}); copy it again")
-
-
-def _scalar(value: Any, source: Source) -> float | None:  # noqa: ANN401 - a protobuf message, made at run time
-    from tensorboard.util import tensor_util
-
-    if value.metadata.plugin_data.plugin_name != "scalars" or not value.HasField("tensor"):
-        return None
-    tensor = value.tensor
-    if any(dim.size != 1 for dim in tensor.tensor_shape.dim):
-        return None
-    try:
-        return float(tensor_util.make_ndarray(tensor).reshape(()))
-    except Exception as error:  # numpy's and tensorboard's own, of a type or a size that does not fit
-        raise _unreadable(source, error) from None
+        offsets: list[int] = []
+        known: set[str] = set()
+        try:
+            with Path(source.path).open("rb") as stream:
+                is_prefixed = any(
+                    is_text(each, _ARGUMENTS) for each in islice(records(stream, offsets.append), _BEGINNING)
+                )
+                stream.seek(0)
+                offsets.clear()
+                for record in records(stream, offsets.append):
+                    for step, name, value in scalars(record, known):
+                        split = TRAIN
+                        if is_prefixed:
+                            split = EVAL if name.startswith("eval/") else TRAIN
+                            name = name.removeprefix("eval/").removeprefix("train/")
+                        if step < 0:
+                            raise InputError(f"{source.name}: step {step} of {name}; steps count from 0")
+                        yield step, split, {name: value}
+        except OSError as error:
+            raise InputError(f"{source.name}: {reason(error)}") from None
+        except ValueError as error:
+            raise InputError(f"{source.name}: not a readable TensorBoard event file ({error}); copy it again") from None
+        if offsets:
+            notes.tell(
+                f"{source.name}: a record is not whole (byte {offsets[0]:,}): the run goes on, or the file is damaged; "
+                "what is before it was read"
+            )

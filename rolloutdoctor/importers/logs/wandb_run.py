@@ -7,9 +7,11 @@ from pathlib import Path
 from sys import intern
 
 from rolloutdoctor.importers.logs.base import Entry, LogNotes, Tell, entries_of_tracker
+from rolloutdoctor.importers.logs.console import Console
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.importers.reading.wandb_records import MAGIC, fields, records
 from rolloutdoctor.io.locations.paths import Source, reason
+from rolloutdoctor.io.locations.small_files import read_small_bytes
 from rolloutdoctor.results.errors import InputError, SeveralRunsError
 
 _HISTORY, _CONFIG, _RUN = 2, 5, 17
@@ -17,6 +19,8 @@ _HISTORY, _CONFIG, _RUN = 2, 5, 17
 
 _ITEM, _STEP, _RUN_CONFIG = 1, 2, 4
 _KEY, _NESTED_KEY, _VALUE = 1, 2, 16
+
+_LOG, _SUMMARY = "output.log", "wandb-summary.json"
 
 _LONGEST_NUMBER = 32
 """Bytes of a number in JSON, or of a name for one that is not finite."""
@@ -26,11 +30,15 @@ _Fields = dict[int, list[bytes | int]]
 
 
 class WandbRun:
-    """A run-*.wandb file, the folder of a run that holds one, or the folder wandb/ of a single run."""
+    """A run-*.wandb file, the folder of a run that holds one, or the folder wandb/ of a single run.
+
+    Where the file is missing, above the size that a host takes or ignored by git, what wandb keeps beside it is read:
+    the console in ``files/output.log``, else the last values in ``files/wandb-summary.json``.
+    """
 
     def detect(self, path: Path) -> str | None:
-        """Look at the first bytes of the file."""
-        return "the folder of a wandb run" if _files(path) else None
+        """Look at the first bytes of the file, and for what is kept beside it."""
+        return "the folder of a wandb run" if _runs(path) else None
 
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield the history of the run.
@@ -39,9 +47,21 @@ class WandbRun:
             InputError: if the file cannot be read.
             SeveralRunsError: if the folder holds several runs.
         """
-        with _reading(source):
-            rows = list(_history(source, notes.tell))
-        yield from entries_of_tracker(rows, source.name, notes)
+        run = _only(source)
+        if run.is_file():
+            with _reading(source):
+                rows = list(_history(source, notes.tell))
+            yield from entries_of_tracker(rows, source.name, notes)
+            return
+        log, summary = (run / "files" / name for name in (_LOG, _SUMMARY))
+        console, missing = Console(), f"{source.name}: the history (run-*.wandb) is not there"
+        if console.detect(log) is not None:
+            notes.tell(f"{missing}: read is the console of the run, files/{_LOG}")
+            yield from console.read(Source(str(log), f"{source.name}/files/{_LOG}"), notes)
+            return
+        row = lines.document(read_small_bytes(summary, expected=f"{missing}; give another log")) or {}
+        notes.tell(f"{missing}: read are the last values, files/{_SUMMARY}")
+        yield from entries_of_tracker([row] if isinstance(row, dict) else [], source.name, notes)
 
 
 def wandb_config(source: Source) -> dict[str, object]:
@@ -67,26 +87,36 @@ def wandb_config(source: Source) -> dict[str, object]:
 
 
 def _only(source: Source) -> Path:
-    files = _files(Path(source.path))
-    if not files:
+    """The run-*.wandb file that is meant, or the folder of a run without one."""
+    runs = _runs(Path(source.path))
+    if not runs:
         raise InputError(f"{source.name}: no run-*.wandb file is there")
-    if len(files) > 1:
-        folders = ", ".join(file.parent.name for file in files[:3]) + (", ..." if len(files) > 3 else "")
+    if len(runs) > 1:
+        names = [(run.parent if run.is_file() else run).name for run in runs[:3]]
+        shown = ", ".join(names) + (", ..." if len(runs) > 3 else "")
         raise SeveralRunsError(
-            f"{source.name}: {len(files)} wandb runs ({folders}); give the folder of one, or check them with --each"
+            f"{source.name}: {len(runs)} wandb runs ({shown}); give the folder of one, or check them with --each"
         )
-    return files[0]
+    return runs[0]
 
 
-def _files(path: Path) -> list[Path]:
-    """The run files that `path` is, or holds."""
+def _runs(path: Path) -> list[Path]:
+    """The runs that `path` is, or holds: their files, or the folders of those that have none."""
     try:
-        found = (
-            [path] if path.is_file() else sorted(path.glob("run-*.wandb")) or sorted(path.glob("*run-*/run-*.wandb"))
-        )
-        return [file for file in found if file.is_file() and _begins(file)]
+        if path.is_file():
+            return [path] if _begins(path) else []
+        runs = _run_in(path)
+        return runs or [run for folder in sorted(path.glob("*run-*")) for run in _run_in(folder)]
     except OSError:
         return []
+
+
+def _run_in(folder: Path) -> list[Path]:
+    files = [file for file in sorted(folder.glob("run-*.wandb")) if file.is_file() and _begins(file)]
+    if files or not any((folder / "files" / name).is_file() for name in (_LOG, _SUMMARY)):
+        return files
+    has_numbers = Console().detect(folder / "files" / _LOG) or (folder / "files" / _SUMMARY).is_file()
+    return [folder] if has_numbers else []
 
 
 def _begins(file: Path) -> bool:
@@ -97,7 +127,10 @@ def _begins(file: Path) -> bool:
 def _records(source: Source, tell: Tell) -> Iterator[_Fields]:
     """The fields of each record that is whole."""
     offsets: list[int] = []
-    with _only(source).open("rb") as stream:
+    run = _only(source)
+    if run.is_dir():
+        return
+    with run.open("rb") as stream:
         yield from map(fields, records(stream, offsets.append))
     if offsets:
         tell(

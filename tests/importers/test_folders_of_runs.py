@@ -1,0 +1,97 @@
+"""A folder is all that lies in it: what a tracker left without its history, and runs further down."""
+
+import json
+
+import pytest
+from log_files import console, tracked, wandb_folder
+
+from rolloutdoctor.commands.convert import ConvertOptions, open_any
+from rolloutdoctor.commands.each import find_runs
+from rolloutdoctor.results.errors import InputError, SeveralRunsError
+
+ROWS = [
+    {"step": n, "loss": 0.5, "grad_norm": 1.0 + n, "reward": n / 10, "kl": 0.1, "epoch": n / 9} for n in range(1, 10)
+]
+
+
+def opened(path):
+    told = []
+    with open_any([str(path)], trainer=None, options=ConvertOptions(), tell=told.append, logs_alone=True) as run:
+        return run, told
+
+
+def bare_wandb(folder, name="run-20260101_000000-r1", *, log=True, summary=False):
+    """The folder of a wandb run without its binary file."""
+    files = folder / name / "files"
+    files.mkdir(parents=True)
+    if log:
+        console(files, ROWS)
+        (files / "train.log").rename(files / "output.log")
+    if summary:
+        (files / "wandb-summary.json").write_text(json.dumps({**tracked(ROWS[-1]), "_step": 40, "_runtime": 3.5}))
+    (files / "requirements.txt").write_text("trl==0.18.0\n")
+    return folder / name
+
+
+@pytest.mark.parametrize("where", ["run", "files", "wandb", "output"])
+def test_the_console_of_a_wandb_run_stands_for_its_history(tmp_path, where):
+    run = bare_wandb(tmp_path / "wandb")
+    places = {"run": run, "files": run / "files", "wandb": tmp_path / "wandb", "output": tmp_path}
+    found, told = opened(places[where])
+    assert len(found.metrics.steps()) == 9
+    assert where == "files" or any("the history (run-*.wandb) is not there" in sentence for sentence in told)
+
+
+def test_its_summary_is_one_line(tmp_path):
+    found, told = opened(bare_wandb(tmp_path, log=False, summary=True))
+    assert [key.step for key in found.metrics.steps()] == [9]
+    assert any("the last values" in sentence for sentence in told)
+
+
+def test_with_the_history_the_console_is_not_read(tmp_path):
+    wandb_folder(tmp_path, ROWS)
+    found, told = opened(tmp_path)
+    assert len(found.metrics.steps()) == 9
+    assert not any("is not there" in sentence for sentence in told)
+
+
+@pytest.mark.parametrize("inside", ["runs/Jan01_host", "logs", "wandb", "a/b"])
+def test_a_log_two_levels_down(tmp_path, inside):
+    folder = tmp_path / "output" / inside
+    folder.mkdir(parents=True)
+    console(folder, ROWS)
+    found, told = opened(tmp_path / "output")
+    assert len(found.metrics.steps()) == 9
+    assert any(f"read is {inside}" in sentence for sentence in told)
+
+
+def test_three_levels_down_is_too_far(tmp_path):
+    folder = tmp_path / "a" / "b" / "c"
+    folder.mkdir(parents=True)
+    console(folder, ROWS)
+    with pytest.raises(InputError, match="holds no run file"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("where", ["", "wandb"])
+def test_several_runs_are_several(tmp_path, where):
+    for name in ("run-20260101_000000-r1", "run-20260102_000000-r2"):
+        bare_wandb(tmp_path / "wandb", name)
+    with pytest.raises(SeveralRunsError, match=r"2 wandb runs|2 runs"):
+        opened(tmp_path / where)
+    assert len(find_runs([str(tmp_path)])) == 2
+
+
+def test_two_folders_of_logs_side_by_side_are_two_runs(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        console(tmp_path / "runs" / name, ROWS)
+    with pytest.raises(SeveralRunsError, match=r"2 runs \(runs/a, runs/b\); give the folder of one"):
+        opened(tmp_path)
+
+
+def test_a_folder_that_links_to_itself_ends(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "loop").symlink_to(tmp_path)
+    with pytest.raises(InputError):
+        opened(tmp_path)
