@@ -17,7 +17,7 @@ ROWS = [
 def opened(path):
     told = []
     with open_any([str(path)], trainer=None, options=ConvertOptions(), tell=told.append, logs_alone=True) as run:
-        return run, told
+        return run, [*told, *run.notes.sentences]
 
 
 def bare_wandb(folder, name="run-20260101_000000-r1", *, log=True, summary=False):
