@@ -63,6 +63,8 @@ class QuantityTally:
             the recomputed ones.
         factor_bits: what the disagreeing values say for a factor that is a whole number or one over it: the sum of
             binary logarithms of one over the chance that the interval of a value holds one.
+        faults: fix of a fault that the release has to the values of which the objective as it is and the fixed one give
+            different numbers, and those of them that agree with the former.
         groups: groups with a value that disagrees, and groups with one that was compared, in steps where some disagree.
         lengths: tokens of the shortest and the longest row whose value disagrees, and of the shortest and the longest
             row whose value agrees.
@@ -91,6 +93,7 @@ class QuantityTally:
     line: float = 0.0
     factor_bits: float = 0.0
     zero_bits: float = 0.0
+    faults: tuple[tuple[str, int, int], ...] = ()
     groups: tuple[int, int] = (0, 0)
     lengths: Lengths = (math.inf, -math.inf, math.inf, -math.inf)
 
@@ -124,6 +127,7 @@ class QuantityTally:
             lengths=_joined(self.lengths, other.lengths),
             factor_bits=self.factor_bits + other.factor_bits,
             zero_bits=self.zero_bits + other.zero_bits,
+            faults=_added(self.faults, other.faults),
         )
 
     @property
@@ -135,6 +139,11 @@ class QuantityTally:
     def is_tested(self) -> bool:
         """True if a value was compared, and none is in doubt but where rows are missing: a fault would have shown."""
         return self.compared > 0 and (not self.not_compared or self.reason == INCOMPLETE)
+
+    @property
+    def fault(self) -> str:
+        """Return the fix of the fault with which the values were reproduced; empty: they are as intended."""
+        return next((label for label, told, as_is in self.faults if told == as_is), "") if not self.disagree else ""
 
     @property
     def shape(self) -> str:
@@ -162,6 +171,18 @@ class QuantityTally:
         if self.disagree > 1 and self.above[0] > 0 and self.above[1] < 2 * self.above[0]:
             return f"between {self.above[0]:.4g} and {self.above[1]:.4g} above the recomputed value{where}"
         return f"no constant factor or offset{where}"
+
+
+def _added(
+    one: tuple[tuple[str, int, int], ...], other: tuple[tuple[str, int, int], ...]
+) -> tuple[tuple[str, int, int], ...]:
+    if not one or not other:
+        return one or other
+    counts = {label: (told, as_is) for label, told, as_is in one}
+    for label, told, as_is in other:
+        before = counts.get(label, (0, 0))
+        counts[label] = (before[0] + told, before[1] + as_is)
+    return tuple(sorted((label, *count) for label, count in counts.items()))
 
 
 def _joined(one: Lengths, other: Lengths) -> Lengths:

@@ -9,7 +9,7 @@ import polars as pl
 import torch
 
 from rolloutdoctor.audit.row_tally import ComparedRows
-from rolloutdoctor.audit.tally import STAGES, ComparedValue
+from rolloutdoctor.audit.tally import STAGES, AuditTally, ComparedValue, add_tallies
 from rolloutdoctor.audit.windows import OpenWindow
 from rolloutdoctor.commands.figures import FigureAccumulator
 from rolloutdoctor.engine.accumulate import view_of, windows_at
@@ -22,6 +22,7 @@ from rolloutdoctor.results.figures import AuditData, AuditedQuantity
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.identity_sides import related_metrics, relation_lines
 from rolloutdoctor.search.hypotheses.fixes import ChosenFix
+from rolloutdoctor.search.known_faults import code_of, known_faults
 
 OF_STEP = 64
 """Values of a step and quantity that are kept as points."""
@@ -50,6 +51,7 @@ class AuditFigure(FigureAccumulator):
         super().__init__(fix)
         self._compared: list[tuple[object, ...]] = []
         self._windows: dict[tuple[str, str], OpenWindow] = {}
+        self._faults: AuditTally = {}
 
     @classmethod
     def plan(cls, context: Context, fixes: Sequence[ChosenFix]) -> "FigureAccumulator":
@@ -61,13 +63,19 @@ class AuditFigure(FigureAccumulator):
         self.context, objective = context, self.objectives[AS_CONFIGURED]
         if not LOGGED_COLUMNS & context.columns and not context.metrics and not context.windows:
             raise InputError(f"nothing was logged that could be compared: {remedy(['metrics'], context)}")
+        faults = known_faults(objective, context.columns)
+        self._own = frozenset(self.objectives)
+        self.objectives = {**{fix.label: fix.apply(objective) for fix in faults}, **self.objectives}
+        self.optional = frozenset(self.objectives) - self._own
         wanted = LOGGED_COLUMNS | advantage_columns(objective) | metric_columns(objective) | {"response_mask"} | of_fix
         return frozenset(name for name in wanted if available(name, context.columns))
 
     def gather(self, step: EvaluatedStep) -> None:
         """Compare one step, under each objective."""
-        for side, evaluation in step.evaluations.items():
-            view = view_of(replace(step, evaluations={AS_CONFIGURED: evaluation}), self.context)
+        told = view_of(step, self.context).audit
+        self._faults = add_tallies(self._faults, {name: replace(tally, first=None) for name, tally in told.items()})
+        for side in self._own:
+            view = view_of(replace(step, evaluations={AS_CONFIGURED: step.evaluations[side]}), self.context)
             for quantity, one in view.compared_values().items():
                 self._add(side, quantity, one)
             for key, window in windows_at(view, self.context).items():
@@ -92,8 +100,13 @@ class AuditFigure(FigureAccumulator):
         for (name, stage), own in lines.filter(side=AS_CONFIGURED).group_by("quantity", "stage", maintain_order=True):
             found[stage].append(_quantity(str(name), own, of_fix.filter(quantity=name) if self.fix else None))
         # One of each stage before the second of one.
-        ordered = [one for several in zip_longest(*found.values()) for one in several if one is not None]
-        return AuditData(tuple(sorted(ordered, key=lambda one: not one.differs)), self.fix)
+        ordered = [self._with_fault(one) for several in zip_longest(*found.values()) for one in several if one]
+        return AuditData(tuple(sorted(ordered, key=lambda one: (not one.differs, not one.fault))), self.fix)
+
+    def _with_fault(self, one: AuditedQuantity) -> AuditedQuantity:
+        """Name the fault of the release with which the values agree."""
+        tally = self._faults.get(one.quantity)
+        return replace(one, fault=code_of(tally.fault)) if tally is not None and tally.fault else one
 
 
 class LogAuditFigure(FigureAccumulator):

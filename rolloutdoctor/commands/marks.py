@@ -87,7 +87,9 @@ def marked(gallery: Gallery, report: Report, *, logged: bool) -> Gallery:
     if isinstance(audit, AuditData):
         fixes = {entry.quantity: entry.with_fixes for entry in report.audit}
         known = (replace(one, with_fixes=fixes.get(one.quantity, ())) for one in audit.quantities)
-        drawn["audit"] = replace(audit, quantities=tuple(sorted(known, key=lambda one: not one.differs)))
+        drawn["audit"] = replace(
+            audit, quantities=tuple(sorted(known, key=lambda one: (not one.differs, not one.fault)))
+        )
     if drawn.pop("overview", None) is not None:
         if report.vitals:
             drawn = {"overview": OverviewData(report.vitals), **drawn}

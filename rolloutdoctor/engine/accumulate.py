@@ -72,6 +72,7 @@ class RuleAccumulator(StepConsumer):
             if objective is None
             else {AS_CONFIGURED: objective} | {fix.label: fix.apply(objective) for fix in plan.fixes}
         )
+        self.optional = frozenset(fix.label for fix in plan.fixes)
         self._needs = {rule.code: rule.columns(plan.context) for rule in plan.rules}
         self._reads = {rule.code: self._needs[rule.code] | rule.optional_columns(plan.context) for rule in plan.rules}
         self._counts = [0, 0, 0, 0]

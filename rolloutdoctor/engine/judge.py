@@ -25,6 +25,7 @@ from rolloutdoctor.rules.options_refuted import questions
 from rolloutdoctor.rules.table import AnyRule
 from rolloutdoctor.rules.table_rule import Measured
 from rolloutdoctor.search.diagnosis import Diagnosis, undiagnosed
+from rolloutdoctor.search.known_faults import code_of
 from rolloutdoctor.trainers.options import unused
 
 
@@ -166,6 +167,7 @@ def _audit(audit: AuditTally, diagnosis: Diagnosis, left: Mapping[str, str]) -> 
                 shape="" if fixes else tally.shape,
                 stage=tally.stage,
                 window=tally.window,
+                fault=code_of(tally.fault) if tally.fault and not fixes else "",
             )
         )
     return (*entries, *(AuditEntry(name, 0, 0, 0.0, not_compared=1, reason=why) for name, why in left.items()))

@@ -8,9 +8,11 @@ from rolloutdoctor.engine import coverage
 from rolloutdoctor.engine.unread_metrics import with_unread
 from rolloutdoctor.objective.required_columns import NO_REMEDY, UNKNOWN_LOSS, optional_columns
 from rolloutdoctor.results.findings import NotApplicable, Skipped
+from rolloutdoctor.rules.audited import audited_stages
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.table import AnyRule
 from rolloutdoctor.search.hypotheses.fixes import ChosenFix, choose
+from rolloutdoctor.search.known_faults import known_faults
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,13 @@ def make_plan(rules: Sequence[AnyRule], context: Context) -> Plan:
                 not_applicable.append(untested)
             continue
         able.append(rule)
-        needed = rule.columns(context)
-        columns |= needed | rule.optional_columns(context)
-        if rule.fix is not None and needed and context.objective is not None:
-            fix = choose(rule.fix)
-            if fix.applies_to(context.objective):
+        columns |= rule.columns(context) | rule.optional_columns(context)
+        for fix in map(choose, rule.compared_fixes(context)):
+            if context.objective is not None and fix.applies_to(context.objective):
                 fixes[fix.label] = fix
+    if context.objective is not None and audited_stages(able):
+        # What the release itself gets wrong is told from what it intends, whichever rules were selected.
+        fixes |= {fix.label: fix for fix in known_faults(context.objective, context.columns)}
     if context.objective is not None:
         # Small, and what a metric or a weight is depends on them: never on which rules were selected.
         columns |= optional_columns(context.objective)

@@ -73,12 +73,14 @@ class StepConsumer(ABC):
         columns: canonical columns to be read.
         objectives: label to what is to be evaluated; `AS_CONFIGURED` is there unless nothing is.
         per_token: labels of the evaluations whose token values are to be kept.
+        optional: labels of what may be left out of a step where it cannot be computed; the others are needed.
         split: only steps of this split are passed on; None: of both.
     """
 
     columns: frozenset[str]
     objectives: Mapping[str, Objective]
     per_token: frozenset[str] = frozenset()
+    optional: frozenset[str] = frozenset()
     split: str | None = None
 
     def token_measures(self, batch: RolloutBatch) -> Mapping[str, TokenMeasure]:
@@ -260,6 +262,10 @@ class SharedEvaluator:
             result = self._evaluator.evaluate(batch, request)
         except CannotComputeError as error:
             if len(self.consumers) == 1:
+                some = self._without_optional(batch, logged, dtype)
+                if some is not None:
+                    yield some
+                    return
                 measured = _by_consumer(TokenMeasures(measures).finish(batch), 0)
                 yield EvaluatedStep(batch, logged, dtype, failure=str(error), token_measures=measured)
                 return
@@ -271,6 +277,34 @@ class SharedEvaluator:
             evaluations = {label: result.evaluations[name] for label, name in names.items()}
             measured = _by_consumer(result.measures, number)
             yield EvaluatedStep(batch, logged, dtype, evaluations, token_measures=measured)
+
+    def _without_optional(
+        self, batch: RolloutBatch, logged: Mapping[str, float], dtype: torch.dtype
+    ) -> EvaluatedStep | None:
+        """Evaluate a step for the only consumer, without what may be left out and cannot be computed.
+
+        None where that is nothing, or where what is needed cannot be computed either.
+        """
+        (consumer,), (names,) = self.consumers, self._names
+        if not consumer.optional & names.keys():
+            return None
+        labels = [label for label in names if label not in consumer.optional]
+        step: EvaluatedStep | None = None
+        for more in ([], *([label] for label in sorted(consumer.optional & names.keys()))):
+            objectives = {names[label]: self._distinct[int(names[label])] for label in (*labels, *more)}
+            per_token = self._per_token & objectives.keys()
+            request = EvaluationRequest(objectives, dtype, per_token, logged, self._measures(batch))
+            try:
+                result = self._evaluator.evaluate(batch, request)
+            except CannotComputeError:
+                if not more:
+                    return None
+                continue
+            labels += more
+            evaluations = {label: result.evaluations[names[label]] for label in labels}
+            measured = _by_consumer(result.measures, 0)
+            step = EvaluatedStep(batch, logged, dtype, evaluations, token_measures=measured)
+        return step
 
 
 def _labelled(evaluations: Mapping[str, Evaluation], names: Mapping[str, str]) -> Mapping[str, Evaluation]:

@@ -67,6 +67,13 @@ def ends_masked(batch: RolloutBatch) -> Tensor:
     return found_N
 
 
+def last_trained(batch: RolloutBatch) -> Tensor:
+    """Return the place of the last trained token of each row that has one, among the tokens of the batch, int64."""
+    mask_T = batch.column("response_mask")
+    place_T = torch.where(mask_T, torch.arange(len(mask_T), device=mask_T.device), -1)
+    return seg.high(place_T.double(), batch.rows)[seg.total(mask_T, batch.rows) > 0].long()
+
+
 def named_scores(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> dict[str, Tensor]:
     """The reward functions that are normalised one by one, ``[N]`` float64 each.
 
@@ -197,15 +204,20 @@ def token_scores(
 ) -> TokenScores:
     """Return the inputs of an estimator with a time axis: the trained tokens alone.
 
-    The reward of a row is at its last token, unless the batch has `token_rewards`; or `at_end_N`, ``[N]``, is.
+    The reward of a row is at its last token, or at the last one that is trained, unless the batch has `token_rewards`;
+    or `at_end_N`, ``[N]``, is.
     """
     if at_end_N is None and "token_rewards" in batch.per_token:
         reward_T = batch.column("token_rewards").to(dtype).double()
     else:
         reward_T = torch.zeros(batch.tokens, dtype=torch.float64, device=batch.device)
-        filled_N = batch.rows.diff() > 0
         at_end_N = task_scores(batch, objective, dtype) if at_end_N is None else at_end_N
-        reward_T[batch.rows[1:][filled_N] - 1] = at_end_N[filled_N]
+        if objective.advantage.masked_end == "last":
+            end_T = last_trained(batch)
+            reward_T[end_T] = seg.expand(at_end_N, batch.rows)[end_T]
+        else:
+            filled_N = batch.rows.diff() > 0
+            reward_T[batch.rows[1:][filled_N] - 1] = at_end_N[filled_N]
     penalty_T = reward_penalty(batch, objective, dtype)
     if penalty_T is not None:
         reward_T = reward_T - penalty_T

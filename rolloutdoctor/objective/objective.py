@@ -100,7 +100,8 @@ class AdvantageRule:
             the score that they share, and all get its advantage.
         resets_at_mask: a discounted return over the trained tokens starts anew before every masked span.
         masked_end: the score of a row whose last response token is masked counts; or it enters the baseline and is lost
-            to the row's own advantage; or it is 0.
+            to the row's own advantage; or it is 0; or, of estimators over the trained tokens, it lies on the last of
+            these.
         empty_is_zero: the score of a row without a response token is 0.
     """
 
@@ -140,7 +141,7 @@ class AdvantageRule:
     zero_tail: bool = True
     one_vote: bool = False
     resets_at_mask: bool = False
-    masked_end: Literal["counts", "lost", "zero"] = "counts"
+    masked_end: Literal["counts", "lost", "zero", "last"] = "counts"
     empty_is_zero: bool = False
 
     @property

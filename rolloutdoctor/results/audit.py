@@ -32,6 +32,8 @@ class AuditEntry:
         worst: largest difference in units of its rounding radius; at most 1 agrees.
         first: the first value that does not agree, or None.
         with_fixes: names of the known fixes with which the values agree; without them they would not.
+        fault: code of the rule that reports a fault of the recorded release with which the values agree, and without
+            which they would not; empty if there is none.
         not_compared: logged values that could not be compared.
         reason: why they could not.
         shape: how the disagreeing values differ, in words; empty where all agree.
@@ -50,6 +52,14 @@ class AuditEntry:
     shape: str = ""
     stage: str = "metrics"
     window: int = 1
+    fault: str = ""
+
+    @property
+    def outcome(self) -> str:
+        """Return how the values compare: ``intended``, ``known fault`` or ``differs``; empty if none was compared."""
+        if not self.compared or not self.agrees:
+            return "differs" if self.compared else ""
+        return "known fault" if self.fault else "intended"
 
     @property
     def agrees(self) -> bool:

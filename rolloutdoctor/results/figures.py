@@ -391,6 +391,7 @@ class AuditedQuantity:
         after: largest difference of each step under the fix, NaN where there is none; empty without a fix.
         agree_after: values that agree under the fix.
         with_fixes: known fixes with which the run was made, so that its values agree.
+        fault: code of the rule that reports a fault of the release with which the values agree; empty: none.
     """
 
     quantity: str
@@ -403,6 +404,7 @@ class AuditedQuantity:
     after: tuple[float, ...] = ()
     agree_after: int = 0
     with_fixes: tuple[str, ...] = ()
+    fault: str = ""
 
     @property
     def differs(self) -> bool:

@@ -111,6 +111,21 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class ReleaseFault:
+    """A fault of the recorded release with which logged values are reproduced.
+
+    Attributes:
+        code: of the rule that reports it.
+        fix: name of the fix.
+        quantities: the logged quantities, which the fixed objective does not give.
+    """
+
+    code: str
+    fix: str
+    quantities: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Identification(Displayed):
     """Objectives that made the logged numbers of a run.
 
@@ -121,6 +136,7 @@ class Identification(Displayed):
         recorded_options: the recorded options that were tested against the log.
         use: words of a command line that state what was found; empty if no known trainer computes it.
         notes: what was left out of the files, or read in doubt, one sentence each.
+        faults: faults of the recorded release that the log shows.
     """
 
     input: InputSummary
@@ -129,6 +145,7 @@ class Identification(Displayed):
     recorded_options: Mapping[str, object] = field(default_factory=dict)
     use: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    faults: tuple[ReleaseFault, ...] = ()
 
     def __repr__(self) -> str:
         """Summarise the identification in a line."""

@@ -7,21 +7,26 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.audited import AuditedMeasured, DirectRule
+from rolloutdoctor.rules.audited import AuditedMeasured
 from rolloutdoctor.rules.base import Context, Judgement, number
+from rolloutdoctor.rules.known_fault import KnownFaultRule, of_fixes, shifts_of
 
 if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
+FIXES = ("global-denominator:token-mean",)
+
+
 @dataclass(frozen=True)
-class AggregationByMicroBatch(DirectRule):
+class AggregationByMicroBatch(KnownFaultRule):
     """The loss averages over each micro-batch, and then over micro-batches.
 
     ## What it does
     Where the recorded aggregation does not reproduce the logged loss, tries means over each micro-batch, and the
     number of micro-batches or of ranks as a factor too many or too few. An aggregation that itself divides by all
-    tokens of the generation and by its micro-batches on top is a warning, with the factor.
+    tokens of the generation and by its micro-batches on top is a warning, with the factor. Where an option or the
+    release asks for a mean in each micro-batch or on each rank, says how far the gradient is from that of one mean.
 
     ## Why it matters
     With a mean in each micro-batch the weight of a token depends on which rows it shares a micro-batch with: tokens
@@ -55,18 +60,22 @@ class AggregationByMicroBatch(DirectRule):
     shown_by = frozenset({"loss", "policy_loss"})
     remedy = "log the loss and the KL of every optimizer step beside the run"
     absent = "every step is one micro-batch"
+    fixes = FIXES
+    reads = of_fixes(*FIXES)
+    adds = shifts_of(*FIXES)
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
-        """Tell whether the step has several micro-batches, or does not say."""
+        """Tell whether the step has several micro-batches, or does not say, and what tells the fix apart."""
+        told = super().measure_step(step)
         micro_N = step.batch.per_row.get("micro_batch_id")
         rank_N = step.batch.per_row.get("rank")
         columns = [column for column in (micro_N, rank_N) if column is not None]
         several = micro_N is None or any(bool((column != column[:1]).any()) for column in columns)
         micros = len(step.batch) and micro_N is not None and step.evaluation is not None and step.evaluation.tokens
         if not micros:
-            return {"occurs": len(step.batch) > 0 and several}
+            return {**told, "occurs": len(step.batch) > 0 and several}
         layout = micros.layout
-        return {"occurs": several, "divided_by": float((layout.micros_N / layout.ranks_N).mean())}
+        return {**told, "occurs": several, "divided_by": float((layout.micros_N / layout.ranks_N).mean())}
 
     def judge(self, run: AuditedMeasured, context: Context) -> Judgement | None:
         """Judge as its base does; what an older release does, and nothing states the release, is a warning."""
@@ -101,4 +110,5 @@ class AggregationByMicroBatch(DirectRule):
             advice="use a release that divides once (`rolloutdoctor fixes` names it); `rolloutdoctor diff --fix "
             "one-over-accumulation` shows the effect",
             measures={"divided_by": Measure(times, "micro-batches")},
+            fix="one-over-accumulation:rescaled",
         )

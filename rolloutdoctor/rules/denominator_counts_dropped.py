@@ -4,19 +4,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.rules.audited import CauseRule
+from rolloutdoctor.rules.known_fault import KnownFaultRule, of_fixes, shifts_of
 
 if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 
+FIXES = ("truncated-out-of-denominator:after-masks", "empty-rows-out-of-denominator:trained-tokens")
+
+
 @dataclass(frozen=True)
-class DenominatorCountsDropped(CauseRule):
-    """The denominator of the loss counts tokens that rejection had masked, or leaves them out against the options.
+class DenominatorCountsDropped(KnownFaultRule):
+    """The denominator of the loss counts tokens that are not trained, or leaves them out against the options.
 
     ## What it does
     Where the options do not reproduce the logged loss, tries a denominator that counts tokens before rejection,
-    and one that counts them after it.
+    and one that counts them after it. Where the release itself counts tokens that were masked, or one token for each
+    fully masked response (slime and miles with `calculate_per_token_loss`), says by how much the loss is smaller.
 
     ## Why it matters
     With rejected tokens in the denominator the update shrinks by their share, which differs from step to step. Some
@@ -25,8 +29,11 @@ class DenominatorCountsDropped(CauseRule):
     ## How it is measured
     Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how
     many values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
-    g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two. Clean: a loss was logged, and every one agrees
-    with the recorded denominator.
+    g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two. What a release counts is compared with the same
+    objective under its fix: a warning, information where the gradient changes by at most a thousandth, and confirmed
+    where a logged loss agrees with the objective as it is and differs from the fixed one by more than rounding. Clean:
+    a loss was logged, and every one agrees with the recorded denominator; or the release counts other tokens, and there
+    are none.
 
     ## What to do
     Decide which is meant, and state it.
@@ -46,10 +53,13 @@ class DenominatorCountsDropped(CauseRule):
     shown_by = frozenset({"loss", "policy_loss"})
     remedy = "log the loss and the KL of every optimizer step beside the run"
     absent = "no token was masked by rejection"
+    fixes = FIXES
+    reads = of_fixes(*FIXES)
+    adds = shifts_of(*FIXES)
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
-        """Tell whether rejection masked a token of the step."""
-        batch = step.batch
+        """Tell whether rejection masked a token of the step, and what tells the fixes apart."""
+        batch, told = step.batch, super().measure_step(step)
         if not {"response_mask", "response_mask_pre"} <= batch.per_token.keys():
-            return {"occurs": len(batch) > 0}
-        return {"occurs": bool((batch.column("response_mask_pre") & ~batch.column("response_mask")).any())}
+            return {**told, "occurs": len(batch) > 0}
+        return {**told, "occurs": bool((batch.column("response_mask_pre") & ~batch.column("response_mask")).any())}

@@ -15,6 +15,7 @@ from rolloutdoctor.audit.row_tally import ComparedRows
 from rolloutdoctor.audit.step import compare_step, quantity_of, stage_of, tallies_of, window_values
 from rolloutdoctor.audit.stored_digits import stored_radius
 from rolloutdoctor.audit.tally import AuditTally, ComparedValue, QuantityTally
+from rolloutdoctor.audit.told_apart import told_apart
 from rolloutdoctor.audit.windows import StepValue
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.several_steps import joined_groups
@@ -42,6 +43,7 @@ from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.ops.logged_digits import Digits, rounding_of
 from rolloutdoctor.ops.version_stamps import lags_of
 from rolloutdoctor.rules.logged_step import LoggedStep
+from rolloutdoctor.search.known_faults import is_known_fault
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Trainer
 
@@ -306,6 +308,10 @@ class StepView:
 
     def _audit(self) -> AuditTally:
         found, trainer = tallies_of(self.compared_values()), self.trainer
+        for label in sorted(filter(is_known_fault, self.evaluations)):
+            for name, (told, as_is, _) in self.told_by_quantity(label).items():
+                if name in found:
+                    found[name] = replace(found[name], faults=(*found[name].faults, (label, told, as_is)))
         if trainer is None or not len(self.batch):
             return found
         return found | {
@@ -319,13 +325,45 @@ class StepView:
         evaluation, trainer = self.evaluation, self.trainer
         if evaluation is None or trainer is None or not len(self.batch) or not logs_anything(self.batch, self.logged):
             return {}
+        # Where nothing was logged, nothing needs to be recomputed.
+        return self.cached(
+            "compared values", lambda: self._compared_with(evaluation, self.metrics if self.logged else {})
+        )
+
+    def _compared_with(
+        self, evaluation: Evaluation, metrics: Mapping[str, float]
+    ) -> Mapping[str, ComparedRows | ComparedValue]:
+        assert self.trainer is not None
         measured = self.token_measures.get(AUDIT)
         logged = of_step(
             self.batch, self.logged, evaluation.objective, self.digits, measured, omits_rows=self.omits_rows
         )
-        # Where nothing was logged, nothing needs to be recomputed.
-        metrics = self.metrics if self.logged else {}
-        return compare_step(logged, evaluation, trainer, self.config, metrics)
+        return compare_step(logged, evaluation, self.trainer, self.config, metrics)
+
+    def told(self, fix: str) -> tuple[int, int, int]:
+        """Count the logged values of which the objective as it is and with a fix give different numbers.
+
+        Args:
+            fix: ``NAME:VARIANT``, which was evaluated.
+
+        Returns:
+            How many there are, those that agree with the objective as it is, and those that agree with the fixed one.
+        """
+        counts = self.told_by_quantity(fix).values()
+        told, as_is, fixed = (sum(count[place] for count in counts) for place in range(3))
+        return told, as_is, fixed
+
+    def told_by_quantity(self, fix: str) -> Mapping[str, tuple[int, int, int]]:
+        """Return the same by logged quantity; those of which no value tells them apart are left out."""
+        return self.cached(f"told {fix}", lambda: self._told(fix))
+
+    def _told(self, fix: str) -> Mapping[str, tuple[int, int, int]]:
+        values, evaluation, trainer = self.compared_values(), self.fixed(fix), self.trainer
+        if not values or evaluation is None or trainer is None:
+            return {}
+        after = self._compared_with(evaluation, trainer.metrics(evaluation) if self.logged else {})
+        counts = {name: told_apart(one, after[name]) for name, one in values.items() if name in after}
+        return {name: count for name, count in counts.items() if count[0]}
 
     def window_values(self, names: Collection[str]) -> Mapping[str, StepValue]:
         """Return what the step adds to metrics that were logged as means over several steps."""

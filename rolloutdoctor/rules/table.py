@@ -29,6 +29,7 @@ from rolloutdoctor.rules.kl_clamped import KlClamped
 from rolloutdoctor.rules.kl_counted_twice import KlCountedTwice
 from rolloutdoctor.rules.kl_gradient import KlGradient
 from rolloutdoctor.rules.kl_metric_corrupted import KlMetricCorrupted
+from rolloutdoctor.rules.kl_of_rejected import KlOfRejected
 from rolloutdoctor.rules.kl_only_loss import KlOnlyLoss
 from rolloutdoctor.rules.kl_without_gradient import KlWithoutGradient
 from rolloutdoctor.rules.learning_rate import LearningRate
@@ -63,6 +64,7 @@ from rolloutdoctor.rules.rejected_in_baseline import RejectedInBaseline
 from rolloutdoctor.rules.repetition import Repetition
 from rolloutdoctor.rules.resumed_data import ResumedData
 from rolloutdoctor.rules.retokenized import Retokenized
+from rolloutdoctor.rules.reward_at_mask import RewardAtMask
 from rolloutdoctor.rules.reward_collapse import RewardCollapse
 from rolloutdoctor.rules.reward_contradicts_answer import RewardContradictsAnswer
 from rolloutdoctor.rules.reward_follows_length import RewardFollowsLength
@@ -75,6 +77,7 @@ from rolloutdoctor.rules.reward_row_misaligned import RewardRowMisaligned
 from rolloutdoctor.rules.sampler_mismatch import SamplerMismatch
 from rolloutdoctor.rules.sampler_mismatch_logged import SamplerMismatchLogged
 from rolloutdoctor.rules.sequence_is_length_bias import SequenceIsLengthBias
+from rolloutdoctor.rules.several_votes import SeveralVotes
 from rolloutdoctor.rules.shaped_reward_phantom import ShapedRewardPhantom
 from rolloutdoctor.rules.singleton_group import SingletonGroup
 from rolloutdoctor.rules.special_token_sampled import SpecialTokenSampled
@@ -118,6 +121,8 @@ RULES: tuple[AnyRule, ...] = (
     LengthStarved(),
     RewardFollowsLength(),
     OutlierDropped(),
+    SeveralVotes(),
+    RewardAtMask(),
     ZeroStdKl(),
     LossNearZero(),
     RewardFreeStep(),
@@ -133,6 +138,7 @@ RULES: tuple[AnyRule, ...] = (
     KlWithoutGradient(),
     SpikeAttributed(),
     PolicyNotMoving(),
+    KlOfRejected(),
     NonfiniteValues(),
     OverwrittenCompletions(),
     GroupPartition(),

@@ -96,6 +96,10 @@ class Rule(ABC, Generic[M]):
         """Return further columns that the rule reads where they are there: `uses`, unless it needs none."""
         return frozenset(self.uses) if self.columns(context) else frozenset()
 
+    def compared_fixes(self, context: Context) -> tuple[str, ...]:
+        """Return the fixes (``NAME:VARIANT``) that the objective of the run is evaluated with: `fix`."""
+        return () if self.fix is None or not self.columns(context) else (self.fix,)
+
     def parts(self, context: Context) -> tuple[Part, ...]:
         """Return the parts of the objective of which the rule needs one: `part_names`, unless they depend on the run.
 

@@ -7,6 +7,7 @@ from rolloutdoctor.io.run import Run
 from rolloutdoctor.objective.required_columns import NO_REMEDY
 from rolloutdoctor.results.identification import Identification, Stage
 from rolloutdoctor.search.candidates import Candidate, Known, options_of
+from rolloutdoctor.search.fault_counts import FaultCounts
 from rolloutdoctor.search.identify_log import extremes_of, identify_extremes
 from rolloutdoctor.search.identify_steps import LOSS_STEPS, StepReader
 from rolloutdoctor.search.outcome import command_words, outcome_of, together, untestable
@@ -78,6 +79,7 @@ class Identifier:
         self._run, self._known, self._reader = run, known, reader
         self._logged = run.metrics.names()
         self._names = known.trainers[0][0]
+        self._faults = FaultCounts(known.recorded, run.columns)
 
     def find(self) -> Identification:
         """Identify the objective.
@@ -100,6 +102,7 @@ class Identifier:
             trials["loss"] = loss, Step.loss
         counts = {name: Count(trial.kept) for name, (trial, _) in trials.items()}
         for step in self._reader.steps():
+            self._faults.add(step)
             for name, (_, predict) in trials.items():
                 counts[name].add(step, predict)
         return self._result(
@@ -135,11 +138,12 @@ class Identifier:
         return self._result((first, *(untestable(name, reason, how) for name in ("kl", "loss"))))
 
     def _result(self, stages: Sequence[Stage]) -> Identification:
-        recorded = self._known.recorded
+        recorded, agreement = self._known.recorded, together(stages)
         return Identification(
             input=self._reader.input,
             stages=tuple(stages),
-            recorded=together(stages),
+            recorded=agreement,
+            faults=self._faults.found() if agreement == "agrees" else (),
             recorded_options={} if recorded is None else dict(recorded.options),
             use=command_words(
                 stages, {trainer.name: ".".join(map(str, version)) for trainer, version in self._known.trainers}

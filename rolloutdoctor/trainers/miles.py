@@ -182,7 +182,7 @@ def _train(evaluation: "Evaluation") -> dict[str, float]:
     square_N = seg.total(weight_T.square(), batch.rows).clamp(min=1e-8)
     # A row's share of its own tokens is reduced as a value that each of them has.
     share_N = seg.total(weight_T, batch.rows).square() / (length_N * square_N)
-    of_tokens = objective.aggregation.mode == "token-mean-empty-as-one"
+    of_tokens = objective.aggregation.mode.startswith("token-mean")
     row_weight_N = length_N * tokens.weight_N if of_tokens else tokens.layout.share_N / tokens.layout.trajectories_N
     found["train/ess_ratio"] = float((share_N * row_weight_N).sum())
     return found

@@ -1,6 +1,7 @@
 """Wording of the audit: logged values that are reproduced, that are not, and that could not be compared."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from rolloutdoctor.results.audit import AuditEntry
 
@@ -11,9 +12,13 @@ _LISTED = 6
 def audit_lines(audit: Sequence[AuditEntry]) -> Iterator[str]:
     """Yield the sentences of the audit; none if nothing was logged that can be compared with the rows."""
     compared = [entry for entry in audit if entry.compared]
-    agreeing = [entry for entry in compared if entry.agrees and not entry.with_fixes]
+    agreeing = [entry for entry in compared if entry.outcome == "intended" and not entry.with_fixes]
     if agreeing:
         yield f"{_counted(agreeing)} are reproduced by the rows and the options"
+    faulty = [entry for entry in compared if entry.outcome == "known fault"]
+    for code in dict.fromkeys(entry.fault for entry in faulty):
+        entries = [entry for entry in faulty if entry.fault == code]
+        yield f"{_counted(entries)} are reproduced only with a fault that the release has ({code})"
     for fixes in dict.fromkeys(entry.with_fixes for entry in compared if entry.with_fixes):
         entries = [entry for entry in compared if entry.with_fixes == fixes]
         yield f"{_counted(entries)} are reproduced with the fix {', '.join(fixes)}: the run has it"
@@ -35,12 +40,18 @@ def audit_line(audit: Sequence[AuditEntry]) -> str:
     compared = [entry for entry in audit if entry.compared]
     differing = [entry for entry in compared if not entry.agrees]
     if not differing:
-        return next(audit_lines(audit), "") if compared else ""
+        faulty = any(entry.outcome == "known fault" for entry in compared)
+        return "; ".join(_of_agreeing(compared)) if faulty else next(audit_lines(audit), "") if compared else ""
     values = sum(entry.agree for entry in compared)
     names = ", ".join(_named(entry) for entry in differing[:_LISTED])
     more = f" and {len(differing) - _LISTED} more" if len(differing) > _LISTED else ""
     total = sum(entry.compared for entry in compared)
     return f"{values:,} of {total:,} logged values are reproduced by the rows and the options; not all of {names}{more}"
+
+
+def _of_agreeing(compared: Sequence[AuditEntry]) -> Iterator[str]:
+    """Yield what is reproduced as it is meant, and what only with a fault."""
+    yield from audit_lines([replace(entry, not_compared=0) for entry in compared])
 
 
 def _counted(entries: Sequence[AuditEntry]) -> str:

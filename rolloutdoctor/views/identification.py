@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 
-from rolloutdoctor.results.identification import Identification, IdentifiedClass, Member, Stage, shown
+from rolloutdoctor.results.identification import Identification, IdentifiedClass, Member, ReleaseFault, Stage, shown
 from rolloutdoctor.views.structured import as_json
 from rolloutdoctor.views.style import Style, plain
 from rolloutdoctor.views.wrapping import wrapped
@@ -35,12 +35,18 @@ def verdict(found: Identification) -> str:
     names = _listed([stage.stage for stage in found.stages if stage.is_identified])
     agreeing = _listed([stage.stage for stage in found.stages if stage.recorded == "agrees"])
     if found.recorded == "agrees":
-        return f"The recorded options reproduce the logged {agreeing}."
+        return f"The recorded options reproduce the logged {agreeing}{''.join(map(_with_fault, found.faults))}."
     contradicted = _listed([stage.stage for stage in found.stages if stage.recorded == "contradicts"])
     start = f"The log contradicts the recorded options of {contradicted}. " if contradicted else ""
     if found.use:
         return f"{start}The options under `use` reproduce the logged {names}."
     return f"{start}The formulas below reproduce the logged {names}; no single known trainer has all of them."
+
+
+def _with_fault(fault: ReleaseFault) -> str:
+    """Name what is reproduced with a fault of the release alone."""
+    names = _listed([plain(name) for name in fault.quantities])
+    return f"; {names} only with a fault that the release has ({fault.code}, fix {fault.fix})"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -31,6 +31,7 @@ Split = Annotated[Any, WithJsonSchema(_SPLIT)]
 Verdict = Annotated[Any, WithJsonSchema({"enum": ["confirmed", "exposed"]})]
 SeverityLabel = Annotated[Any, WithJsonSchema({"enum": [one.label for one in Severity]})]
 Origin = Annotated[Any, WithJsonSchema({"enum": ["rows", "recomputed", "logged"]})]
+Outcome = Annotated[Any, WithJsonSchema({"enum": ["intended", "known fault", "differs"]})]
 StageName = Annotated[Any, WithJsonSchema({"enum": ["advantage", "kl", "loss"]})]
 
 
@@ -154,6 +155,8 @@ class Audited(Model):
     agree: Count
     worst: Number
     first: First | None
+    outcome: Outcome = _unless("")
+    fault: Text = _unless("")
     with_: list[Text] = _unless([], validation_alias="with_fixes", serialization_alias="with")
     not_compared: Count = _unless(0)
     reason: Text | None = _unless(None)
@@ -515,12 +518,19 @@ class Stage(Model):
     separate: Text
 
 
+class FaultOfRelease(Model):
+    code: Code
+    fix: Text
+    quantities: list[Text]
+
+
 class Identify(Head):
     input: Size
     stages: list[Stage]
     recorded: Text
     use: list[Text]
     notes: list[Text]
+    faults: list[FaultOfRelease] = _unless([])
 
 
 class NotApplicableRule(Model):

@@ -65,7 +65,7 @@ def _of_faults(faults: list[Finding]) -> str:
     worst = faults[0]
     sentence = worst.headline[:1].upper() + worst.headline[1:]
     share = next((worst.measures[name] for name in _OF_UPDATE if name in worst.measures), None)
-    if share is not None and share.value and isfinite(share.value):
+    if share is not None and share.value and isfinite(share.value) and shown(share) not in sentence:
         sentence += f"; {shown(share)} of the log-prob gradient"
     others = f" {many(len(faults) - 1, 'more fault')}." if len(faults) > 1 else ""
     return f"{sentence}. To fix it: {worst.advice}.{others}"

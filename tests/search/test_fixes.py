@@ -94,6 +94,7 @@ def test_the_contracts_fixes():
         "kl-of-rejected": ["masked"],
         "exact-equality-std": ["zero"],
         "truncated-out-of-denominator": ["after-masks"],
+        "empty-rows-out-of-denominator": ["trained-tokens"],
         "is-mean-not-sum": ["geometric"],
         "mask-truncated-vote": ["truncated"],
         "global-denominator": ["token-mean"],

@@ -192,13 +192,14 @@ def test_of_an_audit_only_what_says_something_is_in_the_json():
     )
     body = json.loads(RENDERERS["json"](replace(a_report(), audit=(nothing, all_of_it)), Style()))
     assert body["audit"] == [
-        {"quantity": "kl", "compared": 4, "agree": 4, "worst": 0.5, "first": None},
+        {"quantity": "kl", "compared": 4, "agree": 4, "worst": 0.5, "first": None, "outcome": "intended"},
         {
             "quantity": "loss",
             "compared": 4,
             "agree": 3,
             "worst": None,
             "first": {"step": 3, "sample_id": None, "logged": 0.1, "recomputed": None},
+            "outcome": "differs",
             "with": ["a"],
             "not_compared": 1,
             "reason": "",

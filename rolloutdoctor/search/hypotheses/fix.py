@@ -43,7 +43,9 @@ class Fix:
 
     Attributes:
         name: what `--fix` takes.
+        code: of the rule that says of a run that it computes without it, and of what size that is.
         summary: what it changes, in one line.
+        fault: what is computed without it, as a clause.
         story: where it comes from, and what upstream says of it.
         stage: the first stage of the audit that it reaches (`audit.tally.STAGES`).
         contested: True if upstream holds the present behaviour to be a choice.
@@ -54,6 +56,8 @@ class Fix:
         only_where: variant to what it needs beyond that, where it needs more.
         columns: columns of a run, beyond those of the objective, without which it cannot show itself.
         is_tried: a run may have it although its release has not: it is tried where the log disagrees.
+        by_option: an option of the trainer asks for what is computed without it, which is a property then.
+        of_data: whether a run has the fault is told by its rows, not by the release.
         of_rounding: it is about the rounding of the trainer's own float32 group statistics.
         releases: trainer to its releases that compute without it, where not all do; those that were read.
         upstream: threads about it.
@@ -61,7 +65,9 @@ class Fix:
     """
 
     name: str
+    code: str
     summary: str
+    fault: str
     story: str
     stage: str
     contested: bool
@@ -72,6 +78,8 @@ class Fix:
     only_where: Mapping[str, Condition] = field(default_factory=dict)
     columns: Callable[[Objective], frozenset[str]] = no_columns
     is_tried: bool = True
+    by_option: bool = False
+    of_data: bool = False
     of_rounding: bool = False
     releases: Mapping[str, str] = field(default_factory=dict)
     upstream: tuple[Thread, ...] = ()

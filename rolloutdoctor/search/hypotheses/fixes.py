@@ -5,6 +5,7 @@ from dataclasses import replace
 from operator import attrgetter
 
 from rolloutdoctor.objective.corrections import TermWeight
+from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import KlBuffer, Objective, RowSet
 from rolloutdoctor.objective.required_columns import has_time_axis
 from rolloutdoctor.results.errors import UsageError, nearest
@@ -131,31 +132,53 @@ _MEANS_OF_MEANS = {"micro-batch-token-mean": "micro_batch_id", "rank-token-mean"
 """Means over tokens that are averaged over parts of an optimizer step, and the column that says which."""
 
 
+def _means_of_means(objective: Objective) -> dict[str, str]:
+    """Name of an aggregation of the objective that is one to the column of its parts."""
+    own = {"aggregation": objective.aggregation, "policy_aggregation": objective.policy_aggregation}
+    return {name: _MEANS_OF_MEANS[one.mode] for name, one in own.items() if one and one.mode in _MEANS_OF_MEANS}
+
+
 def _is_mean_of_means(objective: Objective) -> bool:
-    return objective.aggregation.mode in _MEANS_OF_MEANS
+    return bool(_means_of_means(objective))
 
 
 def _one_token_mean(objective: Objective) -> Objective:
-    return changing("aggregation", mode="token-mean")(objective)
+    for name in _means_of_means(objective):
+        objective = changing(name, mode="token-mean")(objective)
+    return objective
 
 
 def _parts_of_step(objective: Objective) -> frozenset[str]:
-    return frozenset({_MEANS_OF_MEANS[objective.aggregation.mode]})
+    return frozenset(_means_of_means(objective).values())
+
+
+def _trained_tokens(objective: Objective) -> Objective:
+    return changing("aggregation", mode="token-mean")(objective)
 
 
 def _loses_masked_ends(objective: Objective) -> bool:
-    return objective.advantage.masked_end == "lost" and not has_time_axis(objective)
+    rule = objective.advantage
+    if rule.spec.axis is Axis.TRAINED_TOKENS:
+        return rule.masked_end in ("counts", "lost") and rule.spec.rewards != "none"
+    return rule.masked_end == "lost" and not has_time_axis(objective)
 
 
 def _kept_reward(objective: Objective) -> Objective:
-    return changing("advantage", masked_end="counts")(objective)
+    is_by_token = objective.advantage.spec.axis is Axis.TRAINED_TOKENS
+    return changing("advantage", masked_end="last" if is_by_token else "counts")(objective)
+
+
+def _counts_empty_rows(objective: Objective) -> bool:
+    return objective.aggregation.mode == "token-mean-empty-as-one"
 
 
 # No lambdas: a fix goes to worker processes by pickle.
 FIXES: dict[str, Fix] = {
     "zero-std": Fix(
         name="zero-std",
+        code="RDG001",
         summary="removes the KL term of training groups of two or more whose rewards are all equal (max - min = 0)",
+        fault="the KL term also trains groups whose rewards are all equal",
         story=(
             "The advantages of such groups are zero, so their only gradient is the KL term. TRL's maintainers regard "
             "this as the published objective, which applies the KL to every token whatever the advantage; the "
@@ -184,7 +207,9 @@ FIXES: dict[str, Fix] = {
     ),
     "rejected-rows": Fix(
         name="rejected-rows",
+        code="RDA001",
         summary="leaves fully masked responses out of the group mean and std",
+        fault="fully masked responses count in the baseline of their group",
         story=(
             "A response that was fully masked (by rejection, truncation or removal) has no policy gradient, yet its "
             "reward still counts in the mean and standard deviation of its group. The change is proposed for verl, "
@@ -215,7 +240,9 @@ FIXES: dict[str, Fix] = {
     ),
     "kl-inplace": Fix(
         name="kl-inplace",
+        code="RDM001",
         summary="stores the KL metric in a copy, so that the reward does not overwrite it",
+        fault="the stored KL is overwritten by the reward",
         story=(
             "slime's ppo estimator built its token rewards in place in the tensor of the stored KL, so rollout/kl "
             "logged the reward. The fix changes neither advantages nor loss."
@@ -234,7 +261,9 @@ FIXES: dict[str, Fix] = {
     ),
     "loo-std": Fix(
         name="loo-std",
+        code="RDA007",
         summary="takes the leave-one-out standard deviation in two passes, so that equal rewards have none",
+        fault="scores are divided by a leave-one-out deviation that is rounding",
         story=(
             "NeMo-RL divides by the standard deviation of the other rows of a group where it is above 0, and takes it "
             "as the root of a difference of two float32 means. Where the other rewards are equal the difference is 0 "
@@ -258,7 +287,9 @@ FIXES: dict[str, Fix] = {
     ),
     "one-over-accumulation": Fix(
         name="one-over-accumulation",
+        code="RDG006",
         summary="divides the loss by the tokens of the generation alone, not by its micro-batches on top",
+        fault="loss and gradient are divided by the micro-batches on top of the tokens",
         story=(
             "Before 4.6.0 each micro-batch of ms-swift's dapo, cispo and fipo divides by all tokens of the "
             "generation, and the engine then takes the mean over micro-batches: loss and gradient are "
@@ -278,7 +309,9 @@ FIXES: dict[str, Fix] = {
     ),
     "kl-of-rejected": Fix(
         name="kl-of-rejected",
+        code="RDG016",
         summary="removes the KL term of responses that an importance weight or an off-policy mask takes out",
+        fault="responses that a weight or a mask rejects keep their KL term",
         story=(
             "TRL multiplies the policy term by the importance weight against the sampler, which sequence_mask sets to "
             "0 outside of its bounds, and then adds the KL term: a rejected response has no policy gradient and is "
@@ -300,7 +333,9 @@ FIXES: dict[str, Fix] = {
     ),
     "exact-equality-std": Fix(
         name="exact-equality-std",
+        code="RDA003",
         summary="gives training groups of two or more whose rewards are all equal an advantage of exactly 0",
+        fault="float32 rounding gives groups of equal rewards an advantage",
         story=(
             "The float32 mean of equal rewards need not be their value, and their float32 standard deviation need not "
             "be 0: the quotient of the two residues is an advantage of up to 0.9 in size, of one sign for the whole "
@@ -318,7 +353,9 @@ FIXES: dict[str, Fix] = {
     ),
     "truncated-out-of-denominator": Fix(
         name="truncated-out-of-denominator",
+        code="RDG010",
         summary="counts the tokens that the loss is divided by after responses were masked, not before",
+        fault="the denominator counts tokens that were masked",
         story=(
             "TRL's dapo, cispo and vespo divided by all tokens of the generation, counted before "
             "mask_truncated_completions masked truncated responses: the loss shrank by their share, another one in "
@@ -341,9 +378,30 @@ FIXES: dict[str, Fix] = {
             Thread("https://github.com/huggingface/trl/issues/6369", "closed"),
         ),
     ),
+    "empty-rows-out-of-denominator": Fix(
+        name="empty-rows-out-of-denominator",
+        code="RDG010",
+        summary="divides a token mean by the trained tokens alone, not by one more for each fully masked response",
+        fault="the denominator counts 1 token for each of {masked}",
+        story=(
+            "With calculate_per_token_loss slime and miles count the tokens of each response and take 1 where there "
+            "are none: with T trained tokens and M fully masked responses loss and gradient are T / (T + M) of the "
+            "token mean, and how large a step is depends on how many responses were masked."
+        ),
+        stage="loss",
+        contested=False,
+        needs="a token mean that counts fully masked responses (calculate_per_token_loss)",
+        applies=_counts_empty_rows,
+        variants={"trained-tokens": _trained_tokens},
+        notes={"trained-tokens": "the loss is divided by the number of trained tokens"},
+        releases=dict.fromkeys(("slime", "miles"), "with calculate_per_token_loss"),
+        upstream=(Thread("https://github.com/radixark/miles/pull/2796", "open"),),
+    ),
     "is-mean-not-sum": Fix(
         name="is-mean-not-sum",
+        code="RDO007",
         summary="takes the importance weight of a response from the mean of its log-ratios, not from their sum",
+        fault="the importance weight of a response is the product of its ratios",
         story=(
             "The product of a response's ratios leaves its bounds the sooner the longer the response is, although "
             "sampler and trainer differ by the same at each token: the proposal measured a mean weight of 0.569 with "
@@ -368,7 +426,9 @@ FIXES: dict[str, Fix] = {
     ),
     "mask-truncated-vote": Fix(
         name="mask-truncated-vote",
+        code="RDA001",
         summary="leaves truncated responses that are masked out of the group mean and std, and no others",
+        fault="truncated responses without a trained token count in the baseline of their group",
         story=(
             "mask_truncated_completions, overlong filters and their like take a truncated response out of the loss; "
             "its reward, often that of a failure, still counts in the baseline of its group. rejected-rows leaves out "
@@ -390,7 +450,9 @@ FIXES: dict[str, Fix] = {
     ),
     "global-denominator": Fix(
         name="global-denominator",
+        code="RDG006",
         summary="takes one mean over the tokens of all ranks and micro-batches of an optimizer step",
+        fault="the loss is a mean of the token means of ranks or micro-batches",
         story=(
             "A mean over ranks or micro-batches of their token means gives a token the more weight the fewer tokens "
             "it shares its part with, so that the update depends on how the step was cut."
@@ -403,6 +465,7 @@ FIXES: dict[str, Fix] = {
         notes={"token-mean": "the sum over all tokens of the optimizer step, divided by their number"},
         columns=_parts_of_step,
         is_tried=False,
+        by_option=True,
         releases={
             "trl": "with loss_type = bnpo",
             "unsloth": "with loss_type = bnpo",
@@ -419,11 +482,14 @@ FIXES: dict[str, Fix] = {
     **{fix.name: fix for fix in REWARD_FIXES},
     "masked-end": Fix(
         name="masked-end",
+        code="RDA022",
         summary="gives a response whose last token is masked its reward",
+        fault="the reward of a response that ends in a masked token is lost",
         story=(
-            "AReaL puts the reward on the last token of a row and skips masked tokens in its advantages, so that a row "
-            "that ends in a masked one (the output of a tool, for example) trains on an advantage of 0. Its reward "
-            "still counts in the baseline. miles, which had the same, places it on the last trained token now."
+            "AReaL and verl (gae, reinforce_plus_plus, remax) put the reward on the last token of a row and skip "
+            "masked tokens in their advantages, so that a row that ends in a masked one (the output of a tool, for "
+            "example) is trained as if it had none. In AReaL's baselines it still counts. miles, which had the same, "
+            "places it on the last trained token now."
         ),
         stage="advantages",
         contested=False,
@@ -432,6 +498,7 @@ FIXES: dict[str, Fix] = {
         variants={"last-trained": _kept_reward},
         notes={"last-trained": "the reward lies on the last trained token"},
         is_tried=False,
+        releases={"verl": "with gae, reinforce_plus_plus or remax"},
         sources=("https://github.com/radixark/miles/pull/1827",),
     ),
 }

@@ -56,7 +56,9 @@ def _without_padding(objective: Objective) -> Objective:
 REWARD_FIXES = (
     Fix(
         name="one-vote-per-rollout",
+        code="RDA021",
         summary="counts a trajectory once in the mean and std of its group, however many rows it gives",
+        fault="a trajectory counts in the baseline of its group once for each of its rows",
         story=(
             "Agents whose context is compacted, branches or passes to a sub-agent give several rows for one rollout, "
             "each with its reward. A baseline over rows then weighs a rollout by its number of rows: of rewards 1, 1, "
@@ -80,7 +82,9 @@ REWARD_FIXES = (
     ),
     Fix(
         name="tool-spans",
+        code="RDA022",
         summary="carries discounted returns over masked spans, so that a reward behind a tool call counts before it",
+        fault="the discounted return starts anew before every masked span",
         story=(
             "Up to 0.8.0 verl set the running return of reinforce_plus_plus to 0 at every masked token, which is right "
             "for padding alone: with observations in between, the outcome reached the last turn only. From 0.9.0 "
@@ -101,7 +105,9 @@ REWARD_FIXES = (
     ),
     Fix(
         name="zero-length-reward",
+        code="RDA022",
         summary="gives a response without a token a score of 0, not the reward that has no token to lie on",
+        fault="the reward of a response without a token counts in the baseline of its group",
         story=(
             "verl's reward managers write a reward to the last response token. Of a response without one that is index "
             "-1, the last cell of the padded row, and the sum over all cells that becomes the score has it: a row that "
@@ -125,7 +131,9 @@ REWARD_FIXES = (
     ),
     Fix(
         name="padding-rows",
+        code="RDI015",
         summary="leaves out the rows that a trainer adds so that a batch divides evenly",
+        fault="rows of padding count like others",
         story=(
             "Where agents give a varying number of rows, a trainer repeats rows until they divide by ranks and "
             "mini-batches. rllm gave the copies an advantage of 0 and left their mask, so that their tokens were in "
@@ -134,6 +142,7 @@ REWARD_FIXES = (
         ),
         stage="advantages",
         contested=False,
+        of_data=True,
         needs="groups, and the sampler's tokens and log-probs",
         applies=has_groups,
         columns=_told_by,

@@ -191,9 +191,9 @@ def _opsm(evaluation: Evaluation, rows: RowResult, tokens: TokenSums, gate: Term
     count_N = seg.total(_advantage(evaluation, rows) < 0, batch.rows) * (drift_N > gate.high)
     # A sum over rows, divided by what everything is: trajectories, or tokens where the loss is a token mean.
     layout = tokens.layout
-    of_tokens = evaluation.objective.aggregation.mode == "token-mean-empty-as-one"
-    divisor_N = layout.optim_total(_lengths(rows)) if of_tokens else layout.trajectories_N
-    return float((count_N / _lengths(rows) / divisor_N * layout.share_N).sum())
+    of_tokens = evaluation.objective.aggregation.mode.startswith("token-mean")
+    weight_N = tokens.weight_N if of_tokens else layout.share_N / layout.trajectories_N
+    return float((count_N / _lengths(rows) * weight_N).sum())
 
 
 def _lengths(rows: RowResult) -> Tensor:

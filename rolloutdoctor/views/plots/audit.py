@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from rolloutdoctor.results.figures import AuditData, AuditedQuantity
 from rolloutdoctor.views.plots.style import (
     ALARM,
+    CAUTION,
     DARK,
     GUIDE,
     INK,
@@ -44,6 +45,13 @@ def title(data: AuditData) -> str:
     after = ""
     if data.fix is not None:
         after = f"; with {data.fix} {sum(one.agree_after for one in data.quantities):,} of {compared:,} are"
+    faulty = [one for one in data.quantities if one.fault and not one.differs]
+    if not off and faulty:
+        codes = ", ".join(sorted({one.fault for one in faulty}))
+        names = ", ".join(one.quantity for one in faulty[:3]) + (
+            f" and {len(faulty) - 3} more" if len(faulty) > 3 else ""
+        )
+        return f"Logged values are reproduced; {names} only with a fault that the release has ({codes}){after}"
     if not off:
         fixes = sorted({fix for one in data.quantities for fix in one.with_fixes})
         known = f" with {' and '.join(fixes)}" if fixes else ""
@@ -98,6 +106,11 @@ def draw(data: AuditData) -> Figure:
     return figure
 
 
+def _color(one: AuditedQuantity, as_intended: str) -> str:
+    """The colour of what is not reproduced, of what is with a known fault, or of what is as intended."""
+    return ALARM if one.differs else CAUTION if one.fault else as_intended
+
+
 def _state(one: AuditedQuantity) -> str:
     lost = f"{one.not_compared:,} not comparable" if one.not_compared else ""
     if not one.compared:
@@ -105,11 +118,13 @@ def _state(one: AuditedQuantity) -> str:
     told = f"{one.agree:,} of {one.compared:,} agree"
     if one.with_fixes:
         told += f" (all with {' + '.join(one.with_fixes)})"
+    elif one.fault:
+        told += f", with a fault that the release has ({one.fault})"
     return f"{told}, {lost}" if lost else told
 
 
 def _values(ax: Axes, one: AuditedQuantity, data: AuditData) -> None:
-    color = ALARM if one.differs else INK
+    color = _color(one, INK)
     # Over both panels: a title would make room for itself in this one.
     place: dict[str, Any] = {"transform": ax.transAxes, "fontsize": 11.5, "color": color, "in_layout": False}
     name = one.quantity if len(one.quantity) <= 84 else f"{one.quantity[:83]}…"
@@ -122,7 +137,7 @@ def _values(ax: Axes, one: AuditedQuantity, data: AuditData) -> None:
         empty(ax, "no finite value")
         return
     ax.plot([min(ends), max(ends)], [min(ends), max(ends)], color=GUIDE, linewidth=1.2, linestyle=(0, (1, 2)))
-    ax.plot([x[1] for x in agree], [x[0] for x in agree], marker="o", color=DARK, **look)
+    ax.plot([x[1] for x in agree], [x[0] for x in agree], marker="o", color=_color(one, DARK), **look)
     ax.plot([x[1] for x in off], [x[0] for x in off], marker="s", color=color, **look)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(nbins=3))
@@ -134,7 +149,7 @@ def _values(ax: Axes, one: AuditedQuantity, data: AuditData) -> None:
 def _differences(ax: Axes, one: AuditedQuantity, data: AuditData) -> None:
     worst = [max(x, _LEAST) for x in one.worst]
     after = [max(x, _LEAST) if math.isfinite(x) else x for x in one.after]
-    color = ALARM if one.differs else INK if one.with_fixes else DARK
+    color = _color(one, INK if one.with_fixes else DARK)
     line(ax, one.steps, worst, color=color, linewidth=1.6)
     if data.fix is not None:
         line(ax, one.steps, after, color=GUIDE, linewidth=1.6, linestyle="--")

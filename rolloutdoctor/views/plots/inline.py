@@ -5,7 +5,7 @@ import re
 
 from matplotlib.figure import Figure
 
-from rolloutdoctor.views.plots.style import ALARM, DARK, GUIDE, INK, PALE
+from rolloutdoctor.views.plots.style import ALARM, CAUTION, DARK, GUIDE, INK, PALE
 from rolloutdoctor.views.plots.table import as_bytes
 
 COLORS = {
@@ -13,6 +13,7 @@ COLORS = {
     DARK: f"var(--dark, {DARK})",
     PALE: f"var(--pale, {PALE})",
     ALARM: f"var(--alarm, {ALARM})",
+    CAUTION: f"var(--warning, {CAUTION})",
     GUIDE: f"var(--guide, {GUIDE})",
 }
 

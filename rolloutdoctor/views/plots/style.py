@@ -21,6 +21,9 @@ INK = "#1a1a1b"
 PALE, DARK, ALARM, GUIDE = "#a9b3bd", "#1f5fa8", "#b23a1e", "#7f7f80"
 """As configured; with the fix, or recomputed; what is wrong; lines that help the eye."""
 
+CAUTION = "#7a5200"
+"""What agrees only with a known fault."""
+
 MOST_POINTS = 300
 """A longer series is drawn as the mean and the range of neighbouring steps."""
 
