@@ -31,7 +31,8 @@ class AllTruncated(TableRule):
     ## How it is measured
     A step counts as cut off as a whole if the logged share of responses that were cut off is 1 and the least length is
     the largest, or if every row has a `status` of length or truncated. All steps of a run: an error, with one finished
-    response it is none. Five steps one after another with a share of at least 90 %: a warning. Where at least 90 % of
+    response it is none. Five steps one after another with a share of at least 90 %: a warning. Half of all responses of
+    twenty steps or more: information. Where at least 90 % of
     the steps had rewards that differ within groups, the task may fix the length, and all steps are a warning too.
 
     Stop strings leave responses without an end-of-sequence token, which TRL counts as cut off; their lengths differ, so
@@ -69,6 +70,11 @@ class AllTruncated(TableRule):
     """Share of responses cut off over `window` steps."""
 
     window: int = 5
+
+    many: float = 0.5
+    """Share of all responses of a `long` run."""
+
+    long: int = 20
 
     fewest: int = 3
     """Steps from which on all of them is an error."""
@@ -220,7 +226,7 @@ class AllTruncated(TableRule):
             )
         streak = self._streak(table)
         if streak is None:
-            return None
+            return self._many(run, source, advice, lines(windows))
         return Judgement(
             severity=Severity.WARNING,
             confirmed=True,
@@ -232,6 +238,20 @@ class AllTruncated(TableRule):
                 f"{lines(whole)} of {windows:,} have no finished response{free}; {percent(run['truncated_share'])} of "
                 "all responses are truncated"
             ),
+            evidence=source,
+            advice=advice,
+        )
+
+    def _many(self, run: Measured, source: str, advice: str, lines: str) -> Judgement | None:
+        """Information on a share that is large throughout."""
+        share = run["truncated_share"]
+        if len(run.table) < self.long or share is None or share < self.many:
+            return None
+        return Judgement(
+            severity=Severity.INFO,
+            confirmed=True,
+            headline=f"{percent(share)} of the responses are truncated over {lines}",
+            message=f"{percent(share)} of all responses of {lines} are truncated",
             evidence=source,
             advice=advice,
         )

@@ -266,6 +266,10 @@ def counted(count: float, noun: str) -> str:
     return f"{int(count):,} {noun}{'' if count == 1 else 's'}"
 
 
+FEW_LINES = 2
+"""Lines of a paste that may have gaps, which are no logging interval."""
+
+
 def logged_lines(count: int, lines: int, first: float, last: float) -> str:
     """Some of the lines of a log in words: steps, or windows of several where they are so far apart.
 
@@ -278,7 +282,8 @@ def logged_lines(count: int, lines: int, first: float, last: float) -> str:
     >>> logged_lines(2, 4, 5, 20), logged_lines(1, 4, 1, 4)
     ('2 windows of 5 steps', '1 step')
     """
-    between = (last - first) / (lines - 1) if lines > 1 else 1.0
+    # Of two lines nobody knows what lies between them.
+    between = (last - first) / (lines - 1) if lines > FEW_LINES else 1.0
     size = round(between)
     # The last line of a run comes where the run ends.
     if size < 2 or abs(between - size) * (lines - 1) > size:

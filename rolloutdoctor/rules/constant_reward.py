@@ -9,7 +9,7 @@ import polars as pl
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.metric_names.table import functions
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, counted, number
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
 from rolloutdoctor.rules.logged_quantities import is_rounded, may_round, of_distillation
 from rolloutdoctor.rules.numbers_rule import NumbersRule, logged, series, step_at
 from rolloutdoctor.rules.table_rule import Measured
@@ -68,7 +68,8 @@ class ConstantReward(NumbersRule):
     ## How it is measured
     One value of the reward in ten or more logged steps is an error where the standard deviation of the rewards is
     logged as 0, or every group is of zero variance; else a warning: batches of equal mean happen where a reward is
-    standardized before it is logged. Confirmed where the deviation is logged.
+    standardized before it is logged. Confirmed where the deviation is logged. In fewer lines, down to one, a reward
+    that is exactly 0 in all of them is a warning where the mean advantage or return is so too, or the spread is 0.
 
     Of one reward function a value that holds from some step to the end of the log, for ten steps at least and half of
     the log, and not by chance, is a warning where it is 0 or less from the first step on, or below what the function
@@ -89,7 +90,9 @@ class ConstantReward(NumbersRule):
     name = "constant-reward"
     references = ("https://github.com/huggingface/trl/issues/2703",)
     about = ("reward",)
-    beside = ("reward_std", "zero_variance_share")
+    beside = ("reward_std", "zero_variance_share", "reward_min", "reward_max", "advantage", "return")
+
+    lasting: int = 3
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """A training without a reward."""
@@ -108,6 +111,41 @@ class ConstantReward(NumbersRule):
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """Every step."""
         return table.with_columns(value=pl.lit(1.0))
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
+        """Too few steps to tell a constant, and not all of them 0."""
+        return None if self._all_zero(run, context) is not None else super().inconclusive_reason(run, context)
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """Judge a log of enough steps, or one in which all is 0."""
+        return super().judge(run, context) or (None if len(run.table) >= self.fewest else self._all_zero(run, context))
+
+    def _all_zero(self, run: Measured, context: Context) -> Judgement | None:
+        """Judge few lines in which every reward, advantage and return is 0: one is enough."""
+        names = [name for name in ("reward", "advantage", "return") if name in context.quantities]
+        table = run.table
+        is_zero = [(table[name] == 0).all() and not is_rounded(context, name) for name in names]
+        equal = [
+            table["reward_min"] == table["reward_max"],
+            table["reward_std"] == 0,
+            table["zero_variance_share"] == 1,
+        ]
+        proved = any(flags.fill_null(value=False).all() for flags in equal)
+        if not len(table) or not is_zero or not all(is_zero) or (len(names) < 2 and not proved):
+            return None
+        first = step_at(run, 0)
+        where = f"step {first}" if len(table) == 1 else f"all {len(table):,} logged steps"
+        return Judgement(
+            severity=Severity.ERROR if proved and len(table) >= self.lasting else Severity.WARNING,
+            confirmed=proved,
+            headline=f"every reward of {where} is 0, so every advantage is 0 and nothing is trained",
+            message=f"The logged means of {', '.join(names)} are exactly 0 in {where}.",
+            evidence="the logged rewards and their spread"
+            if proved
+            else "rewards that are not negative have a mean of 0 only if each is 0",
+            advice="run the reward function on some responses: check what it returns and which exceptions it swallows",
+            measures={"onset": Measure(first, "step")},
+        )
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """One value of the reward, or of a function."""

@@ -7,7 +7,7 @@ import polars as pl
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, own_name
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, series, step_at
-from rolloutdoctor.rules.series import crossing, ends
+from rolloutdoctor.rules.series import Ends, crossing, ends
 from rolloutdoctor.rules.table_rule import Measured
 
 
@@ -25,9 +25,11 @@ class EntropyCollapse(NumbersRule):
     ## How it is measured
     `entropy_first` and `entropy_last` are medians over the first and the last tenth of the logged steps, three at
     least. A collapse is an end below a twentieth of the start, an explosion one above three times the start and 1 nat
-    more. It is an error if the reward is lower at the end than at the start by more than its noise, information if the
-    reward rose, and else a warning. `onset` is the first step from which the running median stays beyond the geometric
-    mean of start and end. Confirmed: the log shows that it happened, not why.
+    more. Either is an error if the reward is lower at the end than at the start by more than its noise, information if
+    the reward rose, and else a warning. An entropy that rises by 0.15 nats and 15 % of its start, and by more than six
+    standard errors, while the reward does not, is information, and a warning where the reward falls. `onset` is the
+    first step from which the running median stays beyond the geometric mean of start and end. Confirmed: the log shows
+    that it happened, not why.
 
     ## What to do
     For a collapse lower the learning rate, raise the clip range for positive advantages (`epsilon_high`), or add an
@@ -52,6 +54,9 @@ class EntropyCollapse(NumbersRule):
     collapsed: float = 0.05
     exploded: float = 3.0
     least_growth: float = 1.0
+    rises: float = 0.15
+    least_rise: float = 0.15
+    errors: float = 6.0
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """Steps in the order of their distance from the first."""
@@ -65,7 +70,7 @@ class EntropyCollapse(NumbersRule):
         level = ends(values)
         fell = level.last < self.collapsed * level.first
         if not fell and not (level.last > self.exploded * level.first and level.change > self.least_growth):
-            return None
+            return self._rising(run, level, len(values))
         at = crossing(values, (level.first * max(level.last, 1e-12)) ** 0.5, below=fell)
         onset = step_at(run, len(values) - 1 if at is None else at)
         reward = levels(run, "reward")
@@ -96,6 +101,31 @@ class EntropyCollapse(NumbersRule):
                     f"{own_name(context, 'the learning rate')}"
                 )
             ),
+            measures={
+                "entropy_first": Measure(level.first, "nats"),
+                "entropy_last": Measure(level.last, "nats"),
+                "onset": Measure(onset, "step"),
+            },
+        )
+
+    def _rising(self, run: Measured, level: Ends, count: int) -> Judgement | None:
+        """Judge an entropy that rises without a reward that rises."""
+        reward = levels(run, "reward")
+        if level.change <= max(self.rises * level.first, self.least_rise) or level.errors <= self.errors:
+            return None
+        moved = 0.0 if reward is None or reward.errors < self.errors else reward.change
+        if moved > 0:
+            return None
+        at = crossing(series(run, "entropy"), (level.first + level.last) / 2, below=False)
+        onset = step_at(run, count - 1 if at is None else at)
+        told = "" if reward is None else f", while the reward went {from_to(reward.first, reward.last)}"
+        return Judgement(
+            severity=Severity.WARNING if moved < 0 else Severity.INFO,
+            confirmed=True,
+            headline=f"the entropy rises {from_to(level.first, level.last)} nats{told}",
+            message=f"The entropy rises {from_to(level.first, level.last)} nats{told}; half of it by step {onset}.",
+            evidence=f"medians over the first and the last {level.count} of {count} logged steps",
+            advice="lower the entropy bonus or the learning rate, and check the sign of the entropy term",
             measures={
                 "entropy_first": Measure(level.first, "nats"),
                 "entropy_last": Measure(level.last, "nats"),

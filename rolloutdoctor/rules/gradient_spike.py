@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number, own_name
 from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
+from rolloutdoctor.rules.series import is_passing
 from rolloutdoctor.rules.table_rule import Measured
 
 
@@ -22,7 +23,8 @@ class GradientSpike(NumbersRule):
     ## How it is measured
     `spike_steps` have a norm above ten times the median of the steps with a gradient, and above ten times their upper
     quartile's distance from it. `largest_ratio` is the largest norm over the median. A warning; information where more
-    than one step in ten is such a step: the norm varies widely, and no step stands out. Exposed: a norm proves no harm.
+    than one step in ten is such a step (the norm varies widely, and no step stands out), or where fewer than one in
+    fifty is and the level after it is what it was. Exposed: a norm proves no harm.
 
     ## What to do
     Look at the rollouts of these steps; if it happens again, lower `max_grad_norm` or the learning rate. With recorded
@@ -57,10 +59,11 @@ class GradientSpike(NumbersRule):
             return None
         largest = [step_at(run, int(place)) for place in spikes[np.argsort(-values[spikes], kind="stable")][:3]]
         top = float(values.max())
+        is_frequent = len(spikes) > self.frequent * len(values)
         others = f", then {', '.join(map(str, largest[1:]))}" if len(largest) > 1 else ""
         told = f"{number(top)}, {number(top / median)} times the median"
         return Judgement(
-            severity=Severity.INFO if len(spikes) > self.frequent * len(values) else Severity.WARNING,
+            severity=Severity.INFO if is_frequent or is_passing(values, values > limit) else Severity.WARNING,
             confirmed=False,
             headline=f"gradient-norm spike at step {largest[0]}: {told}",
             message=(

@@ -28,7 +28,8 @@ class KlWithoutGradient(NumbersRule):
 
     ## How it is measured
     `silent_steps` have a zero-variance share of 1, a KL above 1e-6 and a gradient norm of 0; `zero_spread_steps` are
-    all with that share and KL. A warning where all of three or more are silent. Confirmed: the log itself is the proof.
+    all with that share and KL. Where no options say that the loss has a KL term, the loss has to be above 0 in all of
+    them. A warning where all of three or more are silent. Confirmed: the log itself is the proof.
 
     ## What to do
     If groups without a spread are filtered, the KL does not hold the policy there; else look at whether the KL is
@@ -44,7 +45,7 @@ class KlWithoutGradient(NumbersRule):
     name = "kl-without-gradient"
     references = ("https://github.com/huggingface/trl/issues/4634",)
     about = ("zero_variance_share", "kl", "grad_norm")
-    needs_objective = True
+    beside = ("loss",)
     needs_loss = True
     part_names = (Part.KL_LOSS,)
 
@@ -62,6 +63,9 @@ class KlWithoutGradient(NumbersRule):
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Every step without a spread is silent."""
         only = run.table.filter(_only_kl())
+        # Without options the loss has to show its KL term: in such steps it is all of it.
+        if context.objective is None and not (only["loss"] > 0).fill_null(value=False).all():
+            return None
         silent = int((only["grad_norm"] == 0).sum())
         if silent < self.least or silent < len(only) or is_rounded(context, "grad_norm"):
             return None

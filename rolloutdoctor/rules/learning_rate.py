@@ -1,12 +1,16 @@
 """RDT009: the learning rate is 0, or still warming up, from the trainer's log alone."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.results.findings import LONGER_LOG, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
 from rolloutdoctor.rules.logged_quantities import is_rounded
-from rolloutdoctor.rules.numbers_rule import NumbersRule, series
+from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, series, step_at
 from rolloutdoctor.rules.table_rule import Measured
+
+if TYPE_CHECKING:
+    from rolloutdoctor.rules.series import Values
 
 
 @dataclass(frozen=True)
@@ -22,8 +26,10 @@ class LearningRate(NumbersRule):
 
     ## How it is measured
     `learning_rate_max` is the largest logged rate. An error if it is 0; a warning if the rate rises in every logged
-    step up to the last; a warning if it is above the option `learning_rate` (verl: `actor.optim.lr`) that the run
-    states. Confirmed: the log itself is the proof.
+    step up to the last of the run, whose length the log or the options state; where nothing states it, a warning from
+    fifty logged steps on and information below. A warning if it is above the option `learning_rate` (verl:
+    `actor.optim.lr`) that the run states, or if it jumps to ten times the rate of the line before and five times every
+    rate before that, which no schedule does. Confirmed: the log itself is the proof.
 
     ## What to do
     Look at the warmup steps and the scheduler, and at whether the optimizer's parameter groups have the rate.
@@ -39,6 +45,11 @@ class LearningRate(NumbersRule):
     references = ("https://github.com/huggingface/transformers/issues/28124",)
     about = ("learning_rate",)
 
+    enough: int = 50
+    end: float = 0.95
+    jump: float = 10.0
+    above: float = 5.0
+
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """A rate that the log rounded to 0."""
         if len(run.table) and not (run.table["learning_rate"] != 0).any() and is_rounded(context, "learning_rate"):
@@ -52,27 +63,60 @@ class LearningRate(NumbersRule):
         values = series(run, "learning_rate")
         if values.min() < 0:
             return None
-        largest, stated = float(values.max()), _stated(context)
+        largest, stated, severity = float(values.max()), _stated(context), Severity.WARNING
+        jump, measures = self._jump(values), {"learning_rate_max": Measure(largest, "1")}
         if largest == 0 and not is_rounded(context, "learning_rate"):
             words = f"the learning rate is 0 in all {len(values):,} logged steps", "Nothing is trained"
-        elif largest and bool((np.diff(values) > 0).all()):
+            severity = Severity.ERROR
+        elif largest and bool((np.diff(values) > 0).all()) and not self._is_unfinished(run, context):
             words = f"the learning rate still rises at the last step, {number(largest)}", "The warmup never ended"
+            if context.total_steps is None and len(values) < self.enough:
+                severity = Severity.INFO
         elif stated is not None and largest > stated * (1 + 1e-3):
             words = (
                 f"the learning rate reaches {number(largest)}, above the stated {number(stated)}",
                 "It is not what was asked for",
             )
+        elif jump is not None:
+            onset = step_at(run, jump)
+            measures["onset"] = Measure(onset, "step")
+            rates = from_to(float(values[jump - 1]), float(values[jump]))
+            words = f"the learning rate jumps {rates} at step {onset}", "No schedule does that"
         else:
             return None
         return Judgement(
-            severity=Severity.ERROR if largest == 0 else Severity.WARNING,
+            severity=severity,
             confirmed=True,
             headline=words[0],
             message=f"{words[1]}: {words[0]}.",
             evidence=f"the logged learning rate of {counted(len(values), 'step')}",
             advice="check the warmup steps, the scheduler and the parameter groups of the optimizer",
-            measures={"learning_rate_max": Measure(largest, "1")},
+            measures=measures,
         )
+
+    def unseen_reason(self, run: Measured, context: Context) -> Missing | None:
+        """A log that ends within the warmup."""
+        import numpy as np
+
+        if not self._is_unfinished(run, context) or not bool((np.diff(series(run, "learning_rate")) > 0).all()):
+            return None
+        last = step_at(run, len(run.table) - 1)
+        return Missing(
+            f"the log ends at step {last:,} of {context.total_steps:,}, where the warmup may not be over", LONGER_LOG
+        )
+
+    def _is_unfinished(self, run: Measured, context: Context) -> bool:
+        """Tell whether the log ends before the run does."""
+        total = context.total_steps
+        return total is not None and step_at(run, len(run.table) - 1) < self.end * total
+
+    def _jump(self, values: "Values") -> int | None:
+        """Return the first line whose rate is far above that of the line before, and above all before that."""
+        import numpy as np
+
+        before, highest = values[:-1], np.maximum.accumulate(values[:-1])
+        jumps = np.flatnonzero((before > 0) & (values[1:] > self.jump * before) & (values[1:] > self.above * highest))
+        return int(jumps[0]) + 1 if len(jumps) else None
 
 
 def _stated(context: Context) -> float | None:

@@ -22,8 +22,9 @@ class LengthGrowth(NumbersRule):
 
     ## How it is measured
     `truncated_first` and `truncated_last` are medians over the first and the last tenth of the logged steps, three at
-    least. A finding is a growth to more than a half, by more than 0.3, with a mean length that did not fall; an error
-    above 0.95. `onset` is the first step from which the running median stays above the middle of both. Confirmed.
+    least. A finding is a growth by more than 0.3, with a mean length that did not fall: information, a warning where it
+    ends above 0.4, an error above 0.95. `onset` is the first step from which the running median stays above the middle
+    of both. Confirmed.
 
     ## What to do
     Raise the length limit, penalize length beyond a budget, or mask truncated responses; look at whether the reward
@@ -41,7 +42,7 @@ class LengthGrowth(NumbersRule):
     about = ("truncated_share",)
     beside = ("response_length", "reward")
 
-    many: float = 0.5
+    many: float = 0.4
     growth: float = 0.3
     nearly_all: float = 0.95
 
@@ -50,13 +51,17 @@ class LengthGrowth(NumbersRule):
         values = series(run, "truncated_share")
         level = ends(values)
         length = levels(run, "response_length")
-        if level.last <= self.many or level.change <= self.growth or (length is not None and length.change < 0):
+        if level.change <= self.growth or (length is not None and length.change < 0):
             return None
         at = crossing(values, (level.first + level.last) / 2, below=False)
         onset = step_at(run, len(values) - 1 if at is None else at)
         words = f"; the mean length went {from_to(length.first, length.last)} tokens" if length else ""
         return Judgement(
-            severity=Severity.ERROR if level.last > self.nearly_all else Severity.WARNING,
+            severity=Severity.ERROR
+            if level.last > self.nearly_all
+            else Severity.WARNING
+            if level.last > self.many
+            else Severity.INFO,
             confirmed=True,
             headline=f"{percent(level.last)} of the responses are truncated since step {onset}",
             message=(

@@ -14,6 +14,9 @@ FEWEST_LINES, FEWEST_STILL = 10, 3
 """Logged lines that a verdict takes, and steps with reward variance and without a gradient."""
 
 
+FEW_CUT = 0.1
+"""Share of truncated responses up to which no step of a line of ten can be truncated as a whole."""
+
 LOSSES = ("loss", "policy_loss")
 """Quantities that are a loss, the whole one first."""
 
@@ -31,7 +34,7 @@ def logged_losses(log: pl.DataFrame, context: Context) -> pl.DataFrame:
     Returns:
         The `logged` loss, the `norm` of the gradient, whether that is 0 and no rounding made it so (`no_norm`), whether
         all groups lacked reward variance (`free`), whether rewards are known to differ within groups in each step of
-        the line (`spread`), and whether every response was cut off or every token clipped (`masked`).
+        the line (`spread`), and whether all responses of a step may be masked, or all tokens clipped (`masked`).
     """
     norm, share = pl.col("grad_norm"), pl.col("zero_variance_share")
     zero = pl.lit(value=False) if is_rounded(context, "grad_norm") else norm == 0
@@ -45,7 +48,8 @@ def logged_losses(log: pl.DataFrame, context: Context) -> pl.DataFrame:
         kl_logged="kl",
         free=is_reward_free(context),
         spread=(share == 0) & pl.lit(is_whole),
-        masked=((pl.col("truncated_share") == 1) | (pl.col("clip_fraction") == 1)).fill_null(value=False),
+        # Responses that were cut off may be masked, all of them in the last step of a line.
+        masked=((pl.col("truncated_share") > FEW_CUT) | (pl.col("clip_fraction") == 1)).fill_null(value=False),
     ).filter(pl.col("logged").is_finite(), pl.col("norm").is_finite(), pl.col("norm") >= 0)
 
 

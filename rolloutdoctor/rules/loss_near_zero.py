@@ -40,11 +40,11 @@ class LossNearZero(TableRule):
     Run-level numbers are means over the steps in question. Confirmed: the logged loss equals the recomputed one.
 
     Of a log without rollouts the loss and the gradient norm are read. A gradient norm of exactly 0 in a line in which
-    no group is of zero variance, or in a step with reward variance, and not every response was cut off nor every token
-    clipped, cannot be with a policy term: one line is enough for a warning, three, if all are so, for an error. Losses
-    of about zero with at most four digits and gradient norms above 0, in three lines or more, were rounded: the
-    gradient is there, and beta times the KL stays below half a digit. Ten lines take a loss and a gradient norm of 0 in
-    all.
+    no group is of zero variance, or in a step with reward variance, cannot be with a policy term: one line is enough
+    for a warning, three, if all are so, for an error. Lines with more than a tenth of the responses cut off, which may
+    be masked, or with every token clipped say nothing. Losses of about zero with at most four digits and gradient norms
+    above 0, in three lines or more, were rounded: the gradient is there, and beta times the KL stays below half a
+    digit. Ten lines take a loss and a gradient norm of 0 in all.
 
     ## What to do
     Nothing, if there is a gradient. If there is none, either every group has zero reward variance and the loss has no

@@ -67,7 +67,7 @@ class NumbersRule(TableRule):
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """Steps of the largest values of what the rule is about."""
-        return table.with_columns(value=self.about[0])
+        return table.with_columns(value=(*self.about, *self.beside)[0])
 
     def note(self, place: Mapping[str, Any]) -> str:
         """What the step logged."""

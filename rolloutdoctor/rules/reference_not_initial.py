@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, number
+from rolloutdoctor.rules.logged_quantities import not_logged
 from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
 from rolloutdoctor.rules.table_rule import Measured
 
@@ -22,8 +23,9 @@ class ReferenceNotInitial(NumbersRule):
 
     ## How it is measured
     `kl_at_start` is the logged KL of step 1. A warning above 0.01 nats, and above half of the median over the next five
-    steps. It is about a log alone, and skipped where that starts later, as that of a resumed run does, and where the
-    trainer's KL of a step may be measured after updates within it (verl, slime). Exposed: a reference may differ on
+    steps; above 0.05 nats where fewer than six are logged; above 0.3 nats where the trainer's KL of a step may be
+    measured after updates within it (verl, slime), since one step does not move a policy so far. It is about a log
+    alone, and skipped where that starts later, as that of a resumed run does. Exposed: a reference may differ on
     purpose.
 
     ## What to do
@@ -39,22 +41,22 @@ class ReferenceNotInitial(NumbersRule):
     name = "reference-not-initial"
     references = ("https://github.com/unslothai/unsloth/issues/4934",)
     about = ("kl",)
+    beside = ("ppo_kl",)
 
-    fewest: int = 6
+    fewest: int = 1
+    few: int = 5
     floor: float = 0.01
+    floor_of_few: float = 0.05
+    far: float = 0.3
+    drift: float = 0.05
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """Rollouts: log and rows may be numbered apart, so that the first KL need not be that of the first step."""
         return "this rule tests logs without rollouts" if context.has_rows else None
 
     def unavailable_reason(self, context: Context) -> Missing | None:
-        """A KL that is measured after updates within the first step, or nobody knows when."""
-        missing = super().unavailable_reason(context)
-        if missing is None and not context.quantities["kl"][1].before_update:
-            return Missing(
-                "nothing says that the logged KL of the first step is measured before an update", context.unstated
-            )
-        return missing
+        """A log without a KL."""
+        return None if "kl" in context.quantities else not_logged(context, "kl")
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """A log that does not begin with the training."""
@@ -63,22 +65,31 @@ class ReferenceNotInitial(NumbersRule):
         return super().inconclusive_reason(run, context)
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
-        """Compare the first step with the next five."""
+        """Compare the first step with the next five, if there are five."""
         import numpy as np
 
-        values = series(run, "kl")
+        values, drift = series(run, "kl"), series(run, "ppo_kl")
+        before = context.quantities["kl"][1].before_update
         if step_at(run, 0) > 1:
             return None
-        first, later = float(values[0]), float(np.median(values[1 : self.fewest]))
-        if first <= self.floor or first <= later / 2:
+        first, later = float(values[0]), float(np.median(values[1:6])) if len(values) > 1 else 0.0
+        floor = self.far if not before else self.floor if len(values) > self.few else self.floor_of_few
+        if first <= floor or (len(values) > self.few and first <= later / 2):
             return None
+        moved = ""
+        if abs(drift[0]) > self.drift:
+            moved = f", and the update moves the log-probs by {number(float(drift[0]))} nats"
         return Judgement(
             severity=Severity.WARNING,
             confirmed=False,
-            headline=f"the KL is {number(first)} nats before the first update: the reference is not the initial model",
-            message=f"The KL from the reference is {number(first)} nats at step {step_at(run, 0)}, before any "
-            f"update, and "
-            f"{number(later)} in the next steps: the reference is not the model that the training started from.",
+            headline=f"the KL is {number(first)} nats before the first update: the reference is not the initial model"
+            if before
+            else f"the KL is {number(first)} nats in the first step{moved}: the reference"
+            f"{', or the old log-probs, are' if moved else ' is'} of another model",
+            message=f"The KL from the reference is {number(first)} nats at step {step_at(run, 0)}, "
+            f"{'before any update' if before else 'more than the updates of one step do'}{moved}"
+            + (f", and {number(later)} in the next steps" if len(values) > 1 else "")
+            + ": the reference is not the model that the training started from.",
             evidence="the logged KL of the first step",
             advice=(
                 "check which weights the reference was loaded from; if you train a new adapter on an old one, merge "

@@ -29,10 +29,10 @@ class RewardCollapse(NumbersRule):
     `reward_best` is the largest running median over a tenth of the logged steps, `reward_last` the median of the last
     tenth. A collapse is a fall of more than half of the range of these medians and of more than six standard errors of
     its noise, of the medians and of the means of the same steps, since medians of few responses jump; the noise is
-    taken from the differences of neighbouring steps and of every other one: noise may last. `onset` is the first step
-    after the best from which the running median stays below the middle of both. An error where it ends at or below the
-    level of its start.
-    Confirmed.
+    taken from the differences of neighbouring steps and of every other one: noise may last. Four such errors are enough
+    where three quarters of what was to lose are lost: of the best level above the least reward of any response. `onset`
+    is the first step after the best from which the running median stays below the middle of both. An error where it
+    ends at or below the level of its start. Confirmed.
 
     ## What to do
     Look at what else changed at the onset: entropy, KL, truncated share, gradient norm and sampler gap of the same log.
@@ -48,9 +48,12 @@ class RewardCollapse(NumbersRule):
     name = "reward-collapse"
     references = ("https://github.com/volcengine/verl/issues/6806",)
     about = ("reward",)
+    beside = ("reward_min",)
 
     fewest: int = 20
     errors: float = 6.0
+    errors_of_most: float = 4.0
+    most: float = 0.75
     fraction: float = 0.5
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
@@ -70,7 +73,8 @@ class RewardCollapse(NumbersRule):
         fall = best - level.last
         sure = min(fall, _OF_A_MEDIAN * float(at_best.mean() - values[-level.count :].mean()))
         error = level.error_with_memory
-        if sure <= self.errors * error or fall <= self.fraction * (best - lowest) or top > len(values) - level.count:
+        needed = self.errors_of_most if self._lost_most(run, best, level.last) else self.errors
+        if sure <= needed * error or fall <= self.fraction * (best - lowest) or top > len(values) - level.count:
             return None
         after = crossing(values[top:], (best + level.last) / 2, below=True)
         onset = step_at(run, top + (after or 0))
@@ -93,3 +97,11 @@ class RewardCollapse(NumbersRule):
                 "onset": Measure(onset, "step"),
             },
         )
+
+    def _lost_most(self, run: Measured, best: float, last: float) -> bool:
+        """Tell whether most of what was to lose is lost: of the best level above the least reward that was logged."""
+        import numpy as np
+
+        floors = series(run, "reward_min")
+        floors = floors[np.isfinite(floors)]
+        return len(floors) > 0 and best - last > self.most * (best - float(floors.min())) > 0

@@ -40,8 +40,9 @@ class SamplerMismatchLogged(NumbersRule):
     above 0.3 nats, or log-perplexities that are 0.3 nats apart; an error below 0.5, above 0.3 or 1 nat. Information
     beyond what users often gate on: 0.995, 0.005, 0.02 nats. Where a version lag of a step or more is logged, the
     training is asynchronous and a gap is expected: information. `onset` is the step from which on a running median is
-    beyond these gates. A warning or an error is confirmed: the log proves that they differ, and not why; recorded
-    rollouts tell the cause (`RDO001` and others).
+    beyond these gates. A mean importance weight further from 1 than three times sqrt(2 k3) + k3, and than 0.3, with a
+    k3 below 0.02, is of whole sequences: a warning, from one line on. A warning or an error is confirmed: the log
+    proves that they differ, and not why; recorded rollouts tell the cause (`RDO001` and others).
 
     ## What to do
     Compare the log-probs of one response under both; check temperature, chat template, precision, and that weights were
@@ -56,9 +57,11 @@ class SamplerMismatchLogged(NumbersRule):
     code = "RDO012"
     name = "sampler-mismatch-logged"
     references = ("https://github.com/volcengine/verl/issues/6806", "https://fengyao.notion.site/off-policy-rl")
-    beside = (*_GAPS, "trainer_ppl", "version_lag")
+    beside = (*_GAPS, "trainer_ppl", "version_lag", "is_weight", "sampler_k3")
 
     fewest: int = 3
+    small_k3: float = 0.02
+    least_apart: float = 0.3
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """Rollouts with the sampler's log-probs, which say more."""
@@ -67,7 +70,8 @@ class SamplerMismatchLogged(NumbersRule):
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A log without any of them."""
-        if any(name in context.quantities for name in _GAPS):
+        known = context.quantities
+        if any(name in known for name in _GAPS) or {"is_weight", "sampler_k3"} <= known.keys():
             return None
         return Missing(
             "the log has no metric of the difference of sampler and trainer",
@@ -75,9 +79,11 @@ class SamplerMismatchLogged(NumbersRule):
         )
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
-        """Too few steps."""
+        """Too few steps, and none in which the weights contradict the gap."""
         import numpy as np
 
+        if self._of_weights(run) is not None:
+            return None
         if any(np.isfinite(series(run, name)).sum() >= self.fewest for name in _GAPS):
             return None
         return Missing(f"needs {self.fewest} steps that compare sampler and trainer", LONGER_LOG)
@@ -129,6 +135,39 @@ class SamplerMismatchLogged(NumbersRule):
             ),
             measures={one: Measure(value, "1") for one, value in medians.items()}
             | ({} if at is None else {"onset": Measure(step_at(run, int(known[at])), "step")}),
+        )
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """Judge one line by its weights, enough by their medians."""
+        return self._of_weights(run) or super().judge(run, context)
+
+    def _of_weights(self, run: Measured) -> Judgement | None:
+        """Judge a mean importance weight that ratios of tokens with the logged k3 cannot have.
+
+        A token's log-ratio x has k3 = E[exp(x) - x - 1] >= E[x^2] / 2 up to third order, so that a mean weight is apart
+        from 1 by no more than about sqrt(2 k3) + k3; truncation lowers it by less. Three times that is none of it.
+        """
+        import numpy as np
+
+        weight, k3 = series(run, "is_weight"), series(run, "sampler_k3")
+        known = np.isfinite(weight) & np.isfinite(k3) & (k3 >= 0) & (weight > 0)
+        if not known.any():
+            return None
+        mean, gap = float(np.median(weight[known])), float(np.median(k3[known]))
+        bound = 3 * (np.sqrt(2 * gap) + gap)
+        if gap > self.small_k3 or abs(mean - 1) <= max(bound, self.least_apart):
+            return None
+        counts = f"for a {1 / mean:.0f}th" if mean < 1 else f"{mean:.3g} times"
+        return Judgement(
+            severity=Severity.WARNING,
+            confirmed=True,
+            headline=f"the mean importance weight is {number(mean)} although sampler and trainer differ by "
+            f"{number(gap)} nats a token: weights of whole sequences; the batch counts {counts}",
+            message=f"Ratios of tokens with a k3 of {number(gap)} have a mean within {number(bound)} of 1; the logged "
+            f"mean is {number(mean)}, as of products over whole responses.",
+            evidence=f"the logged weight and k3 of {counted(int(known.sum()), 'step')}",
+            advice="use importance weights of tokens, or normalise the log-ratio of a sequence by its length",
+            measures={"onset": Measure(step_at(run, int(np.flatnonzero(known)[0])), "step")},
         )
 
 

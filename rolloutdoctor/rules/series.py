@@ -110,6 +110,30 @@ def smoothed(values: "Values | Sequence[float]", width: int) -> "Values":
     return np.array([np.median(series[max(0, at - half) : at + half + 1]) for at in range(len(series))])
 
 
+def isolated_jump(values: "Values", *, times: float, share: float, around: int) -> tuple[int, float, float] | None:
+    """Return where a series jumps once and stays, and the medians before and after; None if it does not.
+
+    Args:
+        values: finite.
+        times: how far the jump is above every other change among the lines around it.
+        share: of the level before, that it is at least.
+        around: lines on both sides that are compared.
+    """
+    import numpy as np
+
+    steps = np.abs(np.diff(values))
+    best: tuple[float, int, float, float] | None = None
+    for at in range(around, len(values) - around + 1):
+        jump = steps[at - 1]
+        if best is not None and jump <= best[0]:
+            continue
+        others = np.delete(steps[at - around : at + around - 1], around - 1)
+        before, after = float(np.median(values[at - around : at])), float(np.median(values[at : at + around]))
+        if jump > times * others.max() and abs(after - before) > jump / 2 and jump >= share * abs(before):
+            best = (float(jump), at, before, after)
+    return None if best is None else best[1:]
+
+
 PASSING = 0.02
 """Share of the lines below which outliers are passing, if nothing changed after them."""
 

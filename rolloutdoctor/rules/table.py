@@ -17,6 +17,7 @@ from rolloutdoctor.rules.denominator_counts_dropped import DenominatorCountsDrop
 from rolloutdoctor.rules.duplicate_responses import DuplicateResponses
 from rolloutdoctor.rules.engine_frozen import EngineFrozen
 from rolloutdoctor.rules.entropy_collapse import EntropyCollapse
+from rolloutdoctor.rules.entropy_jump import EntropyJump
 from rolloutdoctor.rules.entropy_spent import EntropySpent
 from rolloutdoctor.rules.eos_not_trained import EosNotTrained
 from rolloutdoctor.rules.eval_group_of_one import EvalGroupOfOne
@@ -29,13 +30,16 @@ from rolloutdoctor.rules.kl_clamped import KlClamped
 from rolloutdoctor.rules.kl_counted_twice import KlCountedTwice
 from rolloutdoctor.rules.kl_gradient import KlGradient
 from rolloutdoctor.rules.kl_metric_corrupted import KlMetricCorrupted
+from rolloutdoctor.rules.kl_not_held import KlNotHeld
 from rolloutdoctor.rules.kl_of_rejected import KlOfRejected
 from rolloutdoctor.rules.kl_only_loss import KlOnlyLoss
 from rolloutdoctor.rules.kl_without_gradient import KlWithoutGradient
 from rolloutdoctor.rules.learning_rate import LearningRate
+from rolloutdoctor.rules.learning_rate_stops import LearningRateStops
 from rolloutdoctor.rules.length_bias import LengthBias
 from rolloutdoctor.rules.length_growth import LengthGrowth
 from rolloutdoctor.rules.length_starved import LengthStarved
+from rolloutdoctor.rules.level_change import LevelChange
 from rolloutdoctor.rules.log_contradicts_itself import LogContradictsItself
 from rolloutdoctor.rules.logged_anomaly import LoggedAnomaly
 from rolloutdoctor.rules.logprob_placeholder import LogProbPlaceholder
@@ -73,6 +77,7 @@ from rolloutdoctor.rules.reward_from_tool_text import RewardFromToolText
 from rolloutdoctor.rules.reward_metric_not_training_reward import RewardMetricNotTrainingReward
 from rolloutdoctor.rules.reward_missing_as_zero import RewardMissingAsZero
 from rolloutdoctor.rules.reward_not_a_function import RewardNotAFunction
+from rolloutdoctor.rules.reward_not_moved import RewardNotMoved
 from rolloutdoctor.rules.reward_row_misaligned import RewardRowMisaligned
 from rolloutdoctor.rules.sampler_mismatch import SamplerMismatch
 from rolloutdoctor.rules.sampler_mismatch_logged import SamplerMismatchLogged
@@ -192,6 +197,11 @@ RULES: tuple[AnyRule, ...] = (
     LearningRate(),
     ThroughputFault(),
     Repetition(),
+    LearningRateStops(),
+    LevelChange(),
+    EntropyJump(),
+    KlNotHeld(),
+    RewardNotMoved(),
 )
 
 RULES += offered("rolloutdoctor.rules", ("code", "judge", "quantities"), (rule.code for rule in RULES), "code")

@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, counted, number, percent
-from rolloutdoctor.rules.logged_quantities import of_distillation
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.logged_quantities import by_step, is_rounded, not_logged, of_distillation
 from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
 from rolloutdoctor.rules.table_rule import Measured
 
@@ -27,8 +30,9 @@ class ZeroVarianceShare(NumbersRule):
     ## How it is measured
     `zero_variance_share` is the mean of the logged shares, which is the share of responses that trained nothing. An
     error if it is 1 in each of the last five logged steps or more; a warning if its mean over the last third of the
-    steps is above 0.9; information above 0.4. Confirmed: the log itself is the proof. Of recorded rollouts `RDA011`
-    says the same.
+    steps is above 0.9; information above 0.4. Where the share is not logged, a standard deviation of the rewards that
+    is exactly 0 proves that every group of the line has equal rewards: a share of such lines, at least. Confirmed: the
+    log itself is the proof. Of recorded rollouts `RDA011` says the same.
 
     ## What to do
     All rewards at their highest: the prompts are solved, take harder ones. All at their lowest: the prompts are too
@@ -45,7 +49,7 @@ class ZeroVarianceShare(NumbersRule):
     name = "zero-variance-share"
     references = ("https://arxiv.org/abs/2503.14476",)
     about = ("zero_variance_share",)
-    beside = ("reward",)
+    beside = ("reward_std", "reward")
 
     many: float = 0.4
     most: float = 0.9
@@ -54,6 +58,23 @@ class ZeroVarianceShare(NumbersRule):
     def inapplicable_reason(self, context: Context) -> str | None:
         """Rollouts, which say it themselves."""
         return "with rollouts RDA011 tests this" if context.has_rows else of_distillation(context)
+
+    def unavailable_reason(self, context: Context) -> Missing | None:
+        """A log with neither the share nor a deviation of the rewards."""
+        either = context.quantities.keys() & {"zero_variance_share", "reward_std"}
+        return None if either else not_logged(context, "zero_variance_share")
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """With a share of at least 1 or 0 where a deviation of exactly 0, or above, is all that is logged."""
+        known = pl.col("zero_variance_share")
+        proved = (pl.col("reward_std") == 0) & ~pl.lit(is_rounded(context, "reward_std"))
+        share = pl.coalesce(known, proved.cast(pl.Float64))
+        return (
+            by_step(run, context, (*self.about, *self.beside))
+            .with_columns(zero_variance_share=share, is_least=known.is_null())
+            .filter(pl.col("zero_variance_share").is_finite())
+            .sort("step")
+        )
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Look at the end of the run first."""
@@ -90,6 +111,12 @@ class ZeroVarianceShare(NumbersRule):
             message = (
                 f"{percent(mean)} of the responses trained nothing, {percent(late)} in the last third of the steps."
             )
+            if bool(run.table["is_least"].all()):
+                headline = f"at least {percent(mean)} of the logged steps train nothing: the reward std is 0"
+                message = (
+                    f"A standard deviation of exactly 0 proves that every group has equal rewards: {percent(mean)} of "
+                    f"the logged steps, {percent(late)} in the last third."
+                )
         return Judgement(
             severity=Severity.ERROR if onset is not None else Severity.WARNING if late > self.most else Severity.INFO,
             confirmed=True,

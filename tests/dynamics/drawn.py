@@ -62,6 +62,17 @@ def _opposed(reward):
 DENSE = (_digits, _letters, _below_zero)
 
 
+def _ended(reward):
+    """A reward, and half a point for a response that ends by itself."""
+
+    def both(completions, **kwargs):
+        ends = [ids[-1] == 1 for ids in kwargs["completion_ids"]]
+        return [0.5 * end + each for end, each in zip(ends, reward(completions, **kwargs), strict=True)]
+
+    both.__name__ = reward.__name__
+    return both
+
+
 class _At(transformers.TrainerCallback):
     """Calls something before every optimizer step from one on."""
 
@@ -137,7 +148,7 @@ def _drawn(draw: random.Random) -> dict[str, object]:
         "num_generations": generations,
         "gradient_accumulation_steps": accumulated,
         "steps_per_generation": accumulated,
-        "max_completion_length": draw.choice([8, 14, 28]),
+        "max_completion_length": draw.choice([20, 30, 44]),
         "learning_rate": 10 ** draw.uniform(-3.6, -2.7),
         "loss_type": draw.choice(["grpo", "dapo", "dr_grpo"]),
         "scale_rewards": draw.choice(["group", "batch"]),
@@ -179,7 +190,7 @@ def planted(kind: str, seed: int) -> Planted:
     options, model = _drawn(draw), draw.choice(MODELS)
     steps = int(str(options["max_steps"]))
     at = draw.randrange(steps // 3, 2 * steps // 3)
-    reward = draw.choice(DENSE)
+    reward = _ended(draw.choice(DENSE))
     rate = float(str(options["learning_rate"]))
 
     def made(
@@ -259,7 +270,8 @@ def clean(seed: int) -> Planted:
     """Draw a training without a fault."""
     draw = random.Random(f"clean {seed}")
     options = _drawn(draw)
-    rewards = draw.choice([(_digits,), (_letters, _coin), (_below_zero,), (_coin,), (_has_three, _digits, _letters)])
+    functions = draw.choice([(_digits,), (_letters, _coin), (_below_zero,), (_coin,), (_has_three, _digits, _letters)])
+    rewards = (_ended(functions[0]), *functions[1:])
     steps = int(str(options["max_steps"]))
     accumulated = int(str(options["gradient_accumulation_steps"]))
     options |= {
@@ -270,6 +282,7 @@ def clean(seed: int) -> Planted:
         "lr_scheduler_type": draw.choice(["constant", "linear", "cosine", "constant_with_warmup"]),
         "warmup_steps": draw.choice([0, 3, steps // 4]),
         "logging_steps": draw.choice([1, 1, 1, 2, 4]),
+        "max_completion_length": draw.choice([24, 36, 48]),
         "mask_truncated_completions": draw.choice([False, False, True]),
     }
     engine: Mapping[str, object] | None = {} if draw.random() < 0.3 else None

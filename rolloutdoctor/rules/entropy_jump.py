@@ -1,0 +1,72 @@
+"""RDT014: the entropy jumps within one step and stays there, from the trainer's log alone."""
+
+from dataclasses import dataclass
+
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, counted, own_name
+from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, series, step_at
+from rolloutdoctor.rules.series import isolated_jump
+from rolloutdoctor.rules.table_rule import Measured
+
+
+@dataclass(frozen=True)
+class EntropyJump(NumbersRule):
+    """The entropy changes by a fifth or more from one step to the next, and stays at the new level.
+
+    ## What it does
+    Looks for one step whose change of the logged entropy is far above all changes around it.
+
+    ## Why it matters
+    An update of ordinary size moves the entropy little. A jump that stays is a change of what is sampled or measured:
+    another temperature, other weights after a restart, or another tokenizer, chat template or set of prompts.
+
+    ## How it is measured
+    The change from one line to the next is four times every other change among the five lines before and the five
+    after, the medians of these lines are apart by more than half of it, and it is a fifth of the level before or more.
+    An outlier goes back, and is none. A warning, exposed: what changed is not in the log. `onset` is the first step of
+    the new level.
+
+    ## What to do
+    Compare the sampling temperature, the weights, the data and the template of the runs or phases that meet there.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_log
+    >>> diagnose_log("RDT014", entropy=[1.0, 1.01] * 10 + [1.6, 1.61] * 10)
+    'RDT014 warning exposed: entropy 1.305'
+    """
+
+    code = "RDT014"
+    name = "entropy-jump"
+    references = ("https://github.com/volcengine/verl/issues/6806",)
+    about = ("entropy",)
+
+    fewest: int = 12
+    times: float = 4.0
+    share: float = 0.2
+    around: int = 5
+
+    def judge_log(self, run: Measured, context: Context) -> Judgement | None:
+        """Look for the largest such jump."""
+        values = series(run, "entropy")
+        jump = isolated_jump(values, times=self.times, share=self.share, around=self.around)
+        if jump is None:
+            return None
+        at, before, after = jump
+        onset = step_at(run, at)
+        return Judgement(
+            severity=Severity.WARNING,
+            confirmed=False,
+            headline=f"the entropy jumps {from_to(before, after)} nats at step {onset}, within one step, and stays",
+            message=f"The entropy goes {from_to(before, after)} nats from the step before {onset} to the next and "
+            "stays there: no update of ordinary size does that.",
+            evidence=f"the logged entropy of {counted(len(values), 'step')}",
+            advice=(
+                f"compare {own_name(context, 'the sampling temperature')}, the weights and the data before and after "
+                f"step {onset}"
+            ),
+            measures={
+                "entropy_before": Measure(before, "nats"),
+                "entropy_after": Measure(after, "nats"),
+                "onset": Measure(onset, "step"),
+            },
+        )

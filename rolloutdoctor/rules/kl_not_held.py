@@ -1,0 +1,71 @@
+"""RDT015: the KL grows while the gradient vanishes: the KL term pulls on nothing, from the trainer's log alone."""
+
+from dataclasses import dataclass
+
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, counted, number, own_name
+from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, series, step_at
+from rolloutdoctor.rules.series import crossing, ends
+from rolloutdoctor.rules.table_rule import Measured
+
+
+@dataclass(frozen=True)
+class KlNotHeld(NumbersRule):
+    """The KL from the reference is large, and the gradient norm is next to nothing.
+
+    ## What it does
+    Compares the logged KL and gradient norm at the end with those at the start.
+
+    ## Why it matters
+    A KL term pulls harder the further the policy is from the reference. A KL that is large while the gradient norm went
+    to nearly 0 has no gradient: it is computed under `no_grad` or detached, or its coefficient is next to nothing.
+
+    ## How it is measured
+    Medians over the first and the last tenth of the logged steps, three at least. A finding is a KL that ends above 0.1
+    nats and five times its start, with a gradient norm that ends below a fiftieth of its start and an entropy, where it
+    is logged, that is above a fifth of its start: a policy without entropy has no gradient either way. A warning,
+    exposed. `onset` is the first step from which the gradient norm stays below the geometric mean of both.
+
+    ## What to do
+    Compute the gradient of the KL term alone on one batch; look for `no_grad`, `detach` and the coefficient.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_log
+    >>> kl, norm = [0.04 * step for step in range(20)], [1.0] * 8 + [0.001] * 12
+    >>> diagnose_log("RDT015", kl=kl, grad_norm=norm)
+    'RDT015 warning exposed: kl 0.38'
+    """
+
+    code = "RDT015"
+    name = "kl-not-held"
+    references = ("https://github.com/huggingface/trl/issues/4634",)
+    about = ("kl", "grad_norm")
+    beside = ("entropy",)
+
+    large: float = 0.1
+    times: float = 5.0
+    vanishes: float = 0.02
+    spent: float = 0.2
+
+    def judge_log(self, run: Measured, context: Context) -> Judgement | None:
+        """Compare both ends."""
+        kl, norms, entropy = ends(series(run, "kl")), ends(series(run, "grad_norm")), levels(run, "entropy")
+        grew = kl.last > max(self.large, self.times * max(kl.first, 0.0))
+        vanished = norms.first > 0 and norms.last < self.vanishes * norms.first
+        if not grew or not vanished or (entropy is not None and entropy.last < self.spent * entropy.first):
+            return None
+        at = crossing(series(run, "grad_norm"), (norms.first * max(norms.last, 1e-12)) ** 0.5, below=True)
+        onset = step_at(run, len(run.table) - 1 if at is None else at)
+        way = from_to(norms.first, norms.last)
+        return Judgement(
+            severity=Severity.WARNING,
+            confirmed=False,
+            headline=f"the KL grew to {number(kl.last)} nats while the gradient norm went {way}: the KL term has no "
+            "gradient",
+            message=f"The KL went {from_to(kl.first, kl.last)} nats and the gradient norm {way}: a KL term with a "
+            "gradient would pull the harder.",
+            evidence=f"medians over the first and the last {counted(kl.count, 'step')} of {len(run.table):,}",
+            advice="check that the KL is not computed under no_grad or detached, and "
+            f"{own_name(context, 'the KL coefficient')}",
+            measures={"kl_last": Measure(kl.last, "nats"), "onset": Measure(onset, "step")},
+        )

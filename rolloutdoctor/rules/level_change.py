@@ -1,0 +1,110 @@
+"""RDT013: the response length fell, or the gradient norm rose, for good, from the trainer's log alone."""
+
+from dataclasses import dataclass
+
+from rolloutdoctor.metric_names.quantities import BY_NAME
+from rolloutdoctor.results.findings import LONGER_LOG, Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, own_name
+from rolloutdoctor.rules.logged_quantities import not_logged
+from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, logged, series, step_at
+from rolloutdoctor.rules.series import Ends, crossing, ends
+from rolloutdoctor.rules.table_rule import Measured
+
+
+@dataclass(frozen=True)
+class LevelChange(NumbersRule):
+    """The mean response length fell below a third of its start, or the gradient norm rose to ten times, for good.
+
+    ## What it does
+    Compares the logged response length and gradient norm at the end with those at the start.
+
+    ## Why it matters
+    Responses that shrink to a few tokens no longer reason or use tools: the policy found that an early end costs least.
+    A gradient norm that stays at ten times its level says that the loss has another scale, or that the policy left the
+    region in which it trained.
+
+    ## How it is measured
+    Medians over the first and the last tenth of the logged steps, three at least, that differ by more than six standard
+    errors of their noise. A warning; information where the reward rose meanwhile by more than its noise: the change
+    bought something. `onset` is the first step from which values stay beyond the geometric mean of both. Confirmed: the
+    log shows that it happened, not why.
+
+    ## What to do
+    Read responses of both sides of the onset. For a length: does the reward pay for an early end? For a gradient norm:
+    look at the scale of the loss and of the rewards, and at entropy and KL at the onset.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_log
+    >>> diagnose_log("RDT013", response_length=[900.0, 950.0] * 10 + [9.0, 10.0] * 10)
+    'RDT013 warning confirmed: response_length 467.2'
+    """
+
+    code = "RDT013"
+    name = "level-change"
+    references = ("https://arxiv.org/abs/2503.20783",)
+    beside = ("response_length", "grad_norm", "reward")
+
+    fewest: int = 20
+    shrinks: float = 3.0
+    grows: float = 10.0
+    errors: float = 6.0
+
+    def unavailable_reason(self, context: Context) -> Missing | None:
+        """A log with neither."""
+        known = context.quantities
+        either = "response_length" in known or "grad_norm" in known
+        return None if either else not_logged(context, "response_length", "grad_norm")
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
+        """Too few steps."""
+        if any((values := logged(run, name)) is not None and len(values) >= self.fewest for name in self.beside[:2]):
+            return None
+        return Missing(f"needs {self.fewest} steps with a logged response length or gradient norm", LONGER_LOG)
+
+    def judge_log(self, run: Measured, context: Context) -> Judgement | None:
+        """Look at the length first."""
+        import numpy as np
+
+        for name, below in (("response_length", True), ("grad_norm", False)):
+            values = logged(run, name)
+            if values is None or len(values) < self.fewest:
+                continue
+            level = ends(values)
+            if not self._changed(level, below=below):
+                continue
+            known = np.flatnonzero(np.isfinite(series(run, name)))
+            at = crossing(values, (max(level.first, 1e-9) * max(level.last, 1e-9)) ** 0.5, below=below, width=1)
+            onset = step_at(run, int(known[len(known) - 1 if at is None else at]))
+            reward = levels(run, "reward")
+            rose = reward is not None and reward.change > 0 and reward.errors > self.errors
+            return self._judgement(name, level, onset, rose=rose, context=context, count=len(values))
+        return None
+
+    def _changed(self, level: Ends, *, below: bool) -> bool:
+        """Tell whether a level changed by more than its noise and its factor."""
+        low, high = (level.last, level.first) if below else (level.first, level.last)
+        return low >= 0 < high and high > (self.shrinks if below else self.grows) * low and level.errors > self.errors
+
+    def _judgement(self, name: str, level: Ends, onset: int, *, rose: bool, context: Context, count: int) -> Judgement:
+        title = BY_NAME[name].title
+        way = "fell" if name == "response_length" else "rose"
+        advice = {
+            "response_length": f"read responses before and after step {onset}, and check whether an early end pays",
+            "grad_norm": f"compare the scale of loss and rewards before and after step {onset}, and lower "
+            f"{own_name(context, 'the learning rate')}",
+        }
+        unit = " tokens" if name == "response_length" else ""
+        words = f"the {title} {way} for good at step {onset}: {from_to(level.first, level.last)}{unit}"
+        return Judgement(
+            severity=Severity.INFO if rose else Severity.WARNING,
+            confirmed=True,
+            headline=words,
+            message=f"{words[:1].upper()}{words[1:]}{', while the reward rose' if rose else ''}.",
+            evidence=f"medians over the first and the last {counted(level.count, 'step')} of {count:,}",
+            advice=advice[name],
+            measures={
+                "level_first": Measure(level.first, BY_NAME[name].unit),
+                "level_last": Measure(level.last, BY_NAME[name].unit),
+                "onset": Measure(onset, "step"),
+            },
+        )
