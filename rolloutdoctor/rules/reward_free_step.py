@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
-from rolloutdoctor.results.findings import LONGER_LOG, Severity
+from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logged_lines, number, percent
 from rolloutdoctor.rules.logged_quantities import (
     SPREAD,
@@ -122,7 +122,10 @@ class RewardFreeStep(TableRule):
         """No line with both."""
         if len(run.table):
             return None
-        return Missing("no step logs both a gradient norm and whether rewards differ within groups", LONGER_LOG)
+        return Missing(
+            "no logged step with a gradient norm proves that rewards differ within groups, or that none do",
+            "record the rollouts",
+        )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information with a magnitude; a warning where such steps are many."""
