@@ -129,7 +129,7 @@ class Behaviour:
         """Move values by up to `ulps`, equal ones alike; 0, 1, infinities and NaN stay."""
         if not self.ulps or not x.is_floating_point():
             return x
-        values = x.contiguous().numpy()
+        values = np.atleast_1d(x.contiguous().numpy())
         bits = values.view(f"u{values.itemsize}").astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         steps = (bits >> np.uint64(40)).astype(np.int64) % (2 * self.ulps + 1) - self.ulps
         steps[~np.isfinite(values) | (values == 0) | (values == 1)] = 0
@@ -137,7 +137,7 @@ class Behaviour:
             ahead = np.nextafter(values, np.where(steps > 0, np.inf, -np.inf).astype(values.dtype))
             values = np.where(steps == 0, values, ahead).astype(values.dtype)
             steps -= np.sign(steps)
-        return torch.from_numpy(np.asarray(values))
+        return torch.from_numpy(values).reshape(x.shape)
 
 
 _behaviours: list[Behaviour] = []

@@ -174,7 +174,7 @@ DeviceOption = Annotated[
     typer.Option(
         "--device",
         envvar="ROLLOUTDOCTOR_DEVICE",
-        help="Device to compute on; a GPU's first step is checked against the CPU.",
+        help="Device to compute on; auto: a GPU for runs of 20 million tokens or more, if it agrees with the CPU.",
     ),
 ]
 DtypeOption = Annotated[

@@ -29,12 +29,13 @@ class Evaluator:
 
     Attributes:
         device: where steps are evaluated.
-        compared: kinds of steps (`kind_of`) of which one was found to agree with the CPU's.
+        compared: kinds of steps (`kind_of`) of which one agrees with the CPU's to the largest difference, as a share of
+            its rounding error bound.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.compared: set[frozenset[str]] = set()
+        self.compared: dict[frozenset[str], float] = {}
         self._block_tokens = DEVICE_BLOCK_TOKENS
         self._is_halved = False
 
@@ -58,8 +59,7 @@ class Evaluator:
             raise
         kind = kind_of(batch)
         if request.objectives and batch.tokens and kind not in self.compared and len(self.compared) < MOST_COMPARED:
-            compare(batch, result.evaluations, request)
-            self.compared.add(kind)
+            self.compared[kind] = compare(batch, result.evaluations, request)
         return result
 
     def _on_device(self, batch: RolloutBatch, request: EvaluationRequest) -> EvaluatedBatch:

@@ -41,8 +41,11 @@ LARGEST = 2.0**100
 UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 
 
-def compare(here: RolloutBatch, found: Mapping[str, Evaluation], request: EvaluationRequest) -> None:
+def compare(here: RolloutBatch, found: Mapping[str, Evaluation], request: EvaluationRequest) -> float:
     """Compare the evaluation of a step on a device with the CPU's in float64, whose second pass is given its rows.
+
+    Returns:
+        The largest difference, as a share of its bound.
 
     Raises:
         DeviceError: if a value differs by more than rounding explains.
@@ -55,17 +58,19 @@ def compare(here: RolloutBatch, found: Mapping[str, Evaluation], request: Evalua
         raise DeviceError(
             f"step {here.step} ({here.split}) can be computed on the GPU, but not on the CPU: {error}"
         ) from None
+    shares = [0.0]
     for name, there in found.items():
         if there.rows is not None:
             # A trainer may take its statistics in float32 whatever the type of token values is.
             wanted = [rows[name] for rows, _ in each]
             size = _row_size(here, wanted[0])
             radii = _advantage_radii(replace(there, rows=wanted[0]))
-            _refuse(here, wanted, there.rows, dict.fromkeys(ROW_VALUES, size), UNIT[torch.float32], radii)
+            shares += _shares(here, wanted, there.rows, dict.fromkeys(ROW_VALUES, size), UNIT[torch.float32], radii)
         if there.tokens is not None:
             sums, exact = [of_tokens[name].tokens for _, of_tokens in each], each[0][1]
             sizes = _sizes(here, exact[name], next(iter(exact.values())))
-            _refuse(here, sums, there.tokens, sizes, unit)
+            shares += _shares(here, sums, there.tokens, sizes, unit)
+    return max(shares)
 
 
 def _advantage_radii(exact: Evaluation) -> dict[str, Tensor]:
@@ -162,20 +167,21 @@ def _sizes(here: RolloutBatch, evaluation: Evaluation, reference: Evaluation) ->
     return found | {"versus_l1_N": total(grad_T + with_T), "versus_dot_N": total(grad_T * with_T)}
 
 
-def _refuse(
+def _shares(
     here: RolloutBatch,
     wanted: Sequence[RowResult | TokenSums | None],
     there: RowResult | TokenSums,
     sizes: Mapping[str, Tensor],
     unit: float,
     radii: Mapping[str, Tensor] | None = None,
-) -> None:
-    """Refuse a value that is not the first of those wanted; the others are its responses.
+) -> list[float]:
+    """Return how far each value is from the first of those wanted, in bounds; the others are its responses.
 
     Raises:
         DeviceError: that says which one is furthest off.
     """
-    most, worst = 1.0, ""
+    shares: list[float] = []
+    worst = ""
     for name in (one.name for one in fields(there)):
         if not isinstance(getattr(there, name), Tensor):
             continue
@@ -186,13 +192,17 @@ def _refuse(
             radius = radius + (one - exact).abs()
         same = (found == exact) | (found.isnan() & exact.isnan()) | ~(radius < LARGEST)
         times = torch.where(same, 0.0, ((found - exact).abs() / radius).nan_to_num(torch.inf, torch.inf))
-        if len(times) and float(times.max()) > most:
-            most, at = float(times.max()), int(times.argmax())
+        if not len(times):
+            continue
+        share, at = float(times.max()), int(times.argmax())
+        if share > max([1.0, *shares]):
             row = at if name.endswith("_N") else int(torch.searchsorted(here.rows, at, right=True)) - 1
             values = f"is {float(found[at])!r} on the GPU and {float(exact[at])!r} on the CPU"
             worst = f"row {row} (sample {here.sample_name(row)}), {WORDS.get(name, name)} {values}"
+        shares.append(share)
     if worst:
         raise DeviceError(
-            f"the GPU does not compute what the CPU computes: in step {here.step} ({here.split}), {worst}, {most:.3g} "
-            f"times the rounding error bound"
+            f"the GPU does not compute what the CPU computes: in step {here.step} ({here.split}), {worst}, "
+            f"{max(shares):.3g} times the rounding error bound"
         )
+    return shares

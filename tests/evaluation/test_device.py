@@ -116,7 +116,7 @@ def moves(monkeypatch):
 def compared(monkeypatch):
     """Steps that are compared with the CPU."""
     steps = []
-    monkeypatch.setattr(device, "compare", lambda batch, *rest: steps.append(batch.key))
+    monkeypatch.setattr(device, "compare", lambda batch, *rest: steps.append(batch.key) or 0.5)
     return steps
 
 
@@ -138,7 +138,7 @@ def test_the_first_step_of_each_kind_is_compared(moves, compared):
     for number, batch in enumerate(steps):
         evaluator.evaluate(replace(batch, step=number), request)
     assert [key.step for key in compared] == [1, 3, 4, 5, 6, 7]
-    assert evaluator.compared == {kind_of(steps[key.step]) for key in compared}
+    assert evaluator.compared.keys() == {kind_of(steps[key.step]) for key in compared}
 
 
 def test_no_more_than_eight_kinds_are_compared(moves, compared, monkeypatch):
@@ -208,3 +208,25 @@ def test_a_command_writes_nothing_of_a_wrong_gpu(words, is_wrong, moves, monkeyp
     assert (list(tmp_path.iterdir()) == []) == is_wrong
     if is_wrong:
         assert SENTENCE.fullmatch(said.strip().splitlines()[-1].removeprefix("rolloutdoctor: ")), said
+
+
+EQUAL = ((0, 4), (4, 8))
+"""Rows of two groups with equal rewards each."""
+
+
+@pytest.mark.parametrize(("roundings", "is_refused"), [(1, False), (4, False), (400, True)])
+def test_the_residue_of_equal_rewards_may_be_any_rounding(roundings, is_refused):
+    """Of equal rewards the mean is off by a rounding, which 1 / epsilon multiplies; each order of a sum has its own."""
+    batch = random_batch(1, sizes=(4, 4), longest=60, empty=0.0, rejected=0.0, adjacent=True)
+    reward_N = torch.cat(
+        [torch.full((stop - start,), 0.3 + 0.4 * number) for number, (start, stop) in enumerate(EQUAL)]
+    )
+    batch = replace(batch, per_row={**batch.per_row, "reward": reward_N.double()})
+    taken = {"": plain_objective("trl")}
+    residue = roundings * 0.3 * 2.0**-24 / taken[""].advantage.epsilon
+    there = evaluate_all(batch, taken, amend=lambda part: replace(part, advantage_N=part.advantage_N + residue))
+    if is_refused:
+        with pytest.raises(DeviceError, match="advantage is"):
+            compare(batch, there, request_of(taken))
+    else:
+        assert 0 < compare(batch, there, request_of(taken)) <= 1

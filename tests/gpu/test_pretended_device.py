@@ -4,11 +4,13 @@ import json
 import re
 import sys
 from dataclasses import fields, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from benchmarks import gpu_table
 from every_objective import full_batch, objectives, plain_objective, with_every_fix
 from polars.testing import assert_frame_equal
 from pretended_device import (
@@ -105,8 +107,10 @@ def test_it_runs_out_of_memory(how):
 def test_every_objective_with_a_fix_agrees_with_the_cpu(name, gpu):
     fixed, turn = with_every_fix(OBJECTIVES[name]), list(OBJECTIVES).index(name)
     labels = [label for label in fixed if label]
-    label = labels[turn % len(labels)]
-    for batch in (full_batch(4), full_batch(5, rejected=0.0), full_batch(6, rejected=0.0, empty=0.0)):
+    # One fix for each objective, the next where it cannot be computed of these steps.
+    labels = labels[turn % len(labels) :] + labels[: turn % len(labels)]
+    steps = (full_batch(4), full_batch(5, rejected=0.0), full_batch(6, rejected=0.0, empty=0.0))
+    for label, batch in product(labels, steps):
         try:
             _, result = evaluated(batch, {"": fixed[""], label: fixed[label]}, torch.float32)
         except CannotComputeError:
@@ -173,7 +177,7 @@ COMMANDS = {
     "recompute": ["recompute", "{run}", "--format", "json"],
     "report": ["report", "{run}", "-o", "{out}.html"],
     "measure": ["measure", "{run}", "-o", "{out}/"],
-    "why": ["why", "{run}", "--metric", "kl", "--at", "2", "--format", "json"],
+    "why": ["why", "{run}", "--metric", "grad_norm", "--at", "2", "--format", "json"],
     "compare": ["compare", "{run}", "{run}", "--format", "json"],
     "plot": ["plot", "gradient", "{run}", "-o", "{out}.svg"],
 }
@@ -370,3 +374,9 @@ def test_auto_takes_a_gpu_for_many_tokens_only(gpu, monkeypatch):
     assert devices.on_device(options, [run, run], lambda chosen: chosen.device) == "cuda"
     monkeypatch.setattr(devices, "gpu", lambda: None)
     assert devices.on_device(options, [run], lambda chosen: chosen.device) == "cpu"
+
+
+def test_the_table_of_one_call(gpu, tmp_path):
+    head, *rows = list(gpu_table.lines(tmp_path, sizes=((20_000, 2),)))[-2:]
+    assert head.startswith("| ---:")
+    assert re.fullmatch(r"\| [\d,]+ \| 2 \| [\d.]+ s \| [\d.]+ s \| [\d.]+ \| equal \| 0\.\d+ \|", rows[0]), rows[0]
