@@ -210,18 +210,12 @@ def test_a_command_writes_nothing_of_a_wrong_gpu(words, is_wrong, moves, monkeyp
         assert SENTENCE.fullmatch(said.strip().splitlines()[-1].removeprefix("rolloutdoctor: ")), said
 
 
-EQUAL = ((0, 4), (4, 8))
-"""Rows of two groups with equal rewards each."""
-
-
 @pytest.mark.parametrize(("roundings", "is_refused"), [(1, False), (4, False), (400, True)])
 def test_the_residue_of_equal_rewards_may_be_any_rounding(roundings, is_refused):
     """Of equal rewards the mean is off by a rounding, which 1 / epsilon multiplies; each order of a sum has its own."""
     batch = random_batch(1, sizes=(4, 4), longest=60, empty=0.0, rejected=0.0, adjacent=True)
-    reward_N = torch.cat(
-        [torch.full((stop - start,), 0.3 + 0.4 * number) for number, (start, stop) in enumerate(EQUAL)]
-    )
-    batch = replace(batch, per_row={**batch.per_row, "reward": reward_N.double()})
+    reward_N = torch.tensor([0.3] * 4 + [0.7] * 4, dtype=torch.float64)
+    batch = replace(batch, per_row={**batch.per_row, "reward": reward_N})
     taken = {"": plain_objective("trl")}
     residue = roundings * 0.3 * 2.0**-24 / taken[""].advantage.epsilon
     there = evaluate_all(batch, taken, amend=lambda part: replace(part, advantage_N=part.advantage_N + residue))
