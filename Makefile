@@ -6,7 +6,7 @@ COMPARING := tests/sample_data tests/goldens tests/rules tests/views tests/recor
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: calibrate demo docs dynamics gallery images labelled test test-slow test-portable test-lowest parity lint types bench samples rule clean
+.PHONY: calibrate demo docs dynamics gallery images labelled test test-slow test-portable test-lowest test-random-order parity lint types bench samples rule clean
 
 demo: $(VENV)/.core
 	@echo "A real TRL run:"
@@ -32,6 +32,10 @@ test-portable: $(VENV)/.dev
 # Of these, what compares with logs and stored numbers.
 test-lowest: $(VENV)/.dev
 	$(BIN)/python tests/portable.py lowest -n 2 -q $(COMPARING)
+
+# Of these, what computes, as any library would add it up: the terms of every sum in a random order. Three minutes.
+test-random-order: $(VENV)/.dev
+	$(BIN)/python tests/portable.py random-order -n 2 -q -m "not slow" tests/goldens tests/formulas tests/evaluation tests/sample_data
 
 parity: $(VENV)/.dev
 	$(BIN)/python tests/proof/table.py

@@ -34,3 +34,35 @@ def test_names_stay_in_their_places(names):
         ("probability_band", "objective/objective.py"),
         ("ratio_masked", "objective/objective.py"),
     }
+
+
+PRODUCTS = {"mv", "mm", "bmm", "matmul", "einsum", "dot", "vdot", "inner", "tensordot", "addmm", "addmv", "baddbmm"} | {
+    *("chain_matmul", "multi_dot", "corrcoef", "cov", "convolve", "correlate", "linear", "bilinear", "cdist")
+}
+SOLVERS = {
+    ("linalg.pinv", "ops/ledger.py"): "contrasts between classes, which are differences of means to rounding",
+    ("linalg.lstsq", "commands/why_units.py"): "weights that are used where they reproduce every reward",
+    ("linalg.lstsq", "search/hypotheses/advantage_lines.py"): "weights that are rounded, then tested against the log",
+    ("linalg.svd", "search/hypotheses/advantage_lines.py"): "weights that are rounded, then tested against the log",
+}
+"""Calls of LAPACK, with why their last digits decide nothing."""
+
+
+def test_no_sum_in_an_order_that_the_processor_chooses():
+    """Matrix products add up as their library likes: on Intel, AMD and a GPU in three orders.
+
+    Multiply, then add with `sum`, or with `formulas.advantages.float32.row_sums` where float32 is the subject.
+    """
+    products, solvers = set(), set()
+    for file, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+                products.add((f"{file}:{node.lineno}", "@"))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                parts = ast.unparse(node.func).split(".")
+                if parts[-1] in PRODUCTS and parts[0] not in {"pl", "re"}:
+                    products.add((f"{file}:{node.lineno}", ast.unparse(node.func)))
+                if "linalg" in parts:
+                    solvers.add((".".join(parts[-2:]), file))
+    assert products == set()
+    assert solvers == SOLVERS.keys()

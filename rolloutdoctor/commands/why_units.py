@@ -191,9 +191,9 @@ def reward_weights(values: np.ndarray, reward: np.ndarray) -> np.ndarray | None:
         values: of the functions, ``[n, F]``.
         reward: ``[n]``.
     """
-    found = np.linalg.lstsq(values, reward, rcond=1e-9)[0]
-    gap = np.abs(values @ found - reward).max(initial=0.0)
-    return found if gap <= 1e-5 * max(1.0, np.abs(reward).max(initial=0.0)) else None
+    weights: np.ndarray = np.linalg.lstsq(values, reward, rcond=1e-9)[0]
+    gap = np.abs((values * weights).sum(axis=1) - reward).max(initial=0.0)
+    return weights if gap <= 1e-5 * max(1.0, np.abs(reward).max(initial=0.0)) else None
 
 
 @dataclass(frozen=True)

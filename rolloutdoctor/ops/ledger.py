@@ -6,6 +6,7 @@ prompts, K components that add up to the value, C classes of a factor.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,19 @@ SEED, REPLICATES, LEAST_REPLICATES, WORK = 0, 200, 40, 4_000_000
 def _sums(place_n: Ints, x_nK: Floats, count: int) -> Floats:
     """Add up values by place, ``[count, K]``."""
     return np.stack([np.bincount(place_n, x_n, count) for x_n in x_nK.T], axis=1)
+
+
+def _weighted(weight: NDArray[Any], value: NDArray[Any]) -> Floats:
+    """Add up values with their weights over the first axis, in its order: that of a matrix product is the library's."""
+    wider = weight.reshape(weight.shape + (1,) * (value.ndim - weight.ndim))
+    total: Floats = (wider * value).sum(axis=0)
+    return total
+
+
+def _change(x_PW: NDArray[Any]) -> Floats:
+    """Return the second window less the first."""
+    change_P: Floats = x_PW[:, 1] - x_PW[:, 0]
+    return change_P
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +124,7 @@ def split(units: Units, times_P: Floats | None = None) -> Split:
     lines: dict[str, Floats] = {name: np.zeros(kinds) for name in (LOST, NEW, GONE, DRAWN)}
     if units.lost_n.any():
         mean_PWK = _with_missing(mean_PWK, all_PW, kept_PW)
-        level_WK = np.einsum("pw,pwk->wk", all_PW, mean_PWK)
+        level_WK = _weighted(all_PW, mean_PWK)
         lines[LOST] = (means_WK - level_WK)[1] - (means_WK - level_WK)[0]
     common_P = np.all(all_PW > 0, axis=1)
     shares_W = all_PW[common_P].sum(axis=0)
@@ -119,8 +133,8 @@ def split(units: Units, times_P: Floats | None = None) -> Split:
     if comparable:
         own_PW = np.where(common_P[:, None], all_PW, 0.0) / shares_W
         v_PW = np.repeat(own_PW[:, 1:], 2, axis=1)
-        alone_WK = np.einsum("pw,pwk->wk", own_PW, mean_PWK)
-        alike_WK = np.einsum("pw,pwk->wk", v_PW, mean_PWK)
+        alone_WK = _weighted(own_PW, mean_PWK)
+        alike_WK = _weighted(v_PW, mean_PWK)
         lines[NEW] = level_WK[1] - alone_WK[1]
         lines[GONE] = alone_WK[0] - level_WK[0]
         lines[DRAWN] = alike_WK[0] - alone_WK[0]
@@ -131,14 +145,14 @@ def split(units: Units, times_P: Floats | None = None) -> Split:
     left_nK, unidentified, classes = units.value_nK.astype(np.float64), [], {}
     for name, code_n in units.factors.items():
         change_C, contrast_CK, is_known = _contrasts(code_n, left_nK, u_n, cell_n, units.window_n, 2 * count)
-        lines[name], classes[name] = change_C @ contrast_CK, change_C
+        lines[name], classes[name] = _weighted(change_C, contrast_CK), change_C
         left_nK = left_nK - contrast_CK[code_n]
         rest_K = rest_K - lines[name]
         unidentified += [] if is_known else [name]
     lines[REST] = rest_K
-    by_prompt = by_cell(u_n * left_nK.sum(axis=1)) @ np.array([-1.0, 1.0])
+    by_prompt = _change(by_cell(u_n * left_nK.sum(axis=1)))
     # Prompts of which nothing is left in a window have no units here.
-    spread_P = np.where(has_P, 0.0, (v_PW[:, :, None] * mean_PWK).sum(axis=2) @ np.array([-1.0, 1.0]))
+    spread_P = np.where(has_P, 0.0, _change((v_PW[:, :, None] * mean_PWK).sum(axis=2)))
     return Split(lines, comparable, by_prompt + spread_P, tuple(unidentified), u_n, left_nK, classes)
 
 
@@ -149,11 +163,11 @@ def _with_missing(mean_PWK: Floats, all_PW: Floats, kept_PW: Floats) -> Floats:
     """
     is_there_PW = kept_PW > 0
     both_P = is_there_PW.all(axis=1)
-    overall_WK = np.einsum("pw,pwk->wk", kept_PW, mean_PWK) / np.maximum(kept_PW.sum(axis=0), 1e-300)[:, None]
+    overall_WK = _weighted(kept_PW, mean_PWK) / np.maximum(kept_PW.sum(axis=0), 1e-300)[:, None]
     found = np.where(is_there_PW[:, :, None], mean_PWK, overall_WK[None])
     if both_P.any():
         weight_P = np.where(both_P, all_PW.sum(axis=1), 0.0)
-        shift_K = np.einsum("p,pk->k", weight_P / weight_P.sum(), mean_PWK[:, 1] - mean_PWK[:, 0])
+        shift_K = _weighted(weight_P / weight_P.sum(), mean_PWK[:, 1] - mean_PWK[:, 0])
         for window, sign in ((0, -1.0), (1, 1.0)):
             only_P = is_there_PW[:, 1 - window] & ~is_there_PW[:, window]
             found[only_P, window] = mean_PWK[only_P, 1 - window] + sign * shift_K
@@ -170,17 +184,18 @@ def _contrasts(
     kinds = int(code_n.max()) + 1 if len(code_n) else 1
     size_B = np.maximum(np.bincount(cell_n, u_n, cells), 1e-300)
     share_CW = _sums(code_n * 2 + window_n, u_n[:, None], 2 * kinds).reshape(kinds, 2)
-    change_C = share_CW[:, 1] - share_CW[:, 0]
+    change_C = _change(share_CW)
     # Classes of a cell: sums over units, then the normal equations without a matrix of dummies.
     in_cell_BC = np.bincount(cell_n * kinds + code_n, u_n, cells * kinds).reshape(cells, kinds)
-    gram = np.diag(in_cell_BC.sum(axis=0)) - (in_cell_BC / size_B[:, None]).T @ in_cell_BC
+    share_BC = in_cell_BC / size_B[:, None]
+    gram = np.diag(in_cell_BC.sum(axis=0)) - np.stack([_weighted(share_B, in_cell_BC) for share_B in share_BC.T])
     right = np.empty((kinds, x_nK.shape[1]))
     for k, x_n in enumerate((u_n[:, None] * x_nK).T):
-        right[:, k] = np.bincount(code_n, x_n, kinds) - in_cell_BC.T @ (np.bincount(cell_n, x_n, cells) / size_B)
+        right[:, k] = np.bincount(code_n, x_n, kinds) - _weighted(np.bincount(cell_n, x_n, cells), share_BC)
     inverse = np.linalg.pinv(gram, rcond=1e-9, hermitian=True)
-    contrast_CK = inverse @ right
+    contrast_CK = _weighted(inverse[:, :, None], right[:, None])
     # A change between classes that no cell holds together tells nothing: it has to lie in what the contrasts span.
-    spanned = gram @ (inverse @ change_C)
+    spanned = _weighted(gram, _weighted(inverse, change_C[:, None])[:, None])
     return change_C, contrast_CK, bool(np.abs(change_C - spanned).max(initial=0.0) < 0.02)
 
 
@@ -197,7 +212,7 @@ def breakdown(code_n: Ints, found: Split, window_n: Ints) -> tuple[float, Floats
     mean_CW = sum_CW / np.where(share_CW > 0, share_CW, 1)
     mean_CW = np.where(share_CW > 0, mean_CW, mean_CW[:, ::-1])
     within_C = share_CW.mean(axis=1) * (mean_CW[:, 1] - mean_CW[:, 0])
-    mix = float((share_CW[:, 1] - share_CW[:, 0]) @ mean_CW.mean(axis=1))
+    mix = float(_weighted(_change(share_CW), mean_CW.mean(axis=1)))
     return mix, within_C
 
 

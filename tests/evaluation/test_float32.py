@@ -17,6 +17,7 @@ def grouped(size: int) -> tuple[torch.Tensor, Groups]:
     return VALUES.double().repeat_interleave(size), Groups.of(torch.arange(len(VALUES)).repeat_interleave(size))
 
 
+@pytest.mark.one_order
 @pytest.mark.skipif(platform.machine() not in {"x86_64", "AMD64"}, reason="torch adds in another order there")
 @pytest.mark.parametrize("size", [*range(1, 42), 127, 128, 129, 511, 512, 513, 1000, 4097])
 def test_sums_are_those_of_torch_to_the_bit(size):
@@ -38,6 +39,7 @@ def test_sums_by_hand():
     assert row_sums(x.flip(1)).item() == 2.0**24
 
 
+@pytest.mark.one_order
 @pytest.mark.parity
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 8, 11, 16, 22, 23, 31, 32, 48, 64])
@@ -59,6 +61,7 @@ def test_residue_of_scores_that_differ_is_the_advantage():
     assert found.tolist() == pytest.approx([-0.7071, 0, 0.7071, 0, 0], abs=1e-4)
 
 
+@pytest.mark.one_order
 @pytest.mark.parity
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("size", [2, 3, 4, 7, 8, 16, 32])
@@ -75,6 +78,7 @@ def test_flags_are_those_of_trl(size):
         assert 0 < int(wanted_N.sum()) < len(wanted_N)
 
 
+@pytest.mark.one_order
 @pytest.mark.parity
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("value", [0.5, 0.3, 0.1, 2.7])

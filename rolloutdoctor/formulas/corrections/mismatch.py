@@ -1,6 +1,5 @@
 """Mismatch of trainer and sampler: perplexities, KL and chi-squared of their log-probs."""
 
-import torch
 from torch import Tensor
 
 from rolloutdoctor.formulas.corrections.masked import SAFETY_BOUND, LogRatios
@@ -60,5 +59,11 @@ def probability_metrics(ratios: LogRatios, trainer_T: Tensor, sampler_T: Tensor)
     }
     if len(apart) > 1:
         found["rollout_probs_diff_std"] = float(apart.std())
-        found["rollout_actor_probs_pearson_corr"] = float(torch.corrcoef(torch.stack([trainer, sampler]))[0, 1])
+        found["rollout_actor_probs_pearson_corr"] = _correlation(trainer, sampler)
     return found
+
+
+def _correlation(x: Tensor, y: Tensor) -> float:
+    """Return Pearson's correlation, NaN where one does not vary."""
+    x, y = x - x.mean(), y - y.mean()
+    return float((x * y).sum() / (x.square().sum() * y.square().sum()).sqrt())

@@ -206,8 +206,9 @@ def _solve_weights(trials: Sequence[Sequence[Seen]]) -> Iterator[Hypothesis]:
             continue
         for one in torch.unique(unit_N[logged_N != 0]).tolist():
             a_NF, y_N = made_NF[unit_N == one], logged_N[unit_N == one]
-            equations.append(a_NF - torch.outer(y_N, y_N @ a_NF) / y_N.square().sum())
-            sides.append((y_N @ a_NF)[None])
+            products_F = (y_N[:, None] * a_NF).sum(0)
+            equations.append(a_NF - torch.outer(y_N, products_F) / y_N.square().sum())
+            sides.append(products_F[None])
     if objective is None or sum(map(len, equations)) < len(names) + SPARE:
         return
     made_MF, side_M = torch.cat(equations), torch.cat(sides)
@@ -217,7 +218,7 @@ def _solve_weights(trials: Sequence[Sequence[Seen]]) -> Iterator[Hypothesis]:
         yield _weighted(torch.linalg.lstsq(made_MF, side_M[:, None]).solution[:, 0], names)
         return
     weight_F = torch.linalg.svd(made_MF, full_matrices=False).Vh[-1]
-    weight_F = weight_F * side_M.matmul(weight_F).sum().sign()
+    weight_F = weight_F * (side_M * weight_F).sum().sign()
     for weight, value in zip(weight_F, objective.reward_weights or (1.0,) * (len(names) - 1), strict=False):
         if abs(float(weight)) > 1e-9 and value:
             yield _weighted(weight_F * abs(value / float(weight)), names)
