@@ -1,23 +1,26 @@
 """Options that lie beside the numbers: found, and put under what the user states."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from rolloutdoctor.engine.configure import configure, read_trainer_config
+from rolloutdoctor.importers.beside.calls import read_code
 from rolloutdoctor.importers.beside.printed import read_printed
 from rolloutdoctor.importers.beside.resolved_configs import read_resolved_configs
 from rolloutdoctor.importers.beside.stated import Stated, trainer_of
 from rolloutdoctor.importers.beside.training_args import checkpoints, find_training_args, read_training_args
+from rolloutdoctor.importers.logs.console import Console
 from rolloutdoctor.importers.logs.table import kind_of
 from rolloutdoctor.importers.logs.trackio_project import trackio_config
 from rolloutdoctor.importers.logs.wandb_run import wandb_config
+from rolloutdoctor.importers.reading.notebooks import read_notebook
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.locations.small_files import flat, read_small
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.results.errors import RolloutDoctorError, UsageError
+from rolloutdoctor.results.errors import InputError, RolloutDoctorError, UsageError
 from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import TRAINERS
 
@@ -62,13 +65,20 @@ def stated_beside(paths: Sequence[str], logs: Sequence[Source], tell: Tell) -> l
             one = look()
             if one is not None:
                 found.setdefault(one.origin, one)
+                if one.remark:
+                    tell(one.remark)
         except (RolloutDoctorError, OSError) as error:
             tell(str(error))
     for folder in outputs:
         for place in (folder, *checkpoints(folder)[:1]):
             if (place / _ADAPTER).is_file():
                 tell(f"{_ADAPTER} in {place.name}: the run trained an adapter")
-    return list(found.values())
+    stated = list(found.values())
+    if stated and not any(one.version for one in stated):
+        places = [place for folder in folders for place in (folder, folder / "files")]
+        release = _release_beside(places, TRAINERS[stated[0].trainer])
+        stated[0] = replace(stated[0], version=release, version_origin="requirements.txt" if release else "")
+    return stated
 
 
 def _training_args(folder: Path) -> Stated | None:
@@ -77,7 +87,24 @@ def _training_args(folder: Path) -> Stated | None:
 
 
 def _printed(log: Source) -> Stated | None:
-    return read_printed(log) if "console log of" in (kind_of(Path(log.path)) or "") else None
+    """What a run printed on its console, or stated in the code of its notebook."""
+    path = Path(log.path)
+    notebook = read_notebook(path)
+    if notebook is not None:
+        return read_code(notebook, f"code of {Path(log.name).name}")
+    console = path / "files" / "output.log" if path.is_dir() else path
+    return read_printed(Source(str(console), log.name)) if Console().detect(console) is not None else None
+
+
+def _release_beside(folders: Iterable[Path], trainer: Trainer) -> str | None:
+    """The release that the list of packages in a folder of the run pins."""
+    pin = re.compile(rf"^{re.escape(trainer.package_name)}\s*==\s*([^\s;#]{{1,60}})", re.MULTILINE | re.IGNORECASE)
+    for packages in (folder / "requirements.txt" for folder in folders):
+        if packages.is_file():
+            release = pin.search(read_small(packages, expected="", error=InputError))
+            if release is not None:
+                return release[1]
+    return None
 
 
 def _wandb(folder: Path) -> Stated | None:
@@ -90,12 +117,8 @@ def _wandb(folder: Path) -> Stated | None:
     trainer = trainer_of(values)
     if trainer is None:
         return None
-    packages, release = folder / "files" / "requirements.txt", None
-    if packages.is_file():
-        package = TRAINERS[trainer].title.lower()
-        release = re.search(rf"^{package}==([^\s;]{{1,60}})$", read_small(packages, expected=""), re.MULTILINE)
-    origin = "requirements.txt of wandb"
-    return Stated("config.yaml of wandb", trainer, values, None if release is None else release[1], origin)
+    release = _release_beside([folder / "files"], TRAINERS[trainer])
+    return Stated("config.yaml of wandb", trainer, values, release, "requirements.txt of wandb")
 
 
 def _tracked(log: Source) -> Stated | None:

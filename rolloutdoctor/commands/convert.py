@@ -39,7 +39,7 @@ from rolloutdoctor.io.write.writer import metrics_path
 from rolloutdoctor.metric_names.generic import taken_for
 from rolloutdoctor.metric_names.table import writers
 from rolloutdoctor.results.errors import InputError, SeveralRunsError, UsageError
-from rolloutdoctor.trainers.table import ALIASES, trainer_from_metric_names
+from rolloutdoctor.trainers.table import ALIASES, TRAINERS, trainer_from_metric_names
 
 MAPPED = "mapped"
 
@@ -433,6 +433,8 @@ def open_any(
         if writer is None and not writers(metrics.names()):
             _tell_generic_names(metrics.names(), notes)
         stated = stated_beside(tuple(dict.fromkeys((*given, *paths))), logs, tell)
+        # Of trainers that share their names, what is stated decides.
+        writer = next((TRAINERS[one.trainer] for one in stated if one.trainer in writers(metrics.names())), writer)
         metadata = completed(RunMetadata(), stated, tell, writer).with_total_steps(metrics.total_steps)
         yield Run((), metadata, metrics, logs, notes=notes)
         return

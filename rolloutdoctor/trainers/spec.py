@@ -309,6 +309,7 @@ class Trainer:
         stored_kl: the metric of the per-token KL that it stores, or None.
         release_decides: says why the loss under a configuration depends on the release; empty where it does not.
         masks_by_product: its loss multiplies by the mask, so that NaN in a masked token reaches it.
+        package: whose release is the version; empty: it is called by the title.
     """
 
     name: str
@@ -329,6 +330,12 @@ class Trainer:
     stored_kl: StoredKl | None = None
     release_decides: Callable[[Config], str] = _never
     masks_by_product: bool = False
+    package: str = ""
+
+    @property
+    def package_name(self) -> str:
+        """Name of the package whose release is the version."""
+        return self.package or self.title.lower()
 
     def objective_of(self, config: Config) -> Objective:
         """Build what it computes; its loss is unknown where an option changes that alone and is not computed.

@@ -196,6 +196,7 @@ TRAINER = replace(
     _TRL,
     name="unsloth",
     title="Unsloth",
+    package="trl",
     newest="0.24.0",
     oldest="0.17.0",
     options=OPTIONS,

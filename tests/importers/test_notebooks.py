@@ -4,8 +4,12 @@ import json
 
 import pytest
 
+from rolloutdoctor.commands.convert import ConvertOptions, open_any
+from rolloutdoctor.importers.beside.calls import read_code
+from rolloutdoctor.importers.beside.printed import read_printed
 from rolloutdoctor.importers.logs.base import LogNotes
 from rolloutdoctor.importers.logs.table import kind_of, read_log
+from rolloutdoctor.importers.reading.notebooks import read_notebook
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.results.errors import InputError
 
@@ -105,3 +109,74 @@ def test_a_damaged_notebook_is_one_sentence(tmp_path, body):
     (tmp_path / "a.ipynb").write_text(body)
     with pytest.raises(InputError):
         read(tmp_path / "a.ipynb")
+
+
+CONFIG = """\
+%%capture
+!pip install unsloth "trl==0.19.1"
+from trl import GRPOConfig
+max_seq_length = 1024
+prompt_length = 256
+training_args = GRPOConfig(
+    learning_rate = 5e-6, beta = 0.02, num_generations = 4,
+    max_completion_length = max_seq_length - prompt_length,
+    output_dir = os.environ["X"], scale_rewards = touch("was-run"),
+)
+"""
+
+
+@pytest.mark.parametrize(("imported", "trainer"), [("", "trl"), ("from unsloth import FastLanguageModel\n", "unsloth")])
+def test_the_options_in_the_code_are_literals(tmp_path, imported, trainer):
+    shown = table(range(1, 8), ["Training Loss", "reward", "completion_length", "kl"])
+    path = notebook(tmp_path / "a.ipynb", code(imported + "x = 1"), code(CONFIG), code("", html(shown)))
+    stated = read_code(read_notebook(path), "code of a.ipynb")
+    assert (stated.trainer, stated.version) == (trainer, "0.19.1")
+    assert stated.values == {"learning_rate": 5e-6, "beta": 0.02, "num_generations": 4, "max_completion_length": 768}
+    with open_any([str(path)], trainer=None, options=ConvertOptions(), tell=print, logs_alone=True) as run:
+        assert run.metadata.config["beta"] == 0.02
+        assert run.metadata.origins["beta"] == "code of a.ipynb"
+
+
+PRINTED = """\
+GRPOConfig(
+_n_gpu=1,
+beta=0.02,
+optim=<OptimizerNames.ADAMW: 'adamw_torch'>,
+loss_type=grpo,
+num_generations=4,
+)
+"""
+
+
+@pytest.mark.parametrize(
+    "text", [PRINTED, "args: GRPOConfig(_n_gpu=1, beta=0.02, optim=<X.Y: 'adamw_torch'>, num_generations=4)\n"]
+)
+def test_options_as_they_print_themselves(tmp_path, text):
+    (tmp_path / "log.txt").write_text(text + DICTS)
+    stated = read_printed(Source.of(str(tmp_path / "log.txt")))
+    assert stated.trainer == "trl"
+    assert stated.values == {"_n_gpu": 1, "beta": 0.02, "optim": "adamw_torch", "num_generations": 4}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "+ python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8 x.y=$Z a.b=3",
+        "python -m verl.trainer.main_ppo \\\n  algorithm.adv_estimator=grpo \\\n  +a.b=3 actor_rollout_ref.rollout.n=8",
+    ],
+)
+def test_options_of_a_command_line(tmp_path, command):
+    (tmp_path / "log.txt").write_text(f"{command}\nstep:1 - actor/pg_loss:0.5 - critic/score/mean:0.5\n")
+    stated = read_printed(Source.of(str(tmp_path / "log.txt")))
+    assert stated.trainer == "verl"
+    assert stated.values == {"algorithm.adv_estimator": "grpo", "actor_rollout_ref.rollout.n": "8", "a.b": "3"}
+
+
+def test_a_release_that_a_list_of_packages_pins(tmp_path):
+    (tmp_path / "requirements.txt").write_text("torch==2.6.0\ntrl==0.20.0  # pinned\n")
+    (tmp_path / "log.txt").write_text(PRINTED + DICTS)
+    with open_any(
+        [str(tmp_path / "log.txt")], trainer=None, options=ConvertOptions(), tell=print, logs_alone=True
+    ) as run:
+        assert run.metadata.trainer_version == "0.20.0"
+        assert run.metadata.origins["trainer_version"] == "requirements.txt"

@@ -20,8 +20,10 @@ from rolloutdoctor.commands.convert import ConvertOptions, convert, detect_dump,
 from rolloutdoctor.commands.each import find_runs
 from rolloutdoctor.engine.configure import read_settings
 from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.importers.beside.printed import read_printed
 from rolloutdoctor.importers.beside.stated import trainer_of
 from rolloutdoctor.importers.beside.training_args import read_training_args
+from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.trainers.options import parse_version
@@ -136,7 +138,7 @@ def pickled_config(module, kind, state):
         ("trl.trainer.grpo_config", "GRPOConfig", "trl"),
         ("open_r1.configs", "GRPOConfig", "trl"),
         ("trl.trainer.rloo_config", "RLOOConfig", "trl-rloo"),
-        ("UnslothGRPOTrainer", "UnslothGRPOConfig", None),
+        ("UnslothGRPOTrainer", "UnslothGRPOConfig", "unsloth"),
         ("swift.trainers.arguments", "GRPOConfig", None),
         ("trl.trainer.sft_config", "SFTConfig", None),
         ("transformers.training_args", "TrainingArguments", None),
@@ -303,9 +305,22 @@ def test_a_printed_configuration_that_is_not_whole(tmp_path):
     lines = VERL.read_text().splitlines(keepends=True)
     (tmp_path / "cut.log").write_text("".join(lines[:60] + lines[-12:]))
     report, told = checked(tmp_path / "cut.log")
-    assert report.trainer is None
-    assert sum("not whole; its options are not read" in sentence for sentence in told) == 1
+    stated = read_printed(Source.of(str(tmp_path / "cut.log"))).values
+    assert "actor_rollout_ref.actor.clip_ratio" in stated
+    assert "algorithm.adv_estimator" not in stated, "it is behind the cut"
+    assert told.count("printed config in cut.log is cut off: options behind the cut are not known") == 1
     assert report.input.steps == 12
+
+
+def test_lines_of_others_inside_a_printed_configuration(tmp_path):
+    lines = VERL.read_text().splitlines(keepends=True)
+    others = ["INFO 01-01 10:00:00 [api.py:1] a server {started}\n", "Loading: 50%|#5 | 1/2 [00:01<00:01]\n"]
+    (tmp_path / "log.txt").write_text("".join([*lines[:20], others[0], *lines[20:45], others[1], *lines[45:]]))
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "log.txt").write_text("".join(lines))
+    mixed, told = checked(tmp_path / "log.txt")
+    assert mixed.config == checked(tmp_path / "plain" / "log.txt")[0].config
+    assert not any("cut off" in sentence for sentence in told)
 
 
 @pytest.mark.parametrize(
@@ -351,8 +366,8 @@ def test_a_table_of_arguments_without_an_end(tmp_path):
     table = slime_arguments().rpartition("-------------------- end")[0]
     (tmp_path / "job.log").write_text(table + SLIME_STEPS)
     report, told = checked(tmp_path / "job.log")
-    assert report.trainer is None
-    assert any("has no end" in sentence for sentence in told)
+    assert setting(report, "eps_clip")[1] == "printed config in job.log"
+    assert any("is cut off" in sentence for sentence in told)
 
 
 def hydra(folder, text):
@@ -401,7 +416,7 @@ def test_the_configuration_of_a_wandb_run(tmp_path):
     ("names", "trainer"),
     [
         ({"num_generations", "beta", "normalize_advantages"}, "trl-rloo"),
-        ({"num_generations", "beta", "scale_rewards", "unsloth_num_chunks"}, None),
+        ({"num_generations", "beta", "scale_rewards", "unsloth_num_chunks"}, "unsloth"),
         ({"rollout_batch_size", "n_samples_per_prompt", "advantage_estimator", "eps_clip", "use_miles_router"}, None),
         ({"beta", "num_generations"}, None),
     ],

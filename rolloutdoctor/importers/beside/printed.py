@@ -2,11 +2,13 @@
 
 import ast
 import re
+import shlex
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, islice, takewhile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice, takewhile
 from pathlib import Path
 
+from rolloutdoctor.importers.beside.calls import read_printed_call
 from rolloutdoctor.importers.beside.stated import VERL_TABLE, Stated, trainer_of
 from rolloutdoctor.importers.logs.console import is_step
 from rolloutdoctor.importers.reading.text_lines import lines_of
@@ -20,34 +22,49 @@ _MOST = 2**18
 _MOST_LINES = 20_000
 """Of a table of arguments, with what other processes print between them; slime's has some 1,000."""
 
+_HEAD = 50_000
+"""Lines before the first step that are looked at."""
+
 _FIRST = re.compile(r"(.{0,200}?)(\{'" + VERL_TABLE + r"': \{.*)")
 _BARE = re.compile(r"(?<=: )(-?(?:nan|inf))(?=[,}])")
+_OF_A_DICT = re.compile(r"""\s*[{}\[\]()'"\d-].*[,{}\[\]():'"]\s*|\s*(?:True|False|None)[,}\]]*\s*""")
 _TITLE = re.compile(r"(.{0,200}?)-{8,64} arguments -{8,64}\s*")
 _END = re.compile(r"-{8,64} end of arguments -{8,64}")
 _ARGUMENT = re.compile(r"  (\w{1,200}) (\.*) (.{0,1000})")
+_COMMAND = re.compile(r"(?:^|\s)(?:python[0-9.]*|torchrun|accelerate|ray job submit)\s.*")
+_NAME = re.compile(r"[+~]*([A-Za-z_][\w.]{1,200})")
+_FEWEST = 3
+"""Options of a command line: one or two anybody may pass."""
 
 
 def read_printed(source: Source) -> Stated | None:
-    """Read the configuration that verl, or Megatron for slime, prints before the first step; None if none is there.
+    """Read the configuration that a run prints before its first step; None if none is there.
 
-    ``pprint(OmegaConf.to_container(config, resolve=True))`` (verl/trainer/main_ppo.py), and ``_print_args``
-    (megatron/training/arguments.py). Ray puts the name of the process before each line, and lines of other processes
-    between them.
+    ``pprint(OmegaConf.to_container(config, resolve=True))`` (verl/trainer/main_ppo.py), ``_print_args``
+    (megatron/training/arguments.py) for slime, ``print(training_args)`` of TRL's, and command lines with
+    ``key=value``. Ray puts the name of the process before each line, and lines of other processes between them.
 
     Raises:
-        InputError: if there is one, and it is not whole.
+        InputError: if there is one that cannot be read.
     """
-    lines = takewhile(lambda line: not is_step(line), lines_of(source))
     origin = f"printed config in {Path(source.name).name}"
-    for line in lines:
+    head = list(islice(takewhile(lambda line: not is_step(line), lines_of(source)), _HEAD))
+    for place, line in enumerate(head):
         first, title = _FIRST.match(line), _TITLE.match(line)
         if first is not None:
-            return Stated(origin, "verl", _verl(first[2], _following(lines, first[1]), source.name))
+            text = [first[2], *_following(head[place + 1 :], first[1])]
+            values, is_whole = _verl(text, source.name)
+            return Stated(origin, "verl", values, remark="" if is_whole else _cut(origin))
         if title is not None:
-            values = dict(_arguments(_following(lines, title[1]), source.name))
-            trainer = trainer_of(values)
-            return None if trainer is None else Stated(origin, trainer, values)
-    return None
+            table = list(islice(_following(head[place + 1 :], title[1]), _MOST_LINES))
+            values = dict(_arguments(table))
+            trainer, is_whole = trainer_of(values), any(_END.search(line) for line in table)
+            return None if trainer is None else Stated(origin, trainer, values, remark="" if is_whole else _cut(origin))
+    return read_printed_call(head, origin) or _command_line(head, f"command line in {Path(source.name).name}")
+
+
+def _cut(origin: str) -> str:
+    return f"{origin} is cut off: options behind the cut are not known"
 
 
 def _following(lines: Iterable[str], prefix: str) -> Iterator[str]:
@@ -62,45 +79,85 @@ def _shape(prefix: str) -> str:
     return re.sub(r"[0-9]", "0", prefix)
 
 
-def _verl(first: str, lines: Iterator[str], name: str) -> Mapping[str, object]:
-    parts: list[str] = []
-    size, depth = 0, 0
-    for line in chain([first], lines):
-        parts.append(line)
-        size += len(line) + 1
-        depth += _opened(line)
-        if depth <= 0 or size > _MOST:
+def _verl(lines: Sequence[str], name: str) -> tuple[Mapping[str, object], bool]:
+    """Return the options of a printed dict, without lines of others in it, and whether it has its end."""
+    of_dict = [line for line in lines[1:] if _OF_A_DICT.fullmatch(line)]
+    for text in (lines, [lines[0], *of_dict]):
+        body, is_whole = _whole(text)
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                return flat(ast.literal_eval(_BARE.sub(r"'\1'", body)), name), is_whole
+        except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError, AttributeError, UsageError):
+            continue
+    raise InputError(f"{name}: the printed configuration of verl cannot be read; its options are not used")
+
+
+def _whole(lines: Iterable[str]) -> tuple[str, bool]:
+    """Return the text of a dict from its beginning, closed after its last whole item, and whether it has its end."""
+    text = ""
+    brackets: list[str] = []
+    whole, closing = 0, ""
+    for line in lines:
+        quote, escaped = "", False
+        for place, sign in enumerate(line, start=len(text) + 1):
+            if escaped or (sign == "\\" and quote):
+                escaped = not escaped
+            elif quote:
+                quote = "" if sign == quote else quote
+            elif sign in "'\"":
+                quote = sign
+            elif sign in "{[(":
+                brackets.append({"{": "}", "[": "]", "(": ")"}[sign])
+            elif sign in "}])" and brackets:
+                brackets.pop()
+            elif sign == "," and not quote:
+                whole, closing = place - 1, "".join(reversed(brackets))
+        text += f"{line}\n"
+        if not brackets or len(text) > _MOST:
             break
-    try:
-        if depth != 0 or size > _MOST:
-            raise ValueError("not whole")
-        with warnings.catch_warnings(action="ignore"):
-            body = ast.literal_eval(_BARE.sub(r"'\1'", "\n".join(parts)))
-        return flat(body, name)
-    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError, AttributeError, UsageError):
-        raise InputError(f"{name}: the printed configuration of verl is not whole; its options are not read") from None
+    return (text, True) if not brackets else (text[:whole] + closing, False)
 
 
-def _opened(line: str) -> int:
-    """Braces that a line opens and does not close, outside its texts, which end where it ends."""
-    depth, quote, escaped = 0, "", False
-    for sign in line:
-        if escaped or (sign == "\\" and quote):
-            escaped = not escaped
-        elif quote:
-            quote = "" if sign == quote else quote
-        elif sign in "'\"":
-            quote = sign
-        else:
-            depth += (sign == "{") - (sign == "}")
-    return depth
-
-
-def _arguments(lines: Iterator[str], name: str) -> Iterator[tuple[str, str]]:
-    for line in islice(lines, _MOST_LINES):
-        found = _ARGUMENT.fullmatch(line)
-        if found is not None:
-            yield found[1], found[3]
+def _arguments(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for line in lines:
+        match = _ARGUMENT.fullmatch(line)
+        if match is not None:
+            yield match[1], match[3]
         elif _END.search(line):
             return
-    raise InputError(f"{name}: the printed table of arguments has no end; its options are not read")
+
+
+def _command_line(lines: Sequence[str], origin: str) -> Stated | None:
+    """Read ``key=value`` and ``--key value`` of the first command that states a trainer's options."""
+    for place, line in enumerate(lines):
+        if "=" not in line and "--" not in line and not line.endswith("\\"):
+            continue
+        if _COMMAND.search(line) is None:
+            continue
+        text = line
+        for more in islice(lines, place + 1, place + _FEWEST * 100):
+            if not text.endswith("\\"):
+                break
+            text = f"{text[:-1]} {more.strip()}"
+        values = _assigned(text[:_MOST])
+        trainer = trainer_of(values)
+        if trainer is not None and len(values) >= _FEWEST:
+            return Stated(origin, trainer, values)
+    return None
+
+
+def _assigned(command: str) -> dict[str, object]:
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        words = command.split()
+    values: dict[str, object] = {}
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.removeprefix("--").partition("=")
+        match = _NAME.fullmatch(name.replace("-", "_") if word.startswith("--") else name)
+        if match is not None and equals:
+            values[match[1]] = value
+        elif match is not None and word.startswith("--"):
+            values[match[1]] = True if not after or after.startswith("--") else after
+    # What stands for another value says nothing.
+    return {name: value for name, value in values.items() if "$" not in str(value)}

@@ -17,6 +17,7 @@ class Stated:
         values: option name to value; names that the trainer does not have are of no consequence.
         version: release of the trainer; None if the place does not say.
         version_origin: words for where that was read.
+        remark: what the user should know of how it was read; empty: nothing.
     """
 
     origin: str
@@ -24,6 +25,7 @@ class Stated:
     values: Mapping[str, object]
     version: str | None = None
     version_origin: str = ""
+    remark: str = ""
 
 
 def trainer_of(names: Mapping[str, object]) -> str | None:
@@ -32,6 +34,8 @@ def trainer_of(names: Mapping[str, object]) -> str | None:
     >>> trainer_of({"num_generations": 8, "beta": 0.0, "scale_rewards": "group"})
     'trl'
     """
+    if names.keys() >= _OF_UNSLOTH:
+        return "unsloth"
     if is_other(*names):
         return None
     if any(name.startswith(f"{VERL_TABLE}.") for name in names):
@@ -46,6 +50,8 @@ def is_other(*names: str) -> bool:
     """Tell by names a program that has another one's options and computes something of its own."""
     return any(mark in name.lower() for name in names for mark in _OTHERS)
 
+
+_OF_UNSLOTH = {"num_generations", "beta", "unsloth_num_chunks"}
 
 _OTHERS = ("unsloth", "swift", "miles", "dynamic_sample", "data_producer")
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
+from rolloutdoctor.importers.beside.calls import OF_TRL, trainer_of_class
 from rolloutdoctor.importers.beside.stated import Stated, is_other
 from rolloutdoctor.importers.reading.pickles import Inert, check_pickle, load_inert
 from rolloutdoctor.io.archives import unarchived
@@ -21,7 +22,6 @@ _MOST_BYTES = 2**20
 _LONGEST = 200
 """Characters or elements of a value."""
 
-_TRAINERS = {"GRPOConfig": "trl", "RLOOConfig": "trl-rloo"}
 _RELEASE = re.compile(r"^- TRL: (\S+)$", re.MULTILINE)
 
 _OF_THE_MODEL = ("router_aux_loss_coef",)
@@ -54,8 +54,8 @@ def read_training_args(path: Path) -> Stated:
     origin = f"{path.parent.name}/{NAME}" if checkpoint else NAME
     found = _object(_pickle(path, origin), origin)
     kind = found.name.rpartition(" ")[2]
-    trainer = next((name for ending, name in _TRAINERS.items() if kind.endswith(ending)), None)
-    if trainer is None or is_other(found.name):
+    trainer = trainer_of_class(kind)
+    if trainer is None or (is_other(found.name) and trainer_of_class(found.name) == OF_TRL):
         raise InputError(
             f"{origin}: the options of {kind[:80]!r}, and what its trainer computes is not known here; "
             "if it computes what TRL does, give them with --trainer trl --set KEY=VALUE"

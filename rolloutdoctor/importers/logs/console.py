@@ -77,6 +77,8 @@ def form_of(lines: Sequence[str]) -> Form | None:
 
 def is_step(line: str) -> bool:
     """Tell a line with the numbers of a step of verl or slime."""
+    if "step" not in line and "rollout" not in line:
+        return False
     return any(next(form.records([line]), None) is not None for form in FORMS[:2])
 
 
