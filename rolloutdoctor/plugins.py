@@ -1,10 +1,37 @@
 """Rules, trainers and importers of other installed packages, by their entry points."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import Any
 
 from rolloutdoctor.results.errors import UsageError
+
+_WORD = re.compile(r"[A-Za-z0-9][\w.-]{0,60}", re.ASCII)
+
+
+@contextmanager
+def _explained(which: str) -> Iterator[None]:
+    """Turn whatever the code of another package raises into a sentence, an exit of the process as well.
+
+    Ctrl-C is the user's, and what this package raises for a signal is no fault of the other one.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if type(error).__module__.startswith("rolloutdoctor."):
+            raise
+        raise UsageError(f"{which}, which cannot be loaded ({_shown(error)}); update or uninstall it") from error
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)[:200]
+    except Exception:
+        return f"a {type(value).__name__}"
 
 
 def offered(group: str, needs: Iterable[str], taken: Iterable[str], key: str) -> tuple[Any, ...]:
@@ -22,14 +49,19 @@ def offered(group: str, needs: Iterable[str], taken: Iterable[str], key: str) ->
     names, found = set(taken), []
     for point in sorted(entry_points(group=group), key=lambda point: (point.name, point.value)):
         which = f"{point.dist.name if point.dist else 'a package'} offers {point.value} as {group}"
-        try:
+        with _explained(which):
             loaded = point.load()
-        except Exception as error:
-            raise UsageError(f"{which}, which cannot be loaded ({error!r}); update or uninstall it") from error
-        lacking = [name for name in needs if isinstance(loaded, type) or not hasattr(loaded, name)]
+            lacking = [name for name in needs if isinstance(loaded, type) or not hasattr(loaded, name)]
+            words = {name: getattr(loaded, name) for name in (key, "name") if name == key or hasattr(loaded, name)}
         if lacking:
             raise UsageError(f"{which}, which is no instance with {', '.join(lacking)}; update or uninstall it")
-        name = getattr(loaded, key)
+        for attribute, word in words.items():
+            if not isinstance(word, str) or not _WORD.fullmatch(word):
+                raise UsageError(
+                    f"{which}, but its {attribute} is {_shown(word)} where letters, digits, '-', '_' and '.' were "
+                    "expected; update or uninstall it"
+                )
+        name = words[key]
         if name in names:
             raise UsageError(f"{which}, but {key} {name} is taken; rename it, or uninstall one")
         names.add(name)

@@ -91,3 +91,52 @@ def test_the_sentence_for_a_package_that_does_not_fit(command, tmp_path):
         "rolloutdoctor: acme-rl offers acme_rl.trainer:TRAINER as rolloutdoctor.trainers, which cannot be loaded "
         "(ZeroDivisionError('division by zero')); update or uninstall it\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("import sys\nsys.exit(0)", "cannot be loaded (SystemExit(0))"),
+        ("raise BaseException('gone')", "cannot be loaded (BaseException('gone'))"),
+        ("def again(): again()\nagain()", "cannot be loaded (RecursionError("),
+        ("class Rule:\n    code, judge = 3, None\nRULE = Rule()", "its code is 3 where letters"),
+        ("class Rule:\n    code, judge = [], None\nRULE = Rule()", "its code is [] where letters"),
+        ("class Rule:\n    code, judge = 'A B', None\nRULE = Rule()", "its code is 'A B' where letters"),
+        ("class Rule:\n    code, judge, name = 'A1', None, 'x\\n'\nRULE = Rule()", "its name is 'x\\n' where letters"),
+        (
+            "class Rule:\n    judge = None\n    @property\n    def code(self): raise SystemExit(0)\nRULE = Rule()",
+            "cannot be loaded (SystemExit(0))",
+        ),
+    ],
+)
+def test_no_package_ends_a_command(tmp_path, monkeypatch, body, words):
+    (tmp_path / "odd-1.0.dist-info").mkdir()
+    (tmp_path / "odd-1.0.dist-info" / "METADATA").write_text("Name: odd\nVersion: 1.0\n")
+    (tmp_path / "odd-1.0.dist-info" / "entry_points.txt").write_text("[rolloutdoctor.rules]\none = odd_module:RULE\n")
+    (tmp_path / "odd_module.py").write_text(body)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "odd_module", raising=False)
+    with pytest.raises(UsageError, match=re.escape(words)):
+        offered("rolloutdoctor.rules", ("code", "judge"), [], "code")
+    sys.modules.pop("odd_module", None)
+
+
+def test_an_interrupt_is_the_users(tmp_path, monkeypatch):
+    (tmp_path / "odd-1.0.dist-info").mkdir()
+    (tmp_path / "odd-1.0.dist-info" / "METADATA").write_text("Name: odd\nVersion: 1.0\n")
+    (tmp_path / "odd-1.0.dist-info" / "entry_points.txt").write_text("[rolloutdoctor.rules]\none = odd_module:RULE\n")
+    (tmp_path / "odd_module.py").write_text("raise KeyboardInterrupt")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        offered("rolloutdoctor.rules", ("code", "judge"), [], "code")
+
+
+def test_a_rule_that_exits_in_the_middle_of_a_check_is_no_result(command, tmp_path):
+    packages = tmp_path / "packages"
+    shutil.copytree(PLUGINS, packages)
+    rule = packages / "acme_rl" / "long_responses.py"
+    exits = "    def quantities(self):\n        raise SystemExit(0)\n\n    def judge("
+    rule.write_text(rule.read_text().replace("    def judge(", exits))
+    found = command("check", "run.acme", "--select", "ACME01", packages=packages)
+    assert found.returncode == 2
+    assert "ended the command by an exit (0)" in found.stderr

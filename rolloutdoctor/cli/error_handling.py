@@ -63,6 +63,23 @@ def _device_warnings() -> Iterator[None]:
         yield
 
 
+_WITH_EXITS = ("rolloutdoctor", "click", "typer")
+"""Packages that end a command by an exit that is meant."""
+
+
+def _origin(stop: BaseException) -> str:
+    """Return the module that raised something."""
+    trace = stop.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
+
+
+def _is_own(stop: SystemExit) -> bool:
+    """Tell an exit of a command from one of a library or a plug-in, which would pass for a result."""
+    return _origin(stop).partition(".")[0] in _WITH_EXITS
+
+
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
     """Turn what a command raises into a sentence and an exit code.
 
@@ -92,7 +109,13 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             raise SystemExit(BROKEN_PIPE) from None
         except MemoryError:
             raise SystemExit(fail("out of memory; select fewer steps with --steps", ABNORMAL)) from None
-        except Exception as error:
+        except SystemExit as stop:
+            if _is_own(stop):
+                raise
+            where = _origin(stop)
+            message = f"{where} ended the command by an exit ({stop.code!r}); update or uninstall the package it is of"
+            raise SystemExit(fail(message, ABNORMAL)) from None
+        except BaseException as error:
             if os.environ.get("ROLLOUTDOCTOR_DEBUG"):
                 raise
             message = f"internal error: {type(error).__name__}: {error}; set ROLLOUTDOCTOR_DEBUG=1 for the traceback"

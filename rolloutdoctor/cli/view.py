@@ -3,9 +3,11 @@
 import multiprocessing
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
 from multiprocessing import resource_tracker
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +17,9 @@ from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.serving import Answer, PageServer
 from rolloutdoctor.cli.terminal import say, show
+from rolloutdoctor.io.child_processes import without_working_folder
 from rolloutdoctor.io.uninterrupted import uninterrupted
+from rolloutdoctor.io.write.scratch import scratch_folder
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError, UsageError
 
 if TYPE_CHECKING:
@@ -28,11 +32,23 @@ if TYPE_CHECKING:
 
 EPILOG = (
     "The page opens at once, and the run is checked while you look at it. It is served on this machine alone, at an "
-    "address that nobody else knows, reads nothing but the run, and ends with Ctrl-C. On another machine: "
+    "address with a secret, which goes to the browser in a file that only you can read; whoever has the address can "
+    "read the run. The server reads nothing else, and ends with Ctrl-C. On another machine: "
     "ssh -L 8123:127.0.0.1:8123 HOST, and there rolloutdoctor view run.parquet --port 8123. "
     "Examples: rolloutdoctor view run.parquet; rolloutdoctor view outputs/completions; "
     "rolloutdoctor view run.parquet --against before.parquet"
 )
+
+FORWARD = """\
+<!doctype html>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; base-uri 'none'; form-action 'none'">
+<meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0; url={address}">
+<title>rolloutdoctor</title>
+<p><a href="{address}">The run</a></p>
+"""
+"""Page of the browser's first address, which leads to the one with the secret."""
 
 
 @guarded
@@ -68,7 +84,9 @@ def view(
         server = PageServer(port, api)
     except OSError as error:
         raise UsageError(f"--port {port}: {error.strerror}; leave it out, and a free one is taken") from error
-    try:
+    with ExitStack() as closing:
+        closing.callback(server.server_close)
+        closing.callback(judging.stop)
         judging.start()
         show(f"{server.address}\n")
         if not quiet:
@@ -76,11 +94,22 @@ def view(
         if browser:
             import webbrowser
 
-            threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
+            page = closing.enter_context(_forwarding(server.address))
+            threading.Thread(target=webbrowser.open, args=(page.as_uri(),), daemon=True).start()
         server.serve_forever()
-    finally:
-        judging.stop()
-        server.server_close()
+
+
+@contextmanager
+def _forwarding(address: str) -> Iterator[Path]:
+    """Give a page that only this user can read and that leads to an address, for as long as it is served.
+
+    The arguments of a browser's process can be listed by everybody on the machine, and the address has the secret.
+    """
+    with scratch_folder() as folder:
+        page = folder / "view.html"
+        page.touch(mode=0o600)
+        page.write_text(FORWARD.format(address=address), encoding="utf-8")
+        yield page
 
 
 def _overview(inspector: "Inspector", against: str | None = None) -> Callable[[Mapping[str, str]], Answer]:
@@ -143,9 +172,10 @@ class Judging:
     def _start(self) -> None:
         """Start the process in a thread that then ends."""
         # A terminal sends Ctrl-C to every process; this one is ended by the other. A mask goes over to a new process.
-        resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        self._process.start()
+        with without_working_folder():
+            resource_tracker.ensure_running()
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            self._process.start()
 
     def stop(self) -> None:
         """End, whether it is done or not; it may not have begun."""

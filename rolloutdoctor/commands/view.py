@@ -244,12 +244,17 @@ class Inspector:
         return pl.DataFrame(lines, schema, orient="row")
 
     def _evaluated(self, key: StepKey, fix: str | None) -> _Opened:
+        self._check_unchanged()
         if (key, fix) not in self._opened:
             self._opened[key, fix] = self._read(key, fix)
         self._opened.move_to_end((key, fix))
         while len(self._opened) > KEPT:
             self._opened.popitem(last=False)
         return self._opened[key, fix]
+
+    def _check_unchanged(self) -> None:
+        for file in self._run.stored_files():
+            file.check_unchanged()
 
     def _read(self, key: StepKey, fix: str | None) -> _Opened:
         context, dtype = self._ready.context, find_dtype(self._options.dtype)

@@ -16,6 +16,7 @@ from multiprocessing.process import BaseProcess
 
 from rolloutdoctor.engine.parts import Part, Work, plan_parts
 from rolloutdoctor.engine.stored import State
+from rolloutdoctor.io.child_processes import without_working_folder
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run, StepRange
 from rolloutdoctor.io.uninterrupted import uninterrupted
@@ -68,7 +69,9 @@ class Processes:
         parts = plan_parts(run, steps, split, self.workers * PARTS_PER_WORKER)
         context = multiprocessing.get_context(START)
         done = context.RawArray(ctypes.c_longlong, len(parts))
-        pool = ProcessPoolExecutor(min(self.workers, len(parts)), context, initializer=_begin, initargs=(done,))
+        # Its locks start Python's tracker of resources.
+        with without_working_folder():
+            pool = ProcessPoolExecutor(min(self.workers, len(parts)), context, initializer=_begin, initargs=(done,))
         started: list[BaseProcess] = []
         dead: list[BaseProcess] = []
         try:
@@ -95,18 +98,19 @@ def _submit(
     pool: ProcessPoolExecutor, work: Work[State], parts: Sequence[Part], started: list[BaseProcess]
 ) -> list[Future[State]]:
     """Submit every part, which starts the processes, and add these to `started`, in a thread that then ends."""
-    # The first start brings up Python's tracker, which leaves SIGINT unblocked: so before the mask is set below.
-    resource_tracker.ensure_running()
-    others = set(multiprocessing.active_children())
-    # A terminal sends Ctrl-C, or that it has closed, to every process. A blocked signal stays blocked in a process
-    # that is started: this one kills the others, and none of them has anything to say about it.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_PARENT)
-    try:
-        # The run goes with each part, not with the start of a process, which would wait until the process before has
-        # imported torch and can read it.
-        futures = [pool.submit(_measured, work, part) for part in parts]
-    finally:
-        started += set(multiprocessing.active_children()) - others
+    with without_working_folder():
+        # The first start brings up Python's tracker, which leaves SIGINT unblocked: so before the mask is set below.
+        resource_tracker.ensure_running()
+        others = set(multiprocessing.active_children())
+        # A terminal sends Ctrl-C, or that it has closed, to every process. A blocked signal stays blocked in a process
+        # that is started: this one kills the others, and none of them has anything to say about it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_PARENT)
+        try:
+            # The run goes with each part, not with the start of a process, which would wait until the process before
+            # has imported torch and can read it.
+            futures = [pool.submit(_measured, work, part) for part in parts]
+        finally:
+            started += set(multiprocessing.active_children()) - others
     # The pool's thread waits for the rest of a result for ever if a worker is killed while it sends it, unless that was
     # the last process that could send any.
     pool._result_queue._writer.close()  # type: ignore[attr-defined]

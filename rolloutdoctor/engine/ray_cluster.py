@@ -142,7 +142,7 @@ class _Connection:
         joined.callback(ray.shutdown)
         try:
             with _handler_kept():
-                ray.init(address="local" if wanted is None else wanted, **more)
+                ray.init(address="local" if wanted is None else wanted, job_config=_job_config(), **more)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             said = " ".join(str(error).split())[:160]
             raise UsageError(
@@ -152,6 +152,17 @@ class _Connection:
 
     def __exit__(self, *caught: object) -> None:
         self._left.close()
+
+
+def _job_config() -> Any:  # noqa: ANN401
+    """Return a job whose workers import nothing from the working folder, which Ray puts first in their path."""
+    job: Any = importlib.import_module("ray.job_config")
+
+    class WithoutWorkingFolder(job.JobConfig):  # type: ignore[misc]  # a class without types
+        def _runtime_env_has_working_dir(self) -> bool:
+            return True
+
+    return WithoutWorkingFolder()
 
 
 @contextmanager

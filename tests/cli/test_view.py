@@ -1,6 +1,7 @@
 """`view`: the server is this machine's and the user's alone, reads the run alone, and ends when it is told to."""
 
 import http.client
+import shutil
 import signal
 import socket
 import struct
@@ -16,6 +17,11 @@ import pytest
 from engine.test_processes import INTERRUPTED_AT_A_START, session
 
 from rolloutdoctor.cli.serving import Answer, PageServer
+from rolloutdoctor.commands.view import Inspector
+from rolloutdoctor.data.step_key import StepKey
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.io.run import open_run
+from rolloutdoctor.results.errors import InputError
 
 ROOT = Path(__file__).parent.parent.parent
 SAMPLE = ROOT / "sample_data" / "verl_rejected.parquet"
@@ -165,3 +171,40 @@ def test_a_port_in_use_is_said(rolloutdoctor):
         server.server_close()
     assert done.returncode == 2
     assert f"--port {server.server_port}: Address already in use" in done.stderr
+
+
+def test_the_address_is_in_no_argument_of_the_browser(tmp_path):
+    """What a process was started with can be listed by everybody; the file that has it is the user's alone."""
+    browser = tmp_path / "browser"
+    lines = ["#!/bin/sh", 'page="${1#file://}"', f'stat -c %a "$page" > {tmp_path}/mode']
+    lines += [f'cat "$page" > {tmp_path}/page', f'echo "$@" > {tmp_path}/said.part']
+    lines += [f"mv {tmp_path}/said.part {tmp_path}/said", ""]
+    browser.write_text("\n".join(lines))
+    browser.chmod(0o700)
+    words = [sys.executable, *VIEW[:-1]]
+    with session(words, PYTHONPATH=str(ROOT), BROWSER=str(browser), TMPDIR=str(tmp_path)) as one:
+        address = urlsplit(one.stdout.readline().strip())
+        for _ in range(200):
+            if (tmp_path / "said").exists():
+                break
+            time.sleep(0.1)
+        said, page = (tmp_path / "said").read_text(), (tmp_path / "page").read_text()
+        assert said.startswith("file://")
+        assert address.path.strip("/") not in said
+        assert f'url={address.geturl()}"' in page
+        assert "default-src 'none'" in page
+        assert (tmp_path / "mode").read_text() == "600\n"
+        one.send_signal(signal.SIGINT)
+        one.wait(60)
+    assert not list(tmp_path.glob("rolloutdoctor-*"))
+
+
+def test_a_run_that_was_replaced_is_not_shown_as_the_one_that_was_opened(tmp_path):
+    run = tmp_path / "run.parquet"
+    shutil.copy(SAMPLE, run)
+    inspector = Inspector(open_run([str(run)]), CheckOptions(device="cpu"), [str(run)])
+    assert inspector.step(StepKey(46, "train")).groups
+    shutil.copy(ROOT / "sample_data" / "healthy.parquet", tmp_path / "other")
+    (tmp_path / "other").replace(run)
+    with pytest.raises(InputError, match="the file changed after its footer was read"):
+        inspector.step(StepKey(46, "train"))
