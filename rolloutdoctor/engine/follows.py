@@ -1,7 +1,13 @@
-"""Causal order of findings: a cause comes first and counts for what follows from it."""
+"""Causal order of findings: a cause comes before its consequences, and counts for what follows from it.
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+What a run is given (data, rewards, sampler, options, and what is computed from them) explains the dynamics of the
+policy (KL, entropy, reward, gradient), and these explain lengths and truncation: `RANKS`. A finding that nothing
+before it explains is a cause of its own, whatever its rank. Among findings of the same depth the heavier is first.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from enum import IntEnum
 from math import inf
 
 from rolloutdoctor.audit.tally import STAGES
@@ -10,6 +16,59 @@ from rolloutdoctor.rules.base import Context
 
 Condition = Callable[[Finding, Finding, Context], bool]
 """Predicate of a cause and another finding: the second follows from the first."""
+
+
+class Rank(IntEnum):
+    """What a finding is about; one of a lower rank may explain one of a higher rank."""
+
+    INPUT = 0
+    DYNAMICS = 1
+    LENGTH = 2
+
+
+FAMILIES = {
+    "RDI": Rank.INPUT,
+    "RDO": Rank.INPUT,
+    "RDA": Rank.INPUT,
+    "RDG": Rank.INPUT,
+    "RDM": Rank.DYNAMICS,
+    "RDT": Rank.DYNAMICS,
+}
+
+RANKS = {
+    # Reward functions and options, seen in a log.
+    "RDT002": Rank.INPUT,
+    "RDT009": Rank.INPUT,
+    # Choices and properties, which move no curve.
+    "RDA001": Rank.DYNAMICS,
+    "RDA011": Rank.DYNAMICS,
+    "RDA012": Rank.DYNAMICS,
+    "RDA013": Rank.DYNAMICS,
+    "RDA017": Rank.DYNAMICS,
+    "RDA019": Rank.DYNAMICS,
+    "RDG001": Rank.DYNAMICS,
+    "RDO007": Rank.DYNAMICS,
+    # States of the update.
+    "RDG002": Rank.DYNAMICS,
+    "RDG003": Rank.DYNAMICS,
+    "RDG014": Rank.DYNAMICS,
+    "RDG015": Rank.DYNAMICS,
+    "RDO015": Rank.DYNAMICS,
+    "RDO016": Rank.DYNAMICS,
+    # Lengths and truncation.
+    "RDA018": Rank.LENGTH,
+    "RDI011": Rank.LENGTH,
+    "RDI012": Rank.LENGTH,
+    "RDT006": Rank.LENGTH,
+    "RDT011": Rank.LENGTH,
+}
+"""Ranks of codes that differ from that of their family."""
+
+
+def rank_of(code: str) -> Rank:
+    """Return what a finding of a rule is about; of rules of other packages, the dynamics."""
+    return RANKS.get(code, FAMILIES.get(code[:3], Rank.DYNAMICS))
+
 
 AUDIT = {"RDA004": STAGES[:1], "RDG005": STAGES[1:3], "RDM004": STAGES[3:]}
 """Code of a rule that reports what no hypothesis explains, and the stages of the audit that it reports."""
@@ -50,10 +109,14 @@ def _is_of_kl_metric(cause: Finding, found: Finding, context: Context) -> bool:
     return found.cause is None and _unexplained(found, context) <= {*metrics}
 
 
+def _is_earlier(cause: Finding, found: Finding) -> bool:
+    """What does not say when it began may have begun at any time."""
+    return cause.onset is None or found.onset is None or cause.onset <= found.onset
+
+
 def _began_earlier(cause: Finding, found: Finding, context: Context) -> bool:
-    """The cause is as heavy and began no later, where both say when."""
-    begun, later = cause.onset, found.onset
-    return cause.severity >= found.severity and (begun is None or later is None or begun <= later)
+    """The cause is proved and began no later, where both say when. A property follows from nothing."""
+    return found.severity > Severity.INFO and cause.verdict == "confirmed" and _is_earlier(cause, found)
 
 
 def _of_same_names(cause: Finding, found: Finding, context: Context) -> bool:
@@ -79,23 +142,30 @@ def _is_of_a_place(cause: Finding, found: Finding, context: Context) -> bool:
 
 ANY = "any rule"
 
+_DYNAMICS = ("RDT001", "RDT003", "RDT004", "RDT005", "RDT008", "RDG002", "RDG003", "RDI012", "RDT006", "RDT011")
+"""What an input or an option does to the curves of a run."""
+
 FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     (ANY, tuple(AUDIT), _of_hypothesis),
     (ANY, ("RDM008",), _of_same_names),
-    ("RDO012", ("RDT004",), _began_earlier),
-    ("RDT009", ("RDT001", "RDT005", "RDG002", "RDG003"), _began_earlier),
-    ("RDT002", ("RDT001", "RDG002", "RDG003"), _began_earlier),
-    ("RDT006", ("RDT001", "RDI012", "RDG003"), _began_earlier),
-    ("RDT003", ("RDT001", "RDT006", "RDI012", "RDG003", "RDT008"), _began_earlier),
-    ("RDT004", ("RDI012", "RDT006", "RDT008"), _began_earlier),
+    ("RDT009", ("RDT002", *_DYNAMICS), _began_earlier),
+    ("RDO003", _DYNAMICS, _began_earlier),
+    ("RDO012", _DYNAMICS, _began_earlier),
+    ("RDO014", _DYNAMICS, _began_earlier),
+    ("RDT002", ("RDT001", "RDT005", "RDA011", "RDG002", "RDG003"), _began_earlier),
+    ("RDT004", ("RDT002", "RDT003", "RDT005", "RDT001", "RDT008", "RDI012", "RDT006", "RDT011"), _began_earlier),
+    ("RDT003", ("RDT002", "RDT005", "RDT001", "RDT008", "RDG003", "RDI012", "RDT006", "RDT011"), _began_earlier),
     ("RDT005", ("RDI012",), _began_earlier),
-    ("RDT001", ("RDT005", "RDG002", "RDG003"), _began_earlier),
+    ("RDT001", ("RDT005", "RDA011", "RDG002", "RDG003"), _began_earlier),
+    ("RDT006", ("RDT001", "RDI012", "RDG003"), _began_earlier),
     ("RDT003", ("RDA017",), _always),
     ("RDT008", ("RDG014",), _is_of_a_place),
     ("RDO016", ("RDG014",), _is_of_a_place),
     ("RDA006", ("RDA004",), _all_of_rows),
     ("RDI007", ("RDG005", "RDM004", "RDA001"), _always),
     ("RDI006", ("RDG005", "RDM004", "RDA001"), _always),
+    ("RDI009", ("RDI004", "RDA015"), _always),
+    ("RDI015", ("RDI009",), _always),
     ("RDI004", ("RDA015",), _always),
     ("RDA004", ("RDA003", "RDA006", "RDA007"), _is_error),
     ("RDM007", ("RDM001",), _always),
@@ -129,17 +199,42 @@ def _causes_of(found: Finding, findings: Sequence[Finding], context: Context) ->
 
 
 def _follows_from(found: Finding, causes: Iterable[Finding]) -> str | None:
-    """Code of the cause of a finding; None if it has none, or only one that weighs less: that would hide it."""
+    """Code of the cause of a finding; None if it has none.
+
+    A lighter cause counts only if it is proved: a guess hides no fault.
+    """
     is_info = found.severity is Severity.INFO
-    return next((cause.code for cause in causes if is_info or cause.weight >= found.weight), None)
+    proved = (cause for cause in causes if is_info or cause.weight >= found.weight or cause.verdict == "confirmed")
+    return next((cause.code for cause in proved), None)
+
+
+def _depths(findings: Sequence[Finding]) -> Mapping[str, int]:
+    """Return how many ranks of proved faults explain each finding, by its code.
+
+    One that began before every fault of a lower rank is explained by none of them.
+    """
+    depths: dict[str, int] = {}
+    for found in sorted(findings, key=lambda one: rank_of(one.code)):
+        before = [
+            depths[cause.code] + 1
+            for cause in findings
+            if cause.code in depths
+            and rank_of(cause.code) < rank_of(found.code)
+            and cause.severity > Severity.INFO
+            and cause.verdict == "confirmed"
+            and _is_earlier(cause, found)
+        ]
+        depths[found.code] = max(before, default=0)
+    return depths
 
 
 def by_cause(findings: Sequence[Finding], context: Context) -> tuple[Finding, ...]:
-    """Return the findings with their causes: the worst first, each followed by what follows from it."""
+    """Return the findings in the order of explanations, each followed by what follows from it; information is last."""
     findings = sorted(findings, key=lambda found: ([-each for each in found.weight], found.code))
+    depths = _depths(findings)
     causes = {found.code: list(_causes_of(found, findings, context)) for found in findings}
     linked = [replace(found, follows_from=_follows_from(found, causes[found.code])) for found in findings]
-    # A confirmed cause that weighs less than what it explains comes before it, and hides nothing.
+    # A proved cause counts for the heaviest of what it explains.
     heaviest = {found.code: found.weight for found in findings}
     for found in findings:
         for cause in causes[found.code]:
@@ -151,11 +246,13 @@ def by_cause(findings: Sequence[Finding], context: Context) -> tuple[Finding, ..
 
         Of several that say when they began the earliest is first.
         """
+        is_info = found.severity is Severity.INFO
         lighter = heaviest[found.code] == found.weight
         is_bare = found.cause is None
         audited = found.code in AUDIT and is_bare
         onset = inf if found.onset is None else found.onset
-        return [-each for each in heaviest[found.code]], lighter, is_bare, audited, onset, found.code
+        weight = [-each for each in heaviest[found.code]]
+        return is_info, depths[found.code], weight, lighter, is_bare, audited, onset, found.code
 
     linked.sort(key=place)
 

@@ -337,5 +337,5 @@ class Report(RunResult):
         return tuple(finding for finding in self.findings if finding.follows_from not in codes)
 
     def worst(self) -> Severity | None:
-        """The highest severity found, or None."""
-        return max((finding.severity for finding in self.causes), default=None)
+        """The highest severity found, or None: a consequence may be heavier than its cause."""
+        return max((finding.severity for finding in self.findings), default=None)

@@ -1,5 +1,6 @@
 """The verdict on a run in a sentence: what is wrong, its share of the log-prob gradient, and what to do."""
 
+import re
 from math import isfinite
 
 from rolloutdoctor.results.findings import LONGER_LOG, NOTHING_READ, Finding, Report, Severity
@@ -8,6 +9,14 @@ from rolloutdoctor.views.style import shown
 
 _MOST_UNTESTED = 0.5
 """Share of the applicable rules that could not be tested, above which a run without findings is not called healthy."""
+
+_HIGH_RATE = 1e-3
+"""Learning rate that is named beside a policy that diverged: few trainings of a language model use more."""
+
+_MOST_EVENTS = 3
+"""Consequences that the first sentence names; the findings have all of them."""
+
+_CLAUSE_END = re.compile(r"[:,;] ")
 
 _OF_UPDATE = ("spurious_share_l1", "grad_share_l1", "relative_change_l1")
 """Measures that say how much of the gradient a finding is about, the best first."""
@@ -23,7 +32,7 @@ def verdict(report: Report) -> str:
     faults = [finding for finding in report.causes if finding.severity >= Severity.WARNING]
     tested, rules = report.coverage.tested, report.coverage.rules
     if faults:
-        return _of_faults(faults)
+        return _of_faults(faults, report)
     if not tested:
         reasons = {rule.reason for rule in report.not_applicable}
         # One reason for all rules is about the run, as that it is of another kind of training.
@@ -61,11 +70,29 @@ def _untested(report: Report) -> str:
     )
 
 
-def _of_faults(faults: list[Finding]) -> str:
+def _of_faults(faults: list[Finding], report: Report) -> str:
     worst = faults[0]
-    sentence = worst.headline[:1].upper() + worst.headline[1:]
+    sentence = worst.headline[:1].upper() + worst.headline[1:] + _story(worst, report)
     share = next((worst.measures[name] for name in _OF_UPDATE if name in worst.measures), None)
     if share is not None and share.value and isfinite(share.value) and shown(share) not in sentence:
         sentence += f"; {shown(share)} of the log-prob gradient"
     others = f" {many(len(faults) - 1, 'more fault')}." if len(faults) > 1 else ""
     return f"{sentence}. To fix it: {worst.advice}.{others}"
+
+
+def _story(cause: Finding, report: Report) -> str:
+    """Say what followed from a fault, in the order of the steps, and at which learning rate the policy moved so far.
+
+    The finding names its own onset; of a consequence the words up to its numbers are enough.
+    """
+    codes, effects = {cause.code}, []
+    for finding in report.findings:
+        if finding.follows_from in codes:
+            codes.add(finding.code)
+            if finding.severity >= Severity.WARNING and finding.onset is not None:
+                effects.append((finding.onset, finding.headline))
+    rate = next((vital.largest for vital in report.vitals if vital.name == "learning_rate"), 0.0)
+    is_named = any("learning rate" in words for words in (cause.headline, *(words for _, words in effects)))
+    at_rate = f", at a learning rate of {rate:.3g}" if effects and rate >= _HIGH_RATE and not is_named else ""
+    events = [_CLAUSE_END.split(words, maxsplit=1)[0] for _, words in sorted(effects)[:_MOST_EVENTS]]
+    return at_rate + "".join(f"; {words}" for words in events)

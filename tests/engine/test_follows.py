@@ -11,7 +11,7 @@ from search.test_causes import SETUPS, a_batch, configured, planted
 
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.verdict import exit_code
-from rolloutdoctor.engine.follows import ANY, FOLLOWS, by_cause
+from rolloutdoctor.engine.follows import ANY, FAMILIES, FOLLOWS, RANKS, by_cause, rank_of
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate_rows
 from rolloutdoctor.evaluation.tokens import token_pass
 from rolloutdoctor.results.audit import Cause, Refuted
@@ -62,18 +62,73 @@ def test_every_link_without_a_condition(cause, code):
     assert told(finding(code)) == [(code, None)]
 
 
+def begun(code, onset, severity=Severity.ERROR, verdict="confirmed"):
+    return replace(finding(code, severity, verdict), measures={"onset": Measure(onset, "step")})
+
+
+def test_the_ranks_name_rules_and_differ_from_their_families():
+    assert RANKS.keys() <= CODES.keys()
+    assert not [code for code, rank in RANKS.items() if FAMILIES[code[:3]] is rank]
+    # One of a lower rank follows only where it began later, or is a view of the same event.
+    links = [(cause, code) for cause, codes, holds in FOLLOWS if cause != ANY for code in codes]
+    assert {(cause, code) for cause, code in links if rank_of(cause) > rank_of(code)} == {
+        ("RDT004", "RDT002"), ("RDT003", "RDT002"), ("RDT006", "RDT001"), ("RDT006", "RDG003"), ("RDM001", "RDG005"),
+        ("RDG015", "RDG011"),
+    }  # fmt: skip
+
+
+WARNING = Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    ("findings", "order"),
+    [
+        # The temperature of the sampler, a warning, before the lengths that it makes, an error.
+        ([begun("RDT006", 12), finding("RDO003", WARNING)], [("RDO003", None), ("RDT006", "RDO003")]),
+        # One story: KL, entropy, reward, whichever code is the smaller.
+        (
+            [begun("RDT005", 5), begun("RDT002", 5), begun("RDT003", 3), begun("RDT004", 2, WARNING)],
+            [("RDT004", None), ("RDT003", "RDT004"), ("RDT002", "RDT004"), ("RDT005", "RDT002")],
+        ),
+        # A learning rate explains what began with it or later, and nothing before.
+        ([begun("RDT004", 9), begun("RDT009", 9, WARNING)], [("RDT009", None), ("RDT004", "RDT009")]),
+        ([begun("RDT004", 8), begun("RDT009", 9, WARNING)], [("RDT004", None), ("RDT009", None)]),
+        # A verifier that dies explains the KL that rises later; of one that died later the KL is not the consequence.
+        ([begun("RDT004", 9), begun("RDT002", 4, WARNING)], [("RDT002", None), ("RDT004", None)]),
+        ([begun("RDT008", 4, WARNING), begun("RDT002", 9)], [("RDT002", None), ("RDT008", None)]),
+        # A guess goes by its weight, and so does a choice.
+        ([begun("RDT004", 9), finding("RDO003", WARNING, "exposed")], [("RDT004", None), ("RDO003", None)]),
+        ([begun("RDT004", 9), finding("RDA001", WARNING)], [("RDT004", None), ("RDA001", None)]),
+        # Lengths last, but where they changed first.
+        ([begun("RDT006", 9), begun("RDT003", 8, WARNING)], [("RDT003", None), ("RDT006", "RDT003")]),
+        ([begun("RDT006", 7), begun("RDT003", 8, WARNING)], [("RDT006", None), ("RDT003", None)]),
+        # Information is last, whatever it is about.
+        ([begun("RDT006", 7, WARNING), finding("RDI009", Severity.INFO)], [("RDT006", None), ("RDI009", None)]),
+        # Equal responses with a noisy judge, padding rows, a policy that does not move.
+        ([finding("RDI004"), finding("RDI009", WARNING)], [("RDI009", None), ("RDI004", "RDI009")]),
+        ([finding("RDI009", WARNING), finding("RDI015", WARNING)], [("RDI015", None), ("RDI009", "RDI015")]),
+        ([finding("RDG011", WARNING), finding("RDG015", WARNING)], [("RDG015", None), ("RDG011", "RDG015")]),
+        ([begun("RDT002", 3), begun("RDA011", 3)], [("RDT002", None), ("RDA011", "RDT002")]),
+    ],
+)
+def test_causes_come_before_their_consequences(findings, order):
+    assert told(*findings) == order
+    assert told(*findings[::-1]) == order
+
+
 @pytest.mark.parametrize(
     ("cause", "found", "follows"),
     [
         (("warning", "exposed"), ("error", "confirmed"), False),
         (("info", "confirmed"), ("warning", "exposed"), False),
         (("warning", "exposed"), ("warning", "confirmed"), False),
+        (("warning", "confirmed"), ("error", "confirmed"), True),
         (("warning", "confirmed"), ("warning", "exposed"), True),
         (("error", "confirmed"), ("error", "confirmed"), True),
         (("info", "exposed"), ("info", "confirmed"), True),
     ],
 )
-def test_a_weaker_cause_hides_nothing(cause, found, follows):
+def test_a_weaker_cause_counts_only_if_it_is_proved(cause, found, follows):
     one, other = (
         finding(code, Severity[kind.upper()], of) for code, (kind, of) in (("RDI007", cause), ("RDG005", found))
     )
@@ -83,7 +138,9 @@ def test_a_weaker_cause_hides_nothing(cause, found, follows):
 def test_a_confirmed_cause_that_weighs_less_comes_first_and_hides_nothing():
     effects = finding("RDA001"), finding("RDM004")
     masked = finding("RDI007", Severity.WARNING)
-    assert told(*effects, masked) == [("RDI007", None), ("RDA001", None), ("RDM004", None)]
+    assert told(*effects, masked) == [("RDI007", None), ("RDA001", "RDI007"), ("RDM004", "RDI007")]
+    report = Report("0.1.0", "cpu", "float32", InputSummary(), findings=by_cause((*effects, masked), NO_CONTEXT))
+    assert report.worst() is Severity.ERROR
     assert told(*effects, replace(masked, verdict="exposed"))[-1] == ("RDI007", None)
     assert told(*effects, replace(masked, severity=Severity.INFO))[-1] == ("RDI007", None)
 
