@@ -39,6 +39,7 @@ RANKS = {
     # Reward functions and options, seen in a log.
     "RDT002": Rank.INPUT,
     "RDT009": Rank.INPUT,
+    "RDT012": Rank.INPUT,
     # Choices and properties, which move no curve.
     "RDA001": Rank.DYNAMICS,
     "RDA011": Rank.DYNAMICS,
@@ -142,19 +143,40 @@ def _is_of_a_place(cause: Finding, found: Finding, context: Context) -> bool:
 
 ANY = "any rule"
 
-_DYNAMICS = ("RDT001", "RDT003", "RDT004", "RDT005", "RDT008", "RDG002", "RDG003", "RDI012", "RDT006", "RDT011")
+_DYNAMICS = (
+    "RDT001",
+    "RDT003",
+    "RDT004",
+    "RDT005",
+    "RDT008",
+    "RDG002",
+    "RDG003",
+    "RDI012",
+    "RDT006",
+    "RDT011",
+    "RDT013",
+)
 """What an input or an option does to the curves of a run."""
 
 FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     (ANY, tuple(AUDIT), _of_hypothesis),
     (ANY, ("RDM008",), _of_same_names),
     ("RDT009", ("RDT002", *_DYNAMICS), _began_earlier),
+    ("RDT012", ("RDT002", *_DYNAMICS), _began_earlier),
     ("RDO003", _DYNAMICS, _began_earlier),
     ("RDO012", _DYNAMICS, _began_earlier),
     ("RDO014", _DYNAMICS, _began_earlier),
     ("RDT002", ("RDT001", "RDT005", "RDA011", "RDG002", "RDG003"), _began_earlier),
-    ("RDT004", ("RDT002", "RDT003", "RDT005", "RDT001", "RDT008", "RDI012", "RDT006", "RDT011"), _began_earlier),
-    ("RDT003", ("RDT002", "RDT005", "RDT001", "RDT008", "RDG003", "RDI012", "RDT006", "RDT011"), _began_earlier),
+    (
+        "RDT004",
+        ("RDT002", "RDT003", "RDT005", "RDT001", "RDT008", "RDI012", "RDT006", "RDT011", "RDT013"),
+        _began_earlier,
+    ),
+    (
+        "RDT003",
+        ("RDT002", "RDT005", "RDT001", "RDT008", "RDG003", "RDI012", "RDT006", "RDT011", "RDT013"),
+        _began_earlier,
+    ),
     ("RDT005", ("RDI012",), _began_earlier),
     ("RDT001", ("RDT005", "RDA011", "RDG002", "RDG003"), _began_earlier),
     ("RDT006", ("RDT001", "RDI012", "RDG003"), _began_earlier),

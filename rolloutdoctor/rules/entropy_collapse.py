@@ -6,8 +6,8 @@ import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, own_name
-from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, series, step_at
-from rolloutdoctor.rules.series import Ends, crossing, ends
+from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, go_back, levels, series, step_at
+from rolloutdoctor.rules.series import Ends, crossing, ends, shift
 from rolloutdoctor.rules.table_rule import Measured
 
 
@@ -71,8 +71,11 @@ class EntropyCollapse(NumbersRule):
         fell = level.last < self.collapsed * level.first
         if not fell and not (level.last > self.exploded * level.first and level.change > self.least_growth):
             return self._rising(run, level, len(values))
-        at = crossing(values, (level.first * max(level.last, 1e-12)) ** 0.5, below=fell)
-        onset = step_at(run, len(values) - 1 if at is None else at)
+        # What is lost below the limit of a collapse moves its onset no further.
+        change = shift(
+            values, level.first, level.last, level.first * max(level.last / level.first, self.collapsed**2) ** 0.5
+        )
+        onset = step_at(run, change.at)
         reward = levels(run, "reward")
         moved = 0 if reward is None or reward.errors < 4 else (1 if reward.change > 0 else -1)
         told = "No reward was logged beside it"
@@ -82,18 +85,15 @@ class EntropyCollapse(NumbersRule):
         spread = levels(run, "zero_variance_share")
         if moved > 0 and fell and spread is not None and spread.last == 1:
             moved, told = 0, f"{told}, and by then every group is zero-variance"
-        what = "collapsed" if fell else "exploded"
+        what = change.words(*(("collapsed", "fell") if fell else ("exploded", "rose")), onset)
         return Judgement(
             severity={1: Severity.INFO, 0: Severity.WARNING, -1: Severity.ERROR}[moved],
             confirmed=True,
-            headline=f"entropy {what} at step {onset}: {from_to(level.first, level.last)} nats",
-            message=(
-                f"The entropy {what} {from_to(level.first, level.last)} nats; half of the change had happened by step "
-                f"{onset}. {told}."
-            ),
+            headline=f"entropy {what}: {from_to(level.first, level.last)} nats",
+            message=f"The entropy {what}, {from_to(level.first, level.last)} nats. {told}.",
             evidence=f"medians over the first and the last {level.count} of {len(values)} logged steps",
             advice=(
-                f"go back to a checkpoint before step {onset}; lower {own_name(context, 'the learning rate')}, raise "
+                f"{go_back(run, onset)}; lower {own_name(context, 'the learning rate')}, raise "
                 f"{own_name(context, 'the upper clip range')}, or add an entropy bonus"
                 if fell
                 else (

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number, own_name
-from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, logged, series, step_at
-from rolloutdoctor.rules.series import crossing, ends, smoothed
+from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, go_back, levels, logged, series, step_at
+from rolloutdoctor.rules.series import ends, shift, smoothed
 from rolloutdoctor.rules.table_rule import Measured
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ class KlBlowUp(NumbersRule):
     `kl_last` is the median over the last tenth of the logged steps, three at least. A blow-up is a `kl_last` above 1
     nat and above ten times the smallest of the first three. It is none where the reward ever rose by more than its
     noise, an error where it is lower at the end than at the start by more than its noise, and else a warning. `onset`
-    is the first step from which the running median stays above the geometric mean of both. Confirmed: the log shows
+    is the first step from which it stays above the geometric mean of both; of a rise that takes more than a quarter of
+    the steps, the first that left the start. Confirmed: the log shows
     that, not why. A KL that is NaN or negative is `RDM003`'s.
 
     ## What to do
@@ -56,8 +57,8 @@ class KlBlowUp(NumbersRule):
         start = max(float(values[:3].min()), 0.0)
         if level.last <= self.high or level.last <= self.times * start:
             return None
-        at = crossing(values, (max(start, 1e-3) * level.last) ** 0.5, below=False)
-        onset = step_at(run, len(values) - 1 if at is None else at)
+        rise = shift(values, start, level.last, (max(start, 1e-3) * level.last) ** 0.5)
+        onset = step_at(run, rise.at)
         rewards, reward = logged(run, "reward"), levels(run, "reward")
         if rewards is not None and _ever_rose(rewards):
             return None
@@ -66,14 +67,14 @@ class KlBlowUp(NumbersRule):
         return Judgement(
             severity=Severity.ERROR if fell else Severity.WARNING,
             confirmed=True,
-            headline=f"KL blew up at step {onset}: {from_to(start, level.last)} nats",
+            headline=f"KL {rise.words('blew up', 'rose', onset)}: {from_to(start, level.last)} nats",
             message=(
-                f"The KL to the reference went {from_to(start, level.last)} nats; half of the change had happened by "
-                f"step {onset}{bought}. Its maximum is {number(float(values.max()))}."
+                f"The KL to the reference {rise.words('blew up', 'rose', onset)}, {from_to(start, level.last)} nats"
+                f"{bought}. Its maximum is {number(float(values.max()))}."
             ),
             evidence=f"the median over the last {counted(level.count, 'step')} of {len(values)}",
             advice=(
-                f"go back to a checkpoint before step {onset}; raise {own_name(context, 'the KL coefficient')} or "
+                f"{go_back(run, onset)}; raise {own_name(context, 'the KL coefficient')} or "
                 f"lower {own_name(context, 'the learning rate')}"
             ),
             measures={

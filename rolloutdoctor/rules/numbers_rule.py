@@ -114,6 +114,12 @@ def step_at(run: Measured, place: int) -> int:
     return int(run.table["step"][place])
 
 
+def go_back(run: Measured, step: int) -> str:
+    """Say from where to start again: a checkpoint, if there can be one before the step."""
+    earlier = step > step_at(run, 0)
+    return f"go back to a checkpoint before step {step}" if earlier else "start again from the initial model"
+
+
 def from_to(first: float, last: float) -> str:
     """Say from where to where a number went.
 

@@ -7,7 +7,7 @@ import polars as pl
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number
 from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
-from rolloutdoctor.rules.series import crossing, ends, smoothed
+from rolloutdoctor.rules.series import ends, shift, smoothed
 from rolloutdoctor.rules.table_rule import Measured
 
 _OF_A_MEDIAN = 1.2533
@@ -76,16 +76,14 @@ class RewardCollapse(NumbersRule):
         needed = self.errors_of_most if self._lost_most(run, best, level.last) else self.errors
         if sure <= needed * error or fall <= self.fraction * (best - lowest) or top > len(values) - level.count:
             return None
-        after = crossing(values[top:], (best + level.last) / 2, below=True)
-        onset = step_at(run, top + (after or 0))
+        drop = shift(values[top:], best, level.last, (best + level.last) / 2)
+        onset = step_at(run, top + drop.at)
+        what = drop.words("collapsed", "fell", onset)
         return Judgement(
             severity=Severity.ERROR if level.last <= max(lowest, level.first) else Severity.WARNING,
             confirmed=True,
-            headline=f"reward collapsed at step {onset}: from {number(best)} to {number(level.last)}",
-            message=(
-                f"The reward fell from {number(best)} (step {step_at(run, top)}) to {number(level.last)}; half of the "
-                f"fall had happened by step {onset}."
-            ),
+            headline=f"reward {what}: from {number(best)} to {number(level.last)}",
+            message=f"The reward {what}, from {number(best)} (step {step_at(run, top)}) to {number(level.last)}.",
             evidence=f"{number(sure / error) if error else 'many'} standard errors over {counted(level.count, 'step')}",
             advice=(
                 "compare entropy, KL, truncated share, gradient norm and train-inference mismatch before and after "

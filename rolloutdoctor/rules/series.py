@@ -154,10 +154,60 @@ def is_passing(values: "Values", odd: "NDArray[np.bool_]") -> bool:
 
 
 def crossing(values: "Values | Sequence[float]", level: float, *, below: bool, width: int = 3) -> int | None:
-    """Return where the running median goes beyond a level for good; None if it ends on the other side."""
+    """Return the first value beyond a level from which on the running median stays beyond it; None if there is none."""
     import numpy as np
 
-    beyond = smoothed(values, width) < level if below else smoothed(values, width) > level
-    inside = np.flatnonzero(~beyond)
-    at = 0 if not len(inside) else int(inside[-1]) + 1
-    return at if at < len(beyond) else None
+    medians, series = smoothed(values, width), np.asarray(values, dtype=np.float64)
+    inside = np.flatnonzero(~(medians < level if below else medians > level))
+    since = 0 if not len(inside) else int(inside[-1]) + 1
+    # Of the first values the median is of few, so that it may lie beyond before one of them does.
+    beyond = np.flatnonzero(series[since:] < level if below else series[since:] > level)
+    return since + int(beyond[0]) if len(beyond) else None
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A change from one level to another.
+
+    Attributes:
+        at: place of the first value of the new level; of a steady change, of the first that left the old one.
+        is_steady: whether it took more than a quarter of the values, and not a few: no place stands out.
+    """
+
+    at: int
+    is_steady: bool
+
+    def words(self, sudden: str, steady: str, step: int) -> str:
+        """Say what happened when.
+
+        >>> Shift(3, is_steady=True).words("blew up", "rose", 3), Shift(3, is_steady=False).words("blew up", "rose", 3)
+        ('rose steadily from step 3 on', 'blew up at step 3')
+        """
+        return f"{steady} steadily from step {step} on" if self.is_steady else f"{sudden} at step {step}"
+
+
+def shift(values: "Values", first: float, last: float, level: float) -> Shift:
+    """Return where a series went from one level to another.
+
+    Args:
+        values: the series.
+        first: the level before.
+        last: the level after, another one.
+        level: beyond which a value is of the level after; for what grows by factors the geometric mean of both.
+    """
+    below = last < first
+    levels = (level, *(first + share * (last - first) for share in (_BEGUN, *_MOST)))
+    places = [crossing(values, each, below=below) for each in levels]
+    at, begun, tenth, nearly = (len(values) - 1 if place is None else place for place in places)
+    is_steady = nearly - tenth > max(_FEW, len(values) / 4)
+    return Shift(begun if is_steady else at, is_steady)
+
+
+_BEGUN = 0.05
+"""Share of a steady change from which on it has begun."""
+
+_MOST = (0.1, 0.9)
+"""Shares of a change between which it is timed: its tails may be long."""
+
+_FEW = 5
+"""Values that a sudden change may take."""
