@@ -1,6 +1,8 @@
 """`Vital`: a logged quantity over the run, as the first screen of a log shows it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import fsum
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,25 @@ class Vital:
         return self.series[-1]
 
     @property
+    def early(self) -> float:
+        """The mean of the first tenth: of one value, where there are fewer than twenty."""
+        return _mean(self.series[: self._tenth])
+
+    @property
+    def late(self) -> float:
+        """The mean of the last tenth."""
+        return _mean(self.series[-self._tenth :])
+
+    @property
+    def mean(self) -> float:
+        """The mean of all values."""
+        return _mean(self.series)
+
+    @property
+    def _tenth(self) -> int:
+        return max(1, len(self.series) // 10)
+
+    @property
     def least(self) -> float:
         """The smallest value."""
         return min(self.series)
@@ -44,3 +65,7 @@ class Vital:
     def largest(self) -> float:
         """The largest value."""
         return max(self.series)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fsum(values) / len(values)

@@ -3,6 +3,7 @@
 This module and the rules import no tensors and no trainers, so that the pages of rules open at once.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -243,13 +244,37 @@ def logs_remedy() -> str:
     return f"give the trainer's log as well: {own}, or an export as CSV or JSON Lines"
 
 
-def percent(share: float | None) -> str:
-    """A share for people: three significant digits.
+_TIMES = 10
+"""Multiple from which on a share is no percentage any more."""
 
-    >>> percent(0.01234), percent(None)
-    ('1.23 %', 'n/a')
+
+def percent(share: float | None) -> str:
+    """A share for people: three significant digits, and a multiple from ten times on.
+
+    >>> percent(0.01234), percent(None), percent(279.8)
+    ('1.23 %', 'n/a', '280 times')
     """
-    return "n/a" if share is None else f"{100 * share:.3g} %"
+    if share is None:
+        return "n/a"
+    return f"{share:,.0f} times" if _TIMES <= share < math.inf else f"{100 * share:.3g} %"
+
+
+def deviation(value: float | None, true: float | None) -> str:
+    """How far a number is from the true one, as a share of the true one.
+
+    >>> deviation(0.0482, 0.0745), deviation(0.08, 0.05), deviation(14.0, 0.05), deviation(1.0, 0.0)
+    ('35.3 % too low', '60 % too high', '280 times the true value', 'the true value is 0')
+    """
+    if value is None or true is None:
+        return "n/a"
+    if true == 0:
+        return "the true value is 0"
+    ratio = value / true
+    if ratio >= _TIMES:
+        return f"{ratio:,.0f} times the true value"
+    if ratio < 0:
+        return "of the other sign"
+    return f"{percent(abs(ratio - 1))} too {'high' if ratio > 1 else 'low'}"
 
 
 def number(value: float | None) -> str:

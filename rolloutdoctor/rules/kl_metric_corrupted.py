@@ -12,7 +12,7 @@ from rolloutdoctor.objective.objective import KlBuffer
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import loss_columns, reward_kl_columns
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, deviation, number, percent
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
@@ -269,8 +269,8 @@ class KlMetricCorrupted(TableRule):
         if not confirmed and _is_explained(context):
             return None  # the rule of that cause reports it
         headline = (
-            f"the logged KL is {number(run['logged'])} but the rows give {number(run['recomputed'])} (error "
-            f"{percent(relative)})"
+            f"the logged KL is {number(run['logged'])} but the rows give {number(run['recomputed'])} "
+            f"({deviation(run['logged'], run['recomputed'])})"
         )
         if beside_loss:
             return Judgement(

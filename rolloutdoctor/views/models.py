@@ -187,6 +187,9 @@ class Vital(Model):
     unit: Text
     first: Number
     last: Number
+    early: Number
+    late: Number
+    mean: Number
     min: Number = _at("least")
     max: Number = _at("largest")
     steps: list[Whole]
@@ -647,5 +650,6 @@ class MetricEntry(Model):
     until: str
     factor: float
     offset: float
+    lower_bound: bool
     zero_when_off: bool
     before_update: bool

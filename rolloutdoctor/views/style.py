@@ -44,6 +44,10 @@ def plain(text: object, limit: int = 80) -> str:
     return clean if len(clean) <= limit else clean[: limit - 3] + "..."
 
 
+_TIMES = 10
+"""Multiple from which on a share is no percentage any more."""
+
+
 def shown(measure: Measure) -> str:
     """A measure for people: three significant digits, shares in per cent.
 
@@ -55,7 +59,9 @@ def shown(measure: Measure) -> str:
         return "n/a"
     if isinstance(value, int):
         return f"{value:,}" if measure.unit != "step" else str(value)
-    return f"{100 * value:.3g} %" if measure.unit == "share" else f"{value:.4g}"
+    if measure.unit != "share":
+        return f"{value:.4g}"
+    return f"{100 * value:.3g} %" if abs(value) < _TIMES else f"{value:,.0f} times"
 
 
 def where(place: Example) -> str:

@@ -16,6 +16,12 @@ _HIGH_RATE = 1e-3
 _MOST_EVENTS = 3
 """Consequences that the first sentence names; the findings have all of them."""
 
+_SHARE_OF_WASTE = {"zero_variance_share", "dead_share"}
+"""Measures that say how much of the rollouts trained nothing."""
+
+_MUCH = 0.5
+"""Such a share from which on the verdict says so."""
+
 _CLAUSE_END = re.compile(r"[:,;] ")
 
 _OF_UPDATE = ("spurious_share_l1", "grad_share_l1", "relative_change_l1")
@@ -29,6 +35,11 @@ def verdict(report: Report) -> str:
     >>> verdict(Report("0.1.0", "cpu", "float32", InputSummary(), clean=(("RDI001", "nonfinite-values"),)))
     'Healthy: no fault was found. No logged value could be compared with the rows.'
     """
+    return f"{_outcome(report)}{_waste(report)}"
+
+
+def _outcome(report: Report) -> str:
+    """Say what came out, whatever the release."""
     faults = [finding for finding in report.causes if finding.severity >= Severity.WARNING]
     tested, rules = report.coverage.tested, report.coverage.rules
     if faults:
@@ -78,6 +89,22 @@ def _of_faults(faults: list[Finding], report: Report) -> str:
         sentence += f"; {shown(share)} of the log-prob gradient"
     others = f" {many(len(faults) - 1, 'more fault')}." if len(faults) > 1 else ""
     return f"{sentence}. To fix it: {worst.advice}.{others}"
+
+
+def _waste(report: Report) -> str:
+    """Say that half of the rollouts or more trained nothing, though that is no fault; in hours, if they are logged."""
+    for finding in report.findings:
+        names = _SHARE_OF_WASTE & finding.measures.keys()
+        share = max((finding.measures[name].value or 0.0 for name in names), default=0.0)
+        if share < _MUCH or finding.severity > Severity.INFO:
+            continue
+        words = f" {finding.headline[:1].upper()}{finding.headline[1:]}"
+        times = next((vital for vital in report.vitals if vital.name == "step_time"), None)
+        if times is None:
+            return f"{words}."
+        hours = times.mean * (times.steps[-1] - times.steps[0] + 1) / 3600
+        return f"{words}: about {share * hours:.3g} of {hours:.3g} hours."
+    return ""
 
 
 def _story(cause: Finding, report: Report) -> str:

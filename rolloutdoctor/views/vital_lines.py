@@ -1,4 +1,4 @@
-"""Logged quantities over the run, a line each: from where to where they went, a sparkline, and where findings begin."""
+"""Logged quantities over the run, a line each: means of its first and last tenth, a sparkline, where findings begin."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -19,12 +19,12 @@ _LEVELS = ("▁▂▃▄▅▆▇█", "_.-=+*#@")
 def vital_lines(vitals: Sequence[Vital], style: Style) -> Iterator[RenderableType]:
     """Yield one line for each quantity."""
     wide = max(len(one.title) for one in vitals)
-    first, last = (max(len(_number(getattr(one, end))) for one in vitals) for end in ("first", "last"))
+    first, last = (max(len(_number(getattr(one, end))) for one in vitals) for end in ("early", "late"))
     arrow = "→" if style.unicode else "->"
     heads = [
-        f"{one.title:<{wide}}  {_number(one.first):>{first}} {arrow} {_number(one.last):<{last}}  " for one in vitals
+        f"{one.title:<{wide}}  {_number(one.early):>{first}} {arrow} {_number(one.late):<{last}}  " for one in vitals
     ]
-    ranges = [f"  {_number(one.least)} to {_number(one.largest)}" for one in vitals]
+    ranges = [f"  {_number(one.least)} to {_number(one.largest)}, mean {_number(one.mean)}" for one in vitals]
     marks = [", ".join(f"{code} from step {step}" for step, code in one.marks) for one in vitals]
     tails = [f"{range_}  {mark}" if mark else range_ for range_, mark in zip(ranges, marks, strict=True)]
     room = style.width - max(len(head) + len(tail) for head, tail in zip(heads, tails, strict=True))
