@@ -14,7 +14,7 @@ from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.findings import LONGER_LOG, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, own_name
 from rolloutdoctor.rules.logged_quantities import not_logged
-from rolloutdoctor.rules.series import is_passing
+from rolloutdoctor.rules.series import chance_limit, is_passing
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 _REACHES = frozenset({"loss", "policy_loss", "grad_norm", "critic_loss", "critic_grad_norm"})
@@ -68,9 +68,10 @@ class LoggedAnomaly(TableRule):
     sign. `negative_kl_steps` have a KL below -0.01, which rounding in bfloat16 does not reach: a warning where the
     configuration says that the KL in the loss is k2 or k3, and information where nothing says it, since k1 may be
     negative. `*_peak` is the largest value divided by the mean of all others; with more than ten values, a `kl_peak`
-    above 10 is a finding, without proof that it did harm: a warning from half a nat on, information where it is in
-    fewer than 2 % of the lines and the KL after it is what it was. So is a gradient norm above 1e7, which no loss that
-    averages tokens of rewards near 1 gives. Confirmed but for a large value alone: the log itself is the proof.
+    above 10 is a finding, unless as many steps reach it by chance (see `RDT008`), without proof that it did harm: a
+    warning from half a nat on, information where it is in fewer than 2 % of the lines and the KL after it is what it
+    was. So is a gradient norm above 1e7, which no loss that averages tokens of rewards near 1 gives. Confirmed but for
+    a large value alone: the log itself is the proof.
 
     ## What to do
     Look at the rollouts of the steps listed; `RDI001` finds the tokens. For a negative KL, check which estimator and
@@ -278,6 +279,8 @@ class LoggedAnomaly(TableRule):
             return None
         values = kl.to_numpy()
         limit = self.peak_above * float(values.sum() - values.max()) / (len(values) - 1)
+        if values.max() <= chance_limit(values, limit):
+            return None
         is_small = (run["kl_max"] or 0) < self.small_kl or is_passing(values, values > limit)
         step = run.table.drop_nulls("kl")["step"][int(values.argmax())]
         return Oddity(

@@ -39,12 +39,14 @@ class ReferenceMoved(TableRule):
     ## How it is measured
     The mean of k3 over the trained tokens of each step; of a step with more than 32,768 response tokens every second
     token, every third and so on is looked at. A fall counts where the KL is at most a tenth of that of the step before,
-    the largest of three steps from there on is at most half of the smallest of the three before (or the KL is a tenth
-    of that smallest, the largest half of the step before, and no other fall is a third of it in logarithms), and the
-    mean log-prob of the policy changes by at most three times its median change between neighbouring steps: another
-    data set, a restart or a jump of the policy changes that as well. Falls at equal distances are a schedule, and
-    information; a single sync of the reference that is not recorded cannot be distinguished from a fault by the rows. A
-    fall to a third that is twice as large as any other leaves the rule without a verdict.
+    the largest of three steps from there on is at most half of the smallest of the three before, and this gap is in
+    logarithms twice the largest gap of a rise to a level that was there before, and twice the median change between
+    neighbours: steps drawn alike rise as far as they fall (or the KL is a tenth of that smallest, the largest half of
+    the step before, and no other fall is a third of it in logarithms), and the mean log-prob of the policy changes by
+    at most three times its median change between neighbouring steps: another data set, a restart or a jump of the
+    policy changes that as well. Falls at equal distances are a schedule, and information; a single sync of the
+    reference that is not recorded cannot be distinguished from a fault by the rows. A fall to a third that is twice as
+    large as any other leaves the rule without a verdict.
     Equal log-probs count in steps after the first, where an earlier step has different ones or the log-probs at the
     loss are not those before the update. Tokens may be equal by rounding: if as many were in the last step with
     different ones, that all of them are has a probability below 2^-40. Equal log-probs in all of six steps or more
@@ -83,6 +85,10 @@ class ReferenceMoved(TableRule):
 
     window: int = 3
     """Steps before and after that must show it, so that one odd batch does not."""
+
+    beyond_chance: float = 2.0
+    """Times what the noise of the steps does in the other direction: for steps drawn alike a fall twice as far as the
+    farthest rise has a probability that goes down with their number, below one run in 100 of 1,000 steps."""
 
     bits: float = 40.0
     """Bits of evidence needed that the tokens are not equal by rounding."""
@@ -127,6 +133,7 @@ class ReferenceMoved(TableRule):
         kl, before, drop, tokens = pl.col("mean_kl"), pl.col("mean_kl").shift(1), pl.col("drop"), pl.col("tokens")
         # Of three steps before, and of three from there on.
         low, high = kl.rolling_min(self.window).shift(1), kl.rolling_max(self.window).shift(1 - self.window)
+        stands_out = self._log(low) - self._log(high) >= self.beyond_chance * self._chance(kl)
         policy_moved = pl.col("mean_policy").diff().abs()
         stays = (before > self.least_kl) & (policy_moved <= 3 * policy_moved.median() + 1e-12)
         # The largest fall beside the one of the step, in logarithms.
@@ -145,10 +152,24 @@ class ReferenceMoved(TableRule):
                 before_kl=before,
                 before_policy=pl.col("mean_policy").shift(1),
                 is_equal=pl.col("different") == 0,
-                is_fall=(((kl <= self.fall * before) & (high <= 0.5 * low)) | deep) & stays,
+                is_fall=(((kl <= self.fall * before) & (high <= 0.5 * low) & stands_out) | deep) & stays,
                 is_unsure=partly & (high <= 0.75 * before) & stays,
             )
         )
+
+    def _chance(self, kl: pl.Expr) -> pl.Expr:
+        """How far noise moves the KL of three steps against the three before, in the most extreme place, in logarithms.
+
+        Steps drawn alike rise as often as they fall, and as far: the largest rise to a level that was there before
+        knows how many places the run has and how heavy the tails of a step are. In a short run that is left to luck,
+        and the median change between neighbours is the least.
+        """
+        before, after = kl.rolling_max(self.window).shift(1), kl.rolling_min(self.window).shift(1 - self.window)
+        rises = (self._log(after) - self._log(before)).filter(after <= kl.cum_max().shift(1))
+        return pl.max_horizontal(rises.max(), self._log(kl).diff().abs().median()).fill_null(0.0)
+
+    def _log(self, kl: pl.Expr) -> pl.Expr:
+        return kl.clip(self.least_kl).log()
 
     def quantities(self) -> Mapping[str, Quantity]:
         """The KL, and where it fell."""

@@ -55,6 +55,33 @@ class Ends:
         return abs(self.change) / self.error if self.error > 0 else (float("inf") if self.change else 0.0)
 
 
+FALSE_ALARM = 1e-3
+"""Probability that a value of a run whose steps are drawn alike lies beyond `chance_limit`."""
+
+FEWEST_OF_TAIL = 50
+"""Values below which there is no tail to continue."""
+
+
+def chance_limit(values: "Values", usual: float) -> float:
+    """Return how large the largest of so many values may be by chance: their own upper tail, continued.
+
+    The logarithm of a value above the 99th percentile is taken to fall off as it does between the 90th and there, which
+    is a Pareto tail; that of log-normal values is thinner. 0 of fewer than `FEWEST_OF_TAIL`.
+
+    Args:
+        values: of the steps.
+        usual: values above it are candidates, and do not say how heavy the tail is.
+    """
+    import numpy as np
+
+    sizes = np.log(values[(values > 0) & (values <= usual)])
+    if len(sizes) < FEWEST_OF_TAIL:
+        return 0.0
+    ninth, last = np.quantile(sizes, (0.9, 0.99))
+    decades = np.log10(0.01 * len(values) / FALSE_ALARM)
+    return float(np.exp(min(last + (last - ninth) * max(decades, 0.0), 700.0)))
+
+
 def ends(values: "Values | Sequence[float]") -> Ends:
     """Return the levels at which a series of three values or more starts and ends."""
     import numpy as np
