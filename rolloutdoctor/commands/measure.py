@@ -47,6 +47,7 @@ class MeasuredRun:
     metrics: pl.DataFrame
     _prepared: PreparedRun
     _state: RunState
+    _device: str = "auto"
 
     def __repr__(self) -> str:
         """Summarise the tables in a line."""
@@ -65,7 +66,7 @@ class MeasuredRun:
             layers=given.layers,
             steps=given.steps,
             split=given.split or "train",
-            device=given.device,
+            device=self._device,
             dtype=given.dtype,
             fixes=tuple(choose(fix) for fix in fixes),
         )
@@ -101,7 +102,9 @@ def measure(
         UsageError: if an option cannot be used.
         InputError: if a file cannot be read, or breaks the contract.
     """
-    return on_device(options, [run], lambda chosen: _measure(run, chosen, fixes, progress))
+    measured = on_device(options, [run], lambda chosen: _measure(run, chosen, fixes, progress))
+    # What `auto` was resolved to is not what a later comparison was asked for.
+    return replace(measured, _device=options.device)
 
 
 def _measure(run: Run, options: CheckOptions, fixes: Sequence[ChosenFix], progress: Progress | None) -> MeasuredRun:

@@ -336,6 +336,14 @@ def test_auto_says_a_sentence_and_the_device_that_was_used(large, monkeypatch, c
     assert lines[0].endswith("ran out of memory before the first step; the CPU computes everything instead")
 
 
+def test_a_comparison_of_tables_may_end_on_the_cpu_too(large, monkeypatch):
+    with pretended_gpu(monkeypatch):
+        measured, _ = tables("auto", ":2")
+        assert measured.diff("zero-std").device == DEVICE.type
+    with pretended_gpu(monkeypatch, capacity=2000), pytest.warns(DeviceWarning, match="ran out of memory"):
+        assert measured.diff("zero-std").device == "cpu"
+
+
 def test_a_wrong_sum_of_the_probe(monkeypatch, large):
     sums = iter([torch.ones(4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)])
     monkeypatch.setattr(device.seg, "total", lambda x, rows: next(sums))
