@@ -155,13 +155,14 @@ def _ask(program, folder):
     trouble = None
     for text in json.loads((folder / "asked.json").read_text()):
         request = text.replace("{prefix}", address.path).replace("{host}", address.netloc)
+        is_whole = len(request.split("\r\n")[0].split()) == 3
         with socket.create_connection((address.hostname, address.port), timeout=300) as connection:
             connection.sendall(request.encode("latin1", "replace"))
             connection.shutdown(socket.SHUT_WR)
             answer = b""
             while time.monotonic() < deadline and (block := connection.recv(2**20)):
                 answer += block
-        if b" 500 " in answer[:40] or (not answer and request.startswith("GET")):
+        if b" 500 " in answer[:40] or (not answer and request.startswith("GET") and is_whole):
             trouble = f"{request[:200]!r}: {answer[:300]!r}"
     program.send_signal(2)
     return trouble

@@ -229,6 +229,14 @@ def test_every_importer_ends(ended, tmp_path, dump):
         file.write_bytes(raw)
 
 
+def test_a_column_that_is_there_twice_is_one_sentence(ended, tmp_path):
+    source = next((DATA / "trl" / "mixed").rglob("completions_*.parquet"))
+    table = pq.read_table(source)
+    name = table.column_names[3]
+    pq.write_table(table.append_column(name, table.column(3)), tmp_path / source.name)
+    assert f"the column '{name}' is there 2 times" in ended("check", source.name, codes=[2])
+
+
 def trackio_tree(path):
     """A database of 100 kB, the table of which has 10^12 rows: its pages are children of each other."""
     size = 4096

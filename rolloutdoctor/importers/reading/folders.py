@@ -1,5 +1,6 @@
 """The files of a dump, by the names under which the user knows them."""
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -16,7 +17,10 @@ def listed(folder: Path, is_wanted: Callable[[Path], object]) -> list[Path]:
 
 
 def named(sources: Iterable[Source], find: Callable[[Path], Sequence[Path]]) -> list[Source]:
-    """Every source that is a file, and in place of a folder what `find` makes of it, named as the folder was."""
+    """Every source that is a file, and in place of a folder what `find` makes of it, named as the folder was.
+
+    A file that is reached twice, as by a link called latest, is there once.
+    """
     found: list[Source] = []
     for source in sources:
         root = Path(source.path)
@@ -25,4 +29,7 @@ def named(sources: Iterable[Source], find: Callable[[Path], Sequence[Path]]) -> 
         else:
             name = source.name.rstrip("/")
             found += [Source(str(file), f"{name}/{file.relative_to(root)}") for file in find(root)]
-    return found
+    distinct: dict[str, Source] = {}
+    for file in found:
+        distinct.setdefault(os.path.realpath(file.path), file)
+    return list(distinct.values())

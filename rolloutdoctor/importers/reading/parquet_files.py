@@ -1,5 +1,6 @@
 """Parquet from elsewhere, in batches that stay small whatever a few stored bytes expand to."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pyarrow.parquet as pq
 
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.parquet.files import check_size, reading
+from rolloutdoctor.results.errors import InputError
 
 _BATCH_BYTES = 256 * 2**20
 _BATCH_ROWS = 1024
@@ -37,6 +39,7 @@ def batches(parquet: pq.ParquetFile, source: Source, columns: Sequence[str] | No
     Raises:
         InputError: if the file is damaged, or decodes to far more than it stores.
     """
+    _check_names(source, parquet, columns)
     check_size(source, parquet.metadata, columns)
     with reading(source.name, "the footer"):
         footer = parquet.metadata
@@ -51,3 +54,11 @@ def batches(parquet: pq.ParquetFile, source: Source, columns: Sequence[str] | No
             # Damage can hide in what arrow hands on unseen: bytes that are no text, offsets beyond the end.
             batch.validate(full=True)
         yield batch
+
+
+def _check_names(source: Source, parquet: pq.ParquetFile, columns: Sequence[str] | None) -> None:
+    with reading(source.name, "the footer"):
+        times = Counter(parquet.schema_arrow.names)
+    for name, count in times.items():
+        if count > 1 and (columns is None or name in columns):
+            raise InputError(f"{source.name}: the column {name[:80]!r} is there {count} times; write the file with one")
