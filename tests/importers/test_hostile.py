@@ -167,13 +167,10 @@ def hostile_lines(text):
     names = list(body) if isinstance(body, dict) else []
     yield row[: len(row) // 2] + "\n"
     yield (row + "\n") * 300
-    for value in VALUES:
-        fields = [
-            ",".join(f"{json.dumps(name)}:{value if name == changed else json.dumps(body[name])}" for name in names)
-            for changed in names
-        ]
-        # The first field that is wrong ends it: each has to have its turn.
-        yield from ["{" + line + "}\n" for line in fields][:: 1 if value in VALUES[:3] else 3]
+    for number, changed in enumerate(names):
+        for value in (VALUES[number % len(VALUES)], VALUES[(number + 4) % len(VALUES)]):
+            fields = (f"{json.dumps(name)}:{value if name == changed else json.dumps(body[name])}" for name in names)
+            yield "{" + ",".join(fields) + "}\n"
 
 
 def cut_and_changed(raw):
@@ -210,7 +207,7 @@ def test_every_importer_is_tried():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dump", DUMPS)
+@pytest.mark.parametrize("dump", sorted(DUMPS, key=lambda dump: dump != "skyrl"))
 def test_every_importer_ends(ended, tmp_path, dump):
     target = folder_of(tmp_path, DUMPS[dump])
     ended("check", "dump", codes=[0, 1, 3])
