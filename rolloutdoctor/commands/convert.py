@@ -198,6 +198,7 @@ def read_logs(logs: Sequence[Source], notes: ReaderNotes | None = None) -> Logge
             notes.repeated(f"{name} and {tables[-1][0]}", key, metric, value, last)
         found = found.completed_by(table)
     found.total_steps = total
+    found.counted_steps = all(table.counted_steps for _, table in tables)
     if not any(found.at(key) for key in found.steps()):
         raise InputError(f"{logs[0].name}: no number was logged there")
     return found
@@ -230,7 +231,7 @@ def _read_log(log: Source, notes: ReaderNotes) -> LoggedMetrics:
     of_log = LogNotes(notes)
     entries = ((StepKey(step, split), found) for step, split, found in read_log(log, of_log))
     metrics = LoggedMetrics(values_by_step(entries, log.name, notes))
-    metrics.total_steps = of_log.total_steps
+    metrics.total_steps, metrics.counted_steps = of_log.total_steps, of_log.counted_steps
     return metrics
 
 

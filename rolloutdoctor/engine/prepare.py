@@ -148,6 +148,7 @@ def whole_context(
         splits_unknown=metadata.splits_unknown,
         made_by=(metadata.trainer, metadata.trainer_version),
         world_size=metadata.world_size,
+        counted_steps=metrics.counted_steps,
         total_steps=metadata.total_steps,
         missing_ranks=metadata.missing_ranks,
     )

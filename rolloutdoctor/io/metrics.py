@@ -33,9 +33,11 @@ class LoggedMetrics:
         windows: the steps that the values left out are means over, in order.
         lines: steps of training at which something was logged.
         total_steps: optimizer steps that the run was planned for; None if its log does not say.
+        counted_steps: whether the lines of the log say no step, so that they are numbered from 1.
     """
 
     total_steps: int | None = None
+    counted_steps: bool = False
 
     def __init__(
         self,

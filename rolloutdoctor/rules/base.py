@@ -54,6 +54,7 @@ class Context:
         splits_unknown: evaluation rows among the rows cannot be distinguished from training rows.
         world_size: how many ranks recorded; 0 if nothing says.
         total_steps: optimizer steps that the run was planned for, as its log or its options say; None if nothing says.
+        counted_steps: whether the log says no step, so that its lines are numbered from 1.
         missing_ranks: those of which no file was given.
         averaged: names of metrics that were logged as means over several steps, and so are no value of one.
         windows: the steps that these are means over, and the values.
@@ -88,6 +89,7 @@ class Context:
     splits_unknown: bool = False
     world_size: int = 0
     total_steps: int | None = None
+    counted_steps: bool = False
     missing_ranks: tuple[int, ...] = ()
     digits: Mapping[str, tuple[Digits, ...]] = field(default_factory=dict)
     recording: Mapping[str, str] = field(default_factory=dict)

@@ -67,6 +67,7 @@ class KlClamped(CountingRule):
     shows = "trained tokens beyond the clamp"
 
     most: float = 0.001
+    fewest: int = 3
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """Return the columns of the audit, and both models' log-probs."""
@@ -86,7 +87,7 @@ class KlClamped(CountingRule):
         if run.shown <= self.most * run.looked_at or not _clamps(context):
             return None
         return Judgement(
-            severity=Severity.WARNING,
+            severity=Severity.WARNING if run.shown >= self.fewest else Severity.INFO,
             confirmed=run.is_reproduced,
             headline=(
                 f"{percent(run.shown / run.looked_at)} of the trained tokens exceed the KL clamp and get no KL gradient"

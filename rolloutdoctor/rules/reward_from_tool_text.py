@@ -40,6 +40,8 @@ class RewardFromToolText(TableRule):
     other words does not count. The reward function is one of two values, and of several the one that distinguishes
     best between responses with the answer and without. A warning where more than 10 % of such responses are rewarded,
     at 99.9 % confidence, and more than of those in which the answer stands nowhere; information for three or more.
+    It is information, too, where no response is rewarded for an answer that the model wrote: then the reward is the
+    verdict of the environment.
     Exposed: an answer in a third language, or in digits for words, looks the same.
 
     ## What to do
@@ -135,8 +137,11 @@ class RewardFromToolText(TableRule):
         if found < self.fewest:
             return None
         low, nowhere = share_bound(found, seen)[0], run["nowhere_rewarded_share"]
+        is_for_answers = bool(run["in_model_rewarded_share"])
         return Judgement(
-            severity=Severity.WARNING if low > max(self.share_from, nowhere or 0.0) else Severity.INFO,
+            severity=Severity.WARNING
+            if is_for_answers and low > max(self.share_from, nowhere or 0.0)
+            else Severity.INFO,
             confirmed=False,
             headline=f"{counted(found, 'response')} of {seen:,} with the answer in a tool's text alone are rewarded",
             message=f"{run.table['function'][0]} is the higher one in {percent(found / seen)} of them, in "

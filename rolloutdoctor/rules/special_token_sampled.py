@@ -36,7 +36,8 @@ class SpecialTokenSampled(TableRule):
     is padding. Trained tokens of this id count in responses to the prompt, the last token aside. Where their runs have
     16 tokens or more they are an image that a tool returned, and trained by a wrong mask (`RDI006`). An id is that of
     an ordinary token, such as a digit of a grid, where more than one response in twenty has it (five at least), or less
-    than one prompt in ten. A warning from one such token on, exposed: a rare token that prompts repeat looks the same.
+    than one prompt in ten. A warning from three such tokens on, information for fewer; exposed: a
+    rare token that prompts repeat looks the same.
     The placeholder of a video is not known where the prompts have images alone.
 
     ## What to do
@@ -49,7 +50,7 @@ class SpecialTokenSampled(TableRule):
     >>> prompts = {"prompt_ids": range(1, 41), "placeholder": [9] * 40}
     >>> batch = toy_batch([[1, 0]] * 20, per_token={"response_ids": ids}, per_row=prompts)
     >>> diagnose_one("RDI018", batch, trainer=None)
-    'RDI018 warning exposed: sampled_tokens 1'
+    'RDI018 info exposed: sampled_tokens 1'
     """
 
     code = "RDI018"
@@ -65,6 +66,7 @@ class SpecialTokenSampled(TableRule):
 
     ordinary: float = 0.05
     fewest: int = 5
+    warned: int = 3
     images_from: float = 0.1
     image: int = 16
 
@@ -122,14 +124,14 @@ class SpecialTokenSampled(TableRule):
         return None
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
-        """A warning from one such token on."""
+        """A warning from some such tokens on: one may be any rare token."""
         tokens, rows = run.count("sampled_tokens"), run.count("rows")
         if not tokens:
             return None
         ids = run.table.filter(pl.col("value") > 0)["placeholder"].unique().sort().to_list()
         named = ", ".join(f"{one:.0f}" for one in ids)
         return Judgement(
-            severity=Severity.WARNING,
+            severity=Severity.WARNING if tokens >= self.warned else Severity.INFO,
             confirmed=False,
             headline=f"the policy sampled {counted(tokens, 'placeholder')} of an image (id {named}) in "
             f"{counted(rows, 'response')} of {run.count('responses'):,}",

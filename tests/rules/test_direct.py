@@ -110,6 +110,11 @@ def test_tokens_beyond_the_clamp(gap, fires):
     # Fewer, or an estimator without a clamp.
     assert only("RDG008", batch, **SLIME, kl_loss_type="k3") is None
     assert only("RDG008", batch, trainer="trl", beta=0.1) is None
+    if fires:
+        one = toy_batch([[1, 0], [1, 0]], lengths=100, policy=-12.0, ref=[ref[0][:100], *[[-12.01] * 100] * 3])
+        assert only("RDG008", one, **SLIME, kl_loss_type="low_var_kl").severity is Severity.INFO
+        three = toy_batch([[1, 0], [1, 0]], lengths=200, policy=-12.0, ref=[*ref[:3], [-12.01] * 200])
+        assert only("RDG008", three, **SLIME, kl_loss_type="low_var_kl").severity is Severity.WARNING
     few = toy_batch([[1, 0], [1, 0]], lengths=1200, policy=-12.0, ref=[[-12.0 + gap, *[-12.01] * 1199]] * 4)
     assert only("RDG008", few, **SLIME, kl_loss_type="low_var_kl") is None
 

@@ -54,6 +54,13 @@ def test_a_verifier_that_reads_the_whole_response(as_text, tmp_path):
     assert finding.examples[0].note == "the reference answer is only in what a tool wrote, and reward is 1"
 
 
+def test_a_reward_of_the_environment_is_information(tmp_path):
+    """No answer of the model is ever rewarded: the reward says whether the tool found it."""
+    of_tool = report(tmp_path, lambda words, text, truth, draw: truth not in words and draw.random() < 0.6)
+    (finding,) = of_tool.findings
+    assert (finding.severity.label, finding.measures["in_model_rewarded_share"].value) == ("info", 0)
+
+
 @pytest.mark.parametrize("as_text", [True, False])
 def test_a_verifier_that_reads_the_model_is_clean(as_text, tmp_path):
     assert [code for code, _ in report(tmp_path, of_model, as_text=as_text).clean] == [CODE]

@@ -3,6 +3,7 @@
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 import rolloutdoctor as rd
 from rolloutdoctor.io.parquet.cells import Place
@@ -55,6 +56,12 @@ def test_placeholders_that_the_policy_sampled(tmp_path):
     }
     assert finding.headline == "the policy sampled 3 placeholders of an image (id 151655) in 2 responses of 64"
     assert finding.examples[0].note == "2 tokens with the id 151655"
+
+
+@pytest.mark.parametrize(("count", "severity"), [(1, "info"), (2, "info"), (3, "warning")])
+def test_few_tokens_are_no_warning(count, severity, tmp_path):
+    (finding,) = report(tmp_path, response=lambda row, said: [*said[:7], *[PAD] * (row < count), *said[7:]]).findings
+    assert (finding.severity.label, finding.measures["sampled_tokens"].value) == (severity, count)
 
 
 def test_without_them_it_is_clean(tmp_path):

@@ -64,6 +64,7 @@ class LogNotes:
 
     Attributes:
         total_steps: optimizer steps that the run was planned for; None if the log does not say.
+        counted_steps: whether its lines say no step, so that they are numbered.
         runs: how many runs the file holds.
         reader: the notes of the run, which take the cells that are no numbers.
     """
@@ -73,6 +74,7 @@ class LogNotes:
         self.reader = tell if isinstance(tell, ReaderNotes) else ReaderNotes()
         self.run = run
         self.total_steps: int | None = None
+        self.counted_steps = False
         self.runs = 1
 
     def planned(self, steps: object) -> None:

@@ -124,6 +124,7 @@ def numbered(records: Sequence[Printed], bars: Bars, name: str, notes: LogNotes,
     # A line with other steps around it was cut before its own.
     is_undecided = growing and bool(bars.drawn)
     if every is None and steps is None and not is_undecided and all(record.step is None for record in records):
+        notes.counted_steps = True
         notes.tell(f"{name}: the lines have no step, and no progress bar gives it: they are numbered from 1")
     step = 0
     for place, record in enumerate(records):
