@@ -14,6 +14,7 @@ from rolloutdoctor.engine.unread_metrics import with_unread
 from rolloutdoctor.engine.vitals import vitals_of
 from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.metric_names.table import writers
+from rolloutdoctor.metric_names.training_kind import NOT_CHECKED, unrecognised
 from rolloutdoctor.objective.required_columns import CUT_COLUMNS, is_incomplete, loss_columns
 from rolloutdoctor.ops.logged_digits import WHOLE_LOG
 from rolloutdoctor.results.audit import AuditEntry, Cause, Disagreement
@@ -27,6 +28,9 @@ from rolloutdoctor.rules.table_rule import Measured
 from rolloutdoctor.search.diagnosis import Diagnosis, undiagnosed
 from rolloutdoctor.search.known_faults import code_of
 from rolloutdoctor.trainers.options import unused
+
+KEEP_NAMES = 6
+"""Names of metrics that nobody's table has, which a note lists."""
 
 
 def judge(
@@ -299,6 +303,12 @@ def _notes(plan: Plan, state: RunState) -> list[str]:
         )
     if evaluates_loss and objective is not None and objective.entropy_bonus is not None:
         notes.append(f"gradients are those of the policy term and the KL term: {objective.entropy_bonus.no_gradient}")
+    names = (
+        [] if plan.context.has_rows or plan.context.training_kind in NOT_CHECKED else unrecognised(plan.context.metrics)
+    )
+    if names:
+        more = f" and {len(names) - KEEP_NAMES:,} more" if len(names) > KEEP_NAMES else ""
+        notes.append(f"not recognised: {', '.join(names[:KEEP_NAMES])}{more}")
     rounded = plan.context.digits.get(WHOLE_LOG)
     if rounded:
         words = min(rounded, key=lambda one: one.kept).words

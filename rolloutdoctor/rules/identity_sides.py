@@ -14,7 +14,7 @@ _SINGLE = 2.0**-18
 """Bound on the relative error of a mean of up to 2^30 numbers that are added in pairs in float32, and of its parts."""
 
 
-_EMPTY = pl.DataFrame(
+EMPTY_LINES = pl.DataFrame(
     schema=dict.fromkeys(("step",), pl.Int64)
     | dict.fromkeys(("split", "identity"), pl.String)
     | {"exact": pl.Boolean, "left": pl.Float64, "right": pl.Float64, "beyond": pl.Float64}
@@ -34,7 +34,7 @@ def relation_lines(wide: pl.DataFrame, context: Context) -> pl.DataFrame:
         wide: step, split, and a column for each of the `related_metrics`.
         context: the options, what is logged and how it was rounded.
     """
-    found = [_EMPTY]
+    found = [EMPTY_LINES]
     for identity, one in relations_of(context):
         sides = compared(one, terms_of(identity.cancels), context)
         lines = wide.select(*STEP_KEY, identity=pl.lit(one.words), exact=pl.lit(identity.exact), **sides)
@@ -132,7 +132,7 @@ def compared(one: Relation, cancels: tuple[Term, ...], context: Context) -> dict
     apart = left - right if one.sign == "<=" else (left - right).abs()
     radius = pl.sum_horizontal(
         [
-            max(map(abs, factors[term])) * _radius(values[term], context.digits.get(term.metric, ()))
+            max(map(abs, factors[term])) * radius_of(values[term], context.digits.get(term.metric, ()))
             for term in one.terms
             if term.metric
         ]
@@ -152,7 +152,7 @@ def _value(term: Term, context: Context) -> pl.Expr:
     return pl.col(term.metric) if term.metric in context.metrics else pl.lit(0.0)
 
 
-def _radius(value: pl.Expr, digits: tuple[Digits, ...]) -> pl.Expr:
+def radius_of(value: pl.Expr, digits: tuple[Digits, ...]) -> pl.Expr:
     """How far the rounding of the log and float32 may have moved values: `Digits.radius` of a column, and `_SINGLE`."""
     size, found = value.abs(), [pl.lit(0.0)]
     for one in digits:

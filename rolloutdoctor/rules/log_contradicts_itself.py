@@ -9,6 +9,7 @@ import polars as pl
 from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.results.findings import LONGER_LOG, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logs_remedy, number
+from rolloutdoctor.rules.fitted_identities import fitted_lines, fitted_metrics
 from rolloutdoctor.rules.identity_sides import related_metrics, relation_lines
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
@@ -34,8 +35,10 @@ class LogContradictsItself(TableRule):
     value, which bounds a mean that is added up in pairs. Identities with options need them stated, those of one batch a
     line for each step, and those of a release the release. TRL averages the metrics of reward functions with one name:
     a reward is compared with them where as many weights as names are stated, or where it is its only metric in two
-    lines. An error, confirmed: the log itself is the proof; a warning, exposed, for an identity that numbers at the
-    edge of what is computed break.
+    lines. A loss with an entropy term, and a reward that is a weighted sum of several functions, are compared with the
+    sum that least squares over all lines give where no option states the coefficients: a warning, exposed, since a
+    function may score no response. An error, confirmed: the log itself is the proof; a warning, exposed, for an
+    identity that numbers at the edge of what is computed break.
 
     ## What to do
     Look at what makes the metric in the trainer that ran: its release, patches, callbacks that log under the same name.
@@ -60,7 +63,7 @@ class LogContradictsItself(TableRule):
 
     def metrics(self, context: Context) -> frozenset[str]:
         """What stands in an identity."""
-        return related_metrics(context)
+        return related_metrics(context) | fitted_metrics(context)
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A log without two metrics that belong together."""
@@ -72,7 +75,8 @@ class LogContradictsItself(TableRule):
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each identity and step: its sides, and how many rounding radii they are too far apart."""
-        return relation_lines(run.by_step(*self.metrics(context)), context)
+        wide = run.by_step(*self.metrics(context))
+        return pl.concat([relation_lines(wide, context), fitted_lines(wide, context)]).sort("step", maintain_order=True)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """How often an identity fails."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from labelled.trl_training import Training
+from trl.trainer import grpo_trainer
 
 from dynamics.trainings import DIVERGED, Planted, _Calls, transformers
 
@@ -76,11 +77,11 @@ def _ended(reward):
 class _At(transformers.TrainerCallback):
     """Calls something before every optimizer step from one on."""
 
-    def __init__(self, at: int, act: Callable[[], None]) -> None:
-        self.at, self.act = at, act
+    def __init__(self, at: int, act: Callable[[], None], *, once: bool = False) -> None:
+        self.at, self.act, self.once = at, act, once
 
     def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step >= self.at:
+        if state.global_step == self.at or (state.global_step > self.at and not self.once):
             self.act()
 
 
@@ -101,8 +102,12 @@ def _temperature(at: int, value: float) -> Callable[[Any], None]:
     def before(trainer):
         def act():
             trainer.temperature = trainer.args.temperature = trainer.generation_config.temperature = value
+            # The head that gives log-probs and entropies divides by the temperature, too.
+            for model in filter(None, (trainer.model, trainer.ref_model)):
+                outputs = {"outputs": ("log_probs", "entropy")} if model is trainer.model else {}
+                grpo_trainer.add_fused_lm_head(model, temperature=value, **outputs)
 
-        trainer.add_callback(_At(at, act))
+        trainer.add_callback(_At(at, act, once=True))
 
     return before
 
@@ -229,9 +234,17 @@ def planted(kind: str, seed: int) -> Planted:
         case "temperature-down":
             return made("RDT014", onset=at + 1, before=_temperature(at, draw.choice([0.4, 0.6])))
         case "entropy-rises":
-            return made("RDT003", entropy_coef=draw.choice([0.5, 2.0]), beta=0.0, rewards=(_has_three,))
+            return made("RDT003", entropy_coef=draw.choice([0.5, 2.0]), beta=0.0)
         case "kl-detached":
-            return made("RDG013", "RDT015", edits=(DETACHED,), beta=0.5, learning_rate=4 * rate, max_steps=100)
+            # The reward is solved, so that nothing but the KL could have a gradient.
+            return made(
+                *("RDG013", "RDT015"),
+                edits=(DETACHED,),
+                beta=0.5,
+                learning_rate=4 * rate,
+                max_steps=100,
+                rewards=(_has_three,),
+            )
         case "k1-printed":
             return made("RDM003", edits=(K1,), beta=draw.choice([0.02, 0.2]))
         case "length-bonus":

@@ -58,6 +58,7 @@ def test_table_lists_every_file():
         "base",
         "direct",
         "fix_effect",
+        "fitted_identities",
         "identity_sides",
         "known_fault",
         "logged_quantities",
