@@ -303,12 +303,11 @@ def _notes(plan: Plan, state: RunState) -> list[str]:
         )
     if evaluates_loss and objective is not None and objective.entropy_bonus is not None:
         notes.append(f"gradients are those of the policy term and the KL term: {objective.entropy_bonus.no_gradient}")
-    names = (
-        [] if plan.context.has_rows or plan.context.training_kind in NOT_CHECKED else unrecognised(plan.context.metrics)
-    )
-    if names:
-        more = f" and {len(names) - KEEP_NAMES:,} more" if len(names) > KEEP_NAMES else ""
-        notes.append(f"not recognised: {', '.join(names[:KEEP_NAMES])}{more}")
+    is_checked = not plan.context.has_rows and plan.context.training_kind not in NOT_CHECKED
+    unknown = unrecognised(plan.context.metrics) if is_checked else []
+    if unknown:
+        more = f" and {len(unknown) - KEEP_NAMES:,} more" if len(unknown) > KEEP_NAMES else ""
+        notes.append(f"not recognised: {', '.join(unknown[:KEEP_NAMES])}{more}")
     rounded = plan.context.digits.get(WHOLE_LOG)
     if rounded:
         words = min(rounded, key=lambda one: one.kept).words

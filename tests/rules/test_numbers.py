@@ -351,3 +351,131 @@ def test_what_to_do_about_equal_rewards_goes_by_the_reward(case, tmp_path):
         "and every advantage is 0"
     )
     assert found.advice.startswith(advice)
+
+
+NEW = {
+    "a rate that stops": ("RDT012", {"learning_rate": [1e-6] * 30 + [0.0] * 30}, "error"),
+    "a rate that stops late": ("RDT012", {"learning_rate": [1e-6] * 56 + [0.0] * 4}, "warning"),
+    "a schedule that ends at 0": ("RDT012", {"learning_rate": [*np.linspace(1e-6, 0, STEPS)]}, "clean"),
+    "two zeros": ("RDT012", {"learning_rate": [1e-6] * 58 + [0.0] * 2}, "clean"),
+    "a warmup from 0": ("RDT012", {"learning_rate": [0.0] * 10 + [1e-6] * 50}, "clean"),
+    "a rate that jumps": ("RDT009", {"learning_rate": [1e-6] * 30 + [1.1e-5] * 30}, "warning"),
+    "a rate that jumps less": ("RDT009", {"learning_rate": [1e-6] * 30 + [9e-6] * 30}, "clean"),
+    "a restart of a cosine": ("RDT009", {"learning_rate": [1e-6, 5e-7, 1e-8] * 20}, "clean"),
+    "a short warmup without an end": ("RDT009", {"learning_rate": [*np.linspace(0, 1e-6, 40)]}, "info"),
+    "a length that shrinks": ("RDT013", {"response_length": noisy([300] * 30 + [95] * 30, 3)}, "warning"),
+    "a length that shrinks less": ("RDT013", {"response_length": noisy([300] * 30 + [105] * 30, 3)}, "clean"),
+    "a length that shrinks for a reward": (
+        "RDT013",
+        {"response_length": noisy([300] * 30 + [95] * 30, 3), "reward": RISES},
+        "info",
+    ),
+    "a gradient at another level": ("RDT013", {"grad_norm": noisy([1] * 30 + [11] * 30, 0.05)}, "warning"),
+    "a gradient at a lower level": ("RDT013", {"grad_norm": noisy([1] * 30 + [9.5] * 30, 0.05)}, "clean"),
+    "a gradient of noise": ("RDT013", {"grad_norm": [0.1, 5.0, 0.2, 3.0] * 15}, "clean"),
+    "an entropy that jumps": ("RDT014", {"entropy": noisy([1.0] * 30 + [1.5] * 30, 0.02)}, "warning"),
+    "an entropy that jumps less": ("RDT014", {"entropy": noisy([1.0] * 30 + [1.15] * 30, 0.01)}, "clean"),
+    "an outlier of the entropy": ("RDT014", {"entropy": noisy([1.0] * 30 + [3.0] + [1.0] * 29, 0.02)}, "clean"),
+    "an entropy of noise": ("RDT014", {"entropy": noisy([1.0] * STEPS, 0.3)}, "clean"),
+    "an entropy that falls": ("RDT014", {"entropy": [2 * 0.9**step for step in range(STEPS)]}, "clean"),
+    "a KL that nothing holds": (
+        "RDT015",
+        {"kl": [0.02 * step for step in range(STEPS)], "grad_norm": [1.0] * 20 + [0.01] * 40},
+        "warning",
+    ),
+    "a KL with a gradient": (
+        "RDT015",
+        {"kl": [0.02 * step for step in range(STEPS)], "grad_norm": [1.0] * 20 + [0.03] * 40},
+        "clean",
+    ),
+    "a policy without entropy": (
+        "RDT015",
+        {
+            "kl": [0.02 * step for step in range(STEPS)],
+            "grad_norm": [1.0] * 20 + [0.01] * 40,
+            "entropy": [2.0] * 20 + [0.01] * 40,
+        },
+        "clean",
+    ),
+    "a reward that has not moved": ("RDT016", {"reward": FLAT}, "info"),
+    "a reward that has": ("RDT016", {"reward": RISES}, "clean"),
+    "an entropy that rises for no reward": ("RDT003", {"entropy": np.linspace(1, 1.3, STEPS), "reward": FLAT}, "info"),
+    "an entropy that rises while the reward falls": (
+        "RDT003",
+        {"entropy": np.linspace(1, 1.3, STEPS), "reward": FALLS},
+        "warning",
+    ),
+    "an entropy that rises with the reward": (
+        "RDT003",
+        {"entropy": np.linspace(1, 1.3, STEPS), "reward": RISES},
+        "clean",
+    ),
+    "a third more truncated": ("RDT006", {"truncated_share": np.linspace(0, 0.36, STEPS)}, "info"),
+    "half truncated": ("RDT006", {"truncated_share": np.linspace(0, 0.5, STEPS)}, "warning"),
+    "a deviation of 0 in most lines": ("RDT001", {"reward_std": [0.0, 0.0, 0.3] * 20, "reward": FLAT}, "info"),
+    "a deviation above 0": ("RDT001", {"reward_std": [0.3] * STEPS, "reward": FLAT}, "clean"),
+    "weights of sequences": ("RDO012", {"is_weight": [0.06], "sampler_k3": [0.003]}, "warning"),
+    "weights of tokens": ("RDO012", {"is_weight": [0.8], "sampler_k3": [0.003]}, "skipped:"),
+    "all 0 in one line": ("RDT002", {"reward": [0.0], "advantage": [0.0], "return": [0.0]}, "warning"),
+    "a reward of 0 in one line": ("RDT002", {"reward": [0.0], "advantage": [0.1]}, "skipped:"),
+    "a collapse to the floor": (
+        "RDT005",
+        {"reward": noisy([-0.55] * 30 + [-0.93] * 30, 0.04), "reward_min": [-1.0] * STEPS},
+        "error",
+    ),
+    "a KL before any update": ("RDG012", {"kl": [0.63], "ppo_kl": [-0.2]}, "warning"),
+    "a KL of one step": ("RDG012", {"kl": [0.2], "ppo_kl": [0.01]}, "clean"),
+}
+
+
+@pytest.mark.parametrize("case", NEW)
+def test_what_few_lines_and_changes_of_level_show(case):
+    code, series, expected = NEW[case]
+    assert diagnose_log(code, **series).split()[1] == expected
+
+
+def test_a_warmup_of_a_longer_run_is_not_over(tmp_path):
+    """The length of the run lies in the file."""
+    rising = {"learning_rate": list(np.linspace(1e-8, 1e-6, STEPS))}
+    path = log_file(tmp_path / "trainer_state.json", **rising)
+    for total, expected in ((600, "skipped"), (STEPS, "warning")):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"max_steps": total}))
+        report = rd.check(path, select=["RDT009"])
+        found = [one.severity.label for one in report.findings] + ["skipped" for _ in report.skipped]
+        assert found == [expected]
+
+
+def test_the_onset_of_a_change_of_level_is_its_step():
+    from rolloutdoctor.rules.series import isolated_jump
+
+    assert isolated_jump(np.asarray([1.0, 1.01] * 10 + [2.0, 2.01] * 10), times=4, share=0.2, around=5)[0] == 20
+
+
+def test_a_distillation_needs_no_reward(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [{"step": at, "teacher_kl": 2.0, "env/all/reward/total": 0.0, "optim/entropy": 1.0} for at in range(STEPS)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = rd.check(path)
+    assert {"RDT001", "RDT002"} <= {one.code for one in report.not_applicable}
+    assert not report.findings
+
+
+def test_preference_training_is_named_and_not_checked(tmp_path):
+    from rolloutdoctor.views.verdict import verdict
+
+    path = tmp_path / "log.jsonl"
+    pair = {"rewards/chosen": 0.1, "rewards/rejected": -0.1, "rewards/margins": 0.2, "loss": 0.6}
+    path.write_text("".join(json.dumps({"step": at} | pair) + "\n" for at in range(3)))
+    report = rd.check(path)
+    assert report.nothing_checked
+    assert verdict(report) == "This is a log of preference training (DPO), which is not checked."
+
+
+def test_weights_that_nobody_states_are_fitted(tmp_path):
+    """With any weights the reward is no sum of its functions, or it is."""
+    one, other = FLAT, noisy([0.3] * STEPS, 0.1, seed=3)
+    means = {"rewards/a/mean": one, "rewards/b/mean": other, "num_tokens": list(range(STEPS))}
+    total = [0.7 * a + 0.2 * b for a, b in zip(one, other, strict=True)]
+    for reward, expected in ((total, []), ([x + 0.05 * (at % 3) for at, x in enumerate(total)], ["warning"])):
+        path = log_file(tmp_path / "trainer_state.json", reward=reward, **means)
+        assert [found.severity.label for found in rd.check(path, select=["RDM008"]).findings] == expected
