@@ -43,6 +43,10 @@ SOLVERS = {
     ("linalg.pinv", "ops/ledger.py"): "contrasts between classes, which are differences of means to rounding",
     ("linalg.lstsq", "commands/why_units.py"): "weights that are used where they reproduce every reward",
     ("linalg.lstsq", "search/hypotheses/advantage_lines.py"): "weights that are rounded, then tested against the log",
+    (
+        "linalg.lstsq",
+        "rules/fitted_identities.py",
+    ): "sums whose distance is judged by a bound, and rounded to six digits",
     ("linalg.svd", "search/hypotheses/advantage_lines.py"): "weights that are rounded, then tested against the log",
 }
 """Calls of LAPACK, with why their last digits decide nothing."""

@@ -74,7 +74,8 @@ def fitted_lines(wide: pl.DataFrame, context: Context) -> pl.DataFrame:
                 *STEP_KEY,
                 identity=pl.lit(total.words),
                 exact=pl.lit(value=False),
-                **{name: pl.Series(values) for name, values in sides.items()},
+                # The last digits are the library's.
+                **{name: pl.Series(values).round_sig_figs(6) for name, values in sides.items()},
             )
         )
     return pl.concat(found, how="vertical_relaxed")
