@@ -1,7 +1,9 @@
 """`measure`: a run as three tables, in memory or as Parquet, from which it can be judged without reading it again."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
 import polars as pl
@@ -28,6 +30,9 @@ from rolloutdoctor.results.comparison import Comparison
 from rolloutdoctor.results.errors import InputError, UsageError
 from rolloutdoctor.results.findings import Report
 from rolloutdoctor.search.hypotheses.fixes import ChosenFix, choose
+
+_DIGESTS = "digests"
+"""Key of the manifest: table to the SHA-256 of its file."""
 
 TABLES = ("rows", "tokens", "metrics", "audit")
 
@@ -82,9 +87,15 @@ class MeasuredRun:
         prepare_folder(path, self._prepared.run)
         files = members_of(saved_state(self._prepared, self._state))
         manifest = files.pop(HEAD)
-        for name, content in (files | {"tokens.parquet": parquet_of(self.tokens)}).items():
+        files |= {"tokens.parquet": parquet_of(self.tokens)}
+        for name, content in files.items():
             write_whole(content, Target.of(str(path / name)))
-        write_whole(manifest, Target.of(str(path / MANIFEST)))
+        # The manifest may hold infinities, which only Python's own JSON keeps.
+        body = {
+            **json.loads(manifest),
+            _DIGESTS: {name: sha256(content).hexdigest() for name, content in files.items()},
+        }
+        write_whole(json.dumps(body, separators=(",", ":")).encode(), Target.of(str(path / MANIFEST)))
 
 
 def measure(
@@ -128,16 +139,23 @@ def load(path: str) -> SavedState:
     """
     if not is_measured(path):
         return load_state(path)
-    names = {MANIFEST: HEAD} | {f"{name}.parquet": f"{name}.parquet" for name in TABLES if name != "tokens"}
-    files = {name: Path(path) / file for file, name in names.items()}
-    again = "measure the run again"
-    return saved_of(
-        path,
-        {
-            name: read_small_bytes(file, expected=again, most=MOST_STATE_BYTES, error=InputError)
-            for name, file in files.items()
-        },
-    )
+    members = {HEAD: _content(Path(path) / MANIFEST)}
+    tables = [f"{table}.parquet" for table in TABLES if table != "tokens"]
+    members |= {name: _content(Path(path) / name) for name in tables}
+    # First whether the manifest is one, and of this version.
+    state = saved_of(path, members)
+    digests = json.loads(members[HEAD]).get(_DIGESTS)
+    for name in tables:
+        if not isinstance(digests, dict) or digests.get(name) != sha256(members[name]).hexdigest():
+            raise InputError(
+                f"{shown(Path(path) / name)}: not the table that measure wrote with {MANIFEST}: it was altered, or is "
+                "of another run; measure the run again"
+            )
+    return state
+
+
+def _content(path: Path) -> bytes:
+    return read_small_bytes(path, expected="measure the run again", most=MOST_STATE_BYTES, error=InputError)
 
 
 def prepare_folder(folder: str | Path, run: Run) -> None:

@@ -19,6 +19,7 @@ from rolloutdoctor.views.step_tables import cell, step_table
 from rolloutdoctor.views.style import plain, shown, value_of, where
 from rolloutdoctor.views.token_strip import long_text, strip
 from rolloutdoctor.views.verdict import verdict
+from rolloutdoctor.views.viewer_page import policy
 
 LONG = 2000
 """Characters of one text of the page."""
@@ -100,6 +101,7 @@ def render(page: Page) -> str:
     drawn = [drawing.kind for drawing in page.drawings if drawing.svg is not None]
     return templates.get_template("page.html").render(
         page=page,
+        policy=policy(with_viewer=page.viewer is not None),
         drawn=drawn,
         lead=next((one for one in page.drawings if one.kind == page.lead and one.svg is not None), None),
         tables={found.code: step_table(found.per_step) for found in page.report.findings},

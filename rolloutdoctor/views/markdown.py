@@ -7,7 +7,7 @@ from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.views.audit_words import audit_lines
 from rolloutdoctor.views.concise import counts, severities, standing
 from rolloutdoctor.views.layout import made_by
-from rolloutdoctor.views.markup import safe
+from rolloutdoctor.views.markup import in_html, safe
 from rolloutdoctor.views.style import Style, plain, set_to, shown, where
 
 
@@ -61,7 +61,7 @@ def _lines(report: Report) -> Iterator[str]:
 
 
 def _finding(found: Finding) -> Iterator[str]:
-    yield f"<details><summary>{found.code} {found.name}: {safe(found.headline, 300)}</summary>\n"
+    yield f"<details><summary>{found.code} {found.name}: {in_html(found.headline, 300)}</summary>\n"
     yield f"{safe(found.message, 600)}\n"
     yield f"**Evidence:** {safe(found.evidence, 600)}\n"
     yield f"**Do:** {safe(found.advice, 600)}\n"

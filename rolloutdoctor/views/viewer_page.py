@@ -1,12 +1,27 @@
 """The page of `view` as one document with its data in it: to be shared, without a server."""
 
+from base64 import b64encode
 from collections.abc import Mapping
+from hashlib import sha256
 from importlib import resources
 
 import orjson
 
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
-"""Nothing is loaded from anywhere; what is in the document runs."""
+_SCRIPTS = ("uPlot.iife.min.js", "viewer.js")
+
+
+def policy(*, with_viewer: bool) -> str:
+    """Return the content security policy of a page in one file: nothing is loaded, and no text of a run is a script.
+
+    Args:
+        with_viewer: True to let the two scripts of the viewer run, known by their digests.
+    """
+    digests = (b64encode(sha256(asset(name)).digest()).decode() for name in _SCRIPTS)
+    scripts = " ".join(f"'sha256-{digest}'" for digest in digests) if with_viewer else "'none'"
+    return (
+        f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; font-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
 
 
 def asset(name: str) -> bytes:
@@ -23,12 +38,10 @@ def viewer_document(data: Mapping[str, object]) -> str:
     page = asset("index.html").decode()
     for name in ("uPlot.min.css", "viewer.css"):
         page = page.replace(f'<link rel="stylesheet" href="{name}">', f"<style>{asset(name).decode()}</style>")
-    for name in ("uPlot.iife.min.js", "viewer.js"):
+    for name in _SCRIPTS:
         page = page.replace(f'<script src="{name}"></script>', f"<script>{asset(name).decode()}</script>")
     # No text of the run can end the element that holds it.
     body = orjson.dumps(data).decode().replace("<", "\\u003c")
-    policy = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy(with_viewer=True)}">'
     held = f'<script type="application/json" id="rolloutdoctor-data">{body}</script>'
-    return page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{policy}').replace(
-        "<main", f"{held}\n<main"
-    )
+    return page.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{meta}').replace("<main", f"{held}\n<main")

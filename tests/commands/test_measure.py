@@ -165,3 +165,19 @@ def test_states_without_tables_are_loaded_as_before(tmp_path):
     state = tmp_path / "state.json"
     command("check", str(SAMPLE), "--save-state", str(state), "--exit-zero")
     assert load(str(state)).has_rows
+
+
+def test_tables_that_measure_did_not_write_together_are_refused(tmp_path):
+    for number, name in enumerate("ab"):
+        rd.measure(SAMPLE, steps=f"{number}:{number + 3}").write(tmp_path / name)
+    folder = tmp_path / "a"
+    assert load(str(folder)).has_rows
+    rows = (folder / "rows.parquet").read_bytes()
+    (folder / "rows.parquet").write_bytes((tmp_path / "b" / "rows.parquet").read_bytes())
+    with pytest.raises(InputError, match="not the table that measure wrote"):
+        load(str(folder))
+    pl.read_parquet(rows).with_columns(pl.col("reward") * 3 + 1).write_parquet(folder / "rows.parquet")
+    with pytest.raises(InputError, match=r"rows\.parquet: not the table that measure wrote"):
+        load(str(folder))
+    (folder / "rows.parquet").write_bytes(rows)
+    assert load(str(folder)).has_rows

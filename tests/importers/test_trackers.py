@@ -5,6 +5,7 @@ import json
 import math
 import sqlite3
 import tracemalloc
+from contextlib import closing
 from pathlib import Path
 
 import log_files
@@ -299,3 +300,24 @@ def test_the_options_that_a_tracker_was_given(tmp_path, form):
     assert run.metadata.trainer == "trl"
     assert run.metadata.config["beta"] == 0.25
     assert "config of a " in run.metadata.origins["beta"]
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o555])
+def test_a_copied_project_with_a_log_leaves_its_folder_as_it_was(tmp_path, mode):
+    made = tmp_path / "p.db"
+    with closing(sqlite3.connect(made)) as database:
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, run_name TEXT, step INTEGER, metrics TEXT)")
+        rows = [("r", step, '{"loss": 0.5}') for step in range(9)]
+        database.executemany("INSERT INTO metrics (run_name, step, metrics) VALUES (?, ?, ?)", rows)
+        database.commit()
+        copy = tmp_path / "copy"
+        copy.mkdir()
+        for name in ("p.db", "p.db-wal"):
+            (copy / name).write_bytes((tmp_path / name).read_bytes())
+    copy.chmod(mode)
+    try:
+        assert len(entries(copy / "p.db")) == 9
+        assert sorted(path.name for path in copy.iterdir()) == ["p.db", "p.db-wal"]
+    finally:
+        copy.chmod(0o755)

@@ -286,3 +286,13 @@ def test_a_reward_column_that_a_training_file_lacks(tmp_path, kind):
     rows, _ = converted(tmp_path / "digits.parquet", tmp_path / "dump", columns={"reward": "digits"})
     assert all(row["reward"] == row["rewards"]["digits"] for row in rows)
     assert {row["step"] for row in rows if math.isnan(row["rewards"]["has7"])} == {2}
+
+
+@pytest.mark.parametrize("name", ["advantage", "prompt", "digits"])
+def test_a_column_that_is_there_twice_is_one_sentence(tmp_path, name):
+    shutil.copytree(TRL / "overwritten", tmp_path / "run")
+    file = sorted((tmp_path / "run").rglob("completions_*.parquet"))[-1]
+    table = pq.read_table(file)
+    pq.write_table(table.append_column(name, table.column(name)), file)
+    with pytest.raises(InputError, match=f"two columns are called {name}; keep one of them"):
+        converted(tmp_path / "run.parquet", tmp_path / "run")

@@ -300,7 +300,7 @@ def test_markdown_keeps_text_as_text():
     assert "- ``` step 3 group `<img src=x> @a #1 \u00a6 [a](b)``" in text
     hostile = replace(a_report().findings[0], headline="<script> | [a](b) *c*")
     text = RENDERERS["markdown"](replace(a_report(), findings=(hostile,)), Style())
-    assert "\\<script\\> \\| \\[a\\](b) \\*c\\*" in text
+    assert "&lt;script&gt; \\| \\[a\\](b) \\*c\\*" in text
     assert "<script" not in text.replace("\\<script", "")
 
 

@@ -41,6 +41,10 @@ def batches(parquet: pq.ParquetFile, source: Source, columns: Sequence[str] | No
     """
     _check_names(source, parquet, columns)
     check_size(source, parquet.metadata, columns)
+    names = parquet.schema_arrow.names
+    twice = next((name for name, times in Counter(names).items() if times > 1 and name in (columns or names)), None)
+    if twice is not None:
+        raise InputError(f"{source.name}: two columns are called {twice}; keep one of them")
     with reading(source.name, "the footer"):
         footer = parquet.metadata
         sizes = [footer.row_group(group).total_byte_size for group in range(footer.num_row_groups)]

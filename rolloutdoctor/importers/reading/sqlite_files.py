@@ -1,11 +1,13 @@
 """SQLite files, read in time and memory that follow their size, whatever their pages say."""
 
+import shutil
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from rolloutdoctor.io.locations.paths import reason
+from rolloutdoctor.io.write.scratch import scratch_folder
 from rolloutdoctor.results.errors import InputError
 
 _LONGEST = 32 * 2**20
@@ -87,7 +89,15 @@ def opened(file: Path, name: str, kind: str) -> Iterator[Database]:
     try:
         written = log.stat().st_size if log.is_file() else 0
         options = "mode=ro" if written else "mode=ro&immutable=1"
-        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?{options}", uri=True)) as connection:
+        with ExitStack() as stack:
+            if written and not Path(f"{file}-shm").exists():
+                # SQLite would make the index of the log beside the file, and leave it, or fail in a folder that is
+                # read-only. Nobody writes: who does has the index open.
+                folder = stack.enter_context(scratch_folder())
+                shutil.copyfile(log, folder / "copy.db-wal")
+                file = shutil.copyfile(file, folder / "copy.db")
+            connection = sqlite3.connect(f"{file.absolute().as_uri()}?{options}", uri=True)
+            stack.enter_context(closing(connection))
             yield Database(connection, file.stat().st_size + written)
     except OSError as error:
         raise InputError(f"{name}: {reason(error)}") from None

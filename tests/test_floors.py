@@ -1,0 +1,42 @@
+"""The lowest releases that this package permits have no known hole that matters here."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+ADVISORIES = {
+    "torch": ("2.6.0", "CVE-2025-32434: torch.load executes code with weights_only=True"),
+    "jinja2": ("3.1.6", "CVE-2025-27516: a template leaves the sandbox by the filter attr"),
+    "ray": ("2.52.0", "CVE-2025-62593: a page in a browser executes code in the dashboard"),
+    "pyarrow": ("14.0.1", "CVE-2023-47248: an extension type in a file executes code"),
+    "orjson": ("3.9.15", "CVE-2024-27454: deep nesting ends the process"),
+}
+"""Package to the first release without a hole, and which; as of 2026-11."""
+
+
+def requirements():
+    extras = [text for group in PROJECT["optional-dependencies"].values() for text in group]
+    return [Requirement(text) for text in (*PROJECT["dependencies"], *extras)]
+
+
+@pytest.mark.parametrize("name", ADVISORIES)
+def test_no_release_with_a_known_hole_is_permitted(name):
+    fixed, hole = ADVISORIES[name]
+    (named,) = {str(one.specifier) for one in requirements() if one.name.lower() == name}
+    floor = re.search(r">=([\d.]+)", named)
+    assert floor, f"{name} has no lowest release"
+    assert Version(floor[1]) >= Version(fixed), hole
+
+
+def test_what_is_tested_is_permitted():
+    pinned = dict(re.findall(r"^([\w.-]+)==([\w.+]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    for one in requirements():
+        if one.name in pinned:
+            assert one.specifier.contains(pinned[one.name], prereleases=True), one
