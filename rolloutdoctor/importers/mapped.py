@@ -112,8 +112,18 @@ def _where(body: Mapping[str, object], mapping: Mapping[str, str], file: str, *,
             found[column.name] = fits[0]
     if strict and "step" not in found:
         raise SchemaError(f"{file}: no step; {advice(body, mapping)}")
+    updates = [name for name in _OF_AN_UPDATE if name in body]
+    of_rows = {column for column in found if column not in ("step", "reward", "split")}
+    if strict and updates and not of_rows:
+        raise SchemaError(
+            f"{file}: a log of numbers, with {' and '.join(updates)}, and no rollouts: its rewards are means; "
+            "check it without --map and --from, or map a group_id if each row is a response"
+        )
     return found
 
+
+_OF_AN_UPDATE = ("loss", "learning_rate", "lr", "grad_norm")
+"""Names of what an update has, and a response has not."""
 
 _LIKELY = {
     "step": ("step", "iteration", "update"),

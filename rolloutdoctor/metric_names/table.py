@@ -1,5 +1,6 @@
 """The metrics of every trainer, and which of them a log has."""
 
+import re
 from collections.abc import Collection, Mapping
 from functools import cache
 
@@ -104,7 +105,9 @@ def understood(
     table = TRAINERS.get(SAME.get(trainer or "", trainer or "")) or TRAINERS.get(whose(names) or "")
     if table is None:
         return _agreed(names)
-    known = {one: name for name in sorted(names, reverse=True) for _, one in _owners(name)}
+    # Where a metric has its own name, another order of its words is none.
+    by_rank = sorted(sorted(names, reverse=True), key=lambda name: name in _literal())
+    known = {one: name for name in by_rank for _, one in _owners(name)}
     found: dict[str, tuple[str, MetricName]] = {}
     for one in table:
         if one in known and (release is None or one.logged_at(release)):
@@ -205,10 +208,30 @@ def _literal() -> dict[str, list[tuple[str, MetricName]]]:
     return found
 
 
+_FEWEST_WORDS = 3
+"""Words of a name that say what it is in any order."""
+
+
+def _words(name: str) -> tuple[str, ...]:
+    """Return the words of a name, in the order of letters and in the singular."""
+    return tuple(sorted(word.removesuffix("s") for word in re.split(r"[/_ ]", name.lower()) if word))
+
+
+@cache
+def _of_words() -> dict[tuple[str, ...], list[tuple[str, MetricName]]]:
+    """Trainers and metrics by the words of their names: releases in development had them in another order."""
+    ordered_names: dict[tuple[str, ...], list[tuple[str, MetricName]]] = {}
+    for name, owners in _literal().items():
+        if len(words := _words(name)) >= _FEWEST_WORDS:
+            ordered_names.setdefault(words, []).extend(owners)
+    # Words that two quantities share say nothing.
+    return {words: owners for words, owners in ordered_names.items() if len({one.quantity for _, one in owners}) == 1}
+
+
 def _owners(name: str) -> list[tuple[str, MetricName]]:
     """Trainers that log a name, each with its metric, or metrics of different releases."""
     starred = [(trainer, one) for trainer, one in _literal()["*"] if one.matches(name)]
-    return _literal().get(name, []) + starred
+    return _literal().get(name, []) + starred or _of_words().get(_words(name), [])
 
 
 def _agreed(names: Collection[str]) -> dict[str, tuple[str, MetricName]]:

@@ -11,6 +11,7 @@ from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.metric_names.generic import SPELLINGS, taken_for
 from rolloutdoctor.metric_names.quantities import BY_NAME
+from rolloutdoctor.metric_names.table import understood
 from rolloutdoctor.results.errors import InputError
 
 
@@ -223,3 +224,29 @@ def test_each_run_of_a_text_has_its_number(tmp_path):
     ]
     with pytest.raises(InputError, match="no run 3 is there; it holds 2"):
         read(tmp_path / "out.txt" / "3")
+
+
+def test_a_log_of_means_is_not_mapped_to_rollouts(tmp_path):
+    """Its rows are steps: read as responses they would be called free of faults."""
+    rows = [{"n": n, "loss": 0.5, "lr": 1e-6, "reward": n / 10} for n in range(1, 5)]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ConvertOptions(columns={"step": "n"})
+    with (
+        pytest.raises(InputError, match="a log of numbers, with loss and lr, and no rollouts"),
+        open_any([str(tmp_path / "mine.jsonl")], trainer=None, options=options, tell=print),
+    ):
+        pass
+    rows = [{**row, "prompt_id": f"p{n % 2}"} for n, row in enumerate(rows)]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ConvertOptions(columns={"step": "n", "group_id": "prompt_id"})
+    with open_any([str(tmp_path / "mine.jsonl")], trainer=None, options=options, tell=print) as run:
+        assert run.rows == 4
+
+
+def test_names_of_a_development_release_are_those_in_another_order():
+    names = ["reward", "kl", "num_tokens", "clipped_completions_ratio", "mean_completion_length"]
+    quantities = understood(names, "trl")
+    assert quantities["truncated_share"][0] == "clipped_completions_ratio"
+    assert quantities["response_length"][0] == "mean_completion_length"
+    assert understood([*names, "completions/clipped_ratio"], "trl")["truncated_share"][0] == "completions/clipped_ratio"
+    assert "truncated_share" not in understood([*names[:3], "clipped_ratio"], "trl"), "two words say too little"

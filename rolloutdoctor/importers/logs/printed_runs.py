@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 
 from rolloutdoctor.data.step_key import TRAIN
@@ -60,7 +61,7 @@ class _Last:
 
     def is_other(self, record: Printed) -> bool:
         """Tell whether a line is of another run: other reward functions, another task, or it begins anew."""
-        mine, kind = set(functions(record.values)), _kind(record)
+        mine, kind = _functions(frozenset(record.values)), _kind(record)
         if self.functions and mine and not mine <= self.functions and not mine >= self.functions:
             return True
         epoch = record.values.get("epoch")
@@ -82,7 +83,7 @@ class _Last:
 
     def take(self, record: Printed) -> None:
         """Add a line."""
-        self.functions |= set(functions(record.values))
+        self.functions |= _functions(frozenset(record.values))
         self.kind = self.kind or _kind(record)
         epoch = record.values.get("epoch")
         self.place = epoch if record.step is None else record.step
@@ -91,6 +92,12 @@ class _Last:
             first = self.first.setdefault(record.counter, record.step)
             if record.step == first:
                 self.at_first |= record.values
+
+
+@lru_cache(maxsize=64)
+def _functions(names: frozenset[str]) -> frozenset[str]:
+    """The reward functions of a line; most lines have the names of the one before."""
+    return frozenset(functions(names))
 
 
 def _kind(record: Printed) -> str:
