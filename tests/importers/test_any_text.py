@@ -33,6 +33,10 @@ MEGATRON = (
     "loss: 3.5E-01 | rewards/Exact/mean: 5.0E-0"
 )
 LOOPS = {
+    "a step in brackets": ("[0003/0400] loss: 0.5 | reward: 0.25 | lr: 1.0e-06\n", 3, {"loss": 0.5, "lr": 1e-6}),
+    "a block": ("--- Iteration 3 ---\nloss: 0.5\nmean reward: 0.25\n\n--- Iteration 4 ---\n", 3, {"mean_reward": 0.25}),
+    "a dict behind its step": ("step 3: {'loss': 0.5, 'reward': 0.25, 'kl': 0.1}\n", 3, {"reward": 0.25}),
+    "a frame of pandas": ("   step      loss    reward\n0     3  0.500000  0.250000\n", 3, {"reward": 0.25}),
     "bars": (
         "Step 3/30 | loss=0.5 | reward=-1.25\nStep 4/30 | loss=0.25 | reward=1e-3\n",
         3,
@@ -95,6 +99,7 @@ def test_a_dict_of_three_numbers(tmp_path, text, values):
         '{"step": 1, "prompt": "a", "reward": 0.5, "score": 1.0}\n',
         "{'step': 1, 'prompt': 'a', 'reward': 0.5, 'score': 1.0}\n",
         "version: 1.0, python: 3.11, step: two\n",
+        "## Step 1\nSet the loss: 0.5\n## Step 2\nWait.\n",
     ],
 )
 def test_text_without_numbers_of_a_training(tmp_path, text):

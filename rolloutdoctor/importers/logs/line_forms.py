@@ -233,6 +233,8 @@ class AnyDict:
             if row is None or any(f"{quote}{name}{quote}:" in line for name in OF_ROLLOUTS for quote in "'\""):
                 continue
             step, total, name = _step_of(row)
+            if step is None and (before := counted(line[: line.find("{")])) is not None:
+                step, total = before
             values = values_of({key: value for key, value in row.items() if key != name})
             if len(row) >= _FEWEST and is_log_line(values):
                 yield Printed(values, step, counter=name, total_steps=total)
@@ -379,8 +381,8 @@ class WandbSummary:
 class Pairs:
     """Lines of names with numbers and a counter: loops of one's own, Megatron's ``iteration 2/ 624 | loss: ... |``.
 
-    ``training_log`` (megatron/training/training.py) prints the second. A line without a counter that is a name and a
-    number alone belongs to the step before.
+    ``training_log`` (megatron/training/training.py) prints the second. A line that is a name and a number alone belongs
+    to the step before.
     """
 
     title = "lines of names and numbers"
@@ -402,12 +404,18 @@ class Pairs:
                 if (name := name_of(label)) not in COUNTERS or name == "epoch"
                 if (value := number(text)) is not None
             }
-            if step is not None and len(values) >= _FEWEST - 1 and is_log_line(values):
-                if record is not None:
+            is_whole = len(values) >= _FEWEST - 1 and is_log_line(values)
+            if step is not None and (is_whole or not rows or (len(rows) == 1 and not values)):
+                if record is not None and _logs(record):
                     yield record
                 ends_in_bar = line.rstrip().endswith("|")
-                record = Printed(values, step[0], counter="step", total_steps=step[1])
+                # A step alone is the head of a block, of a name and a number a line.
+                record = Printed(values if is_whole else {}, step[0], counter="step", total_steps=step[1])
             elif record is not None and step is None and len(rows) == 1 and is_log_line(values):
                 record.values.update({name: value for name, value in values.items() if name not in record.values})
-        if record is not None:
+        if record is not None and _logs(record):
             yield record
+
+
+def _logs(record: Printed) -> bool:
+    return len(record.values) >= _FEWEST - 1 and is_log_line(record.values)

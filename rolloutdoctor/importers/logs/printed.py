@@ -27,6 +27,7 @@ _COUNTER = re.compile(
     r" ?[:=#]? {0,12}\[? ?([0-9]{1,15})(?: ?/ {0,12}([0-9]{1,15}))?(?: ?\])?"
     r"(?:\(([0-9]{1,15})/([0-9]{1,15})\))?(?![\w.%])"
 )
+_BRACKETED = re.compile(r"\s{0,8}\[ ?([0-9]{1,15}) ?/ ?([0-9]{1,15}) ?\]")
 _RANK = ("global_step", "training_step", "train_step", "step", "steps", "iteration", "iter", "update", "episode")
 COUNTERS = frozenset({*_RANK, "epoch", "current_steps"})
 """Names of what counts, in lower case; in a line that has several the first of `_RANK` counts."""
@@ -99,6 +100,8 @@ def counted(line: str) -> tuple[int, int | None] | None:
             whole = whole and whole * int(of_inner)
         if best is None or rank < best[0]:
             best = rank, step, whole
+    if best is None and (bracketed := _BRACKETED.match(line)) is not None:
+        return int(bracketed[1]), int(bracketed[2])
     return None if best is None else (best[1], best[2])
 
 

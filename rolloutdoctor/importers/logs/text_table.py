@@ -13,12 +13,13 @@ _LOSSES = {"training loss": "loss", "validation loss": "eval_loss"}
 """How the transformers Trainer heads its columns in a notebook; Unsloth adds all other metrics, as `rewards / a`."""
 
 _CELL = re.compile(r"<t([hd])\b[^>]{0,200}>([^<]{0,300})</t\1>|</tr>")
+_GAP = re.compile(r"\s{2,}")
 _STEP = re.compile(r"[0-9]{1,18}")
 _FEWEST_NAMES, _MOST_CELLS = 2, 1_000
 
 
 class TextTable:
-    """A line of names, one of them ``Step``, and lines of as many numbers, between ``|``, tabs or HTML's tags.
+    """A line of names, one of them ``Step``, and lines of as many numbers, between ``|``, tabs, spaces or HTML's tags.
 
     ``text_to_html_table`` and ``NotebookProgressCallback.on_log`` (transformers/utils/notebook.py).
     """
@@ -32,8 +33,8 @@ class TextTable:
         for cells in _rows(lines):
             if (head := _head(cells)) is not None:
                 names = head
-            elif names and len(cells) == len(names):
-                row = dict(zip(names, cells, strict=True))
+            elif names and len(names) <= len(cells) <= len(names) + 1:
+                row = dict(zip(names, cells[-len(names) :], strict=True))
                 step = row.pop("step")
                 for split, prefix in ((TRAIN, ""), (EVAL, "eval_")) if _STEP.fullmatch(step) else ():
                     values: dict[str, float | None] = {
@@ -58,6 +59,9 @@ def _rows(lines: Iterable[str]) -> Iterator[list[str]]:
         elif "|" in line or "\t" in line:
             text = line.strip().strip("|")
             yield [cell.strip() for cell in text.split("|" if "|" in text else "\t")]
+        elif "  " in line:
+            # As pandas prints a table, with the number of each row before it.
+            yield _GAP.split(line.strip())
 
 
 def _head(cells: list[str]) -> list[str] | None:
