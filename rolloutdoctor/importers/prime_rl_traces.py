@@ -92,7 +92,7 @@ def trained_rows(file: Path) -> list[dict[str, object]]:
     found: list[tuple[object, dict[str, object]]] = []
     for line in lines.objects(Source.of(str(file))):
         if line.body is not None:
-            run, rows = _episode(line.body, line.where)
+            run, rows = episode_rows(line.body, line.where)
             found += [(run, row) for row in rows]
     return of_last_run(found)
 
@@ -115,7 +115,7 @@ def _rows(
                 sink.note(f"{file.name}: the last line was not written to its end, and is left out")
                 torn += 1
             else:
-                run, rows = _episode(line.body, line.where)
+                run, rows = episode_rows(line.body, line.where)
                 found += [(run, row | {"step": step, "split": split}) for row in rows]
         sink.advance(chunk.bytes_read, total)
     if torn and found:
@@ -123,7 +123,17 @@ def _rows(
     return found
 
 
-def _episode(body: dict[str, object], where: str) -> tuple[object, list[dict[str, object]]]:
+def is_of_prime_rl(file: Path) -> bool:
+    """Tell by its path whether a file of traces is of a step of prime-rl."""
+    return _PLACE.search(file.absolute().as_posix()) is not None
+
+
+def episode_rows(body: dict[str, object], where: str) -> tuple[object, list[dict[str, object]]]:
+    """Return the id of the run that wrote an episode, and a row for each of its traces.
+
+    Raises:
+        DataError: if a field does not fit.
+    """
     traces = body.get("traces", [])
     if not isinstance(traces, list) or not all(isinstance(trace, dict) for trace in traces):
         raise DataError(f"{where}: traces is {cells.shown(traces)} where a list of objects was expected")
@@ -202,13 +212,18 @@ def _tokens(nodes: object, where: str) -> dict[str, np.ndarray]:
 
 
 def _write(file: Source, rows: Sequence[Mapping[str, object]], sink: base.RunSink) -> None:
+    sink.write_from(file, written_columns(rows))
+
+
+def written_columns(rows: Sequence[Mapping[str, object]]) -> dict[str, list[object]]:
+    """Return the columns of some rows; those of tokens are there for every row, or for none."""
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     bare = any(ids is None for ids in columns["response_ids"])
     for name in _TOKENS:
         # A token column is there for every row of a step and split, or for none of them.
         if bare or any(cell is None for cell in columns[name]):
             columns[name] = [None] * len(rows)
-    sink.write_from(file, columns)
+    return columns
 
 
 def _object(value: object) -> dict[str, object]:

@@ -18,6 +18,7 @@ from rolloutdoctor.importers.slime import SlimeDump
 from rolloutdoctor.importers.tinker_cookbook import TinkerCookbook
 from rolloutdoctor.importers.trl import TrlCompletions
 from rolloutdoctor.importers.verifiers import Verifiers
+from rolloutdoctor.importers.verifiers_traces import VerifiersTraces
 from rolloutdoctor.importers.verl import VerlRollouts
 from rolloutdoctor.plugins import offered
 from rolloutdoctor.results.errors import UsageError, nearest
@@ -32,6 +33,7 @@ IMPORTERS: tuple[Importer, ...] = (
     SkyRlDump(),
     NemoRl(),
     PrimeRlTokens(),
+    VerifiersTraces(),
     PrimeRlTraces(),
     OpenInstruct(),
     TinkerCookbook(),

@@ -15,6 +15,11 @@ KNOWN = (
 
 OTHERS = (
     (
+        {"task_key", "mode", "valid", "reason"},
+        "results.jsonl of verifiers' validation, which tries tasks and has no rollouts: give the traces.jsonl of an "
+        "evaluation",
+    ),
+    (
         {"prompt", "completion", "gen_step"},
         "completions.jsonl of ms-swift on Ray, which says no groups: give its logging.jsonl, and record the rollouts "
         "with rolloutdoctor.recorders.own_loop",

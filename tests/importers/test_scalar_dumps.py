@@ -8,9 +8,11 @@ from importers.importing import DATA, converted, findings
 
 import rolloutdoctor
 from rolloutdoctor.commands.convert import ConvertOptions, detect_dump
+from rolloutdoctor.importers.unknown import not_understood
 from rolloutdoctor.results.errors import DataError, InputError
 
 SUMMARIES = "train_rollout_summaries.jsonl"
+TRACES = "prime_rl/rollouts/step_1/train/effective/traces.jsonl"
 EPISODE = "episode_hash908e2f0e_idtask1_0.json"
 DUMPS = {
     "tinker-cookbook": ("tinker_cookbook", f"iteration_000001/{SUMMARIES}", "total_reward", "iteration"),
@@ -144,6 +146,30 @@ def verified(example, reward, **more):
     messages = [{"role": "user", "content": f"task {example}"}]
     shared = {"is_completed": True, "is_truncated": False, "stop_condition": "done", "metrics": {"exact": reward}}
     return {"example_id": example, "prompt": messages, "completion": messages, "reward": reward, **shared, **more}
+
+
+def test_the_traces_of_an_evaluation_of_verifiers(tmp_path):
+    """Its episodes are prime-rl's, with no group: those of a task are one."""
+    episodes = [json.loads(line) for line in (DATA / TRACES).read_text().splitlines()]
+    for episode in episodes:
+        del episode["group"], episode["run"]
+    folder = tmp_path / "gsm8k--model" / "0a1b2c3d"
+    folder.mkdir(parents=True)
+    (folder / "traces.jsonl").write_text("".join(json.dumps(episode) + "\n" for episode in episodes) + '{"task": 1, ')
+    assert detect_dump([str(folder)], ConvertOptions()).importer.name == "verifiers-traces"
+    rows, sink = converted(tmp_path / "run.parquet", folder)
+    assert {(row["step"], row["split"]) for row in rows} == {(0, "eval")}
+    tasks = [str(episode["task"]["data"]["idx"]) for episode in episodes]
+    assert [row["group_id"] for row in rows] == tasks
+    assert rows[0]["reward"] == 1.25
+    assert len(rows[0]["rollout_log_probs"]) == 5
+    assert any("the last line was not written to its end" in note for note in sink.told)
+
+
+def test_a_validation_of_verifiers_has_no_rollouts(tmp_path):
+    row = {"task_key": "k", "index": 0, "mode": "gold", "valid": True, "reason": "valid", "elapsed": 0.5}
+    (tmp_path / "results.jsonl").write_text(json.dumps(row) + "\n")
+    assert "give the traces.jsonl of an evaluation" in not_understood(tmp_path / "results.jsonl")
 
 
 def test_an_evaluation_of_verifiers(tmp_path):
