@@ -163,7 +163,7 @@ def test_the_traces_of_an_evaluation_of_verifiers(tmp_path):
     assert [row["group_id"] for row in rows] == tasks
     assert rows[0]["reward"] == 1.25
     assert len(rows[0]["rollout_log_probs"]) == 4
-    assert any("the last line was not written to its end" in note for note in sink.told)
+    assert any("the last line was not written to its end" in note for note in sink.notes)
 
 
 def test_a_validation_of_verifiers_has_no_rollouts(tmp_path):
