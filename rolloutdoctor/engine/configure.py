@@ -174,12 +174,8 @@ def read_trainer_config(path: str) -> Layer:
     name = shown(path)
     body: object
     if is_yaml:
-        try:
-            import yaml
-        except ImportError:
-            raise UsageError(
-                f"{name}: reading YAML needs PyYAML; install rolloutdoctor[yaml], or give a JSON file"
-            ) from None
+        import yaml
+
         try:
             body = yaml.load(text, Loader=_loader())
         except RecursionError:

@@ -345,14 +345,6 @@ def test_files_that_cannot_be_read(tmp_path):
         read_trainer_config(str(tmp_path / "latin.json"))
 
 
-def test_yaml_without_the_package(tmp_path, monkeypatch):
-    import sys
-
-    monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(UsageError, match=r"reading YAML needs PyYAML; install rolloutdoctor\[yaml\]"):
-        read_trainer_config(write(tmp_path, "a.yaml", "a: 1"))
-
-
 def test_a_file_that_names_verl_without_its_estimator_is_looked_at_for_its_rows_alone():
     assert configure(RunMetadata("verl", "0.9.1"), None, []) is None
     with pytest.raises(UsageError, match=r"--set algorithm\.adv_estimator=NAME"):
