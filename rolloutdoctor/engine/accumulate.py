@@ -22,7 +22,6 @@ from rolloutdoctor.results.findings import InputSummary
 from rolloutdoctor.rules.audited import audited_stages
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.step import AUDIT, StepView
-from rolloutdoctor.rules.table import AnyRule
 
 
 def view_of(step: EvaluatedStep, context: Context) -> StepView:
@@ -75,6 +74,7 @@ class RuleAccumulator(StepConsumer):
         self.optional = frozenset(fix.label for fix in plan.fixes)
         self._needs = {rule.code: rule.columns(plan.context) for rule in plan.rules}
         self._reads = {rule.code: self._needs[rule.code] | rule.optional_columns(plan.context) for rule in plan.rules}
+        self._evaluated = {rule.code for rule in plan.rules if rule.needs_objective}
         self._counts = [0, 0, 0, 0]
         self._odd_groups = 0
         self._failures: dict[str, tuple[int, int]] = {}
@@ -131,7 +131,7 @@ class RuleAccumulator(StepConsumer):
                 token_measures=steps.token_measures,
                 parts=tuple(views),
             )
-        self._tables.add(views, whole, self._can_measure)
+        self._tables.add(views, whole, self._able)
 
     def _seen_step(self, step: EvaluatedStep) -> StepView:
         """Count a step and what it logged, and return what the rules see of it."""
@@ -153,9 +153,10 @@ class RuleAccumulator(StepConsumer):
             self._add_means(view)
         return view
 
-    def _can_measure(self, rule: AnyRule, view: StepView) -> bool:
-        evaluated = AS_CONFIGURED in view.evaluations or not rule.needs_objective
-        return evaluated and rule.code in self._measurable(view.batch)
+    def _able(self, view: StepView) -> frozenset[str]:
+        """Codes of the rules that have in a step what they need."""
+        codes = self._measurable(view.batch)
+        return codes if AS_CONFIGURED in view.evaluations else codes - self._evaluated
 
     def _add_means(self, view: StepView) -> None:
         """Add a step to the means over several steps that were logged; those that end here are compared."""

@@ -63,18 +63,24 @@ def rows_of(
         series.append(pl.Series("group", batch.group_N.cpu().numpy()))
     names = [*columns, *(f"{rule}/{name}" for rule, found in measured.items() for name in found)]
     series += [row_column(name, batch, view.evaluations, measured) for name in names]
-    return pl.DataFrame(series).hstack(pl.concat([_names(each.batch) for each in view.each]))
+    return pl.DataFrame(series).hstack(_names([each.batch for each in view.each]))
 
 
-def _names(batch: RolloutBatch) -> pl.DataFrame:
-    """Names of rows and of their groups, and how the rows ended."""
-    count = len(batch)
-    groups = [None] * count
-    if batch.groups is not None:
-        names = [batch.group_name(group) for group in range(len(batch.groups))]
-        groups = [names[group] for group in batch.groups.index_N.tolist()]
-    samples = list(batch.sample_ids) or [str(row) for row in range(count)]
-    columns = {"group_id": groups, "sample_id": samples, "status": list(batch.statuses) or [None] * count}
+def _names(batches: Sequence[RolloutBatch]) -> pl.DataFrame:
+    """Names of the rows of some steps and of their groups, and how the rows ended."""
+    groups: list[str | None] = []
+    samples: list[str] = []
+    statuses: list[str | None] = []
+    for batch in batches:
+        count = len(batch)
+        if batch.groups is None:
+            groups += [None] * count
+        else:
+            names = [batch.group_name(group) for group in range(len(batch.groups))]
+            groups += [names[group] for group in batch.groups.index_N.tolist()]
+        samples += batch.sample_ids or [str(row) for row in range(count)]
+        statuses += batch.statuses or [None] * count
+    columns = {"group_id": groups, "sample_id": samples, "status": statuses}
     return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
 
 
@@ -95,7 +101,8 @@ def metrics_of(
     ]
     for rule in rules:
         for found, values in zip(of_each, rule.measure_steps(view), strict=True):
-            found |= {f"{rule.name}/{name}": value for name, value in values.items()}
+            if values:
+                found |= {f"{rule.name}/{name}": value for name, value in values.items()}
     return metrics_frame([each.batch.key for each in view.each], of_each)
 
 

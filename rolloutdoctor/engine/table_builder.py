@@ -44,24 +44,27 @@ class TableBuilder:
         self._unmeasured: dict[str, list[StepKey]] = {rule.code: [] for rule in self._rules}
 
     def add(
-        self, views: Sequence[StepView], whole: StepView | None, can_measure: Callable[[AnyRule, StepView], bool]
+        self, views: Sequence[StepView], whole: StepView | None, able: Callable[[StepView], frozenset[str]]
     ) -> None:
         """Measure some steps of one split.
 
         Args:
             views: the steps.
             whole: all of them as one, where they share a pass.
-            can_measure: says whether a rule has in a step what it needs.
+            able: returns the codes of the rules that have in a step what they need.
         """
         split = views[0].batch.split
         rules = [rule for rule in self._rules if split in rule.splits]
         if not rules:
             return
-        for rule in rules:
-            self._unmeasured[rule.code] += [view.batch.key for view in views if not can_measure(rule, view)]
+        codes = {rule.code for rule in rules}
+        for view in views:
+            for code in codes - able(view):
+                self._unmeasured[code].append(view.batch.key)
         self._add_audit(views)
         for view in views if whole is None else [whole]:
-            measured = {rule.name: _measured(rule, view) for rule in rules if can_measure(rule, view)}
+            here = able(view)
+            measured = {rule.name: _measured(rule, view) for rule in rules if rule.code in here}
             functions = [f"rewards/{name}" for name in view.batch.rewards] if "rewards" in self._reads else []
             columns = [name for name in self._reads if name != "rewards"] + functions
             self._rows += [rows_of(view, columns, measured)] if self._has_rows else []
@@ -96,7 +99,7 @@ class FullTableBuilder(TableBuilder):
         self._tokens = TokenSample()
 
     def add(
-        self, views: Sequence[StepView], whole: StepView | None, can_measure: Callable[[AnyRule, StepView], bool]
+        self, views: Sequence[StepView], whole: StepView | None, able: Callable[[StepView], frozenset[str]]
     ) -> None:
         """See `TableBuilder`."""
         evaluated = [name for name, column in ROW_COLUMNS.items() if column.source in ("rows", "tokens")]
@@ -104,7 +107,8 @@ class FullTableBuilder(TableBuilder):
         rules = [rule for rule in self._rules if views[0].batch.split in rule.splits]
         self._add_audit(views)
         for view in views:
-            own = [rule for rule in rules if can_measure(rule, view)]
+            here = able(view)
+            own = [rule for rule in rules if rule.code in here]
             for rule in rules:
                 self._unmeasured[rule.code] += [] if rule in own else [view.batch.key]
             rewards = [f"rewards/{name}" for name in view.batch.rewards]

@@ -98,18 +98,23 @@ class PaddingRows(CountingRule):
 
         from rolloutdoctor.evaluation.padding_rows import copied_rows, filling, idle_copies
 
-        batches = [each.batch for each in step.each]
-        copies = [copied_rows(batch) for batch in batches]
-        fills_N = torch.cat([filling(batch, *found) for batch, found in zip(batches, copies, strict=True)])
-        trained_N = torch.cat([batch.trained.diff() for batch in batches])
+        # Copies are those of a group, and groups those of a step: mostly no step has any.
+        copied_N, _ = copied_rows(step.batch)
+        fills_N = idle_N = copied_N
+        if bool(copied_N.any()):
+            batches = [each.batch for each in step.each]
+            copies = [copied_rows(batch) for batch in batches]
+            fills_N = torch.cat([filling(batch, *found) for batch, found in zip(batches, copies, strict=True)])
+            idle_N = torch.cat([idle_copies(one, *found) for one, found in zip(batches, copies, strict=True)])
+        trained_N = step.batch.trained.diff()
         return {
             "looked_at": trained_N > 0,
             "shown": fills_N,
             "size": trained_N * fills_N,
-            "copied": torch.cat([copied_N for copied_N, _ in copies]),
+            "copied": copied_N,
             "trained": trained_N,
-            "idle": torch.cat([idle_copies(one, *found) for one, found in zip(batches, copies, strict=True)]),
-            "own": torch.cat([_own_rows(one, copied_N) for one, (copied_N, _) in zip(batches, copies, strict=True)]),
+            "idle": idle_N,
+            "own": _own_rows(step.batch, copied_N),
         }
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:

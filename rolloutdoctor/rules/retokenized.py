@@ -1,6 +1,6 @@
 """RDI010: turns that were tokenized again before training."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
 from typing import TYPE_CHECKING, Any
@@ -95,6 +95,12 @@ class Retokenized(TableRule):
             return {}
         each = zip(("near", "rest"), distances(step.batch, turns_N > 0), strict=True)
         return {f"{where}:{place}": count for where, counts in each for place, count in counts.items()}
+
+    def measure_steps(self, steps: "StepView") -> Sequence[Mapping[str, float | None]]:
+        """The same of several steps: nothing of them is looked at again where none has such turns."""
+        turns_N = steps.token_measures.get(self.code, {}).get("turns")
+        is_cut = turns_N is not None and bool((turns_N > 0).any())
+        return super().measure_steps(steps) if is_cut else [{} for _ in steps.each]
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each row, then one for each step and bin of distances."""
