@@ -13,7 +13,7 @@ from rolloutdoctor.commands.diff_parts import DiffOptions, DiffState, DiffWork, 
 from rolloutdoctor.commands.diff_without import LeftOut
 from rolloutdoctor.commands.needs import need_trainer
 from rolloutdoctor.commands.top_groups import moved_groups
-from rolloutdoctor.data.step_key import StepKey
+from rolloutdoctor.data.step_key import TRAIN, StepKey
 from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_device, on_device
@@ -31,6 +31,9 @@ from rolloutdoctor.rules.base import counted, percent
 
 BY_GRADIENT = "absolute change of the log-prob gradient"
 BY_ADVANTAGE = "absolute change of advantages"
+
+_ALL = 1e-9
+"""Share of a gradient that is the rounding of its sum."""
 
 MOST_NAMED = 12
 """Rows that are named of those left out."""
@@ -89,6 +92,13 @@ def _diff(run: Run, options: DiffOptions, progress: Progress | None, executor: E
     if options.without.names and seen.frames["left"].is_empty() and not options.without.rows:
         raise UsageError("no row with a gradient has such a name; --without takes SAMPLE or STEP/GROUP/SAMPLE")
     notes += seen.notes()
+    others = run.rows - seen.input.rows
+    if options.steps is None and others > 0:
+        other = "evaluation" if options.split == TRAIN else "training"
+        notes.append(
+            f"{counted(others, f'{other} row')} of {run.rows:,} are not in these numbers; --split "
+            f"{'eval' if options.split == TRAIN else TRAIN} compares them"
+        )
     bonus = configured.objective.entropy_bonus
     if bonus is not None:
         notes.append(f"losses and gradients are those of the policy term and the KL term: {bonus.no_gradient}")
@@ -146,7 +156,7 @@ def _effect(state: DiffState, side: str, by: str | None, *, joint: bool) -> Effe
         per_step=per_step,
         parts=parts,
         moved_by=BY_GRADIENT if total["steps"] else BY_ADVANTAGE,
-        remarks=tuple(_remarks(total, moved)),
+        remarks=(*_remarks(total, moved), *_whole_steps(lines)),
     )
 
 
@@ -195,6 +205,14 @@ def _mean(pairs: Sequence[Pair]) -> Pair:
     if not known:
         return Pair(None, None)
     return Pair(mean([one for one, _ in known]), mean([other for _, other in known]))
+
+
+def _whole_steps(lines: pl.DataFrame) -> Iterator[str]:
+    """Say in how many steps the change takes all of the gradient."""
+    gradient = pl.col("grad_l1")
+    whole = lines.filter(gradient > 0, pl.col("versus_l1") >= (1 - _ALL) * gradient, pl.col("grad_l1_after") == 0)
+    if len(whole):
+        yield f"in {counted(len(whole), 'step')} of {len(lines):,} it takes away the whole gradient"
 
 
 def _remarks(total: Totals, metrics_moved: bool) -> Iterator[str]:

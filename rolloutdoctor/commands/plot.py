@@ -14,6 +14,7 @@ from rolloutdoctor.commands.figures import (
     OverviewFigure,
     label_of,
 )
+from rolloutdoctor.commands.loss_figure import LossFigure
 from rolloutdoctor.commands.marks import marked
 from rolloutdoctor.commands.ratio_figure import RatioFigure
 from rolloutdoctor.commands.reward_figure import RewardsFigure
@@ -40,6 +41,7 @@ GATHERED: dict[str, type[FigureAccumulator]] = {
     "advantages": AdvantagesFigure,
     "kl": KlFigure,
     "baseline": BaselineFigure,
+    "loss": LossFigure,
     "gradient": GradientFigure,
     "ratio": RatioFigure,
     "mismatch": MismatchFigure,

@@ -53,6 +53,7 @@ def moved_groups(run: Run, rows: pl.DataFrame, *, text: bool) -> tuple[MovedGrou
                 line["reward"],
                 Pair(line["advantage"], line["advantage_after"]),
                 *(_words(texts.get((key, line["row"]), {}).get(column)) for column in ("prompt", "response")),
+                gradient=Pair(line["grad_l1"], line["grad_l1_after"]),
             )
             for line in own.iter_rows(named=True)
         ]

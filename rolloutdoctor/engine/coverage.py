@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 from rolloutdoctor.metric_names.training_kind import NOT_CHECKED
 from rolloutdoctor.objective.parts import Part, has_part
-from rolloutdoctor.objective.required_columns import NO_REMEDY
-from rolloutdoctor.results.findings import NotApplicable, Setting, Skipped
+from rolloutdoctor.results.findings import NO_REMEDY, NotApplicable, Setting, Skipped
 from rolloutdoctor.rules.base import Context, counted
 from rolloutdoctor.rules.table import AnyRule
 from rolloutdoctor.rules.table_rule import Measured

@@ -233,6 +233,7 @@ def _finding(rule: AnyRule, seen: Seen, total: Measured, context: Context) -> Fi
         references=rule.references if judgement.cause is None else judgement.cause.references or rule.references,
         cause=judgement.cause,
         why=judgement.why or rule.why(),
+        remark=judgement.remark,
     )
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from rolloutdoctor.data.schema import STAND_INS
 from rolloutdoctor.engine import coverage
 from rolloutdoctor.engine.unread_metrics import with_unread
-from rolloutdoctor.objective.required_columns import NO_REMEDY, UNKNOWN_LOSS, optional_columns
-from rolloutdoctor.results.findings import NotApplicable, Skipped
+from rolloutdoctor.objective.required_columns import UNKNOWN_LOSS, optional_columns
+from rolloutdoctor.results.findings import NO_REMEDY, NotApplicable, Skipped
 from rolloutdoctor.rules.audited import audited_stages
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.table import AnyRule

@@ -66,9 +66,6 @@ def mask_before_rejection(objective: Objective) -> str:
 UNKNOWN_LOSS = "(unknown loss)"
 """Stands among the columns of a loss that no column makes computable; no run has it."""
 
-NO_REMEDY = "nothing records it; rewards and advantages are computed"
-"""What to do about an unknown loss."""
-
 
 def loss_columns(objective: Objective) -> frozenset[str]:
     """Return the columns that the loss and its gradient need."""

@@ -138,6 +138,7 @@ class MovedRow:
         advantage: before and after; the mean over its trained tokens for estimators with a time axis.
         prompt: as stored, or None if it was not read.
         response: likewise.
+        gradient: sum of the absolute derivatives of the loss by its log-probs, before and after; None without a loss.
     """
 
     sample_id: str
@@ -145,6 +146,7 @@ class MovedRow:
     advantage: Pair
     prompt: str | None = None
     response: str | None = None
+    gradient: Pair = field(default_factory=lambda: Pair(None, None))
 
 
 @dataclass(frozen=True)

@@ -150,6 +150,23 @@ class BaselineData:
 
 
 @dataclass(frozen=True)
+class LossData:
+    """The loss and its two parts; one entry a step, NaN where it is not defined.
+
+    Attributes:
+        steps: optimizer steps.
+        policy: the policy part.
+        kl: the KL part, coefficient included.
+        logged: the loss that the trainer logged.
+    """
+
+    steps: tuple[int, ...]
+    policy: tuple[float, ...]
+    kl: tuple[float, ...]
+    logged: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class GradientData:
     """The gradient with respect to the logged log-probs, L1; one entry a step, NaN where it is not defined.
 
@@ -434,6 +451,7 @@ PictureData = (
     | KlData
     | BaselineData
     | GradientData
+    | LossData
     | RatioData
     | MismatchData
     | LengthsData
@@ -447,6 +465,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "advantages": ("RDA",),
     "kl": ("RDM001",),
     "baseline": (),
+    "loss": ("RDG002", "RDG003", "RDG004"),
     "gradient": ("RDG",),
     "ratio": (),
     "mismatch": ("RDO",),

@@ -90,6 +90,7 @@ class Finding(Displayed):
         cause: the hypothesis that established it, with the counts of logged values; or None.
         why: why it matters, one sentence.
         follows_from: code of the finding that is the cause of this one and counts for it, or None.
+        remark: what belongs beside "no fault was found", as a clause; empty for most.
     """
 
     code: str
@@ -108,6 +109,7 @@ class Finding(Displayed):
     cause: Cause | None = None
     why: str = ""
     follows_from: str | None = None
+    remark: str = ""
 
     @property
     def page(self) -> str:
@@ -132,6 +134,9 @@ class Finding(Displayed):
 
 LONGER_LOG = "check a longer log"
 """Remedy of a rule that read the log and found too few steps in it."""
+
+NO_REMEDY = "nothing records it; rewards and advantages are computed"
+"""What to do about an unknown loss."""
 
 NOTHING_READ = "nothing was read"
 """Reason of a rule of which no step was read, or how it begins."""

@@ -162,6 +162,7 @@ class Judgement:
         cause: the hypothesis that established it, or None.
         fix: the fix (``NAME:VARIANT``) that removes it, where that depends on what was found.
         why: why it matters, where that depends on what was found; else the page of the rule says it.
+        remark: what belongs beside "no fault was found", as a clause; empty for most.
     """
 
     severity: Severity
@@ -174,6 +175,7 @@ class Judgement:
     cause: Cause | None = None
     fix: str | None = None
     why: str = ""
+    remark: str = ""
 
 
 MIXED_SPLITS = Missing(

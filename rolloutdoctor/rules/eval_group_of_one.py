@@ -124,7 +124,8 @@ class EvalGroupOfOne(TableRule):
         return Judgement(
             severity=Severity.WARNING if masked else Severity.INFO,
             confirmed=bool(masked or flagged),
-            headline=f"{counted(rows, 'eval row')} are alone in their group, {masked:,} of them fully masked",
+            headline=f"{counted(rows, 'eval row')} are alone in their group, {masked:,} of them fully masked"
+            + (f"; masking by std as in PR 5640 would blank {proposed_rows:,}" if proposed_rows > masked else ""),
             message=(
                 f"{rows:,} of {counted(len(run.table), 'eval row')} are alone in their group, so their reward std is "
                 f"0 by construction{proposed}"

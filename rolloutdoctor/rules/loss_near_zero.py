@@ -188,7 +188,7 @@ class LossNearZero(TableRule):
         near = run.table.filter("is_near")
         if not len(near):
             return judge_log(_log(run), self.near_zero)
-        dead, broken, only_kl = near.select(pl.sum("is_dead", "is_broken", "is_kl")).row(0)
+        dead, broken = near.select(pl.sum("is_dead", "is_broken")).row(0)
         compared = near.drop_nulls("gap")
         matched = compared.filter("matched")
         dead_share = dead / run.table["loss"].count()
@@ -199,11 +199,7 @@ class LossNearZero(TableRule):
         alone = dead == 1 < run.table["loss"].count() and (run["kl_loss"] == 0 or is_first)
         if dead_share > self.dead_warn_above and not alone:
             severity = max(severity, Severity.WARNING)
-        kl_only = f" ({only_kl:,} of them KL only)" if only_kl else ""
-        headline = (
-            f"|loss| < {self.near_zero:g} in {counted(len(near), 'step')}: {len(near) - dead:,} with a nonzero "
-            f"gradient{kl_only}, {dead:,} with none"
-        )
+        headline = self._headline(near, run.table["loss"].count(), dead)
         message = (
             f"mean loss {number(run['loss'])} = policy {number(run['policy_loss'])} + KL "
             f"{number(run['kl_loss'])}; on-policy (ratio 1) this aggregation gives "
@@ -235,6 +231,28 @@ class LossNearZero(TableRule):
             evidence += f"; in {counted(broken, 'step')} the logged gradient norm is 0 and the recomputed one is not"
         confirmed = broken > 0 or 0 < len(matched) == len(compared)
         return Judgement(severity, confirmed, headline, message, evidence, advice)
+
+    def _headline(self, near: pl.DataFrame, steps: int, dead: int) -> str:
+        """Say what the loss is in the steps in question, and in how many there was a gradient."""
+        count = len(near)
+        of_kl = near.filter(pl.col("kl_loss") != 0, (pl.col("policy_loss").abs() <= _SAME * pl.col("kl_loss").abs()))
+        every = f"all {count:,} steps" if count > 1 else "the step"
+        gradient = f"{count - dead:,} of {counted(count, 'step')} had a gradient" if dead else f"{every} had a gradient"
+        only_kl = int(near["is_kl"].sum())
+        if only_kl:
+            gradient += ", of the KL term alone" if count == 1 else f", {only_kl:,} of them of the KL term alone"
+        if len(of_kl) == count:
+            ratio = (of_kl["loss"] / of_kl["kl_loss"]).mean()
+            return (
+                f"the loss is about 0 in {count:,} of {counted(steps, 'step')} by design: on-policy it is beta x KL "
+                f"(loss / (beta x KL) = {ratio:.2f} in {count:,} of {count:,}), which starts at 0 and grows, and is no "
+                f"measure of progress; {gradient}"
+            )
+        return f"the loss is about 0 (below {self.near_zero:g}) in {count:,} of {counted(steps, 'step')}; {gradient}"
+
+
+_SAME = 0.005
+"""Share of the KL part that the policy part may have of a loss that is called the KL part alone: 1.00 to two digits."""
 
 
 def _log(run: Measured) -> pl.DataFrame:

@@ -209,14 +209,25 @@ class ZeroStdKl(TableRule):
         if told and without_kl == told:
             return None  # the trainer already masks the KL term of such groups
         proven, confirmed = 0 < told == with_kl, steps["norm"].count()
-        dead_steps = len(table.group_by(STEP_KEY).agg(pl.col("zero_std").all()).filter("zero_std"))
+        by_step = table.group_by(STEP_KEY).agg(pl.col("zero_std").all(), moves=pl.sum("grad_l1") > 0)
+        dead_steps = by_step["zero_std"].sum()
+        alone = len(by_step.filter("zero_std", "moves"))
         groups, dead = table.filter("is_first").select(pl.len(), pl.sum("of_dead")).row(0)
         share, gradient = percent(run["groups_share"]), percent(run["grad_share_l1"])
-        headline = f"{share} of groups are zero-variance: their KL term makes {gradient} of the log-prob gradient"
+        in_steps = f", and the whole gradient of {counted(alone, 'step')}" if alone else ""
+        headline = (
+            f"{dead:,} of {counted(groups, 'group')} have equal rewards and still pull towards the reference: "
+            f"{percent(run['kl_loss_share'])} of the KL term, {gradient} of the log-prob gradient{in_steps}"
+        )
         message = (
             f"{counted(dead, 'group')} of {groups:,} ({share}) have equal rewards; only their KL term has a gradient, "
-            f"{gradient} of sum |dLoss/dlogp|"
+            f"{gradient} of sum |dLoss/dlogp|{_of_logits(run)}"
         )
+        if alone:
+            message += (
+                f"; Adam divides by the running norm of the gradient, so {'this' if alone == 1 else 'these'} "
+                f"{counted(alone, 'update')} {'is' if alone == 1 else 'are'} larger than the share of the gradient says"
+            )
         if confirmed:
             norm = number(steps.select(pl.max("norm")).item())
             norm_name = context.trainer.log.grad_norm if context.trainer else "grad_norm"
@@ -246,7 +257,20 @@ class ZeroStdKl(TableRule):
                 "upstream design choice, not a fault; to avoid it, filter these prompts or set the KL coefficient to "
                 "0; `rolloutdoctor diff --fix zero-std` shows the effect"
             ),
+            remark=f"by design of the KL term, {alone:,} of {counted(len(by_step), 'update')} came from the KL alone"
+            if alone
+            else "",
         )
+
+
+def _of_logits(run: Measured) -> str:
+    """Say how much of the gradient with respect to the logits it is, which needs the columns of `recompute`."""
+    exact, low, high = (run.values.get(f"grad_share_logits_l2{end}") for end in ("", "_low", "_high"))
+    if exact is not None:
+        return f", {percent(exact)} of the norm of the gradient with respect to the logits"
+    if low is None or high is None:
+        return ""
+    return f", {percent(low)} to {percent(high)} of the norm of the gradient with respect to the logits"
 
 
 def _share(x: pl.Expr) -> pl.Expr:

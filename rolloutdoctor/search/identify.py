@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.io.run import Run
-from rolloutdoctor.objective.required_columns import NO_REMEDY
+from rolloutdoctor.results.findings import NO_REMEDY
 from rolloutdoctor.results.identification import Identification, Stage
 from rolloutdoctor.search.candidates import Candidate, Known, options_of
 from rolloutdoctor.search.fault_counts import FaultCounts

@@ -138,7 +138,7 @@ def _rows(head: list[str], lines: list[list[str]]) -> Table:
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="")
     grid.add_column("  ", width=2)
     for name in head:
-        is_number = name in ("reward", "advantage", "after")
+        is_number = name in ("reward", "advantage", "after", "|gradient|")
         grid.add_column(name, justify="right" if is_number else "left", no_wrap=True, overflow="ellipsis")
     for line in lines:
         grid.add_row("", *(Text(cell) for cell in line))

@@ -235,9 +235,14 @@ def group_lines(effect: Effect, *, text: int) -> Iterator[tuple[str, list[str], 
         if prompts:
             title += f"\nprompt {next(iter(prompts))}"
         with_text = any(row.response for row in group.rows)
+        moves = any(row.advantage.before != row.advantage.after for row in group.rows)
+        with_gradient = any(row.gradient.before is not None for row in group.rows)
+        head = ["row", "reward", "advantage", *(["after"] if moves else [])]
+        head += [*(["|gradient|", "after"] if with_gradient else []), *(["response"] if with_text else [])]
         lines = []
         for row in group.rows:
-            line = [plain(row.sample_id, 24), number(row.reward)]
-            line += [number(row.advantage.before), number(row.advantage.after)]
-            lines.append([*line, plain(row.response or "", text)] if with_text else line)
-        yield title, ["row", "reward", "advantage", "after", *(["response"] if with_text else [])], lines
+            pairs = [row.advantage.before, *([row.advantage.after] if moves else [])]
+            pairs += [row.gradient.before, row.gradient.after] if with_gradient else []
+            words = [plain(row.response or "", text)] if with_text else []
+            lines.append([plain(row.sample_id, 24), number(row.reward), *map(number, pairs), *words])
+        yield title, head, lines

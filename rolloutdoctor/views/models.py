@@ -239,6 +239,8 @@ class MovedRow(Model):
     reward: Number
     advantage_before: Number = _at("advantage", "before")
     advantage_after: Number = _at("advantage", "after")
+    gradient_before: Number | None = _at("gradient", "before")
+    gradient_after: Number | None = _at("gradient", "after")
     prompt: Text | None
     response: Text | None
 

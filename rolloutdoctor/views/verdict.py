@@ -1,9 +1,11 @@
 """The verdict on a run in a sentence: what is wrong, its share of the log-prob gradient, and what to do."""
 
 import re
+from collections import Counter
+from collections.abc import Iterator
 from math import isfinite
 
-from rolloutdoctor.results.findings import LONGER_LOG, NOTHING_READ, Finding, Report, Severity
+from rolloutdoctor.results.findings import LONGER_LOG, NO_REMEDY, NOTHING_READ, Finding, Report, Severity
 from rolloutdoctor.views.layout import many
 from rolloutdoctor.views.style import shown
 
@@ -23,6 +25,9 @@ _MUCH = 0.5
 """Such a share from which on the verdict says so."""
 
 _CLAUSE_END = re.compile(r"[:,;] ")
+
+_LEAST_TESTED = 0.25
+"""Share of the applicable rules below which a run without findings is not judged at all."""
 
 _OF_UPDATE = ("spurious_share_l1", "grad_share_l1", "relative_change_l1")
 """Measures that say how much of the gradient a finding is about, the best first."""
@@ -52,14 +57,38 @@ def _outcome(report: Report) -> str:
             return f"{reason[:1].upper()}{reason[1:]}."
         return f"Nothing could be checked: {_untested(report)}."
     applicable = rules - len(report.not_applicable)
+    if tested < _LEAST_TESTED * applicable:
+        return _too_little(report, tested, applicable)
     if tested < (1 - _MOST_UNTESTED) * applicable:
         return f"No fault was found, but only {tested} of {applicable} rules that apply could be tested."
+    return " ".join([_healthy(report), *_remarks(report)])
+
+
+def _healthy(report: Report) -> str:
     compared = sum(entry.compared for entry in report.audit)
     if not compared:
         return "Healthy: no fault was found. No logged value could be compared with the rows."
     return (
         f"Healthy: {many(compared, 'logged value')} are reproduced by the rows and the options, and no fault was found."
     )
+
+
+def _remarks(report: Report) -> Iterator[str]:
+    """Yield what belongs beside "no fault was found", as sentences with the code of the finding."""
+    for one in report.findings:
+        if one.remark:
+            yield f"{one.remark[:1].upper()}{one.remark[1:]} ({one.code})."
+
+
+def _too_little(report: Report, tested: int, applicable: int) -> str:
+    """Say how few rules could be tested, and what would run most of the others."""
+    remedies = Counter(one.remedy for one in report.skipped if one.remedy and one.remedy != NO_REMEDY)
+    best = max(remedies.items(), key=lambda one: (one[1], one[0]), default=None)
+    words = f"Too little to judge: {tested:,} of {many(applicable, 'rule')} could be tested."
+    if best is None:
+        return words
+    remedy, rules = best
+    return f"{words} To test {rules:,} more: {remedy}."
 
 
 def _untested(report: Report) -> str:

@@ -12,6 +12,7 @@ from rolloutdoctor.results.figures import (
     GradientData,
     KlData,
     LengthsData,
+    LossData,
     MismatchData,
     OverviewData,
     RatioData,
@@ -51,6 +52,11 @@ def gradient(steps=12, **changes):
     one = (1.0,) * steps
     data = GradientData("zero-std:loss", tuple(range(steps)), one, one, (0.5,) * steps, (0.1,) * steps, (0.9,) * steps)
     return replace(data, **changes)
+
+
+def loss(steps=12, **changes):
+    series = tuple(0.01 * step for step in range(steps))
+    return replace(LossData(tuple(range(steps)), (1e-9,) * steps, series, series), **changes)
 
 
 def ratio(steps=12, **changes):
@@ -155,6 +161,7 @@ MAKE = {
     "advantages": advantages,
     "kl": kl,
     "baseline": baseline,
+    "loss": loss,
     "gradient": gradient,
     "ratio": ratio,
     "mismatch": mismatch,
@@ -162,7 +169,7 @@ MAKE = {
     "why": why,
 }
 OF_FIXES = ("audit", "advantages", "kl", "baseline", "gradient", "ratio")
-BY_STEP = ("audit", "rewards", "kl", "gradient", "ratio", "mismatch", "lengths")
+BY_STEP = ("audit", "rewards", "kl", "loss", "gradient", "ratio", "mismatch", "lengths")
 
 
 def axes_of(figure):

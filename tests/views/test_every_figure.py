@@ -31,6 +31,7 @@ from rolloutdoctor.results.figures import (
     GradientData,
     KlData,
     LengthsData,
+    LossData,
     Mark,
     MismatchData,
     RewardsData,
@@ -87,6 +88,7 @@ ODD = {
         "advantages": AdvantagesData("rows", Histogram()),
         "kl": KlData("", "k1", (), (), (), (), Histogram()),
         "baseline": baseline(points=(), drift=Histogram()),
+        "loss": LossData((), (), (), ()),
         "gradient": GradientData(None, (), (), (), (), (), ()),
         "ratio": ratio(0, log_ratio=Histogram(), gap=None, mean_gap=()),
         "mismatch": MismatchData("old_log_probs", -8.0, ((0, 0), (0, 0)), 0, 0, (), ()),
@@ -97,6 +99,7 @@ ODD = {
     "NaN": {
         "advantages": AdvantagesData("tokens", Histogram(nonfinite=9), "x", Histogram(nonfinite=9)),
         "kl": kl(3, logged=(NAN,) * 3, recomputed=(NAN,) * 3, inverted=(NAN,) * 3, tokens=Histogram(nonfinite=4)),
+        "loss": LossData((0, 1, 2), *((NAN,) * 3,) * 3),
         "gradient": GradientData("zero-std:loss", (0, 1, 2), *((NAN,) * 3,) * 5),
         "ratio": ratio(3, log_ratio=Histogram(nonfinite=5), below=(NAN,) * 3, above=(NAN,) * 3),
         "audit": AuditData((AuditedQuantity("kl", 1, 0, 0, (3,), (1e9,), ((NAN, 1.0, 1e9),)),)),

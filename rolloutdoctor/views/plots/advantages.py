@@ -37,7 +37,7 @@ def title(data: AdvantagesData) -> str:
             return f"{data.differ:,} of the logged advantages of {count} differ from those as configured"
         return f"Advantages of {count} as configured"
     if not data.changed:
-        return f"{data.fix} changes none of the advantages of {count}"
+        return f"{data.fix} changes none of the advantages of {count}: `plot gradient` shows what it changes"
     flips = data.flipped.total
     turned = f"{many(flips, 'sign')} flipped" if flips else "no sign flips"
     return f"{data.fix} changes the advantage of {data.changed:,} of {count}; {turned}"

@@ -1,0 +1,37 @@
+"""The first sentence of a run without findings: healthy with what is beside it, or too little to judge."""
+
+from dataclasses import replace
+
+import pytest
+
+from rolloutdoctor.results.findings import Finding, InputSummary, Report, Severity, Skipped
+from rolloutdoctor.views.verdict import verdict
+
+CLEAN = tuple((f"RDX{place:03}", "name") for place in range(100))
+
+
+def report(tested: int, skipped: int, **changes: object) -> Report:
+    remedies = ["log the gradient norm"] * 3 + ["give the rollouts"] * (skipped - 3)
+    left = tuple(Skipped(f"RDY{place:03}", "name", "why", remedy) for place, remedy in enumerate(remedies))
+    made = Report("0", "cpu", "float32", InputSummary(rows=1, steps=1), clean=CLEAN[:tested], skipped=left)
+    return replace(made, **changes)
+
+
+@pytest.mark.parametrize(
+    ("tested", "skipped", "start"),
+    [
+        (24, 76, "Too little to judge: 24 of 100 rules could be tested. To test 73 more: give the rollouts."),
+        (25, 75, "No fault was found, but only 25 of 100 rules that apply could be tested."),
+        (49, 51, "No fault was found, but only 49 of 100"),
+        (50, 50, "Healthy: no fault was found."),
+    ],
+)
+def test_a_run_is_judged_by_a_quarter_of_the_rules_at_least(tested, skipped, start):
+    assert verdict(report(tested, skipped)).startswith(start)
+
+
+def test_what_is_by_design_stands_beside_no_fault():
+    words = "by design of the KL term, 9 of 100 updates came from the KL alone"
+    finding = Finding("RDG001", "zero-std-kl", Severity.INFO, "exposed", "h", "m", "e", "a", {}, remark=words)
+    said = verdict(report(60, 10, findings=(finding,)))
+    assert said.endswith("By design of the KL term, 9 of 100 updates came from the KL alone (RDG001).")
