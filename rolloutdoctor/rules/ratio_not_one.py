@@ -3,12 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from math import log
 from typing import TYPE_CHECKING
+
+import polars as pl
 
 from rolloutdoctor.results.audit import OTHER_NUMBERS
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.audited import COUNTED, CountedMeasured, CountingRule
-from rolloutdoctor.rules.base import Context, Judgement, counted, number, percent
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
     from rolloutdoctor.rules.step import StepView
 
 PAIR = ("policy_log_probs", "old_log_probs")
+
+OF_PASSES = ("trained", "apart", "drift", "beyond")
+"""Trained tokens of rows that two passes scored before the first update, and what was measured of them."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,10 @@ class RatioNotOne(CountingRule):
     Before the first update of a batch both log-probs are those of one model. They are compared on the trained tokens of
     rows with the smallest `optim_step_id`, or of all rows where the options say that a batch has one update, in steps
     that are the first pass over their rows. In TRL they are equal to the bit, so that any difference is noise in the
-    ratio, dropout or stale old log-probs. Trainers that batch the two passes differently are not looked at.
+    ratio, dropout or stale old log-probs. Trainers that make them in two passes have noise there (`RDO015` says how
+    much): a warning where the mean of old minus policy log-prob has a median over the steps above 0.01 nats, or a tenth
+    of the tokens has a ratio beyond 1.2; information above 0.001 of either; exposed. Where nothing says which rows were
+    scored before the first update, and the two differ, the rule is skipped.
 
     ## What to do
     Turn dropout off. Compute the old log-probs once before the first update, with the kernels of the update, and keep
@@ -60,7 +69,14 @@ class RatioNotOne(CountingRule):
     stages = ("loss",)
     shown_by = frozenset({"loss", "policy_loss"})
     remedy = "log the loss and the KL of every optimizer step beside the run"
-    adds = COUNTED
+    adds = (*COUNTED, *OF_PASSES)
+    clip: float = 1.2
+    """The usual upper clip: a ratio beyond it is one that training would clip."""
+    many_beyond: float = 0.1
+    far: float = 0.01
+    """Nats: noise without a direction does not reach it; see RDO015."""
+    some: float = 0.001
+
     shows = "trained tokens whose policy and old log-probs differ before the first update"
 
     def optional_columns(self, context: Context) -> frozenset[str]:
@@ -80,6 +96,8 @@ class RatioNotOne(CountingRule):
             counted_T = counted_T & block.runs.expand(first_N[block.rows])
         size_T = kept(apart_T, counted_T)
         sums = {"looked_at": counted_T, "shown": size_T > 0, "size": size_T}
+        drift_T = kept(block.column(PAIR[1]) - block.column(PAIR[0]), counted_T)
+        sums |= {"trained": counted_T, "apart": size_T > 0, "drift": drift_T, "beyond": size_T > log(self.clip)}
         return {name: block.row_sum(x_T) for name, x_T in sums.items()}
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
@@ -87,8 +105,10 @@ class RatioNotOne(CountingRule):
         import torch
 
         known = torch.tensor([self._is_known(each) for each in step.each])
+        in_passes = torch.tensor([each.training for each in step.each])
         found = step.token_measures.get(self.code, {})
-        return {name: x_N * step.by_step.expand(known) for name, x_N in found.items()}
+        of = {name: in_passes if name in OF_PASSES else known for name in self.adds}
+        return {name: x_N * step.by_step.expand(of[name]) for name, x_N in found.items()}
 
     def _is_known(self, step: "StepView") -> bool:
         trainer, config, numbered = step.trainer, step.config, step.batch.first_part_N is not None
@@ -101,8 +121,10 @@ class RatioNotOne(CountingRule):
         """A warning where they differ at all."""
         causes = [cause.hypothesis for found in context.causes.values() for cause in found]
         # The line of the step shows which pass comes first.
-        if not run.shown or context.trainer is None or OTHER_NUMBERS in causes:
+        if context.trainer is None or OTHER_NUMBERS in causes:
             return None
+        if not run.shown:
+            return None if run.looked_at else self._of_two_passes(run, context)
         mean = run.size / run.looked_at
         share = percent(run.shown / run.looked_at)
         return Judgement(
@@ -122,4 +144,62 @@ class RatioNotOne(CountingRule):
             ),
             advice="turn dropout off, and compute the old log-probs with the same weights and kernels as the update",
             measures={"gap_mean": Measure(mean, "nats")},
+        )
+
+    def _is_one_update(self, run: CountedMeasured, context: Context) -> bool:
+        """True if the options state that each batch has one update, so that all rows were scored before it."""
+        trainer, config = context.trainer, context.config
+        return trainer is not None and config is not None and trainer.updates.a_batch(config) == 1
+
+    def _of_two_passes(self, run: CountedMeasured, context: Context) -> Judgement | None:
+        """Compare the log-probs of two passes with what the noise between them reaches."""
+        if not self._is_one_update(run, context) or self._is_against_sampler(context):
+            return None
+        sums = run.table.filter(pl.col("trained") > 0).group_by("step").agg(pl.sum(*OF_PASSES))
+        if not len(sums):
+            return None
+        drift = abs(float(sums.select((pl.col("drift") / pl.col("trained")).median()).item()))
+        share = float(sums["beyond"].sum() / sums["trained"].sum())
+        if max(drift, share) <= self.some:
+            return None
+        words = f"policy and old log-probs differ by {number(drift)} nats (median over the steps of the mean)"
+        far = drift > self.far or share > self.many_beyond
+        return Judgement(
+            severity=Severity.WARNING if far else Severity.INFO,
+            confirmed=False,
+            headline=(
+                f"{words} and {percent(share)} of the ratios are beyond {self.clip:g}, although each batch is updated "
+                "only once"
+            ),
+            message=f"in {counted(len(sums), 'step')} {words}, although the options state one update per batch",
+            evidence=(
+                "both columns; the bf16 noise of two forward passes has no direction, and leaves few ratios beyond the "
+                "usual clip"
+            ),
+            advice=(
+                "check that both passes have one temperature and the same weights, turn dropout off, and score with "
+                "the micro-batches of the update"
+            ),
+            measures={"drift_median": Measure(drift, "nats"), "beyond_share": Measure(share, "share")},
+        )
+
+    def _is_against_sampler(self, context: Context) -> bool:
+        """True if the ratio is that to the sampler."""
+        objective = context.objective
+        return objective is not None and objective.surrogate.old == "rollout_log_probs"
+
+    def unseen_reason(self, run: CountedMeasured, context: Context) -> Missing | None:
+        """Log-probs that differ where nothing says which rows were scored before the first update."""
+        found = super().unseen_reason(run, context)
+        apart = int(run.table["apart"].sum() or 0)
+        if found is not None or run.looked_at or not apart or self._is_one_update(run, context):
+            return found
+        if self._is_against_sampler(context) or context.trainer is None or context.config is None:
+            return found
+        updates = context.trainer.updates.a_batch(context.config)
+        if isinstance(updates, str):
+            return Missing(f"policy and old log-probs differ, and nothing states {updates}", "state them with --set")
+        return Missing(
+            "policy and old log-probs differ, and no column says which rows were scored before the first update",
+            "record optim_step_id, the number of the update within the batch",
         )

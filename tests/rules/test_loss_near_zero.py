@@ -121,9 +121,9 @@ def test_steps_whose_gradient_is_the_kl_term_are_counted():
     steps = [toy_batch([[1, 0]], ref=-1.02), toy_batch([[1, 1]], ref=-1.02, step=1)]
     found = found_by(CODE, steps, **TRL, beta=0.1)
     assert found.headline == (
-        "the loss is about 0 in 2 of 2 steps by design: on-policy it is beta x KL (loss / (beta x KL) = 1.00 in 2 of 2), "
-        "which starts at 0 and grows, and is no measure of progress; all 2 steps had a gradient, 1 of them of the KL "
-        "term alone"
+        "the loss is about 0 in 2 of 2 steps by design: on-policy it is beta x KL (loss / (beta x KL) = 1.00 in 2 "
+        "of 2), which starts at 0 and grows, and is no measure of progress; all 2 steps had a gradient, 1 of them of "
+        "the KL term alone"
     )
 
 
