@@ -10,7 +10,7 @@ import polars as pl
 
 from rolloutdoctor.results.audit import OTHER_NUMBERS
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.audited import COUNTED, CountedMeasured, CountingRule
+from rolloutdoctor.rules.audited import COUNTED, AuditedMeasured, CountedMeasured, CountingRule
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
 
 if TYPE_CHECKING:
@@ -146,20 +146,20 @@ class RatioNotOne(CountingRule):
             measures={"gap_mean": Measure(mean, "nats")},
         )
 
-    def _is_one_update(self, run: CountedMeasured, context: Context) -> bool:
+    def _is_one_update(self, context: Context) -> bool:
         """True if the options state that each batch has one update, so that all rows were scored before it."""
         trainer, config = context.trainer, context.config
         return trainer is not None and config is not None and trainer.updates.a_batch(config) == 1
 
     def _of_two_passes(self, run: CountedMeasured, context: Context) -> Judgement | None:
         """Compare the log-probs of two passes with what the noise between them reaches."""
-        if not self._is_one_update(run, context) or self._is_against_sampler(context):
+        if not self._is_one_update(context) or self._is_against_sampler(context):
             return None
         sums = run.table.filter(pl.col("trained") > 0).group_by("step").agg(pl.sum(*OF_PASSES))
         if not len(sums):
             return None
         drift = abs(float(sums.select((pl.col("drift") / pl.col("trained")).median()).item()))
-        share = float(sums["beyond"].sum() / sums["trained"].sum())
+        share = float(sums.select(pl.sum("beyond") / pl.sum("trained")).item())
         if max(drift, share) <= self.some:
             return None
         words = f"policy and old log-probs differ by {number(drift)} nats (median over the steps of the mean)"
@@ -188,11 +188,11 @@ class RatioNotOne(CountingRule):
         objective = context.objective
         return objective is not None and objective.surrogate.old == "rollout_log_probs"
 
-    def unseen_reason(self, run: CountedMeasured, context: Context) -> Missing | None:
+    def unseen_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
         """Log-probs that differ where nothing says which rows were scored before the first update."""
         found = super().unseen_reason(run, context)
-        apart = int(run.table["apart"].sum() or 0)
-        if found is not None or run.looked_at or not apart or self._is_one_update(run, context):
+        looked_at, apart = (int(count or 0) for count in run.table.select(pl.sum("looked_at", "apart")).row(0))
+        if found is not None or looked_at or not apart or self._is_one_update(context):
             return found
         if self._is_against_sampler(context) or context.trainer is None or context.config is None:
             return found
