@@ -49,10 +49,11 @@ def moved_groups(run: Run, rows: pl.DataFrame, *, text: bool) -> tuple[MovedGrou
         key = StepKey(step, split)
         moved_rows = [
             MovedRow(
-                line["sample_id"],
-                line["reward"],
-                Pair(line["advantage"], line["advantage_after"]),
-                *(_words(texts.get((key, line["row"]), {}).get(column)) for column in ("prompt", "response")),
+                sample_id=line["sample_id"],
+                reward=line["reward"],
+                advantage=Pair(line["advantage"], line["advantage_after"]),
+                prompt=_words(texts.get((key, line["row"]), {}).get("prompt")),
+                response=_words(texts.get((key, line["row"]), {}).get("response")),
                 gradient=Pair(line["grad_l1"], line["grad_l1_after"]),
             )
             for line in own.iter_rows(named=True)

@@ -242,7 +242,7 @@ class LossNearZero(TableRule):
         if only_kl:
             gradient += ", of the KL term alone" if count == 1 else f", {only_kl:,} of them of the KL term alone"
         if len(of_kl) == count:
-            ratio = (of_kl["loss"] / of_kl["kl_loss"]).mean()
+            ratio = float(of_kl.select((pl.col("loss") / pl.col("kl_loss")).mean()).item())
             return (
                 f"the loss is about 0 in {count:,} of {counted(steps, 'step')} by design: on-policy it is beta x KL "
                 f"(loss / (beta x KL) = {ratio:.2f} in {count:,} of {count:,}), which starts at 0 and grows, and is no "

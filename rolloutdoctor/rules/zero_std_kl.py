@@ -210,7 +210,7 @@ class ZeroStdKl(TableRule):
             return None  # the trainer already masks the KL term of such groups
         proven, confirmed = 0 < told == with_kl, steps["norm"].count()
         by_step = table.group_by(STEP_KEY).agg(pl.col("zero_std").all(), moves=pl.sum("grad_l1") > 0)
-        dead_steps = by_step["zero_std"].sum()
+        dead_steps = len(by_step.filter("zero_std"))
         alone = len(by_step.filter("zero_std", "moves"))
         groups, dead = table.filter("is_first").select(pl.len(), pl.sum("of_dead")).row(0)
         share, gradient = percent(run["groups_share"]), percent(run["grad_share_l1"])
