@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -109,6 +110,13 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             raise SystemExit(BROKEN_PIPE) from None
         except MemoryError:
             raise SystemExit(fail("out of memory; select fewer steps with --steps", ABNORMAL)) from None
+        except ImportError as error:
+            if os.environ.get("ROLLOUTDOCTOR_DEBUG"):
+                raise
+            if not _UNMAPPED.search(str(error)):
+                raise _internal(error) from None
+            message = f"out of memory: a library cannot be loaded ({error}); allow the process more (ulimit -v)"
+            raise SystemExit(fail(message, ABNORMAL)) from None
         except SystemExit as stop:
             if _is_own(stop):
                 raise
@@ -118,7 +126,16 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
         except BaseException as error:
             if os.environ.get("ROLLOUTDOCTOR_DEBUG"):
                 raise
-            message = f"internal error: {type(error).__name__}: {error}; set ROLLOUTDOCTOR_DEBUG=1 for the traceback"
-            raise SystemExit(fail(message, ABNORMAL)) from None
+            raise _internal(error) from None
 
     return inner
+
+
+_UNMAPPED = re.compile("failed to map segment|cannot allocate memory|cannot enable executable stack", re.IGNORECASE)
+"""What the loader of libraries says where the process may have no more memory."""
+
+
+def _internal(error: BaseException) -> SystemExit:
+    """Say that this program is at fault, and return the exit."""
+    message = f"internal error: {type(error).__name__}: {error}; set ROLLOUTDOCTOR_DEBUG=1 for the traceback"
+    return SystemExit(fail(message, ABNORMAL))

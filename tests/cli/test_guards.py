@@ -4,6 +4,7 @@ import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -115,3 +116,38 @@ def test_a_pipe_in_a_folder_is_not_waited_for(rolloutdoctor, tmp_path):
     for words in (["check"], ["check", "--each"], ["info"]):
         assert rolloutdoctor(*words, tmp_path).returncode == 2
     assert len(list(Path(tmp_path).iterdir())) == len(names)
+
+
+def test_a_full_disk_is_said_before_the_run_is_read(rolloutdoctor, tmp_path, monkeypatch):
+    def full(path):
+        raise AssertionError("the run was read")
+
+    disk = SimpleNamespace(f_blocks=100, f_bfree=0, f_bavail=0)
+    monkeypatch.setattr("os.statvfs", lambda path: disk)
+    monkeypatch.setattr("rolloutdoctor.io.run.Run.batches", full)
+    sample = Path(__file__).parents[2] / "sample_data" / "healthy.parquet"
+    for words in (
+        ["measure", sample, "-o", tmp_path / "tables"],
+        ["report", sample, "-o", tmp_path / "page.html"],
+        ["check", sample, "--output-file", tmp_path / "out.txt"],
+        ["check", sample, "--save-state", tmp_path / "a.state"],
+        ["plot", "overview", sample, "-o", tmp_path / "x.svg"],
+    ):
+        found = rolloutdoctor(*words)
+        assert found.returncode == 2
+        assert "No space left on device" in found.stderr
+        assert found.stderr.count("\n") == 1
+
+
+def test_a_library_without_memory_is_one_sentence(rolloutdoctor, monkeypatch):
+    def lacking(*words):
+        raise ImportError("libtorch_cpu.so: failed to map segment from shared object")
+
+    monkeypatch.setattr("rolloutdoctor.commands.info.describe", lacking)
+    sample = Path(__file__).parents[2] / "sample_data" / "healthy.parquet"
+    found = rolloutdoctor("info", sample)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr == (
+        "rolloutdoctor: out of memory: a library cannot be loaded (libtorch_cpu.so: failed to map segment from shared "
+        "object); allow the process more (ulimit -v)\n"
+    )

@@ -183,3 +183,16 @@ def _check_folder(folder: Path, name: str) -> None:
         raise OutputError(f"{name}: there is no folder {shown_folder}; make it, or name another file")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise OutputError(f"{name}: the folder {shown_folder} cannot be written to; name another file")
+    if _is_full(folder):
+        # Before a long run is read, and not at its end.
+        raise unwritable(name, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+
+def _is_full(folder: Path) -> bool:
+    """Tell a file system without one free block."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    free = disk.f_bfree if os.geteuid() == 0 else disk.f_bavail
+    return disk.f_blocks > 0 and free == 0
