@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -94,7 +95,7 @@ def complaint(start, words, folder, spent=None):
             code = 0
     if spent is not None:
         spent.append(seconds)
-    if seconds >= CPU_SECONDS:
+    if seconds >= CPU_SECONDS or code == -signal.SIGXCPU:
         return f"it hangs: {seconds:.1f} s of CPU; {err[-300:]}"
     if deaf >= _LONGEST_DEAF:
         return f"it heeds no signal for {deaf:.1f} s of CPU"

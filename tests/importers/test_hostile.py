@@ -326,6 +326,28 @@ def test_every_text_ends(ended, tmp_path, name):
     ended("check", "train.log")
 
 
+GROWING = {
+    "t.csv": lambda count: "step,loss\n" + "".join(f"{step},0.5\n" for step in range(count)),
+    "t.log": lambda count: "".join(f"{{'m{step}': 0.5, 'loss': 1, 'epoch': {step}}}\n" for step in range(count)),
+    "pairs.log": lambda count: "".join(f"step={step} loss=0.5 reward={step % 7}\n" for step in range(count)),
+    "t.md": lambda count: "".join(f"| step | loss | m{step} |\n| 1 | 0.5 | 1 |\n\n" for step in range(count)),
+    "bars.log": lambda count: "".join(f"\r{n}/{n + 1} [" for n in range(count)) + "{'loss': 0.1, 'epoch': 0.1}\n",
+    "runs.log": lambda count: "".join(f"{{'loss': 0.5, 'reward': 1, 'epoch': {n % 3}}}\n" for n in range(count)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GROWING)
+def test_time_follows_the_size(started, tmp_path, name):
+    seconds = []
+    for count in (3_000, 24_000):
+        (tmp_path / name).write_text(GROWING[name](count))
+        started("check", name, cwd=tmp_path, report=tmp_path / "report").communicate()
+        seconds.append(taken(tmp_path / "report")[0])
+    # Eight times the lines; the square would be 64.
+    assert seconds[1] < 20 * max(seconds[0], 0.1)
+
+
 def linked(tmp_path):
     """Two runs, each with a link to the folder of both."""
     for name in ("a", "b"):

@@ -255,6 +255,15 @@ def test_python_reads_only_what_the_fast_parser_reads_otherwise(monkeypatch, lin
     assert loaded == ([] if is_plain else [line.encode()])
 
 
+@pytest.mark.parametrize(
+    ("inner", "count", "is_read"), [("[],", 2**20 - 10, True), ("[],", 2**20 + 10, False), ("[12,0.5],", 2**21, True)]
+)
+def test_a_document_of_brackets_alone_is_none(inner, count, is_read, monkeypatch):
+    monkeypatch.setattr(lines, "_loaded", lambda raw: {"parsed": 1})
+    raw = b'{"x": [' + inner.encode() * count + b"[]]}"
+    assert (lines.parse(raw) is not None) == (lines.document(raw) is not None) == is_read
+
+
 @pytest.mark.parametrize("raw", [b"", b"\n", b" \t\r\n\n", b"\xef\xbb\xbf", b"\xef\xbb\xbf\n", b"\n  "])
 def test_lines_of_nothing_are_left_out(tmp_path, raw):
     (tmp_path / "x.jsonl").write_bytes(raw)

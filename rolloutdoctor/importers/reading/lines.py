@@ -19,6 +19,9 @@ LONGEST_LINE = 32 * 2**20
 DEEPEST = 64
 """Levels of nesting; a log has few."""
 
+_MOST_BRACKETS, _BYTES_A_BRACKET = 2**20, 8
+"""Lists and objects that any document may hold, and the bytes for each beyond that: a pair for a token has ten."""
+
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 _NUMBERS = bytes.maketrans(b"123456789\t\r\n[,:-", b"000000000       ")
@@ -147,7 +150,7 @@ def _too_long(file: Source, number: int) -> DataError:
 def parse(raw: bytes) -> dict[str, object] | None:
     """Return the object in some bytes; None if they are anything else, or nested too deep to be a log."""
     try:
-        body = _loaded(raw)
+        body = None if _is_all_brackets(raw) else _loaded(raw)
     except (ValueError, RecursionError):
         return None
     return body if isinstance(body, dict) and not _too_deep(body, raw) else None
@@ -156,7 +159,7 @@ def parse(raw: bytes) -> dict[str, object] | None:
 def document(raw: bytes) -> object:
     """Return the JSON document in some bytes; None if it is none, or nested too deep to be a log."""
     try:
-        body = _loaded(raw.removeprefix(_BYTE_ORDER_MARK))
+        body = None if _is_all_brackets(raw) else _loaded(raw.removeprefix(_BYTE_ORDER_MARK))
     except (ValueError, RecursionError):
         return None
     return None if _too_deep({"": body}, raw) else body
@@ -173,6 +176,13 @@ def _loaded(raw: bytes) -> object:
         return json.loads(raw, object_pairs_hook=once)
     is_lossy = _may_lose_digits(body, raw) or len(_KEY.findall(raw)) != _keys(body)
     return json.loads(raw, object_pairs_hook=once) if is_lossy else body
+
+
+def _is_all_brackets(raw: bytes) -> bool:
+    """Tell lists and objects that hold next to nothing: each takes 60 bytes and more, of three in the file."""
+    if len(raw) < 2 * _MOST_BRACKETS:
+        return False
+    return raw.count(b"[") + raw.count(b"{") > max(_MOST_BRACKETS, len(raw) // _BYTES_A_BRACKET)
 
 
 def _keys(body: object) -> int:
