@@ -40,15 +40,6 @@ RANKS = {
     "RDT002": Rank.INPUT,
     "RDT009": Rank.INPUT,
     "RDT012": Rank.INPUT,
-    # Choices and properties, which move no curve.
-    "RDA001": Rank.DYNAMICS,
-    "RDA011": Rank.DYNAMICS,
-    "RDA012": Rank.DYNAMICS,
-    "RDA013": Rank.DYNAMICS,
-    "RDA017": Rank.DYNAMICS,
-    "RDA019": Rank.DYNAMICS,
-    "RDG001": Rank.DYNAMICS,
-    "RDO007": Rank.DYNAMICS,
     # States of the update.
     "RDG002": Rank.DYNAMICS,
     "RDG003": Rank.DYNAMICS,
@@ -64,6 +55,23 @@ RANKS = {
     "RDT011": Rank.LENGTH,
 }
 """Ranks of codes that differ from that of their family."""
+
+NO_CAUSES = frozenset(
+    {
+        "RDA001",
+        "RDA002",
+        "RDA003",
+        "RDA009",
+        "RDA011",
+        "RDA012",
+        "RDA013",
+        "RDA017",
+        "RDA019",
+        "RDG001",
+        "RDO007",
+    }
+)
+"""Contested choices, properties and small effects: they explain no curve."""
 
 
 def rank_of(code: str) -> Rank:
@@ -242,6 +250,7 @@ def _depths(findings: Sequence[Finding]) -> Mapping[str, int]:
             for cause in findings
             if cause.code in depths
             and rank_of(cause.code) < rank_of(found.code)
+            and cause.code not in NO_CAUSES
             and cause.severity > Severity.INFO
             and cause.verdict == "confirmed"
             and _is_earlier(cause, found)

@@ -8,7 +8,7 @@ import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.audited import AuditedMeasured
-from rolloutdoctor.rules.base import Context, Judgement, number
+from rolloutdoctor.rules.base import Context, Judgement, number, release_with_fix
 from rolloutdoctor.rules.known_fault import KnownFaultRule, of_fixes, shifts_of
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class AggregationByMicroBatch(KnownFaultRule):
             evidence=f"this reproduces {run.agree} of {run.compared} logged values"
             if run.compared
             else "the options of the run",
-            advice="use a release that divides once (`rolloutdoctor fixes` names it); `rolloutdoctor diff --fix "
+            advice=f"{release_with_fix(context, 'one-over-accumulation')}; `rolloutdoctor diff --fix "
             "one-over-accumulation` shows the effect",
             measures={"divided_by": Measure(times, "micro-batches")},
             fix="one-over-accumulation:rescaled",

@@ -252,6 +252,15 @@ _TIMES = 10
 """Multiple from which on a share is no percentage any more."""
 
 
+def release_with_fix(context: "Context", name: str) -> str:
+    """Say which release of the run's trainer has a fix, or that none has."""
+    from rolloutdoctor.search.hypotheses.fixes import FIXES
+
+    if context.trainer is None:
+        return "patch the trainer"
+    return FIXES[name].remedy(context.trainer.name, context.trainer.title)
+
+
 def percent(share: float | None) -> str:
     """A share for people: three significant digits, and a multiple from ten times on.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import polars as pl
 
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, counted, number, percent
+from rolloutdoctor.rules.base import Context, Judgement, counted, number, percent, release_with_fix
 
 if TYPE_CHECKING:
     from rolloutdoctor.rules.audited import AuditedMeasured
@@ -39,6 +39,7 @@ class FixEffect:
     Attributes:
         chosen: the fix.
         made: who made the run.
+        remedy: the release of the trainer that has the fix, or that none has.
         rows: rows whose advantage it moves.
         shift: by how much on average.
         change: absolute change of the log-prob gradient, as a share of the gradient of the fixed objective.
@@ -51,6 +52,7 @@ class FixEffect:
 
     chosen: "ChosenFix"
     made: str
+    remedy: str
     rows: int
     shift: float
     change: float | None
@@ -81,6 +83,7 @@ class FixEffect:
         return cls(
             chosen=chosen,
             made=f"{title} {version}".strip(),
+            remedy=release_with_fix(context, chosen.fix.name),
             rows=rows,
             shift=shift / rows if rows else 0.0,
             change=change,
@@ -149,10 +152,7 @@ class FixEffect:
             headline=f"{self.fault}: {self.magnitude()}",
             message=f"in {self.made}{of_choice} {self.fault}: {self.magnitude()}{more}",
             evidence=self.evidence(),
-            advice=(
-                f"patch the trainer, or use a release with the fix {fix.name} (`rolloutdoctor fixes`); `rolloutdoctor "
-                f"diff --fix {fix.name}` shows the effect"
-            ),
+            advice=(f"{self.remedy}; `rolloutdoctor diff --fix {fix.name}` shows the effect"),
             measures={name: Measure(value, unit) for name, (value, unit) in measures.items() if value is not None},
             fix=self.chosen.label,
         )

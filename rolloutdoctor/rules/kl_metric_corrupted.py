@@ -12,7 +12,7 @@ from rolloutdoctor.objective.objective import KlBuffer
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import loss_columns, reward_kl_columns
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, deviation, number, percent
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, deviation, number, percent, release_with_fix
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
@@ -324,10 +324,7 @@ class KlMetricCorrupted(TableRule):
                 f"reward{inverted}"
             ),
             evidence="; ".join(evidence),
-            advice=(
-                "upgrade to a trainer release with the fix, or apply its patch (`rolloutdoctor fixes`); loss and "
-                "advantages are unaffected"
-            ),
+            advice=f"{release_with_fix(context, 'kl-inplace')}; loss and advantages are unaffected",
         )
 
     def _exposed(self, run: Measured, context: Context) -> Judgement:
@@ -342,7 +339,7 @@ class KlMetricCorrupted(TableRule):
             headline=f"{made} logs {number(buffer)} as KL; the real KL is {number(kl)}",
             message=f"with these options {made} overwrites the stored KL with the reward, so {names} is not the KL",
             evidence=f"the options and the version; the run has neither {names} nor a column kl",
-            advice="ignore this metric, or upgrade to a trainer release with the fix (`rolloutdoctor fixes`)",
+            advice=f"ignore this metric, or {release_with_fix(context, 'kl-inplace')}",
         )
 
 

@@ -11,7 +11,7 @@ from search.test_causes import SETUPS, a_batch, configured, planted
 
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.verdict import exit_code
-from rolloutdoctor.engine.follows import ANY, FAMILIES, FOLLOWS, RANKS, by_cause, rank_of
+from rolloutdoctor.engine.follows import ANY, FAMILIES, FOLLOWS, NO_CAUSES, RANKS, by_cause, rank_of
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate_rows
 from rolloutdoctor.evaluation.tokens import token_pass
 from rolloutdoctor.results.audit import Cause, Refuted
@@ -67,13 +67,13 @@ def begun(code, onset, severity=Severity.ERROR, verdict="confirmed"):
 
 
 def test_the_ranks_name_rules_and_differ_from_their_families():
-    assert RANKS.keys() <= CODES.keys()
+    assert RANKS.keys() | NO_CAUSES <= CODES.keys()
     assert not [code for code, rank in RANKS.items() if FAMILIES[code[:3]] is rank]
     # One of a lower rank follows only where it began later, or is a view of the same event.
     links = [(cause, code) for cause, codes, holds in FOLLOWS if cause != ANY for code in codes]
     assert {(cause, code) for cause, code in links if rank_of(cause) > rank_of(code)} == {
         ("RDT004", "RDT002"), ("RDT003", "RDT002"), ("RDT006", "RDT001"), ("RDT006", "RDG003"), ("RDM001", "RDG005"),
-        ("RDG015", "RDG011"),
+        ("RDG015", "RDG011"), ("RDT001", "RDA011"), ("RDT003", "RDA017"),
     }  # fmt: skip
 
 
@@ -99,6 +99,7 @@ WARNING = Severity.WARNING
         # A guess goes by its weight, and so does a choice.
         ([begun("RDT004", 9), finding("RDO003", WARNING, "exposed")], [("RDT004", None), ("RDO003", None)]),
         ([begun("RDT004", 9), finding("RDA001", WARNING)], [("RDT004", None), ("RDA001", None)]),
+        ([finding("RDA001", WARNING), finding("RDA002", WARNING)], [("RDA001", None), ("RDA002", None)]),
         # Lengths last, but where they changed first.
         ([begun("RDT006", 9), begun("RDT003", 8, WARNING)], [("RDT003", None), ("RDT006", "RDT003")]),
         ([begun("RDT006", 7), begun("RDT003", 8, WARNING)], [("RDT006", None), ("RDT003", None)]),

@@ -11,6 +11,9 @@ from rolloutdoctor.search.hypotheses.hypothesis import ObjectiveEdit, always
 
 Condition = Callable[[Objective], bool]
 
+READ_IN = "September 2026"
+"""When the threads were read."""
+
 
 def no_columns(objective: Objective) -> frozenset[str]:
     """Need no further column."""
@@ -35,6 +38,16 @@ class Thread:
     def words(self) -> str:
         """``merged, in 1.9.0``."""
         return f"{self.status}, in {self.release}" if self.release else self.status
+
+    @property
+    def number(self) -> str:
+        """``#2114``."""
+        return f"#{self.url.rpartition('/')[2]}"
+
+    def is_of(self, trainer: str) -> bool:
+        """Tell whether it is in the repository of a trainer: RLOO and NeMo-RL have another name there."""
+        repository = self.url.split("/")[4].lower()
+        return repository == {"trl-rloo": "trl", "nemo-rl": "rl"}.get(trainer, trainer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +111,26 @@ class Fix:
         if not ranked:
             return "no thread upstream"
         return "closed, not merged" if ranked[0].status == "closed" else ranked[0].words
+
+    def remedy(self, trainer: str, title: str) -> str:
+        """Say which release of a trainer has it, by its own threads: ``use slime after 0.3.1 (#2114)``.
+
+        Args:
+            trainer: its name, as of the table of trainers.
+            title: its name for people.
+        """
+        own = [one for one in self.upstream if one.is_of(trainer) and "/pull/" in one.url]
+        merged = [one for one in own if one.status == "merged"]
+        if merged:
+            done = max(merged, key=lambda one: bool(one.release))
+            affected = self.releases.get(trainer, "").partition("up to ")[2].partition(" ")[0]
+            if not done.release and not affected:
+                return f"use a release of {title} that has {done.number}"
+            return f"use {title} {f'{done.release} or newer' if done.release else f'after {affected}'} ({done.number})"
+        if any(one.status == "open" for one in own):
+            numbers = ", ".join(one.number for one in own if one.status == "open")
+            return f"not released ({title} {numbers} was open in {READ_IN}): patch the trainer"
+        return f"no release of {title} with this change is known: patch the trainer"
 
     def concerned(self) -> str:
         """Trainers and releases that compute without it."""
