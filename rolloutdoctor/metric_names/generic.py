@@ -32,6 +32,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "entropy": ("entropy", "mean_entropy", "entropy_mean", "policy_entropy"),
     "loss": ("loss", "train_loss", "total_loss", "mean_loss", "avg_loss", "training_loss"),
     "policy_loss": ("policy_loss", "pg_loss", "actor_loss", "act_loss"),
+    "critic_loss": ("critic_loss", "cri_loss", "value_loss", "vf_loss"),
     "grad_norm": ("grad_norm", "gradnorm", "gradient_norm", "grad_norm_mean"),
     "clip_fraction": ("clip_frac", "clipfrac", "clip_fraction", "clip_ratio"),
     "response_length": (

@@ -188,13 +188,13 @@ def functions(names: Collection[str]) -> dict[str, tuple[str, str | None]]:
 
 
 def metric_quantities(names: Collection[str]) -> dict[str, str]:
-    """Return logged name to its quantity, of the names that a trainer's table has.
+    """Return logged name to its quantity, of the names that a trainer's table has; else what such a name is taken for.
 
     >>> metric_quantities(["train/loss", "mine", "rewards/format/mean"])
     {'train/loss': 'loss', 'rewards/format/mean': 'function_reward'}
     """
-    owners = {name: _owners(name) for name in names}
-    return {name: metrics[0][1].quantity for name, metrics in owners.items() if metrics}
+    metrics = {name: next((one for _, one in _owners(name)), None) or generic(name) for name in names}
+    return {name: metric.quantity for name, metric in metrics.items() if metric is not None}
 
 
 @cache

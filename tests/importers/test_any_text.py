@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import rolloutdoctor
 from rolloutdoctor.commands.convert import ConvertOptions, open_any
 from rolloutdoctor.commands.each import find_runs
 from rolloutdoctor.importers.logs.base import LogNotes
@@ -113,6 +114,15 @@ def test_what_names_are_taken_for_is_said(tmp_path):
         [str(tmp_path / "out.txt")], trainer=None, options=ConvertOptions(), tell=print, logs_alone=True
     ) as run:
         assert any("avg_reward as reward, kl_div as KL" in sentence for sentence in run.notes.sentences)
+
+
+def test_a_loss_of_a_loop_that_is_infinite_is_named(tmp_path):
+    """A fact of one step needs one step, whatever the loop calls its loss."""
+    lines = [f"epoch: 0|step: {n}|act_loss: {loss}|value_loss: 0.5" for n, loss in ((7, 0.5), (8, "inf"), (9, "inf"))]
+    (tmp_path / "out.txt").write_text("\n".join(lines))
+    finding = next(one for one in rolloutdoctor.check(tmp_path / "out.txt").findings if one.code == "RDM003")
+    assert "act_loss" in finding.headline
+    assert "step 8" in finding.headline
 
 
 def test_every_generic_name_has_one_quantity():
