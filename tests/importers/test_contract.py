@@ -18,6 +18,7 @@ DUMPS = {
     "trl": ["trl/mixed"],
     "trl, overwritten": ["trl/overwritten"],
     "verifiers": ["verifiers/0a1b2c3d"],
+    "verifiers-traces": ["verifiers_traces/0a1b2c3d"],
     "verl": ["verl/v1", "verl/file_logger.jsonl"],
     "verl, v0": ["verl/v0", "verl/file_logger.jsonl"],
 }

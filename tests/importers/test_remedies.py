@@ -27,13 +27,6 @@ def mapped(folder):
     return folder / "mine.jsonl"
 
 
-def evaluated(folder):
-    lines = (DATA / "prime_rl/rollouts/step_1/train/effective/traces.jsonl").read_text().splitlines()
-    episodes = [{name: part for name, part in json.loads(line).items() if name != "run"} for line in lines]
-    (folder / "traces.jsonl").write_text("".join(json.dumps(episode) + "\n" for episode in episodes))
-    return folder / "traces.jsonl"
-
-
 def first(pattern):
     return lambda folder: sorted(DATA.glob(pattern))[0]
 
@@ -56,7 +49,7 @@ DUMPS = {
     "ms-swift": (first("ms_swift"), (), None, 1, "rolloutdoctor.recorders.own_loop"),
     "skyrl": (first("skyrl"), (), None, 0, "rolloutdoctor.recorders.own_loop"),
     "verifiers": (first("verifiers/0a1b2c3d"), (), "verl", 1, "the trainer that uses the environment"),
-    "verifiers-traces": (evaluated, (), "verl", 1, "the trainer that uses the environment"),
+    "verifiers-traces": (first("verifiers_traces/0a1b2c3d"), (), "verl", 1, "the trainer that uses the environment"),
     "mapped": (mapped, (), "verl", 2, "--map COLUMN=WHERE"),
 }
 
