@@ -24,7 +24,7 @@ class EntropyCollapse(NumbersRule):
 
     ## How it is measured
     `entropy_first` and `entropy_last` are medians over the first and the last tenth of the logged steps, three at
-    least. A collapse is an end below a twentieth of the start, an explosion one above three times the start and 1 nat
+    least. A collapse is an end below a twentieth of the start, an explosion one above twice the start and 1 nat
     more. Either is an error if the reward is lower at the end than at the start by more than its noise, information if
     the reward rose, and else a warning. An entropy that rises by 0.15 nats and 15 % of its start, and by more than six
     standard errors, while the reward does not, is information, and a warning where the reward falls. `onset` is the
@@ -52,7 +52,7 @@ class EntropyCollapse(NumbersRule):
     beside = ("reward", "zero_variance_share")
 
     collapsed: float = 0.05
-    exploded: float = 3.0
+    exploded: float = 2.0
     least_growth: float = 1.0
     rises: float = 0.15
     least_rise: float = 0.15

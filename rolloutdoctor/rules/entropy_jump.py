@@ -11,7 +11,7 @@ from rolloutdoctor.rules.table_rule import Measured
 
 @dataclass(frozen=True)
 class EntropyJump(NumbersRule):
-    """The entropy changes by a fifth or more from one step to the next, and stays at the new level.
+    """The entropy changes by a tenth or more from one step to the next, and stays at the new level.
 
     ## What it does
     Looks for one step whose change of the logged entropy is far above all changes around it.
@@ -22,7 +22,7 @@ class EntropyJump(NumbersRule):
 
     ## How it is measured
     The change from one line to the next is four times every other change among the five lines before and the five
-    after, the medians of these lines are apart by more than half of it, and it is a fifth of the level before or more.
+    after, the medians of these lines are apart by more than half of it, and it is a tenth of the level before or more.
     An outlier goes back, and is none. A warning, exposed: what changed is not in the log. `onset` is the first step of
     the new level.
 
@@ -42,7 +42,7 @@ class EntropyJump(NumbersRule):
 
     fewest: int = 12
     times: float = 4.0
-    share: float = 0.2
+    share: float = 0.1
     around: int = 5
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:

@@ -22,11 +22,9 @@ class GradientSpike(NumbersRule):
 
     ## How it is measured
     `spike_steps` have a norm above ten times the median of the steps with a gradient, and above ten times their upper
-    quartile's distance from it, and of 50 steps or more above what the largest of so many reaches by chance, if the
-    tail of the others goes on as between their 90th and 99th percentile. `largest_ratio` is the largest norm over the
-    median. A warning; information where more than one step in ten is such a step (the norm varies widely, and no step
-    stands out), or where fewer than one in fifty is and the level after it is what it was. Exposed: a norm proves no
-    harm.
+    quartile's distance from it. `largest_ratio` is the largest norm over the median. A warning; information where more
+    than one step in ten is such a step (the norm varies widely, and no step stands out), or where only one is, or fewer
+    than one in fifty, and the level after it is what it was. Exposed: a norm proves no harm.
 
     ## What to do
     Look at the rollouts of these steps; if it happens again, lower `max_grad_norm` or the learning rate. With recorded

@@ -66,12 +66,12 @@ class LoggedAnomaly(TableRule):
     warning; information in the reward of a function, which may have scored no response. `impossible_steps` have a value
     beyond what its quantity can be: a warning, and information where all of an entropy are negative, which is another
     sign. `negative_kl_steps` have a KL below -0.01, which rounding in bfloat16 does not reach: a warning where the
-    configuration says that the KL in the loss is k2 or k3, and information where nothing says it, since k1 may be
-    negative. `*_peak` is the largest value divided by the mean of all others; with more than ten values, a `kl_peak`
-    above 10 is a finding, unless as many steps reach it by chance (see `RDT008`), without proof that it did harm: a
-    warning from half a nat on, information where it is in fewer than 2 % of the lines and the KL after it is what it
-    was. So is a gradient norm above 1e7, which no loss that averages tokens of rewards near 1 gives. Confirmed but for
-    a large value alone: the log itself is the proof.
+    configuration says that the KL in the loss is k2 or k3. Where nothing says it they are information, since k1 may be
+    negative, and so are two below -0.001. `*_peak` is the largest value divided by the mean of all others; with more
+    than ten values, a `kl_peak` above 10 is a finding, without proof that it did harm: a warning from half a nat on,
+    information where it is in one line, or in fewer than 2 %, and the KL after it is what it was. So is a gradient norm
+    above 1e7, which no loss that averages tokens of rewards near 1 gives. Confirmed but for a large value alone: the
+    log itself is the proof.
 
     ## What to do
     Look at the rollouts of the steps listed; `RDI001` finds the tokens. For a negative KL, check which estimator and
@@ -94,6 +94,8 @@ class LoggedAnomaly(TableRule):
     splits = ("train",)
 
     below: float = 0.01
+    below_of_k1: float = 1e-3
+    fewest_negative: int = 2
     peak_above: float = 10.0
     fewest: int = 10
     norm_above: float = 1e7
@@ -134,7 +136,9 @@ class LoggedAnomaly(TableRule):
                 norm=logged.filter(pl.col("metric") == metric_of["grad_norm"], logged.is_finite()).first(),
             )
         )
-        return table.with_columns(is_wrong=pl.col("kl") < -self.below)
+        return table.with_columns(
+            is_wrong=pl.col("kl") < -(self.below if context.objective is not None else self.below_of_k1)
+        )
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Counts of steps, and how far the largest values stand out."""
@@ -241,6 +245,8 @@ class LoggedAnomaly(TableRule):
         steps, objective = run.count("negative_kl_steps"), context.objective
         term = None if objective is None else objective.kl_loss
         if not steps or (objective is not None and (term is None or term.estimator not in _NEVER_NEGATIVE)):
+            return None
+        if term is None and steps < self.fewest_negative and (run["lowest_kl"] or 0.0) >= -self.below:
             return None
         lowest = number(run["lowest_kl"])
         words = (

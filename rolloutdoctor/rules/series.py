@@ -162,7 +162,7 @@ def isolated_jump(values: "Values", *, times: float, share: float, around: int) 
 
 
 PASSING = 0.02
-"""Share of the lines below which outliers are passing, if nothing changed after them."""
+"""Share of the lines below which several outliers are passing, if nothing changed after them."""
 
 
 def is_passing(values: "Values", odd: "NDArray[np.bool_]") -> bool:
@@ -173,7 +173,8 @@ def is_passing(values: "Values", odd: "NDArray[np.bool_]") -> bool:
     import numpy as np
 
     places = np.flatnonzero(odd)
-    if not len(places) or len(places) >= PASSING * len(values) or places[-1] >= len(values) - 3:
+    few = len(places) == 1 or len(places) < PASSING * len(values)
+    if not len(places) or not few or places[-1] >= len(values) - 3:
         return False
     before, after = values[: places[0]], values[-max(1, len(values) // 3) :]
     reference = before if len(before) >= 3 else values

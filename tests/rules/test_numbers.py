@@ -374,7 +374,7 @@ NEW = {
     "a gradient at a lower level": ("RDT013", {"grad_norm": noisy([1] * 30 + [9.5] * 30, 0.05)}, "clean"),
     "a gradient of noise": ("RDT013", {"grad_norm": [0.1, 5.0, 0.2, 3.0] * 15}, "clean"),
     "an entropy that jumps": ("RDT014", {"entropy": noisy([1.0] * 30 + [1.5] * 30, 0.02)}, "warning"),
-    "an entropy that jumps less": ("RDT014", {"entropy": noisy([1.0] * 30 + [1.15] * 30, 0.01)}, "clean"),
+    "an entropy that jumps less": ("RDT014", {"entropy": noisy([1.0] * 30 + [1.08] * 30, 0.005)}, "clean"),
     "an outlier of the entropy": ("RDT014", {"entropy": noisy([1.0] * 30 + [3.0] + [1.0] * 29, 0.02)}, "clean"),
     "an entropy of noise": ("RDT014", {"entropy": noisy([1.0] * STEPS, 0.3)}, "clean"),
     "an entropy that falls": ("RDT014", {"entropy": [2 * 0.9**step for step in range(STEPS)]}, "clean"),
