@@ -19,6 +19,9 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "reward_mean",
         "rewards_mean",
         "average_reward_score",
+        "rew",
+        "mean_rew",
+        "ep_rew_mean",
         "score",
         "mean_score",
         "avg_score",
@@ -50,7 +53,21 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
 """Quantity to the names that are taken for it, in lower case."""
 
 _OF_ANY_LOG = frozenset(
-    {"loss", "reward", "rewards", "score", "scores", "kl", "entropy", "return", "returns", "advantage", "advantages"}
+    {
+        "loss",
+        "reward",
+        "rewards",
+        "score",
+        "scores",
+        "kl",
+        "entropy",
+        "rew",
+        "ent",
+        "return",
+        "returns",
+        "advantage",
+        "advantages",
+    }
     | {"accuracy", "acc", "perplexity", "ppl", "logps"}
 )
 """Words in the names of metrics, which no option and no clock has."""

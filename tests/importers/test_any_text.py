@@ -34,6 +34,7 @@ MEGATRON = (
     "loss: 3.5E-01 | rewards/Exact/mean: 5.0E-0"
 )
 LOOPS = {
+    "short names": ("it=3 loss=-0.5 rew=+0.25 ent=1.5\n", 3, {"loss": -0.5, "rew": 0.25, "ent": 1.5}),
     "a step in brackets": ("[0003/0400] loss: 0.5 | reward: 0.25 | lr: 1.0e-06\n", 3, {"loss": 0.5, "lr": 1e-6}),
     "a block": ("--- Iteration 3 ---\nloss: 0.5\nmean reward: 0.25\n\n--- Iteration 4 ---\n", 3, {"mean_reward": 0.25}),
     "a dict behind its step": ("step 3: {'loss': 0.5, 'reward': 0.25, 'kl': 0.1}\n", 3, {"reward": 0.25}),

@@ -23,12 +23,12 @@ _PAIR = re.compile(
     rf"(?: ?[:=] {{0,40}}|[ \t]{{1,40}})({NUMBER})(?:/ ?([0-9]{{1,18}}))?%?(?=$|[\s,;|)\]}}]|[a-z]{{1,2}}\b| -)"
 )
 _COUNTER = re.compile(
-    r"(?i)(?<![\w/.])(global[_ ]step|training[_ ]step|train[_ ]step|steps?|iteration|iter|update|episode|epoch)\b"
+    r"(?i)(?<![\w/.])(global[_ ]step|training[_ ]step|train[_ ]step|steps?|iteration|iter|it|update|episode|epoch)\b"
     r" ?[:=#]? {0,12}\[? ?([0-9]{1,15})(?: ?/ {0,12}([0-9]{1,15}))?(?: ?\])?"
     r"(?:\(([0-9]{1,15})/([0-9]{1,15})\))?(?![\w.%])"
 )
 _BRACKETED = re.compile(r"\s{0,8}\[ ?([0-9]{1,15}) ?/ ?([0-9]{1,15}) ?\]")
-_RANK = ("global_step", "training_step", "train_step", "step", "steps", "iteration", "iter", "update", "episode")
+_RANK = ("global_step", "training_step", "train_step", "step", "steps", "iteration", "iter", "it", "update", "episode")
 COUNTERS = frozenset({*_RANK, "epoch", "current_steps"})
 """Names of what counts, in lower case; in a line that has several the first of `_RANK` counts."""
 
