@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from rolloutdoctor.search.hypotheses.advantage_bounds import ADVANTAGE_BOUNDS
 from rolloutdoctor.search.hypotheses.advantage_fits import BLOCKS, ORDER
 from rolloutdoctor.search.hypotheses.advantage_lines import DIVISOR, LINE, WEIGHTS
 from rolloutdoctor.search.hypotheses.advantage_options import ADVANTAGE_OPTIONS
@@ -59,6 +60,7 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
 )
 
 FAMILIES: tuple[Family, ...] = (
+    ADVANTAGE_BOUNDS,
     BOUNDS,
     ZERO_REPLACED,
     DIVISOR,
