@@ -53,7 +53,7 @@ def job(tmp_path):
 
 @pytest.mark.slow
 def test_findings_fail_the_job_and_the_report_is_its_summary(job):
-    code, _, summary, outputs = job(paths=VERL, options="--select=RDA001,RDA002\n--steps=0:60\n")
+    code, _, summary, outputs = job(paths=VERL, options="--select=RDA001,RDA002\n--steps=0:60\n", fail_on="warning")
     assert (code, outputs) == (1, "exit-code=1\n")
     assert "RDA001" in summary
     assert "RDG001" not in summary

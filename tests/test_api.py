@@ -369,7 +369,7 @@ def test_print_shows_what_the_command_says(capsys):
     found = rd.check(SAMPLE, select=["RDA001"])
     print(found)
     assert capsys.readouterr().out == f"{verdict(found)}\n"
-    assert str(found.findings[0]) == f"RDA001 rejected-in-baseline (error): {found.findings[0].headline}"
+    assert str(found.findings[0]) == f"RDA001 rejected-in-baseline (warning): {found.findings[0].headline}"
     known = rd.info(SAMPLE, steps="0:3")
     assert str(known).startswith("1 file: ")
     assert "\ntested    " in str(known)

@@ -251,7 +251,7 @@ class EngineFrozen(TableRule):
             severity=Severity.WARNING,
             confirmed=False,
             headline=(
-                f"the engine is frozen: from version {run['frozen_from']} on the sampler's log-probs stay the same "
+                f"from version {run['frozen_from']} on the sampler's log-probs stay the same "
                 f"while the trainer's change by {move} nats"
             ),
             message=(

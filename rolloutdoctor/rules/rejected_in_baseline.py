@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.objective.objective import RowSet
 from rolloutdoctor.objective.parts import Part, has_baseline_per_row
 from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns
 from rolloutdoctor.results.findings import Severity
@@ -24,6 +25,9 @@ DOUBLE = 2.0**-29
 
 FIX = "rejected-rows:singleton-raw"
 
+_MASKED = frozenset({RowSet.REJECTED, RowSet.TRUNCATED})
+"""Fully masked responses that an option leaves out of baselines."""
+
 
 @dataclass(frozen=True)
 class RejectedInBaseline(TableRule):
@@ -37,8 +41,9 @@ class RejectedInBaseline(TableRule):
     A fully masked response contributes no policy gradient, yet its reward still shifts the mean and the standard
     deviation of its group: a rejected reward of 100 beside a 1 moves the baseline by 49.5. Advantages of the other
     responses can flip sign. With some estimators other groups change too: verl's gpg scales all rows by a count over
-    the batch, and others whiten over the batch. Some projects keep such responses in the baseline on purpose, since
-    their reward is evidence about the prompt.
+    the batch, and others whiten over the batch. The choice is contested upstream: TRL and DAPO keep such responses in
+    the baseline on purpose, since their reward is evidence about the prompt. It is a warning with its magnitude, and an
+    error only where an option of the run asks for the exclusion.
 
     ## How it is measured
     `live_rows` counts the unmasked responses whose advantage changes, in any group of the step, and `affected_groups`
@@ -61,6 +66,7 @@ class RejectedInBaseline(TableRule):
 
     code = "RDA001"
     name = "rejected-in-baseline"
+    rests_on = ("advantages",)
     fix = FIX
     references = (
         "https://github.com/verl-project/verl/pull/6452",
@@ -186,7 +192,7 @@ class RejectedInBaseline(TableRule):
         return None if run["rejected_rows"] else "no response with a reward is fully masked"
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
-        """An error if the logged advantages show it, a warning if nothing logged decides it."""
+        """A warning, since the choice is contested; an error where an option of the run asks for the exclusion."""
         if not run["live_rows"]:
             return None
         compared = run.table.filter("differs")
@@ -214,11 +220,12 @@ class RejectedInBaseline(TableRule):
         if proven:
             evidence += f"; response_mask_pre shows that {counted(proven, 'row')} had tokens before rejection"
         live = counted(run.count("live_rows"), "advantage")
+        asked = context.objective is not None and bool(_MASKED & context.objective.baseline_rows.without)
         return Judgement(
-            severity=Severity.ERROR if confirmed else Severity.WARNING,
+            severity=Severity.ERROR if confirmed and asked else Severity.WARNING,
             confirmed=confirmed,
             headline=f"fully masked responses shift {live}, by {number(run['advantage_shift_mean'])} on average and "
-            f"{number(run['advantage_shift_max'])} at most",
+            f"{number(run['advantage_shift_max'])} at most{'' if asked else ' (contested upstream)'}",
             message=(
                 f"{counted(run.count('rejected_rows'), 'fully masked response')} still count in the group baseline: "
                 f"they shift {live} in {counted(run.count('affected_groups'), 'group')} and flip the sign of "
@@ -226,6 +233,7 @@ class RejectedInBaseline(TableRule):
             ),
             evidence=evidence,
             advice=(
-                "exclude them from the group mean and std; `rolloutdoctor diff --fix rejected-rows` shows the effect"
+                "exclude them from the group mean and std, or keep them on purpose; `rolloutdoctor diff --fix "
+                "rejected-rows` shows the effect"
             ),
         )

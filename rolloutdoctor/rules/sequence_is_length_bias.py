@@ -70,7 +70,7 @@ def _bounds(objective: Objective | None) -> list[_Bound]:
 
 @dataclass(frozen=True)
 class SequenceIsLengthBias(TableRule):
-    """Importance weights of whole sequences depend on their length, not on how far sampler and trainer differ.
+    """Importance weights of whole sequences grow with length even where sampler and trainer agree on every token.
 
     ## What it does
     Where weights or rejections are made of sums over the tokens of a response, compares short and long responses: how
@@ -280,5 +280,6 @@ class SequenceIsLengthBias(TableRule):
                 f"{number(gaps[1])} in the longest; configured bounds: {limits}"
                 + (f"; these rows reproduce all {logged:,.0f} logged weight metrics" if shown else "")
             ),
-            advice="use token-level weights, or bound the geometric mean of a sequence's ratios",
+            advice="use token-level weights, or bound the geometric mean of a sequence's ratios (the right level is "
+            "contested upstream)",
         )

@@ -7,7 +7,7 @@ import pytest
 from fuzz.harness import run
 
 SAMPLE = str(Path(__file__).parent.parent.parent / "sample_data" / "verl_rejected.parquet")
-CHECK = ["check", SAMPLE, "--select", "RDA001,RDA002,RDI001", "--format", "concise"]
+CHECK = ["check", SAMPLE, "--select", "RDA001,RDA002,RDI001", "--format", "concise", "--fail-on", "warning"]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_a_baseline_lists_the_findings(written):
     assert json.loads(written) == {
         "baseline": 1,
         "findings": [
-            {"code": "RDA001", "name": "rejected-in-baseline", "severity": "error", "cause": None},
+            {"code": "RDA001", "name": "rejected-in-baseline", "severity": "warning", "cause": None},
             {"code": "RDA002", "name": "singleton-group", "severity": "warning", "cause": None},
         ],
     }
@@ -44,7 +44,7 @@ def test_known_findings_do_not_fail(tmp_path, written):
     assert checked(tmp_path, written, "--fail-on", "warning")[0] == 0
     code, out, _, _ = checked(tmp_path, written, "--format", "full")
     assert code == 0
-    assert "known from the baseline, and no reason to fail: RDA001 rejected-in-baseline (error)" in " ".join(
+    assert "known from the baseline, and no reason to fail: RDA001 rejected-in-baseline (warning)" in " ".join(
         out.split()
     )
 

@@ -52,7 +52,10 @@ def test_each_row_is_that_of_its_shard(tmp_path, dump):
 
 def test_its_advantages_are_right_without_any_option(dump):
     report = findings(dump)
-    assert {found.code for found in report.findings if found.severity.label == "error"} == {"RDA001"}
+    assert not [found.code for found in report.findings if found.severity.label == "error"]
+    assert {(found.code, found.verdict) for found in report.findings if found.code == "RDA001"} == {
+        ("RDA001", "confirmed")
+    }
 
 
 def test_a_run_of_another_estimator_gives_no_error_without_options(dump):

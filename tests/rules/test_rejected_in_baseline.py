@@ -83,7 +83,7 @@ def test_token_mean_counted_before_rejection():
 def test_confirmed_if_logged_advantages_show_that_all_vote(wobble):
     logged = [value * (1 + wobble) for value in ALL_VOTE]
     found = found_by(CODE, batch(per_row={"advantage": logged}), **RLOO)
-    assert (found.severity, found.verdict) == (Severity.ERROR, "confirmed")
+    assert (found.severity, found.verdict) == (Severity.WARNING, "confirmed")
     assert "the logged advantages of 2 rows match the formula that includes fully masked responses" in found.evidence
 
 

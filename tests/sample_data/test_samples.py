@@ -33,7 +33,7 @@ FOUND = {
         ("RDM002", "info", "confirmed"),
     },
     "verl_rejected": {
-        ("RDA001", "error", "confirmed"),
+        ("RDA001", "warning", "confirmed"),
         ("RDA002", "warning", "confirmed"),
         ("RDA011", "info", "confirmed"),
         ("RDG001", "info", "exposed"),

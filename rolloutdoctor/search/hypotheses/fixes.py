@@ -195,11 +195,11 @@ FIXES: dict[str, Fix] = {
             "of the group, or of the batch with scale_rewards = batch or normalize_then_sum; evaluation rows and "
             "groups of one too): token counts inside the loss (bnpo) shrink, and metrics leave those rows out",
             "renormalised": "mask the rows and recompute every token count in a denominator; row counts stay, and "
-            "metrics still count those rows",
+            "metrics still count those rows (as Unsloth does with UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE=1)",
         },
         only_where={"pr5640": attrgetter("advantage.flags_zero_std")},
         upstream=(
-            Thread("https://github.com/huggingface/trl/issues/5588", "open"),
+            Thread("https://github.com/huggingface/trl/issues/5588", "closed"),
             Thread("https://github.com/huggingface/trl/pull/5640", "closed"),
             Thread("https://github.com/huggingface/trl/pull/7068", "closed"),
         ),
