@@ -4,6 +4,7 @@ Public, so that a project that builds on this package can test its own rules and
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -199,13 +200,16 @@ def diagnose(
     Args:
         batches: steps, in any order; a column counts as present if it is in all of them.
         trainer: ``NAME`` or ``NAME@VERSION``, or None.
-        options: the trainer's options by name.
+        options: the trainer's options by name; the others have their defaults, as in a run that recorded all of them.
         logged: metrics of training steps, the same for all, or a sequence with those of each batch.
         select: codes of the rules to run; none: all of them.
         fixes: ``NAME[:VARIANT]`` of fixes that the run has.
         dtype: ``float32`` or ``float64``.
     """
     configured = configure(RunMetadata(), trainer, [Layer("test", dict(options or {}))], tuple(map(choose, fixes)))
+    if configured is not None:
+        settings = {name: replace(one, assumed=False) for name, one in configured.config.settings.items()}
+        configured = replace(configured, config=replace(configured.config, settings=settings))
     columns = frozenset.intersection(*map(_columns, batches))
     rules = [find(code) for code in select] or list(RULES)
     of_batches = [logged or {}] * len(batches) if logged is None or isinstance(logged, Mapping) else logged

@@ -14,7 +14,8 @@ from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.search.hypotheses.fixes import FIXES, ChosenFix
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.options import Layer, resolve
+from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.slime.mis import MIS
 from rolloutdoctor.trainers.table import TRAINERS
 

@@ -2,7 +2,8 @@
 
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.trainers import table
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.options import Layer, resolve
+from rolloutdoctor.trainers.releases import parse_version
 
 
 def objective_of(trainer: str, **options: object) -> Objective:

@@ -107,16 +107,15 @@ def recorder(writer: str) -> str:
 
 
 def releases(writer: str) -> str:
-    """Return the releases whose objective is computed; empty where none is."""
+    """Return the releases and commits that were read; empty where none was."""
     if writer not in TRAINERS:
         return ""
-    oldest, newest = TRAINERS[writer].oldest, TRAINERS[writer].newest
-    return newest if oldest == newest else f"{oldest} to {newest}"
+    return ", ".join(map(str, TRAINERS[writer].read_code))
 
 
 def whole() -> str:
     """Return the table of docs/support.md."""
-    rows = ["| trainer | releases | log alone | its own dump | recorded |", "| --- | --- | ---: | --- | --- |"]
+    rows = ["| trainer | read | log alone | its own dump | recorded |", "| --- | --- | ---: | --- | --- |"]
     for writer in writers():
         dumps = (
             f"{re.sub('[*_]', MARKUP, one.summary)}: {words}; **{rules}**"
@@ -130,7 +129,7 @@ def whole() -> str:
 
 def short() -> str:
     """Return the table of the README: trainers whose objective is computed, and in its last line all others."""
-    rows = ["| trainer | releases | log alone | its own dump | recorded |", "| --- | --- | ---: | ---: | ---: |"]
+    rows = ["| trainer | read | log alone | its own dump | recorded |", "| --- | --- | ---: | ---: | ---: |"]
     for writer in TRAINERS:
         counts = of_log(writer), of_dump(writer), recorded(writer)
         rows.append(f"| `{writer}` | {releases(writer)} | {' | '.join(map(_count, counts))} |")

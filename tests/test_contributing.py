@@ -16,7 +16,8 @@ from pathlib import Path
 import rolloutdoctor
 from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.testing import diagnose_one, toy_batch
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.options import (Layer, resolve)
+from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.table import find
 
 def evaluated(name, **options):

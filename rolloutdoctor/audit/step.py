@@ -10,13 +10,14 @@ from rolloutdoctor.audit.doubts import Doubts, LayoutDoubt, Unjoined, doubts_of
 from rolloutdoctor.audit.logged import LoggedStep
 from rolloutdoctor.audit.row_tally import ComparedRows, Rows
 from rolloutdoctor.audit.stored_digits import advantage_stored_radius, coarse_log_probs, stored_radius
-from rolloutdoctor.audit.tally import STAGES, ComparedValue, QuantityTally
+from rolloutdoctor.audit.tally import ComparedValue, QuantityTally
 from rolloutdoctor.audit.windows import StepValue
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.evaluation.evaluate import Evaluation, stored_kl
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_advantage_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius, token_kl_radius
+from rolloutdoctor.objective.stages import STAGES
 from rolloutdoctor.ops.logged_digits import rounding_of
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Trainer

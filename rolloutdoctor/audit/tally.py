@@ -6,10 +6,6 @@ from dataclasses import dataclass
 
 from rolloutdoctor.ops.whole_factors import quotients
 
-STAGES = ("advantages", "kl", "loss", "metrics")
-"""Stages of quantities, in the order in which a trainer computes them: a fault in one reaches those after it."""
-
-
 INCOMPLETE = "some groups do not have the configured number of rows"
 """A doubt about some places, which the others do without."""
 

@@ -187,14 +187,14 @@ def trainers(name: str | None = None, *, as_json: bool = False) -> str:
     Raises:
         UsageError: if there is no such trainer, or the version is none.
     """
-    from rolloutdoctor.trainers.options import parse_version
+    from rolloutdoctor.trainers.releases import parse_version
     from rolloutdoctor.trainers.table import PLANNED, TRAINERS, find
 
     wanted, _, version = (name or "").partition("@")
     chosen = [find(wanted)] if wanted else list(TRAINERS.values())
     body = []
     for trainer in chosen:
-        at = parse_version(version or trainer.newest)
+        at = trainer.release(version).numbers if version else parse_version(trainer.newest)
         options = [
             {
                 "name": option.name,
@@ -214,7 +214,8 @@ def trainers(name: str | None = None, *, as_json: bool = False) -> str:
         body.append(
             {
                 "name": trainer.name,
-                "version": version or trainer.newest,
+                "version": version or trainer.read_code[-1].name,
+                "read": [str(code) for code in trainer.read_code],
                 "options": options,
                 "not_recomputed": dict(trainer.log.not_recomputed),
             }
@@ -223,8 +224,9 @@ def trainers(name: str | None = None, *, as_json: bool = False) -> str:
         return json.dumps(body, indent=2)
     lines = [] if wanted else _support()
     for page, trainer in zip(body, chosen, strict=True):
-        lines.append(f"{trainer.name}  (versions from {trainer.oldest}; defaults of {page['version']})")
-        at = parse_version(version or trainer.newest)
+        read = ", ".join(map(str, trainer.read_code))
+        lines.append(f"{trainer.name}  (read: {read}; defaults of {page['version']})")
+        at = trainer.release(version).numbers if version else parse_version(trainer.newest)
         for option in trainer.options:
             if not option.exists_at(at):
                 continue
@@ -259,12 +261,12 @@ def _support() -> list[str]:
     from rolloutdoctor.metric_names.table import TRAINERS as LOGGED
     from rolloutdoctor.trainers.table import TRAINERS
 
-    lines = [f"{'trainer':<15} {'releases':<17} metrics  rollouts"]
+    lines = [f"{'trainer':<15} metrics  code that was read, and how rollouts are recorded"]
     for name in dict.fromkeys((*TRAINERS, *LOGGED)):
         trainer, known = TRAINERS.get(name), len(LOGGED.get(SAME.get(name, name), ()))
-        releases = "log alone" if trainer is None else " to ".join(dict.fromkeys((trainer.oldest, trainer.newest)))
+        read = "log alone" if trainer is None else f"read: {', '.join(map(str, trainer.read_code))}"
         record = "record with rolloutdoctor.recorders.own_loop" if trainer is None else trainer.recording.get("*", "")
-        lines.append(_hanging(f"{name:<15} {releases:<17} {known:>7}  ", record, 42))
+        lines.append(_hanging(f"{name:<15} {known:>7}  ", f"{read}; {record}" if record else read, 25))
     lines += ["", "metrics: names in its log that are understood; `rolloutdoctor metrics TRAINER` defines them."]
     return [*lines, "`rolloutdoctor check PATH --from ?` lists the dumps that are read. Options and defaults:", ""]
 

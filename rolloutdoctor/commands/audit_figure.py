@@ -9,7 +9,7 @@ import polars as pl
 import torch
 
 from rolloutdoctor.audit.row_tally import ComparedRows
-from rolloutdoctor.audit.tally import STAGES, AuditTally, ComparedValue, add_tallies
+from rolloutdoctor.audit.tally import AuditTally, ComparedValue, add_tallies
 from rolloutdoctor.audit.windows import OpenWindow
 from rolloutdoctor.commands.figures import FigureAccumulator
 from rolloutdoctor.engine.accumulate import view_of, windows_at
@@ -17,6 +17,7 @@ from rolloutdoctor.engine.plan import available, remedy
 from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
 from rolloutdoctor.objective.required_columns import LOGGED_COLUMNS, advantage_columns, metric_columns
+from rolloutdoctor.objective.stages import STAGES
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.figures import AuditData, AuditedQuantity
 from rolloutdoctor.rules.base import Context

@@ -23,7 +23,7 @@ from rolloutdoctor.results.findings import NotApplicable, Report, Setting, Skipp
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.table import AnyRule, find
 from rolloutdoctor.search.hypotheses.fixes import choose
-from rolloutdoctor.trainers.options import Config, parse_version
+from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.table import find as find_trainer
 
 
@@ -41,7 +41,14 @@ def saved_state(prepared: PreparedRun, state: RunState) -> SavedState:
         maker=None
         if made is None
         else TrainerInfo(
-            made.trainer.name, made.version, made.version_origin, made.version_assumed, made.config.settings, made.fixes
+            made.trainer.name,
+            made.version,
+            made.version_origin,
+            made.version_assumed,
+            made.config.settings,
+            made.fixes,
+            made.config.unusable,
+            made.config.unknown,
         ),
         metadata=run.metadata,
         has_rows=not run.metrics_only,
@@ -204,12 +211,13 @@ def _configured(maker: TrainerInfo) -> Configured:
         if json_of(settings[name]) != json_of(setting):
             raise InputError(f"the state is damaged (the value of {name}); check that part again")
     is_release = not maker.version_assumed and "dev" not in maker.version
-    config = Config(parse_version(maker.version), settings, is_release)
+    release = trainer.release(maker.version)
+    config = Config(release.numbers, settings, is_release, maker.unusable, maker.unknown)
     objective = trainer.objective_of(config)
     for label in maker.fixes:
         objective = choose(label).apply(objective)
     return Configured(
-        trainer, maker.version, maker.version_origin, maker.version_assumed, config, objective, maker.fixes
+        trainer, maker.version, maker.version_origin, maker.version_assumed, config, objective, release, maker.fixes
     )
 
 

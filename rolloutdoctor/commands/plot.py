@@ -101,7 +101,7 @@ def _plot(
     marking = GATHERED[kind].marking
     if marking:
         options = replace(options, rules=tuple(rule for rule in RULES if rule.code in marking))
-    ready = prepare(run, options)
+    ready = prepare(run, options, lenient=False)
     pictures = Pictures([kind], ready.context, fixes, options.split or TRAIN)
     if kind in pictures.left_out:
         raise InputError(f"no picture of {kind}: {pictures.left_out[kind]}")

@@ -102,7 +102,7 @@ def why(run: Run, options: CheckOptions, question: Question, progress: Progress 
 
 
 def _why(run: Run, options: CheckOptions, question: Question, progress: Progress | None) -> Why:
-    ready = prepare(run, replace(options, rules=(), split=TRAIN))
+    ready = prepare(run, replace(options, rules=(), split=TRAIN), lenient=False)
     metric = _canonical(question.metric, ready)
     seen, units, rows = InputSummary(), pl.DataFrame(), pl.DataFrame()
     if not run.metrics_only and metric in (*OF_ROWS, *OF_TOKENS):

@@ -17,7 +17,8 @@ from rolloutdoctor.results.errors import UnstatedError, UsageError
 from rolloutdoctor.results.findings import Setting
 from rolloutdoctor.search.hypotheses.fixes import ChosenFix
 from rolloutdoctor.trainers.dialects.table import dialect_of
-from rolloutdoctor.trainers.options import Config, Layer, parse_version, resolve
+from rolloutdoctor.trainers.options import Config, Layer, resolve
+from rolloutdoctor.trainers.releases import Release
 from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import find
 
@@ -63,6 +64,7 @@ class Configured:
         version_assumed: True if nothing said which version.
         config: every option with its origin.
         objective: what it computes, with the fixes that it already had.
+        release: whether the code of its version was read.
         fixes: their names.
     """
 
@@ -72,6 +74,7 @@ class Configured:
     version_assumed: bool
     config: Config
     objective: Objective
+    release: Release
     fixes: tuple[str, ...] = ()
 
     def settings(self) -> dict[str, Setting]:
@@ -84,7 +87,12 @@ class Configured:
 
 
 def configure(
-    metadata: RunMetadata, trainer: str | None, layers: Sequence[Layer], fixes: Sequence[ChosenFix] = ()
+    metadata: RunMetadata,
+    trainer: str | None,
+    layers: Sequence[Layer],
+    fixes: Sequence[ChosenFix] = (),
+    *,
+    lenient: bool = False,
 ) -> Configured | None:
     """Put the layers of the user over what the file says of itself.
 
@@ -93,6 +101,8 @@ def configure(
         trainer: ``NAME`` or ``NAME@VERSION`` as the user gave it, or None.
         layers: option values of the user, most important first.
         fixes: fixes that the run already had.
+        lenient: for verdicts, which numbers of an older release or beside a value that is not understood do not
+            confirm; without it these are refused.
 
     Returns:
         None if neither the user nor the file says which trainer made the run, or with which options.
@@ -116,14 +126,15 @@ def configure(
         version, origin = metadata.trainer_version, metadata.origin_of("trainer_version")
         assumed = origin.startswith((FROM_NAMES, FROM_OPTIONS))
     if not version:
-        version, origin, assumed = spec.newest, f"newest {name} known here", True
-    parsed = parse_version(version)
-    if parsed < parse_version(spec.oldest):
+        version, origin, assumed = spec.read_code[-1].name, f"newest {name} known here", True
+    release = spec.release(version)
+    if release.state == "older" and not lenient:
         raise UsageError(
             f"{name} {version} ({origin}) is older than {spec.oldest}, the oldest whose arithmetic is known here; "
             f"name the version that is closest with --trainer {name}@VERSION"
         )
-    config = resolve(spec.options, parsed, [*layers, *(layers_of(metadata) if same else [])], trainer=name)
+    stated = [*layers, *(layers_of(metadata) if same else [])]
+    config = resolve(spec.options, release.numbers, stated, trainer=name, release=release, lenient=lenient)
     config = replace(config, is_release=not assumed and "dev" not in version)
     try:
         objective = spec.objective_of(config)
@@ -134,7 +145,8 @@ def configure(
         return None
     for fix in fixes:
         objective = fix.apply(objective)
-    return Configured(spec, version, origin, assumed, config, objective, tuple(fix.label for fix in fixes))
+    labels = tuple(fix.label for fix in fixes)
+    return Configured(spec, version, origin, assumed, config, objective, release, labels)
 
 
 def layers_of(metadata: RunMetadata) -> list[Layer]:

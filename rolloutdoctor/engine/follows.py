@@ -10,7 +10,7 @@ from dataclasses import replace
 from enum import IntEnum
 from math import inf
 
-from rolloutdoctor.audit.tally import STAGES
+from rolloutdoctor.objective.stages import STAGES
 from rolloutdoctor.results.findings import Finding, Severity
 from rolloutdoctor.rules.base import Context
 

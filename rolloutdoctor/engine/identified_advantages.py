@@ -8,9 +8,10 @@ import torch
 from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.io.run import Run
+from rolloutdoctor.objective.stages import essence
 from rolloutdoctor.ops.evaluation_mode import evaluation_mode
 from rolloutdoctor.results.findings import Setting
-from rolloutdoctor.search.candidates import Candidate, Known, essence, of_trainer
+from rolloutdoctor.search.candidates import Candidate, Known, of_trainer
 from rolloutdoctor.search.identify_steps import StepReader
 from rolloutdoctor.search.step import Step
 from rolloutdoctor.search.trials import try_on

@@ -9,7 +9,8 @@ from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.metric_names.name import ordered
 from rolloutdoctor.metric_names.table import releases_of
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.options import Layer, resolve
+from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import TRAINERS
 
@@ -39,7 +40,7 @@ def with_identified(run: Run, options: Options) -> tuple[Run, Options]:
     if not trainer.roles.must_state or run.metrics_only:
         return run, options
     layers, version = _stated(run, options, trainer)
-    settings = resolve(trainer.options, version, layers, trainer=name).settings
+    settings = resolve(trainer.options, version, layers, trainer=name, lenient=True).settings
     logged = {"advantage", "advantages"} & run.columns
     if not logged or not any(settings[must].assumed for must in trainer.roles.must_state):
         return run, options
@@ -119,7 +120,7 @@ def _with_traced(run: Run, options: Options, trainer: Trainer) -> Options:
     ]
     if not traces:
         return options
-    settings = resolve(trainer.options, version, layers, trainer=trainer.name).settings
+    settings = resolve(trainer.options, version, layers, trainer=trainer.name, lenient=True).settings
     # What is stated goes over it, and is refuted.
     added = [
         Layer(f"identified from the logged {trace.metric}", {trace.option: trace.value})
@@ -132,4 +133,5 @@ def _with_traced(run: Run, options: Options, trainer: Trainer) -> Options:
 def _stated(run: Run, options: ReadOptions, trainer: Trainer) -> tuple[list[Layer], tuple[int, ...]]:
     same = not options.trainer or options.trainer.partition("@")[0] == run.metadata.trainer
     written = (options.trainer or "").partition("@")[2] or (run.metadata.trainer_version if same else None)
-    return [*options.layers, *(layers_of(run.metadata) if same else [])], parse_version(written or trainer.newest)
+    numbers = trainer.release(written).numbers if written else parse_version(trainer.newest)
+    return [*options.layers, *(layers_of(run.metadata) if same else [])], numbers

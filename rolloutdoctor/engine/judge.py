@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rolloutdoctor.audit.tally import STAGES, AuditTally
+from rolloutdoctor.audit.tally import AuditTally
 from rolloutdoctor.data.step_key import StepKey
+from rolloutdoctor.engine.assumptions import find_doubts, temper
 from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.coverage import nothing_found, of_unknown_loss
 from rolloutdoctor.engine.follows import AUDIT, by_cause
@@ -16,12 +17,13 @@ from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.metric_names.table import writers
 from rolloutdoctor.metric_names.training_kind import NOT_CHECKED, unrecognised
 from rolloutdoctor.objective.required_columns import CUT_COLUMNS, is_incomplete, loss_columns
+from rolloutdoctor.objective.stages import STAGES
 from rolloutdoctor.ops.logged_digits import WHOLE_LOG
 from rolloutdoctor.results.audit import AuditEntry, Cause, Disagreement
 from rolloutdoctor.results.findings import NOTHING_READ, Excluded, Finding, NotApplicable, Report, Skipped
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.audited import AuditedRule, audited_stages
-from rolloutdoctor.rules.base import Context, counted
+from rolloutdoctor.rules.base import Context, Judgement, counted
 from rolloutdoctor.rules.options_refuted import questions
 from rolloutdoctor.rules.table import AnyRule
 from rolloutdoctor.rules.table_rule import Measured
@@ -64,6 +66,7 @@ def judge(
     skipped, not_applicable = list(plan.skipped), list(plan.not_applicable)
     notes = _notes(plan, state)
     notes += questions(context)
+    doubts = find_doubts(context, diagnosis.fixes)
     for rule in plan.rules:
         seen = _seen_by(rule, state, context)
         if seen.is_empty and seen.skipped_steps:
@@ -83,11 +86,14 @@ def judge(
             why = of_loss or Skipped(rule.code, rule.name, unseen.reason, unseen.remedy)
             skipped += [one for one in [with_unread(rule, why, context)] if isinstance(one, Skipped)]
             continue
-        finding = _finding(rule, seen, total, context)
-        untested = nothing_found(rule, total, context, seen.skipped_steps) if finding is None else None
+        judgement = rule.judge(total, context)
+        untested = nothing_found(rule, total, context, seen.skipped_steps) if judgement is None else None
         untested = untested and with_unread(rule, untested, context)
-        if finding is not None:
-            findings.append(finding)
+        verdict = None if isinstance(untested, NotApplicable) else temper(rule, judgement, doubts, context)
+        if isinstance(verdict, Judgement):
+            findings.append(_finding(rule, seen, total, verdict))
+        elif verdict is not None:
+            skipped.append(verdict)
         elif isinstance(untested, NotApplicable):
             not_applicable.append(untested)
         elif untested is not None:
@@ -115,6 +121,9 @@ def judge(
         excluded=tuple(excluded),
         vitals=vitals_of(state.tables.whole.metrics, context, ordered),
         likely_trainers=writers(context.metrics) if made_by[0] is None else (),
+        release=None if configured is None else configured.release.state,
+        unread_release=context.unread_release,
+        unknown_options=() if context.config is None else context.config.unknown,
     )
 
 
@@ -212,10 +221,7 @@ def measured_by(rule: AnyRule, state: RunState, context: Context) -> Measured | 
     return None if seen.is_empty else rule.measured(seen.run, context)
 
 
-def _finding(rule: AnyRule, seen: Seen, total: Measured, context: Context) -> Finding | None:
-    judgement = rule.judge(total, context)
-    if judgement is None:
-        return None
+def _finding(rule: AnyRule, seen: Seen, total: Measured, judgement: Judgement) -> Finding:
     measured = set(seen.run.steps.iter_rows())
     return Finding(
         code=rule.code,
@@ -292,6 +298,7 @@ def _notes(plan: Plan, state: RunState) -> list[str]:
     trainer, config = plan.context.trainer, plan.context.config
     if trainer is not None and config is not None:
         notes += unused(trainer.options, config)
+        notes += [f"{why}; nothing that it decides is judged" for why in config.unusable.values()]
     objective, columns = plan.context.objective, plan.context.columns
     if objective is not None and objective.unknown_loss:
         notes.append(f"there is no loss, gradient or metric of the update: {objective.unknown_loss}")

@@ -48,35 +48,48 @@ class PreparedRun:
         return self.plan.context
 
 
-def prepare(run: Run, options: CheckOptions) -> PreparedRun:
+def prepare(run: Run, options: CheckOptions, *, lenient: bool = True) -> PreparedRun:
     """Find the trainer and the options of a run, and plan what can be checked.
+
+    Args:
+        run: the run.
+        options: what to check, and how.
+        lenient: see `configure`; False where recomputed numbers are shown, and not verdicts alone.
 
     Raises:
         UsageError: if an option cannot be used.
         InputError: if the steps that have to be looked at cannot be read.
     """
     run, options = with_identified(run, options)
-    configured = _configured(run, options)
+    configured, why = _configured(run, options, lenient=lenient)
     # A log alone is compared with nothing: what its rules say holds for means over several steps too.
     metrics = run.metrics if run.metrics_only else comparable(run.metrics, configured)
-    plan = make_plan(options.rules, against_log(run_context(run, metrics, configured), configured, run.metrics))
+    context = run_context(run, metrics, configured)
+    context = replace(context, unstated=why) if why else context
+    plan = make_plan(options.rules, against_log(context, configured, run.metrics))
     return PreparedRun(run, options, configured, metrics, plan)
 
 
-def _configured(run: Run, options: CheckOptions) -> Configured | None:
+def _configured(run: Run, options: CheckOptions, *, lenient: bool) -> tuple[Configured | None, str]:
+    """Return trainer and options of a run; or None, and what is wrong with the options that its files state."""
+
+    def of(metadata: RunMetadata) -> Configured | None:
+        return configure(metadata, options.trainer, options.layers, options.fixes, lenient=lenient)
+
     try:
-        return configure(run.metadata, options.trainer, options.layers, options.fixes)
+        return of(run.metadata), ""
     except UnstatedError:
         if not run.metrics_only:
             raise
-    except UsageError:
+    except UsageError as error:
         # Numbers that were logged need no objective: only options of the user end the check of a log.
-        if not run.metrics_only or not run.metadata.config:
+        if not run.metadata.config or not (lenient or run.metrics_only):
             raise
         if options.trainer or options.layers or options.fixes:
-            configure(replace(run.metadata, config={}), options.trainer, options.layers, options.fixes)
+            of(replace(run.metadata, config={}))
+        return None, "" if run.metrics_only else str(error)
     # Rules that look at a log alone know whose it is by the names in it.
-    return None
+    return None, ""
 
 
 def against_log(context: Context, configured: Configured | None, metrics: LoggedMetrics) -> Context:
@@ -110,6 +123,7 @@ def context_for(
         config=configured.config,
         objective=configured.objective,
         version_stated=not configured.version_assumed,
+        unread_release=configured.release.words,
     )
 
 

@@ -48,6 +48,8 @@ class TrainerInfo:
         version_assumed: True if nothing said it.
         config: option to value and origin.
         fixes: labels of the fixes that the run already had.
+        unusable: options with a value that is not understood, and the sentence that says why.
+        unknown: names that are no option that is understood.
     """
 
     name: str
@@ -56,6 +58,8 @@ class TrainerInfo:
     version_assumed: bool
     config: Mapping[str, Setting]
     fixes: tuple[str, ...]
+    unusable: Mapping[str, str]
+    unknown: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rolloutdoctor.results.audit import AuditEntry, Cause
 from rolloutdoctor.results.display import Displayed
@@ -13,6 +13,12 @@ from rolloutdoctor.results.vitals import Vital
 
 if TYPE_CHECKING:
     import polars as pl
+
+
+ReleaseState = Literal["read", "older", "not read"]
+"""Whether the code of a trainer's release was read: an older or a newer one may compute something else."""
+
+READ: ReleaseState = "read"
 
 
 class Severity(IntEnum):
@@ -273,6 +279,9 @@ class Report(RunResult):
 
     Attributes:
         likely_trainers: where nothing says who made the run: those whose metric names the log has.
+        release: whether the code of the run's release was read; None where nothing says who made it.
+        unread_release: why differences of numbers prove nothing under a release that was not read; empty where it was.
+        unknown_options: names of options of the run that are not understood.
         findings: worst first, each with what follows from it directly after it.
         clean: ``(code, name)`` of the rules that found nothing where they could have.
         skipped: the rules that could not be tested, each with what would make it so.
@@ -295,6 +304,9 @@ class Report(RunResult):
     excluded: tuple[Excluded, ...] = ()
     vitals: tuple[Vital, ...] = ()
     likely_trainers: tuple[str, ...] = ()
+    release: ReleaseState | None = None
+    unread_release: str = ""
+    unknown_options: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Summarise the report in a line."""

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from rolloutdoctor.rules.audited import AuditedMeasured, DiffersRule
-from rolloutdoctor.rules.base import Context, Judgement, Missing, of_unstated_options
+from rolloutdoctor.rules.audited import DiffersRule
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,3 @@ class AdvantagesDiffer(DiffersRule):
     shown_by_each = True
     what = "logged advantages"
     remedy = "log the advantages: the column advantage (one a row) or advantages (one a token)"
-
-    def judge(self, run: AuditedMeasured, context: Context) -> Judgement | None:
-        """Judge as its base does, unless the options that decide the advantages of a dump are only assumed."""
-        return None if context.unstated_options else super().judge(run, context)
-
-    def unseen_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
-        """Name the options to state where the advantages are not those of the assumed ones."""
-        return of_unstated_options(context) or super().unseen_reason(run, context)

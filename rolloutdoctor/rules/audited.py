@@ -307,6 +307,7 @@ class DiffersRule(AuditedRule):
     """
 
     what: ClassVar[str]
+    only_differences: ClassVar[bool] = True
 
     def judge(self, run: AuditedMeasured, context: Context) -> Judgement | None:
         """An error: the run contradicts what it says of itself."""

@@ -21,6 +21,7 @@ from rolloutdoctor.results.findings import Measure, Severity
 if TYPE_CHECKING:
     from rolloutdoctor.audit.tally import AuditTally
     from rolloutdoctor.objective.objective import Objective
+    from rolloutdoctor.trainers.deciding import Deciding
     from rolloutdoctor.trainers.options import Config
     from rolloutdoctor.trainers.spec import Trainer
 
@@ -44,6 +45,7 @@ class Context:
         config: its configuration, or None.
         objective: what it computes, or None.
         version_stated: somebody said which version of the trainer made the run.
+        unread_release: why the release of the run proves nothing; empty where its code was read.
         has_rows: False if there are logged metrics and no rollouts.
         recording: canonical column to what would record it, in the words of the trainer or of the dump; ``*`` is any
             other, and ``metrics`` its log.
@@ -80,6 +82,7 @@ class Context:
     config: "Config | None" = None
     objective: "Objective | None" = None
     version_stated: bool = False
+    unread_release: str = ""
     averaged: frozenset[str] = frozenset()
     windows: tuple[Window, ...] = ()
     means: "AuditTally" = field(default_factory=dict)
@@ -118,13 +121,14 @@ class Context:
         """Return the name under which tables have a metric, or its means over several steps."""
         return metric if metric in self.metrics else f"{MEAN}{metric}"
 
-    @property
-    def unstated_options(self) -> tuple[str, ...]:
-        """Return the options that decide the advantages of imported rows, and are only assumed."""
-        if not self.imported or self.trainer is None or self.config is None:
-            return ()
-        settings = self.config.settings
-        return tuple(name for name in self.trainer.roles.must_state if name in settings and settings[name].assumed)
+    @cached_property
+    def deciding(self) -> "Mapping[str, Deciding]":
+        """Return stage to the options that decide it; nothing where the trainer or its options are unknown."""
+        if self.trainer is None or self.config is None:
+            return {}
+        from rolloutdoctor.trainers.deciding import deciding_options
+
+        return deciding_options(self.trainer, self.config)
 
     @cached_property
     def likely_writers(self) -> tuple[str, ...]:
@@ -195,23 +199,8 @@ def baseline_per_token(context: Context) -> Missing | None:
     )
 
 
-def of_unstated_options(context: Context) -> Missing | None:
-    """Name the options to state where the advantages of a dump are not those of the assumed ones."""
-    names, causes = context.unstated_options, [cause for found in context.causes.values() for cause in found]
-    disagree = {*context.unexplained, *context.partly, *(quantity for cause in causes for quantity in cause.explains)}
-    if not names or "advantages" not in disagree:
-        return None
-    return Missing(
-        f"the logged advantages are not those of {' and '.join(names)} as assumed, and nothing states them",
-        f"pass --set {names[0]}=VALUE, or the options of the run with --trainer-config",
-    )
-
-
 def made_otherwise(context: Context) -> Missing | None:
     """Say that the logged advantages have another cause, so that those of the options prove nothing."""
-    unstated = of_unstated_options(context)
-    if unstated is not None:
-        return unstated
     for code, causes in sorted(context.causes.items()):
         for cause in causes:
             if "advantages" in cause.explains:

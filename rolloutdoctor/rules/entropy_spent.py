@@ -55,6 +55,7 @@ class EntropySpent(TableRule):
 
     code = "RDA017"
     name = "entropy-spent"
+    rests_on = ("advantages",)
     references = (
         "https://arxiv.org/abs/2505.22617",
         "https://github.com/volcengine/verl/issues/5953",

@@ -53,6 +53,7 @@ class FloatResidue(TableRule):
 
     code = "RDA003"
     name = "float-residue"
+    rests_on = ("advantages", "loss")
     references = (
         "https://github.com/radixark/miles/issues/570",
         "https://github.com/NVIDIA-NeMo/RL/pull/4158",

@@ -88,6 +88,7 @@ class KlMetricCorrupted(TableRule):
 
     code = "RDM001"
     name = "kl-metric-corrupted"
+    rests_on = ("kl",)
     fix = "kl-inplace:copy"
     references = ("https://github.com/THUDM/slime/pull/2114",)
     optional = ("inverted",)

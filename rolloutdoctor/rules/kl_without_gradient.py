@@ -43,6 +43,7 @@ class KlWithoutGradient(NumbersRule):
 
     code = "RDG013"
     name = "kl-without-gradient"
+    rests_on = ("kl",)
     references = ("https://github.com/huggingface/trl/issues/4634",)
     about = ("zero_variance_share", "kl", "grad_norm")
     beside = ("loss",)

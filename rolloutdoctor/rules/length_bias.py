@@ -47,6 +47,7 @@ class LengthBias(TableRule):
 
     code = "RDA013"
     name = "length-bias"
+    rests_on = ("advantages",)
     references = (
         "https://arxiv.org/abs/2503.20783",
         "https://github.com/huggingface/trl/issues/3138",

@@ -246,6 +246,8 @@ class LoggedAnomaly(TableRule):
         term = None if objective is None else objective.kl_loss
         if not steps or (objective is not None and (term is None or term.estimator not in _NEVER_NEGATIVE)):
             return None
+        if term is not None and "kl" in context.deciding and context.deciding["kl"].assumed:
+            term = None  # an estimator that was only assumed contradicts nothing
         if term is None and steps < self.fewest_negative and (run["lowest_kl"] or 0.0) >= -self.below:
             return None
         lowest = number(run["lowest_kl"])

@@ -64,6 +64,7 @@ class ShapedRewardPhantom(TableRule):
 
     code = "RDA008"
     name = "shaped-reward-phantom"
+    rests_on = ("advantages",)
     references = ("https://github.com/verl-project/verl-recipe/issues/125",)
     reads = ("reward", "score", "in_baseline", "advantage", "tokens", "rewards")
     adds = ("compared", "logged")

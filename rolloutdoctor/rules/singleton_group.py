@@ -47,6 +47,7 @@ class SingletonGroup(TableRule):
 
     code = "RDA002"
     name = "singleton-group"
+    rests_on = ("advantages",)
     references = ("https://github.com/verl-project/verl/pull/6452",)
     reads = ("score", "advantage")
     adds = ("compared", "is_live", "is_single", "logged", "radius")

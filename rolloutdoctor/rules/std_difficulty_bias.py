@@ -52,6 +52,7 @@ class StdDifficultyBias(TableRule):
 
     code = "RDA012"
     name = "std-difficulty-bias"
+    rests_on = ("advantages",)
     references = (
         "https://arxiv.org/abs/2503.20783",
         "https://github.com/huggingface/trl/issues/3256",

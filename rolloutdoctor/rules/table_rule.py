@@ -66,6 +66,8 @@ class Rule(ABC, Generic[M]):
         uses: further columns that it reads where they are there; `optional_columns` where that depends on the run.
         part_names: parts of the objective of which it needs one; none: it is about every objective.
         stages: the stages of the audit that it judges by.
+        rests_on: the stages whose recomputed values its verdict rests on, where these are not `stages`.
+        only_differences: its verdict says no more than that logged values are not the recomputed ones.
         reads: columns of `rows` that the query reads beside those that name a row; `rewards` is every ``rewards/NAME``.
         adds: columns that `measure_tokens` and `measure_rows` add to these; what else `measure_tokens` returns is for
             `measure_rows` alone.
@@ -84,6 +86,8 @@ class Rule(ABC, Generic[M]):
     uses: ClassVar[tuple[str, ...]] = ()
     part_names: ClassVar[tuple[Part, ...]] = ()
     stages: ClassVar[tuple[str, ...]] = ()
+    rests_on: ClassVar[tuple[str, ...]] = ()
+    only_differences: ClassVar[bool] = False
     reads: ClassVar[tuple[str, ...]] = ()
     adds: ClassVar[tuple[str, ...]] = ()
     optional: ClassVar[tuple[str, ...]] = ()

@@ -58,6 +58,7 @@ class ZeroStdKl(TableRule):
 
     code = "RDG001"
     name = "zero-std-kl"
+    rests_on = ("kl", "loss")
     fix = FIX
     references = (
         "https://github.com/huggingface/trl/issues/5588",

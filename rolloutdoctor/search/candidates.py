@@ -185,39 +185,6 @@ def _rules() -> Iterator[AdvantageRule]:
             yield AdvantageRule(estimator=spec.name, scale="none")
 
 
-def essence(objective: Objective) -> tuple[object, ...]:
-    """Return what decides the advantages: configurations that are equal here compute the same."""
-    rule = objective.advantage
-    scaled = (rule.spec.divides and rule.scale != "none") or rule.normalised
-    return (
-        rule.scale if rule.spec.divides else "",
-        (rule.epsilon, rule.biased_std, rule.epsilon_in_root) if scaled else (),
-        (rule.whitened, rule.variance_floor, rule.bounds),
-        (rule.normalised, rule.one_pass),
-        *unscaled_essence(objective),
-    )
-
-
-def unscaled_essence(objective: Objective) -> tuple[object, ...]:
-    """Return what decides the advantages before they are scaled or whitened."""
-    rule = objective.advantage
-    spec = rule.spec
-    grouped = spec.has_groups and spec.axis is Axis.ROWS
-    return (
-        rule.estimator,
-        rule.singleton if grouped and spec.baseline == "mean" else "",
-        (rule.gamma, rule.lam) if spec.axis is not Axis.ROWS else (),
-        rule.batch_if_unequal,
-        rule.numeric_ids,
-        rule.sums_tokens,
-        rule.reward_keys,
-        rule.reward_weights,
-        (rule.overlong, rule.reward_shift, rule.reward_factor, rule.reward_bounds),
-        objective.baseline_rows,
-        objective.kl_reward if objective.kl_reward is not None and objective.kl_reward.coef else None,
-    )
-
-
 def options_of(trainer: Trainer, stage: str | None = None) -> frozenset[str]:
     """Return the names of the options that a stage tests; None: any stage."""
     choices = trainer.choices

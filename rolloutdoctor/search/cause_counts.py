@@ -5,9 +5,10 @@ from dataclasses import replace
 from math import sqrt
 
 from rolloutdoctor.audit.factors import added_term, factor_of
-from rolloutdoctor.audit.tally import STAGES, AuditTally, QuantityTally, add_tallies
+from rolloutdoctor.audit.tally import AuditTally, QuantityTally, add_tallies
 from rolloutdoctor.audit.windows import OpenWindows
 from rolloutdoctor.evaluation.evaluate import Evaluation
+from rolloutdoctor.objective.stages import STAGES
 from rolloutdoctor.results.audit import Cause
 from rolloutdoctor.results.exact import ratio
 from rolloutdoctor.search.cause_search import Established, Search

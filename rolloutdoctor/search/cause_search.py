@@ -9,13 +9,14 @@ import torch
 
 from rolloutdoctor.audit.doubts import Unjoined
 from rolloutdoctor.audit.step import quantity_of, stage_of, window_values
-from rolloutdoctor.audit.tally import ENOUGH_BITS, STAGES, AuditTally, QuantityTally, add_tallies
+from rolloutdoctor.audit.tally import ENOUGH_BITS, AuditTally, QuantityTally, add_tallies
 from rolloutdoctor.audit.windows import OpenWindows, join, opened
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.data.windows import Window
 from rolloutdoctor.evaluation.evaluate import Evaluation
 from rolloutdoctor.io.metrics import LoggedMetrics
+from rolloutdoctor.objective.stages import STAGES
 from rolloutdoctor.search.candidates import Candidate
 from rolloutdoctor.search.hypotheses.advantage_fits import AS_LOGGED
 from rolloutdoctor.search.hypotheses.hypothesis import Hypothesis, Seen

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rolloutdoctor.audit.tally import STAGES, AuditTally
+from rolloutdoctor.audit.tally import AuditTally
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.data.windows import window_of
 from rolloutdoctor.io.metrics import LoggedMetrics
+from rolloutdoctor.objective.stages import STAGES
 from rolloutdoctor.search.cause_counts import confirm
 from rolloutdoctor.search.cause_search import Search, Trial, applicable
 from rolloutdoctor.search.diagnosis import Diagnosis

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.objective.objective import Objective
-from rolloutdoctor.search.candidates import Candidate, unscaled_essence
+from rolloutdoctor.objective.stages import unscaled_essence
+from rolloutdoctor.search.candidates import Candidate
 from rolloutdoctor.search.step import Step
 
 _LOOSE = 1e-3

@@ -21,7 +21,8 @@ from rolloutdoctor.search.stages import (
 from rolloutdoctor.search.step import Step
 from rolloutdoctor.search.trials import Count, Predict, Trial
 from rolloutdoctor.search.words import parts_of
-from rolloutdoctor.trainers.options import Layer, parse_version
+from rolloutdoctor.trainers.options import Layer
+from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import TRAINERS
 

@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from rolloutdoctor.audit.tally import STAGES, AuditTally, add_tallies
+from rolloutdoctor.audit.tally import AuditTally, add_tallies
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.io.metrics import LoggedMetrics
+from rolloutdoctor.objective.stages import STAGES
 from rolloutdoctor.results.audit import OTHER_NUMBERS, Cause
 from rolloutdoctor.search.cause_search import Search
 from rolloutdoctor.search.diagnosis import Diagnosis

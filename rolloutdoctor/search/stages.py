@@ -11,15 +11,8 @@ from torch import Tensor
 from rolloutdoctor.formulas.losses.aggregation import AGGREGATIONS
 from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import AdvantageRule, KlTerm, Objective
-from rolloutdoctor.search.candidates import (
-    Candidate,
-    Known,
-    essence,
-    limited,
-    of_trainer,
-    recipe,
-    recipes,
-)
+from rolloutdoctor.objective.stages import essence
+from rolloutdoctor.search.candidates import Candidate, Known, limited, of_trainer, recipe, recipes
 from rolloutdoctor.search.centred import CentredScores, has_row_values
 from rolloutdoctor.search.coefficient import bounds, least_squares, shortest, solve
 from rolloutdoctor.search.hypotheses.hypothesis import Hypothesis

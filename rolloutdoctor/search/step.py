@@ -11,7 +11,7 @@ from torch import Tensor
 from rolloutdoctor.audit.logged import LoggedStep, of_step, row_advantages
 from rolloutdoctor.audit.step import compare_step, stage_of, tallies_of
 from rolloutdoctor.audit.stored_digits import stored_radius
-from rolloutdoctor.audit.tally import STAGES, AuditTally
+from rolloutdoctor.audit.tally import AuditTally
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.windows import Window
 from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult, evaluate, evaluate_rows
@@ -19,10 +19,11 @@ from rolloutdoctor.evaluation.radii.advantages import advantage_radius, token_ad
 from rolloutdoctor.evaluation.radii.metrics import metric_radius
 from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.objective.stages import STAGES, essence
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.logged_digits import Digits, rounding_of
 from rolloutdoctor.results.errors import CannotComputeError, UsageError
-from rolloutdoctor.search.candidates import Candidate, essence
+from rolloutdoctor.search.candidates import Candidate
 from rolloutdoctor.trainers.spec import Trainer
 
 Found = TypeVar("Found")

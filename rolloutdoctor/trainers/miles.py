@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rolloutdoctor.objective.objective import KlTerm, Objective
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.releases import ReadCode
 from rolloutdoctor.trainers.slime import trainer as slime
 from rolloutdoctor.trainers.slime.mis import MIS
 
@@ -196,6 +197,7 @@ TRAINER = replace(
     title="miles",
     newest="0.1.0",
     oldest="0.1.0",
+    read=(ReadCode("0.1.0", commit="31f1ca961a94"),),
     options=OPTIONS,
     objective=objective,
     metrics=metrics,

@@ -9,21 +9,9 @@ from typing import Literal
 
 from rolloutdoctor.results.errors import UnstatedError, UsageError, nearest
 from rolloutdoctor.results.findings import Setting
+from rolloutdoctor.trainers.releases import Release, parse_version
 
 OptionKind = Literal["number", "integer", "flag", "word", "numbers", "any"]
-
-
-def parse_version(text: str) -> tuple[int, ...]:
-    """Leading numbers of a version, three at least: ``1.10.0.dev0`` and ``1.10`` give ``(1, 10, 0)``.
-
-    Raises:
-        UsageError: if it does not start with a number.
-    """
-    found = re.match(r"v?([0-9]{1,9}(?:\.[0-9]{1,9}){0,9})(?!\.?[0-9])", text)
-    if found is None:
-        raise UsageError(f"{text[:80]!r} is not a version; write one such as 1.16.0")
-    parts = [int(part) for part in found[1].split(".")]
-    return (*parts, *[0] * (3 - len(parts)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,11 +223,16 @@ class Config:
         version: the release, as stated or assumed.
         settings: option to its value.
         is_release: False where nobody stated the release, or it is a development version between two releases.
+        unusable: options of files with a value that is not understood, each with the sentence that says why; they have
+            their defaults.
+        unknown: names in files that are no option that is understood here.
     """
 
     version: tuple[int, ...]
     settings: Mapping[str, Setting]
     is_release: bool = True
+    unusable: Mapping[str, str] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> object:
         return self.settings[name].value
@@ -270,36 +263,63 @@ class Config:
         return None if self[name] is None else self.number(name)
 
 
-def resolve(options: tuple[Option, ...], version: tuple[int, ...], layers: Iterable[Layer], *, trainer: str) -> Config:
+def resolve(
+    options: tuple[Option, ...],
+    version: tuple[int, ...],
+    layers: Iterable[Layer],
+    *,
+    trainer: str,
+    release: Release | None = None,
+    lenient: bool = False,
+) -> Config:
     """Merge layers, most important first, over the trainer's defaults.
 
     Names may be shortened from the left as long as they stay unique: ``actor.clip_ratio_low``.
+
+    Args:
+        options: those of the trainer.
+        version: of the trainer.
+        layers: values, most important first.
+        trainer: its name.
+        release: whether the code of the version was read.
+        lenient: a value of a file that cannot be used is listed as `Config.unusable`, and the default stands for it.
 
     Raises:
         UsageError: for an unknown or ambiguous name in a strict layer, or a value that cannot be used.
     """
     names = {option.name: option for option in options}
     settings: dict[str, Setting] = {}
+    unusable: dict[str, str] = {}
+    unknown: dict[str, None] = {}
     for layer in layers:
         spelt: dict[str, str] = {}
         for key, value in layer.values.items():
             name = _full_name(key, names, layer, trainer)
             if name is None:
+                unknown[key] = None
                 continue
             if spelt.setdefault(name, key) != key and layer.values[spelt[name]] != value:
                 raise UsageError(f"{spelt[name]} and {key} are both {name} ({layer.origin}): keep one of them")
             # A value that is overridden need not be one that is understood here.
-            if name not in settings:
+            if name in settings or name in unusable:
+                continue
+            try:
                 found = names[name].read(value, layer.origin)
                 names[name].refuse_unknown(found, version, layer.origin)
+            except UsageError as error:
+                if layer.strict or not lenient:
+                    raise
+                unusable[name] = str(error)
+            else:
                 settings[name] = Setting(found, layer.origin)
     for option in options:
         if option.name not in settings:
-            settings[option.name] = _default(option, version, trainer)
+            settings[option.name] = _default(option, version, trainer, "" if release is None else release.state)
     for option in options:
         if settings[option.name].assumed and option.is_idle(settings):
             settings[option.name] = replace(settings[option.name], assumed=False)
-    return Config(version, {option.name: settings[option.name] for option in options})
+    ordered = {option.name: settings[option.name] for option in options}
+    return Config(version, ordered, unusable=unusable, unknown=tuple(unknown))
 
 
 def unknown_loss(option: str, why: str) -> str:
@@ -324,10 +344,12 @@ def unused(options: Iterable[Option], config: Config) -> list[str]:
 
 
 @cache
-def _default(option: Option, version: tuple[int, ...], trainer: str) -> Setting:
+def _default(option: Option, version: tuple[int, ...], trainer: str, state: str) -> Setting:
     """An upstream default: an assumption as long as nothing shows which options the run was started with."""
     exists, number = option.exists_at(version), ".".join(map(str, version))
     origin = f"default of {trainer} {number}" if exists else f"{trainer} {number} has no such option"
+    if exists and state in ("older", "not read"):
+        origin = f"default of the {trainer} that was read"
     # Reading refuses a default that is not computed here, like any other value.
     return Setting(option.read(option.default_at(version), origin), origin, assumed=option.decides and exists)
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.parts import Part
-from rolloutdoctor.trainers.options import Config, Layer, Option, parse_version, resolve, unknown_loss
+from rolloutdoctor.trainers.options import Config, Layer, Option, resolve, unknown_loss
+from rolloutdoctor.trainers.releases import ReadCode, Release, parse_version, release_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -291,7 +292,7 @@ class Trainer:
     Attributes:
         name: what `--trainer` takes.
         title: how sentences call it.
-        newest: the newest version whose code was read and compared.
+        newest: the number of the newest code that was read and compared.
         oldest: the oldest version whose semantics are known.
         options: its options, under its own names.
         objective: builds what it computes from a configuration, every option of which is computed.
@@ -310,6 +311,7 @@ class Trainer:
         release_decides: says why the loss under a configuration depends on the release; empty where it does not.
         masks_by_product: its loss multiplies by the mask, so that NaN in a masked token reaches it.
         package: whose release is the version; empty: it is called by the title.
+        read: the code that was read, oldest first; none: every release from the oldest to the newest.
     """
 
     name: str
@@ -331,11 +333,25 @@ class Trainer:
     release_decides: Callable[[Config], str] = _never
     masks_by_product: bool = False
     package: str = ""
+    read: tuple[ReadCode, ...] = ()
 
     @property
     def package_name(self) -> str:
         """Name of the package whose release is the version."""
         return self.package or self.title.lower()
+
+    @property
+    def read_code(self) -> tuple[ReadCode, ...]:
+        """The code that was read, oldest first."""
+        return self.read or (ReadCode(self.oldest, "" if self.oldest == self.newest else self.newest),)
+
+    def release(self, text: str) -> Release:
+        """Look up a release, by its numbers or its commit, among the code that was read.
+
+        Raises:
+            UsageError: if the text is neither.
+        """
+        return release_of(text, self.read_code, self.title)
 
     def objective_of(self, config: Config) -> Objective:
         """Build what it computes; its loss is unknown where an option changes that alone and is not computed.

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from rolloutdoctor.objective.corrections import TermWeight
 from rolloutdoctor.objective.objective import Aggregation, KlTerm, Objective
 from rolloutdoctor.results.errors import UsageError
-from rolloutdoctor.trainers.options import Config, Option, parse_version
+from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.spec import Choices, every
 from rolloutdoctor.trainers.trl import grpo as trl
 from rolloutdoctor.trainers.trl.loss_types import LOSS_TYPES, OF_GENERATION

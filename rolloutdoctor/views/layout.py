@@ -16,6 +16,10 @@ _MOST_LIKELY = 3
 """Trainers with the names of a log that are named; more say that its names say nothing."""
 
 
+_MOST_UNKNOWN = 12
+"""Names of options that are listed for people; the JSON has all of them."""
+
+
 class _EscapingConsole(Console):
     """A console whose only escape sequences are its own colours: what came with the text is shown."""
 
@@ -81,7 +85,14 @@ def many(count: int, noun: str) -> str:
 
 
 def assumptions(subject: RunResult) -> Iterator[tuple[str, str]]:
-    """Yield what nobody stated and was assumed, or taken from the log: a title and words for each origin."""
+    """Yield what nobody stated and was assumed, or taken from the log: a title and words for each origin.
+
+    Before these come the names of options that are not understood, where the release was not read.
+    """
+    unknown: tuple[str, ...] = getattr(subject, "unknown_options", ()) if getattr(subject, "unread_release", "") else ()
+    if unknown:
+        more = f" and {len(unknown) - _MOST_UNKNOWN} more" if len(unknown) > _MOST_UNKNOWN else ""
+        yield "unknown", f"options that are not understood: {plain(', '.join(unknown[:_MOST_UNKNOWN]), 400)}{more}"
     found: dict[tuple[str, str], list[str]] = {}
     for name, setting in subject.config.items():
         if setting.assumed:

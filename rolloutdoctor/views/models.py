@@ -76,6 +76,10 @@ class Trainer(TrainerName):
     config: dict[str, Setting]
 
 
+class CheckedTrainer(Trainer):
+    release: Literal["read", "older", "not read"] | None
+
+
 class Head(Model):
     schema_version: Literal[1] = 1
     rolloutdoctor: Text = Field(default=__version__, validation_alias="version")
@@ -197,6 +201,8 @@ class Vital(Model):
 
 
 class Check(RunHead):
+    trainer: CheckedTrainer = _at("__dict__")
+    unknown_options: list[Text]
     findings: list[Finding]
     clean: list[Annotated[Code, BeforeValidator(lambda rule: rule[0])]]
     not_applicable: list[Untested]
@@ -638,6 +644,7 @@ class TrainerOption(Model):
 class TrainerEntry(Model):
     name: Text
     version: Text
+    read: list[Text]
     options: list[TrainerOption]
     not_recomputed: dict[str, Text]
 

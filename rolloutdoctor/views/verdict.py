@@ -40,7 +40,8 @@ def verdict(report: Report) -> str:
     >>> verdict(Report("0.1.0", "cpu", "float32", InputSummary(), clean=(("RDI001", "nonfinite-values"),)))
     'Healthy: no fault was found. No logged value could be compared with the rows.'
     """
-    return f"{_outcome(report)}{_waste(report)}"
+    unread = f" {report.unread_release}." if report.unread_release else ""
+    return f"{_outcome(report)}{unread}{_waste(report)}"
 
 
 def _outcome(report: Report) -> str:
@@ -65,6 +66,8 @@ def _outcome(report: Report) -> str:
 
 
 def _healthy(report: Report) -> str:
+    if report.unread_release:
+        return "No fault was found."
     compared = sum(entry.compared for entry in report.audit)
     if not compared:
         return "Healthy: no fault was found. No logged value could be compared with the rows."

@@ -16,7 +16,8 @@ OPTIONS = {"beta": 0.04, "loss_type": "grpo"}
 
 
 def objective_of(trainer, options):
-    from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+    from rolloutdoctor.trainers.options import Layer, resolve
+    from rolloutdoctor.trainers.releases import parse_version
     from rolloutdoctor.trainers.table import find
 
     spec = find(trainer)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from search.test_causes import SETUPS, a_batch, by_name, planted
 
-from rolloutdoctor.audit.tally import STAGES
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.objective.stages import STAGES
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.rules.audited import AuditedRule, DiffersRule
 from rolloutdoctor.rules.table import RULES, find

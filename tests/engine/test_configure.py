@@ -6,7 +6,8 @@ import pytest
 from rolloutdoctor.engine.configure import configure, read_settings, read_trainer_config
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.results.errors import UsageError
-from rolloutdoctor.trainers.options import Layer, parse_version
+from rolloutdoctor.trainers.options import Layer
+from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.table import TRAINERS, find
 
 NOTHING = RunMetadata()

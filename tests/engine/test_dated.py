@@ -15,7 +15,8 @@ from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.metric_names.table import releases_of
 from rolloutdoctor.testing import diagnose, toy_batch
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.options import Layer, resolve
+from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.table import TRAINERS
 
 OLD = ("loss", "grad_norm", "reward", "completion_length", "kl")

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rolloutdoctor.results.errors import UsageError
-from rolloutdoctor.trainers.options import Layer, Option, parse_version, resolve
+from rolloutdoctor.trainers.options import Layer, Option, resolve
+from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.table import TRAINERS, find
 
 OPTIONS = [(trainer.name, option) for trainer in TRAINERS.values() for option in trainer.options]

@@ -14,7 +14,8 @@ from rolloutdoctor.ops import rounding
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.search.hypotheses.fixes import FIXES, choose
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.options import Layer, resolve
+from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.table import find
 
 # Two ways to the same sums are equal to the bit in one order.

@@ -21,7 +21,8 @@ from rolloutdoctor.formulas.losses.aggregation import Layout
 from rolloutdoctor.objective.objective import AdvantageRule
 from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.options import Layer, resolve
+from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.table import find
 
 RUNS = {

@@ -26,7 +26,8 @@ from parity.padded import pack, pad, precision
 from parity.trl_generation import Processes, evaluation_share
 from torch import Tensor, nn
 
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.options import Layer, resolve
+from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.table import TRAINERS
 
 FILES = {"trl": "grpo", "trl-rloo": "rloo"}

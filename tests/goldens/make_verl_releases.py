@@ -25,7 +25,7 @@ from goldens import trl_releases
 from goldens import verl_releases as releases
 from parity.padded import pack, pad, precision
 
-from rolloutdoctor.trainers.options import parse_version
+from rolloutdoctor.trainers.releases import parse_version
 
 DTYPES = {"f64": torch.float64, "f32": torch.float32}
 PROMPT = 1

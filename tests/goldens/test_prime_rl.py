@@ -12,8 +12,9 @@ from proof.claims import Bound, agree, compared, covers
 from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.options import Layer, resolve
 from rolloutdoctor.trainers.prime_rl.trainer import TRAINER
+from rolloutdoctor.trainers.releases import parse_version
 
 DATA = Path(__file__).parent / "data" / "prime_rl.parquet"
 SINGLE = Bound(2e-6, 1e-9, "float32 ratios of log-probs that are far apart lose several units of exp(d)")

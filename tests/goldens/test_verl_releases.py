@@ -13,7 +13,7 @@ from objectives import objective_of
 from proof.claims import Bound, agree, compared, covers
 
 from rolloutdoctor.evaluation.evaluate import evaluate
-from rolloutdoctor.trainers.options import parse_version
+from rolloutdoctor.trainers.releases import parse_version
 
 SINGLE = Bound(2e-6, 1e-9, "several sums of float32 in another order, and a k3 that cancels")
 

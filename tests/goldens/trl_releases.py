@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.ops.groups import Groups
-from rolloutdoctor.trainers.options import parse_version
+from rolloutdoctor.trainers.releases import parse_version
 
 FILE = gold.DATA / "trl_releases.npz"
 RELEASES = (

@@ -12,7 +12,7 @@ from goldens import golden_data as gold
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.trainers.options import parse_version
+from rolloutdoctor.trainers.releases import parse_version
 
 FILE = gold.DATA / "verl_releases.npz"
 RELEASES = ("0.3.0.post1", "0.4.0", "0.4.1", "0.5.0", "0.6.0", "0.6.1", "0.7.0", "0.7.1", "0.8.0")

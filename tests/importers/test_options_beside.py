@@ -26,7 +26,7 @@ from rolloutdoctor.importers.beside.training_args import read_training_args
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import InputError
-from rolloutdoctor.trainers.options import parse_version
+from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.table import TRAINERS
 
 OUTPUT = DATA / "trl" / "output"

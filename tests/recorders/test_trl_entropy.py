@@ -11,7 +11,8 @@ from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.rules.audited import AuditedRule
 from rolloutdoctor.rules.table import RULES
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.options import Layer, resolve
+from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.table import TRAINERS
 from rolloutdoctor.trainers.trl.entropy import APPLIED, applied_coefs, entropy_bonus
 

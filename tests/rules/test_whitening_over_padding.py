@@ -7,7 +7,8 @@ import torch
 from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.testing import diagnose, random_batch, toy_batch
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.options import Layer, resolve
+from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.table import TRAINERS
 
 CODE = "RDA010"

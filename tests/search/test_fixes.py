@@ -10,7 +10,8 @@ from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.search.hypotheses.fixes import FIXES, choose
 from rolloutdoctor.testing import random_batch, toy_batch
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.options import Layer, resolve
+from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.table import TRAINERS
 
 LABELS = [f"{fix.name}:{variant}" for fix in FIXES.values() for variant in fix.variants]

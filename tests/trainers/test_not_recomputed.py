@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from rolloutdoctor.cli.app import app
 from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.testing import random_batch
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.options import Layer, resolve
+from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.slime.mis import MIS
 from rolloutdoctor.trainers.table import TRAINERS
 

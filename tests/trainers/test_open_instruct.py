@@ -9,7 +9,8 @@ from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.testing import diagnose
 from rolloutdoctor.trainers.open_instruct.trainer import TRAINER
-from rolloutdoctor.trainers.options import parse_version, resolve
+from rolloutdoctor.trainers.options import resolve
+from rolloutdoctor.trainers.releases import parse_version
 
 
 def findings_of(case, config, **options):

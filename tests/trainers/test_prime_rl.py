@@ -5,8 +5,9 @@ import pytest
 from rolloutdoctor.engine.configure import read_trainer_config
 from rolloutdoctor.objective.objective import RowSet
 from rolloutdoctor.results.errors import UsageError
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.options import Layer, resolve
 from rolloutdoctor.trainers.prime_rl.trainer import OPTIONS, objective
+from rolloutdoctor.trainers.releases import parse_version
 
 
 def made(version="0.8.1", **options):

@@ -11,7 +11,8 @@ import pytest
 
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers import table
-from rolloutdoctor.trainers.options import Layer, parse_version, resolve
+from rolloutdoctor.trainers.options import Layer, resolve
+from rolloutdoctor.trainers.releases import parse_version
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
 

@@ -1,7 +1,7 @@
 """AReaL: options of its PPO actor, its objective, and its logged metrics.
 
-Read and compared: main of 2026-08 (cbff54d645d2), which is called 2.0.1 here; read: 2.0.0. Options are those of
-``PPOActorConfig`` (areal/api/cli_args.py).
+Read and compared: 2.0.0, and main of 2026-08 (cbff54d645d2), whose options count as those of 2.0.1. Options are those
+of ``PPOActorConfig`` (areal/api/cli_args.py).
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,6 +13,7 @@ from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option, unknown_loss
+from rolloutdoctor.trainers.releases import ReadCode
 from rolloutdoctor.trainers.spec import Choices, Log, OptionRoles, PartOptions, Trainer, every
 
 if TYPE_CHECKING:
@@ -371,6 +372,7 @@ TRAINER = Trainer(
     title="AReaL",
     newest="2.0.1",
     oldest="2.0.0",
+    read=(ReadCode("2.0.0"), ReadCode("2.0.1", commit="cbff54d645d2", main_of="2026-08")),
     options=OPTIONS,
     objective=objective,
     metrics=metrics,

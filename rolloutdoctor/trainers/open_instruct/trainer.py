@@ -1,6 +1,6 @@
 """open-instruct: options of its GRPO, its objective, and its logged metrics.
 
-Read and compared: main of 2026-08 (e6c3044aa620), whose loss is that of 0.3.0; read: 0.1.0 and 0.2.0. What it packs
+Read and compared: main of 2026-08 (e6c3044aa620), whose options count as those of 0.3.0, 0.1.0 and 0.2.0. What it packs
 into one sequence is a micro-batch here.
 """
 
@@ -21,6 +21,7 @@ from rolloutdoctor.trainers.open_instruct.logged import (
     RHO_DROPS,
 )
 from rolloutdoctor.trainers.options import Config, Option, unknown_loss
+from rolloutdoctor.trainers.releases import ReadCode
 from rolloutdoctor.trainers.spec import Choices, Log, LossParts, OptionRoles, PartOptions, Trainer, Updates, every
 
 if TYPE_CHECKING:
@@ -265,6 +266,7 @@ TRAINER = Trainer(
     title="open-instruct",
     newest="0.3.0",
     oldest="0.1.0",
+    read=(ReadCode("0.1.0", "0.2.0"), ReadCode("0.3.0", commit="e6c3044aa620", main_of="2026-08")),
     options=OPTIONS,
     objective=objective,
     metrics=metrics,

@@ -13,6 +13,7 @@ from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, Entrop
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.releases import ReadCode
 from rolloutdoctor.trainers.spec import Choices, Log, OptionRoles, PartOptions, Trainer, every
 
 if TYPE_CHECKING:
@@ -250,6 +251,7 @@ TRAINER = Trainer(
     title="OpenRLHF",
     newest="0.11.0",
     oldest="0.11.0",
+    read=(ReadCode("0.11.0", commit="3c3be6234e0c"),),
     options=OPTIONS,
     objective=objective,
     metrics=metrics,

@@ -1,6 +1,7 @@
 """prime-rl: its options, dotted as in its configuration, its objective, and what it logs.
 
-Read and compared: prime-rl 0.3 to 0.8, and its main branch of August 2026 (559b44772), which is called 0.8.1 here.
+Read and compared: prime-rl 0.3 to 0.8, and its main branch of August 2026 (559b44772), whose options count as those of
+0.8.1.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.releases import ReadCode
 from rolloutdoctor.trainers.spec import Choices, Log, OptionRoles, PartOptions, Trace, Trainer, Updates, every
 
 if TYPE_CHECKING:
@@ -335,6 +337,7 @@ TRAINER = Trainer(
     title="prime-rl",
     newest="0.8.1",
     oldest="0.3.0",
+    read=(ReadCode("0.3.0", "0.8.0"), ReadCode("0.8.1", commit="559b44772", main_of="2026-08-21")),
     options=OPTIONS,
     objective=objective,
     metrics=metrics,

@@ -14,6 +14,7 @@ from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, Entrop
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option, unknown_loss
+from rolloutdoctor.trainers.releases import ReadCode
 from rolloutdoctor.trainers.spec import Choices, Log, LossParts, OptionRoles, PartOptions, Trainer
 
 if TYPE_CHECKING:
@@ -369,6 +370,7 @@ TRAINER = Trainer(
     title="SkyRL",
     newest="0.3.0",
     oldest="0.3.0",
+    read=(ReadCode("0.3.0", commit="a9564572eb8e"),),
     options=OPTIONS,
     objective=objective,
     metrics=metrics,

@@ -403,6 +403,7 @@ TRAINER = Trainer(
     },
     roles=OptionRoles(
         kl="kl_loss_coef",
+        must_state={"advantage_estimator": "grpo"},
         group={"train": "n_samples_per_prompt"},
         advised={
             "gradient clipping": "clip_grad",

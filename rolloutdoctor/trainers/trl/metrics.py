@@ -30,7 +30,7 @@ from rolloutdoctor.objective.corrections import TermWeight
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.trainers.lazy import Group, LazyMetrics
-from rolloutdoctor.trainers.options import parse_version
+from rolloutdoctor.trainers.releases import parse_version
 
 Release = tuple[int, ...]
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.trainers.options import parse_version
+from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.verl.advantages import COEFFICIENT_METRIC
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from rolloutdoctor.objective.objective import Aggregation, EntropyBonus, KlTerm,
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UnstatedError
 from rolloutdoctor.trainers.lazy import LazyMetrics
-from rolloutdoctor.trainers.options import Config, Option, parse_version, unknown_loss
+from rolloutdoctor.trainers.options import Config, Option, unknown_loss
+from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.spec import Choices, Log, LossParts, OptionRoles, PartOptions, Trace, Trainer, Updates
 from rolloutdoctor.trainers.verl import (
     advantages as verl_advantages,
