@@ -41,6 +41,7 @@ FOUND = {
         ("RDI009", "info", "confirmed"),
         ("RDO001", "info", "confirmed"),
         ("RDO007", "info", "confirmed"),
+        ("RDT016", "info", "confirmed"),
     },
     "slime_ppo": {
         ("RDM001", "error", "confirmed"),
