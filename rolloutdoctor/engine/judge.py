@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 from rolloutdoctor.audit.tally import AuditTally
 from rolloutdoctor.data.step_key import StepKey
@@ -116,7 +117,9 @@ def judge(
         clean=tuple(clean),
         skipped=tuple(sorted(skipped, key=lambda one: one.code)),
         notes=tuple(notes),
-        audit=_audit(audit, diagnosis, _means_left(audit, state, context)) if stages else (),
+        audit=_audit(audit, diagnosis, {**_means_left(audit, state, context), **_never_compared(audit, context)})
+        if stages
+        else (),
         not_applicable=tuple(sorted(not_applicable, key=lambda one: one.code)),
         excluded=tuple(excluded),
         vitals=vitals_of(state.tables.whole.metrics, context, ordered),
@@ -184,6 +187,32 @@ def _audit(audit: AuditTally, diagnosis: Diagnosis, left: Mapping[str, str]) -> 
             )
         )
     return (*entries, *(AuditEntry(name, 0, 0, 0.0, not_compared=1, reason=why) for name, why in left.items()))
+
+
+_MADE_OF = {"entropy": "entropy", "vf_loss": "returns"}
+"""What the name of a metric contains that only the model or the critic gives, and the column that it is about."""
+
+
+_HOW_AVERAGED = "the rows have the entropy of each token, and how this trainer averages it is not modelled"
+
+
+def _never_compared(audit: AuditTally, context: Context) -> dict[str, str]:
+    """Logged numbers and stored columns that the rows are about and nothing compares, with the reason."""
+    if context.trainer is None or context.objective is None:
+        return {}
+    left = {
+        name: _HOW_AVERAGED if "entropy" in name else why
+        for patterns, why in context.trainer.log.not_recomputed.items()
+        for pattern in patterns.split(", ")
+        for name in context.metrics - audit.keys()
+        if fnmatchcase(name, pattern)
+        and any(part in name and column in context.columns for part, column in _MADE_OF.items())
+    }
+    stored = {"is_weights": "importance weights as stored", "returns": "returns as stored"}
+    for column, what in stored.items():
+        if column in context.columns and column not in audit:
+            left[column] = f"{what}: the trainer's metrics of them are, where they were logged"
+    return left
 
 
 @dataclass(frozen=True, eq=False)

@@ -64,16 +64,16 @@ class StalePolicy(TableRule):
     second step on it has ten times that of the first and 0.002 or more: with equal weights at the start the first step
     shows what the kernels differ by. This is information where the objective corrects for the sampler. An
     honest gap nearly doubles as a policy sharpens, and tripled over 30 steps on one public stack: such growth
-    proves nothing. *Lag*: twice the gap at the larger of two lags in one step, or where the lag falls from one step
-    to the next, and 0.02 or more. Kernel noise is flat in lag. *Inside a row*: four times the gap before some
-    quarter of the row than after it, in 1 % of the rows with 32 such tokens on either side, and five times as many
-    as the other way round. *Stamps*: one version for eight steps or more, four times longer than ever before;
-    `version-stamps` looks for those that cannot be right. Versions that count something else than steps are compared
-    within a step alone. A gap that grows with lag is information where the objective weighs,
-    clips or rejects by the sampler's log-probs: bounded staleness is then a choice. So is all that is found where
-    `stale-prefix-cache` or `engine-frozen` names the cause. `k3_per_version` is the rise of the KL of sampler and
-    trainer with each version, `ess_*` the effective sample size of the importance weights, as a share of the
-    tokens.
+    proves nothing, and is information from 3 times and 0.02 on (the same two parts, and Spearman 0.8). *Lag*: twice
+    the gap at the larger of two lags in one step, or where the lag falls from one step to the next, and 0.02 or
+    more. Kernel noise is flat in lag. *Inside a row*: four times the gap before some quarter of the row than after
+    it, in 1 % of the rows with 32 such tokens on either side, and five times as many as the other way round.
+    *Stamps*: one version for eight steps or more, four times longer than ever before; `version-stamps` looks for
+    those that cannot be right. Versions that count something else than steps are compared within a step alone. A
+    gap that grows with lag is information where the objective weighs, clips or rejects by the sampler's log-probs:
+    bounded staleness is then a choice. So is all that is found where `stale-prefix-cache` or `engine-frozen` names
+    the cause. `k3_per_version` is the rise of the KL of sampler and trainer with each version, `ess_*` the
+    effective sample size of the importance weights, as a share of the tokens.
 
     ## What to do
     Find the sync that failed at the onset step. Stamp each row with the version that sampled it, and either correct
@@ -109,6 +109,9 @@ class StalePolicy(TableRule):
     growth_factor: float = 6.0
     """About twice the largest honest growth that was reported, 0.011 to 0.036."""
     growth_least: float = 0.1
+    slow_factor: float = 3.0
+    """The largest honest growth that was reported: above it, in the order of steps, the growth is told."""
+    slow_steps: int = 8
     lag_factor: float = 2.0
     lag_least: float = 0.02
     """A gap below the noise of a bf16 kernel is no matter, however much smaller that of newer rows is."""
@@ -263,7 +266,7 @@ class StalePolicy(TableRule):
         faults = [*self._of_stamps(table), *self._of_steps(table)]
         notes = [*([] if faults else self._of_first_update(table)), *self._of_lag(table), *self._of_rows(run)]
         if not faults and not notes:
-            return None
+            return self._of_slow_growth(table)
         sentences = [*faults, *notes]
         by_lag = table.buckets.head(MOST_LAGS).rows(named=True) if table.stamps else []
         ess = {f"ess_lag_{one['lag']}": Measure(one["ess"], "share") for one in by_lag}
@@ -281,6 +284,27 @@ class StalePolicy(TableRule):
                 "sampler's log-probs or drop rows that are too old"
             ),
             measures={**ess, **middle},
+        )
+
+    def _of_slow_growth(self, table: LagTable) -> Judgement | None:
+        """Information on a gap that grows in the order of steps by less than no honest run does."""
+        ends = table.growth()
+        if ends is None or len(table.by_step) < self.slow_steps:
+            return None
+        before, after, order = ends
+        if after < self.slow_factor * before or order < 0.8 or after < self.onset_least:
+            return None
+        grows = f"the sampler mismatch grows in the order of steps, from {number(before)} to {number(after)} nats"
+        return Judgement(
+            severity=Severity.INFO,
+            confirmed=False,
+            headline=f"{grows} ({number(after / before)} times): stale weights, or a policy that sharpens",
+            message=(
+                f"{grows}; rank correlation of step and gap {number(order)}. Honest gaps have tripled, so this proves "
+                "nothing"
+            ),
+            evidence="the log-probs of sampler and trainer",
+            advice="record the sampling version of each row: a gap that grows with its lag is staleness",
         )
 
     def _of_stamps(self, table: LagTable) -> list[str]:

@@ -297,3 +297,11 @@ def test_the_last_step_alone(sizes, fires):
     assert (finding is not None) == fires
     if len(sizes) == 7 and fires:
         assert finding.headline.endswith("at step 6, the last")
+
+
+@pytest.mark.parametrize(("times", "steps", "told"), [(2.8, 12, False), (4.4, 12, True), (4.4, 7, False)])
+def test_growth_of_three_to_six_times_in_order_is_information(times, steps, told):
+    """The last third against the first two steps: 2.2, 3.1 and, of few steps, nothing."""
+    ends = [0.01 * (1 + (times - 1) * step / (steps - 1)) for step in range(steps)]
+    report = report_on(gaps(ends), select=["RDO002"], trainer=None)
+    assert [one.severity.label for one in report.findings] == (["info"] if told else [])
