@@ -34,6 +34,14 @@ def _shown(value: object) -> str:
         return f"a {type(value).__name__}"
 
 
+_PACKAGES: dict[str, str] = {}
+
+
+def offers_of(module: str) -> str | None:
+    """Say what the package of a module offers; None if it offers nothing."""
+    return _PACKAGES.get(module.partition(".")[0])
+
+
 def offered(group: str, needs: Iterable[str], taken: Iterable[str], key: str) -> tuple[Any, ...]:
     """Load what other packages offer, sorted by name.
 
@@ -51,6 +59,7 @@ def offered(group: str, needs: Iterable[str], taken: Iterable[str], key: str) ->
         which = f"{point.dist.name if point.dist else 'a package'} offers {point.value} as {group}"
         with _explained(which):
             loaded = point.load()
+            _PACKAGES[point.value.partition(":")[0].partition(".")[0]] = which
             lacking = [name for name in needs if isinstance(loaded, type) or not hasattr(loaded, name)]
             words = {name: getattr(loaded, name) for name in (key, "name") if name == key or hasattr(loaded, name)}
         if lacking:
@@ -61,6 +70,9 @@ def offered(group: str, needs: Iterable[str], taken: Iterable[str], key: str) ->
                     f"{which}, but its {attribute} is {_shown(word)} where letters, digits, '-', '_' and '.' were "
                     "expected; update or uninstall it"
                 )
+        empty = [name for name in needs if name not in words and not callable(getattr(loaded, name))]
+        if empty:
+            raise UsageError(f"{which}, of which {', '.join(empty)} cannot be called; update or uninstall it")
         name = words[key]
         if name in names:
             raise UsageError(f"{which}, but {key} {name} is taken; rename it, or uninstall one")

@@ -140,3 +140,21 @@ def test_a_rule_that_exits_in_the_middle_of_a_check_is_no_result(command, tmp_pa
     found = command("check", "run.acme", "--select", "ACME01", packages=packages)
     assert found.returncode == 2
     assert "ended the command by an exit (0)" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("    def detect(self, path):\n        raise ValueError('mine')\n", "which failed (ValueError: mine); update"),
+        ("    detect = 3\n", "of which detect cannot be called"),
+    ],
+)
+def test_a_package_that_fails_is_named(command, tmp_path, body, words):
+    packages = tmp_path / "packages"
+    shutil.copytree(PLUGINS, packages)
+    importer = packages / "acme_rl" / "importer.py"
+    importer.write_text(importer.read_text().replace("    def detect(", f"{body}\n    def other_detect("))
+    found = command("check", "run.acme", packages=packages)
+    assert found.returncode == 2
+    assert words in found.stderr
+    assert "internal error" not in found.stderr

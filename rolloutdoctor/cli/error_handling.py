@@ -136,6 +136,12 @@ _UNMAPPED = re.compile("failed to map segment|cannot allocate memory|cannot enab
 
 
 def _internal(error: BaseException) -> SystemExit:
-    """Say that this program is at fault, and return the exit."""
+    """Say that this program is at fault, or the package of another one, and return the exit."""
+    from rolloutdoctor.plugins import offers_of  # a command that ends well needs none of it
+
+    which = offers_of(_origin(error))
+    if which is not None:
+        failed = f"{which}, which failed ({type(error).__name__}: {error}); update or uninstall it"
+        return SystemExit(fail(failed, ABNORMAL))
     message = f"internal error: {type(error).__name__}: {error}; set ROLLOUTDOCTOR_DEBUG=1 for the traceback"
     return SystemExit(fail(message, ABNORMAL))
