@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 import rolloutdoctor
+from dynamics import drawn
 from dynamics.trainings import Planted, clean, planted, train
 from rolloutdoctor.results.findings import Report, Severity
 
@@ -66,6 +67,7 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=HERE / "runs")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--clean", type=int, default=120)
+    parser.add_argument("--drawn", type=int, default=0, help="trainings of each fault of the second design")
     parser.add_argument("--kept", action="store_true", help="check what is in the folder, and train nothing")
     parser.add_argument("--page", action="store_true", help="write docs/dynamics.md")
     given = parser.parse_args()
@@ -77,6 +79,10 @@ def main() -> None:
         (f"{one.name}-{seed}", one) for seed in range(given.seeds) for one in planted(seed)
     ]
     cases += [(f"clean-{seed}", clean(seed)) for seed in range(given.clean)]
+    cases += [
+        (f"drawn-{kind}-{seed}", drawn.planted(kind, seed)) for seed in range(given.drawn) for kind in drawn.KINDS
+    ]
+    cases += [(f"drawn-clean-{seed}", drawn.clean(seed)) for seed in range(3 * given.drawn)]
     for name, case in cases:
         folder = given.folder / name
         if not (folder / "trainer_state.json").exists():
