@@ -84,19 +84,19 @@ def tells_spread(context: Context) -> bool:
     return "zero_variance_share" in known or "reward_std" in known or {"advantage_min", "advantage_max"} <= known.keys()
 
 
-def is_rounded(context: Context, name: str) -> bool:
-    """Tell whether a logged 0 of a quantity may be a small number that the log rounded."""
+def is_rounded(context: Context, name: str, coarse: float = 0.0) -> bool:
+    """Tell whether a logged 0 of a quantity may be a number above `coarse` that the log rounded."""
     known = context.quantities.get(name)
-    return known is not None and may_round(context, known[0])
+    return known is not None and may_round(context, known[0], coarse)
 
 
-def may_round(context: Context, metric: str) -> bool:
+def may_round(context: Context, metric: str, coarse: float = 0.0) -> bool:
     """Tell the same of a metric."""
     if metric not in context.digits:
         return False
     # A log is printed in one way: what all metrics may have been rounded to says more than one that is 0 throughout.
     common = set.intersection(*map(set, context.digits.values()))
-    return any(one.radius(0.0) > 0 for one in common or context.digits[metric])
+    return any(one.radius(0.0) > coarse for one in common or context.digits[metric])
 
 
 def _canonical(logged: str, metric: MetricName) -> pl.Expr:

@@ -67,7 +67,7 @@ class ZeroVarianceShare(NumbersRule):
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """With a share of at least 1 or 0 where a deviation of exactly 0, or above, is all that is logged."""
         known = pl.col("zero_variance_share")
-        proved = (pl.col("reward_std") == 0) & ~pl.lit(is_rounded(context, "reward_std"))
+        proved = (pl.col("reward_std") == 0) & ~pl.lit(is_rounded(context, "reward_std", coarse=1e-5))
         share = pl.coalesce(known, proved.cast(pl.Float64))
         return (
             by_step(run, context, (*self.about, *self.beside))
