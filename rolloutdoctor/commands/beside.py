@@ -162,7 +162,7 @@ def completed(
     known = TRAINERS.get(metadata.trainer or "") or writer
     ours = []
     for one in stated:
-        if known is not None and TRAINERS[one.trainer].title != known.title:
+        if known is not None and not _logs_as(TRAINERS[one.trainer], known):
             tell(f"{one.origin}: options of {TRAINERS[one.trainer].title} beside numbers of {known.title}: not used")
             continue
         ours.append(one)
@@ -195,7 +195,7 @@ def completed(
         origins={**metadata.origins, **origins},
     )
     try:
-        configure(found, None, ())
+        configure(found, None, (), lenient=True)
     except UsageError as error:
         # Without them the default of this option would be taken for its value.
         tell(f"{error}; the options are not used")
@@ -203,6 +203,11 @@ def completed(
     places = dict.fromkeys(origins.values())
     tell(f"options of {trainer} from {', '.join(places)}")
     return found.with_total_steps(length)
+
+
+def _logs_as(stated: Trainer, known: Trainer) -> bool:
+    """Tell whether a trainer can have written a log with the names of another: its own, or that it is a patch of."""
+    return known.title in (stated.title, TRAINERS.get(stated.package_name, stated).title)
 
 
 def is_empty(value: object) -> bool:

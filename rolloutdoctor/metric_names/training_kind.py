@@ -3,7 +3,8 @@
 import re
 from collections.abc import Collection
 
-from rolloutdoctor.metric_names.table import TRAINERS, understood
+from rolloutdoctor.metric_names.generic import taken_for
+from rolloutdoctor.metric_names.table import TRAINERS, understood, whose
 
 RL, DISTILLATION, SFT, DPO, ORPO, REWARD_MODEL = (
     "reinforcement learning",
@@ -55,13 +56,14 @@ def training_kind(names: Collection[str]) -> str:
 
 
 def unrecognised(names: Collection[str]) -> list[str]:
-    """Return the names that no trainer's table has, in their order.
+    """Return the names that no trainer's table has and no loop's are taken for, in their order.
 
     >>> unrecognised(["train/loss", "train/positive_nll_loss"])
     ['train/positive_nll_loss']
     """
     tables = [metric for table in TRAINERS.values() for metric in table]
-    return [name for name in sorted(names) if not any(metric.matches(name) for metric in tables)]
+    taken = {} if whose(names) else taken_for(names)
+    return [name for name in sorted(names) if name not in taken and not any(metric.matches(name) for metric in tables)]
 
 
 def _has_reward(names: Collection[str]) -> bool:

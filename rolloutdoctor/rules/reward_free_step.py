@@ -41,7 +41,9 @@ class RewardFreeStep(TableRule):
     A step counts if the logged share of zero-variance groups is exactly 1 (a mean over groups, or over several steps,
     is 1 only if each of them is), if the smallest and the largest advantage are both 0, or if the standard deviation of
     the rewards is exactly 0. TRL means a standard deviation below 1e-8, which leaves advantages of at most 1e-4 times
-    the root of the group size. Its gradient norm is that of the last step of a line. `grad_norm` is the mean of the
+    the root of the group size. A step of which the log does not say it counts as another. A warning where more than half
+    of the steps are such ones and moved the weights: fewer are the KL term as it was meant, and information. TRL's
+    gradient norm is that of the last step of a line. `grad_norm` is the mean of the
     norms over these steps, before clipping and over parameters; `grad_norm_ratio` is that mean divided by the mean over
     the other steps. `loss_by_kl` is the logged loss divided by the logged KL: at these steps the loss is beta times the
     KL, so the quotient is beta if both are averaged over tokens in the same way (`loss_by_kl_low` and `_high` are its
@@ -69,7 +71,7 @@ class RewardFreeStep(TableRule):
     needs_rows = False
     splits = ("train",)
 
-    warn_above: float = 0.1
+    warn_above: float = 0.5
 
     def metrics(self, context: Context) -> frozenset[str]:
         """The gradient norm, what tells whether rewards differ, and the loss and its KL."""
@@ -91,7 +93,7 @@ class RewardFreeStep(TableRule):
         return (
             by_step(run, context, _READ)
             .with_columns(free=is_reward_free(context), norm="grad_norm")
-            .filter(pl.col("free").is_not_null(), pl.col("norm") >= 0)
+            .filter(pl.col("norm") >= 0)
             .select(*STEP_KEY, "free", "norm", *(pl.when(is_whole).then(name).alias(name) for name in ("loss", "kl")))
         )
 
@@ -99,7 +101,7 @@ class RewardFreeStep(TableRule):
         """Shares of steps, and means over them."""
         free, norm, by_kl = pl.col("free"), pl.col("norm"), pl.col("loss") / pl.col("kl")
         return {
-            "steps_share": (free.mean(), "share"),
+            "steps_share": (free.fill_null(value=False).mean(), "share"),
             "reward_free_steps": (free.sum(), "steps"),
             "dead_steps": ((norm.filter("free") == 0).sum(), "steps"),
             "grad_norm": (norm.filter("free").mean(), "parameter norm"),
@@ -120,7 +122,7 @@ class RewardFreeStep(TableRule):
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """No line with both."""
-        if len(run.table):
+        if run.table["free"].count():
             return None
         return Missing(
             "no logged step with a gradient norm proves that rewards differ within groups, or that none do",
@@ -128,7 +130,7 @@ class RewardFreeStep(TableRule):
         )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
-        """Information with a magnitude; a warning where such steps are many."""
+        """Information with a magnitude; a warning where most steps are such."""
         free, share, steps = run.count("reward_free_steps"), run["steps_share"], run.table["step"]
         if not free:
             return None

@@ -8,6 +8,7 @@ from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number
 from rolloutdoctor.rules.logged_quantities import of_distillation
 from rolloutdoctor.rules.numbers_rule import NumbersRule, levels, series
+from rolloutdoctor.rules.reward_collapse import RewardCollapse
 from rolloutdoctor.rules.series import memory
 from rolloutdoctor.rules.table_rule import Measured
 
@@ -29,7 +30,7 @@ class RewardNotMoved(NumbersRule):
     ## How it is measured
     `reward_change` is the mean over the last third less that over the first, `reward_low` and `reward_high` its
     interval of two standard errors, from the spread within each third and the correlation of neighbouring steps.
-    Information where 0 lies in the interval. Confirmed.
+    Information where 0 lies in the interval, and where the reward did not collapse in between (`RDT005`). Confirmed.
 
     ## What to do
     Sample more responses a step, or train longer, before you call it a failure; look at the share of zero-variance
@@ -45,7 +46,7 @@ class RewardNotMoved(NumbersRule):
     name = "reward-not-moved"
     references = ("https://arxiv.org/abs/2503.14476",)
     about = ("reward",)
-    beside = ("kl", "entropy")
+    beside = ("kl", "entropy", "reward_min")
 
     fewest: int = 20
     errors: float = 2.0
@@ -64,6 +65,8 @@ class RewardNotMoved(NumbersRule):
         change = float(last.mean() - first.mean())
         error = sqrt(_variance_of_mean(first, memory(values)) + _variance_of_mean(last, memory(values)))
         if values.max() == values.min() or abs(change) > self.errors * error:
+            return None
+        if RewardCollapse().judge_log(run, context) is not None:
             return None
         low, high = change - self.errors * error, change + self.errors * error
         beside = self._standing_still(run)

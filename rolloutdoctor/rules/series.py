@@ -166,9 +166,10 @@ PASSING = 0.02
 
 
 def is_passing(values: "Values", odd: "NDArray[np.bool_]") -> bool:
-    """Tell whether a few outliers left no trace: the level of the last third is at most twice that before the first.
+    """Tell whether a few outliers left no trace: the level of the last third is at most twice that right before them.
 
-    Outliers among the last lines may be the beginning of something.
+    Outliers among the last lines may be the beginning of something. What the values had risen to by then, as a KL does
+    in every training, is no trace of an outlier.
     """
     import numpy as np
 
@@ -176,7 +177,7 @@ def is_passing(values: "Values", odd: "NDArray[np.bool_]") -> bool:
     few = len(places) == 1 or len(places) < PASSING * len(values)
     if not len(places) or not few or places[-1] >= len(values) - 3:
         return False
-    before, after = values[: places[0]], values[-max(1, len(values) // 3) :]
+    before, after = values[: places[0]][-max(3, len(values) // 10) :], values[-max(1, len(values) // 3) :]
     reference = before if len(before) >= 3 else values
     return float(np.median(after)) <= 2 * max(float(np.median(reference)), 0.0)
 

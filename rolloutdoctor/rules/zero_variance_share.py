@@ -30,9 +30,11 @@ class ZeroVarianceShare(NumbersRule):
     ## How it is measured
     `zero_variance_share` is the mean of the logged shares, which is the share of responses that trained nothing. An
     error if it is 1 in each of the last five logged steps or more; a warning if its mean over the last third of the
-    steps is above 0.9; information above 0.4. Where the share is not logged, a standard deviation of the rewards that
-    is exactly 0 proves that every group of the line has equal rewards: a share of such lines, at least. Confirmed: the
-    log itself is the proof. Of recorded rollouts `RDA011` says the same.
+    steps is above 0.9; information above 0.4. Steps at the end that are as common before are chance and no error: their
+    share before, to the power of how many they are, has to be below 1 in 1,000. Where the share is not logged, a
+    standard deviation of the rewards that is exactly 0 proves that every group of the line has equal rewards: a share
+    of such lines, at least; six decimals are enough, as the table of a notebook has them. Confirmed: the log itself is
+    the proof. Of recorded rollouts `RDA011` says the same.
 
     ## What to do
     All rewards at their highest: the prompts are solved, take harder ones. All at their lowest: the prompts are too
@@ -54,6 +56,7 @@ class ZeroVarianceShare(NumbersRule):
     many: float = 0.4
     most: float = 0.9
     lasting: int = 5
+    chance: float = 1e-3
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """Rollouts, which say it themselves."""
@@ -86,6 +89,8 @@ class ZeroVarianceShare(NumbersRule):
         spread = np.flatnonzero(values < 1)
         since = 0 if not len(spread) else int(spread[-1]) + 1
         dead = len(values) - since
+        if since and float((values[:since] == 1).mean()) ** dead > self.chance:
+            dead = 0
         late = float(values[-max(1, len(values) // 3) :].mean())
         mean = float(values.mean())
         if dead < self.lasting and late <= self.most and mean <= self.many:

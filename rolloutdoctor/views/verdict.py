@@ -40,8 +40,10 @@ def verdict(report: Report) -> str:
     >>> verdict(Report("0.1.0", "cpu", "float32", InputSummary(), clean=(("RDI001", "nonfinite-values"),)))
     'Healthy: no fault was found. No logged value could be compared with the rows.'
     """
-    unread = f" {report.unread_release}." if report.unread_release else ""
-    return f"{_outcome(report)}{unread}{_waste(report)}"
+    outcome, waste = _outcome(report), _waste(report)
+    outcome += f" {report.unread_release}." if report.unread_release else ""
+    is_fault = any(finding.severity >= Severity.WARNING for finding in report.causes)
+    return " ".join(filter(None, (outcome, waste) if is_fault else (waste, outcome)))
 
 
 def _outcome(report: Report) -> str:
@@ -130,7 +132,7 @@ def _waste(report: Report) -> str:
         share = max((finding.measures[name].value or 0.0 for name in names), default=0.0)
         if share < _MUCH or finding.severity > Severity.INFO:
             continue
-        words = f" {finding.headline[:1].upper()}{finding.headline[1:]}"
+        words = f"{finding.headline[:1].upper()}{finding.headline[1:]}"
         times = next((vital for vital in report.vitals if vital.name == "step_time"), None)
         if times is None:
             return f"{words}."

@@ -45,13 +45,27 @@ def only(report, code):
 
 def test_a_step_without_reward_in_a_trl_log(tmp_path):
     found, value = only(report_of(trainer_state(tmp_path, ORDINARY, ORDINARY, REWARD_FREE, ORDINARY)), "RDG003")
-    assert (found.severity.label, found.verdict) == ("warning", "confirmed")
+    assert (found.severity.label, found.verdict) == ("info", "confirmed")
     assert value["steps_share"] == 0.25
     assert value["grad_norm"] == 1.32e-03
     assert value["grad_norm_ratio"] == pytest.approx(1.32e-03 / 0.8)
     # The identity that gives the coefficient away.
     assert value["loss_by_kl"] == pytest.approx(0.04, rel=1e-4)
     assert [example.step for example in found.examples] == [3]
+
+
+@pytest.mark.parametrize(("others", "severity"), [(3, "info"), (2, "warning")])
+def test_most_steps_without_reward_are_a_warning(tmp_path, others, severity):
+    found, _ = only(report_of(trainer_state(tmp_path, *[ORDINARY] * others, *[REWARD_FREE] * 3)), "RDG003")
+    assert found.severity.label == severity
+
+
+def test_a_step_of_which_the_log_says_nothing_counts_as_another(tmp_path):
+    told = {"loss": 0.0, "grad_norm": 0.2, "kl": 0.0, "reward": 1.0, "reward_std": 0.0}
+    untold = told | {"reward_std": 0.5}
+    found, value = only(report_of(trainer_state(tmp_path, untold, told, untold, untold)), "RDG003")
+    assert value["steps_share"] == 0.25
+    assert found.headline.startswith("in 1 of 4 steps every group had equal rewards")
 
 
 def test_dead_steps_moved_nothing(tmp_path):

@@ -21,19 +21,30 @@ class JsonLines:
     """An object on each line, with a step and numbers. Lines that are cut, elided or none are left out, and counted."""
 
     def detect(self, path: Path) -> str | None:
-        """Look at the first object."""
+        """Look at the first object, or at the second where the first is the configuration that a loop wrote."""
         if path.name.endswith(".metrics.jsonl") or not path.is_file():
             return None
-        first = lines.first_object(path)
-        return None if first is None else kind_of_row(first)
+        rows = lines.first_objects(path, 2)
+        if len(rows) == 2 and _is_configuration(rows[0]):
+            rows = rows[1:]
+        return kind_of_row(rows[0]) if rows else None
 
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield every line that is whole."""
         if is_history(lines.first_object(Path(source.path)) or {}):
             yield from entries_of_tracker([row for row, _ in _rows(source, notes)], source.name, notes)
             return
+        without: list[str] = []
         for row, where in _rows(source, notes):
-            yield from entries_of(row, where, notes)
+            if "data" in row or any(row.get(name) is not None for name in STEPS):
+                yield from entries_of(row, where, notes)
+            else:
+                without.append(where)
+        if without:
+            count = "1 line has" if len(without) == 1 else f"{len(without):,} lines have"
+            notes.tell(
+                f"{source.name}: {count} no step and {'is' if len(without) == 1 else 'are'} left out ({without[0].rpartition(', ')[2]})"
+            )
 
 
 def _rows(source: Source, notes: LogNotes) -> Iterator[tuple[dict[str, object], str]]:
@@ -49,6 +60,11 @@ def _rows(source: Source, notes: LogNotes) -> Iterator[tuple[dict[str, object], 
     if broken:
         count = "1 line is" if len(broken) == 1 else f"{len(broken):,} lines are"
         notes.tell(f"{source.name}: {count} no whole JSON object, and left out (line {broken[0]:,})")
+
+
+def _is_configuration(row: Mapping[str, object]) -> bool:
+    """Tell a line that has objects and no step: what a loop was started with."""
+    return not any(name in row for name in STEPS) and any(isinstance(value, dict) for value in row.values())
 
 
 def is_history(row: Mapping[str, object]) -> bool:

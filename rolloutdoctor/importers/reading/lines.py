@@ -207,19 +207,28 @@ def _may_lose_digits(body: object, raw: bytes) -> bool:
 
 def first_object(path: Path) -> dict[str, object] | None:
     """Return the object on the first line that has one, for sniffing; None if there is none or it is not JSON."""
+    return next(iter(first_objects(path, 1)), None)
+
+
+def first_objects(path: Path, most: int) -> list[dict[str, object]]:
+    """Return the objects on the first lines that are not empty, for sniffing; none from the first that is not one."""
+    found: list[dict[str, object]] = []
     # To open a pipe is to wait for who writes to it.
     if not path.is_file():
-        return None
+        return found
     try:
         with path.open("rb") as file:
-            raw = file.readline(LONGEST_LINE + 1)
-            while raw and not raw.strip():
-                raw = file.readline(LONGEST_LINE + 1)
+            while len(found) < most and (raw := file.readline(LONGEST_LINE + 1)):
+                if not raw.strip():
+                    continue
+                text = raw.lstrip().removeprefix(_BYTE_ORDER_MARK)
+                row = parse(text) if len(raw) <= LONGEST_LINE and text.lstrip().startswith(b"{") else None
+                if row is None:
+                    break
+                found.append(row)
     except OSError:
-        return None
-    if len(raw) > LONGEST_LINE or not raw.lstrip().removeprefix(_BYTE_ORDER_MARK).lstrip().startswith(b"{"):
-        return None
-    return parse(raw.removeprefix(_BYTE_ORDER_MARK))
+        return found
+    return found
 
 
 def _too_deep(body: dict[str, object], raw: bytes) -> bool:
