@@ -41,10 +41,8 @@ class JsonLines:
             else:
                 without.append(where)
         if without:
-            count = "1 line has" if len(without) == 1 else f"{len(without):,} lines have"
-            notes.tell(
-                f"{source.name}: {count} no step and {'is' if len(without) == 1 else 'are'} left out ({without[0].rpartition(', ')[2]})"
-            )
+            count = "1 line has no step and is" if len(without) == 1 else f"{len(without):,} lines have no step and are"
+            notes.tell(f"{source.name}: {count} left out ({without[0].rpartition(', ')[2]})")
 
 
 def _rows(source: Source, notes: LogNotes) -> Iterator[tuple[dict[str, object], str]]:
