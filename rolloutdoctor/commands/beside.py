@@ -194,8 +194,11 @@ def completed(
         config={**metadata.config, **config},
         origins={**metadata.origins, **origins},
     )
+    version = found.trainer_version or None
+    is_older = version is not None and TRAINERS[trainer].release(version).state == "older"
     try:
-        configure(found, None, (), lenient=True)
+        # The options of an older release are read by their names; its arithmetic confirms nothing.
+        configure(found, None, (), lenient=is_older)
     except UsageError as error:
         # Without them the default of this option would be taken for its value.
         tell(f"{error}; the options are not used")
