@@ -25,7 +25,7 @@ from rolloutdoctor.io.locations.small_files import read_small_bytes
 from rolloutdoctor.io.locations.targets import Target, shown
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
-from rolloutdoctor.io.write.replacing import write_whole
+from rolloutdoctor.io.write.replacing import write_together
 from rolloutdoctor.results.comparison import Comparison
 from rolloutdoctor.results.errors import InputError, UsageError
 from rolloutdoctor.results.findings import Report
@@ -78,7 +78,7 @@ class MeasuredRun:
         return diff(self._prepared.run, options)
 
     def write(self, folder: str | Path) -> None:
-        """Write the tables and what judging them needs; whole, or without the file that says that they are.
+        """Write the tables and what judging them needs; those of an earlier run are there until all are written.
 
         Raises:
             UsageError: if the folder cannot be written, or holds other files.
@@ -88,14 +88,14 @@ class MeasuredRun:
         files = members_of(saved_state(self._prepared, self._state))
         manifest = files.pop(HEAD)
         files |= {"tokens.parquet": parquet_of(self.tokens)}
-        for name, content in files.items():
-            write_whole(content, Target.of(str(path / name)))
         # The manifest may hold infinities, which only Python's own JSON keeps.
         body = {
             **json.loads(manifest),
             _DIGESTS: {name: sha256(content).hexdigest() for name, content in files.items()},
         }
-        write_whole(json.dumps(body, separators=(",", ":")).encode(), Target.of(str(path / MANIFEST)))
+        files[MANIFEST] = json.dumps(body, separators=(",", ":")).encode()
+        targets = {name: Target.of(str(path / name)) for name in files}
+        write_together({targets[name]: content for name, content in files.items()}, targets[MANIFEST])
 
 
 def measure(
@@ -159,7 +159,7 @@ def _content(path: Path) -> bytes:
 
 
 def prepare_folder(folder: str | Path, run: Run) -> None:
-    """Make the folder of the tables, and take away the file of an earlier run that says that they are whole.
+    """Make the folder of the tables; those of an earlier run stay until others are complete.
 
     Raises:
         UsageError: if it cannot be made, or holds other files.
@@ -174,4 +174,3 @@ def prepare_folder(folder: str | Path, run: Run) -> None:
     if others or any(Target.of(str(path / f"{name}.parquet")).is_any(run.inputs) for name in TABLES):
         name = others[0] if others else "the run itself"
         raise UsageError(f"{shown(path)} holds {name}, which is no table of a measured run; name an empty folder")
-    (path / MANIFEST).unlink(missing_ok=True)

@@ -9,11 +9,12 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 from rolloutdoctor.io.locations.targets import OutputError, Target, unwritable
+from rolloutdoctor.io.uninterrupted import uninterrupted
 from rolloutdoctor.io.write.owners import is_left_behind, tag
 
 SUFFIX = ".part"
@@ -150,6 +151,36 @@ def write_whole(content: bytes | Iterable[bytes], target: Target, what: str = "t
             replacement.file.write(piece)
     replacement.complete()
     replacement.place()
+
+
+def write_together(contents: Mapping[Target, bytes], seal: Target) -> None:
+    """Write files that are one result: all are complete before the first gets its name.
+
+    Args:
+        contents: target to content, in the order in which they get their names.
+        seal: the last of them, which says that the others are whole; an old one goes before the first has its name.
+
+    Raises:
+        OutputError: if one cannot be written; then the old ones are as they were.
+    """
+    begun: list[Replacement] = []
+
+    def place() -> None:
+        seal.path.unlink(missing_ok=True)
+        for replacement in begun:
+            replacement.place()
+
+    try:
+        for target, content in contents.items():
+            replacement = Replacement(target, "a file of a result")
+            begun.append(replacement)
+            with replacement.explaining_errors():
+                replacement.file.write(content)
+            replacement.complete()
+        uninterrupted(place)
+    finally:
+        for replacement in begun:
+            replacement.discard()
 
 
 def sweep(folder: Path) -> None:
