@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import rolloutdoctor
+
 SAMPLES = Path(__file__).parents[2] / "sample_data"
 PROGRAM = Path(sys.executable).parent / "rolloutdoctor"
 INSTALLED = (
@@ -60,6 +62,47 @@ def test_no_file_of_the_working_folder_is_executed(folder, words):
     modules, code, said = ran(folder, *words, "--steps", ":6")
     assert not modules
     assert code in (0, 1), said
+
+
+@pytest.mark.slow
+def test_nor_by_python_m(folder):
+    """But for what the interpreter itself imports to find the program, before any line of it has run."""
+    ask = [sys.executable, "-c", "import runpy, sys; print(*{name.partition('.')[0] for name in sys.modules})"]
+    for name in subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split():
+        (folder / f"{name}.py").unlink(missing_ok=True)
+    (folder / "rolloutdoctor.py").unlink()
+    done = subprocess.run(
+        [sys.executable, "-m", "rolloutdoctor", "check", "run.parquet", "--steps", ":6", "--workers", "2"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert not list(folder.glob("*.ran"))
+    assert done.returncode in (0, 1), done.stderr
+
+
+@pytest.mark.parametrize("is_source", [True, False])
+def test_where_python_m_has_the_working_folder(tmp_path, is_source):
+    """Gone from the import path; last where it is a source tree that is not installed."""
+    package = tmp_path / "rolloutdoctor"
+    package.mkdir()
+    text = (Path(rolloutdoctor.__file__).parent / "__main__.py").read_text()
+    (package / "__main__.py").write_text(text.partition("from rolloutdoctor.cli")[0] + "print(*sys.path, sep='\\n')\n")
+    (package / "__init__.py").write_text("")
+    here = tmp_path if is_source else tmp_path / "runs"
+    here.mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "rolloutdoctor"],
+        cwd=here,
+        env={"PYTHONPATH": str(tmp_path)} if not is_source else {},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    places = done.stdout.splitlines()
+    assert (str(here) in places, places[-1] == str(here)) == (is_source, is_source)
 
 
 @pytest.mark.slow
