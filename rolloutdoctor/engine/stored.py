@@ -9,6 +9,8 @@ from types import GenericAlias
 from typing import Any, Protocol, Self, TypeVar
 
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from rolloutdoctor.io.parquet.size_guard import LARGEST_FREE, LARGEST_RATIO
 
@@ -65,16 +67,38 @@ def state_of(kind: type[State], members: Mapping[str, bytes]) -> State:
 
 
 def _frame_of(name: str, content: bytes) -> pl.DataFrame:
+    # Decoded by arrow: on a damaged page polars prints a stack of Rust before it raises, or ends the process.
     try:
-        scanned = pl.scan_parquet(BytesIO(content))
-        size = _WIDEST * len(scanned.collect_schema()) * int(scanned.select(pl.len()).collect().item())
-        # One page may repeat a value 10^9 times.
-        if size > max(LARGEST_FREE, LARGEST_RATIO * len(content)):
-            raise ValueError(f"{name}: declares {size:,} bytes in {len(content):,}")
-        return pl.read_parquet(content)
-    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        with pq.ParquetFile(BytesIO(content)) as file:
+            size = _WIDEST * file.metadata.num_columns * file.metadata.num_rows
+            # One page may repeat a value 10^9 times.
+            if size > max(LARGEST_FREE, LARGEST_RATIO * len(content)):
+                raise ValueError(f"declares {size:,} bytes in {len(content):,}")
+            table = file.read(use_threads=False)
+        table.validate(full=True)
+        # Neither are names that are no text refused by polars, nor the notes that it may have on a field.
+        plain = pa.schema([pa.field(field.name, _plain_type(field.type)) for field in table.schema])
+        return pl.DataFrame(pl.from_arrow(table.cast(plain)))
+    except (OSError, ValueError, pa.ArrowException, pl.exceptions.PolarsError) as error:
         reason = str(error).partition("\n")[0]
-        raise ValueError(f"{name}: cannot be read: {reason}") from None
+        words = reason if reason.startswith("declares") else f"cannot be read: {reason}"
+        raise ValueError(f"{name}: {words}") from None
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type without metadata.
+
+    Raises:
+        UnicodeDecodeError: if a name in it is no text.
+    """
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _plain_type(field.type)) for field in kind])
+    if pa.types.is_large_list(kind) or pa.types.is_list(kind):
+        made = pa.large_list if pa.types.is_large_list(kind) else pa.list_
+        return made(pa.field(kind.value_field.name, _plain_type(kind.value_type)))
+    if kind.num_fields or isinstance(kind, pa.BaseExtensionType):
+        raise ValueError(f"a column of type {kind}")
+    return kind
 
 
 def check_columns(name: str, frame: pl.DataFrame, least: pl.Schema, types: Mapping[str, object]) -> None:

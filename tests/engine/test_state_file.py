@@ -1,6 +1,7 @@
 """Saved states add up to what one check over all parts gives, or are refused."""
 
 import json
+import random
 
 import polars as pl
 import pytest
@@ -14,7 +15,7 @@ from rolloutdoctor.engine.check_parts import measure_with
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.state_file import load_state
-from rolloutdoctor.engine.stored import HEAD, json_of, members_of, parquet_of
+from rolloutdoctor.engine.stored import HEAD, _frame_of, json_of, members_of, parquet_of
 from rolloutdoctor.io.archives import archived, unarchived
 from rolloutdoctor.io.run import StepRange, open_run
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError, UsageError
@@ -319,3 +320,24 @@ def test_config_of_every_kind(tmp_path, columns):
     state = save(tmp_path / "a.state", [run])
     assert rendered(merged([state])) == whole([run])
     assert TRL["trainer"] != VERL["trainer"]
+
+
+def test_damaged_tables_are_refused_without_a_stack_on_stderr(capfd):
+    """Polars would print one of Rust's, or end the process; pages, footers, names and notes of fields are hit."""
+    cells = {"a": [1, 2, None], "b": ["x", None, "zz"], "c": [1.5, None, float("nan")], "d": [[1, 2], [], None]}
+    cells["e"] = pl.Series(["a", "b", "a"], dtype=pl.Categorical)
+    frame = pl.DataFrame({name: pl.Series(column).append(pl.Series(column)) for name, column in cells.items()})
+    content = parquet_of(frame)
+    assert _frame_of("x.parquet", content).equals(frame)
+    draw, refused = random.Random(3), 0
+    for _ in range(1500):
+        damaged = bytearray(content)
+        for _ in range(draw.randint(1, 4)):
+            damaged[draw.randrange(len(damaged))] = draw.randrange(256)
+        try:
+            _frame_of("x.parquet", bytes(damaged))
+        except ValueError as error:
+            assert str(error).startswith("x.parquet: ")
+            refused += 1
+    assert refused > 1000
+    assert capfd.readouterr().err == ""
