@@ -26,6 +26,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found; install Debian's package chromium"),
 ]
 
+POLICY = re.compile('<meta http-equiv="Content-Security-Policy"[^>]*>')
 FLAGS = [
     "--headless",
     "--no-sandbox",
@@ -62,6 +63,13 @@ def page(tmp_path_factory):
     return target
 
 
+def with_script(page, script):
+    """A copy's text with a script of this test in it, which the page's own policy would not let run."""
+    text, policies = POLICY.subn("", page.read_text(encoding="utf-8"))
+    assert policies == 1
+    return text.replace("</body>", script)
+
+
 def browse(page, tmp_path, *flags):
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *flags, page.as_uri()]
     return subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300, check=True).stdout
@@ -71,7 +79,7 @@ def browse(page, tmp_path, *flags):
 @pytest.mark.parametrize("dark", [False, True])
 def test_nothing_sticks_out_and_everything_is_seen(page, tmp_path, width, dark):
     copy = tmp_path / "copy.html"
-    copy.write_text(page.read_text(encoding="utf-8").replace("</body>", PROBE), encoding="utf-8")
+    copy.write_text(with_script(page, PROBE), encoding="utf-8")
     mode = ["--blink-settings=preferredColorScheme=0"] if dark else ["--blink-settings=preferredColorScheme=1"]
     dom = browse(copy, tmp_path, "--dump-dom", f"--window-size={width},900", *mode)
     found = re.search('data-seen="([^"]*)"', dom)
@@ -88,7 +96,7 @@ def test_nothing_sticks_out_and_everything_is_seen(page, tmp_path, width, dark):
 def inside(page, tmp_path, script, width=360):
     """Run a script in the page, in a frame that is narrower than any window of the browser may be."""
     probe = f"<script>addEventListener('load', () => {{ {script} }});</script></body>"
-    (tmp_path / "inner.html").write_text(page.read_text(encoding="utf-8").replace("</body>", probe), encoding="utf-8")
+    (tmp_path / "inner.html").write_text(with_script(page, probe), encoding="utf-8")
     outer = tmp_path / "outer.html"
     outer.write_text(
         "<!DOCTYPE html><body><script>addEventListener('message', e => document.body.setAttribute('data-seen', e.data))"

@@ -1,10 +1,13 @@
 """The page of `view` in a real browser: it finds a group from a finding, colours tokens, and no text of a run acts."""
 
+import html
 import json
 import re
 import shutil
 import subprocess
 import threading
+from base64 import b64encode
+from hashlib import sha256
 from pathlib import Path
 from urllib.parse import quote
 
@@ -14,6 +17,7 @@ import pytest
 from run_files import FLOATS, MASK, write
 
 import rolloutdoctor
+from rolloutdoctor.cli.app import app
 from rolloutdoctor.cli.serving import Answer, PageServer
 from rolloutdoctor.cli.view import _overview, _pages
 from rolloutdoctor.commands.view import Inspector, judge, judged_body, shared
@@ -172,6 +176,39 @@ def test_a_shared_page_shows_its_groups_without_a_server(tmp_path):
     target.write_text(viewer_document(shared_of_sample()), encoding="utf-8")
     page = seen(f"file://{target}#/step/46/train/group/45%2F0")
     assert page.count('class="completion"') == 8
+
+
+def test_the_groups_in_a_report_run_under_the_policies_of_both_pages(tmp_path):
+    """The page is as written but for two scripts of this test, whose digests are added to its policies."""
+    target = tmp_path / "report.html"
+    with pytest.raises(SystemExit) as stop:
+        app(["report", str(SAMPLES / "verl_rejected.parquet"), "--groups", "2", "-o", str(target)])
+    assert not stop.value.code
+    inner = (
+        "const refused = []; addEventListener('securitypolicyviolation', e => refused.push(e.violatedDirective));"
+        "addEventListener('load', () => setTimeout(() => parent.postMessage(JSON.stringify({refused,"
+        "text: document.body.innerText}), '*'), 2000));"
+    )
+    outer = (
+        "const broken = []; addEventListener('securitypolicyviolation', e => broken.push(e.violatedDirective));"
+        "addEventListener('message', e => document.body.setAttribute('data-seen',"
+        "JSON.stringify({...JSON.parse(e.data), broken})));"
+    )
+    digests = " ".join(f"'sha256-{b64encode(sha256(each.encode()).digest()).decode()}'" for each in (inner, outer))
+    text = target.read_text(encoding="utf-8").replace("script-src ", f"script-src {digests} ")
+    assert text.count(digests) == 2
+    head = f"&lt;script&gt;{inner.replace('&', '&amp;')}&lt;/script&gt;"
+    before, frame, after = text.partition("srcdoc=")
+    assert "&lt;main" in after
+    text = before + frame + after.replace("&lt;main", f"{head}&lt;main", 1)
+    target.write_text(text.replace("</head>", f"<script>{outer}</script></head>", 1), encoding="utf-8")
+    # A frame of a process of its own has a time of its own, which nothing waits for.
+    together = ("--disable-site-isolation-trials", "--disable-features=IsolateSandboxedIframes")
+    found = re.search('data-seen="([^"]*)"', seen(f"file://{target}", *together))
+    assert found is not None
+    page = json.loads(html.unescape(found[1]))
+    assert (page["refused"], page["broken"]) == ([], [])
+    assert "rules tested" in page["text"]
 
 
 def shared_of_sample():
