@@ -30,7 +30,7 @@ def _lines(result: Comparison) -> Iterator[str]:
     yield from _every(result) if is_every else _sides(result)
     yield ""
     yield from (f"Note: {safe(note)}\n" for note in result.notes)
-    yield words.SPACES
+    yield safe(words.SPACES)
 
 
 def _every(result: Comparison) -> Iterator[str]:
