@@ -216,6 +216,13 @@ def test_several_runs_one_after_another(tmp_path, text):
     assert "the 2nd is read" in told[0]
 
 
+def updates(first, second, epoch):
+    """The lines of two updates on the same responses: the rewards are logged with one of them."""
+    return "".join(
+        f"{{'loss': 0.5, 'learning_rate': 1e-6, '{name}': 0.25, 'epoch': {epoch}}}\n" for name in (first, second)
+    )
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -223,8 +230,17 @@ def test_several_runs_one_after_another(tmp_path, text):
         lines(3) + lines(3, functions=("a", "b", "c"), start=0.3),
         "".join(f"step:{n} - actor/pg_loss:0.{n}5 - critic/score/mean:0.1\n" for n in (1, 2, 3, 3, 4)),
         "step:0 - val-core/acc:0.5\n" + "".join(f"step:{n} - actor/pg_loss:0.{n}5\n" for n in (1, 2)),
+        "".join(updates("reward", "grad_norm", epoch) for epoch in ("0.01", "0.01", "0.02")),
+        updates("reward", "kl", "0.1") + updates("reward", "kl", "0.2") + updates("kl", "reward", "0.15"),
     ],
-    ids=["a run", "a function more", "a run that resumed", "an evaluation first"],
+    ids=[
+        "a run",
+        "a function more",
+        "a run that resumed",
+        "an evaluation first",
+        "two updates in an epoch of two digits",
+        "resumed at a second update",
+    ],
 )
 def test_one_run_is_one(tmp_path, text):
     assert read(tmp_path / "out.txt", text)[2].runs == 1

@@ -16,6 +16,9 @@ _BAR = re.compile(r"(?<![0-9])([0-9]{1,18})/([0-9]{1,18}) \[")
 _MOST_BARS = 8
 """Progress bars that are tried, those that were drawn most: generation and downloads have theirs, too."""
 
+_OF_POLICY = ("reward", "kl", "clip_ratio", "completions/")
+"""How names in a line of a policy update begin; one on responses of an earlier step logs no rewards."""
+
 
 @dataclass
 class Bars:
@@ -67,6 +70,8 @@ class _Last:
         epoch = record.values.get("epoch")
         place = epoch if record.step is None else record.step
         falls = place is not None and self.place is not None and place <= self.place
+        # Printed with two digits, lines after one another may have one epoch.
+        falls = falls and (record.step is not None or place != self.place)
         if self.kind and kind and kind != self.kind and falls:
             return True
         if record.step is None:
@@ -107,7 +112,7 @@ def _kind(record: Printed) -> str:
         return "preferences"
     if "loss" not in names:
         return ""
-    return "rewards" if any(name.startswith("reward") for name in names) else "supervised"
+    return "rewards" if any(name.startswith(_OF_POLICY) for name in names) else "supervised"
 
 
 def numbered(records: Sequence[Printed], bars: Bars, name: str, notes: LogNotes, *, growing: bool) -> Iterator[Entry]:
