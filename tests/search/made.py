@@ -11,6 +11,7 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics
+from rolloutdoctor.io.reader_notes import ReaderNotes
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.trainers.options import Layer, resolve
@@ -81,7 +82,12 @@ def as_run(trainer: str, made, *, config=None, named=True):
 
     metadata = RunMetadata(trainer, TRAINERS[trainer].newest, config or {}) if named else RunMetadata()
     return SimpleNamespace(
-        batches=read, metrics=metrics, metadata=metadata, columns=frozenset(columns), metrics_only=False
+        batches=read,
+        metrics=metrics,
+        metadata=metadata,
+        columns=frozenset(columns),
+        metrics_only=False,
+        notes=ReaderNotes(),
     )
 
 
