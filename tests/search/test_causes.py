@@ -215,12 +215,15 @@ def test_an_impossible_advantage_is_not_explained_away():
     assert [finding.code for finding in found.findings] == ["RDA004"]
 
 
-def test_a_constant_factor_of_a_metric_is_named():
-    batch, metrics = planted("verl", [], a_batch())
-    found = report("verl", batch, {**metrics, "critic/score/mean": 4 * metrics["critic/score/mean"]})
-    (finding,) = found.findings
-    assert finding.code == "RDM007"
-    assert "critic/score/mean is 4 times what the rows give" in finding.headline
+@pytest.mark.parametrize(("raised", "is_named"), [(2.0, True), (0.0, False)])
+def test_a_constant_factor_of_a_metric_is_named(raised, is_named):
+    """Of rewards that nearly cancel, one mean is too uncertain: it tells a factor to more than one in ten thousand."""
+    drawn = a_batch()
+    batch = replace(drawn, per_row={**drawn.per_row, "reward": drawn.per_row["reward"] + raised})
+    batch, metrics = planted("verl", [], batch)
+    (finding,) = report("verl", batch, {**metrics, "critic/score/mean": 4 * metrics["critic/score/mean"]}).findings
+    assert finding.code == ("RDM007" if is_named else "RDM004")
+    assert ("critic/score/mean is 4 times what the rows give" in finding.headline) is is_named
 
 
 @pytest.mark.slow
