@@ -110,6 +110,20 @@ def is_clean(report):
     return not loud(report) and all(entry.agrees for entry in report.audit)
 
 
+def of_fault(report):
+    """The codes of a run whose log is reproduced, and whose release computes something that a fix would change."""
+    assert all(entry.agrees for entry in report.audit)
+    assert [one.cause for one in loud(report)] == [None] * len(loud(report))
+    return [one.code for one in loud(report)]
+
+
+def ending_trained(batches):
+    """The same rows, each with a trained last token."""
+    for batch in batches:
+        mask_T = batch.per_token["response_mask"].index_fill(0, batch.rows[1:] - 1, True)
+        yield replace(batch, per_token={**batch.per_token, "response_mask": mask_T, "response_mask_pre": mask_T})
+
+
 def applies(hypothesis, name):
     return hypothesis in applicable(SimpleNamespace(objective=configured(name).objective))
 
@@ -119,7 +133,16 @@ def applies(hypothesis, name):
 
 def test_a_return_that_is_reset_at_a_mask_is_named():
     edit = by_name("return-reset-at-mask")
-    assert named(run_of("verl rf++", steps_of(), objective=edit.objective)) == ("RDA004", edit.name)
+    batches = list(ending_trained(steps_of()))
+    assert named(run_of("verl rf++", batches, objective=edit.objective)) == ("RDA004", edit.name)
+
+
+def test_a_reset_return_is_named_where_the_release_loses_rewards_too():
+    """verl puts a reward on the last token, where it is lost if that is masked."""
+    edit = by_name("return-reset-at-mask")
+    differing, lost = loud(run_of("verl rf++", steps_of(), objective=edit.objective))
+    assert (differing.code, differing.cause.hypothesis) == ("RDA004", edit.name)
+    assert (lost.code, lost.cause, lost.verdict) == (choose("masked-end").fix.code, None, "exposed")
 
 
 def test_returns_without_masked_spans_cannot_be_reset():
@@ -130,7 +153,8 @@ def test_returns_without_masked_spans_cannot_be_reset():
         mask_T[(batch.rows[1:] - 1)[batch.rows.diff() > 1][::3]] = False
         batches[place] = replace(batch, per_token={**batch.per_token, "response_mask": mask_T})
     edit = by_name("return-reset-at-mask")
-    assert is_clean(run_of("verl rf++", batches, objective=edit.objective))
+    # A reward on a masked end is lost, reset or not.
+    assert of_fault(run_of("verl rf++", batches, objective=edit.objective)) == [choose("masked-end").fix.code]
 
 
 def test_a_return_is_reset_in_discounted_returns_alone():
@@ -149,11 +173,7 @@ def test_a_reward_that_is_lost_behind_a_mask_is_named(name):
 
 
 def test_rows_that_end_in_a_trained_token_lose_nothing():
-    batches = [
-        replace(batch, per_token={**batch.per_token, "response_mask": ends}, per_row=batch.per_row)
-        for batch in steps_of()
-        for ends in [batch.per_token["response_mask"].index_fill(0, batch.rows[1:] - 1, True)]
-    ]
+    batches = list(ending_trained(steps_of()))
     assert is_clean(run_of("verl", batches, objective=by_name("terminal-reward-lost").objective))
 
 
@@ -299,7 +319,7 @@ def test_trajectories_of_one_segment_have_one_vote_anyway():
 
 def test_a_run_that_never_counts_trajectories_has_no_segments_to_blame():
     assert not any(applies(by_name("every-segment-votes"), name) for name in OPTIONS)
-    assert is_clean(run_of("slime", segmented()))
+    assert of_fault(run_of("slime", segmented())) == [choose(ONE_VOTE).fix.code]
 
 
 def test_a_run_with_the_fix_is_not_accused():
