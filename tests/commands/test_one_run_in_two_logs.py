@@ -16,12 +16,17 @@ from rolloutdoctor.io.write.writer import metrics_path, write_metrics
 
 
 def history(lines, interval=5, seed=0):
-    """Clipped shares that add up in single precision, and a reward."""
+    """Clipped shares that add up in single precision, and a reward that rises."""
     draw, found = np.random.default_rng(seed), []
     for line in range(1, lines + 1):
         low, high = draw.random(2) / 10
         numbers = {"clip_ratio/low_mean": low, "clip_ratio/high_mean": high, "clip_ratio/region_mean": low + high}
-        numbers |= {"loss": draw.normal(), "kl": draw.random(), "reward": draw.random(), "epoch": line / 10}
+        numbers |= {
+            "loss": draw.normal(),
+            "kl": draw.random(),
+            "reward": line / lines + draw.random() / 10,
+            "epoch": line / 10,
+        }
         found.append({"step": interval * line, **numbers})
     return found
 

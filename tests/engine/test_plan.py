@@ -99,14 +99,23 @@ def test_nothing_is_read_for_a_rule_that_cannot_run():
 def test_everything_is_there():
     plan = plan_for(beta=0.1, metrics=KL_METRICS | {one.pattern for one in trl.NAMES})
     ruled_out = [one.code for one in plan.not_applicable]
-    assert ruled_out == ["RDA020", "RDG004", "RDG012", "RDO007", "RDO012", "RDO015", "RDT001"]
+    # TRL has no such fault.
+    faults = [find(name).code for name in ("reward-at-mask", "RDG016")]
+    assert ruled_out == sorted([*faults, "RDA020", "RDG004", "RDG012", "RDO007", "RDO012", "RDO015", "RDT001"])
     assert plan.rules == tuple(rule for rule in RULES if rule.code not in ruled_out)
     assert plan.skipped == ()
-    assert [fix.label for fix in plan.fixes] == ["rejected-rows:singleton-raw", "zero-std:loss"]
+    assert [fix.label for fix in plan.fixes] == [
+        "rejected-rows:singleton-raw",
+        "one-vote-per-rollout:shared",
+        "zero-std:loss",
+    ]
 
 
 def test_fixes_that_are_not_about_the_configuration_are_not_evaluated():
-    assert [fix.label for fix in plan_for().fixes] == ["rejected-rows:singleton-raw"]
+    of_baselines = ["rejected-rows:singleton-raw", "one-vote-per-rollout:shared"]
+    assert [fix.label for fix in plan_for().fixes] == of_baselines
+    # Rows without a trajectory have one vote each.
+    assert [fix.label for fix in plan_for(columns=EVERYTHING - {"trajectory_id"}).fixes] == of_baselines[:1]
     assert plan_for("RDG002", beta=0.1).fixes == ()
     ppo = plan_for(trainer="slime", advantage_estimator="ppo")
     assert [fix.label for fix in ppo.fixes] == ["kl-inplace:copy"]
