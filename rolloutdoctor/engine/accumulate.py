@@ -27,7 +27,7 @@ from rolloutdoctor.rules.step import AUDIT, StepView
 def view_of(step: EvaluatedStep, context: Context) -> StepView:
     """Return what the rules see of a step."""
     unjoined = dict[str, str]()
-    if context.trainer is not None:
+    if context.trainer is not None and step.logged:
         unjoined = Unjoined(step.batch, context.trainer, context.config).among(step.logged)
     return StepView(
         batch=step.batch,
@@ -120,6 +120,10 @@ class RuleAccumulator(StepConsumer):
         Raises:
             InputError: if the groups of one are those of several runs.
         """
+        batches = [step.batch for step in steps.steps]
+        for batch in batches if steps.batch is None else [steps.batch]:
+            check_group_sizes(batch, self.plan.context, () if steps.batch is None else batches)
+            self._odd_groups += self._odd(batch)
         views = [self._seen_step(step) for step in steps.steps]
         whole = None
         if steps.batch is not None:
@@ -136,12 +140,10 @@ class RuleAccumulator(StepConsumer):
     def _seen_step(self, step: EvaluatedStep) -> StepView:
         """Count a step and what it logged, and return what the rules see of it."""
         batch = step.batch
-        check_group_sizes(batch, self.plan.context)
         self._seen.append(batch.key)
         groups = 0 if batch.groups is None else len(batch.groups)
         for position, count in enumerate((len(batch), 1, groups, batch.tokens)):
             self._counts[position] += count
-        self._odd_groups += self._odd(batch)
         if batch.split == TRAIN:
             self._updates = max(self._updates, updates_of(batch) or 1)
         if step.failure is not None or batch.incomplete:

@@ -1,15 +1,22 @@
 """Groups that hold more rows than a prompt got responses: those of several runs read as one."""
 
+from collections.abc import Sequence
+
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.rules.base import Context
 
 
-def check_group_sizes(batch: RolloutBatch, context: Context) -> None:
-    """Refuse a step with groups larger than the stated number of responses to a prompt.
+def check_group_sizes(batch: RolloutBatch, context: Context, steps: Sequence[RolloutBatch] = ()) -> None:
+    """Refuse a step, or one of several that are a batch, with groups larger than the stated number of responses to a prompt.
 
     A dump need not name its groups, so that equal prompts fall together, and is not refused. Where a trainer takes
     groups of any size, only several files are, of which every group is a multiple of that number.
+
+    Args:
+        batch: the rows.
+        context: what is known of the run.
+        steps: those that the batch joins, if it joins several.
 
     Raises:
         InputError: if a group is too large.
@@ -25,6 +32,10 @@ def check_group_sizes(batch: RolloutBatch, context: Context) -> None:
         return
     wanted, largest = int(config.number(option)), int(groups.size_G.max())
     if largest <= wanted:
+        return
+    if steps:
+        for step in steps:
+            check_group_sizes(step, context)
         return
     if trainer.group_size(config, batch.split) is None:
         are_multiples = bool(((groups.size_G % wanted == 0) & (groups.size_G > wanted)).all())

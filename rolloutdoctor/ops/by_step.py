@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -113,10 +112,9 @@ class ByStep:
             bins: how many there are.
             weight_N: of each row.
         """
-        found = np.empty((len(self), bins))
-        for step, (start, stop) in enumerate(pairwise(self.cpu.runs.cuts.tolist())):
-            found[step] = np.bincount(bin_N[start:stop], None if weight_N is None else weight_N[start:stop], bins)
-        return found
+        place_N = bin_N if len(self) == 1 else self.cpu.step_N.numpy() * bins + bin_N
+        found = np.bincount(place_N, weight_N, len(self) * bins).astype(np.float64, copy=False)
+        return found.reshape(len(self), bins)
 
     def ranks(self, x_N: NDArray[Any]) -> Floats:
         """Ranks of the rows of each step from 1, equal values sharing the mean of theirs, ``[N]``; on the CPU.

@@ -1,6 +1,6 @@
 """RDI003: advantages compare rows that are no group."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,14 +59,17 @@ class GroupPartition(CountingRule):
     part_names = (Part.GROUP_BASELINE,)
     unit = "steps"
 
-    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
+    def measure_steps(self, steps: "StepView") -> Sequence[Mapping[str, float | None]]:
         """Tell whether a step of several groups is compared as one."""
+        evaluation = steps.evaluation
+        falls_back = evaluation is not None and evaluation.objective.advantage.batch_if_unequal
+        if not falls_back or steps.batch.groups is None or not steps.training:
+            return [{} for _ in steps.each]
         # Of a step of which rows may be missing nobody knows how large its groups are.
-        if step.evaluation is None or step.batch.groups is None or not step.training or step.omits_rows:
-            return {}
-        if not step.evaluation.objective.advantage.batch_if_unequal or len(step.groups) < 2:
-            return {}
-        return {"looked_at": 1, "shown": len(step.compared) == 1}
+        return [
+            {} if step.omits_rows or len(step.groups) < 2 else {"looked_at": 1, "shown": len(step.compared) == 1}
+            for step in steps.each
+        ]
 
     def direct(self, run: CountedMeasured, context: Context) -> Judgement | None:
         """An error where the fall-back reproduces the logged advantages, else a warning."""

@@ -114,6 +114,8 @@ class LossNearZero(TableRule):
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
         """Return the distance of the logged loss from that of the rows."""
+        if not step.logged:
+            return {}
         trainer, logged, evaluation = step.log.writer, step.logged, step.evaluation
         # Of several optimizer steps the log may hold one.
         if trainer is None or evaluation is None or evaluation.tokens is None:

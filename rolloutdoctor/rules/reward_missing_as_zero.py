@@ -79,7 +79,8 @@ class RewardMissingAsZero(DirectRule):
         if "reward" not in step.batch.per_row:
             return dict.fromkeys(self.adds)
         missing_N = self._witnessed(step)
-        parts = zip(step.each, step.split(missing_N), strict=True)
+        # Mostly no step has any.
+        parts = zip(step.each, step.split(missing_N), strict=True) if bool(missing_N.any()) else [(step, missing_N)]
         effect = torch.cat([self._without(each, missing_n) for each, missing_n in parts])
         return dict(zip(self.adds, (missing_N, step.logged_advantages(), *effect.unbind(1)), strict=True))
 
@@ -106,10 +107,11 @@ class RewardMissingAsZero(DirectRule):
         from rolloutdoctor.evaluation.evaluate import evaluate_rows
         from rolloutdoctor.results.errors import CannotComputeError
 
-        evaluation, batch = step.evaluation, step.batch
+        batch = step.batch
         unknown = torch.tensor([torch.nan, torch.nan, -1.0], dtype=torch.float64, device=batch.device)
         nothing = unknown.expand(len(batch), 3)
-        if step.rows is None or evaluation is None or not bool(missing_N.any()):
+        evaluation = step.evaluation if bool(missing_N.any()) else None
+        if evaluation is None or evaluation.rows is None:
             return nothing
         objective = evaluation.objective
         sums_tokens = objective.advantage.sums_tokens and "token_rewards" in batch.per_token

@@ -308,7 +308,7 @@ class StepView:
 
     def _audit(self) -> AuditTally:
         found, trainer = tallies_of(self.compared_values()), self.trainer
-        for label in sorted(filter(is_known_fault, self.evaluations)):
+        for label in sorted(filter(is_known_fault, self.evaluations)) if found else ():
             for name, (told, as_is, _) in self.told_by_quantity(label).items():
                 if name in found:
                     found[name] = replace(found[name], faults=(*found[name].faults, (label, told, as_is)))
@@ -322,8 +322,11 @@ class StepView:
 
     def compared_values(self) -> Mapping[str, ComparedRows | ComparedValue]:
         """Return the logged values of every quantity beside the recomputed ones; empty without an evaluation."""
-        evaluation, trainer = self.evaluation, self.trainer
-        if evaluation is None or trainer is None or not len(self.batch) or not logs_anything(self.batch, self.logged):
+        # Where nothing was logged, the evaluation is not asked for: that of a step among several has to be cut out.
+        if self.trainer is None or not len(self.batch) or not logs_anything(self.batch, self.logged):
+            return {}
+        evaluation = self.evaluation
+        if evaluation is None:
             return {}
         # Where nothing was logged, nothing needs to be recomputed.
         return self.cached(
@@ -358,8 +361,9 @@ class StepView:
         return self.cached(f"told {fix}", lambda: self._told(fix))
 
     def _told(self, fix: str) -> Mapping[str, tuple[int, int, int]]:
-        values, evaluation, trainer = self.compared_values(), self.fixed(fix), self.trainer
-        if not values or evaluation is None or trainer is None:
+        values, trainer = self.compared_values(), self.trainer
+        evaluation = self.fixed(fix) if values else None
+        if evaluation is None or trainer is None:
             return {}
         after = self._compared_with(evaluation, trainer.metrics(evaluation) if self.logged else {})
         counts = {name: told_apart(one, after[name]) for name, one in values.items() if name in after}

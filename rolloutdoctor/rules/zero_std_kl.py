@@ -109,8 +109,11 @@ class ZeroStdKl(TableRule):
 
         `told` logged losses can distinguish the objective with the KL term of such groups from the one without.
         """
-        trainer, rows, fixed = step.trainer, step.rows, step.fixed(self.fix)
-        if not step.logged or trainer is None or rows is None or fixed is None or not bool(rows.zero_std_N.any()):
+        trainer = step.trainer
+        if not step.logged or trainer is None:
+            return {}
+        rows, fixed = step.rows, step.fixed(self.fix)
+        if rows is None or fixed is None or not bool(rows.zero_std_N.any()):
             return {}
         found: dict[str, float | None] = {"norm": self._logged_norm(step) if bool(rows.zero_std_N.all()) else None}
         names = [
