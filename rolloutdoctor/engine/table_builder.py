@@ -38,6 +38,7 @@ class TableBuilder:
         self._reads = sorted({name for rule in self._rules for name in rule.reads})
         self._names = metrics_read(self._rules, plan.context)
         self._windows, self._has_rows = plan.context.windows, plan.context.has_rows
+        self._measured = Tables()
         self._rows: list[pl.DataFrame] = []
         self._metrics: list[pl.DataFrame] = []
         self._audit: list[pl.DataFrame] = []
@@ -79,7 +80,12 @@ class TableBuilder:
     def tables(self) -> Tables:
         """Return what was measured so far."""
         unmeasured = {code: tuple(steps) for code, steps in self._unmeasured.items() if steps}
-        return Tables(tuple(self._rows), tuple(self._metrics), tuple(self._audit), unmeasured)
+        parts = self._rows, self._metrics, self._audit
+        # What was measured is in memory once: the tables put their parts together, and no others are kept.
+        self._measured += Tables(*map(tuple, parts), unmeasured)
+        for each in (*parts, *self._unmeasured.values()):
+            each.clear()
+        return self._measured
 
 
 def _measured(rule: AnyRule, view: StepView) -> Mapping[str, Tensor | None]:

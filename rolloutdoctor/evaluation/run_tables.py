@@ -130,4 +130,7 @@ def steps_frame(keys: Iterable["StepKey"]) -> pl.DataFrame:
 
 def concatenated(frames: Sequence[pl.DataFrame], empty: pl.DataFrame, *, by: Sequence[str]) -> pl.DataFrame:
     """Return frames of parts of a run as one, sorted; a column that a part lacks is null there."""
-    return pl.concat([empty, *frames], how="diagonal_relaxed").sort(by, maintain_order=True)
+    whole = pl.concat([empty, *frames], how="diagonal_relaxed", rechunk=True)
+    order = whole.select(pl.arg_sort_by(by, maintain_order=True)).to_series()
+    # Mostly the parts are in order, and a sorted frame would be a copy.
+    return whole if order.is_sorted() else whole[order]
