@@ -8,7 +8,7 @@ from rolloutdoctor.rules.base import Context
 
 
 def check_group_sizes(batch: RolloutBatch, context: Context, steps: Sequence[RolloutBatch] = ()) -> None:
-    """Refuse a step, or one of several that are a batch, with groups larger than the stated number of responses to a prompt.
+    """Refuse a step, or one of several, with groups larger than the stated number of responses to a prompt.
 
     A dump need not name its groups, so that equal prompts fall together, and is not refused. Where a trainer takes
     groups of any size, only several files are, of which every group is a multiple of that number.
