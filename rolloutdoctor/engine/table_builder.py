@@ -80,11 +80,12 @@ class TableBuilder:
     def tables(self) -> Tables:
         """Return what was measured so far."""
         unmeasured = {code: tuple(steps) for code, steps in self._unmeasured.items() if steps}
-        parts = self._rows, self._metrics, self._audit
         # What was measured is in memory once: the tables put their parts together, and no others are kept.
-        self._measured += Tables(*map(tuple, parts), unmeasured)
-        for each in (*parts, *self._unmeasured.values()):
-            each.clear()
+        self._measured += Tables(tuple(self._rows), tuple(self._metrics), tuple(self._audit), unmeasured)
+        for parts in (self._rows, self._metrics, self._audit):
+            parts.clear()
+        for steps in self._unmeasured.values():
+            steps.clear()
         return self._measured
 
 
