@@ -124,12 +124,14 @@ def numbered(records: Sequence[Printed], bars: Bars, name: str, notes: LogNotes,
     """
     training = [place for place, record in enumerate(records) if record.split == TRAIN]
     every, steps = None, None
-    if not growing and any(record.step is None for record in records):
-        # While it grows nobody knows; the lines that were counted keep their numbers.
+    if any(record.step is None for record in records):
         epochs = [records[place].values.get("epoch") or 0.0 for place in training]
         every, whole = _interval(epochs, bars)
         steps, total = _positions(training, bars)
         notes.planned(whole if steps is None else total)
+        if growing:
+            # Nobody knows the steps yet, and the lines that were counted keep their numbers.
+            every, steps = None, None
     elif bars.drawn and (last := max((record.step or 0 for record in records), default=0)):
         totals = {total for _, done, total in bars.drawn if done == last}
         notes.planned(totals.pop() if len(totals) == 1 else None)
