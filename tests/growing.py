@@ -7,7 +7,11 @@ import numpy as np
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.write.writer import MetricsWriter, RunWriter, metrics_path
 
-CONFIG = {"beta": 0.04, "num_generations": 4, "logging_steps": 1, "steps_per_generation": 1}
+CONFIG = {
+    **{"beta": 0.04, "num_generations": 4, "logging_steps": 1, "steps_per_generation": 1},
+    # A fault of the advantages is confirmed where what decides them is stated.
+    **{"scale_rewards": "group", "multi_objective_aggregation": "sum_then_normalize"},
+}
 METADATA = RunMetadata("trl", "1.16.0", CONFIG)
 ROWS, TOKENS = 8, 6
 
