@@ -28,7 +28,10 @@ def test_files_are_copied_and_nothing_is_overwritten(rolloutdoctor, tmp_path):
     done = rolloutdoctor("demo", "rejected", "--copy-to", target)
     names = ["verl_rejected.parquet", "verl_rejected.metrics.parquet"]
     assert done.stdout.split() == [str(target / name) for name in names]
-    assert rolloutdoctor("check", target / names[0]).returncode == 1
+    # Both files were copied: what the logged metrics show is there, and its heaviest finding is a warning.
+    copied = rolloutdoctor("check", target / names[0], "--fail-on", "warning")
+    assert (copied.returncode, copied.stdout.startswith("Fully masked responses shift 296 advantages")) == (1, True)
+    assert copied.stdout == rolloutdoctor("check", folder() / names[0], "--fail-on", "warning").stdout
     again = rolloutdoctor("demo", "--copy-to", target)
     assert again.returncode == 2
     assert "is there already" in again.stderr

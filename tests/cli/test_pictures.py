@@ -39,7 +39,7 @@ def test_plot_by_step_with_a_fix(rolloutdoctor, tmp_path):
         (["plot", "advantges", RUN, "-o", "x.png"], "did you mean 'advantages'?"),
         (
             ["plot", "zzz", RUN, "-o", "x.png"],
-            "known: overview, audit, rewards, advantages, kl, baseline, gradient, ratio",
+            "known: overview, audit, rewards, advantages, kl, baseline, loss, gradient, ratio",
         ),
         (["plot", "kl", RUN, "-o", "x.gif"], "pictures are written as .png, .svg, .pdf"),
         (["plot", "kl", RUN, "-o", "x"], "pictures are written as .png, .svg, .pdf"),

@@ -65,7 +65,7 @@ def test_a_column_of_text_is_said_and_is_no_absent_one(rolloutdoctor, tmp_path, 
     (tmp_path / name).write_text(changed)
     found = json.loads(rolloutdoctor("check", tmp_path / name, "--format", "json").stdout)
     assert any("reward is no number in any of its 12 rows" in note and "'half'" in note for note in found["notes"])
-    lacking = [one for one in found["skipped"] if "holds the reward" in one["reason"]]
+    lacking = [one for one in found["skipped"] if "no metric of the reward" in one["reason"]]
     assert lacking
     assert all("logged, but not as a number: reward is 'half'" in one["reason"] for one in lacking)
     assert all(one["remedy"].startswith("log reward as a number") for one in lacking)

@@ -115,10 +115,11 @@ def test_a_report_looks_as_stored(name, style):
 
 def test_json_holds_the_keys_of_the_contract_and_never_rounds():
     body = json.loads(RENDERERS["json"](a_report(), Style()))
-    assert list(body)[:11] == [
-        "schema_version", "rolloutdoctor", "device", "dtype", "input", "trainer", "findings", "clean",
-        "not_applicable", "skipped", "coverage",
+    assert list(body)[:12] == [
+        "schema_version", "rolloutdoctor", "device", "dtype", "input", "trainer", "unknown_options", "findings",
+        "clean", "not_applicable", "skipped", "coverage",
     ]  # fmt: skip
+    assert list(body["trainer"]) == ["name", "version", "config", "release"]
     assert body["input"] == {"rows": 1234, "steps": 5, "groups": 77, "tokens": 123456}
     assert body["trainer"]["config"]["algorithm.adv_estimator"] == {
         "value": "grpo", "origin": "command line", "assumed": False,
