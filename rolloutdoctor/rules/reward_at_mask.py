@@ -1,4 +1,4 @@
-"""RDA022: rewards that lie on masked tokens, or behind them."""
+"""RDA029: rewards that lie on masked tokens, or behind them."""
 
 from dataclasses import dataclass
 
@@ -32,11 +32,11 @@ class RewardAtMask(ReleaseFaultRule):
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
     >>> batch = toy_batch([[1, 0]], mask=[[1, 1, 0], [1, 1, 1]])
-    >>> diagnose_one("RDA022", batch, trainer="verl", adv_estimator="reinforce_plus_plus")
-    'RDA022 warning exposed: rows_changed 2'
+    >>> diagnose_one("RDA029", batch, trainer="verl", adv_estimator="reinforce_plus_plus")
+    'RDA029 warning exposed: rows_changed 2'
     """
 
-    code = "RDA022"
+    code = "RDA029"
     name = "reward-at-mask"
     references = (
         "https://github.com/verl-project/verl/issues/7278",

@@ -482,7 +482,7 @@ FIXES: dict[str, Fix] = {
     **{fix.name: fix for fix in REWARD_FIXES},
     "masked-end": Fix(
         name="masked-end",
-        code="RDA022",
+        code="RDA029",
         summary="gives a response whose last token is masked its reward",
         fault="the reward of a response that ends in a masked token is lost",
         story=(

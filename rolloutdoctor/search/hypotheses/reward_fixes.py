@@ -82,7 +82,7 @@ REWARD_FIXES = (
     ),
     Fix(
         name="tool-spans",
-        code="RDA022",
+        code="RDA029",
         summary="carries discounted returns over masked spans, so that a reward behind a tool call counts before it",
         fault="the discounted return starts anew before every masked span",
         story=(
@@ -105,7 +105,7 @@ REWARD_FIXES = (
     ),
     Fix(
         name="zero-length-reward",
-        code="RDA022",
+        code="RDA029",
         summary="gives a response without a token a score of 0, not the reward that has no token to lie on",
         fault="the reward of a response without a token counts in the baseline of its group",
         story=(
