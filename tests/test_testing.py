@@ -69,7 +69,9 @@ def test_diagnose():
 def test_diagnose_one():
     batch = toy_batch([[1, 1], [1, 0]], ref=-1.5)
     assert diagnose_one("RDG001", batch, trainer="trl", beta=0.1) == "RDG001 info exposed: groups_share 0.5"
-    assert diagnose_one("RDG001", batch, trainer="trl") == "RDG001 skipped: beta is assumed to be 0.0"
+    assert diagnose_one("RDG001", batch, trainer="trl") == (
+        "RDG001 not applicable: beta = 0.0: there is no KL term in the loss"
+    )
     assert diagnose_one("RDG001", batch, trainer="trl", beta=0) == (
         "RDG001 not applicable: beta = 0.0: there is no KL term in the loss"
     )

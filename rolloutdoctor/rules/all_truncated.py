@@ -49,7 +49,8 @@ class AllTruncated(TableRule):
     >>> logged = {"completions/clipped_ratio": 1.0, "completions/min_length": 256.0, "completions/max_length": 256.0}
     >>> logged |= {"completions/mean_length": 256.0, "frac_reward_zero_std": 1.0}
     >>> steps = [toy_batch([[0, 0]], step=step) for step in range(5)]
-    >>> [found] = diagnose(steps, trainer="trl", logged=logged, select=["RDI012"]).findings
+    >>> limit = {"max_completion_length": 256}
+    >>> [found] = diagnose(steps, trainer="trl", options=limit, logged=logged, select=["RDI012"]).findings
     >>> found.headline
     'every response in 5 steps is truncated at 256 tokens, 5 steps without reward variance'
     """

@@ -50,9 +50,9 @@ class RewardFromToolText(TableRule):
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
     >>> texts = {"response": range(1, 41), "ground_truth": range(1, 41)}
-    >>> batch = toy_batch([[1, 0]] * 20, per_row={**texts, "stated_answer": [128, 192] * 20})
+    >>> batch = toy_batch([[1, 0]] * 20, per_row={**texts, "stated_answer": [64, 192] + [128, 192] * 19})
     >>> diagnose_one("RDA016", batch, trainer=None)
-    'RDA016 warning exposed: tool_only_rewarded 20'
+    'RDA016 warning exposed: tool_only_rewarded 19'
     """
 
     code = "RDA016"

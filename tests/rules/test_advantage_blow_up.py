@@ -7,6 +7,7 @@ import torch
 from objectives import objective_of
 from rules.checking import found_by, report_on, values
 
+import rolloutdoctor as rd
 from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.testing import diagnose, diagnose_one, random_batch, toy_batch
@@ -108,9 +109,15 @@ def test_advantages_that_a_known_cause_explains():
     assert [finding.code for finding in report.findings] == ["RDI014"]
 
 
+REWARDS, ADVANTAGES = (90.0, 0.0, 30.0, 10.0, 0.0, 5.0), (50.0, -40.0, -10.0, 5.0, -5.0, 0.0)
+
+
 def test_what_was_only_assumed_is_asked_for():
-    rows = toy_batch([[90, 0, 30], [10, 0, 5]], per_row={"advantage": [50, -40, -10, 5, -5, 0]})
-    report = diagnose([rows], trainer="trl", select=[CODE, "RDI014"])
+    frame = [
+        {"step": 0, "group_id": str(row // 3), "sample_id": str(row), "reward": reward, "advantage": advantage}
+        for row, (reward, advantage) in enumerate(zip(REWARDS, ADVANTAGES, strict=True))
+    ]
+    report = rd.check(frame, trainer="trl", select=[CODE, "RDI014"])
     assert not report.findings
     assert "RDI014" in {one.code for one in report.skipped}
     assert "nothing states scale_rewards or multi_objective_aggregation: pass it with --set scale_rewards" in "".join(

@@ -177,10 +177,15 @@ def test_public_logs_do_not_contradict_themselves(origin, tmp_path):
 
 
 def test_an_option_that_nothing_states_contradicts_nothing(tmp_path):
+    """Other weights from the first line on are the run's own; weights that change in mid-run are none."""
     kind, metric, change = PLANTED["another weight"]
     run = MADE[kind]
-    report = checked(tmp_path, {**run, "trainer": "trl", "options": {}}, planted(run, metric, change))
-    assert not report.findings
+    unstated = {**run, "trainer": "trl", "options": {}}
+    whole = [{**line, metric: change(line[metric])} for line in run["lines"]]
+    (tmp_path / "whole").mkdir()
+    assert not checked(tmp_path / "whole", unstated, whole).findings
+    (finding,) = checked(tmp_path, unstated, planted(run, metric, change)).findings
+    assert (finding.code, finding.severity.label, finding.verdict) == ("RDM008", "warning", "exposed")
 
 
 def test_means_over_several_batches_are_no_whole_numbers_of_groups(tmp_path):
