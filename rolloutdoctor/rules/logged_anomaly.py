@@ -246,7 +246,7 @@ class LoggedAnomaly(TableRule):
         term = None if objective is None else objective.kl_loss
         if not steps or (objective is not None and (term is None or term.estimator not in _NEVER_NEGATIVE)):
             return None
-        if term is not None and "kl" in context.deciding and context.deciding["kl"].assumed:
+        if term is not None and _may_be_another(context):
             term = None  # an estimator that was only assumed contradicts nothing
         if term is None and steps < self.fewest_negative and (run["lowest_kl"] or 0.0) >= -self.below:
             return None
@@ -298,6 +298,17 @@ class LoggedAnomaly(TableRule):
             advice=f"inspect the batch of step {step}; if spikes recur, lower {own_name(context, 'the learning rate')}",
             why="At such a step the policy suddenly differs far more from the reference than around it.",
         )
+
+
+def _may_be_another(context: Context) -> bool:
+    """Tell whether an option that nothing states could make the KL one that may be negative."""
+    from rolloutdoctor.trainers.deciding import alternatives
+
+    if context.trainer is None or context.config is None or "kl" not in context.deciding:
+        return False
+    others = alternatives(context.trainer, context.config, context.deciding["kl"].assumed)
+    terms = (objective.kl_loss for objective in others)
+    return any(term is not None and term.estimator not in _NEVER_NEGATIVE for term in terms)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Options that decide a stage of a run: another value of theirs changes what the trainer computes in it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.stages import DECIDED_BY, STAGES
 from rolloutdoctor.results.errors import CannotComputeError, UsageError
 from rolloutdoctor.trainers.options import Config, Option
@@ -50,6 +51,18 @@ def deciding_options(trainer: Trainer, config: Config) -> Mapping[str, Deciding]
             if setting.assumed or (setting.is_stated and not setting.origin.startswith("identified")):
                 decided[stage][setting.assumed].append(option.name)
     return {stage: Deciding(tuple(names[True]), tuple(names[False])) for stage, names in decided.items()}
+
+
+def alternatives(trainer: Trainer, config: Config, names: Iterable[str]) -> Iterator[Objective]:
+    """Yield the objectives that other values of some options make, one option at a time."""
+    for option in trainer.options:
+        setting = config.settings[option.name]
+        for value in _others(option, setting.value) if option.name in names else ():
+            changed = replace(config, settings={**config.settings, option.name: replace(setting, value=value)})
+            try:
+                yield trainer.objective_of(changed)
+            except (UsageError, CannotComputeError, AssertionError):
+                continue
 
 
 def _parts(trainer: Trainer, config: Config) -> dict[str, object]:
