@@ -1,5 +1,6 @@
 """Prepare a run: its trainer, its options and its plan, once, before the first row is read."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from rolloutdoctor.engine.comparable import comparable
@@ -86,10 +87,22 @@ def _configured(run: Run, options: CheckOptions, *, lenient: bool) -> tuple[Conf
         if not run.metadata.config or not (lenient or run.metrics_only):
             raise
         if options.trainer or options.layers or options.fixes:
-            of(replace(run.metadata, config={}))
+            if _can_be_configured(run.metadata):
+                raise
+            with suppress(UnstatedError):
+                of(replace(run.metadata, config={}))
         return None, "" if run.metrics_only else str(error)
     # Rules that look at a log alone know whose it is by the names in it.
     return None, ""
+
+
+def _can_be_configured(metadata: RunMetadata) -> bool:
+    """Tell whether the options that the files of a run state can be used, without those of the user."""
+    try:
+        configure(metadata, None, (), lenient=True)
+    except UsageError:
+        return False
+    return True
 
 
 def against_log(context: Context, configured: Configured | None, metrics: LoggedMetrics) -> Context:

@@ -87,12 +87,20 @@ def test_rules_that_are_not_applicable_are_not_tested(rolloutdoctor, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("logged", "code"), [({"reward": 0.5}, 3), ({"frac_reward_zero_std": 0.5, "grad_norm": 1.0, "loss": 0.5}, 0)]
+    ("logged", "code"),
+    [
+        ({"of_nobody": 0.5}, 3),
+        # A number that is finite is an answer, and too little to judge by.
+        ({"reward": 0.5}, 0),
+        ({"frac_reward_zero_std": 0.5, "grad_norm": 1.0, "loss": 0.5}, 0),
+    ],
 )
 def test_a_log_alone_in_which_nothing_can_be_tested_is_3(rolloutdoctor, tmp_path, logged, code):
     log = tmp_path / "trainer_state.json"
     log.write_text(json.dumps({"log_history": [{"step": 1, **logged}], "logging_steps": 1}))
-    assert rolloutdoctor("check", log).returncode == code
+    found = rolloutdoctor("check", log)
+    assert found.returncode == code
+    assert "Healthy" not in found.stdout
 
 
 def test_a_required_rule_that_was_skipped_is_3(rolloutdoctor, tmp_path):
@@ -136,7 +144,6 @@ def test_rules_that_need_no_trainer_run_without_one(rolloutdoctor, tmp_path):
         (["--set", "clip_ratio_low=1", "--set", "clip_ratio_low=2"], ["keep one of them"]),
         (["--trainer", "vrel"], ["no trainer 'vrel'", "did you mean 'verl'?"]),
         (["--trainer", "verl@x"], ["'x' is not a version"]),
-        (["--trainer", "verl@0.1"], ["older than 0.3.0"]),
         (["--select", "RDX"], ["no rule 'RDX'"]),
         (["--select", "zero-std-lk"], ["did you mean 'zero-std-kl'?"]),
         (["--steps", "5:1"], ["steps '5:1'"]),
@@ -155,6 +162,18 @@ def test_a_bad_option_is_one_sentence_and_2(rolloutdoctor, run, words, parts):
     assert "Traceback" not in found.stderr
     for part in parts:
         assert part in " ".join(found.stderr.split()), found.stderr
+
+
+def test_an_older_release_than_was_read_confirms_nothing_and_gives_no_numbers(rolloutdoctor, run, tmp_path):
+    found = rolloutdoctor("check", run, "--trainer", "verl@0.1")
+    assert (found.returncode, found.stderr) == (0, "")
+    words = " ".join(found.stdout.split())
+    assert "verl 0.1 is older than 0.3.0, the first that was read: differences of numbers prove nothing" in words
+    body = json.loads(rolloutdoctor("check", run, "--trainer", "verl@0.1", "--format", "json").stdout)
+    assert "RDA001" not in {one["code"] for one in body["findings"]} | set(body["clean"])
+    refused = rolloutdoctor("recompute", run, "--trainer", "verl@0.1", "-o", tmp_path / "numbers.parquet")
+    assert refused.returncode == 2
+    assert "older than 0.3.0" in refused.stderr
 
 
 def test_cuda_without_one_is_one_sentence(rolloutdoctor, run):
