@@ -46,8 +46,8 @@ def as_text(found: RunInfo, style: Style) -> str:
         lines.append(f"options   {f'{len(values)} more: {origin}' if is_default else f'{origin}: {some(values)}'}")
     lines.append(f"tested    {named(found.runnable, 1) if found.runnable else 'nothing'}")
     lines += [f"n/a       {rules}: {plain(reason)}" for rules, reason in by_reason(found.not_applicable)]
-    remedies = {how: rules for rules, _, how in by_remedy(found.skipped)}
-    lines += [f"skipped   {rules}; to run: {plain(how, 300)}" for how, rules in remedies.items()]
+    lines += [f"skipped   {rules}; to run: {plain(how, 300)}" for rules, _, how in by_remedy(found.skipped)]
+    remedies = {one.remedy for one in found.skipped}
     # Without rows all columns are absent, and what would record them is what the rules need.
     absent = found.absent if size.rows else {}
     for how in dict.fromkeys("" if how in remedies else how for how in absent.values()):

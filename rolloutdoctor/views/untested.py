@@ -9,13 +9,26 @@ from rolloutdoctor.results.findings import NotApplicable, Skipped
 def by_remedy(skipped: Iterable[Skipped]) -> Iterator[tuple[str, str, str]]:
     """Yield who was skipped, why, and what would make it run, the remedy of most rules first.
 
-    Why is empty where the rules of one remedy lack different things.
+    Why is empty where the rules of one remedy lack different things. A remedy that asks for more than another one
+    comes behind it, and says only what more.
     """
     ordered = sorted(skipped, key=lambda one: (one.remedy, one.code))
-    groups = [(remedy, list(rules)) for remedy, rules in groupby(ordered, key=lambda one: one.remedy)]
-    for remedy, rules in sorted(groups, key=lambda group: (-len(group[1]), group[1][0].code)):
+    groups = {remedy: list(rules) for remedy, rules in groupby(ordered, key=lambda one: one.remedy)}
+    base_of = {
+        remedy: min((other for other in groups if other and remedy.startswith(f"{other}, ")), key=len, default=remedy)
+        for remedy in groups
+    }
+
+    def place(remedy: str) -> tuple[object, ...]:
+        base = base_of[remedy]
+        first = (-len(groups[base]), groups[base][0].code)
+        return (*first, remedy != base, -len(groups[remedy]), groups[remedy][0].code)
+
+    for remedy in sorted(groups, key=place):
+        rules, base = groups[remedy], base_of[remedy]
         reasons = {one.reason for one in rules}
-        yield named([(one.code, one.name) for one in rules]), reasons.pop() if len(reasons) == 1 else "", remedy
+        shown = remedy if remedy == base else f"the same{remedy.removeprefix(base)}"
+        yield named([(one.code, one.name) for one in rules]), reasons.pop() if len(reasons) == 1 else "", shown
 
 
 def by_reason(rules: Iterable[NotApplicable]) -> Iterator[tuple[str, str]]:
