@@ -39,12 +39,12 @@ def batches(parquet: pq.ParquetFile, source: Source, columns: Sequence[str] | No
     Raises:
         InputError: if the file is damaged, or decodes to far more than it stores.
     """
-    _check_names(source, parquet, columns)
-    check_size(source, parquet.metadata, columns)
-    names = parquet.schema_arrow.names
+    with reading(source.name, "the footer"):
+        names = parquet.schema_arrow.names
     twice = next((name for name, times in Counter(names).items() if times > 1 and name in (columns or names)), None)
     if twice is not None:
-        raise InputError(f"{source.name}: two columns are called {twice}; keep one of them")
+        raise InputError(f"{source.name}: two columns are called {twice[:80]}; keep one of them")
+    check_size(source, parquet.metadata, columns)
     with reading(source.name, "the footer"):
         footer = parquet.metadata
         sizes = [footer.row_group(group).total_byte_size for group in range(footer.num_row_groups)]
@@ -58,11 +58,3 @@ def batches(parquet: pq.ParquetFile, source: Source, columns: Sequence[str] | No
             # Damage can hide in what arrow hands on unseen: bytes that are no text, offsets beyond the end.
             batch.validate(full=True)
         yield batch
-
-
-def _check_names(source: Source, parquet: pq.ParquetFile, columns: Sequence[str] | None) -> None:
-    with reading(source.name, "the footer"):
-        times = Counter(parquet.schema_arrow.names)
-    for name, count in times.items():
-        if count > 1 and (columns is None or name in columns):
-            raise InputError(f"{source.name}: the column {name[:80]!r} is there {count} times; write the file with one")
