@@ -8,6 +8,8 @@ from rules.checking import found_by, outcomes, report_on
 
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.testing import random_batch
+from rolloutdoctor.trainers.options import resolve
+from rolloutdoctor.trainers.table import TRAINERS
 
 ONCE = {"data.train_batch_size": 64, "actor.ppo_mini_batch_size": 64, "actor.ppo_epochs": 1}
 VERL = {"trainer": "verl", "adv_estimator": "grpo"}
@@ -60,3 +62,19 @@ def test_trl_is_compared_to_the_bit():
     once = {"num_iterations": 1, "steps_per_generation": 2, "gradient_accumulation_steps": 2}
     found = found_by("RDO006", steps_of(0.0005), trainer="trl", **once)
     assert (found.severity, found.verdict) == (Severity.WARNING, "confirmed")
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_defaults_state_no_number_of_updates(name):
+    spec = TRAINERS[name]
+    release = spec.release(spec.read_code[-1].name)
+    config = resolve(spec.options, release.numbers, [], trainer=name, release=release)
+    assert isinstance(spec.updates.a_batch(config), str)
+
+
+def test_mini_batches_and_passes_of_a_batch_have_to_be_stated():
+    mine, stated = {"trainer": "open-instruct"}, {"num_mini_batches": 1, "num_epochs": 1}
+    assert [one.severity for one in report_on(steps_of(0.14), select=["RDO006"], **mine, **stated).findings] == [2]
+    for name in stated:
+        partly = {key: value for key, value in stated.items() if key != name}
+        assert outcomes(report_on(steps_of(0.14), select=["RDO006"], **mine, **partly)) == {"RDO006": "skipped"}

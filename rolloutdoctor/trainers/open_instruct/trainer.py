@@ -229,6 +229,14 @@ def single_update(config: Config) -> bool:
     return config["num_mini_batches"] == 1 and config["num_epochs"] == 1 and not config["use_vllm_logprobs"]
 
 
+def updates_a_batch(config: Config) -> int | str:
+    """Mini-batches of a generated batch, times passes over it."""
+    names = ("num_mini_batches", "num_epochs")
+    unstated = [name for name in names if not config.settings[name].is_stated]
+    batches, passes = (int(config.number(name)) for name in names)
+    return ", ".join(unstated) or batches * passes
+
+
 def group_size(config: Config, split: str) -> int | None:
     """Return how many responses a prompt gets: groups are made by position."""
     return int(config.number(_SAMPLES)) if split == "train" else None
@@ -321,10 +329,7 @@ TRAINER = Trainer(
         truncation="mask_truncated_completions",
         must_state={_NORM: "centered"},
     ),
-    updates=Updates(
-        single=single_update,
-        a_batch=lambda config: int(config.number("num_mini_batches") * config.number("num_epochs")),
-    ),
+    updates=Updates(single=single_update, a_batch=updates_a_batch),
     parts={
         Part.KL_LOSS: PartOptions({"beta": (0,), "load_ref_policy": (False,)}),
         Part.KL_REWARD: PartOptions(never="open-instruct has no KL penalty in the reward"),
