@@ -64,7 +64,11 @@ def nothing_found(rule: AnyRule, total: Measured, context: Context, unread: int)
     excluded = rule.excluded(total, context)
     if excluded is not None and excluded.too_wide:
         return Skipped(rule.code, rule.name, excluded.too_wide, excluded.needed)
-    decisive = [name for part in rule.decisive_parts(total, context) for name in _assumed(part, context)]
+    parts = rule.decisive_parts(total, context)
+    if parts and context.config is None:
+        reason = "nothing was found, but that depends on options of the trainer, which nothing states"
+        return Skipped(rule.code, rule.name, reason, "name the trainer and its options: --trainer NAME --set KEY=VALUE")
+    decisive = [name for part in parts for name in _assumed(part, context)]
     return _unstated(rule, decisive, context, "nothing was found, but ") if decisive else None
 
 
@@ -80,7 +84,7 @@ def _options(part: Part, context: Context) -> PartOptions:
 
 
 def _settings(part: Part, context: Context) -> dict[str, Setting]:
-    assert context.config is not None  # there is an objective
+    assert context.config is not None
     assert context.trainer is not None
     settings, off = context.config.settings, _options(part, context).off
     return {

@@ -234,3 +234,11 @@ def test_nothing_checked():
     assert not report.nothing_checked
     assert not dataclasses.replace(report, findings=(), clean=(), skipped=(), not_applicable=()).nothing_checked
     assert dataclasses.replace(report, findings=(), clean=()).nothing_checked
+
+
+@pytest.mark.parametrize(("steps", "verdict"), [(1, "skipped"), (2, "found")])
+def test_what_options_would_decide_is_not_clean_without_any(steps, verdict):
+    batches = [toy_batch([[1, 0]], step=step) for step in range(steps)]
+    report = report_on(batches, logged={"kl": -0.002}, select=["RDM003"], trainer=None)
+    assert outcomes(report) == {"RDM003": verdict}
+    assert all("--trainer NAME" in one.remedy for one in report.skipped)
