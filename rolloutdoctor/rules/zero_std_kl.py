@@ -65,10 +65,12 @@ class ZeroStdKl(TableRule):
         "https://github.com/huggingface/trl/pull/5640",
         "https://arxiv.org/abs/2505.22257",
     )
-    reads = ("zero_std", "score", "trained_tokens", "grad_l1", "grad_sq", "kl_loss", *FIXED)
+    reads = ("zero_std", "score", "trained_tokens", "grad_l1", "grad_sq", "kl", "kl_loss", *FIXED)
     adds = ("logits", "logits_low")
     optional = ("grad_share_logits_l2", "grad_share_logits_l2_low", "grad_share_logits_l2_high")
     splits = ("train",)
+    blurred: float = 0.01
+    """Share of their KL that float32 rounding may be, up to which a sentence says the KL."""
     uses = ("sum_pi_squared", "advantage", "advantages")
     """Make the logit-space share exact, and the confirmation stricter."""
     part_names = (Part.KL_LOSS,)
@@ -203,6 +205,17 @@ class ZeroStdKl(TableRule):
             return "no training group has two or more responses"
         return None if run.table["trained_tokens"].sum() else "no token is trained"
 
+    def _of_term(self, run: Measured, context: Context) -> str:
+        """Say their share of the KL term, where it is more than rounding: small k3 terms cancel in float32."""
+        from rolloutdoctor.ops import rounding
+
+        assert context.objective is not None
+        assert context.objective.kl_loss is not None
+        dead = run.table.filter("zero_std").select(pl.col("kl").abs().sum(), pl.col("trained_tokens").sum())
+        size, tokens = dead.row(0)
+        radius = float(rounding.kl(context.objective.kl_loss.estimator, size, tokens))
+        return f"{percent(run['kl_loss_share'])} of the KL term, " if radius <= self.blurred * size else ""
+
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information whenever such groups have a gradient at all."""
         table = run.table
@@ -221,7 +234,7 @@ class ZeroStdKl(TableRule):
         in_steps = f", and the whole gradient of {counted(alone, 'step')}" if alone else ""
         headline = (
             f"{dead:,} of {counted(groups, 'group')} have equal rewards and still pull towards the reference: "
-            f"{percent(run['kl_loss_share'])} of the KL term, {gradient} of the log-prob gradient{in_steps}"
+            f"{self._of_term(run, context)}{gradient} of the log-prob gradient{in_steps}"
         )
         message = (
             f"{counted(dead, 'group')} of {groups:,} ({share}) have equal rewards; only their KL term has a gradient, "

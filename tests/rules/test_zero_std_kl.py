@@ -209,3 +209,9 @@ def test_not_applicable_where_every_response_is_alone():
     assert [(one.code, one.reason) for one in report.not_applicable] == [
         (CODE, "no training group has two or more responses")
     ]
+
+
+@pytest.mark.parametrize(("apart", "is_said"), [(0.006, False), (0.012, True)])
+def test_their_share_of_the_kl_is_said_above_rounding(apart, is_said):
+    batch = toy_batch([[1, 1], [1, 0]], lengths=2, policy=-1.0, ref=-1.0 - apart)
+    assert ("of the KL term" in found_by(CODE, batch, **TRL).headline) is is_said
