@@ -20,14 +20,42 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import (
+    _DummyBackendModule,
+    _DummyPrivateUse1Hook,
+    _setup_privateuseone_for_python_backend,
+)
 
 from rolloutdoctor.engine import devices
 from rolloutdoctor.evaluation import device
 
 NAME = "pretended"
 
-_setup_privateuseone_for_python_backend(NAME)
+
+class _NoModule(_DummyBackendModule):
+    """What `torch.pretended` says of the device: there is none, for whoever looks for one.
+
+    A backend stays registered until the process ends, and the trainings of other tests run in that process.
+    """
+
+    def is_available(self) -> bool:
+        return False
+
+    def device_count(self) -> int:
+        return 0
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+
+class _NoHook(_DummyPrivateUse1Hook):
+    """The same for what torch asks in C++."""
+
+    def is_available(self) -> bool:
+        return False
+
+
+_setup_privateuseone_for_python_backend(NAME, backend_module=_NoModule(), hook=_NoHook())
 
 DEVICE = torch.device(NAME, 0)
 

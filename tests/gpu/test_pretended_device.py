@@ -22,6 +22,7 @@ from pretended_device import (
     pretended_gpu,
     unclassed_out_of_memory,
 )
+from torch.utils.checkpoint import checkpoint
 
 from rolloutdoctor.cli import main
 from rolloutdoctor.commands.check import check
@@ -55,6 +56,16 @@ def gpu(monkeypatch):
     """A GPU that rounds otherwise than the CPU."""
     with pretended_gpu(monkeypatch, ulps=2) as behaviour:
         yield behaviour
+
+
+def test_nobody_finds_the_device_unasked():
+    """It stays registered until the process ends: a training in the same process must not take it for a GPU."""
+    there = torch.accelerator.current_accelerator(check_available=True)
+    assert there is None or there.type != DEVICE.type
+    x_N = torch.ones(3, requires_grad=True)
+    with torch.random.fork_rng(device_type=DEVICE.type):
+        checkpoint(torch.sin, x_N, use_reentrant=False).sum().backward()
+    assert torch.equal(x_N.grad, torch.cos(x_N.detach()))
 
 
 def evaluated(batch, taken, dtype, **more):
