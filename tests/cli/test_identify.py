@@ -93,6 +93,9 @@ def test_samples_agree_with_their_own_options(rolloutdoctor, sample):
     found = rolloutdoctor("identify", SAMPLES / f"{sample}.parquet", "--format", "json")
     assert (found.returncode, found.stderr) == (0, "")
     body = json.loads(found.stdout)
+    # The code that overwrote the KL is the recorded release's own.
+    faults = body.pop("faults", [])
+    assert [(fault["code"], fault["fix"]) for fault in faults] == [("RDM001", "kl-inplace")] * (sample == "slime_ppo")
     assert conforms(body, SCHEMA)
     assert body["recorded"] == "agrees"
     assert [stage["outcome"] for stage in body["stages"]] == ["one"] * 3
