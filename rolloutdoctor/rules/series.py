@@ -156,10 +156,16 @@ def isolated_jump(values: "Values", *, times: float, share: float, around: int) 
             continue
         others = np.delete(steps[at - around : at + around - 1], around - 1)
         before, after = float(np.median(values[at - around : at])), float(np.median(values[at : at + around]))
-        if jump > times * others.max() and abs(after - before) > jump / 2 and jump >= share * abs(before):
+        # Of many places some jump by chance between a few lines; many lines on both sides do not.
+        stays = float(np.median(values[at : at + _STAYS])) - float(np.median(values[max(0, at - _STAYS) : at]))
+        is_large = jump > times * others.max() and jump >= share * abs(before)
+        if is_large and min(abs(after - before), abs(stays)) > jump / 2:
             best = (float(jump), at, before, after)
     return None if best is None else best[1:]
 
+
+_STAYS = 50
+"""Lines on both sides of a jump whose medians have to differ by half of it."""
 
 PASSING = 0.02
 """Share of the lines below which several outliers are passing, if nothing changed after them."""

@@ -25,6 +25,9 @@ from rolloutdoctor.trainers.options import Layer, resolve
 from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.table import find
 
+# Two ways to the same bits.
+pytestmark = pytest.mark.one_order
+
 RUNS = {
     "trl": ("trl", {"beta": 0.04}),
     "trl batch scale": ("trl", {"beta": 0.04, "scale_rewards": "batch"}),
