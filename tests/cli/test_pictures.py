@@ -103,9 +103,9 @@ def test_report_writes_one_page_and_the_same_each_time(rolloutdoctor, tmp_path):
     # A slow machine is told what takes so long.
     assert all("picture" in line or "worst rows" in line for line in found.stderr.splitlines())
     page = target.read_text(encoding="utf-8")
-    assert page.count("<svg ") == 10
+    assert page.count("<svg ") == 11
     assert str(SAMPLES) not in page
-    assert len(page) < 800_000
+    assert len(page) < 850_000
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     rolloutdoctor("report", RUN, "-o", target)
     assert target.read_text(encoding="utf-8") == page
@@ -117,7 +117,7 @@ def test_report_has_words_in_place_of_a_picture_of_nothing(rolloutdoctor, tmp_pa
     found = rolloutdoctor("report", SAMPLES / "healthy.parquet", "--steps", "0:6", "-o", target)
     assert (found.returncode, found.stderr) == (0, "")
     page = target.read_text(encoding="utf-8")
-    assert page.count("<svg ") == page.count("<figure ") == 8
+    assert page.count("<svg ") == page.count("<figure ") == 9
     assert '<p id="picture-baseline">No group has both fully masked and unmasked' in page
     assert "There is no picture of baseline to draw." in page
 

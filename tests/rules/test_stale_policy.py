@@ -199,7 +199,6 @@ def test_measures_by_lag():
         # a queue that was filled before the first step
         lambda: run_of(STEADY, 10, stamps=lambda step, row: (max(0, step - 4),) * 2),
         # growth as public stacks report it, and a spike
-        lambda: gaps([0.011 + 0.025 * step / 30 for step in range(31)]),
         lambda: gaps([0.01, 0.01, 0.4, 0.01, 0.01, 0.01]),
         # noisy from the start: nothing says that this is another version
         lambda: gaps([0.2] * 8),
@@ -207,6 +206,12 @@ def test_measures_by_lag():
 )
 def test_look_alikes(made):
     assert found_in(made()) is None
+
+
+def test_a_gap_that_grows_threefold_is_information():
+    found = found_in(gaps([0.011 + 0.025 * step / 30 for step in range(31)]))
+    assert (found.severity.label, found.verdict) == ("info", "exposed")
+    assert found_in(gaps([0.011 + 0.015 * step / 30 for step in range(31)])) is None
 
 
 def test_inner_iterations():
