@@ -100,7 +100,7 @@ BROKEN = (
         "From step 31 on, the reward function returns 0 for every response, as if the service behind it timed out.",
         "Make the reward function raise an error or return None when its service does not answer. Resume from a "
         "checkpoint before that step.",
-        "RDT001",
+        "RDT002",
         LOG,
         _log("verifier-dies"),
     ),
@@ -120,7 +120,7 @@ BROKEN = (
         "Lower the learning rate by a factor of ten or more, and add a warmup. The truncated responses are a "
         "consequence: the policy diverged and no longer ends its responses. The gradient-norm spike before that "
         "(`RDT008`) points to the cause.",
-        "RDT006",
+        "RDT003",
         LOG,
         _log("lr-huge"),
     ),

@@ -74,6 +74,10 @@ NO_CAUSES = frozenset(
 """Contested choices, properties and small effects: they explain no curve."""
 
 
+OF_RELEASE = frozenset({"RDA021", "RDA029", "RDG006", "RDG010", "RDG016"})
+"""What a release computes by design of its code: of equal severity, a fault of this run comes first."""
+
+
 def rank_of(code: str) -> Rank:
     """Return what a finding of a rule is about; of rules of other packages, the dynamics."""
     return RANKS.get(code, FAMILIES.get(code[:3], Rank.DYNAMICS))
@@ -205,7 +209,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDA020", ("RDA011",), _always),
     ("RDG015", ("RDG011",), _always),
     ("RDI017", ("RDO002",), _is_of_lag),
-    ("RDO003", ("RDO002", "RDO001"), _always),
+    ("RDO003", ("RDO002", "RDO001", "RDG016"), _always),
     ("RDO004", ("RDO001",), _always),
     ("RDO008", ("RDO001",), _always),
     ("RDO011", ("RDO001",), _always),
@@ -282,7 +286,8 @@ def by_cause(findings: Sequence[Finding], context: Context) -> tuple[Finding, ..
         is_bare = found.cause is None
         audited = found.code in AUDIT and is_bare
         onset = inf if found.onset is None else found.onset
-        weight = [-each for each in heaviest[found.code]]
+        severity, is_proved = heaviest[found.code]
+        weight = -severity, found.code in OF_RELEASE and found.cause is None, -is_proved
         return is_info, depths[found.code], weight, lighter, is_bare, audited, onset, found.code
 
     linked.sort(key=place)

@@ -15,6 +15,9 @@ _MOST_UNTESTED = 0.5
 _HIGH_RATE = 1e-3
 """Learning rate that is named beside a policy that diverged: few trainings of a language model use more."""
 
+_DIVERGED = {"RDT003", "RDT004", "RDT005", "RDT008"}
+"""Rules of what a policy does that diverges."""
+
 _MOST_EVENTS = 3
 """Consequences that the first sentence names; the findings have all of them."""
 
@@ -154,6 +157,7 @@ def _story(cause: Finding, report: Report) -> str:
                 effects.append((finding.onset, finding.headline))
     rate = next((vital.largest for vital in report.vitals if vital.name == "learning_rate"), 0.0)
     is_named = any("learning rate" in words for words in (cause.headline, *(words for _, words in effects)))
-    at_rate = f", at a learning rate of {rate:.3g}" if effects and rate >= _HIGH_RATE and not is_named else ""
+    is_told = effects and rate >= _HIGH_RATE and cause.code in _DIVERGED and not is_named
+    at_rate = f", at a learning rate of {rate:.3g}" if is_told else ""
     events = [_CLAUSE_END.split(words, maxsplit=1)[0] for _, words in sorted(effects)[:_MOST_EVENTS]]
     return at_rate + "".join(f"; {words}" for words in events)
