@@ -81,6 +81,10 @@ def fitted_lines(wide: pl.DataFrame, context: Context) -> pl.DataFrame:
     return pl.concat(found, how="vertical_relaxed")
 
 
+_WEIGHTED = frozenset({"trl"})
+"""Trainers whose logged reward is the weighted sum of their logged reward functions."""
+
+
 def _sums(context: Context) -> Iterator[Sum]:
     """Yield the sums whose metrics the log has and whose coefficients no option states."""
     told = whose(context.metrics) if context.writer is None else context.writer.name
@@ -94,5 +98,5 @@ def _sums(context: Context) -> Iterator[Sum]:
     settings = {} if context.config is None else context.config.settings
     weights = settings.get("reward_weights")
     is_stated = weights is not None and weights.is_stated
-    if trainer == "trl" and "reward" in logged and len(means) > 1 and not is_stated:
+    if trainer in _WEIGHTED and "reward" in logged and len(means) > 1 and not is_stated:
         yield Sum("reward", means, "reward = a weighted sum of its functions, with any weights")
