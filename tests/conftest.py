@@ -21,6 +21,9 @@ sys.dont_write_bytecode = False
 # The parity tests call verl's functions, some of which are compiled on first use; that would take minutes.
 os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
+# It registers a backend of torch, which a process does once; to look for doctests, pytest would import it again.
+collect_ignore = ["pretended_device.py"]
+
 # The marks `covers` and `compared`, and the option `--proof`.
 pytest_plugins = ["proof.plugin"]
 

@@ -5,6 +5,7 @@ folder, environment, signals and exit code, as one that a shell starts has; only
 made already, so that what is about starting or importing needs a real start.
 """
 
+import atexit
 import importlib
 import io
 import json
@@ -219,6 +220,8 @@ def _limit(report: str) -> None:
     # A call that a signal interrupts goes on by itself.
     signal.siginterrupt(signal.SIGPROF, False)
     signal.setitimer(signal.ITIMER_PROF, 0.05, 0.05)
+    # An interpreter that ends forgets its handlers first, and the signal would kill it.
+    atexit.register(signal.setitimer, signal.ITIMER_PROF, 0)
     warnings.simplefilter("always")
 
 
