@@ -18,6 +18,7 @@ from rolloutdoctor.evaluation.run_tables import (
     EMPTY_METRICS,
     EMPTY_ROWS,
     STEP_KEY,
+    compact,
     concatenated,
     metrics_frame,
 )
@@ -63,7 +64,7 @@ def rows_of(
         series.append(pl.Series("group", batch.group_N.cpu().numpy()))
     names = [*columns, *(f"{rule}/{name}" for rule, found in measured.items() for name in found)]
     series += [row_column(name, batch, view.evaluations, measured) for name in names]
-    return pl.DataFrame(series).hstack(_names([each.batch for each in view.each]))
+    return compact(pl.DataFrame(series).hstack(_names([each.batch for each in view.each])))
 
 
 def _names(batches: Sequence[RolloutBatch]) -> pl.DataFrame:

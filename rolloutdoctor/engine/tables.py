@@ -48,9 +48,10 @@ class Tables:
     def whole(self) -> "RunTables":
         """The tables in one piece each, sorted."""
         for name, (empty, key) in _FRAMES.items():
-            frame = concatenated(getattr(self, name), empty, by=[*STEP_KEY, key])
-            # One part from then on: the parts are as large, and a run that is followed grows by many small ones.
-            object.__setattr__(self, name, (frame,))
+            parts = iter(getattr(self, name))
+            # One part from then on, and nobody else holds the parts: they are as large.
+            object.__setattr__(self, name, ())
+            object.__setattr__(self, name, (concatenated(parts, empty, by=[*STEP_KEY, key]),))
         return RunTables(**{name: getattr(self, name)[0] for name in _FRAMES})
 
     def with_file(self, file: str) -> "Tables":

@@ -128,9 +128,52 @@ def steps_frame(keys: Iterable["StepKey"]) -> pl.DataFrame:
     return pl.DataFrame(sorted(keys), schema=EMPTY_STEPS.schema, orient="row")
 
 
-def concatenated(frames: Sequence[pl.DataFrame], empty: pl.DataFrame, *, by: Sequence[str]) -> pl.DataFrame:
-    """Return frames of parts of a run as one, sorted; a column that a part lacks is null there."""
-    whole = pl.concat([empty, *frames], how="diagonal_relaxed", rechunk=True)
-    order = whole.select(pl.arg_sort_by(by, maintain_order=True)).to_series()
-    # Mostly the parts are in order, and a sorted frame would be a copy.
-    return whole if order.is_sorted() else whole[order]
+def concatenated(frames: Iterable[pl.DataFrame], empty: pl.DataFrame, *, by: Sequence[str]) -> pl.DataFrame:
+    """Return frames of parts of a run as one, sorted; a column that a part lacks is null there.
+
+    Columns leave the parts one by one: where nobody else holds the parts, no second copy of them is made.
+
+    Args:
+        frames: of the parts.
+        empty: has the columns that there are at least.
+        by: columns that the rows are sorted by; every part has them.
+    """
+    parts = [part.clone() for part in (empty, *frames)]
+    sizes = [len(part) for part in parts]
+    order = pl.concat([part.select(by) for part in parts]).select(pl.arg_sort_by(by, maintain_order=True)).to_series()
+    # Mostly the parts are in order.
+    is_sorted = order.is_sorted()
+    columns = []
+    for name in dict.fromkeys(chain.from_iterable(part.columns for part in parts)):
+        pieces = [
+            part.drop_in_place(name) if name in part.columns else pl.repeat(None, size, eager=True).alias(name)
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+        column = _one_series(pieces)
+        del pieces
+        columns.append(compact((column if is_sorted else column[order]).to_frame()))
+    return pl.concat(columns, how="horizontal")
+
+
+def _one_series(pieces: Sequence[pl.Series]) -> pl.Series:
+    """Put the pieces of a column together; a column that a part lacks may have another type there."""
+    if len({piece.dtype for piece in pieces}) == 1:
+        return pl.concat(pieces, rechunk=True)
+    return pl.concat([piece.to_frame() for piece in pieces], how="vertical_relaxed", rechunk=True).to_series()
+
+
+def compact(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return a frame of which polars keeps each column of one value, or of nulls alone, as this value."""
+    constant = [pl.lit(column[0], column.dtype).alias(column.name) for column in frame if _is_constant(column)]
+    return frame.with_columns(constant) if constant else frame
+
+
+def _is_constant(column: pl.Series) -> bool:
+    """Tell a column of one value, to the bit: 0.0 is not -0.0."""
+    if column.null_count() or not len(column):
+        return 0 < column.null_count() == len(column)
+    if not column.dtype.is_numeric():
+        return bool((column == column[0]).all())
+    values = column.to_numpy()
+    bits = values.view(f"u{values.itemsize}")
+    return bool((bits == bits[0]).all())

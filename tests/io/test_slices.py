@@ -53,6 +53,12 @@ def test_what_is_decoded_at_a_time_follows_the_tokens(path, monkeypatch, tokens,
     assert slices_of(path, tokens, monkeypatch)[0] == [rows] * (ROWS // rows)
 
 
+def test_rows_of_few_tokens_are_not_decoded_all_at_once(path, monkeypatch):
+    monkeypatch.setattr("rolloutdoctor.io.parquet.files._MOST_ROWS", 50)
+    assert slices_of(path, 10**6, monkeypatch)[0] == [50, 50, 20]
+    assert slices_of(path, 40 * LENGTH, monkeypatch)[0] == [40, 40, 40]
+
+
 def test_only_the_steps_asked_for(path, monkeypatch):
     monkeypatch.setattr("rolloutdoctor.io.stream.SLICE_TOKENS", 1)
     (batch,) = open_run([path]).batches(["kl", "reward"], steps=StepRange(1, 2))

@@ -29,6 +29,9 @@ _BUFFER_BYTES = 2**18
 _LEAST_ROWS = 32
 """Of a slice: a footer may claim more values than there are."""
 
+_MOST_ROWS = 2**12
+"""Of a slice: of rows of few tokens, what is kept of each is more than its tokens."""
+
 
 @dataclass(frozen=True)
 class RunFile:
@@ -191,7 +194,7 @@ class OpenFile:
         chunks, leaves = self.file.chunks, self.file.leaves
         read = [leaf for name in stored for leaf in leaves.get(name, ())]
         most = max((sum(chunks[group][leaf].values for group in groups) for leaf in read), default=0)
-        return max(_LEAST_ROWS, -(-rows // max(1, round(most / values))))
+        return max(_LEAST_ROWS, min(_MOST_ROWS, -(-rows // max(1, round(most / values)))))
 
     def _check_rows(self, group: int, found: int, declared: int) -> None:
         if found != declared:
