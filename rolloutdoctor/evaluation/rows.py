@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.data.schema import TRUNCATED
+from rolloutdoctor.data.schema import PROMPT_LENGTH, TRUNCATED
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.evaluation.layouts import layout_of
 from rolloutdoctor.evaluation.padding_rows import logged_size, padding_rows
@@ -26,6 +26,7 @@ from rolloutdoctor.evaluation.scores import (
 )
 from rolloutdoctor.formulas.advantages.float32 import (
     centred,
+    centred_by_weight,
     normalised_sums,
     one_pass_scores,
     standard_scores,
@@ -33,6 +34,7 @@ from rolloutdoctor.formulas.advantages.float32 import (
 )
 from rolloutdoctor.formulas.advantages.group_ids import by_number
 from rolloutdoctor.formulas.advantages.grpo import grpo
+from rolloutdoctor.formulas.advantages.length_terms import Lengths, shaped, spans
 from rolloutdoctor.formulas.advantages.normalised import normalised_rows
 from rolloutdoctor.formulas.advantages.response_tokens import token_rewards
 from rolloutdoctor.formulas.advantages.scores import Scores
@@ -143,6 +145,8 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
     if RowSet.TRUNCATED in objective.baseline_rows.without and rejected_N is not None:
         in_baseline_N &= ~(rejected_N & has_status(batch.statuses, TRUNCATED, batch.device))
     rule = objective.advantage
+    if rule.length_term is not None:
+        score_N = shaped_by_length(batch, objective, score_N, in_baseline_N, dtype)
     if rule.spec.axis is not Axis.ROWS:
         nobody_N = torch.zeros_like(in_baseline_N)
         advantage_T = _token_advantages(batch, objective, score_N, in_baseline_N, weight_T, dtype)
@@ -156,6 +160,8 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
     clean_N = torch.where(in_baseline_N, score_N, 0.0)
     named = named_scores(batch, objective, dtype)
     counted_N = torch.zeros_like(score_N) if length_N is None else length_N
+    if rule.weighs_masked:
+        counted_N = batch.rows.diff().double()
     clean = {key: torch.where(in_baseline_N, x, 0.0) for key, x in named.items()}
     over = whitening_population(batch, rule)
     scores = Scores(clean_N, in_baseline_N, counted_N, groups, clean, _scaled_together(batch, objective), over, first_N)
@@ -190,6 +196,28 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
         return part
     assert part.advantage_N is not None  # of the estimator
     return replace(part, advantage_N=part.advantage_N.clamp(*rule.bounds))
+
+
+def shaped_by_length(
+    batch: RolloutBatch, objective: Objective, score_N: Tensor, in_baseline_N: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Scores with what the lengths of the responses do to them, ``[N]`` float64: those of other rows are as before."""
+    term, mask_T = objective.advantage.length_term, batch.column("response_mask")
+    assert term is not None  # of the rule
+    prompt_N = None
+    if term.input:
+        prompt_N = batch.column(PROMPT_LENGTH).to(dtype)
+        # A prompt that is null is of unknown length, and so is what its group loses.
+        prompt_N = torch.where(prompt_N < 0, torch.nan, prompt_N)
+    lengths = Lengths(
+        response_N=batch.rows.diff().to(dtype),
+        trained_N=batch.trained.diff().to(dtype),
+        prompt_N=prompt_N,
+        turns_N=seg.total(spans(mask_T, batch.rows), batch.rows).to(dtype),
+    )
+    stats = GroupStats(compared_groups(batch, objective), in_baseline_N)
+    clean_N = torch.where(in_baseline_N, score_N, 0.0).to(dtype)
+    return torch.where(in_baseline_N, shaped(clean_N, lengths, stats, term).double(), score_N)
 
 
 def _whitened(x: Tensor, tokens: Tensor, population: Population | None, rule: AdvantageRule) -> Tensor:
@@ -318,12 +346,23 @@ def zero_advantages(batch: RolloutBatch, part: RowResult) -> Tensor:
         votes_N = part.in_baseline_N
         if part.objective.advantage.spec.relative and part.baseline_N is not None:
             votes_N = votes_N & (part.baseline_N > 0)
-        logged_N = torch.where(votes_N, centred(part.voting_N(part.score_N), batch.groups).abs(), 0.0)
+        logged_N = torch.where(votes_N, _centred_in_single(batch, part).abs(), 0.0)
     stats = GroupStats(batch.groups, part.in_baseline_N)
     size_N = stats.per_row(stats.high(part.score_N.abs())).clamp(min=0)
     # A value that was edited, and is none of the logged ones, is no rounding.
     residue_N = part.advantage_N.abs() <= _RESIDUE * size_N
     return ~part.in_baseline_N | (residue_N & (logged_N == 0))
+
+
+def _centred_in_single(batch: RolloutBatch, part: RowResult) -> Tensor:
+    """Scores less the float32 mean of their group, weighted where the estimator weighs them, ``[N]`` float32."""
+    assert batch.groups is not None  # advantage_columns asked for it
+    score_N = part.voting_N(part.score_N)
+    if not part.objective.advantage.spec.weighs_lengths:
+        return centred(score_N, batch.groups)
+    assert part.length_N is not None  # such an estimator asks for the mask
+    length_N = batch.rows.diff() if part.objective.advantage.weighs_masked else part.length_N
+    return centred_by_weight(score_N, torch.where(part.in_baseline_N, length_N.float(), 0.0), batch.groups)
 
 
 _RESIDUE = 64 * 2.0**-24

@@ -49,6 +49,27 @@ class OverlongPenalty:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LengthTerm:
+    """What the length of a response does to its reward, among the baseline rows of its group.
+
+    Attributes:
+        rescaling: the reward is divided by one plus this times its response tokens over their mean; None: it is not.
+        output: share of the mean reward that a response loses for its trained tokens.
+        input: the same for prompt tokens and masked tokens of the response.
+        turns: the same for spans of trained tokens.
+        span: the trained tokens count as a share of this number; None: each length is a share of the largest.
+        gated: the penalty is multiplied by the reward.
+    """
+
+    rescaling: float | None = None
+    output: float = 0.0
+    input: float = 0.0
+    turns: float = 0.0
+    span: int | None = None
+    gated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class AdvantageRule:
     """Rule that turns scores into advantages.
 
@@ -77,6 +98,8 @@ class AdvantageRule:
         reward_weights: their weights; none: all one.
         normalised: the advantages are centred over the step's baseline rows and divided by their standard deviation.
         overlong: what long rows lose of their reward before all else; None: nothing.
+        length_term: what the length of a response does to its reward, before any baseline; None: nothing.
+        weighs_masked: estimators that weigh by lengths count the masked tokens of a response too.
         reward_shift: added to the rewards, before `reward_factor` and `reward_bounds`.
         reward_factor: what they are multiplied by then.
         reward_bounds: what the rewards are clamped to before any KL penalty; None: nothing.
@@ -125,6 +148,8 @@ class AdvantageRule:
     reward_weights: tuple[float, ...] = ()
     normalised: bool = False
     overlong: OverlongPenalty | None = None
+    length_term: LengthTerm | None = None
+    weighs_masked: bool = False
     reward_shift: float = 0.0
     reward_factor: float = 1.0
     reward_bounds: tuple[float, float] | None = None

@@ -28,8 +28,10 @@ def advantage_columns(objective: Objective) -> frozenset[str]:
         needed |= weight_columns(objective)
     if rule.sums_tokens:
         needed |= reward_kl_columns(objective)
-    if rule.masked_end != "counts" or rule.overlong is not None:
+    if rule.masked_end != "counts" or rule.overlong is not None or rule.length_term is not None:
         needed.add("response_mask")
+    if rule.length_term is not None and rule.length_term.input:
+        needed.add("prompt_ids")
     if RowSet.REJECTED in objective.baseline_rows.without:
         needed.add("response_mask")
     if RowSet.TRUNCATED in objective.baseline_rows.without:

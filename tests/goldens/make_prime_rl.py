@@ -16,6 +16,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from unittest.mock import MagicMock
 
 import polars as pl
 import torch
@@ -24,7 +25,16 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 REAL = ("prime_rl", "prime_rl.trainer", "prime_rl.trainer.rl", "prime_rl.trainer.rl.loss", "prime_rl.orchestrator")
-REAL_ALGORITHMS = ("advantage", "algo", "algo.base", "algo.grpo", "algo.max_rl", "algo.rae", "algo.hierarchical_grpo")
+REAL_ALGORITHMS = (
+    "train_sink",
+    "advantage",
+    "algo",
+    "algo.base",
+    "algo.grpo",
+    "algo.max_rl",
+    "algo.rae",
+    "algo.hierarchical_grpo",
+)
 
 
 class StandIn(ModuleType):
@@ -71,57 +81,100 @@ def settings(release, options):
     return SimpleNamespace(**{**defaults, **options})
 
 
-def advantages_of(release, algorithm, rows):
-    """Advantages of the rows, by the release's own function; rows without a trained token are not trained."""
+def advantages_of(release, algorithm, options, rows):
+    """Advantages of the rows, by the release's own functions, which get every row: what they drop has 0."""
     groups = defaultdict(list)
     for row in rows:
-        if any(row["mask"]):
-            groups[row["group"]].append(row)
+        groups[row["group"]].append(row)
     found = {id(row): 0.0 for row in rows}
     instance = None
     for group in groups.values():
-        rewards, lengths = [row["reward"] for row in group], [sum(row["mask"]) for row in group]
+        rewards = [row["reward"] for row in group]
         if release in ("v0.3.0", "v0.4.0", "v0.5.0"):
             module = importlib.import_module("prime_rl.orchestrator.advantage")
-            config = SimpleNamespace(length_weighted_mean=False, length_shaping_alpha=None)
-            values = module.compute_advantages(rewards, lengths, len(group), config)
+            named = {name: options.get(name) for name in ("length_weighted_mean", "length_shaping_alpha")}
+            lengths = [len(row["mask"]) for row in group]
+            values = module.compute_advantages(rewards, lengths, len(group), SimpleNamespace(**named))
         elif release == "v0.6.0":
-            module = importlib.import_module("prime_rl.orchestrator.advantage")
-            module.get_model_completion_len = lambda rollout: rollout["length"]
-            rollouts = [{"reward": r, "length": n} for r, n in zip(rewards, lengths, strict=True)]
-            values = module.default_advantage_fn(module.AdvantageInputs(rollouts)).advantages
+            traces = [trace_of(row) for row in group]
+            values = finalized(release, traces, advantage_fn_of(options))
         else:
             module = importlib.import_module(f"prime_rl.orchestrator.algo.{algorithm}")
             name = {"grpo": "GRPO", "max_rl": "MaxRL", "rae": "RAE", "hierarchical_grpo": "HierarchicalGRPO"}[algorithm]
             if instance is None:
-                config = SimpleNamespace(length_penalty=None, decay=0.95, episode_agents=["0"])
+                config = SimpleNamespace(length_penalty=penalty_of(options), decay=0.95, episode_agents=["0"])
                 instance = getattr(module, f"{name}Algorithm")(config, None)
-            values = scored(instance, module, group, old=release in ("v0.7.0", "v0.8.0"))
+            module.assign_advantages = lambda trace, value: setattr(trace, "advantage", value)
+            values = finalized(release, [trace_of(row) for row in group], instance)
         for row, value in zip(group, values, strict=True):
             found[id(row)] = float(value)
     return [found[id(row)] for row in rows]
 
 
-def scored(instance, module, group, *, old):
-    """Run `score_group` on stand-ins for rollouts (to 0.8) or episodes of traces."""
-    values = []
-    traces = []
-    for row in group:
-        agent = SimpleNamespace(name=str(row["agent"]), trainable=True)
-        trace = SimpleNamespace(
-            reward=row["reward"], agent=agent, has_error=False, nodes=[SimpleNamespace(mask=[True])]
-        )
-        trace.assign_advantages = lambda value, trace=trace: setattr(trace, "value", value)
-        trace.agent_name = agent.name
-        traces.append(trace)
-    if old:
-        asyncio.run(instance.score_group(traces))
-    else:
-        module.assign_advantages = lambda trace, value: setattr(trace, "value", value)
+def advantage_fn_of(options):
+    """The function that 0.6 makes of its configuration."""
+    module = importlib.import_module("prime_rl.orchestrator.advantage")
+    module.get_model_completion_len = lambda raw: raw["length"]
+    penalty = None
+    if "coef" in options:
+        penalty = SimpleNamespace(coef=options["coef"], gate_by_correctness=options.get("gate_by_correctness", False))
+    config = SimpleNamespace(
+        length_penalty=penalty, length_weighted_baseline=options.get("length_weighted_baseline", False)
+    )
+    return module.setup_advantage_fn(config, max_seq_len=options.get("seq_len", 2048))
+
+
+def penalty_of(options):
+    """The configuration of the penalty from 0.7 on, with its defaults."""
+    defaults = {"num_output_tokens_weight": 0.25, "num_input_tokens_weight": 0.1, "num_turns_weight": 0.1}
+    return SimpleNamespace(**{**defaults, **options["length_penalty"]}) if "length_penalty" in options else None
+
+
+def trace_of(row):
+    """A rollout (to 0.8) or trace: one whose tokens are all masked failed. Its counts are those of verifiers' Trace."""
+    mask = row["mask"]
+    failed = not any(mask)
+    turns = sum(now and not before for before, now in zip([False, *mask], mask, strict=False))
+    trace = SimpleNamespace(
+        reward=row["reward"],
+        agent=SimpleNamespace(name=str(row["agent"]), trainable=True),
+        agent_name=str(row["agent"]),
+        error="failed" if failed else None,
+        has_error=failed,
+        nodes=[SimpleNamespace(mask=mask)],
+        raw={"reward": row["reward"], "length": sum(mask)},
+        num_output_tokens=sum(mask),
+        num_total_tokens=row["prompt"] + len(mask),
+        num_turns=turns,
+        samples=[],
+        advantage=0.0,
+        is_filtered=False,
+        env_name="",
+        example_id=0,
+        task=MagicMock(),
+    )
+    trace.assign_advantages = lambda value: setattr(trace, "advantage", value)
+    return trace
+
+
+def finalized(release, traces, rule):
+    """Run the group through the release: `TrainSink.process_group` to 0.8, which drops what failed, then the rule."""
+    if release == "HEAD":
         episodes = [SimpleNamespace(id=str(place // 2), traces=[trace]) for place, trace in enumerate(traces)]
-        asyncio.run(instance.score_group(episodes))
-    values += [trace.value for trace in traces]
-    return values
+        asyncio.run(rule.score_group(episodes))
+        return [trace.advantage for trace in traces]
+    module = importlib.import_module("prime_rl.orchestrator.train_sink")
+    module.get_logger = MagicMock()
+    sink = MagicMock(pending_groups={0: list(traces)}, pre_filters=[], pre_filter_seen=0)
+    sink.train_envs.get.return_value = MagicMock(
+        requires_group_scoring=False,
+        advantage_fn=rule,
+        algorithm=SimpleNamespace(finalize_group=getattr(rule, "score_group", None)),
+    )
+    made = module.TrainSink.process_group(sink, 0)
+    if release != "v0.6.0":
+        asyncio.run(made)
+    return [trace.advantage for trace in traces]
 
 
 def run(release, options, algorithm, rows, dtype):
@@ -131,7 +184,7 @@ def run(release, options, algorithm, rows, dtype):
     is_filtered = release not in ("v0.3.0", "v0.4.0", "v0.5.0") and options.pop("filter_zero_advantages", True)
     kind = options.pop("type", "default")
     config = settings(release, options)
-    advantage = advantages_of(release, algorithm, rows)
+    advantage = advantages_of(release, algorithm, options, rows)
     shipped = [row for row, value in zip(rows, advantage, strict=True) if not (is_filtered and value == 0.0)]
     by_id = {id(row): value for row, value in zip(rows, advantage, strict=True)}
     leaves = {id(row): torch.tensor(row["policy"], dtype=dtype).requires_grad_() for row in rows}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.schema import PROMPT_LENGTH
 from rolloutdoctor.ops.groups import Groups
 
 CASES = ("ragged", "rejected", "singletons", "dense", "extreme", "ties", "two_steps", "tiny_spread")
@@ -32,8 +33,42 @@ CONFIGS: dict[str, tuple[str, dict[str, object], str]] = {
     "main max_rl": ("HEAD", {"kl_tau": 0.0}, "max_rl"),
     "main hierarchical": ("HEAD", {}, "hierarchical_grpo"),
     "main unfiltered": ("HEAD", {"filter_zero_advantages": False}, "grpo"),
+    "v0.4.0 weighted": ("v0.4.0", {"length_weighted_mean": True}, "grpo"),
+    "v0.5.0 rescaled": ("v0.5.0", {"length_shaping_alpha": 0.33}, "grpo"),
+    "v0.6.0 weighted": ("v0.6.0", {"length_weighted_baseline": True}, "grpo"),
+    "v0.6.0 penalty": ("v0.6.0", {"coef": 0.25}, "grpo"),
+    "v0.6.0 gated": (
+        "v0.6.0",
+        {"coef": 0.6, "gate_by_correctness": True, "length_weighted_baseline": True, "seq_len": 12},
+        "grpo",
+    ),
+    "v0.7.0 penalty": ("v0.7.0", {"length_penalty": {"type": "linear"}}, "grpo"),
+    "v0.8.0 outputs": (
+        "v0.8.0",
+        {"length_penalty": {"num_output_tokens_weight": 0.5, "num_input_tokens_weight": 0, "num_turns_weight": 0}},
+        "grpo",
+    ),
+    "main penalty": ("HEAD", {"length_penalty": {"num_turns_weight": 0.7}}, "grpo"),
 }
-"""Name to the tag of the checkout, the options of the loss, and the algorithm."""
+"""Name to the tag of the checkout, the options of the loss and of lengths, and the algorithm."""
+
+PLACES = {
+    **dict.fromkeys(
+        ("length_weighted_mean", "length_shaping_alpha", "length_weighted_baseline"), "orchestrator.advantage."
+    ),
+    **dict.fromkeys(("coef", "gate_by_correctness"), "orchestrator.advantage.length_penalty."),
+    "seq_len": "orchestrator.",
+    "filter_zero_advantages": "orchestrator.train.",
+}
+"""Options that are not of the loss, and where they are."""
+
+
+def named(options: dict[str, object]) -> dict[str, object]:
+    """The options under their full names."""
+    found = {f"{PLACES.get(name, 'trainer.loss.')}{name}": value for name, value in options.items()}
+    penalty = found.pop("trainer.loss.length_penalty", {})
+    assert isinstance(penalty, dict)
+    return found | {f"orchestrator.algo.length_penalty.{name}": value for name, value in penalty.items()}
 
 
 def single(x: float) -> float:
@@ -42,11 +77,12 @@ def single(x: float) -> float:
 
 
 def rows_of(case: str) -> list[dict]:
-    """The rows of a case: group, agent, reward, mask, log-probs of trainer and sampler, entropy, rank, micro-batch."""
+    """The rows of a case: what a trace says, log-probs of trainer and sampler, entropy, rank and micro-batch."""
     draw = random.Random(f"prime-rl {case}")
     sizes = {"singletons": (1, 1, 3, 1, 2), "ties": (4, 8, 6, 2)}.get(case, (4, 3, 4))
     found = []
     for group, size in enumerate(sizes):
+        prompt = random.Random(f"prompt {case} {group}").randrange(1, 9)
         tie = draw.choice([0.1, 0.3, 0.7, 0.01, 1.0])
         for place in range(size):
             reward = {
@@ -68,6 +104,7 @@ def rows_of(case: str) -> list[dict]:
                     "group": group,
                     "agent": place % 2,
                     "reward": single(reward),
+                    "prompt": prompt,
                     "mask": mask,
                     "policy": policy,
                     "sampler": sampler,
@@ -104,6 +141,9 @@ def batch_of(rows: Sequence[dict], advantages: Sequence[Sequence[float]] | None,
             "reward": torch.tensor([row["reward"] for row in rows], dtype=torch.float64),
             "rank": torch.tensor([row["rank"] for row in rows]),
             "micro_batch_id": torch.tensor([row["micro"] for row in rows]),
+            # The tokens of a prompt are a hash in a batch, beside their number.
+            "prompt_ids": groups,
+            PROMPT_LENGTH: torch.tensor([row["prompt"] for row in rows]),
         },
         rewards={},
         per_token=per_token,

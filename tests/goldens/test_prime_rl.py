@@ -6,7 +6,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 import torch
-from goldens.prime_rl_cases import CASES, CONFIGS, batch_of, rows_of
+from goldens.prime_rl_cases import CASES, CONFIGS, batch_of, named, rows_of
 from proof.claims import Bound, agree, compared, covers
 
 from rolloutdoctor.evaluation.evaluate import evaluate
@@ -29,10 +29,7 @@ def stored() -> dict[tuple[str, str, str], dict]:
 
 def objective_of(name, *, stored_advantages):
     release, options, algorithm = CONFIGS[name]
-    values = {f"trainer.loss.{key}": value for key, value in options.items()}
-    if "filter_zero_advantages" in options:
-        del values["trainer.loss.filter_zero_advantages"]
-        values["orchestrator.train.filter_zero_advantages"] = options["filter_zero_advantages"]
+    values = named(options)
     version = TRAINER.newest if release == "HEAD" else release
     if parse_version(version) >= (0, 7, 0):
         values["orchestrator.algo.type"] = algorithm
@@ -43,13 +40,20 @@ def objective_of(name, *, stored_advantages):
 
 def marked(name):
     release, options, algorithm = CONFIGS[name]
-    marks = [covers("prime-rl", "orchestrator.algo.type", algorithm)]
+    # Advantages of other algorithms are taken from the file.
+    marks = [covers("prime-rl", "orchestrator.algo.type", algorithm)] * (algorithm in ("grpo", "max_rl"))
+    full = named(options)
+    marks += [
+        covers("prime-rl", name, str(full[name]))
+        for name in full
+        if "length_weighted" in name or name.endswith("length_penalty.type")
+    ]
     if release in ("v0.3.0", "v0.4.0"):
         marks.append(covers("prime-rl", "trainer.loss.ratio_type", options.get("ratio_type", "token")))
     else:
         marks.append(covers("prime-rl", "trainer.loss.type", options.get("type", "default")))
-        rule = "custom" if release == "v0.6.0" else "default"
-        marks.append(covers("prime-rl", "orchestrator.advantage.type", rule))
+        if release in ("v0.5.0", "v0.6.0"):
+            marks.append(covers("prime-rl", "orchestrator.advantage.type", "default"))
     if release == "HEAD":
         filtered = str(options.get("filter_zero_advantages", True))
         marks.append(covers("prime-rl", "orchestrator.train.filter_zero_advantages", filtered))

@@ -304,10 +304,10 @@ def test_ranks_of_padding_are_no_fault(tmp_path):
 def test_what_is_not_computed_is_refused(tmp_path):
     folder = prime_rl_output(tmp_path / "run", "healthy")
     body = json.loads((folder / "configs" / "orchestrator.json").read_text())
-    body["algo"] = {"type": "grpo", "length_penalty": {"type": "linear", "num_turns_weight": 0.1}}
+    body["algo"] = {"type": "echo"}
     (folder / "configs" / "orchestrator.json").write_text(json.dumps(body))
     _, told = checked(folder)
-    assert any("length_penalty.type = linear" in text and "the options are not used" in text for text in told)
+    assert any("algo.type = echo" in text and "the options are not used" in text for text in told)
 
 
 def test_rewards_come_from_the_trace_with_the_same_tokens(tmp_path):

@@ -13,8 +13,10 @@ import pytest
 from proof.claims import AGAINST, Bound, covers
 from proof.table import claimed, markdown, rows_of
 
+from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers import table
-from rolloutdoctor.trainers.options import Option
+from rolloutdoctor.trainers.options import Layer, Option, resolve
+from rolloutdoctor.trainers.releases import parse_version
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -122,10 +124,41 @@ def test_every_choice_that_is_computed_is_compared(trainer):
     against = frozenset(AGAINST if trainer == "slime" else REAL)
     for option in worded(trainer):
         choices = set(option.choices) & set(option.computed or option.choices)
+        choices = {value for value in choices if not refuses(trainer, option, value)}
         name = (
             option.name.replace(INSIDE, "algorithm.rollout_correction.") if "rollout_is" in option.name else option.name
         )
         assert choices <= proven(against).get((trainer, name), set()), name
+
+
+NEEDED = {name: {"normalize_advantages": True} for name in ("slime", "miles")}
+"""Options without which some values of others are refused."""
+
+
+def refuses(trainer: str, option: Option, value: object) -> bool:
+    """True if the trainer refuses a value by its name, where the other options let it have any."""
+    made = table.TRAINERS[trainer]
+    version = made.newest if option.exists_at(parse_version(made.newest)) else option.since or made.oldest
+    try:
+        made.objective(
+            resolve(
+                made.options,
+                parse_version(version),
+                [Layer("test", {**NEEDED.get(trainer, {}), option.name: value})],
+                trainer=trainer,
+            )
+        )
+    except UsageError as error:
+        return f"{option.name} = {value}" in str(error)
+    return False
+
+
+def test_no_value_that_is_refused_is_said_to_be_compared():
+    claims = {(claim["trainer"], full_name(claim["trainer"], claim["option"]), claim["value"]) for claim in claimed()}
+    for trainer in table.TRAINERS:
+        for option in worded(trainer):
+            stated = {value for value in option.choices if (trainer, option.name, value) in claims}
+            assert not {value for value in stated if refuses(trainer, option, value)}, option.name
 
 
 def test_every_value_is_one_of_the_option():

@@ -30,6 +30,8 @@ def score_radius(evaluation: Evaluation) -> Radius:
     rule, length_N = evaluation.objective.advantage, batch.rows.diff().double()
     if rule.sums_tokens and "token_rewards" in batch.per_token:
         found = found + rounding.total(seg.total(batch.column("token_rewards").abs(), batch.rows), length_N)
+    if rule.length_term is not None:
+        found = found + _of_length_term(evaluation)
     term = evaluation.objective.kl_reward
     if term is None or term.coef == 0 or not rule.sums_tokens:
         return found
@@ -37,6 +39,22 @@ def score_radius(evaluation: Evaluation) -> Radius:
     assert kl_T is not None
     size_N = seg.total(kl_T.abs(), batch.rows)
     return found + kl_terms(evaluation, term, size_N, length_N) * abs(term.coef)
+
+
+def _of_length_term(evaluation: Evaluation) -> Radius:
+    """Radius of what lengths make of the rewards, ``[N]``: of the mean of the group, and of ten operations on it."""
+    rows, rule, batch = evaluation.rows, evaluation.objective.advantage, evaluation.batch
+    assert rows is not None
+    assert rule.length_term is not None
+    stats = GroupStats(compared_groups(batch, evaluation.objective), rows.in_baseline_N)
+    reward_N = torch.where(rows.in_baseline_N, batch.column("reward").double().nan_to_num(0.0), 0.0)
+    size_N = stats.per_row(stats.high(reward_N.abs()).clamp(min=0))
+    term = rule.length_term
+    # What is lost of a span may be more than all of it.
+    times = 1 + 2 * (term.output + term.input + term.turns) * size_N.clamp(min=1)
+    if term.span is not None:
+        times = times * (batch.rows.diff().double().max() / term.span).clamp(min=1)
+    return rounding.mean(size_N * times, stats.count_N.clamp(min=1)) + rounding.stored(size_N * times) * 10
 
 
 @remembered_by_row
@@ -77,6 +95,8 @@ def advantage_radius(evaluation: Evaluation) -> Radius:
             flat = _inverse_mean(GroupStats(groups, rows.in_baseline_N), clean_N)
         values = clean_N, inner_N, inner_N if again else value_N
         weight_N = rows.length_N if rule.spec.weighs_lengths else None
+        if rule.weighs_masked:
+            weight_N = evaluation.batch.rows.diff().double()
         first = _centred(groups, values, rows.in_baseline_N, flat, error, weight_N)
         if rule.one_pass and divided:
             first = first + _of_one_pass(GroupStats(groups, rows.in_baseline_N), clean_N, rule)

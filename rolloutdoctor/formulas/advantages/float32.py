@@ -125,14 +125,34 @@ def centred(score_N: Tensor, groups: Groups) -> Tensor:
 
     NaN scores are taken out before the mean, which is that of the CPU. Source: prime-rl ``GRPOAlgorithm.score_group``.
     """
-    centred_N = score_N.float()
-    has = ~centred_N.isnan()
+    return score_N.float() - means(score_N, groups)
+
+
+def means(score_N: Tensor, groups: Groups) -> Tensor:
+    """Mean of the scores of each row's group, ``[N]`` float32; NaN scores are taken out, and their rows have 0."""
+    value_N = score_N.float()
+    has = ~value_N.isnan()
     scored = Groups.of(torch.unique(groups.index_N[has], return_inverse=True)[1])
     mean_G = torch.zeros(len(scored), device=score_N.device)
-    for chosen_k, values in by_size(centred_N[has], scored):
+    for chosen_k, values in by_size(value_N[has], scored):
         mean_G[chosen_k] = row_sums(values) / values.shape[1]
-    centred_N[has] -= mean_G[scored.index_N]
-    return centred_N
+    mean_N = torch.zeros_like(value_N)
+    mean_N[has] = mean_G[scored.index_N]
+    return mean_N
+
+
+def centred_by_weight(score_N: Tensor, weight_N: Tensor, groups: Groups) -> Tensor:
+    """Scores less the weighted mean of their group, ``[N]`` float32: ``s - (w * s).sum() / w.sum()``; NaN for a NaN.
+
+    Source: prime-rl ``default_advantage_fn`` with ``length_weighted_baseline``.
+    """
+    value_N = score_N.float()
+    clean_N = value_N.nan_to_num(0.0)
+    mean_G = torch.zeros(len(groups), device=score_N.device)
+    parts = (by_size(x_N, groups) for x_N in (weight_N * clean_N, weight_N))
+    for (chosen_k, products), (_, weights) in zip(*parts, strict=True):
+        mean_G[chosen_k] = row_sums(products) / row_sums(weights)
+    return value_N - mean_G[groups.index_N]
 
 
 def standard_scores(

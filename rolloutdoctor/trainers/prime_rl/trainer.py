@@ -7,7 +7,16 @@ Read and compared: prime-rl 0.3 to 0.8, and its main branch of August 2026 (559b
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
-from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, RowSet, Scope, Surrogate
+from rolloutdoctor.objective.objective import (
+    AdvantageRule,
+    Aggregation,
+    KlTerm,
+    LengthTerm,
+    Objective,
+    RowSet,
+    Scope,
+    Surrogate,
+)
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
@@ -20,7 +29,9 @@ if TYPE_CHECKING:
 _LOSS, _ALGO, _ADVANTAGE = "trainer.loss", "orchestrator.algo", "orchestrator.advantage"
 STORED = "stored_advantages"
 _FILTER = "orchestrator.train.filter_zero_advantages"
-_NO_COLUMN = "what it reads is not in the rows; with stored_advantages = true the loss is computed from theirs"
+_COEF_PENALTY, _PENALTY = f"{_ADVANTAGE}.length_penalty", f"{_ALGO}.length_penalty"
+_RESCALING, _SPAN = f"{_ADVANTAGE}.length_shaping_alpha", "orchestrator.seq_len"
+_WEIGHTED_MEAN, _WEIGHTED_BASELINE = (f"{_ADVANTAGE}.length_weighted_{of}" for of in ("mean", "baseline"))
 _OTHER_TERMS = "terms of another component of the loss, such as a cross-entropy, are not in the rows"
 
 
@@ -55,35 +66,51 @@ def _bounds() -> Iterator[Option]:
         )
 
 
-def _penalties() -> Iterator[Option]:
-    """Options that shape rewards by length: none is computed."""
-    for name, since, until in (
-        (f"{_ADVANTAGE}.length_weighted_mean", "", "0.5"),
-        (f"{_ADVANTAGE}.length_weighted_baseline", "0.6", "0.7"),
-    ):
-        meaning = "weigh the mean of a group by lengths"
-        yield Option(name, "flag", False, meaning, since=since, until=until, computed=(False,), why_not=_NO_COLUMN)
-    for name, since, until in (
-        (f"{_ADVANTAGE}.length_shaping_alpha", "0.5", "0.6"),
-        (f"{_ADVANTAGE}.length_penalty.coef", "0.6", "0.7"),
-        (f"{_ADVANTAGE}.length_penalty.gate_by_correctness", "0.6", "0.7"),
+def _length_options() -> Iterator[Option]:
+    """Options that shape rewards and baselines by length; a penalty is there where any of its options is."""
+    for name, since, until in ((_WEIGHTED_MEAN, "", "0.5"), (_WEIGHTED_BASELINE, "0.6", "0.7")):
+        yield Option(name, "flag", False, "weigh the mean of a group by lengths", since=since, until=until)
+    yield Option(
+        _RESCALING,
+        "number",
+        None,
+        "rewards are divided by 1 + this times length over mean length",
+        since="0.5",
+        until="0.6",
+        low=0,
+    )
+    for name, meaning, since, until in (
+        (
+            f"{_COEF_PENALTY}.coef",
+            "share of the mean reward lost for a length of seq_len (0.25 with a penalty)",
+            "0.6",
+            "0.7",
+        ),
         *(
-            (f"{_ALGO}.length_penalty.{name}", "0.7", "")
-            for name in ("type", "num_output_tokens_weight", "num_input_tokens_weight", "num_turns_weight")
+            (
+                f"{_PENALTY}.num_{part}_weight",
+                f"share of the mean reward lost for the most {words} ({share} with a penalty)",
+                "0.7",
+                "",
+            )
+            for part, words, share in (
+                ("output_tokens", "sampled tokens", 0.25),
+                ("input_tokens", "other tokens", 0.1),
+                ("turns", "turns", 0.1),
+            )
         ),
     ):
-        meaning = "take a penalty for its length from a reward"
-        yield Option(
-            name,
-            "any",
-            None,
-            meaning,
-            since=since,
-            until=until,
-            computed=(None,),
-            decides=name.endswith((".type", ".coef", "_alpha")),
-            why_not=_NO_COLUMN,
-        )
+        yield Option(name, "number", None, meaning, since=since, until=until, low=0)
+    yield Option(
+        f"{_COEF_PENALTY}.gate_by_correctness",
+        "flag",
+        None,
+        "the penalty is multiplied by the reward",
+        since="0.6",
+        until="0.7",
+    )
+    yield Option(f"{_PENALTY}.type", "word", None, "the penalty for length", since="0.7", choices=("linear",))
+    yield Option(_SPAN, "integer", 2048, "the length that a penalty counts as a whole", since="0.6", until="0.7", low=1)
 
 
 OPTIONS = (
@@ -146,7 +173,7 @@ OPTIONS = (
         until="0.7",
         choices=("default", "custom"),
     ),
-    *_penalties(),
+    *_length_options(),
     Option(
         STORED,
         "flag",
@@ -190,7 +217,14 @@ def objective(config: Config) -> Objective:
     return Objective(
         trainer="prime-rl",
         version=".".join(map(str, config.version)),
-        advantage=AdvantageRule(estimator=_estimator(config), scale="none", epsilon=0.0, singleton="zero"),
+        advantage=AdvantageRule(
+            estimator=_estimator(config),
+            scale="none",
+            epsilon=0.0,
+            singleton="zero",
+            length_term=_length_term(config),
+            weighs_masked=bool(config[_WEIGHTED_MEAN]),
+        ),
         surrogate=_ratio_masks(config) if early else _band(config),
         aggregation=Aggregation(mode=mode, needs_micro_batches=by_row),
         # Half a square is k2. The squares are of every token, dropped ones included.
@@ -198,13 +232,19 @@ def objective(config: Config) -> Objective:
         if early
         else KlTerm(estimator="k2", coef=2 * config.number(f"{_LOSS}.kl_tau"), reference=_SAMPLER),
         has_kl_loss=not early,
-        baseline_rows=Scope(frozenset({RowSet.REJECTED, RowSet.UNSCORED})),
+        baseline_rows=Scope(_not_in_baseline(config)),
         policy=left_out,
         kl=left_out,
         denominator=left_out,
         metric=left_out,
         metric_columns=frozenset({"entropy", "micro_batch_id", "rank"}),
     )
+
+
+def _not_in_baseline(config: Config) -> frozenset[RowSet]:
+    """Return the rows that leave the baseline: rollouts with an error, which before 0.6 lose only their mask."""
+    unscored = frozenset({RowSet.UNSCORED})
+    return unscored if config.version < (0, 6, 0) else unscored | {RowSet.REJECTED}
 
 
 def _band(config: Config) -> Surrogate:
@@ -263,7 +303,29 @@ def _estimator(config: Config) -> str:
         name = f"{_ADVANTAGE}.type = custom" if custom else f"{_ALGO}.type = {rule}"
         reason = "a custom function is not part of the run file" if custom else why[rule]
         raise UsageError(f"{name}: {reason}; set {STORED} = true to compute the loss from the file's advantages")
+    if config[_WEIGHTED_MEAN] or config[_WEIGHTED_BASELINE]:
+        return "opo"
     return "relative_to_mean" if rule == "max_rl" else "grpo"
+
+
+def _length_term(config: Config) -> LengthTerm | None:
+    """Build what the length of a response does to its reward: only `grpo` and the default advantage look at it."""
+
+    def number(name: str, default: float) -> float:
+        value = config.optional_number(name)
+        return default if value is None else value
+
+    if config[STORED] or (config.version >= (0, 7, 0) and config.word(f"{_ALGO}.type") != "grpo"):
+        return None
+    if config[_RESCALING] is not None:
+        return LengthTerm(rescaling=config.number(_RESCALING))
+    coef, gated = f"{_COEF_PENALTY}.coef", f"{_COEF_PENALTY}.gate_by_correctness"
+    if config[coef] is not None or config[gated] is not None:
+        return LengthTerm(output=number(coef, 0.25), span=int(config.number(_SPAN)), gated=bool(config[gated]))
+    output, inputs, turns = (f"{_PENALTY}.num_{name}_weight" for name in ("output_tokens", "input_tokens", "turns"))
+    if all(config[name] is None for name in (f"{_PENALTY}.type", output, inputs, turns)):
+        return None
+    return LengthTerm(output=number(output, 0.25), input=number(inputs, 0.1), turns=number(turns, 0.1))
 
 
 def _refuse_own_algorithms(config: Config) -> None:
