@@ -117,7 +117,8 @@ def objective(config: Config) -> Objective:
 
 
 def _bounded(term: KlTerm) -> KlTerm:
-    return replace(term, input_bound=None if term.clamp is None else BOUND, finite=True)
+    # The estimator alone is bounded, and the ratio keeps its derivative.
+    return replace(term, input_bound=None if term.clamp is None else BOUND, bounds_ratio=False, finite=True)
 
 
 def metrics(evaluation: "Evaluation") -> Mapping[str, float]:

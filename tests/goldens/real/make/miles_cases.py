@@ -8,10 +8,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 import skyrl_cases
 from skyrl_cases import cut
 
-CASES = (*skyrl_cases.CASES, "segments")
+CASES = (*skyrl_cases.CASES, "segments", "far")
 
 
 def batch_of(case):
+    if case == "far":
+        # Beyond the bound of the KL's log-ratio, on both sides, the importance ratio is small.
+        batch = batch_of("ragged")
+        apart = [[(21.0, -21.0, 0.1)[(r + t) % 3] for t in range(len(row))] for r, row in enumerate(batch["policy"])]
+        batch["ref"] = [[p - u for p, u in zip(*rows)] for rows in zip(batch["policy"], apart)]
+        batch["old"] = [[p + 2 + u / 10 for p, u in zip(*rows)] for rows in zip(batch["policy"], apart)]
+        return batch
     if case != "segments":
         batch = skyrl_cases.batch_of(case)
         batch.pop("token_rewards", None)
