@@ -38,6 +38,7 @@ from rolloutdoctor.results.figures import (
     OverviewData,
     PictureData,
 )
+from rolloutdoctor.results.findings import NO_ROLLOUTS
 from rolloutdoctor.results.histograms import Histogram
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.kl_metric_corrupted import KlMetricCorrupted
@@ -89,7 +90,7 @@ class FigureAccumulator(StepConsumer):
         if not cls.needs_objective:
             figure = cls()
         elif objective is None and not context.has_rows:
-            raise InputError(f"there are logged metrics and no rollouts: {remedy(['*'], context)}")
+            raise InputError(f"{NO_ROLLOUTS}: {remedy(['*'], context)}")
         elif objective is None:
             raise InputError("the trainer of the run is unknown: name it with --trainer NAME")
         else:

@@ -58,6 +58,9 @@ def nothing_found(rule: AnyRule, total: Measured, context: Context, unread: int)
     unseen = rule.unseen_reason(total, context)
     if unseen is not None:
         return Skipped(rule.code, rule.name, unseen.reason, unseen.remedy)
+    gap = next((gap for name in rule.watched(context) for gap in context.gaps.get(name, ())), None)
+    if gap is not None:
+        return Skipped(rule.code, rule.name, f"nothing was found, but {gap.words}", f"log {gap.metric} in every step")
     of_loss = of_unknown_loss(rule, context)
     if of_loss is not None:
         return of_loss

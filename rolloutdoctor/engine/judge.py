@@ -25,6 +25,7 @@ from rolloutdoctor.results.findings import NOTHING_READ, Excluded, Finding, NotA
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.audited import AuditedRule, audited_stages
 from rolloutdoctor.rules.base import Context, Judgement, counted
+from rolloutdoctor.rules.logged_gaps import gaps_of
 from rolloutdoctor.rules.options_refuted import questions
 from rolloutdoctor.rules.table import AnyRule
 from rolloutdoctor.rules.table_rule import Measured
@@ -61,6 +62,7 @@ def judge(
     diagnosis = diagnosis or undiagnosed(audit)
     means = {name: tally for name, tally in audit.items() if tally.window > 1}
     context = replace(diagnosed(plan, diagnosis, audit), means=means, audit=audit)
+    context = replace(context, gaps=gaps_of(state.tables.whole.metrics, context.metrics))
     findings: list[Finding] = []
     clean: list[tuple[str, str]] = []
     excluded: list[Excluded] = []

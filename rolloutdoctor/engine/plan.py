@@ -7,7 +7,7 @@ from rolloutdoctor.data.schema import STAND_INS
 from rolloutdoctor.engine import coverage
 from rolloutdoctor.engine.unread_metrics import with_unread
 from rolloutdoctor.objective.required_columns import UNKNOWN_LOSS, optional_columns
-from rolloutdoctor.results.findings import NO_REMEDY, NotApplicable, Skipped
+from rolloutdoctor.results.findings import NO_REMEDY, NO_ROLLOUTS, NotApplicable, Skipped
 from rolloutdoctor.rules.audited import audited_stages
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.table import AnyRule
@@ -84,7 +84,12 @@ def available(name: str, columns: frozenset[str]) -> bool:
 def remedy(names: Sequence[str], context: Context) -> str:
     """Words for what would record some columns."""
     recording = context.recording or (context.trainer.recording if context.trainer is not None else {})
-    fallback = recording.get("*", "record these columns, or name them as `rolloutdoctor info` lists them")
+    unnamed = (
+        "record these columns, or name them as `rolloutdoctor info` lists them"
+        if context.has_rows
+        else "record the rollouts, with the columns that `rolloutdoctor schema` lists"
+    )
+    fallback = recording.get("*", unnamed)
     found = dict.fromkeys(
         f"rename the column {context.misspelt[name]} to {name}, or --map {name}={context.misspelt[name]}"
         if name in context.misspelt
@@ -98,7 +103,7 @@ def remedy(names: Sequence[str], context: Context) -> str:
 def _obstacle(rule: AnyRule, context: Context, assumed: Skipped | None) -> Skipped | None:
     if rule.needs_rows and not context.has_rows:
         wanted = sorted(rule.columns(context)) or ["*"]
-        return Skipped(rule.code, rule.name, "there are logged metrics and no rollouts", remedy(wanted, context))
+        return Skipped(rule.code, rule.name, NO_ROLLOUTS, remedy(wanted, context))
     if context.objective is None and rule.needs_objective:
         return Skipped(
             rule.code,

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+from rolloutdoctor.io.reader_notes import NULL
 from rolloutdoctor.results.findings import NotApplicable, Skipped
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.table import AnyRule
@@ -21,6 +22,9 @@ def with_unread(rule: AnyRule, untested: NotApplicable | Skipped, context: Conte
     if not context.unread or (rule.needs_rows and not context.has_rows):
         return untested
     names = _read_by(rule, context)
+    if isinstance(untested, NotApplicable):
+        # What the options leave out is null by design.
+        names = [name for name in names if context.unread[name] != NULL]
     if not names:
         return untested
     shown = ", ".join(f"{name} is {context.unread[name]}" for name in names[:_MOST])

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 
 from rolloutdoctor.data.step_key import TRAIN, StepKey
 
+NULL = "null in every line"
+"""What a metric holds that was logged without a value."""
+
 _MOST_NAMES = 3
 """Names in a sentence; the others are counted."""
 
@@ -37,6 +40,7 @@ class ReaderNotes:
         self._sentences: dict[str, None] = {}
         self._cells: dict[str, dict[str, _Cells]] = {}
         self._read: dict[str, set[str]] = {}
+        self._nulls: dict[str, dict[str, None]] = {}
         self._repeats: dict[str, _Repeats] = {}
 
     def __call__(self, sentence: str) -> None:
@@ -63,6 +67,10 @@ class ReaderNotes:
         """Note names of a log that have a number at least once."""
         self._read.setdefault(file, set()).update(names)
 
+    def nulls(self, file: str, names: Iterable[str]) -> None:
+        """Note names of a log that a line of it has without a value."""
+        self._nulls.setdefault(file, {}).update(dict.fromkeys(names))
+
     def repeated(self, file: str, key: StepKey, name: str, first: float, last: float) -> None:
         """Count a step that a log has twice with two values of a metric, of which the last one counts."""
         repeats = self._repeats.setdefault(file, _Repeats())
@@ -78,9 +86,10 @@ class ReaderNotes:
 
     @property
     def unread(self) -> Mapping[str, str]:
-        """Metrics of which no cell is a number, each with what its first cell holds."""
+        """Metrics of which no cell is a number, each with what its first cell holds, or `NULL`."""
         numbers = set().union(*self._read.values())
-        return {
+        nulls = {name: NULL for names in self._nulls.values() for name in names if name not in numbers}
+        return nulls | {
             name: f"{cells.text} in {file}, {cells.place}"
             for file, by_name in self._cells.items()
             for name, cells in by_name.items()

@@ -144,6 +144,9 @@ LONGER_LOG = "check a longer log"
 NO_REMEDY = "nothing records it; rewards and advantages are computed"
 """What to do about an unknown loss."""
 
+NO_ROLLOUTS = "there are logged metrics and no rollouts"
+"""Reason of a rule on rollouts, where there is a log alone."""
+
 NOTHING_READ = "nothing was read"
 """Reason of a rule of which no step was read, or how it begins."""
 
@@ -319,6 +322,17 @@ class Report(RunResult):
         """Count the rules that could be tested; each rule is found, clean, not applicable or skipped."""
         tested = len(self.findings) + len(self.clean)
         return Coverage(tested, tested + len(self.not_applicable) + len(self.skipped))
+
+    @property
+    def is_log_alone(self) -> bool:
+        """True if logged metrics were read, and no rollouts."""
+        return not self.input.rows and bool(self.input.steps)
+
+    @property
+    def testable(self) -> int:
+        """Count the rules that apply and that an input of this kind could test: of a log, those that read logs."""
+        beyond = sum(rule.reason == NO_ROLLOUTS for rule in self.skipped)
+        return self.coverage.rules - len(self.not_applicable) - beyond
 
     def clean_words(self) -> list[str]:
         """Code and name of each clean rule; where its verdict rests on a sample, with what that excludes."""

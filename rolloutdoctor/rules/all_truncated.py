@@ -100,6 +100,10 @@ class AllTruncated(TableRule):
         """The truncated share and the lengths, and what tells whether rewards differ."""
         return metrics_of(context, _READ)
 
+    def watched(self, context: Context) -> tuple[str, ...]:
+        """The truncated share, where the rows do not say how they ended."""
+        return () if "status" in context.columns else ("truncated_share",)
+
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step that says how its responses ended: by its rows, or else in its log."""
         status, reward, length = pl.col("status"), pl.col("reward"), pl.col("tokens").cast(pl.Float64)

@@ -21,6 +21,7 @@ from rolloutdoctor.results.findings import Measure, Severity
 if TYPE_CHECKING:
     from rolloutdoctor.audit.tally import AuditTally
     from rolloutdoctor.objective.objective import Objective
+    from rolloutdoctor.rules.logged_gaps import LoggedGap
     from rolloutdoctor.trainers.deciding import Deciding
     from rolloutdoctor.trainers.options import Config
     from rolloutdoctor.trainers.spec import Trainer
@@ -67,6 +68,7 @@ class Context:
         audit: logged quantity to how its values compare; known once the steps were read.
         partly: logged quantities of which a cause explains some values and not all; known once the steps were read.
         given: those that agree where the logged advantages are taken as they are; known once the steps were read.
+        gaps: quantity to the training steps in which the log has no number of it; known once the steps were read.
         unexplained: logged quantity to how its values differ from the recomputed ones, where no known cause explains
             them; known once the steps were read.
     """
@@ -102,6 +104,7 @@ class Context:
     audit: "AuditTally" = field(default_factory=dict)
     partly: frozenset[str] = frozenset()
     given: frozenset[str] = frozenset()
+    gaps: Mapping[str, "tuple[LoggedGap, ...]"] = field(default_factory=dict)
     unexplained: "AuditTally" = field(default_factory=dict)
     unstated: str = "name it with --trainer NAME (and --set KEY=VALUE); `rolloutdoctor trainers` lists them"
 

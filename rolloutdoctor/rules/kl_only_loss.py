@@ -108,6 +108,10 @@ class KlOnlyLoss(TableRule):
         """The loss and its parts, the KL and the gradient norm."""
         return metrics_of(context, _READ)
 
+    def watched(self, context: Context) -> tuple[str, ...]:
+        """The loss and its parts."""
+        return ("loss", "policy_loss", "kl", "kl_term")
+
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step of which the log gives the parts; `loss`, `kl` and `norm` where it is the KL alone."""
         whole, policy, kl = pl.col("loss"), pl.col("policy_loss"), pl.col("kl")

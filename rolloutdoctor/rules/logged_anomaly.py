@@ -8,44 +8,16 @@ from typing import Any
 import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
-from rolloutdoctor.metric_names.quantities import BY_NAME
 from rolloutdoctor.metric_names.table import metric_quantities
+from rolloutdoctor.metric_names.value_bounds import BOUNDS, SLACK
 from rolloutdoctor.objective.parts import Part
-from rolloutdoctor.results.findings import LONGER_LOG, Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, own_name
+from rolloutdoctor.results.findings import LONGER_LOG, Measure
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.kl_oddities import negative, spike
+from rolloutdoctor.rules.logged_gaps import OF_FUNCTIONS
+from rolloutdoctor.rules.logged_oddities import REACHES_WEIGHTS, ended, huge, impossible, not_finite, without_value
 from rolloutdoctor.rules.logged_quantities import not_logged
-from rolloutdoctor.rules.series import chance_limit, is_passing
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
-
-_REACHES = frozenset({"loss", "policy_loss", "grad_norm", "critic_loss", "critic_grad_norm"})
-"""Quantities that reach the weights where they are NaN."""
-
-_PARTIAL = frozenset({"function_reward", "function_reward_std"})
-"""Quantities that are NaN by design where a function scored no response."""
-
-_SHARES = ("zero_variance_share", "truncated_share", "clip_fraction", "clip_fraction_low", "clip_fraction_high")
-_NOT_NEGATIVE = (
-    *("grad_norm", "critic_grad_norm", "reward_std", "learning_rate", "response_length", "response_length_min"),
-    *(
-        "response_length_max",
-        "sampler_gap",
-        "sampler_gap_max",
-        "sampler_logp_gap",
-        "sampler_logp_gap_max",
-        "sampler_ppl",
-    ),
-    *("trainer_ppl", "is_weight", "step_time"),
-)
-BOUNDS: Mapping[str, tuple[float, float]] = {
-    **dict.fromkeys(_SHARES, (0.0, 1.0)),
-    **dict.fromkeys(_NOT_NEGATIVE, (0.0, inf)),
-    "entropy": (0.0, inf),
-    "sampler_pearson": (-1.0, 1.0),
-}
-"""Quantity to the least and the largest value that it can have."""
-
-_SLACK = 1e-4
-"""How far rounding in float32 may move a value beyond its bound."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +35,16 @@ class LoggedAnomaly(TableRule):
 
     ## How it is measured
     `nonfinite_steps` have a NaN or an infinity: an error in the loss, the gradient norm or those of a critic, else a
-    warning; information in the reward of a function, which may have scored no response. `impossible_steps` have a value
-    beyond what its quantity can be: a warning, and information where all of an entropy are negative, which is another
-    sign. `negative_kl_steps` have a KL below -0.01, which rounding in bfloat16 does not reach: a warning where the
-    configuration says that the KL in the loss is k2 or k3. Where nothing says it they are information, since k1 may be
-    negative, and so are two below -0.001. `*_peak` is the largest value divided by the mean of all others; with more
-    than ten values, a `kl_peak` above 10 is a finding, without proof that it did harm: a warning from half a nat on,
-    information where it is in one line, or in fewer than 2 %, and the KL after it is what it was. So is a gradient norm
-    above 1e7, which no loss that averages tokens of rewards near 1 gives. Confirmed but for a large value alone: the
-    log itself is the proof.
+    warning; information in the reward of a function, which may have scored no response. So is a metric that is logged
+    at first and not in the last steps (five, and three times the interval at which it was logged). `impossible_steps`
+    have a value beyond what its quantity can be: a warning, and information where all of an entropy are negative, which
+    is another sign. `negative_kl_steps` have a KL below -0.01, which rounding in bfloat16 does not reach: a warning
+    where the configuration says that the KL in the loss is k2 or k3. Where nothing says it they are information, since
+    k1 may be negative, and so are two below -0.001. `*_peak` is the largest value divided by the mean of all others;
+    with more than ten values, a `kl_peak` above 10 is a finding, without proof that it did harm: a warning from half a
+    nat on, information where it is in one line, or in fewer than 2 %, and the KL after it is what it was. So is a
+    gradient norm above 1e7, which no loss that averages tokens of rewards near 1 gives. Confirmed but for a large value
+    alone: the log itself is the proof.
 
     ## What to do
     Look at the rollouts of the steps listed; `RDI001` finds the tokens. For a negative KL, check which estimator and
@@ -117,7 +90,7 @@ class LoggedAnomaly(TableRule):
             if name in context.quantities:
                 metric, meaning = context.quantities[name]
                 value = meaning.factor * logged + meaning.offset
-                is_out = value.is_finite() & ~value.is_between(low - _SLACK, high + _SLACK)
+                is_out = value.is_finite() & ~value.is_between(low - SLACK, high + SLACK)
                 beyond |= (pl.col("metric") == metric) & is_out
         is_bad = ~logged.is_finite()
         metric_of = {name: context.quantities.get(name, ("", None))[0] for name in ("kl", "grad_norm")}
@@ -128,8 +101,8 @@ class LoggedAnomaly(TableRule):
                 is_finite=~is_bad.any(),
                 bad=pl.col("metric").filter(is_bad).unique().sort(),
                 is_nan=logged.is_nan().any(),
-                reaches=pl.col("quantity").filter(is_bad).is_in(list(_REACHES)).any(),
-                partial=pl.col("quantity").filter(is_bad).is_in(list(_PARTIAL)).all(),
+                reaches=pl.col("quantity").filter(is_bad).is_in(list(REACHES_WEIGHTS)).any(),
+                partial=pl.col("quantity").filter(is_bad).is_in(list(OF_FUNCTIONS)).all(),
                 beyond=pl.col("metric").filter(beyond).first(),
                 beyond_value=logged.filter(beyond).first(),
                 kl=logged.filter(pl.col("metric") == metric_of["kl"], logged.is_finite()).first(),
@@ -178,15 +151,20 @@ class LoggedAnomaly(TableRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Judge the heaviest, and name all."""
-        found = [
-            oddity
-            for look in (self._nonfinite, self._impossible, self._negative, self._huge, self._spike)
-            if (oddity := look(run, context)) is not None
-        ]
-        if not found:
+        looks = (
+            not_finite(run, context),
+            ended(run, context),
+            without_value(run, context),
+            impossible(run, context),
+            negative(run, context, below=self.below, fewest_negative=self.fewest_negative),
+            huge(run, context, norm_above=self.norm_above),
+            spike(run, context, fewest=self.fewest, peak_above=self.peak_above, small_kl=self.small_kl),
+        )
+        oddities = [oddity for oddity in looks if oddity is not None]
+        if not oddities:
             return None
-        worst = max(found, key=lambda oddity: oddity.severity)
-        others = [oddity.words for oddity in found if oddity is not worst]
+        worst = max(oddities, key=lambda oddity: oddity.severity)
+        others = [oddity.words for oddity in oddities if oddity is not worst]
         return Judgement(
             severity=worst.severity,
             confirmed=worst.confirmed,
@@ -195,149 +173,9 @@ class LoggedAnomaly(TableRule):
             evidence="the trainer's log",
             advice=worst.advice,
             why=worst.why,
+            remark=worst.remark,
             measures={} if worst.onset is None else {"onset": Measure(worst.onset, "step")},
         )
-
-    def _nonfinite(self, run: Measured, context: Context) -> "Oddity | None":
-        """NaN or infinity, with the step of the first."""
-        bad = run.table.filter(~pl.col("is_finite"))
-        if not len(bad):
-            return None
-        reaches, partial = bool(bad["reaches"].any()), bool(bad["partial"].all())
-        told = bad.filter("reaches") if reaches else bad.filter(~pl.col("partial")) if not partial else bad
-        ranked = metric_quantities(context.metrics)
-        order = [name for name in BY_NAME if name in {*ranked.values()}]
-        names = sorted(told["bad"][0], key=lambda name: (ranked[name] not in _REACHES, order.index(ranked[name]), name))
-        kind = "NaN" if told["is_nan"].all() else "infinite" if not told["is_nan"].any() else "NaN or infinite"
-        more = f" and {counted(len(names) - 1, 'more metric')}" if len(names) > 1 else ""
-        where = f"in step {told['step'][0]}"
-        if len(told) == len(run.table) > 1:
-            where = f"in all {len(told):,} logged steps"
-        elif len(told) > 1:
-            where = f"in {len(told):,} of {counted(len(run.table), 'step')}, first in step {told['step'][0]}"
-        return Oddity(
-            severity=Severity.ERROR if reaches else Severity.INFO if partial else Severity.WARNING,
-            words=f"{names[0]}{more} {'are' if more else 'is'} {kind} {where}",
-            advice=f"inspect the batch of step {told['step'][0]}: empty masks, a log of 0 and overflows give NaN",
-            why="" if reaches else _KL_ALONE if {ranked[name] for name in names} == {"kl"} else _HIDDEN,
-            onset=told["step"][0],
-        )
-
-    def _impossible(self, run: Measured, context: Context) -> "Oddity | None":
-        """A value beyond what its quantity can be."""
-        odd = run.table.filter(pl.col("beyond").is_not_null())
-        if not len(odd):
-            return None
-        metric, value, step = odd.select("beyond", "beyond_value", "step").row(0)
-        title = BY_NAME[metric_quantities(context.metrics)[metric]].title
-        is_other_sign = len(odd) == len(run.table) and title == "entropy"
-        cannot = "below 0" if value < 0 else "above 1"
-        return Oddity(
-            severity=Severity.INFO if is_other_sign else Severity.WARNING,
-            words=f"{metric} is {number(value)} in step {step}: the {title} cannot be {cannot}",
-            advice=f"check what {metric} is computed from, and its sign",
-            why="A metric beyond the values of its quantity is not what its name says.",
-            onset=step,
-        )
-
-    def _negative(self, run: Measured, context: Context) -> "Oddity | None":
-        """A negative mean of an estimator that is never negative."""
-        steps, objective = run.count("negative_kl_steps"), context.objective
-        term = None if objective is None else objective.kl_loss
-        if not steps or (objective is not None and (term is None or term.estimator not in _NEVER_NEGATIVE)):
-            return None
-        if term is not None and _may_be_another(context):
-            term = None  # an estimator that was only assumed contradicts nothing
-        if term is None and steps < self.fewest_negative and (run["lowest_kl"] or 0.0) >= -self.below:
-            return None
-        lowest = number(run["lowest_kl"])
-        words = (
-            f"the logged KL is negative in {counted(steps, 'step')}, down to {lowest}: it is k1, the mean log-ratio, "
-            "since k2 and k3 are never negative"
-        )
-        if term is not None:
-            words = f"a negative KL of {lowest} ({counted(steps, 'step')}) from an estimator that is never negative"
-        return Oddity(
-            severity=Severity.INFO if term is None else Severity.WARNING,
-            words=words,
-            advice="check what the KL metric is computed from"
-            + ("; k1 may be near 0 where policies differ" if term is None else ": it is not the configured estimator"),
-            why="An estimator that is never negative cannot give this value, so the metric is computed from another.",
-            onset=run.table.filter("is_wrong")["step"][0],
-        )
-
-    def _huge(self, run: Measured, context: Context) -> "Oddity | None":
-        """A gradient norm that no averaged loss gives."""
-        huge = run.table.filter(pl.col("norm") > self.norm_above)
-        if not len(huge):
-            return None
-        return Oddity(
-            severity=Severity.WARNING,
-            confirmed=False,
-            words=f"a gradient norm of {number(run['grad_norm_max'])} in {counted(len(huge), 'step')}",
-            advice="check the scale of the loss, the weights as they were loaded, and the precision of gradients",
-            why="Clipping divides such a gradient by its norm, so that what is left is mostly what overflowed or was "
-            "scaled wrongly.",
-        )
-
-    def _spike(self, run: Measured, context: Context) -> "Oddity | None":
-        """A KL that stands out."""
-        kl = run.table["kl"].drop_nulls()
-        if len(kl) <= self.fewest or (run["kl_peak"] or 0) <= self.peak_above:
-            return None
-        values = kl.to_numpy()
-        limit = self.peak_above * float(values.sum() - values.max()) / (len(values) - 1)
-        if values.max() <= chance_limit(values, limit):
-            return None
-        is_small = (run["kl_max"] or 0) < self.small_kl or is_passing(values, values > limit)
-        step = run.table.drop_nulls("kl")["step"][int(values.argmax())]
-        return Oddity(
-            severity=Severity.INFO if is_small else Severity.WARNING,
-            confirmed=False,
-            words=f"a KL spike of {number(run['kl_max'])}, {number(run['kl_peak'])} times the mean of the other steps",
-            advice=f"inspect the batch of step {step}; if spikes recur, lower {own_name(context, 'the learning rate')}",
-            why="At such a step the policy suddenly differs far more from the reference than around it.",
-        )
-
-
-def _may_be_another(context: Context) -> bool:
-    """Tell whether an option that nothing states could make the KL one that may be negative."""
-    from rolloutdoctor.trainers.deciding import alternatives
-
-    if context.trainer is None or context.config is None or "kl" not in context.deciding:
-        return False
-    others = alternatives(context.trainer, context.config, context.deciding["kl"].assumed)
-    terms = (objective.kl_loss for objective in others)
-    return any(term is not None and term.estimator not in _NEVER_NEGATIVE for term in terms)
-
-
-@dataclass(frozen=True)
-class Oddity:
-    """One way in which logged numbers are odd.
-
-    Attributes:
-        severity: how much it matters.
-        words: what stands out, and where.
-        advice: what to do.
-        why: why it matters; empty: as the page says.
-        confirmed: the log proves it.
-        onset: first step, where there is one.
-    """
-
-    severity: Severity
-    words: str
-    advice: str
-    why: str
-    confirmed: bool = True
-    onset: int | None = None
-
-
-_KL_ALONE = (
-    "The logged loss is finite, so no term with this KL reached the weights: it is a metric alone, or the mean over no "
-    "tokens."
-)
-_HIDDEN = "A metric that is not a number hides what it would show."
-_NEVER_NEGATIVE = frozenset({"k2", "k3", "k3_clamped", "abs"})
 
 
 def _peak(x: pl.Expr) -> pl.Expr:

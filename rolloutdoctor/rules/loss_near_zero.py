@@ -95,6 +95,10 @@ class LossNearZero(TableRule):
         """What a log without rollouts says of the loss and the gradient."""
         return frozenset() if context.has_rows else metrics_of(context, READ)
 
+    def watched(self, context: Context) -> tuple[str, ...]:
+        """The loss and the gradient norm of a log without rollouts."""
+        return () if context.has_rows else (*LOSSES, "grad_norm")
+
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """The loss at ratio one, and whether a trained token has a policy gradient."""
         evaluation, rows, tokens = step.evaluation, step.rows, step.tokens

@@ -50,6 +50,10 @@ class NumbersRule(TableRule):
         """The trainer's names of the quantities."""
         return metrics_of(context, (*self.about, *self.beside))
 
+    def watched(self, context: Context) -> tuple[str, ...]:
+        """What the rule is about."""
+        return self.about or self.beside
+
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A log without the quantity."""
         return None if context.quantities.keys() >= {*self.about} else not_logged(context, *self.about)

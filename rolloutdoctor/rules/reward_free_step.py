@@ -77,6 +77,10 @@ class RewardFreeStep(TableRule):
         """The gradient norm, what tells whether rewards differ, and the loss and its KL."""
         return metrics_of(context, _READ)
 
+    def watched(self, context: Context) -> tuple[str, ...]:
+        """The gradient norm, and what tells whether rewards differ."""
+        return ("grad_norm", *SPREAD)
+
     def inapplicable_reason(self, context: Context) -> str | None:
         """A training without a reward."""
         return of_distillation(context)

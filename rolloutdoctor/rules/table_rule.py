@@ -143,6 +143,10 @@ class Rule(ABC, Generic[M]):
         """Return the logged metrics that the query reads."""
         return frozenset()
 
+    def watched(self, context: Context) -> tuple[str, ...]:
+        """Return the logged quantities in whose gaps the fault could be without showing itself."""
+        return ()
+
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """Return further values of rows, ``[N]`` each, None where the step has none.
 

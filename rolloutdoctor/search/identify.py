@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.io.run import Run
-from rolloutdoctor.results.findings import NO_REMEDY
+from rolloutdoctor.results.findings import NO_REMEDY, NO_ROLLOUTS
 from rolloutdoctor.results.identification import Identification, Stage
 from rolloutdoctor.search.candidates import Candidate, Known, options_of
 from rolloutdoctor.search.fault_counts import FaultCounts
@@ -134,7 +134,7 @@ class Identifier:
         logged = extremes_of(self._run.metrics, self._names)
         found = identify_extremes(advantage_candidates([], self._known), logged, self._known) if logged else None
         how = self._names.recording.get("*", "")
-        reason = "there are logged metrics and no rollouts"
+        reason = NO_ROLLOUTS
         first = found or untestable("advantage", reason, how)
         return self._result((first, *(untestable(name, reason, how) for name in ("kl", "loss"))))
 

@@ -68,9 +68,8 @@ def _words(run: CheckedRun) -> str:
     for cause in dict.fromkeys(one.follows_from for one in below):
         codes = [one.code for one in below if one.follows_from == cause]
         parts.append(f"{', '.join(codes)} {'follows' if len(codes) == 1 else 'follow'} from {cause}")
-    size, coverage = run.report.input, run.report.coverage
-    applicable = coverage.rules - len(run.report.not_applicable)
-    words = "; ".join(parts) or f"{coverage.tested} of {applicable} rules tested"
+    size = run.report.input
+    words = "; ".join(parts) or f"{run.report.coverage.tested} of {run.report.testable} rules tested"
     return f"{words} ({many(size.rows, 'row')}, {many(size.steps, 'step')})"
 
 

@@ -52,7 +52,7 @@ def verdict(report: Report) -> str:
 def _outcome(report: Report) -> str:
     """Say what came out, whatever the release."""
     faults = [finding for finding in report.causes if finding.severity >= Severity.WARNING]
-    tested, rules = report.coverage.tested, report.coverage.rules
+    tested = report.coverage.tested
     if faults:
         return _of_faults(faults, report)
     if not tested:
@@ -62,15 +62,19 @@ def _outcome(report: Report) -> str:
             (reason,) = reasons
             return f"{reason[:1].upper()}{reason[1:]}."
         return f"Nothing could be checked: {_untested(report)}."
-    applicable = rules - len(report.not_applicable)
-    if tested < _LEAST_TESTED * applicable:
-        return _too_little(report, tested, applicable)
-    if tested < (1 - _MOST_UNTESTED) * applicable:
-        return f"No fault was found, but only {tested} of {applicable} rules that apply could be tested."
+    testable = report.testable
+    if tested < _LEAST_TESTED * testable:
+        return _too_little(report, tested, testable)
+    if tested < (1 - _MOST_UNTESTED) * testable:
+        kind = "read a log" if report.is_log_alone else "apply"
+        return f"No fault was found, but only {tested} of {testable} rules that {kind} could be tested."
     return " ".join([_healthy(report), *_remarks(report)])
 
 
 def _healthy(report: Report) -> str:
+    if report.is_log_alone:
+        tested = f"{report.coverage.tested:,} of {many(report.testable, 'rule')} that read a log"
+        return f"No fault was found in the log: {tested} could be tested.{_to_test_more(report)}"
     if report.unread_release:
         return "No fault was found."
     compared = sum(entry.compared for entry in report.audit)
@@ -88,15 +92,19 @@ def _remarks(report: Report) -> Iterator[str]:
             yield f"{one.remark[:1].upper()}{one.remark[1:]} ({one.code})."
 
 
-def _too_little(report: Report, tested: int, applicable: int) -> str:
+def _too_little(report: Report, tested: int, testable: int) -> str:
     """Say how few rules could be tested, and what would run most of the others."""
+    kind = " that read a log" if report.is_log_alone else ""
+    return f"Too little to judge: {tested:,} of {many(testable, 'rule')}{kind} could be tested.{_to_test_more(report)}"
+
+
+def _to_test_more(report: Report) -> str:
+    """Say the one thing that would run most of the rules that could not be tested, as a sentence after a space."""
     remedies = Counter(one.remedy for one in report.skipped if one.remedy and one.remedy != NO_REMEDY)
-    best = max(remedies.items(), key=lambda one: (one[1], one[0]), default=None)
-    words = f"Too little to judge: {tested:,} of {many(applicable, 'rule')} could be tested."
-    if best is None:
-        return words
-    remedy, rules = best
-    return f"{words} To test {rules:,} more: {remedy}."
+    if not remedies:
+        return ""
+    remedy, rules = max(remedies.items(), key=lambda one: (one[1], one[0]))
+    return f" To test {rules:,} more: {remedy}."
 
 
 def _untested(report: Report) -> str:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rolloutdoctor.results.findings import Finding, InputSummary, Report, Severity, Skipped
+from rolloutdoctor.results.findings import LONGER_LOG, NO_ROLLOUTS, Finding, InputSummary, Report, Severity, Skipped
 from rolloutdoctor.views.verdict import verdict
 
 CLEAN = tuple((f"RDX{place:03}", "name") for place in range(100))
@@ -28,6 +28,32 @@ def report(tested: int, skipped: int, **changes: object) -> Report:
 )
 def test_a_run_is_judged_by_a_quarter_of_the_rules_at_least(tested, skipped, start):
     assert verdict(report(tested, skipped)).startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("tested", "short", "said"),
+    [
+        (5, 16, "Too little to judge: 5 of 21 rules that read a log could be tested. To test 70 more: record."),
+        (5, 15, "No fault was found, but only 5 of 20 rules that read a log could be tested."),
+        (9, 10, "No fault was found, but only 9 of 19 rules that read a log could be tested."),
+        (
+            10,
+            10,
+            "No fault was found in the log: 10 of 20 rules that read a log could be tested. To test 70 more: record.",
+        ),
+        (
+            20,
+            0,
+            "No fault was found in the log: 20 of 20 rules that read a log could be tested. To test 70 more: record.",
+        ),
+    ],
+)
+def test_a_log_alone_is_judged_by_the_rules_that_read_logs(tested, short, said):
+    rollouts = tuple(Skipped(f"RDZ{place:03}", "name", NO_ROLLOUTS, "record") for place in range(70))
+    lacking = tuple(Skipped(f"RDY{place:03}", "name", "needs 10 steps", LONGER_LOG) for place in range(short))
+    made = replace(report(tested, 3), input=InputSummary(steps=9), skipped=rollouts + lacking)
+    assert verdict(made) == said
+    assert made.coverage.rules == tested + short + 70
 
 
 def test_what_is_by_design_stands_beside_no_fault():

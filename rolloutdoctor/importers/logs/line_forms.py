@@ -16,6 +16,7 @@ from rolloutdoctor.importers.logs.printed import (
     dict_in,
     is_log_line,
     name_of,
+    nulls_of,
     number,
     pairs,
     values_of,
@@ -210,10 +211,11 @@ class TrainerDict:
             if row is None or ("epoch" not in row and "eval_epoch" not in row):
                 continue
             is_eval = any(name.startswith("eval_") for name in row)
-            values = values_of({name.removeprefix("eval_"): value for name, value in row.items()})
+            named = {name.removeprefix("eval_"): value for name, value in row.items()}
+            values = values_of(named)
             if _TRAINER & values.keys():
                 step, total, _ = _step_of({name: row[name] for name in row if "/max" in name})
-                yield Printed(values, step, EVAL if is_eval else TRAIN, total_steps=total)
+                yield Printed(values | nulls_of(named), step, EVAL if is_eval else TRAIN, total_steps=total)
 
 
 _FEWEST = 3
@@ -236,7 +238,7 @@ class AnyDict:
             if step is None and (before := counted(line[: line.find("{")])) is not None:
                 step, total = before
             values = values_of({key: value for key, value in row.items() if key != name})
-            if len(row) >= _FEWEST and is_log_line(values):
+            if len(row) - len(nulls_of(row)) >= _FEWEST and is_log_line(values):
                 yield Printed(values, step, counter=name, total_steps=total)
 
 

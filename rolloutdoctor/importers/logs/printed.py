@@ -10,13 +10,16 @@ from rolloutdoctor.metric_names.generic import is_metric
 
 NUMBER = r"[-+]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?(?:[eE][+-]?[0-9]{1,3})?|\.[0-9]{1,20}|nan|inf|NaN|Infinity)"
 
+_NULL = "None|null"
+"""A metric without a value: TRL logs None where every value that it would average is NaN."""
+
 _LONGEST_LINE = 2**16
 """Characters of a line of names and numbers."""
 
 # A text that has no end is one to the end of the line: to look for its end again behind each quote takes the square.
 _TOKENS = re.compile(
     r"""('(?:[^'\\]|\\.)*+'?|"(?:[^"\\]|\\.)*+"?)"""
-    rf"""(?:\s?:\s*(?:(?:np|numpy)\.\w{{1,20}}\()?['"]?({NUMBER}(?:/[0-9]{{1,18}})?)['")\s]*(?=[,}}]))?|([\[{{(])|[\]}})]"""
+    rf"""(?:\s?:\s*(?:(?:np|numpy)\.\w{{1,20}}\()?['"]?({NUMBER}(?:/[0-9]{{1,18}})?|{_NULL})['")\s]*(?=[,}}]))?|([\[{{(])|[\]}})]"""
 )
 _PAIR = re.compile(
     r"(?<![\w./@-])([A-Za-z_][\w./@()-]{0,100}+(?: [A-Za-z_(][\w./@()-]{0,40}+){0,4}?)"
@@ -81,6 +84,11 @@ def dict_in(text: str) -> dict[str, str] | None:
 def values_of(row: dict[str, str]) -> dict[str, float | None]:
     """Return those values that are one number."""
     return {name: value for name, text in row.items() if (value := number(text)) is not None}
+
+
+def nulls_of(row: dict[str, str]) -> dict[str, float | None]:
+    """Return the names that a dict has with no value, as ``'kl': None``."""
+    return {name: None for name, text in row.items() if text in _NULL.split("|")}
 
 
 def counted(line: str) -> tuple[int, int | None] | None:

@@ -96,4 +96,5 @@ def read_log(source: Source, notes: LogNotes | None = None) -> Iterator[tuple[in
             else:
                 numbers[name] = value
         notes.reader.numbers(source.name, (name for name, value in numbers.items() if value is not None))
+        notes.reader.nulls(source.name, (name for name, value in numbers.items() if value is None))
         yield step, split, numbers

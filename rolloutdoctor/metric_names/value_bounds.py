@@ -1,0 +1,28 @@
+"""The least and the largest value that a logged quantity can have."""
+
+from collections.abc import Mapping
+from math import inf
+
+_SHARES = ("zero_variance_share", "truncated_share", "clip_fraction", "clip_fraction_low", "clip_fraction_high")
+_NOT_NEGATIVE = (
+    *("grad_norm", "critic_grad_norm", "reward_std", "learning_rate", "response_length", "response_length_min"),
+    *(
+        "response_length_max",
+        "sampler_gap",
+        "sampler_gap_max",
+        "sampler_logp_gap",
+        "sampler_logp_gap_max",
+        "sampler_ppl",
+    ),
+    *("trainer_ppl", "is_weight", "step_time"),
+)
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(_SHARES, (0.0, 1.0)),
+    **dict.fromkeys(_NOT_NEGATIVE, (0.0, inf)),
+    "entropy": (0.0, inf),
+    "sampler_pearson": (-1.0, 1.0),
+}
+"""Quantity to the least and the largest value that it can have."""
+
+SLACK = 1e-4
+"""How far rounding in float32 may move a value beyond its bound."""

@@ -1,0 +1,68 @@
+"""A logged KL that its estimator cannot give, or that stands out."""
+
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, counted, number, own_name
+from rolloutdoctor.rules.logged_oddities import Oddity
+from rolloutdoctor.rules.series import chance_limit, is_passing
+from rolloutdoctor.rules.table_rule import Measured
+
+_NEVER_NEGATIVE = frozenset({"k2", "k3", "k3_clamped", "abs"})
+"""Estimators of which no value is negative."""
+
+
+def negative(run: Measured, context: Context, *, below: float, fewest_negative: int) -> Oddity | None:
+    """A negative mean of an estimator that is never negative."""
+    steps, objective = run.count("negative_kl_steps"), context.objective
+    term = None if objective is None else objective.kl_loss
+    if not steps or (objective is not None and (term is None or term.estimator not in _NEVER_NEGATIVE)):
+        return None
+    if term is not None and _may_be_another(context):
+        term = None  # an estimator that was only assumed contradicts nothing
+    if term is None and steps < fewest_negative and (run["lowest_kl"] or 0.0) >= -below:
+        return None
+    lowest = number(run["lowest_kl"])
+    words = (
+        f"the logged KL is negative in {counted(steps, 'step')}, down to {lowest}: it is k1, the mean log-ratio, "
+        "since k2 and k3 are never negative"
+    )
+    if term is not None:
+        words = f"a negative KL of {lowest} ({counted(steps, 'step')}) from an estimator that is never negative"
+    return Oddity(
+        severity=Severity.INFO if term is None else Severity.WARNING,
+        words=words,
+        advice="check what the KL metric is computed from"
+        + ("; k1 may be near 0 where policies differ" if term is None else ": it is not the configured estimator"),
+        why="An estimator that is never negative cannot give this value, so the metric is computed from another.",
+        onset=run.table.filter("is_wrong")["step"][0],
+    )
+
+
+def spike(run: Measured, context: Context, *, fewest: int, peak_above: float, small_kl: float) -> Oddity | None:
+    """A KL that stands out."""
+    kl = run.table["kl"].drop_nulls()
+    if len(kl) <= fewest or (run["kl_peak"] or 0) <= peak_above:
+        return None
+    values = kl.to_numpy()
+    limit = peak_above * float(values.sum() - values.max()) / (len(values) - 1)
+    if values.max() <= chance_limit(values, limit):
+        return None
+    is_small = (run["kl_max"] or 0) < small_kl or is_passing(values, values > limit)
+    step = run.table.drop_nulls("kl")["step"][int(values.argmax())]
+    return Oddity(
+        severity=Severity.INFO if is_small else Severity.WARNING,
+        confirmed=False,
+        words=f"a KL spike of {number(run['kl_max'])}, {number(run['kl_peak'])} times the mean of the other steps",
+        advice=f"inspect the batch of step {step}; if spikes recur, lower {own_name(context, 'the learning rate')}",
+        why="At such a step the policy suddenly differs far more from the reference than around it.",
+    )
+
+
+def _may_be_another(context: Context) -> bool:
+    """Tell whether an option that nothing states could make the KL one that may be negative."""
+    from rolloutdoctor.trainers.deciding import alternatives
+
+    if context.trainer is None or context.config is None or "kl" not in context.deciding:
+        return False
+    others = alternatives(context.trainer, context.config, context.deciding["kl"].assumed)
+    terms = (objective.kl_loss for objective in others)
+    return any(term is not None and term.estimator not in _NEVER_NEGATIVE for term in terms)

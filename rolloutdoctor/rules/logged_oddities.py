@@ -1,0 +1,141 @@
+"""Ways in which the numbers of a log are odd: none at all, impossible, or out of all proportion."""
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from rolloutdoctor.io.reader_notes import NULL
+from rolloutdoctor.metric_names.quantities import BY_NAME
+from rolloutdoctor.metric_names.table import metric_quantities
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, counted, number
+from rolloutdoctor.rules.table_rule import Measured
+
+REACHES_WEIGHTS = frozenset({"loss", "policy_loss", "grad_norm", "critic_loss", "critic_grad_norm"})
+"""Quantities that reach the weights where they are NaN."""
+
+_LEVELS = REACHES_WEIGHTS | {"reward", "reward_std", "kl", "kl_term", "entropy", "response_length", "learning_rate"}
+"""Quantities that a trainer logs in every step or in none."""
+
+_KL_ALONE = (
+    "The logged loss is finite, so no term with this KL reached the weights: it is a metric alone, or the mean over no "
+    "tokens."
+)
+_HIDDEN = "A metric that is not a number hides what it would show."
+
+
+@dataclass(frozen=True)
+class Oddity:
+    """One way in which logged numbers are odd.
+
+    Attributes:
+        severity: how much it matters.
+        words: what stands out, and where.
+        advice: what to do.
+        why: why it matters; empty: as the page says.
+        confirmed: the log proves it.
+        onset: first step, where there is one.
+        remark: what belongs beside "no fault was found".
+    """
+
+    severity: Severity
+    words: str
+    advice: str
+    why: str
+    confirmed: bool = True
+    onset: int | None = None
+    remark: str = ""
+
+
+def not_finite(run: Measured, context: Context) -> Oddity | None:
+    """NaN or infinity, with the step of the first."""
+    bad = run.table.filter(~pl.col("is_finite"))
+    if not len(bad):
+        return None
+    reaches, partial = bool(bad["reaches"].any()), bool(bad["partial"].all())
+    told = bad.filter("reaches") if reaches else bad.filter(~pl.col("partial")) if not partial else bad
+    ranked = metric_quantities(context.metrics)
+    order = [name for name in BY_NAME if name in {*ranked.values()}]
+    rank = {name: (quantity not in REACHES_WEIGHTS, order.index(quantity), name) for name, quantity in ranked.items()}
+    names = sorted(told["bad"][0], key=rank.__getitem__)
+    kind = "NaN" if told["is_nan"].all() else "infinite" if not told["is_nan"].any() else "NaN or infinite"
+    more = f" and {counted(len(names) - 1, 'more metric')}" if len(names) > 1 else ""
+    where = f"in step {told['step'][0]}"
+    if len(told) == len(run.table) > 1:
+        where = f"in all {len(told):,} logged steps"
+    elif len(told) > 1:
+        where = f"in {len(told):,} of {counted(len(run.table), 'step')}, first in step {told['step'][0]}"
+    return Oddity(
+        severity=Severity.ERROR if reaches else Severity.INFO if partial else Severity.WARNING,
+        words=f"{names[0]}{more} {'are' if more else 'is'} {kind} {where}",
+        advice=f"inspect the batch of step {told['step'][0]}: empty masks, a log of 0 and overflows give NaN",
+        why="" if reaches else _KL_ALONE if {ranked[name] for name in names} == {"kl"} else _HIDDEN,
+        onset=told["step"][0],
+    )
+
+
+def ended(run: Measured, context: Context) -> Oddity | None:
+    """A quantity that was logged, and is not any more, though others are."""
+    ends = [gap for gaps in context.gaps.values() for gap in gaps if gap.ended]
+    if not ends:
+        return None
+    ends.sort(key=lambda gap: gap.quantity not in _LEVELS)
+    gap = ends[0]
+    more = f", and so {'is' if len(ends) == 2 else 'are'} {counted(len(ends) - 1, 'more metric')}" if ends[1:] else ""
+    return Oddity(
+        severity=Severity.WARNING if gap.quantity in _LEVELS else Severity.INFO,
+        words=f"{gap.words}{more}",
+        advice=f"find out why it ends at step {gap.first}: trainers that drop a NaN, such as TRL, log nothing or None",
+        why=_HIDDEN,
+        onset=gap.first,
+    )
+
+
+def without_value(run: Measured, context: Context) -> Oddity | None:
+    """A quantity that every line names, and none has."""
+    nulls = [name for name, cell in context.unread.items() if cell == NULL]
+    quantities = metric_quantities(nulls)
+    names = sorted(name for name, quantity in quantities.items() if quantity in _LEVELS)
+    if not names:
+        return None
+    words = f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} {NULL}"
+    return Oddity(
+        severity=Severity.INFO,
+        words=words,
+        advice="if it is not switched off, find out why it has no value: TRL logs None where every value is NaN",
+        why=_HIDDEN,
+        remark=words,
+    )
+
+
+def impossible(run: Measured, context: Context) -> Oddity | None:
+    """A value beyond what its quantity can be."""
+    odd = run.table.filter(pl.col("beyond").is_not_null())
+    if not len(odd):
+        return None
+    metric, value, step = odd.select("beyond", "beyond_value", "step").row(0)
+    title = BY_NAME[metric_quantities(context.metrics)[metric]].title
+    is_other_sign = len(odd) == len(run.table) and title == "entropy"
+    cannot = "below 0" if value < 0 else "above 1"
+    return Oddity(
+        severity=Severity.INFO if is_other_sign else Severity.WARNING,
+        words=f"{metric} is {number(value)} in step {step}: the {title} cannot be {cannot}",
+        advice=f"check what {metric} is computed from, and its sign",
+        why="A metric beyond the values of its quantity is not what its name says.",
+        onset=step,
+    )
+
+
+def huge(run: Measured, context: Context, *, norm_above: float) -> Oddity | None:
+    """A gradient norm that no averaged loss gives."""
+    huge = run.table.filter(pl.col("norm") > norm_above)
+    if not len(huge):
+        return None
+    return Oddity(
+        severity=Severity.WARNING,
+        confirmed=False,
+        words=f"a gradient norm of {number(run['grad_norm_max'])} in {counted(len(huge), 'step')}",
+        advice="check the scale of the loss, the weights as they were loaded, and the precision of gradients",
+        why="Clipping divides such a gradient by its norm, so that what is left is mostly what overflowed or was "
+        "scaled wrongly.",
+    )
