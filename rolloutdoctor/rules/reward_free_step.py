@@ -20,8 +20,14 @@ from rolloutdoctor.rules.logged_quantities import (
 )
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
-_READ = (*SPREAD, "grad_norm", "loss", "kl")
+_READ = (*SPREAD, "grad_norm", "loss", "kl", "reward_min", "reward_max")
 """Quantities that the rule reads."""
+
+
+_SAME_TEXT = (
+    "check that the responses to one prompt are several samples (at a temperature of 0 they are one text, and with one "
+    "response a prompt every group is equal); "
+)
 
 
 @dataclass(frozen=True)
@@ -39,16 +45,17 @@ class RewardFreeStep(TableRule):
 
     ## How it is measured
     A step counts if the logged share of zero-variance groups is exactly 1 (a mean over groups, or over several steps,
-    is 1 only if each of them is), if the smallest and the largest advantage are both 0, or if the standard deviation
-    of the rewards is exactly 0. TRL means a standard deviation below 1e-8, which leaves advantages of at most 1e-4
-    times the root of the group size. A line with a deviation above 0 counts as another step, though some group of it
-    may have equal rewards. A warning where more than half of the steps are such ones and moved the weights: fewer are
-    the KL term as it was meant, and information. TRL's gradient norm is that of the last step of a line. `grad_norm`
-    is the mean of the norms over these steps, before clipping and over parameters; `grad_norm_ratio` is that mean
-    divided by the mean over the other steps. `loss_by_kl` is the logged loss divided by the logged KL: at these steps
-    the loss is beta times the KL, so the quotient is beta if both are averaged over tokens in the same way
-    (`loss_by_kl_low` and `_high` are its extremes). With `logging_steps` above 1 the lines are windows of several
-    steps. Confirmed: it is what the trainer logged.
+    is 1 only if each of them is), if the smallest and the largest advantage are both 0, or if the standard deviation of
+    the rewards is exactly 0. TRL means a standard deviation below 1e-8, which leaves advantages of at most 1e-4 times
+    the root of the group size. A line with a deviation above 0 counts as another step, though some group of it may have
+    equal rewards. A warning where more than half of the steps are such ones and moved the weights: fewer are the KL
+    term as it was meant, and information. TRL's gradient norm is that of the last step of a line. `grad_norm` is the
+    mean of the norms over these steps, before clipping and over parameters; `grad_norm_ratio` is that mean divided by
+    the mean over the other steps. `loss_by_kl` is the logged loss divided by the logged KL: at these steps the loss is
+    beta times the KL, so the quotient is beta if both are averaged over tokens in the same way (`loss_by_kl_low` and
+    `_high` are its extremes). In `between_steps` of them the log has rewards of several values, so that rewards differ
+    between prompts and never within one: where that holds for most steps, the responses to a prompt may be one text.
+    With `logging_steps` above 1 the lines are windows of several steps. Confirmed: it is what the trainer logged.
 
     ## What to do
     See how many steps there are and how large their gradient norm is. `diff --fix zero-std` on recorded rollouts shows
@@ -97,8 +104,15 @@ class RewardFreeStep(TableRule):
         return (
             by_step(run, context, _READ)
             .with_columns(free=is_reward_free(context), norm="grad_norm")
+            .with_columns(between=pl.col("free") & (pl.col("reward_max") > pl.col("reward_min")))
             .filter(pl.col("norm") >= 0, pl.any_horizontal(pl.col(name).is_not_null() for name in SPREAD))
-            .select(*STEP_KEY, "free", "norm", *(pl.when(is_whole).then(name).alias(name) for name in ("loss", "kl")))
+            .select(
+                *STEP_KEY,
+                "free",
+                "norm",
+                "between",
+                *(pl.when(is_whole).then(name).alias(name) for name in ("loss", "kl")),
+            )
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
@@ -107,6 +121,7 @@ class RewardFreeStep(TableRule):
         return {
             "steps_share": (free.fill_null(value=False).mean(), "share"),
             "reward_free_steps": (free.sum(), "steps"),
+            "between_steps": (pl.col("between").fill_null(value=False).sum(), "steps"),
             "dead_steps": ((norm.filter("free") == 0).sum(), "steps"),
             "grad_norm": (norm.filter("free").mean(), "parameter norm"),
             "grad_norm_others": (norm.filter(~free).mean(), "parameter norm"),
@@ -147,6 +162,7 @@ class RewardFreeStep(TableRule):
         )
         if moved and run["grad_norm_ratio"] is not None:
             message += f", {number(run['grad_norm_ratio'])} times that of the other steps"
+        is_between = free == run.count("between_steps") and (share or 0.0) > self.warn_above
         evidence = "what the log says of the groups' rewards or advantages, and the logged gradient norm"
         with_kl = run.table["kl"].count()
         if with_kl:
@@ -157,11 +173,13 @@ class RewardFreeStep(TableRule):
         return Judgement(
             severity=Severity.WARNING if (share or 0.0) > self.warn_above and moved else Severity.INFO,
             confirmed=True,
-            headline=f"in {free:,} of {lines} every group had equal rewards; "
+            headline=f"in {free:,} of {lines} every group had equal rewards"
+            + (", though rewards differ between prompts; " if is_between else "; ")
             + (f"{moved:,} of them still updated the weights" if moved else "none of them updated the weights"),
             message=message,
             evidence=evidence,
-            advice=(
+            advice=(_SAME_TEXT if is_between else "")
+            + (
                 "only the KL, entropy or auxiliary loss moved the weights: use dynamic sampling (DAPO), which drops "
                 "zero-variance groups; with recorded rollouts `rolloutdoctor diff --fix zero-std` shows the effect"
                 if moved

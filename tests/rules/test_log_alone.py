@@ -87,6 +87,22 @@ def test_a_log_that_does_not_tell_is_skipped_with_what_would(tmp_path):
     assert "frac_reward_zero_std" in skipped.remedy
 
 
+@pytest.mark.parametrize(("highest", "told"), [(0.0, False), (1.0, True)])
+@pytest.mark.parametrize("others", [2, 4])
+def test_equal_rewards_within_every_group_and_not_between_prompts(others, highest, told, tmp_path):
+    scores = {"critic/score/mean": highest / 2, "critic/score/min": 0.0, "critic/score/max": highest}
+    advantages = {"critic/advantages/min": 0.0, "critic/advantages/max": 0.0}
+    line = {"actor/pg_loss": 0.0, "actor/kl_loss": 0.02, "actor/grad_norm": 0.006} | scores
+    spread = advantages | {"critic/advantages/max": 1.0}
+    lines = [line | advantages] * 3 + [line | spread] * others
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps({"step": step} | each) + "\n" for step, each in enumerate(lines, start=1)))
+    found = next(one for one in report_of(path).findings if one.code == "RDG003")
+    is_told = told and others < 3
+    assert ("though rewards differ between prompts" in found.headline) is is_told
+    assert found.advice.startswith("check that the responses to one prompt") is is_told
+
+
 @pytest.mark.parametrize(("lowest", "code"), [(0.0, "RDG003"), (-1e-9, None)])
 def test_advantages_of_zero_in_a_verl_log(tmp_path, lowest, code):
     data = {"critic/advantages/max": 0.0, "critic/advantages/min": lowest, "actor/grad_norm": 0.5}
