@@ -143,6 +143,11 @@ def _of_same_names(cause: Finding, found: Finding, context: Context) -> bool:
     return not names.isdisjoint(found.headline.split())
 
 
+def _is_bare(cause: Finding, found: Finding, context: Context) -> bool:
+    """No hypothesis explains what was found: rows that logged values prove to be shifted have a cause of their own."""
+    return found.cause is None
+
+
 def _is_of_lag(cause: Finding, found: Finding, context: Context) -> bool:
     """What is found goes by the stamps alone: no step from which on the gap is larger."""
     return found.measures["onset_step"].value is None
@@ -198,7 +203,8 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDA006", ("RDA004",), _all_of_rows),
     ("RDI007", ("RDG005", "RDM004", "RDA001"), _always),
     ("RDI006", ("RDG005", "RDM004", "RDA001"), _always),
-    ("RDI009", ("RDI004", "RDA015"), _always),
+    ("RDI009", ("RDI004",), _is_bare),
+    ("RDI009", ("RDA015",), _always),
     ("RDI015", ("RDI009",), _always),
     ("RDI004", ("RDA015",), _always),
     ("RDA004", ("RDA003", "RDA006", "RDA007"), _is_error),

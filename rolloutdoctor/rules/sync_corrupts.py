@@ -48,8 +48,9 @@ class SyncCorrupts(TableRule):
     third step, at which the version stamps rise, and in five steps or more from there the gap does not grow (the last
     third has at most 1.5 times the first): the distance to weights before the first update grows with each update, at
     least with the root of their number, and that of a sampler which is always some versions behind stays, but its
-    versions rise after the trainer's. Without stamps such a jump is skipped. Nor may the gap of older rows be 1.5 times
-    that of newer ones. `stale-policy` has what is left.
+    versions rise after the trainer's. Without stamps such a jump is skipped, as with stamps that contradict each other
+    (`version-stamps` has those). Nor may the gap of older rows be 1.5 times that of newer ones. `stale-policy` has what
+    is left.
 
     ## What to do
     After a sync compare every weight of the engine with the trainer's, or the log-probs of one prompt; look at expert
@@ -125,12 +126,23 @@ class SyncCorrupts(TableRule):
                 trainer=pl.col("trainer").sum() / tokens.sum(),
                 version=pl.max_horizontal(*STAMPS).max(),
             )
+            .with_columns(version=pl.when(~pl.lit(self._contradict(run.rows))).then("version"))
             .filter(pl.col("unsure") >= LEAST_TOKENS, pl.col("gap").is_not_null())
             .sort(STEP_KEY)
         )
         jump = self._jump(steps)
         after = pl.lit(value=False) if jump is None else pl.col("step") >= jump
         return steps.with_columns(after=after, untold=pl.lit(jump is None))
+
+    def _contradict(self, rows: pl.DataFrame) -> bool:
+        """Tell whether stamps contradict themselves or their order, so that they do not tell when the weights changed.
+
+        A row cannot end under older weights than it began under, and no later step is of older weights alone.
+        """
+        oldest, newest = (pl.col(name) for name in ("policy_version_min", "policy_version_max"))
+        is_backwards = rows.select(((oldest >= 0) & (newest >= 0) & (newest < oldest)).any()).item()
+        versions = rows.group_by("step").agg(newest.max()).sort("step")["policy_version_max"]
+        return bool(is_backwards) or bool((versions.diff() < 0).any())
 
     def _jump(self, steps: pl.DataFrame) -> int | None:
         """Step of a jump that older weights do not explain; one that never comes if there is none.

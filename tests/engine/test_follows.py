@@ -78,6 +78,7 @@ def test_the_ranks_name_rules_and_differ_from_their_families():
 
 
 WARNING = Severity.WARNING
+OTHER_ROWS = Cause("rewards-of-other-rows", "RDI004", "words", "advantages", 4, 1, 4, 0.5, "do")
 
 
 @pytest.mark.parametrize(
@@ -107,6 +108,11 @@ WARNING = Severity.WARNING
         ([begun("RDT006", 7, WARNING), finding("RDI009", Severity.INFO)], [("RDT006", None), ("RDI009", None)]),
         # Equal responses with a noisy judge, padding rows, a policy that does not move.
         ([finding("RDI004"), finding("RDI009", WARNING)], [("RDI009", None), ("RDI004", "RDI009")]),
+        # Advantages that are those of other rows are proved by the log, whatever the responses are.
+        (
+            [replace(finding("RDI004"), cause=OTHER_ROWS), finding("RDI009", WARNING)],
+            [("RDI004", None), ("RDI009", None)],
+        ),
         ([finding("RDI009", WARNING), finding("RDI015", WARNING)], [("RDI015", None), ("RDI009", "RDI015")]),
         ([finding("RDG011", WARNING), finding("RDG015", WARNING)], [("RDG015", None), ("RDG011", "RDG015")]),
         ([begun("RDT002", 3), begun("RDA011", 3)], [("RDT002", None), ("RDA011", "RDT002")]),

@@ -11,13 +11,14 @@ from rolloutdoctor.testing import toy_batch
 CODE = "RDO014"
 
 
-def gaps(sizes, apart=None, versions=None, **kwargs):
+def gaps(sizes, apart=None, versions=None, oldest=None, **kwargs):
     """Steps in which tokens have gaps of one mean size to the sampler, and to a reference if `apart` gives them.
 
     Args:
         sizes: of each step.
         apart: distance to the reference.
         versions: stamps of the steps.
+        oldest: stamps of the oldest version of their rows, where that is another.
         **kwargs: of the batches.
     """
     found = []
@@ -28,7 +29,8 @@ def gaps(sizes, apart=None, versions=None, **kwargs):
         ref = {} if apart is None else {"ref": (rollout + size * noise - apart[step]).tolist()}
         policy = (rollout + size * noise).tolist()
         if versions is not None:
-            kwargs["per_row"] = dict.fromkeys(("policy_version_min", "policy_version_max"), [versions[step]] * 8)
+            first = versions if oldest is None else oldest
+            kwargs["per_row"] = {"policy_version_min": [first[step]] * 8, "policy_version_max": [versions[step]] * 8}
         found.append(
             toy_batch([[1, 0]] * 4, lengths=40, policy=policy, rollout=rollout.tolist(), step=step, **ref, **kwargs)
         )
@@ -110,6 +112,21 @@ def test_a_gap_that_grows_with_lag():
 
     stamps = {"versions": versions, "stamps": lambda step, row: (versions(step, row),) * 2}
     assert found_by(CODE, run_of(Policy(rate=0.3), 10, **stamps), trainer=None) is None
+
+
+@pytest.mark.parametrize(
+    ("oldest", "newest"),
+    [
+        (None, [0, 1, 2, 1, 4, 5, 6, 7]),
+        (None, [9, *range(7)]),
+        ([0, 1, 2, 3, 4, 6, 6, 7], range(8)),
+    ],
+)
+def test_stamps_that_contradict_each_other_exclude_no_old_weights(oldest, newest):
+    steps = gaps(BROKEN, versions=newest, oldest=oldest)
+    report = report_on(steps, trainer=None, select=[CODE, "RDO002"])
+    assert {one.code: one.follows_from for one in report.findings} == {"RDO002": None}
+    assert CODE in {one.code for one in report.skipped}
 
 
 def test_skipped():
