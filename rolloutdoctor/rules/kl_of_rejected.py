@@ -22,8 +22,9 @@ class KlOfRejected(ReleaseFaultRule):
 
     ## How it is measured
     The objective is evaluated with and without the KL term of such responses. `relative_change_l1` = |g - g_fixed|_1 /
-    |g_fixed|_1 in log-prob space. A warning; information where that is at most 0.001. Confirmed: logged losses agree
-    with the objective as it is, and differ from the fixed one by more than rounding.
+    |g_fixed|_1 in log-prob space. Information: the off-policy mask of DeepSeek-V3.2 is on the policy term alone, so
+    that this is a choice of the objective. Confirmed: logged losses agree with the objective as it is, and differ from
+    the fixed one by more than rounding.
 
     ## What to do
     Multiply the KL term by the same mask.
@@ -33,7 +34,7 @@ class KlOfRejected(ReleaseFaultRule):
     >>> apart = [[-1.0, -1.0], [-9.0, -9.0]]
     >>> batch = toy_batch([[1, 0]], policy=-1.0, ref=-1.5, rollout=apart, lengths=2)
     >>> diagnose_one("RDG016", batch, trainer="trl", beta=0.1, use_vllm=True)
-    'RDG016 warning exposed: rows_changed 0'
+    'RDG016 info exposed: rows_changed 0'
     """
 
     code = "RDG016"

@@ -63,10 +63,12 @@ class Labelled:
         return folder / self.family / f"{slug}.parquet"
 
 
-DRAWN_VERL = ("RDA001", "RDG009")
-"""True of some drawn options of verl: a KL in the reward and in the loss (RDG009)."""
-DRAWN_SLIME = ("RDA001", "RDA002", "RDA011", "RDM001")
-"""The same of slime: some rewards are all equal (RDA011)."""
+DRAWN_VERL = ("RDA001", "RDA029", "RDG009")
+"""True of some drawn options of verl: a KL in the reward and in the loss (RDG009), and a reward on a token that is
+masked, which the release drops (RDA029)."""
+DRAWN_SLIME = ("RDA001", "RDA002", "RDA011", "RDG010", "RDM001")
+"""The same of slime: some rewards are all equal (RDA011), and the release counts a token for each fully masked response
+(RDG010)."""
 
 
 def every_run() -> Iterator[Labelled]:
