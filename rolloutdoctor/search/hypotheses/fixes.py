@@ -315,8 +315,8 @@ FIXES: dict[str, Fix] = {
         story=(
             "TRL multiplies the policy term by the importance weight against the sampler, which sequence_mask sets to "
             "0 outside of its bounds, and then adds the KL term: a rejected response has no policy gradient and is "
-            "still pulled towards the reference. Token counts keep such responses. The off-policy mask of DeepSeek-V3.2, "
-            "which TRL follows, is defined on the policy term alone, so that this is a choice there."
+            "still pulled towards the reference. Token counts keep such responses. The off-policy mask of "
+            "DeepSeek-V3.2, which TRL follows, is defined on the policy term alone, so that this is a choice there."
         ),
         stage="loss",
         contested=True,
