@@ -229,17 +229,15 @@ def _columns(batch: RolloutBatch) -> frozenset[str]:
     return frozenset(held | {name for name in ("group_id", "rewards", "status") if batch.has(name)})
 
 
-def diagnose_log(code: str, trainer: str | None = None, /, **series: Any) -> str:  # noqa: ANN401  # options have values of any kind
-    """Check a log of numbers with one rule, and say in a line what came out.
+def check_log(code: str, trainer: str | None = None, /, *, total_steps: int | None = None, **series: Any) -> Report:  # noqa: ANN401  # options have values of any kind
+    """Check a log of numbers with one rule.
 
     Args:
         code: of the rule.
         trainer: whose log it is; None: nothing says.
+        total_steps: optimizer steps that the run was planned for, where the log says so.
         series: canonical quantity to its value at each step, from step 1, under the trainer's first name of it; any
             other name is an option of the trainer.
-
-    >>> diagnose_log("RDT009", learning_rate=[1e-6] * 12)
-    'RDT009 clean'
     """
     values = {name: list(each) for name, each in series.items() if name in BY_NAME}
     stated = {name: value for name, value in series.items() if name not in BY_NAME}
@@ -247,9 +245,18 @@ def diagnose_log(code: str, trainer: str | None = None, /, **series: Any) -> str
     named = {one.quantity: one.pattern for table in reversed(tables) for one in reversed(table)}
     steps = range(max(map(len, values.values())))
     logged = {StepKey(at + 1, TRAIN): {named[name]: float(each[at]) for name, each in values.items()} for at in steps}
-    run = Run([], RunMetadata(), LoggedMetrics(logged))
+    run = Run([], RunMetadata().with_total_steps(total_steps), LoggedMetrics(logged))
     options = CheckOptions(rules=(find(code),), trainer=trainer, layers=(Layer("test", stated),), device="cpu")
-    return _in_a_line(code, check(run, options))
+    return check(run, options)
+
+
+def diagnose_log(code: str, trainer: str | None = None, /, **series: Any) -> str:  # noqa: ANN401  # options have values of any kind
+    """Check a log of numbers with one rule, as `check_log` does, and say in a line what came out.
+
+    >>> diagnose_log("RDT009", learning_rate=[1e-6] * 12)
+    'RDT009 clean'
+    """
+    return _in_a_line(code, check_log(code, trainer, **series))
 
 
 def diagnose_one(

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, counted, number, own_name
+from rolloutdoctor.results.findings import LONGER_LOG, Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, own_name
 from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
 from rolloutdoctor.rules.series import chance_limit, is_passing
 from rolloutdoctor.rules.table_rule import Measured
@@ -43,6 +43,13 @@ class GradientSpike(NumbersRule):
 
     times: float = 10.0
     frequent: float = 0.1
+
+    def unseen_reason(self, run: Measured, context: Context) -> Missing | None:
+        """Too few steps with a gradient."""
+        moving = int((run.table["grad_norm"] > 0).sum())
+        if moving >= self.fewest:
+            return None
+        return Missing(f"needs {self.fewest} steps with a gradient norm above 0; the log has {moving}", LONGER_LOG)
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Compare each step with the median."""

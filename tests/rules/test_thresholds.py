@@ -1,0 +1,448 @@
+"""Every number that decides what a rule over logs says: one log just below it, and one just above."""
+
+import re
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rolloutdoctor.results.findings import Report, Severity
+from rolloutdoctor.rules import table
+from rolloutdoctor.rules.numbers_rule import NumbersRule
+from rolloutdoctor.rules.table import RULES
+from rolloutdoctor.testing import check_log
+
+Log = dict[str, Any]
+NEAR = 0.03
+"""How far a log may be from a number that is no count."""
+
+
+def turns(before: float, after: float, *, at: int = 15, steps: int = 30) -> list[float]:
+    """A series of two levels."""
+    return [before] * at + [after] * (steps - at)
+
+
+def waves(levels: list[float], size: float) -> list[float]:
+    """Levels with a noise that alternates: medians of an even number of steps do not see it."""
+    return [level + size * (-1) ** step for step, level in enumerate(levels)]
+
+
+def noise_of(change: float, errors: float) -> float:
+    """Noise of which a change between medians of four values is so many standard errors."""
+    return change * 0.6745 / (errors * np.sqrt(2 / 4) * np.sqrt(2))
+
+
+def fall_of(size: float) -> list[float]:
+    """A fall of 1.0 in 40 steps, with such a noise."""
+    return waves(turns(1.0, 0.0, at=20, steps=40), size)
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Two logs between which a number lies.
+
+    Attributes:
+        code: of the rule.
+        name: of the number.
+        below, above: the logs.
+        says: what becomes of either: the severity of the finding, ``clean`` or ``skipped``, and a word of the headline.
+        trainer: whose logs they are.
+    """
+
+    code: str
+    name: str
+    below: Log
+    above: Log
+    says: tuple[str, str]
+    trainer: str | None = None
+
+    def outcomes(self) -> tuple[str, str]:
+        """What becomes of the two logs; of a finding also the headline without its numbers."""
+        below, above = (check_log(self.code, self.trainer, **log) for log in (self.below, self.above))
+        return outcome(below), outcome(above)
+
+
+def outcome(report: Report) -> str:
+    if report.findings:
+        found = report.findings[0]
+        return f"{found.severity.label}: {re.sub('[0-9][0-9.e-]*', '#', found.headline)}"
+    return "clean" if report.clean else "skipped"
+
+
+def steps_of(code: str, fewest: int, says: str, **values: float) -> Boundary:
+    """A rule that takes so many steps: logs of constant values with a step less, and with so many."""
+    below, above = ({name: [value] * count for name, value in values.items()} for count in (fewest - 1, fewest))
+    return Boundary(code, "fewest", below, above, ("skipped", says))
+
+
+def near(code: str, name: str, number: float, log: Any, says: tuple[str, str], trainer: str | None = None) -> Boundary:
+    """Logs a little below and above a number, which `log` takes."""
+    return Boundary(code, name, log(number * (1 - NEAR)), log(number * (1 + NEAR)), says, trainer)
+
+
+ONCE = {"num_iterations": 1, "steps_per_generation": 1, "gradient_accumulation_steps": 1, "use_vllm": True}
+VERL_ONCE = {
+    "algorithm.adv_estimator": "grpo",
+    "data.train_batch_size": 64,
+    "actor.ppo_mini_batch_size": 64,
+    "actor.ppo_epochs": 1,
+}
+RATE = 1e-6
+RISING = [RATE * step for step in range(1, 100)]
+
+BOUNDARIES = [
+    near("RDG012", "floor", 0.01, lambda x: {"kl": [x] * 6, "beta": 0.1}, ("clean", "warning"), "trl"),
+    near("RDG012", "floor_of_few", 0.05, lambda x: {"kl": [x] * 3, "beta": 0.1}, ("clean", "warning"), "trl"),
+    near("RDG012", "far", 0.3, lambda x: {"kl": [x] * 6}, ("clean", "warning"), "verl"),
+    near(
+        "RDG012",
+        "drift",
+        0.05,
+        lambda x: {"kl": [0.5] * 6, "ppo_kl": [x] * 6},
+        ("warning: .* the reference is", "warning: .* and the update moves"),
+        "verl",
+    ),
+    Boundary("RDG012", "few", {"kl": [0.03] * 5}, {"kl": [0.03] * 6}, ("clean", "warning"), "trl"),
+    Boundary(
+        "RDG013",
+        "least",
+        *(
+            {
+                "zero_variance_share": turns(0.5, 1.0, at=12 - silent, steps=12),
+                "kl": [0.1] * 12,
+                "grad_norm": turns(1.02345678, 0.0, at=12 - silent, steps=12),
+                "beta": 0.1,
+            }
+            for silent in (2, 3)
+        ),
+        ("clean", "warning"),
+        "trl",
+    ),
+    steps_of("RDO012", 3, "error", sampler_pearson=0.05),
+    near("RDO012", "small_k3", 0.02, lambda x: {"is_weight": [3.0] * 3, "sampler_k3": [x] * 3}, ("warning", "skipped")),
+    near(
+        "RDO012",
+        "least_apart",
+        0.3,
+        lambda x: {"is_weight": [1 + x] * 3, "sampler_k3": [1e-4] * 3},
+        ("skipped", "warning"),
+    ),
+    replace(
+        steps_of("RDO015", 3, "info", clip_fraction=0.02),
+        below={"clip_fraction": [0.02] * 2, **ONCE},
+        above={"clip_fraction": [0.02] * 3, **ONCE},
+        trainer="trl",
+    ),
+    near("RDO015", "some", 0.001, lambda x: {"clip_fraction": [x] * 9, **ONCE}, ("clean", "info"), "trl"),
+    near("RDO015", "many_clipped", 0.1, lambda x: {"clip_fraction": [x] * 9, **ONCE}, ("info", "warning"), "trl"),
+    near("RDO015", "far", 0.01, lambda x: {"ppo_kl": [x] * 9, **VERL_ONCE}, ("info", "warning"), "verl"),
+    steps_of("RDT001", 10, "info", zero_variance_share=0.5),
+    near("RDT001", "many", 0.4, lambda x: {"zero_variance_share": [x] * 20}, ("clean", "info")),
+    near("RDT001", "most", 0.9, lambda x: {"zero_variance_share": [x] * 20}, ("info", "warning")),
+    Boundary(
+        "RDT001",
+        "lasting",
+        {"zero_variance_share": turns(0.5, 1.0, at=15, steps=19)},
+        {"zero_variance_share": turns(0.5, 1.0, at=15, steps=20)},
+        ("info", "error"),
+    ),
+    # Five steps by chance, where 25 % or 25.8 % of the earlier ones are like them: 0.98 and 1.14 in a thousand.
+    Boundary(
+        "RDT001",
+        "chance",
+        {"zero_variance_share": [1.0, 0.5, 0.5, 0.5] * 31 + [1.0] * 5},
+        {"zero_variance_share": [1.0, 0.5, 0.5, 0.5] * 30 + [1.0, 0.5, 1.0, 0.5] + [1.0] * 5},
+        ("error", "info"),
+    ),
+    steps_of("RDT002", 10, "warning", reward=0.25),
+    Boundary(
+        "RDT002",
+        "lasting",
+        *({"reward": [0.0] * steps, "reward_std": [0.0] * steps} for steps in (2, 3)),
+        ("warning", "error"),
+    ),
+    Boundary(
+        "RDT003",
+        "fewest",
+        *({"entropy": turns(2.0, 0.01, at=5, steps=steps)} for steps in (9, 10)),
+        ("skipped", "warning"),
+    ),
+    near("RDT003", "collapsed", 0.05, lambda x: {"entropy": turns(2.0, 2 * x)}, ("warning", "clean")),
+    near(
+        "RDT003",
+        "exploded",
+        2.0,
+        lambda x: {"entropy": turns(1.5, 1.5 * x)},
+        ("info: the entropy rises", "warning: entropy exploded"),
+    ),
+    near(
+        "RDT003",
+        "least_growth",
+        1.0,
+        lambda x: {"entropy": turns(0.5, 0.5 + x)},
+        ("info: the entropy rises", "warning: entropy exploded"),
+    ),
+    near("RDT003", "rises", 0.15, lambda x: {"entropy": turns(2.0, 2 + 2 * x)}, ("clean", "info")),
+    near("RDT003", "least_rise", 0.15, lambda x: {"entropy": turns(0.5, 0.5 + x)}, ("clean", "info")),
+    near(
+        "RDT003",
+        "errors",
+        6.0,
+        lambda x: {"entropy": waves(turns(2.0, 3.0, at=20, steps=40), noise_of(1.0, x))},
+        ("clean", "info"),
+    ),
+    Boundary(
+        "RDT004",
+        "fewest",
+        *({"kl": turns(0.001, 3.0, at=5, steps=steps)} for steps in (9, 10)),
+        ("skipped", "warning"),
+    ),
+    near("RDT004", "high", 1.0, lambda x: {"kl": turns(0.001, x)}, ("clean", "warning")),
+    near("RDT004", "times", 10.0, lambda x: {"kl": turns(0.2, 0.2 * x)}, ("clean", "warning")),
+    Boundary(
+        "RDT005",
+        "fewest",
+        *({"reward": turns(0.7, 0.1, at=9, steps=steps)} for steps in (19, 20)),
+        ("skipped", "error"),
+    ),
+    # With this noise a fall of 1.0 is 6 standard errors at a size of 0.1266, and 4 at 0.2028.
+    near("RDT005", "errors", 6.0, lambda x: {"reward": fall_of(0.1266 * 6 / x)}, ("clean", "error")),
+    near(
+        "RDT005",
+        "errors_of_most",
+        4.0,
+        lambda x: {"reward": fall_of(0.2028 * 4 / x), "reward_min": [-0.2] * 40},
+        ("clean", "error"),
+    ),
+    # From a best of 1.15, a wave above 1, to 0: this part of what was to lose above the least reward.
+    near(
+        "RDT005",
+        "most",
+        0.75,
+        lambda x: {"reward": fall_of(0.15), "reward_min": [1.15 - 1.15 / x] * 40},
+        ("clean", "error"),
+    ),
+    near(
+        "RDT005",
+        "fraction",
+        0.5,
+        lambda x: {"reward": [*[0.0] * 20, *np.linspace(0, 1, 60), *turns(1.0, 1 - x, at=60, steps=120)]},
+        ("clean", "warning"),
+    ),
+    Boundary(
+        "RDT006",
+        "fewest",
+        *({"truncated_share": turns(0.0, 0.5, at=5, steps=steps)} for steps in (9, 10)),
+        ("skipped", "warning"),
+    ),
+    near("RDT006", "growth", 0.3, lambda x: {"truncated_share": turns(0.0, x)}, ("clean", "info")),
+    near("RDT006", "many", 0.4, lambda x: {"truncated_share": turns(0.0, x)}, ("info", "warning")),
+    near("RDT006", "nearly_all", 0.95, lambda x: {"truncated_share": turns(0.0, x)}, ("warning", "error")),
+    steps_of("RDT007", 10, "info", clip_fraction=0.5),
+    near("RDT007", "some", 0.25, lambda x: {"clip_fraction": [x] * 30}, ("clean", "info")),
+    near("RDT007", "many", 0.4, lambda x: {"clip_fraction": [x] * 30}, ("info", "warning")),
+    Boundary("RDT007", "lasting", {"clip_fraction": [0.5] * 29}, {"clip_fraction": [0.5] * 30}, ("info", "warning")),
+    Boundary(
+        "RDT008",
+        "fewest",
+        *({"grad_norm": [1.0] * (steps - 1) + [50.0]} for steps in (9, 10)),
+        ("skipped", "warning"),
+    ),
+    Boundary(
+        "RDT008",
+        "fewest",
+        *({"grad_norm": [0.0] * 20 + [1.0] * (moving - 1) + [50.0]} for moving in (9, 10)),
+        ("skipped", "warning"),
+    ),
+    near("RDT008", "times", 10.0, lambda x: {"grad_norm": [1.0] * 29 + [x]}, ("clean", "warning")),
+    Boundary(
+        "RDT008",
+        "frequent",
+        {"grad_norm": [1.0] * 27 + [50.0] * 3},
+        {"grad_norm": [1.0] * 26 + [50.0] * 4},
+        ("warning", "info"),
+    ),
+    steps_of("RDT009", 10, "error", learning_rate=0.0),
+    Boundary("RDT009", "enough", {"learning_rate": RISING[:49]}, {"learning_rate": RISING[:50]}, ("info", "warning")),
+    Boundary(
+        "RDT009",
+        "end",
+        {"learning_rate": RISING[:94], "total_steps": 100},
+        {"learning_rate": RISING[:95], "total_steps": 100},
+        ("skipped", "warning"),
+    ),
+    near("RDT009", "jump", 10.0, lambda x: {"learning_rate": turns(RATE, RATE * x)}, ("clean", "warning")),
+    near(
+        "RDT009",
+        "above",
+        5.0,
+        lambda x: {"learning_rate": [RATE] * 10 + [RATE / 10] * 5 + [RATE * x] * 10},
+        ("clean", "warning"),
+    ),
+    Boundary(
+        "RDT010",
+        "fewest",
+        *({"step_time": [30.0] * (steps - 1) + [900.0]} for steps in (9, 10)),
+        ("skipped", "info"),
+    ),
+    near("RDT010", "times", 5.0, lambda x: {"step_time": [30.0] * 20 + [30.0 * x]}, ("clean", "info")),
+    Boundary(
+        "RDT012",
+        "fewest",
+        *({"learning_rate": turns(RATE, 0.0, at=5, steps=steps)} for steps in (9, 10)),
+        ("skipped", "error"),
+    ),
+    Boundary(
+        "RDT012",
+        "least_steps",
+        {"learning_rate": turns(RATE, 0.0, at=18, steps=20)},
+        {"learning_rate": turns(RATE, 0.0, at=17, steps=20)},
+        ("clean", "warning"),
+    ),
+    Boundary(
+        "RDT012",
+        "least_share",
+        {"learning_rate": turns(RATE, 0.0, at=96, steps=100)},
+        {"learning_rate": turns(RATE, 0.0, at=95, steps=100)},
+        ("clean", "warning"),
+    ),
+    Boundary(
+        "RDT012",
+        "much",
+        {"learning_rate": turns(RATE, 0.0, at=16, steps=20)},
+        {"learning_rate": turns(RATE, 0.0, at=15, steps=20)},
+        ("warning", "error"),
+    ),
+    Boundary(
+        "RDT013",
+        "fewest",
+        *({"response_length": turns(300.0, 10.0, at=9, steps=steps)} for steps in (19, 20)),
+        ("skipped", "warning"),
+    ),
+    near("RDT013", "shrinks", 3.0, lambda x: {"response_length": turns(300.0, 300 / x)}, ("clean", "warning")),
+    near("RDT013", "grows", 10.0, lambda x: {"grad_norm": turns(1.0, x)}, ("clean", "warning")),
+    near(
+        "RDT013",
+        "errors",
+        6.0,
+        lambda x: {"response_length": waves(turns(300.0, 60.0, at=20, steps=40), noise_of(240.0, x))},
+        ("clean", "warning"),
+    ),
+    Boundary(
+        "RDT014",
+        "fewest",
+        *({"entropy": turns(1.0, 2.0, at=5, steps=steps)} for steps in (11, 12)),
+        ("skipped", "warning"),
+    ),
+    near(
+        "RDT014",
+        "times",
+        4.0,
+        lambda x: {"entropy": list(np.cumsum([0.1] + [0.01] * 14 + [0.01 * x] + [0.01] * 14))},
+        ("clean", "warning"),
+    ),
+    near("RDT014", "share", 0.1, lambda x: {"entropy": turns(1.0, 1 + x)}, ("clean", "warning")),
+    Boundary(
+        "RDT014", "around", {"entropy": turns(1.0, 2.0, at=4)}, {"entropy": turns(1.0, 2.0, at=5)}, ("clean", "warning")
+    ),
+    Boundary(
+        "RDT015",
+        "fewest",
+        *(
+            {"kl": turns(0.01, 1.0, at=5, steps=steps), "grad_norm": turns(1.0, 0.001, at=5, steps=steps)}
+            for steps in (9, 10)
+        ),
+        ("skipped", "warning"),
+    ),
+    near(
+        "RDT015",
+        "large",
+        0.1,
+        lambda x: {"kl": turns(0.001, x), "grad_norm": turns(1.0, 0.001)},
+        ("clean", "warning"),
+    ),
+    near(
+        "RDT015",
+        "times",
+        5.0,
+        lambda x: {"kl": turns(0.1, 0.1 * x), "grad_norm": turns(1.0, 0.001)},
+        ("clean", "warning"),
+    ),
+    near(
+        "RDT015",
+        "vanishes",
+        0.02,
+        lambda x: {"kl": turns(0.01, 1.0), "grad_norm": turns(1.0, x)},
+        ("warning", "clean"),
+    ),
+    near(
+        "RDT015",
+        "spent",
+        0.2,
+        lambda x: {"kl": turns(0.01, 1.0), "grad_norm": turns(1.0, 0.001), "entropy": turns(1.0, x)},
+        ("clean", "warning"),
+    ),
+    Boundary(
+        "RDT016",
+        "fewest",
+        *({"reward": waves([0.5] * steps, 0.1)} for steps in (19, 20)),
+        ("skipped", "info"),
+    ),
+    # Of 20 values that alternate the mean has a variance of 1/19; two of them lie 2 standard errors apart.
+    near(
+        "RDT016",
+        "errors",
+        2.0,
+        lambda x: {"reward": waves(turns(0.5, 0.5 + x * np.sqrt(2 / 19), at=20, steps=60), 1.0)},
+        ("info", "clean"),
+    ),
+    near(
+        "RDT016",
+        "still",
+        0.1,
+        lambda x: {"reward": waves([0.5] * 30, 0.1), "entropy": turns(1.0, 1 - x)},
+        ("info: .*the entropy is where it was", "info"),
+    ),
+    near(
+        "RDT016",
+        "small_kl",
+        0.001,
+        lambda x: {"reward": waves([0.5] * 30, 0.1), "kl": [x] * 30},
+        ("info: .*the KL is where it was", "info"),
+    ),
+]
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES, ids=lambda one: f"{one.code} {one.name}")
+def test_a_number_is_where_it_is_said_to_be(boundary):
+    for outcome, says in zip(boundary.outcomes(), boundary.says, strict=True):
+        assert re.match(says, outcome), (outcome, says)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("boundary", BOUNDARIES, ids=lambda one: f"{one.code} {one.name}")
+def test_a_number_decides_between_the_two(boundary, monkeypatch):
+    """With a tenth more or less of it, or a step, both logs get the same answer."""
+    rule = next(rule for rule in RULES if rule.code == boundary.code)
+    number = getattr(rule, boundary.name)
+    other = (number - 1, number + 1) if isinstance(number, int) else (number * 0.9, number * 1.1)
+    alike = []
+    for value in other:
+        changed = replace(rule, **{boundary.name: value})
+        monkeypatch.setattr(table, "RULES", tuple(changed if one is rule else one for one in RULES))
+        below, above = boundary.outcomes()
+        alike.append(below == above)
+    assert any(alike)
+
+
+def test_every_number_has_its_logs():
+    numbers = {
+        (rule.code, name.name)
+        for rule in RULES
+        if isinstance(rule, NumbersRule)
+        for name in fields(rule)
+        if isinstance(getattr(rule, name.name), int | float) and not isinstance(getattr(rule, name.name), Severity)
+    }
+    # They take a line of a log, and there is no log of none.
+    assert numbers - {(one.code, one.name) for one in BOUNDARIES} == {("RDG012", "fewest"), ("RDG013", "fewest")}
