@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.schema import TRUNCATED
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.evaluation.blocks import Block, Scope, whole
 from rolloutdoctor.evaluation.entropy import open_tokens
+from rolloutdoctor.evaluation.response_ends import has_status
 from rolloutdoctor.evaluation.rows import RowResult, in_scope
 from rolloutdoctor.evaluation.scores import ratios_at_loss, sampler_correction_of
 from rolloutdoctor.evaluation.token_sums import PerToken, TokenSums
@@ -106,6 +108,9 @@ class GeneralEvaluator:
             counted_N = self.counted_N
         if rule.counted_before_rejection:
             counted_N = seg.total(self.batch.column("response_mask_pre"), self.batch.rows)
+        if rule.leaves_out_truncated:
+            cut_N = has_status(self.batch.statuses, TRUNCATED, self.batch.device)
+            counted_N = torch.where(cut_N, 0.0, counted_N)
         layout = self.layout
         if rule.leaves_out_rejected:
             rejected_N = (counted_N == 0) & (seg.trues(self.batch.column("response_mask_pre"), self.batch.rows) > 0)

@@ -304,6 +304,8 @@ class Aggregation:
         needs_micro_batches: True if the number depends on how the step was cut into micro-batches, and it was.
         eval_batches: True if every evaluation batch is a loss of its own, averaged by rows.
         leaves_out_rejected: True if rows that rejection left no token are not counted where rows are.
+        leaves_out_truncated: True if the tokens of rows whose status says that they were cut off are trained and not
+            counted.
         counted_in_policy: True if token counts are those of the tokens that the correction inside the policy term
             keeps.
         eval_divisor: what the loss of an evaluation is divided by.
@@ -316,6 +318,7 @@ class Aggregation:
     needs_micro_batches: bool = False
     eval_batches: bool = False
     leaves_out_rejected: bool = False
+    leaves_out_truncated: bool = False
     counted_in_policy: bool = False
     eval_divisor: float = 1.0
 

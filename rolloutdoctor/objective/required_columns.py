@@ -76,6 +76,8 @@ def loss_columns(objective: Objective) -> frozenset[str]:
     for rule in (objective.aggregation, objective.policy_aggregation):
         if rule is not None and (rule.counted_before_rejection or rule.leaves_out_rejected):
             needed.add("response_mask_pre")
+        if rule is not None and rule.leaves_out_truncated:
+            needed.add("status")
         if rule is not None and rule.needs_micro_batches:
             needed.add("micro_batch_id")
     if objective.kl_loss is not None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from rolloutdoctor.objective.corrections import TermWeight
 from rolloutdoctor.objective.objective import Aggregation, KlTerm, Objective
 from rolloutdoctor.results.errors import UsageError
-from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.options import Config, Option, unknown_loss
 from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.spec import Choices, every
 from rolloutdoctor.trainers.trl import grpo as trl
@@ -45,17 +45,14 @@ _ONE_CHUNK, _WITH_MODES, _WITH_WEIGHTS = (2026, 1, 4), (2026, 7, 1), (2025, 10, 
 """Releases of unsloth-zoo: the first again with one chunk, with TRL's modes of weights, and with weights."""
 
 _IGNORED = ("top_entropy_quantile", "use_bias_correction_kl", "entropy_coef", "use_adaptive_entropy")
-_UNKNOWN = ("luspo", "vespo")
+_SINCE = {"luspo": (2026, 7, 1), "vespo": (2026, 5, 1)}
+"""Loss types that came with a release of unsloth-zoo."""
 _DAPO_HIGH = 0.28
 
 
 def _option(option: Option) -> Option:
     if option.name in _DEFAULTS:
         option = replace(option, default=_DEFAULTS[option.name], changes=())
-    if option.name == "loss_type":
-        why_not = "Unsloth's own loss was not compared with it"
-        able = tuple(name for name in LOSS_TYPES if name not in _UNKNOWN)
-        return replace(option, computed=able, why_not=why_not, loss_alone=True)
     if option.name in _IGNORED:
         return replace(option, decides=False, meaning=f"{option.meaning}; Unsloth ignores it", only_with={})
     return option
@@ -77,6 +74,9 @@ def objective(config: Config) -> Objective:
     mode, of_rows = LOSS_TYPES[loss_type].aggregation, zoo < _ONE_CHUNK
     if config["off_policy_mask_threshold"] is not None and config.version >= (0, 27, 1):
         raise UsageError("off_policy_mask_threshold ends a run of Unsloth with TRL 0.27.1 or newer: set it to null")
+    if zoo < _SINCE.get(loss_type, zoo):
+        since = ".".join(map(str, _SINCE[loss_type]))
+        raise UsageError(f"loss_type = {loss_type} came with unsloth-zoo {since}, and the run has {config.word(_ZOO)}")
     base = trl.objective(_as_trl(config))
     surrogate = base.surrogate
     if loss_type == "dapo":
@@ -85,6 +85,7 @@ def objective(config: Config) -> Objective:
         mode = "micro-batch-row-mean"
     length = config.optional_number("max_completion_length")
     plain = mode == OF_GENERATION
+    masks, multipliers = plain and _masks_truncated(config), gates(config, zoo)
     return replace(
         base,
         trainer="unsloth",
@@ -96,7 +97,9 @@ def objective(config: Config) -> Objective:
             mode=(f"{mode}-of-rows" if of_rows else f"{mode}-unscaled") if plain else mode,
             length=None if length is None else int(length),
             counted_in_loss=not plain,
-            counted_before_rejection=plain and config.version < (1, 9) and _masks_truncated(config),
+            # TRL counts the tokens, with its mask, which the loss makes anew.
+            counted_before_rejection=masks and config.version < (1, 9),
+            leaves_out_truncated=masks and config.version >= (1, 9),
             needs_micro_batches=(mode == "micro-batch-token-mean" or (plain and of_rows))
             and config["gradient_accumulation_steps"] != 1,
             eval_batches=True,
@@ -104,7 +107,23 @@ def objective(config: Config) -> Objective:
         ),
         kl_loss=None if config["beta"] == 0 else KlTerm(estimator="k3", coef=config.number("beta")),
         entropy_bonus=None,
-        gates=gates(config, zoo),
+        gates=multipliers,
+        unknown_loss=_padded_mean(config, multipliers)
+        or base.unknown_loss
+        or "; ".join(trl.padding_in_weights(config, multipliers)),
+    )
+
+
+def _padded_mean(config: Config, multipliers: tuple[TermWeight, ...]) -> str:
+    """Say why luspo is not computed: with a term of each token its mean is over padded cells; empty where it is."""
+    per_token = any(gate.kind == "importance" and gate.level == "token" for gate in multipliers)
+    by_row = config.word("importance_sampling_level") == "sequence" and config["beta"] == 0 and not per_token
+    if config.word("loss_type") != "luspo" or by_row:
+        return ""
+    return unknown_loss(
+        "loss_type = luspo",
+        "unless it has one term per row (importance_sampling_level = sequence, beta = 0, no weight per token) it takes "
+        "the mean over padded cells, and the width of the padding is not in the rows",
     )
 
 
@@ -142,6 +161,8 @@ def gates(config: Config, zoo: tuple[int, ...]) -> tuple[TermWeight, ...]:
             # Every mode was this one.
             return (*found, TermWeight(kind="importance", high=cap))
         level, _, outside = config.word("vllm_importance_sampling_mode").partition("_")
+        # What TRL refuses of them ends a run of Unsloth too.
+        trl.gates(replace(config, settings={**_as_trl(config).settings, "use_vllm": config.settings["use_vllm"]}))
         low = 0.0 if cap is not None else config.optional_number("vllm_importance_sampling_clip_min")
         high = config.optional_number("vllm_importance_sampling_clip_max") if cap is None else cap
         found.append(
@@ -151,6 +172,7 @@ def gates(config: Config, zoo: tuple[int, ...]) -> tuple[TermWeight, ...]:
                 low=low,
                 high=high,
                 outside="cut" if outside == "truncate" else "zero",
+                inside=LOSS_TYPES[config.word("loss_type")].weighs_rows,
             )
         )
     return tuple(found)
@@ -182,7 +204,11 @@ def _of_rank(evaluation: "Evaluation") -> dict[str, float]:
     own_N = torch.ones_like(rows.in_baseline_N)
     if "rank" in batch.per_row:
         own_N = batch.per_row["rank"] == batch.per_row["rank"].min()
-    kl_N = tokens.kl_N / rows.length_N if evaluation.objective.kl_loss is not None else torch.zeros_like(rows.length_N)
+    objective = evaluation.objective
+    # Without a KL term it is a zero for each token, or one for the row.
+    is_row = objective.kl_loss is None and objective.surrogate.level == "sequence"
+    kl_N = tokens.kl_N if objective.kl_loss is not None else torch.zeros_like(rows.length_N)
+    kl_N = kl_N if is_row else kl_N / rows.length_N
     parts = [own_N & (tokens.layout.micro_N == part) for part in torch.unique(tokens.layout.micro_N[own_N]).tolist()]
     means = {
         name: [float(x_N[part].mean()) for part in parts]

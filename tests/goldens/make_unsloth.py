@@ -17,6 +17,7 @@ from goldens import trl_releases as releases
 from goldens import unsloth_steps as steps
 from goldens.make_trl_releases import store
 from parity.padded import pack, pad, precision
+from trl import GRPOTrainer
 
 from rolloutdoctor.evaluation.evaluate import evaluate
 
@@ -45,6 +46,9 @@ def results(loss: type, entry: tuple) -> dict[str, list[float]]:
             mask = pad(batch, batch.column("response_mask"), torch.int64)
             leaf = cells["policy_log_probs"].clone().requires_grad_()
             total, kls, lengths = 0.0, [], []
+            # TRL counts the tokens with the mask that it made, which the loss makes anew.
+            kept_N = [not options.get("mask_truncated_completions") or each == "stop" for each in batch.statuses]
+            counted = mask[torch.tensor(kept_N)].sum()
             for micro in range(releases.ACCUMULATION):
                 here_N = batch.per_row["micro_batch_id"] == micro
                 weighs = options.get("use_vllm", False)
@@ -55,10 +59,11 @@ def results(loss: type, entry: tuple) -> dict[str, list[float]]:
                     "loss_type": options.get("loss_type", "bnpo"),
                     "importance_sampling_level": options.get("importance_sampling_level", "token"),
                     "max_completion_length": releases.WIDTH,
-                    "num_items_in_batch": mask.sum(),
+                    "num_items_in_batch": counted,
                     "current_gradient_accumulation_steps": releases.ACCUMULATION,
                     "use_vllm": weighs,
                     "vllm_importance_sampling_mode": options.get("vllm_importance_sampling_mode", "token_truncate"),
+                    "get_gamma_weights": GRPOTrainer.get_gamma_weights,
                     "vllm_importance_sampling_cap": 3.0 if steps.release_of(options) >= "0.26" else 2.0,
                 }
                 # As `grpo_accumulated_loss` does for a TRL without these options.

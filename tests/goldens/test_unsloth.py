@@ -14,6 +14,8 @@ from proof.claims import Bound, agree, compared, covers
 
 from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.evaluation.radii.loss import loss_radius
+from rolloutdoctor.objective.required_columns import loss_columns
+from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.testing import diagnose
 from rolloutdoctor.trainers.table import TRAINERS, trainer_from_metric_names
@@ -75,7 +77,47 @@ def test_loss(entries, name):
         own = TRAINERS["unsloth"].metrics(found)
         length, kl = wanted(entry, f"{name}/metrics").tolist()
         agree(own["completion_length"], length, dtype, f"{words} completion_length")
+        if case == steps.EMPTY and np.isnan(kl):
+            assert np.isnan(own["kl"]), words
+            continue
         agree(own["kl"], kl, dtype, f"{words} kl", scale=max(abs(kl), 1e-3))
+
+
+def test_a_row_without_a_token_makes_the_logged_kl_nan():
+    """But for one term per row without a KL, which is a zero of the row."""
+    of_empty = {entry[2]: wanted(entry, "f64/metrics")[1] for entry in steps.entries() if entry[1] == steps.EMPTY}
+    assert {name for name, kl in of_empty.items() if not kl.isnan()} == {
+        *("sequence_without_kl", "luspo", "luspo_weights"),
+    }
+
+
+def test_a_truncated_mode_without_bounds_is_refused_as_trl_does():
+    bounds = {"vllm_importance_sampling_clip_max": None, "vllm_importance_sampling_cap": None}
+    weighed = {"use_vllm": True, "vllm_importance_sampling_correction": True, **bounds}
+    for mode in ("token_truncate", "sequence_truncate"):
+        with pytest.raises(UsageError, match="needs vllm_importance_sampling_clip_min or _clip_max"):
+            objective_of("unsloth@1.6.0", vllm_importance_sampling_mode=mode, **weighed)
+    objective_of("unsloth@1.6.0", vllm_importance_sampling_mode="token_mask", **weighed)
+
+
+def test_luspo_of_tokens_leaves_the_loss_unknown():
+    of_rows = {"loss_type": "luspo", "importance_sampling_level": "sequence", "beta": 0.0}
+    assert not objective_of("unsloth@1.5.0", **of_rows).unknown_loss
+    for other in ({"beta": 0.1}, {"importance_sampling_level": "token"}):
+        assert "padded cells" in objective_of("unsloth@1.5.0", **of_rows | other).unknown_loss
+    with pytest.raises(UsageError, match=r"luspo came with unsloth-zoo 2026\.7\.1, and the run has 2026\.5\.1"):
+        objective_of("unsloth@1.5.0", unsloth_zoo="2026.5.1", **of_rows)
+
+
+def test_truncated_rows_are_trained_and_not_counted_from_trl_1_9_on():
+    """The loss makes its mask anew, and the tokens are counted with TRL's."""
+    for version, counted_before, left_out in (("1.8.0", True, False), ("1.9.0", False, True)):
+        rule = objective_of(f"unsloth@{version}", loss_type="dapo").aggregation
+        assert (rule.counted_before_rejection, rule.leaves_out_truncated) == (counted_before, left_out)
+    assert "status" in loss_columns(objective_of("unsloth@1.9.0", loss_type="dapo"))
+    assert "status" not in loss_columns(
+        objective_of("unsloth@1.9.0", loss_type="bnpo", mask_truncated_completions=True)
+    )
 
 
 ADVANTAGES = {

@@ -138,7 +138,9 @@ NEEDED = {name: {"normalize_advantages": True} for name in ("slime", "miles")}
 def refuses(trainer: str, option: Option, value: object) -> bool:
     """True if the trainer refuses a value by its name, where the other options let it have any."""
     made = table.TRAINERS[trainer]
-    version = made.newest if option.exists_at(parse_version(made.newest)) else option.since or made.oldest
+    versions = [made.newest, option.values_since.get(value, ""), option.since, made.oldest]
+    version = next(each for each in versions if each and option.exists_at(parse_version(each)))
+    version = max(version, option.values_since.get(value, ""), key=lambda each: parse_version(each or "0"))
     try:
         made.objective(
             resolve(

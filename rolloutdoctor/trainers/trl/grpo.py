@@ -227,6 +227,11 @@ def _losses_not_computed(config: Config, found: tuple[TermWeight, ...]) -> Itera
             "unless it has one term per row (importance_sampling_level = sequence, beta = 0, no weight or mask per "
             "token) it takes the mean over padded cells, and the width of the padding is not in the rows",
         )
+    yield from padding_in_weights(config, found)
+
+
+def padding_in_weights(config: Config, found: tuple[TermWeight, ...]) -> Iterator[str]:
+    """Yield why the loss is not computed where a bound of a weight of rows counts padded cells."""
     if any(
         gate.inside and ((gate.low is not None and gate.low > 1) or (gate.high is not None and gate.high < 1))
         for gate in found
