@@ -17,6 +17,7 @@ SHOWN = (
     "zero_variance_share",
     "entropy",
     "kl",
+    "response_kl",
     "response_length",
     "truncated_share",
     "clip_fraction",
@@ -40,7 +41,7 @@ def metrics_read(rules: Sequence[AnyRule], context: Context) -> frozenset[str]:
 
 
 def vitals_of(metrics: pl.DataFrame, context: Context, findings: Sequence[Finding]) -> tuple[Vital, ...]:
-    """Return what was logged of these quantities in training steps; none where it has two values or fewer.
+    """Return what was logged of these quantities in training steps; none that was never computed.
 
     Args:
         metrics: the table of metrics, sorted by step.
@@ -54,7 +55,7 @@ def vitals_of(metrics: pl.DataFrame, context: Context, findings: Sequence[Findin
             continue
         metric, meaning = context.quantities[name]
         own = logged.filter(pl.col("metric") == context.column_of(metric))
-        if len(own) < 3 or (meaning.zero_when_off and not (own["logged"] != 0).any()):
+        if not len(own) or (meaning.zero_when_off and not (own["logged"] != 0).any()):
             continue
         # The last value is that of the run's end.
         kept = own.reverse().gather_every(-(-len(own) // KEEP)).reverse()

@@ -33,7 +33,9 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity("advantage_max", "largest advantage", "1", "the largest advantage of the step"),
     Quantity("return", "return", "1", "mean return of the trained tokens"),
     Quantity("entropy", "entropy", "nats", "mean entropy of the policy's next-token distribution"),
+    Quantity("response_entropy", "entropy of a response", "nats", "minus the log-prob of a response, mean"),
     Quantity("kl", "KL", "nats", "mean KL of the policy from the reference"),
+    Quantity("response_kl", "KL of a response", "nats", "sum over a response of the KL from the reference, mean"),
     Quantity("kl_coefficient", "KL coefficient", "1", "what the KL is multiplied by in the loss"),
     Quantity("kl_term", "KL term", "1", "the KL term of the loss, with its coefficient"),
     Quantity(

@@ -56,9 +56,36 @@ DIALECTS = {"unsloth": ("reward", "completion_length"), "miles": ("train/pg_loss
 _MARKS = {
     "trl": ("completions/mean_terminated_length",),
     "unsloth": ("completions/mean_terminated_length",),
-    "ms-swift": ("memory(GiB)", "train_speed(s/it)", "train_speed(iter/s)"),
+    # With Megatron it prints Megatron's own names beside those of its trainer.
+    "ms-swift": ("memory(GiB)", "train_speed(s/it)", "train_speed(iter/s)", "consumed_samples"),
+    "llama-factory": ("total_steps", "percentage"),
+    "trl-ppo": (
+        "objective/non_score_reward",
+        "objective/rlhf_reward",
+        "val/clipfrac_avg",
+        "val/num_eos_tokens",
+        "val/ratio_var",
+        "eps",
+        "episode",
+    ),
 }
 """Names of no quantity that distinguish trainers with the names of each other."""
+
+_BOOKKEEPING = re.compile(
+    r"epoch|eps|episode|(\w+/)?step|total_steps|percentage|(elapsed|remaining)_time.*|consumed_samples|global_batch_size"
+    r"|total_flos|num_tokens|train_(runtime|samples_per_second|steps_per_second)"
+)
+"""Counters and clocks, which say nothing of the training."""
+
+
+def is_bookkeeping(name: str) -> bool:
+    """Tell a counter, a clock, or a name that only says which trainer logs.
+
+    >>> is_bookkeeping("epoch"), is_bookkeeping("val/num_eos_tokens"), is_bookkeeping("train/accuracy")
+    (True, True, False)
+    """
+    return _BOOKKEEPING.fullmatch(name) is not None or name in _no_quantity()
+
 
 _FEWEST_NAMES = 2
 """Names that decide: a single one anybody may have chosen."""
@@ -160,7 +187,7 @@ def writers(names: Collection[str]) -> tuple[str, ...]:
         trainer: max(
             len({name for name, one in here if one.logged_at(release)}) for release in {one.since for _, one in here}
         )
-        + len({*_MARKS.get(trainer, ())} & {*names})
+        + (len({*_MARKS.get(trainer, ())} & {*names}) if any(one.quantity == "reward" for _, one in here) else 0)
         for trainer, here in known.items()
         if (mark := DIALECTS.get(trainer)) is None or mark[0] not in names or mark[1] in names
     }
@@ -208,6 +235,12 @@ def _literal() -> dict[str, list[tuple[str, MetricName]]]:
     return found
 
 
+@cache
+def _no_quantity() -> frozenset[str]:
+    """Names that are those of a trainer and no quantity, which patterns with a star would take for one."""
+    return frozenset().union(*_MARKS.values()) - _literal().keys()
+
+
 _FEWEST_WORDS = 3
 """Words of a name that say what it is in any order."""
 
@@ -230,6 +263,8 @@ def _of_words() -> dict[tuple[str, ...], list[tuple[str, MetricName]]]:
 
 def _owners(name: str) -> list[tuple[str, MetricName]]:
     """Trainers that log a name, each with its metric, or metrics of different releases."""
+    if name in _no_quantity():
+        return []
     starred = [(trainer, one) for trainer, one in _literal()["*"] if one.matches(name)]
     return _literal().get(name, []) + starred or _of_words().get(_words(name), [])
 

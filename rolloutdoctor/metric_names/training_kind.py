@@ -4,17 +4,20 @@ import re
 from collections.abc import Collection
 
 from rolloutdoctor.metric_names.generic import taken_for
-from rolloutdoctor.metric_names.table import TRAINERS, understood, whose
+from rolloutdoctor.metric_names.table import TRAINERS, is_bookkeeping, understood, whose
 
-RL, DISTILLATION, SFT, DPO, ORPO, REWARD_MODEL = (
+RL, DISTILLATION, SFT, DPO, KTO, ORPO, PREFERENCES, REWARD_MODEL, LANGUAGE_MODEL = (
     "reinforcement learning",
     "on-policy distillation",
     "supervised fine-tuning",
     "preference training (DPO)",
+    "preference training (KTO)",
     "preference training (ORPO)",
+    "preference or reward-model training",
     "reward-model training",
+    "language-model training",
 )
-NOT_CHECKED = frozenset({SFT, DPO, ORPO, REWARD_MODEL})
+NOT_CHECKED = frozenset({SFT, DPO, KTO, ORPO, PREFERENCES, REWARD_MODEL, LANGUAGE_MODEL})
 """Kinds of which no rule knows anything."""
 
 _PAIRS = (
@@ -43,11 +46,18 @@ def training_kind(names: Collection[str]) -> str:
     """
     bare = {re.sub(r"^(train|eval)[/_]", "", name) for name in names}
     if sum(name in bare for name in _PAIRS) >= _FEWEST_PAIRS:
-        return ORPO if bare & {*_ODDS} else DPO
+        # Of these only KTO has a KL, and none of pairs.
+        is_kto = "kl" in bare and "rewards/accuracies" not in bare
+        return ORPO if bare & {*_ODDS} else KTO if is_kto else DPO
     if any(_DISTILLED.search(name.lower()) for name in bare):
         return DISTILLATION
     if _has_reward(names):
         return RL
+    words = {word for name in bare for word in re.split(r"[/_.]", name.lower())}
+    if {"chosen", "rejected"} <= words:
+        return PREFERENCES
+    if "lm_loss" in bare:
+        return LANGUAGE_MODEL
     if "mean_token_accuracy" in bare:
         return SFT
     if sum(name in bare for name in _OF_REWARD_MODEL) >= _FEWEST_OF_REWARD_MODEL:
@@ -63,7 +73,11 @@ def unrecognised(names: Collection[str]) -> list[str]:
     """
     tables = [metric for table in TRAINERS.values() for metric in table]
     taken = {} if whose(names) else taken_for(names)
-    return [name for name in sorted(names) if name not in taken and not any(metric.matches(name) for metric in tables)]
+    return [
+        name
+        for name in sorted(names)
+        if name not in taken and not is_bookkeeping(name) and not any(metric.matches(name) for metric in tables)
+    ]
 
 
 def _has_reward(names: Collection[str]) -> bool:

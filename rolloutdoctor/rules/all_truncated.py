@@ -207,10 +207,10 @@ class AllTruncated(TableRule):
         def lines(count: int) -> str:
             if from_rows:
                 return counted(count, "step")
-            return logged_lines(count, windows, table["step"][0], table["step"][-1])
+            return logged_lines(count, table["step"].to_list(), each_step=context.logs_each_step)
 
         told, size = table.filter("is_whole")["free"].drop_nulls(), _only_length(table)
-        free = f", {lines(int(told.sum()))} without reward variance" if len(told) else ""
+        free = f", {lines(int(told.sum()))} without reward variance" if told.any() else ""
         source = "the finish reasons of the rows" if from_rows else "the trainer's own log"
         advice = (
             f"raise {own_name(context, 'the response length limit')}, check the end-of-sequence token and the "

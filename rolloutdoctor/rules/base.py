@@ -4,9 +4,10 @@ This module and the rules import no tensors and no trainers, so that the pages o
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.data.windows import MEAN, Window
@@ -144,6 +145,11 @@ class Context:
         from rolloutdoctor.trainers.table import trainer_from_metric_names
 
         return self.trainer or trainer_from_metric_names(self.metrics)
+
+    @property
+    def logs_each_step(self) -> bool:
+        """True where the trainer is known and has no logging interval: a line is one step."""
+        return self.writer is not None and self.writer.roles.window is None
 
 
 @dataclass(frozen=True)
@@ -300,22 +306,20 @@ FEW_LINES = 2
 """Lines of a paste that may have gaps, which are no logging interval."""
 
 
-def logged_lines(count: int, lines: int, first: float, last: float) -> str:
-    """Some of the lines of a log in words: steps, or windows of several where they are so far apart.
+def logged_lines(count: int, steps: Sequence[int], *, each_step: bool = False) -> str:
+    """Some of the lines of a log in words: steps, or windows of several where all are so far apart.
 
     Args:
         count: how many are meant.
-        lines: how many the log has.
-        first: step of the first.
-        last: step of the last.
+        steps: of all lines, in order.
+        each_step: the trainer logs each step, so that others were left out of a paste.
 
-    >>> logged_lines(2, 4, 5, 20), logged_lines(1, 4, 1, 4)
-    ('2 windows of 5 steps', '1 step')
+    >>> logged_lines(2, [5, 10, 15, 20, 23]), logged_lines(1, [1, 2, 3]), logged_lines(3, [3, 50, 90, 97])
+    ('2 windows of 5 steps', '1 step', '3 steps')
     """
-    # Of two lines nobody knows what lies between them.
-    between = (last - first) / (lines - 1) if lines > FEW_LINES else 1.0
-    size = round(between)
-    # The last line of a run comes where the run ends.
-    if size < 2 or abs(between - size) * (lines - 1) > size:
+    gaps = [after - before for before, after in pairwise(steps)]
+    # Of two lines nobody knows what lies between them, and the last line of a run comes where the run ends.
+    is_even = len(steps) > FEW_LINES and min(gaps[:-1]) == max(gaps[:-1]) >= gaps[-1] > 0
+    if each_step or not is_even or gaps[0] < 2:
         return counted(count, "step")
-    return f"{counted(count, 'window')} of {size} steps"
+    return f"{counted(count, 'window')} of {gaps[0]} steps"

@@ -69,7 +69,8 @@ class ConstantReward(NumbersRule):
     One value of the reward in ten or more logged steps is an error where the standard deviation of the rewards is
     logged as 0, or every group is of zero variance; else a warning: batches of equal mean happen where a reward is
     standardized before it is logged. Confirmed where the deviation is logged. In fewer lines, down to one, a reward
-    that is exactly 0 in all of them is a warning where the mean advantage or return is so too, or the spread is 0.
+    that is exactly 0 in all of them is a warning where the mean advantage or return is so too, or the spread is 0;
+    functions whose mean and deviation are exactly 0 in all of them are information.
 
     Of one reward function a value that holds from some step to the end of the log, for ten steps at least and half of
     the log, and not by chance, is a warning where it is 0 or less from the first step on, or below what the function
@@ -93,6 +94,7 @@ class ConstantReward(NumbersRule):
     beside = ("reward_std", "zero_variance_share", "reward_min", "reward_max", "advantage", "return")
 
     lasting: int = 3
+    coarse: float = 1e-3
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """A training without a reward."""
@@ -114,23 +116,53 @@ class ConstantReward(NumbersRule):
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few steps to tell a constant, and not all of them 0."""
-        return None if self._all_zero(run, context) is not None else super().inconclusive_reason(run, context)
+        told = self._all_zero(run, context) or self._zero_functions(run, context)
+        return None if told is not None else super().inconclusive_reason(run, context)
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Judge a log of enough steps, or one in which all is 0."""
-        return super().judge(run, context) or (None if len(run.table) >= self.fewest else self._all_zero(run, context))
+        if len(run.table) >= self.fewest:
+            return super().judge(run, context)
+        return self._all_zero(run, context) or self._zero_functions(run, context)
+
+    def _zero_functions(self, run: Measured, context: Context) -> Judgement | None:
+        """Name the functions that gave 0 to every response of few lines: information, since later ones may differ."""
+        table = run.table
+        names = [
+            name
+            for name, (metric, spread) in _functions(context).items()
+            if spread is not None
+            and len(table)
+            and all((table[each] == 0).all() for each in (metric, spread))
+            and not may_round(context, spread, self.coarse)
+        ]
+        if not names:
+            return None
+        first = step_at(run, 0)
+        where = f"step {first}" if len(table) == 1 else f"all {len(table):,} logged steps"
+        listed = ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
+        return Judgement(
+            severity=Severity.INFO,
+            confirmed=True,
+            headline=f"{counted(len(names), 'reward function')} gave 0 to every response of {where}: {listed}",
+            message=f"Mean and std of {', '.join(names)} are exactly 0 in {where}.",
+            evidence="the logged means and standard deviations of the functions",
+            advice="look whether later steps differ; else run these functions on some responses",
+            measures={"constant_functions": Measure(len(names), "functions")},
+        )
 
     def _all_zero(self, run: Measured, context: Context) -> Judgement | None:
         """Judge few lines in which every reward, advantage and return is 0: one is enough."""
         names = [name for name in ("reward", "advantage", "return") if name in context.quantities]
         table = run.table
-        is_zero = [(table[name] == 0).all() and not is_rounded(context, name) for name in names]
         equal = [
             table["reward_min"] == table["reward_max"],
             table["reward_std"] == 0,
             table["zero_variance_share"] == 1,
         ]
         proved = any(flags.fill_null(value=False).all() for flags in equal)
+        # No reward is so small that it is printed as 0, but a mean of few rewards above 0 may be.
+        is_zero = [(table[name] == 0).all() and (proved or not is_rounded(context, name)) for name in names]
         if not len(table) or not is_zero or not all(is_zero) or (len(names) < 2 and not proved):
             return None
         first = step_at(run, 0)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, counted, number, own_name
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, own_name
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, go_back, levels, logged, series, step_at
 from rolloutdoctor.rules.series import ends, shift, smoothed
 from rolloutdoctor.rules.table_rule import Measured
@@ -29,8 +29,9 @@ class KlBlowUp(NumbersRule):
     nat and above ten times the smallest of the first three. It is none where the reward ever rose by more than its
     noise, an error where it is lower at the end than at the start by more than its noise, and else a warning. `onset`
     is the first step from which it stays above the geometric mean of both; of a rise that takes more than a quarter of
-    the steps, the first that left the start. Confirmed: the log shows
-    that, not why. A KL that is NaN or negative is `RDM003`'s.
+    the steps, the first that left the start. In fewer than ten steps a KL that goes from below 0.01 to above 0.3 nats
+    between two consecutive ones is a warning: one step does not move a policy so far. Confirmed: the log shows that,
+    not why. A KL that is NaN or negative is `RDM003`'s.
 
     ## What to do
     Go back to a checkpoint before the onset; raise the KL coefficient, or lower the learning rate.
@@ -45,10 +46,45 @@ class KlBlowUp(NumbersRule):
     name = "kl-blow-up"
     references = ("https://github.com/volcengine/verl/issues/6280",)
     about = ("kl",)
-    beside = ("reward",)
+    beside = ("reward", "learning_rate")
 
     high: float = 1.0
     times: float = 10.0
+    still: float = 0.01
+    jump: float = 0.3
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
+        """Too few steps, and no jump in one step."""
+        return None if self._jump(run, context) is not None else super().inconclusive_reason(run, context)
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """Judge a log of enough steps, or a jump in few."""
+        return super().judge(run, context) or (None if len(run.table) >= self.fewest else self._jump(run, context))
+
+    def _jump(self, run: Measured, context: Context) -> Judgement | None:
+        """Judge the first two of few steps, one step apart, of which the first has no KL."""
+        if len(run.table) < 2 or context.counted_steps or step_at(run, 1) != step_at(run, 0) + 1:
+            return None
+        before, after = (float(value) for value in series(run, "kl")[:2])
+        if not 0 <= before <= self.still or after <= self.jump:
+            return None
+        onset = step_at(run, 1)
+        rates = run.table["learning_rate"].drop_nulls()
+        rate = f" at a learning rate of {number(rates[0])}" if len(rates) else ""
+        return Judgement(
+            severity=Severity.WARNING,
+            confirmed=True,
+            headline=f"KL jumped {from_to(before, after)} nats in one step, at step {onset}",
+            message=f"The KL to the reference went {from_to(before, after)} nats in one step{rate}.",
+            evidence="the logged KL of two consecutive steps",
+            advice=f"check {own_name(context, 'the learning rate')}{rate.replace(' at a learning rate of', ',')}, the "
+            "clipping of gradients, and that the policy of the second step is that of the first",
+            measures={
+                "kl_first": Measure(before, "nats"),
+                "kl_last": Measure(after, "nats"),
+                "onset": Measure(onset, "step"),
+            },
+        )
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Compare the end with the start."""

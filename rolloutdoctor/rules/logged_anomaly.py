@@ -14,8 +14,8 @@ from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.findings import LONGER_LOG, Measure
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
 from rolloutdoctor.rules.kl_oddities import negative, spike
-from rolloutdoctor.rules.logged_gaps import OF_FUNCTIONS
-from rolloutdoctor.rules.logged_oddities import REACHES_WEIGHTS, ended, huge, impossible, not_finite, without_value
+from rolloutdoctor.rules.logged_nonfinite import judge_nonfinite, nonfinite_columns
+from rolloutdoctor.rules.logged_oddities import ended, huge, impossible, without_value
 from rolloutdoctor.rules.logged_quantities import not_logged
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
@@ -84,7 +84,7 @@ class LoggedAnomaly(TableRule):
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step that logged any of them."""
-        logged, quantity = pl.col("logged"), pl.col("metric").replace_strict(metric_quantities(context.metrics))
+        logged = pl.col("logged")
         beyond = pl.lit(value=False)
         for name, (low, high) in BOUNDS.items():
             if name in context.quantities:
@@ -94,20 +94,14 @@ class LoggedAnomaly(TableRule):
                 beyond |= (pl.col("metric") == metric) & is_out
         is_bad = ~logged.is_finite()
         metric_of = {name: context.quantities.get(name, ("", None))[0] for name in ("kl", "grad_norm")}
-        table = (
-            run.metrics.with_columns(quantity=quantity)
-            .group_by(STEP_KEY, maintain_order=True)
-            .agg(
-                is_finite=~is_bad.any(),
-                bad=pl.col("metric").filter(is_bad).unique().sort(),
-                is_nan=logged.is_nan().any(),
-                reaches=pl.col("quantity").filter(is_bad).is_in(list(REACHES_WEIGHTS)).any(),
-                partial=pl.col("quantity").filter(is_bad).is_in(list(OF_FUNCTIONS)).all(),
-                beyond=pl.col("metric").filter(beyond).first(),
-                beyond_value=logged.filter(beyond).first(),
-                kl=logged.filter(pl.col("metric") == metric_of["kl"], logged.is_finite()).first(),
-                norm=logged.filter(pl.col("metric") == metric_of["grad_norm"], logged.is_finite()).first(),
-            )
+        metrics, nonfinite = nonfinite_columns(run.metrics)
+        table = metrics.group_by(STEP_KEY, maintain_order=True).agg(
+            *nonfinite,
+            is_finite=~is_bad.any(),
+            beyond=pl.col("metric").filter(beyond).first(),
+            beyond_value=logged.filter(beyond).first(),
+            kl=logged.filter(pl.col("metric") == metric_of["kl"], logged.is_finite()).first(),
+            norm=logged.filter(pl.col("metric") == metric_of["grad_norm"], logged.is_finite()).first(),
         )
         return table.with_columns(
             is_wrong=pl.col("kl") < -(self.below if context.objective is not None else self.below_of_k1)
@@ -152,7 +146,7 @@ class LoggedAnomaly(TableRule):
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Judge the heaviest, and name all."""
         looks = (
-            not_finite(run, context),
+            judge_nonfinite(run.table, context),
             ended(run, context),
             without_value(run, context),
             impossible(run, context),

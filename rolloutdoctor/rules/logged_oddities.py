@@ -17,11 +17,8 @@ REACHES_WEIGHTS = frozenset({"loss", "policy_loss", "grad_norm", "critic_loss", 
 _LEVELS = REACHES_WEIGHTS | {"reward", "reward_std", "kl", "kl_term", "entropy", "response_length", "learning_rate"}
 """Quantities that a trainer logs in every step or in none."""
 
-_KL_ALONE = (
-    "The logged loss is finite, so no term with this KL reached the weights: it is a metric alone, or the mean over no "
-    "tokens."
-)
-_HIDDEN = "A metric that is not a number hides what it would show."
+HIDDEN = "A metric that is not a number hides what it would show."
+"""Why a metric without a value matters."""
 
 
 @dataclass(frozen=True)
@@ -47,33 +44,6 @@ class Oddity:
     remark: str = ""
 
 
-def not_finite(run: Measured, context: Context) -> Oddity | None:
-    """NaN or infinity, with the step of the first."""
-    bad = run.table.filter(~pl.col("is_finite"))
-    if not len(bad):
-        return None
-    reaches, partial = bool(bad["reaches"].any()), bool(bad["partial"].all())
-    told = bad.filter("reaches") if reaches else bad.filter(~pl.col("partial")) if not partial else bad
-    ranked = metric_quantities(context.metrics)
-    order = [name for name in BY_NAME if name in {*ranked.values()}]
-    rank = {name: (quantity not in REACHES_WEIGHTS, order.index(quantity), name) for name, quantity in ranked.items()}
-    names = sorted(told["bad"][0], key=rank.__getitem__)
-    kind = "NaN" if told["is_nan"].all() else "infinite" if not told["is_nan"].any() else "NaN or infinite"
-    more = f" and {counted(len(names) - 1, 'more metric')}" if len(names) > 1 else ""
-    where = f"in step {told['step'][0]}"
-    if len(told) == len(run.table) > 1:
-        where = f"in all {len(told):,} logged steps"
-    elif len(told) > 1:
-        where = f"in {len(told):,} of {counted(len(run.table), 'step')}, first in step {told['step'][0]}"
-    return Oddity(
-        severity=Severity.ERROR if reaches else Severity.INFO if partial else Severity.WARNING,
-        words=f"{names[0]}{more} {'are' if more else 'is'} {kind} {where}",
-        advice=f"inspect the batch of step {told['step'][0]}: empty masks, a log of 0 and overflows give NaN",
-        why="" if reaches else _KL_ALONE if {ranked[name] for name in names} == {"kl"} else _HIDDEN,
-        onset=told["step"][0],
-    )
-
-
 def ended(run: Measured, context: Context) -> Oddity | None:
     """A quantity that was logged, and is not any more, though others are."""
     ends = [gap for gaps in context.gaps.values() for gap in gaps if gap.ended]
@@ -86,7 +56,7 @@ def ended(run: Measured, context: Context) -> Oddity | None:
         severity=Severity.WARNING if gap.quantity in _LEVELS else Severity.INFO,
         words=f"{gap.words}{more}",
         advice=f"find out why it ends at step {gap.first}: trainers that drop a NaN, such as TRL, log nothing or None",
-        why=_HIDDEN,
+        why=HIDDEN,
         onset=gap.first,
     )
 
@@ -103,7 +73,7 @@ def without_value(run: Measured, context: Context) -> Oddity | None:
         severity=Severity.INFO,
         words=words,
         advice="if it is not switched off, find out why it has no value: TRL logs None where every value is NaN",
-        why=_HIDDEN,
+        why=HIDDEN,
         remark=words,
     )
 

@@ -14,6 +14,9 @@ FEWEST_LINES, FEWEST_STILL = 10, 3
 """Logged lines that a verdict takes, and steps with reward variance and without a gradient."""
 
 
+SMALLEST, COARSE = 1e-5, 1e-3
+"""Gradient norms that rounding may hide: one that is as good as none, and one that no usual update has."""
+
 FEW_CUT = 0.1
 """Share of truncated responses up to which no step of a line of ten can be truncated as a whole."""
 
@@ -32,19 +35,23 @@ def logged_losses(log: pl.DataFrame, context: Context) -> pl.DataFrame:
         context: what is known of the run.
 
     Returns:
-        The `logged` loss, the `norm` of the gradient, whether that is 0 and no rounding made it so (`no_norm`), whether
+        The `logged` loss, the `norm` of the gradient, whether that is 0 and no rounding made it so (`no_norm_logged`)
+        or is printed as 0 (`no_norm_printed`), whether
         all groups lacked reward variance (`free`), whether rewards are known to differ within groups in each step of
         the line (`spread`), and whether all responses of a step may be masked, or all tokens clipped (`masked`).
     """
     norm, share = pl.col("grad_norm"), pl.col("zero_variance_share")
-    zero = pl.lit(value=False) if is_rounded(context, "grad_norm") else norm == 0
+    zero, printed = (
+        pl.lit(value=False) if is_rounded(context, "grad_norm", coarse) else norm == 0 for coarse in (SMALLEST, COARSE)
+    )
     known = context.quantities.get("zero_variance_share")
-    is_whole = known is not None and not known[1].lower_bound and not is_rounded(context, "zero_variance_share")
+    is_whole = known is not None and not known[1].lower_bound and not is_rounded(context, "zero_variance_share", COARSE)
     return log.select(
         *STEP_KEY,
         logged=pl.coalesce(*LOSSES),
         norm=norm,
         no_norm_logged=zero,
+        no_norm_printed=printed,
         kl_logged="kl",
         free=is_reward_free(context),
         spread=(share == 0) & pl.lit(is_whole),
@@ -53,19 +60,20 @@ def logged_losses(log: pl.DataFrame, context: Context) -> pl.DataFrame:
     ).filter(pl.col("logged").is_finite(), pl.col("norm").is_finite(), pl.col("norm") >= 0)
 
 
-def judge_log(log: pl.DataFrame, near_zero: float) -> Judgement | None:
+def judge_log(log: pl.DataFrame, near_zero: float, *, each_step: bool) -> Judgement | None:
     """Judge the losses of a log without rollouts.
 
     Args:
         log: the lines of `logged_losses`.
         near_zero: a loss below it is about zero.
+        each_step: the trainer logs each step.
     """
     loss, count = pl.col("logged"), len(log)
     if not count:
         return None
     still, dead = int(log["no_norm_logged"].sum()), log.filter("no_norm_logged", "free").height
-    lines = logged_lines(count, count, log["step"][0], log["step"][-1])
-    broken = _without_gradient(log, each_step=count > 1 and "window" not in lines)
+    lines = logged_lines(count, log["step"].to_list(), each_step=each_step)
+    broken = _without_gradient(log, each_step=each_step or (count > 1 and "window" not in lines))
     if broken is not None:
         return broken
     if count < FEWEST_STILL or len(log.filter(loss.abs() < near_zero)) < count:
@@ -118,19 +126,24 @@ def _without_gradient(log: pl.DataFrame, *, each_step: bool) -> Judgement | None
     """
     differs = pl.col("spread") | (~pl.col("free") & pl.lit(each_step))
     told = log.filter(differs.fill_null(value=False), ~pl.col("masked"))
-    still = told.filter("no_norm_logged")
+    still = told.filter("no_norm_printed")
     if not len(still):
         return None
+    proved = bool(still["no_norm_logged"].all())
     is_all = len(still) == len(told)
+    # Where some norms are printed, a smaller one may be rounded to 0.
+    if not proved and not is_all:
+        return None
     first, lines = still["step"][0], counted(len(still), "step")
     where = f"in step {first}" if len(still) == 1 else f"in all {lines}" if is_all else f"in {lines} of {len(told):,}"
     return Judgement(
-        severity=Severity.ERROR if is_all and len(still) >= FEWEST_STILL else Severity.WARNING,
-        confirmed=True,
-        headline=f"the gradient norm is 0 {where} with reward variance: no gradient reaches the parameters",
+        severity=Severity.ERROR if proved and is_all and len(still) >= FEWEST_STILL else Severity.WARNING,
+        confirmed=proved,
+        headline=f"the gradient norm is {'' if proved else 'printed as '}0 {where} with reward variance: no gradient "
+        "reaches the parameters",
         message=(
-            f"The gradient norm is exactly 0 {where} in which rewards differ within groups, so that advantages are not "
-            "0: with a policy term in the loss that cannot be."
+            f"The gradient norm is {'exactly' if proved else 'rounded to'} 0 {where} in which rewards differ within "
+            "groups, so that advantages are not 0: with a policy term in the loss that cannot be."
         ),
         evidence="the logged gradient norm and the logged share of zero-variance groups, or the logged advantages",
         advice="look for detached log-probs, frozen parameters, a broken autograd graph, or a release of DeepSpeed "

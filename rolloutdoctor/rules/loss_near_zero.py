@@ -178,7 +178,7 @@ class LossNearZero(TableRule):
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """A log that is too short to tell, or that never says both."""
         log = _log(run)
-        if context.has_rows or judge_log(log, self.near_zero) is not None:
+        if context.has_rows or judge_log(log, self.near_zero, each_step=context.logs_each_step) is not None:
             return None
         if not len(log):
             return Missing("no line has both a loss and a gradient norm", LONGER_LOG)
@@ -193,7 +193,7 @@ class LossNearZero(TableRule):
         """Information if there is a gradient, a warning if many steps have none, an error if it is cut off."""
         near = run.table.filter("is_near")
         if not len(near):
-            return judge_log(_log(run), self.near_zero)
+            return judge_log(_log(run), self.near_zero, each_step=context.logs_each_step)
         dead, broken = near.select(pl.sum("is_dead", "is_broken")).row(0)
         compared = near.drop_nulls("gap")
         matched = compared.filter("matched")

@@ -1,6 +1,6 @@
 """RDG003: steps whose whole gradient is free of reward, from the trainer's log alone."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, logged_lines, number, percent
+from rolloutdoctor.rules.base import FEW_LINES, Context, Judgement, Missing, counted, logged_lines, number, percent
 from rolloutdoctor.rules.logged_quantities import (
     SPREAD,
     by_step,
@@ -154,7 +154,7 @@ class RewardFreeStep(TableRule):
         if not free:
             return None
         moved = free - run.count("dead_steps")
-        lines = logged_lines(len(steps), len(steps), steps[0], steps[-1])
+        lines = logged_lines(len(steps), steps.to_list(), each_step=context.logs_each_step)
         message = f"every group was zero-variance in {percent(share)} of {lines}; " + (
             f"{moved:,} of them updated the weights (mean logged gradient norm {number(run['grad_norm'])})"
             if moved
@@ -173,9 +173,7 @@ class RewardFreeStep(TableRule):
         return Judgement(
             severity=Severity.WARNING if (share or 0.0) > self.warn_above and moved else Severity.INFO,
             confirmed=True,
-            headline=f"in {free:,} of {lines} every group had equal rewards"
-            + (", though rewards differ between prompts; " if is_between else "; ")
-            + (f"{moved:,} of them still updated the weights" if moved else "none of them updated the weights"),
+            headline=_headline(run.table.filter("free")["step"].to_list(), moved, lines, is_between=is_between),
             message=message,
             evidence=evidence,
             advice=(_SAME_TEXT if is_between else "")
@@ -186,3 +184,23 @@ class RewardFreeStep(TableRule):
                 else "use prompts that are neither too easy nor too hard, larger groups, or dynamic sampling (DAPO)"
             ),
         )
+
+
+def _headline(free: Sequence[int], moved: int, lines: str, *, is_between: bool) -> str:
+    """Say in which steps every group had equal rewards, and how many of them updated the weights.
+
+    >>> _headline([80, 83], 2, "2 steps", is_between=False)
+    'in steps 80 and 83 every group had equal rewards; both still updated the weights'
+    >>> _headline([7], 0, "9 steps", is_between=False)
+    'in step 7 (1 of 9 steps) every group had equal rewards; it did not update the weights'
+    """
+    count, is_all = len(free), lines.startswith(f"{len(free):,} ")
+    where = f"in all {lines}" if is_all else f"in {count:,} of {lines}"
+    if count <= FEW_LINES and "window" not in lines:
+        where = f"in step{'s' if count > 1 else ''} {' and '.join(map(str, free))}"
+        where += "" if is_all else f" ({count} of {lines})"
+    equal = "every group had equal rewards" + (", though rewards differ between prompts" if is_between else "")
+    if count == 1:
+        return f"{where} {equal}; it {'still updated' if moved else 'did not update'} the weights"
+    who = "none of them" if not moved else f"{moved:,} of them" if moved < count else "both" if count == 2 else "all"
+    return f"{where} {equal}; {who} {'still ' if moved else ''}updated the weights"

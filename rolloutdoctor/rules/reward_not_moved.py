@@ -5,9 +5,9 @@ from math import sqrt
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, counted, number
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
 from rolloutdoctor.rules.logged_quantities import of_distillation
-from rolloutdoctor.rules.numbers_rule import NumbersRule, levels, series
+from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, series, step_at
 from rolloutdoctor.rules.reward_collapse import RewardCollapse
 from rolloutdoctor.rules.series import memory
 from rolloutdoctor.rules.table_rule import Measured
@@ -30,6 +30,8 @@ class RewardNotMoved(NumbersRule):
     ## How it is measured
     `reward_change` is the mean over the last third less that over the first, `reward_low` and `reward_high` its
     interval of two standard errors, from the spread within each third and the correlation of neighbouring steps.
+    Of three to nineteen lines, where the learning rate has decayed below 1 % of its largest value, the first and the
+    last are compared, within two standard deviations of all.
     Information where 0 lies in the interval, and where the reward did not collapse in between (`RDT005`). Confirmed.
 
     ## What to do
@@ -46,16 +48,47 @@ class RewardNotMoved(NumbersRule):
     name = "reward-not-moved"
     references = ("https://arxiv.org/abs/2503.14476",)
     about = ("reward",)
-    beside = ("kl", "entropy", "reward_min")
+    beside = ("kl", "entropy", "reward_min", "learning_rate")
 
     fewest: int = 20
     errors: float = 2.0
+    few: int = 3
     still: float = 0.1
+    ended: float = 0.01
     small_kl: float = 1e-3
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """A training without a reward."""
         return of_distillation(context)
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
+        """Too few steps, and not those of a training that ended."""
+        return None if self._of_few(run) is not None else super().inconclusive_reason(run, context)
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """Judge a log of enough steps, or a few from all of a training."""
+        return super().judge(run, context) if len(run.table) >= self.fewest else self._of_few(run)
+
+    def _of_few(self, run: Measured) -> Judgement | None:
+        """Judge a few steps of a training whose learning rate decayed to nothing: it is over."""
+        if len(run.table) < self.few:
+            return None
+        values, rate = series(run, "reward"), series(run, "learning_rate")
+        first, last = float(values[0]), float(values[-1])
+        is_over = rate[-1] <= self.ended * rate.max()  # NaN where it is not logged
+        if not is_over or values.max() == values.min() or abs(last - first) > self.errors * float(values.std(ddof=1)):
+            return None
+        return Judgement(
+            severity=Severity.INFO,
+            confirmed=True,
+            headline=f"the reward has not moved: {number(first)} at step {step_at(run, 0)}, {number(last)} at step "
+            f"{step_at(run, -1)}, while the learning rate went {from_to(float(rate.max()), float(rate[-1]))}",
+            message=f"The rewards of {counted(len(values), 'logged step')} lie between {number(float(values.min()))} "
+            f"and {number(float(values.max()))}, and the learning rate has decayed.",
+            evidence=f"{counted(len(values), 'logged step')}",
+            advice="look at more steps, at the share of zero-variance groups and at the reward function",
+            measures={"reward_change": Measure(last - first, "reward")},
+        )
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Compare the thirds."""

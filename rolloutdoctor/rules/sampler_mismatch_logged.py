@@ -1,7 +1,7 @@
 """RDO012: sampler and trainer disagree, from the trainer's log alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import polars as pl
@@ -16,6 +16,7 @@ _LEVELS: Mapping[str, tuple[tuple[float, float, float], str]] = {
     "sampler_pearson": ((0.995, 0.9, 0.5), "a correlation of {}"),
     "sampler_gap": ((0.005, 0.1, 0.3), "a mean difference of {} in probability"),
     "sampler_logp_gap": ((0.02, 0.3, 1.0), "a mean difference of {} nats"),
+    "sampler_k3": ((0.01, 0.1, 0.5), "a k3 of {} nats a token"),
     "sampler_ppl": ((0.05, 0.3, 1.0), "log-perplexities {} nats apart"),
 }
 """Where information, a warning and an error begin, and what is said; of perplexities it is of their logarithms."""
@@ -37,8 +38,9 @@ class SamplerMismatchLogged(NumbersRule):
 
     ## How it is measured
     Medians over the logged steps. A warning: a correlation below 0.9, a mean difference above 0.1 in probability or
-    above 0.3 nats, or log-perplexities that are 0.3 nats apart; an error below 0.5, above 0.3 or 1 nat. Information
-    beyond what users often gate on: 0.995, 0.005, 0.02 nats. Where a version lag of a step or more is logged, the
+    above 0.3 nats, a k3 above 0.1 nats, or log-perplexities that are 0.3 nats apart; an error below 0.5, above 0.3,
+    1 nat, or a k3 of 0.5; in one line or two such an error is a warning. Information beyond what users often gate on:
+    0.995, 0.005, 0.02 nats, a k3 of 0.01. Where a version lag of a step or more is logged, the
     training is asynchronous and a gap is expected: information. `onset` is the step from which on a running median is
     beyond these gates. A mean importance weight further from 1 than three times sqrt(2 k3) + k3, and than 0.3, with a
     k3 below 0.02, is of whole sequences: a warning, from one line on. A warning or an error is confirmed: the log
@@ -57,7 +59,7 @@ class SamplerMismatchLogged(NumbersRule):
     code = "RDO012"
     name = "sampler-mismatch-logged"
     references = ("https://github.com/volcengine/verl/issues/6806", "https://fengyao.notion.site/off-policy-rl")
-    beside = (*_GAPS, "trainer_ppl", "version_lag", "is_weight", "sampler_k3")
+    beside = (*_GAPS, "trainer_ppl", "version_lag", "is_weight")
 
     fewest: int = 3
     small_k3: float = 0.02
@@ -82,7 +84,7 @@ class SamplerMismatchLogged(NumbersRule):
         """Too few steps, and none in which the weights contradict the gap."""
         import numpy as np
 
-        if self._of_weights(run) is not None:
+        if self._of_weights(run) is not None or self._of_few(run, context) is not None:
             return None
         if any(np.isfinite(series(run, name)).sum() >= self.fewest for name in _GAPS):
             return None
@@ -101,7 +103,10 @@ class SamplerMismatchLogged(NumbersRule):
         """Compare the medians with three levels."""
         import numpy as np
 
-        is_logged = {name: logged(run, name) is not None for name in self.beside}
+        least = min(self.fewest, len(run.table))
+        is_logged = {
+            name: np.isfinite(series(run, name)).sum() >= max(least, len(run.table) / 2) for name in self.beside
+        }
         apart = {name: series(run, name) for name in _GAPS[:-1] if is_logged[name]}
         if is_logged["sampler_ppl"] and is_logged["trainer_ppl"]:
             apart["sampler_ppl"] = np.abs(np.log(series(run, "sampler_ppl") / series(run, "trainer_ppl")))
@@ -139,7 +144,12 @@ class SamplerMismatchLogged(NumbersRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Judge one line by its weights, enough by their medians."""
-        return self._of_weights(run) or super().judge(run, context)
+        return self._of_weights(run) or super().judge(run, context) or self._of_few(run, context)
+
+    def _of_few(self, run: Measured, context: Context) -> Judgement | None:
+        """Judge fewer lines than a median takes: a warning where they are of an error, whatever the noise of one."""
+        few = self.judge_log(run, context) if 0 < len(run.table) < self.fewest else None
+        return None if few is None or few.severity < Severity.ERROR else replace(few, severity=Severity.WARNING)
 
     def _of_weights(self, run: Measured) -> Judgement | None:
         """Judge a mean importance weight that ratios of tokens with the logged k3 cannot have.

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 
+from rolloutdoctor.metric_names.table import TRAINERS as METRICS_OF
+from rolloutdoctor.metric_names.table import whose
 from rolloutdoctor.plugins import offered
 from rolloutdoctor.results.errors import UsageError, nearest
 from rolloutdoctor.trainers import miles, unsloth
@@ -54,6 +56,8 @@ def trainer_from_metric_names(names: Collection[str]) -> Trainer | None:
     >>> [trainer_from_metric_names(["loss", "kl", mark]).name for mark in ("num_tokens", "train_speed(s/it)")]
     ['trl', 'ms-swift']
     """
+    if whose(names) in {*METRICS_OF} - {*TRAINERS}:
+        return None
     # Who has the names of another trainer has marks that it has alone.
     for trainer in sorted(TRAINERS.values(), key=lambda one: not one.log.marks):
         if trainer.log.marks and not any(mark <= set(names) for mark in trainer.log.marks):

@@ -20,6 +20,17 @@ _MOST_UNKNOWN = 12
 """Names of options that are listed for people; the JSON has all of them."""
 
 
+def as_sentence(words: str) -> str:
+    """Begin with a capital, unless the first word is the name of a metric.
+
+    >>> as_sentence("entropy is NaN"), as_sentence("grad_norm is NaN"), as_sentence("kl is NaN")
+    ('Entropy is NaN', 'grad_norm is NaN', 'kl is NaN')
+    """
+    first = words.partition(" ")[0]
+    is_name = first == "kl" or any(mark in first for mark in "_/.@")
+    return words if is_name else words[:1].upper() + words[1:]
+
+
 class _EscapingConsole(Console):
     """A console whose only escape sequences are its own colours: what came with the text is shown."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import isfinite
 
 from rolloutdoctor.results.findings import LONGER_LOG, NO_REMEDY, NOTHING_READ, Finding, Report, Severity
-from rolloutdoctor.views.layout import many
+from rolloutdoctor.views.layout import as_sentence, many
 from rolloutdoctor.views.style import shown
 
 _MOST_UNTESTED = 0.5
@@ -60,7 +60,7 @@ def _outcome(report: Report) -> str:
         # One reason for all rules is about the run, as that it is of another kind of training.
         if len(reasons) == 1 and not report.skipped:
             (reason,) = reasons
-            return f"{reason[:1].upper()}{reason[1:]}."
+            return f"{as_sentence(reason)}."
         return f"Nothing could be checked: {_untested(report)}."
     testable = report.testable
     if tested < _LEAST_TESTED * testable:
@@ -89,7 +89,7 @@ def _remarks(report: Report) -> Iterator[str]:
     """Yield what belongs beside "no fault was found", as sentences with the code of the finding."""
     for one in report.findings:
         if one.remark:
-            yield f"{one.remark[:1].upper()}{one.remark[1:]} ({one.code})."
+            yield f"{as_sentence(one.remark)} ({one.code})."
 
 
 def _too_little(report: Report, tested: int, testable: int) -> str:
@@ -128,7 +128,7 @@ def _untested(report: Report) -> str:
 
 def _of_faults(faults: list[Finding], report: Report) -> str:
     worst = faults[0]
-    sentence = worst.headline[:1].upper() + worst.headline[1:] + _story(worst, report)
+    sentence = as_sentence(worst.headline) + _story(worst, report)
     share = next((worst.measures[name] for name in _OF_UPDATE if name in worst.measures), None)
     if share is not None and share.value and isfinite(share.value) and shown(share) not in sentence:
         sentence += f"; {shown(share)} of the log-prob gradient"
@@ -143,7 +143,7 @@ def _waste(report: Report) -> str:
         share = max((finding.measures[name].value or 0.0 for name in names), default=0.0)
         if share < _MUCH or finding.severity > Severity.INFO:
             continue
-        words = f"{finding.headline[:1].upper()}{finding.headline[1:]}"
+        words = as_sentence(finding.headline)
         times = next((vital for vital in report.vitals if vital.name == "step_time"), None)
         if times is None:
             return f"{words}."

@@ -65,7 +65,7 @@ def test_a_step_of_which_the_log_says_nothing_counts_as_another(tmp_path):
     untold = told | {"reward_std": 0.5}
     found, value = only(report_of(trainer_state(tmp_path, untold, told, untold, untold)), "RDG003")
     assert value["steps_share"] == 0.25
-    assert found.headline.startswith("in 1 of 4 steps every group had equal rewards")
+    assert found.headline.startswith("in step 2 (1 of 4 steps) every group had equal rewards")
 
 
 def test_dead_steps_moved_nothing(tmp_path):
@@ -146,7 +146,7 @@ def test_nan_in_the_log_is_an_error(tmp_path, name):
     found, value = only(report_of(trainer_state(tmp_path, ORDINARY, ORDINARY | {name: float("nan")})), "RDM003")
     # The KL alone reaches no weight while the loss is finite.
     assert (found.severity.label, found.verdict) == ("warning" if name == "kl" else "error", "confirmed")
-    assert found.headline == f"{name} is NaN in step 2"
+    assert found.headline == f"{name} is NaN in step 2 ({ORDINARY[name]:g} before)"
     assert value["nonfinite_steps"] == 1
     assert found.examples[0].step == 2
 
@@ -172,7 +172,10 @@ def test_one_line_of_nan_names_the_step_and_the_metrics(tmp_path):
     bad = dict.fromkeys(("clip_ratio/low_min", "clip_ratio/high_max", "entropy"), float("nan"))
     path = trainer_state(tmp_path, ORDINARY | bad)
     found, _ = only(report_of(path), "RDM003")
-    assert (found.severity.label, found.headline) == ("warning", "entropy and 2 more metrics are NaN in step 1")
+    assert (found.severity.label, found.headline) == (
+        "warning",
+        "entropy and 2 more metrics are NaN in step 1, the only logged one",
+    )
 
 
 @pytest.mark.parametrize(
@@ -223,7 +226,7 @@ def test_nan_of_the_critic_is_an_error(tmp_path):
     ]
     (tmp_path / "train.log").write_text("".join(lines))
     found, _ = only(report_of(tmp_path / "train.log"), "RDM003")
-    assert (found.severity.label, found.headline) == ("error", "critic/vf_loss is NaN in step 2")
+    assert (found.severity.label, found.headline) == ("error", "critic/vf_loss is NaN in step 2 (0.25 before)")
 
 
 def test_a_kl_that_cannot_be_negative(tmp_path):

@@ -112,4 +112,4 @@ def test_names_that_are_shared_are_known(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text('{"step": 1, "train/loss": 0.13, "train/grad_norm": NaN, "own/number": 3.0}\n')
     (found,) = [one for one in rd.check(path).findings if one.code == "RDM003"]
-    assert found.headline == "train/grad_norm is NaN in step 1"
+    assert found.headline == "train/grad_norm is NaN in step 1, the only logged one"

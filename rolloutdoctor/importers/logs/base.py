@@ -165,7 +165,12 @@ _OF_TRAINER = re.compile(
 """Names that the transformers Trainer alone reports, where a table of them has lost its step."""
 
 
-_SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_SPELLED = {
+    "nan": math.nan,
+    **dict.fromkeys(("inf", "+inf", "infinity", "+infinity"), math.inf),
+    **dict.fromkeys(("-inf", "-infinity"), -math.inf),
+}
+"""How JSON, Python and others write a number that is not finite, in lower case."""
 
 
 class LogFormat(Protocol):
@@ -275,9 +280,12 @@ def is_long(row: Mapping[str, object]) -> bool:
 def numbers(values: Mapping[str, object], where: str) -> dict[str, Cell]:
     """Return values as numbers or null, and what is neither as `NoNumber`; empty texts and media are left out.
 
-    wandb and trackio write "NaN" for a number that is not finite.
+    wandb and trackio write "NaN" for a number that is not finite, others "nan" or "inf".
     """
-    spelled = {name: _SPELLED.get(value, value) if isinstance(value, str) else value for name, value in values.items()}
+    spelled = {
+        name: _SPELLED.get(value.strip().lower(), value) if isinstance(value, str) else value
+        for name, value in values.items()
+    }
     return {
         name: as_float(value) if is_number(value) else NoNumber(cells.shown(value), where)
         for name, value in spelled.items()

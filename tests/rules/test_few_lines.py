@@ -1,0 +1,167 @@
+"""What one to six pasted lines say: facts of a step, and the look-alikes that say nothing."""
+
+import json
+
+import pytest
+
+import rolloutdoctor as rd
+from rolloutdoctor.views.verdict import verdict
+
+VERL = {
+    "actor/entropy": 0.41235,
+    "actor/pg_loss": 0.00213,
+    "actor/grad_norm": 0.23141,
+    "critic/score/mean": 0.51234,
+    "critic/score/max": 1.0,
+    "critic/score/min": 0.0,
+    "critic/advantages/mean": 0.01234,
+    "critic/advantages/max": 1.53245,
+    "critic/advantages/min": -1.5123,
+    "response_length/mean": 100.1231,
+}
+SWIFT = {"loss": 0.0123, "grad_norm": 1.4, "kl": 0.0011, "reward": 0.5123, "reward_std": 0.4412, "learning_rate": 1e-5}
+
+
+def verl(path, *steps):
+    """Write a console of verl, the step and what differs from an ordinary line."""
+    lines = [
+        " - ".join(f"{name}:{value}" for name, value in {"step": step, **VERL, **changed}.items())
+        for step, changed in steps
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def jsonl(path, *entries):
+    path.write_text("".join(json.dumps({"step": step} | entry) + "\n" for step, entry in enumerate(entries, start=1)))
+    return path
+
+
+def finding(path, code):
+    """Return the finding of a rule, None if there is none."""
+    return next((one for one in rd.check(path).findings if one.code == code), None)
+
+
+@pytest.mark.parametrize(
+    ("norm", "expected"), [("0.0", "the gradient norm is 0 in step 7 with reward variance"), ("0.00002", None)]
+)
+def test_a_trainer_that_logs_each_step_needs_one_line_for_a_lost_gradient(tmp_path, norm, expected):
+    found = finding(verl(tmp_path / "train.log", (7, {"actor/grad_norm": norm, "actor/pg_loss": "0.0"})), "RDG002")
+    assert (found is None) is (expected is None)
+    if expected is not None:
+        assert (found.headline.partition(":")[0], found.verdict) == (expected, "confirmed")
+
+
+def test_a_norm_that_is_printed_as_0_with_three_decimals_is_exposed(tmp_path):
+    rounded = {name: f"{value:.3f}" for name, value in VERL.items()} | {"actor/grad_norm": "0.000"}
+    found = finding(verl(tmp_path / "train.log", (7, rounded)), "RDG002")
+    assert (found.verdict, "printed as 0" in found.headline) == ("exposed", True)
+
+
+def test_pasted_steps_of_such_a_trainer_are_no_windows(tmp_path):
+    free = {"critic/advantages/max": 0.0, "critic/advantages/min": 0.0, "critic/advantages/mean": 0.0}
+    two = finding(verl(tmp_path / "two.log", (8, free), (13, free)), "RDG003")
+    assert two.headline == "in steps 8 and 13 every group had equal rewards; both still updated the weights"
+    four = finding(verl(tmp_path / "four.log", *((step, free) for step in (3, 6, 9, 12))), "RDG003")
+    assert four.headline == "in all 4 steps every group had equal rewards; all still updated the weights"
+
+
+@pytest.mark.parametrize(("bad", "words"), [("nan", "NaN"), ("Infinity", "infinite"), ("-inf", "infinite")])
+def test_text_for_a_number_that_is_not_finite_is_that_number(tmp_path, bad, words):
+    found = finding(jsonl(tmp_path / "log.jsonl", SWIFT, SWIFT | {"grad_norm": bad}), "RDM003")
+    assert found.headline == f"grad_norm is {words} in step 2 (1.4 before)"
+
+
+def test_each_metric_that_is_not_finite_is_said_of_its_own_steps(tmp_path):
+    path = jsonl(tmp_path / "log.jsonl", SWIFT | {"kl": float("nan")}, SWIFT | {"reward": float("inf")}, SWIFT)
+    assert finding(path, "RDM003").headline == "reward is infinite in step 2 (0.512 before); kl is NaN in step 1"
+    since = jsonl(tmp_path / "since.jsonl", SWIFT, *[SWIFT | {"loss": float("inf"), "kl": float("inf")}] * 2)
+    assert finding(since, "RDM003").headline == "loss and kl are infinite since step 2 (0.0123 and 0.0011 before)"
+
+
+def test_the_name_of_a_metric_is_not_capitalised(tmp_path):
+    report = rd.check(jsonl(tmp_path / "log.jsonl", SWIFT | {"kl": float("nan")}))
+    assert verdict(report).startswith("kl is NaN in step 1, the only logged one. ")
+
+
+@pytest.mark.parametrize(("before", "after", "is_found"), [(0.0, 0.31, True), (0.0, 0.29, False), (0.02, 0.31, False)])
+def test_a_kl_that_jumps_in_one_step(tmp_path, before, after, is_found):
+    found = finding(jsonl(tmp_path / "log.jsonl", SWIFT | {"kl": before}, SWIFT | {"kl": after}), "RDT004")
+    assert (found is not None) is is_found
+    if is_found:
+        assert found.headline == "KL jumped from 0 to 0.31 nats in one step, at step 2"
+
+
+def test_a_reward_printed_with_few_digits_is_0_where_its_extremes_are(tmp_path):
+    none = dict.fromkeys(("critic/score/mean", "critic/score/max", "critic/score/min"), "0.0")
+    none |= dict.fromkeys(("critic/advantages/mean", "critic/advantages/max", "critic/advantages/min"), "0.0")
+    assert finding(verl(tmp_path / "train.log", (1, none)), "RDT002").headline.startswith("every reward of step 1 is 0")
+    some = none | {"critic/score/max": "1.0"}
+    assert finding(verl(tmp_path / "some.log", (1, some)), "RDT002") is None
+
+
+def test_functions_that_give_nothing_in_one_line_are_named(tmp_path):
+    functions = {"rewards/a/mean": 0.0, "rewards/a/std": 0.0, "rewards/b/mean": 0.0, "rewards/b/std": 0.31415}
+    found = finding(jsonl(tmp_path / "log.jsonl", SWIFT | functions), "RDT002")
+    assert (found.severity.label, found.headline) == (
+        "info",
+        "1 reward function gave 0 to every response of step 1: a",
+    )
+
+
+@pytest.mark.parametrize(("k3", "severity"), [(0.51, "warning"), (0.49, None)])
+def test_one_line_in_which_sampler_and_trainer_are_nats_apart(tmp_path, k3, severity):
+    path = jsonl(tmp_path / "log.jsonl", {"train/gen_kl_error": k3, "train/probs_ratio": 1.0, "train/loss": 0.01234})
+    found = finding(path, "RDO012")
+    assert (None if found is None else found.severity.label) == severity
+
+
+def test_one_line_shows_its_vitals(tmp_path):
+    vitals = {one.name: one.series for one in rd.check(jsonl(tmp_path / "log.jsonl", SWIFT)).vitals}
+    assert vitals["reward"] == (0.5123,)
+
+
+def test_the_ppo_of_trl_has_a_kl_of_responses(tmp_path):
+    entry = {
+        "objective/kl": 0.4,
+        "objective/entropy": 30.1,
+        "objective/scores": 1.23,
+        "objective/rlhf_reward": 1.1,
+        "policy/approxkl_avg": 0.01,
+        "loss/policy_avg": 0.1,
+        "val/num_eos_tokens": 3,
+    }
+    grown = [entry | {"objective/kl": 0.4 + step, "objective/scores": 1.23 + step / 100} for step in range(12)]
+    report = rd.check(jsonl(tmp_path / "log.jsonl", *grown))
+    assert [vital.title for vital in report.vitals] == ["reward", "KL of a response"]
+    # A sum over a response of some nats is ordinary, and rlhf_reward is no reward function.
+    assert not {"RDT004", "RDT002", "RDG012"} & {one.code for one in report.findings}
+    negative = finding(jsonl(tmp_path / "negative.jsonl", entry | {"objective/entropy": -3.5}), "RDM003")
+    assert negative.headline == "objective/entropy is -3.5 in step 1: the entropy of a response cannot be below 0"
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (("loss", "rewards/chosen", "rewards/rejected", "kl"), "preference training (KTO)"),
+        (("loss", "mean_reward_chosen", "mean_reward_rejected"), "preference or reward-model training"),
+        (("lm_loss", "grad_norm"), "language-model training"),
+    ],
+)
+def test_other_kinds_of_training_are_named(tmp_path, names, kind):
+    report = rd.check(jsonl(tmp_path / "log.jsonl", dict.fromkeys(names, 0.5)))
+    assert verdict(report) == f"This is a log of {kind}, which is not checked."
+
+
+def test_a_reward_function_may_be_called_chosen(tmp_path):
+    report = rd.check(jsonl(tmp_path / "log.jsonl", SWIFT | {"rewards/chosen_length/mean": 1.0}))
+    assert "not checked" not in verdict(report)
+
+
+@pytest.mark.parametrize(("last", "is_found"), [(0.131, True), (0.31, False)])
+def test_a_few_lines_of_a_training_that_ended(tmp_path, last, is_found):
+    rewards, rates = (0.13, 0.14, 0.124, last), (1e-5, 1e-5, 1e-6, 9.9e-8)
+    lines = [{"reward": reward, "learning_rate": rate} for reward, rate in zip(rewards, rates, strict=True)]
+    assert (finding(jsonl(tmp_path / "log.jsonl", *lines), "RDT016") is not None) is is_found
+    lines[-1]["learning_rate"] = 1.1e-7
+    assert finding(jsonl(tmp_path / "going.jsonl", *lines), "RDT016") is None
