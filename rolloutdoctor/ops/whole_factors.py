@@ -33,10 +33,13 @@ def quotients(value: float, value_radius: float, of: float, of_radius: float) ->
 def whole(low: float, high: float, chance: float = CHANCE) -> tuple[int, bool] | None:
     """Return the whole number of 2 or more in an interval of factors, and whether it divides.
 
-    None where there is none, and where the interval is so wide that it would hold one by `chance`.
+    None where there is none, and where the interval is so wide that it would hold one by `chance`. Counts of ranks and
+    micro-batches are mostly powers of two, which are rarer: an interval that is too wide for other counts may hold one.
 
     >>> whole(7.9999, 8.0001), whole(0.12499, 0.12501), whole(1.37, 1.37), whole(7.6, 8.4)
     ((8, False), (8, True), None, None)
+    >>> whole(15.98, 16.02), whole(16.98, 17.02)
+    ((16, False), None)
     """
     if not 0 < low <= high:
         return None
@@ -44,7 +47,8 @@ def whole(low: float, high: float, chance: float = CHANCE) -> tuple[int, bool] |
         # One over the smallest numbers is infinite.
         count = math.floor(value * (1 + 1e-12)) if 2 <= value * (1 + 1e-12) < LARGEST_COUNT + 1 else 0
         width = value * (high - low) / high
-        if count and width <= chance and value - count <= width * (1 + 1e-12) + 1e-12 * value:
+        octaves = width / value / math.log(2) if count & (count - 1) == 0 else math.inf
+        if count and min(width, 4 * octaves) <= chance and value - count <= width * (1 + 1e-12) + 1e-12 * value:
             return count, divides
     return None
 

@@ -74,8 +74,16 @@ def test_all_names_of_a_release_are_its_own(trainer):
     if trainer == "miles":
         assert whose(names) == "slime"
         names |= {"train/ess_ratio"}
-    # Its three names are TRL's, too.
-    assert whose(names) == (None if trainer == "llama-factory" else trainer)
+    assert whose(names) == trainer
+
+
+def test_names_that_anybody_may_choose_are_no_trainers():
+    names = {"loss", "lr", "reward"}
+    assert whose(names) is None
+    assert whose(names | {"total_steps", "percentage"}) == "llama-factory"
+    # A mark tells nothing where there is no reward.
+    assert whose({"lm_loss", "grad_norm", "learning_rate", "consumed_samples"}) is None
+    assert whose({"reward", "kl", "grad_norm", "consumed_samples"}) == "ms-swift"
 
 
 SHARED = ("reward", "reward_std", "kl", "loss", "clip_ratio/low_mean", "completions/mean_length")

@@ -63,6 +63,7 @@ def test_table_lists_every_file():
         "kl_oddities",
         "known_fault",
         "logged_gaps",
+        "logged_nonfinite",
         "logged_oddities",
         "logged_quantities",
         "logged_step",
