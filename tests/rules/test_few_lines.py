@@ -60,6 +60,7 @@ def test_a_norm_that_is_printed_as_0_with_three_decimals_is_exposed(tmp_path):
 
 def test_pasted_steps_of_such_a_trainer_are_no_windows(tmp_path):
     free = {"critic/advantages/max": 0.0, "critic/advantages/min": 0.0, "critic/advantages/mean": 0.0}
+    free |= {"critic/score/min": 0.51234, "critic/score/max": 0.51234}
     two = finding(verl(tmp_path / "two.log", (8, free), (13, free)), "RDG003")
     assert two.headline == "in steps 8 and 13 every group had equal rewards; both still updated the weights"
     four = finding(verl(tmp_path / "four.log", *((step, free) for step in (3, 6, 9, 12))), "RDG003")
