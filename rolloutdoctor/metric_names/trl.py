@@ -49,7 +49,7 @@ FUNCTIONS: tuple[MetricName, ...] = (
 CLIPS: tuple[MetricName, ...] = (
     MetricName("clip_ratio/region_mean", "clip_fraction",
         "share of tokens below 1 - epsilon with A < 0, or above 1 + epsilon_high with A > 0; of sequences where they "
-        "have one ratio", _LOSS, "0.17"),
+        "have one ratio", _LOSS, "0.17", before_update=True),
     MetricName("cispo_clip_ratio", "is_truncated_share",
         "share of tokens whose ratio is above its cap epsilon_high, with A > 0", _LOSS, "0.26"),
     MetricName("clip_ratio/low_mean", "clip_fraction_low", "share of tokens below 1 - epsilon with A < 0", _LOSS,

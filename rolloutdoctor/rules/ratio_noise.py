@@ -11,6 +11,11 @@ from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
 from rolloutdoctor.rules.table_rule import Measured
 
 _PAIR = {"policy_log_probs", "old_log_probs"}
+_UNSTATED = "nothing says how many updates a batch has"
+_ADVICE = (
+    "take the old log-probs from the loss's own forward pass, or score with the same micro-batches and temperature, "
+    "without dropout"
+)
 
 
 @dataclass(frozen=True)
@@ -18,7 +23,8 @@ class RatioNoise(NumbersRule):
     """Tokens are clipped, or the policy moves, in the only update of a batch.
 
     ## What it does
-    Reads the logged clip fraction and the mean of old minus new log-probs where the options state one update a batch.
+    Reads the logged clip fraction and the mean of old minus new log-probs where the options state one update a batch;
+    where nothing states that, the clip fraction of the first optimizer step, before which nothing was updated.
 
     ## Why it matters
     Before the first update policy and old log-probs come from the same weights, so the ratio is 1 and nothing is
@@ -33,7 +39,8 @@ class RatioNoise(NumbersRule):
     parameters, experts or not, by more than a tenth from 1, and up to 60 % of older ones; in fp32 none. So a warning
     above a clip fraction of 0.1 or a median drift of 0.01 nats, which noise without a direction does not reach, and
     information above 0.001 of either; exposed. Information alone where clip bounds are below 0.1, or ratios are of
-    whole responses. Where rows have both log-probs, `RDO006` compares them.
+    whole responses, and of the first step, where nothing states the clip bounds: a clip fraction above 0.1 there
+    (`first_clip_fraction`) is that of a ratio that is not 1. Where rows have both log-probs, `RDO006` compares them.
 
     ## What to do
     Take the old log-probs from the pass of the loss, or score with the micro-batches of the update; turn dropout off;
@@ -53,7 +60,7 @@ class RatioNoise(NumbersRule):
         "https://github.com/google/tunix/pull/2061",
     )
     beside = ("clip_fraction", "ppo_kl")
-    needs_objective = True
+    needs_objective = False
     needs_loss = True
 
     fewest: int = 3
@@ -74,13 +81,44 @@ class RatioNoise(NumbersRule):
     def unavailable_reason(self, context: Context) -> Missing | None:
         """Options that do not say, or a log without both."""
         updates = _updates(context)
-        if isinstance(updates, str):
-            return Missing(
-                f"nothing states {updates}", "state them with --set: they give the number of updates per batch"
-            )
+        if not isinstance(updates, int) and not _tells_first(context):
+            how = "state them with --set: they give the number of updates per batch"
+            return Missing(f"nothing states {updates}", how) if updates else Missing(_UNSTATED, context.unstated)
         if any(name in context.quantities for name in self.beside):
             return None
         return Missing("no known metric of this log holds a clip fraction or a log-prob drift", logs_remedy())
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
+        """Too few steps, or not the first one where that alone tells."""
+        if isinstance(_updates(context), int):
+            return super().inconclusive_reason(run, context)
+        if context.counted_steps or not len(run.table) or step_at(run, 0) > 1:
+            return Missing(
+                f"{_UNSTATED}, and the log does not say that it begins with the first step", context.unstated
+            )
+        return None
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """Judge all steps where the options state one update a batch, else the first."""
+        return super().judge(run, context) if isinstance(_updates(context), int) else self._of_first(run)
+
+    def _of_first(self, run: Measured) -> Judgement | None:
+        """Information where tokens are clipped before the first update: nothing states the bounds."""
+        share, step = float(series(run, "clip_fraction")[0]), step_at(run, 0)
+        if not share > self.many_clipped:
+            return None
+        words = f"{percent(share)} of the tokens are clipped in step {step}, before the first update"
+        return Judgement(
+            severity=Severity.INFO,
+            confirmed=False,
+            headline=words,
+            message=f"{words}, when policy and old log-probs come from the same weights",
+            evidence="the trainer's log; with bounds of 1e-3 and below, as for ratios of whole responses, the noise of "
+            "two forward passes is clipped, too",
+            advice=_ADVICE,
+            measures={"first_clip_fraction": Measure(share, "1"), "onset": Measure(step, "step")},
+            remark=words,
+        )
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """Steps that are furthest off."""
@@ -122,10 +160,7 @@ class RatioNoise(NumbersRule):
                 f"in {counted(len(run.table), 'logged step')} {words}, although the options state one update per batch"
             ),
             evidence=f"the trainer's log; {expected}",
-            advice=(
-                "take the old log-probs from the loss's own forward pass, or score with the same micro-batches and "
-                "temperature, without dropout"
-            ),
+            advice=_ADVICE,
             measures={"onset": Measure(step_at(run, int((clipped + drift > 0).argmax())), "step")},
         )
 
@@ -134,3 +169,9 @@ def _updates(context: Context) -> int | str | None:
     """Updates of a batch, or the options that say; None without a trainer."""
     trainer, config = context.trainer, context.config
     return None if trainer is None or config is None else trainer.updates.a_batch(config)
+
+
+def _tells_first(context: Context) -> bool:
+    """Tell whether a log alone says how many tokens were clipped before the first update."""
+    clip = context.quantities.get("clip_fraction")
+    return clip is not None and clip[1].before_update and not context.has_rows

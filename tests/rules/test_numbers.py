@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rules.checking import outcomes
 
 import rolloutdoctor as rd
 from rolloutdoctor.rules.series import crossing, ends, memory, noise
@@ -133,7 +134,7 @@ SLIME_ONCE = {"rollout_batch_size": 8, "n_samples_per_prompt": 4, "global_batch_
             {"clip_fraction": [0.3] * 9},
             "not applicable: the options state 2",
         ),
-        ("trl", {"num_iterations": 1}, {"clip_fraction": [0.3] * 9}, "skipped: nothing states steps_per_generation"),
+        ("trl", {"num_iterations": 1}, {"clip_fraction": [0.3] * 9}, "info exposed: clip_fraction 0.3"),
         ("trl", ONCE, {"clip_fraction": [0.3] * 2}, "skipped: needs 3 steps"),
         ("verl", VERL_ONCE, {"clip_fraction": [1e-4] * 9, "ppo_kl": [3e-4, -3e-4, 1e-5] * 3}, "clean"),
         ("verl", VERL_ONCE, {"clip_fraction": [1e-4] * 9, "ppo_kl": [0.05, 0.04, 0.06] * 3}, "warning exposed"),
@@ -163,6 +164,31 @@ SLIME_ONCE = {"rollout_batch_size": 8, "n_samples_per_prompt": 4, "global_batch_
 )
 def test_a_ratio_that_is_not_1_in_the_only_update_of_a_batch(trainer, options, series, expected):
     assert diagnose_log("RDO015", trainer, **series, **options).removeprefix("RDO015 ").startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("clipped", "first", "outcome"),
+    [
+        ([0.101, 0.0, 0.3], 1, "found"),
+        ([0.1, 0.3, 0.3], 1, "clean"),
+        # The updates after the first of a batch may clip as many as they like.
+        ([0.0, 0.4, 0.4, 0.4], 1, "clean"),
+        ([0.3, 0.3, 0.3], 2, "skipped"),
+        ([0.3], 1, "found"),
+    ],
+)
+def test_clipping_before_the_first_update_needs_no_options(clipped, first, outcome, tmp_path):
+    path = tmp_path / "log.jsonl"
+    lines = [
+        {"step": step, "loss": 0.1, "reward": 0.5, "reward_std": 0.2, "clip_ratio/region_mean": share}
+        for step, share in enumerate(clipped, start=first)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = rd.check(path)
+    assert outcomes(report)["RDO015"] == outcome
+    if outcome == "found":
+        (finding,) = [one for one in report.findings if one.code == "RDO015"]
+        assert (finding.severity.label, finding.onset) == ("info", 1)
 
 
 @pytest.mark.parametrize("seed", [16, 111])
