@@ -10,7 +10,7 @@ from rolloutdoctor.data.answers import EQUAL, OTHER
 from rolloutdoctor.data.schema import STATED_ANSWER, TRUNCATED
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.ops.bounds import share_bound
-from rolloutdoctor.results.findings import Excluded, Severity
+from rolloutdoctor.results.findings import Excluded, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
@@ -39,6 +39,9 @@ class RewardContradictsAnswer(TableRule):
     wrong, and of several the one that contradicts least. `equal_unrewarded` are right answers with the lower value. Of
     these `unexplained` are those stated in a way in which others are rewarded (the same marks, `</think>` alike, cut
     off alike), or all of them where no right answer ever is: what is left may be the verifier's demand for a format.
+
+    `unstated_rewarded` are the rewarded ones of the responses that state no answer in one of these ways (`unstated`):
+    information, since a verifier may take the last number of a text.
 
     A warning, where more than 5 % of the right answers are unexplained or of the other answers rewarded, at 99.9 %
     confidence; information for three contradictions or more. Exposed: a rule of the verifier that the response does not
@@ -156,15 +159,19 @@ class RewardContradictsAnswer(TableRule):
         """A warning where a share of the answers contradicts, information where some do."""
         equal, other = run.count("equal"), run.count("other")
         refused, unexplained, paid = (run.count(name) for name in ("equal_unrewarded", "unexplained", "other_rewarded"))
-        if refused + paid < self.fewest:
+        function = run.table["function"][0]
+        unstated, unstated_paid = _unstated(run.run.rows, function)
+        if refused + paid < self.fewest and (unstated_paid < self.fewest or equal < self.fewest):
             return None
         is_refused = unexplained >= self.fewest and share_bound(unexplained, equal)[0] > self.share_from
         is_paid = paid >= self.fewest and share_bound(paid, other)[0] > self.share_from
-        function, told = run.table["function"][0], []
+        told = []
         if refused:
             told.append(f"{counted(refused, 'response')} of {equal:,} that state the reference answer are not rewarded")
         if paid:
             told.append(f"{counted(paid, 'response')} of {other:,} that state another number are rewarded")
+        bare = f"{counted(unstated_paid, 'response')} of {unstated:,} that state no answer in a known way are rewarded"
+        told = told if refused + paid >= self.fewest else [bare]
         never = refused == equal and equal > 0
         explained = refused - unexplained
         return Judgement(
@@ -173,10 +180,25 @@ class RewardContradictsAnswer(TableRule):
             headline=" and ".join(told),
             message=f"{function} contradicts {percent((refused + paid) / len(run.table))} of the answers"
             + ("; no right answer is ever rewarded" if never else "")
-            + (f"; {counted(explained, 'right answer')} stated in a way that is never rewarded" if explained else ""),
+            + (f"; {counted(explained, 'right answer')} stated in a way that is never rewarded" if explained else "")
+            + (f"; {bare}" if unstated_paid else ""),
             evidence="texts of response and ground_truth; a demand of the verifier that the text does not show, or a "
             "tolerance, looks the same",
             advice=f"run {function} on the responses listed, and look at how it finds the answer"
             if is_refused or is_paid
             else "no action if the reward asks for a format",
+            measures={
+                "unstated": Measure(unstated, "rows"),
+                "unstated_rewarded": Measure(unstated_paid, "rows"),
+            },
         )
+
+
+def _unstated(rows: pl.DataFrame, function: str) -> tuple[int, int]:
+    """Count the responses that state no answer in a known way, and those of them that have the higher reward."""
+    name = "reward" if function == "reward" else f"rewards/{function}"
+    known = rows.select(value=pl.col(name).cast(pl.Float64), answer=pl.col("answer").cast(pl.Int64)).drop_nulls()
+    value = pl.col("value")
+    is_paid = (value == value.max()) & (value > 0)
+    bare = known.filter(value.is_finite()).with_columns(is_paid=is_paid).filter(pl.col("answer") // 4 % 8 == 0)
+    return len(bare), int(bare["is_paid"].sum())

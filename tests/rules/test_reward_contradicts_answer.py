@@ -57,9 +57,24 @@ def test_an_answer_with_text_after_it_is_scored_wrong(tmp_path):
     (finding,) = report(found, lambda row: gsm8k(row["response"], row["ground_truth"]), tmp_path).findings
     assert (finding.severity.label, finding.verdict) == ("warning", "exposed")
     value = {name: one.value for name, one in finding.measures.items()}
-    assert value == {"equal_unrewarded": 32, "unexplained": 32, "equal": 128, "other_rewarded": 0, "other": 128}
+    told = {"equal_unrewarded": 32, "unexplained": 32, "equal": 128, "other_rewarded": 0, "other": 128}
+    assert value == told | {"unstated": 0, "unstated_rewarded": 0}
     assert finding.headline == "32 responses of 128 that state the reference answer are not rewarded"
     assert finding.examples[0].note == "states the reference answer, and reward is 0"
+
+
+@pytest.mark.parametrize(("paid", "is_told"), [(2, False), (3, True)])
+def test_rewarded_responses_that_state_no_answer_are_counted(paid, is_told, tmp_path):
+    found = rows(lambda number, place, answer: SETTLED if number < 8 else f"{SETTLED}\n#### {answer}")
+    bare = [row for row in found if row["response"] == SETTLED]
+    for place, row in enumerate(bare):
+        row["right"] = float(place < paid)
+    findings = report(found, lambda row: row["right"], tmp_path).findings
+    assert bool(findings) is is_told
+    for finding in findings:
+        assert finding.severity.label == "info"
+        assert finding.headline == "3 responses of 32 that state no answer in a known way are rewarded"
+        assert finding.measures["unstated_rewarded"].value == paid
 
 
 def test_the_score_is_that_of_the_real_function(tmp_path):
