@@ -19,6 +19,7 @@ from rolloutdoctor.search.hypotheses.hypothesis import Hypothesis
 from rolloutdoctor.search.hypotheses.loss_terms import LOSS_TERMS
 from rolloutdoctor.search.hypotheses.metric_definitions import METRIC_DEFINITIONS
 from rolloutdoctor.search.hypotheses.partitions import PARTITIONS
+from rolloutdoctor.search.solved_advantages import solved_advantages
 from rolloutdoctor.search.step import Step
 from rolloutdoctor.search.trials import Trial, or_else, try_on
 from rolloutdoctor.search.words import whose
@@ -86,6 +87,9 @@ def try_advantages(steps: Sequence[Step], known: Known) -> Trial:
     if other.fitting or trial.fitting:
         excluded = (*other.excluded, *trial.excluded)
         return Trial((*trial.fitting, *other.fitting), trial.nearest, excluded)
+    solved = try_on(steps, solved_advantages(steps, _of_trainers(known), known), Step.advantages)
+    if solved.fitting:
+        return replace(solved, excluded=(*solved.excluded, *trial.excluded))
     regrouped = _within_scale(steps, _regrouped(_recipes_beside(_of_trainers(known), known)))
     return or_else(steps, trial, regrouped, Step.advantages)
 

@@ -91,6 +91,7 @@ class Choices:
         advantage: options that decide how scores become advantages, without a KL penalty in the reward.
         penalty: options that put such a penalty there, but for its coefficient.
         penalty_option: the option that holds that coefficient, or None.
+        weights_option: the option that holds the weights of the reward functions, or None.
         kl: options that decide the KL term of the loss and its metric, but for its coefficient.
         loss: options that decide how terms become the loss.
     """
@@ -98,6 +99,7 @@ class Choices:
     advantage: tuple[Mapping[str, object], ...] = ()
     penalty: tuple[Mapping[str, object], ...] = ()
     penalty_option: str | None = None
+    weights_option: str | None = None
     kl: tuple[Mapping[str, object], ...] = ()
     loss: tuple[Mapping[str, object], ...] = ()
 

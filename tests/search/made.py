@@ -25,7 +25,7 @@ def objective_of(trainer: str, options) -> Objective:
     return spec.objective(config)
 
 
-def batches(seed: int, *, steps=4, groups=5, size=6, longest=6, masked=0.15, levels=5, drift=0.05):
+def batches(seed: int, *, steps=4, groups=5, size=6, longest=6, masked=0.15, levels=5, drift=0.05, functions=0):
     """Steps with groups of different rewards, fully masked responses, old and reference log-probs."""
     draw = np.random.default_rng(seed)
     for step in range(1, steps + 1):
@@ -35,11 +35,13 @@ def batches(seed: int, *, steps=4, groups=5, size=6, longest=6, masked=0.15, lev
         tokens = int(rows[-1])
         policy = -np.abs(draw.normal(0, 1, tokens)).astype("float32")
         mask = np.repeat(draw.random(count) > masked, lengths)
+        rewards = {f"function {place}": torch.tensor(draw.random(count)) for place in range(functions)}
         yield RolloutBatch(
             step=step,
             rows=torch.tensor(rows),
             groups=Groups.of(torch.arange(count) // size),
             per_row={"reward": torch.tensor(draw.integers(0, levels, count) / (levels - 1) * 0.9).float().double()},
+            rewards=rewards,
             per_token={
                 "response_mask": torch.tensor(mask),
                 "policy_log_probs": torch.tensor(policy),
@@ -76,6 +78,7 @@ def as_run(trainer: str, made, *, config=None, named=True):
     steps = [batch for batch, _ in made]
     metrics = LoggedMetrics({batch.key: values for batch, values in made})
     columns = {"group_id", "sample_id", *steps[0].per_row, *steps[0].per_token}
+    columns |= {"rewards"} if steps[0].rewards else set()
 
     def read(wanted, **options):
         return iter(steps)

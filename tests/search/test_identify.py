@@ -102,6 +102,8 @@ def test_the_true_configuration_is_found_on_any_rows(choice, seed):
         ({"biased_std": True}, "std with ddof 0"),
         ({"epsilon": 1e-4, "epsilon_in_root": True}, "sqrt(std^2 + 0.0001)"),
         ({"biased_std": True, "scale": "batch", "epsilon": 1e-3}, "batch std + 0.001"),
+        ({"biased_std": True, "epsilon": 0.01, "epsilon_in_root": True}, "sqrt(std^2 + 0.01), std with ddof 0"),
+        ({"epsilon": 0.037}, "std + 0.037"),
     ],
 )
 def test_a_recipe_of_no_known_trainer_is_found(changes, words):
@@ -114,6 +116,19 @@ def test_a_recipe_of_no_known_trainer_is_found(changes, words):
     assert not any(each.trainer for each in stage.classes[0].equivalent)
     assert words in stage.classes[0].words
     assert result.use == ()
+
+
+@pytest.mark.parametrize("weights", [(1.0, 0.2), (0.5, 2.0), (1.0, -0.3)])
+def test_weights_of_reward_functions_that_nobody_states(weights):
+    options = {"multi_objective_aggregation": "normalize_then_sum", "reward_weights": list(weights)}
+    result = found("trl", objective_of("trl", options), seed=5, functions=2)
+    stage = result.stages[0]
+    assert (stage.outcome, stage.classes[0].trainer) == ("one", "trl")
+    # Over the deviation of the batch the scale of the weights is lost but for epsilon.
+    equal = [stage.classes[0].options, *(one.options for one in stage.classes[0].equivalent)]
+    assert any(options["reward_weights"] == pytest.approx(weights) for options in equal)
+    (first, second) = equal[0]["reward_weights"]
+    assert second / first == pytest.approx(weights[1] / weights[0])
 
 
 @pytest.mark.slow

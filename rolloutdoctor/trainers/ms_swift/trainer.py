@@ -407,6 +407,7 @@ TRAINER = Trainer(
             *every(advantage_estimator=("reinforce_plus_plus",), scale_rewards=("batch",), kl_in_reward=(True,)),
         ),
         penalty_option="beta",
+        weights_option="reward_weights",
         kl=every(kl_in_reward=(False,)),
         loss=every(loss_type=tuple(LOSS_TYPES), importance_sampling_level=tuple(LEVELS)),
     ),

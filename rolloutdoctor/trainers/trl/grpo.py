@@ -368,6 +368,7 @@ TRAINER = Trainer(
             *every(scale_rewards=("group", "batch", "none")),
             *every(multi_objective_aggregation=("normalize_then_sum",)),
         ),
+        weights_option="reward_weights",
         kl=every(use_bias_correction_kl=(False, True)),
         loss=every(
             loss_type=tuple(LOSS_TYPES),
