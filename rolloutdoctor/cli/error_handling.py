@@ -101,7 +101,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
         except RolloutDoctorError as error:
             raise SystemExit(fail(str(error), error.exit_code)) from None
         except Stopped as stop:
-            raise SystemExit(fail(str(stop), stop.exit_code)) from None
+            raise SystemExit(fail(stop.said(), stop.exit_code)) from None
         except KeyboardInterrupt:
             raise SystemExit(fail("interrupted; nothing was written", INTERRUPTED)) from None
         except BrokenPipeError:

@@ -16,6 +16,7 @@ _BASE = 128
 
 _received: signal.Signals | None = None
 _is_over = False
+_is_said = False
 
 
 class Stopped(BaseException):
@@ -29,7 +30,10 @@ class Stopped(BaseException):
         super().__init__(number)
         self.exit_code = _BASE + number
 
-    def __str__(self) -> str:
+    def said(self) -> str:
+        """Return the sentence to be printed; a second signal has nothing to add to it."""
+        global _is_said
+        _is_said = True
         done = _of_writing("replacing", "placed")
         what = f"{', '.join(done)} was written before" if isinstance(done, tuple) and done else "nothing was written"
         return f"{_WORDS[self.args[0]]}; {what}"
@@ -44,13 +48,10 @@ def heed() -> None:
 
 
 def unheed() -> None:
-    """Remove what is not finished, and leave the signals to the system: the work is done."""
+    """Remove what is not finished: the work is done, and from now on a signal ends the process at once."""
     global _is_over
     _is_over = True
     clean_up()
-    for number in _WORDS:
-        if signal.getsignal(number) is _stop:
-            signal.signal(number, signal.SIG_DFL)
 
 
 class Stopping:
@@ -74,7 +75,7 @@ def clean_up() -> None:
 
 def report(stop: Stopped) -> None:
     """Say what the process was asked, in one sentence."""
-    print(f"rolloutdoctor: {stop}", file=sys.stderr, flush=True)
+    print(f"rolloutdoctor: {stop.said()}", file=sys.stderr, flush=True)
 
 
 def _of_writing(name: str, function: str) -> object:
@@ -86,9 +87,14 @@ def _of_writing(name: str, function: str) -> object:
 def _stop(number: int, frame: "FrameType | None") -> None:
     global _received
     if _received is not None or _is_over:
-        # Cleaning up takes too long for somebody, or nobody is there any more to catch anything.
-        clean_up()
-        os._exit(_BASE + number)
+        # Cleaning up takes too long for somebody, or nobody is there any more to catch anything, or a library has
+        # kept the first one to itself.
+        try:
+            if not _is_said:
+                report(Stopped(_received or signal.Signals(number)))
+            clean_up()
+        finally:
+            os._exit(_BASE + number)
     _received = signal.Signals(number)
     if _is_importing(frame):
         # Torch's C++ aborts the process on an exception out of its import, and other libraries keep it to themselves.

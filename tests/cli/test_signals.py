@@ -295,6 +295,22 @@ def test_a_signal_in_a_finalizer_is_not_lost(number):
     assert re.fullmatch(r"rolloutdoctor: [a-z ]+; nothing was written\n", ended.stderr)
 
 
+@pytest.mark.parametrize("number", CODES)
+@pytest.mark.parametrize("first", ["kept to itself by a library", "after the work"])
+def test_no_signal_ends_the_process_without_a_word(number, first):
+    kill = "    os.kill(os.getpid(), int(sys.argv[1]))\n"
+    lines = {
+        "kept to itself by a library": f"try:\n{kill}except BaseException:\n    pass\nif True:\n{kill}",
+        "after the work": f"signals.unheed()\nif True:\n{kill}",
+    }
+    program = f"import os, sys\nfrom rolloutdoctor.cli import signals\nsignals.heed()\n{lines[first]}print('went on')\n"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(int(number))], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (CODES[number], "")
+    assert re.fullmatch(r"rolloutdoctor: [a-z ]+; nothing was written\n", ended.stderr)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", CODES)
 def test_a_signal_that_was_ignored_stays_so(start, folder, number):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -220,3 +221,27 @@ def test_what_was_placed_and_is_gone_is_not_told(tmp_path, monkeypatch):
         write_text(folder / "run.parquet")
         assert replacing.placed() == (str(tmp_path / "kept.txt"), str(folder / "run.parquet"))
     assert replacing.placed() == (str(tmp_path / "kept.txt"),)
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+@pytest.mark.parametrize("old", [None, b"old", b"own"])
+def test_a_signal_around_the_rename(tmp_path, monkeypatch, is_done, old):
+    """Whether the file was put there is looked up, not concluded from how far the program came."""
+    monkeypatch.setattr(replacing, "_placed", {})
+    path = tmp_path / "page.html"
+    if old == b"own":
+        write_text(path)
+    elif old:
+        path.write_bytes(old)
+    rename = Path.replace
+
+    def interrupted(self, target):
+        if is_done:
+            rename(self, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_text(path)
+    assert (replacing.placed() == (str(path),)) is (is_done or old == b"own")
+    assert names_in(tmp_path) == (["page.html"] if is_done or old else [])

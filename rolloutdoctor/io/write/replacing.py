@@ -23,7 +23,8 @@ _LONGEST_STEM = 120
 
 _unfinished: set[Path] = set()
 _swept: set[Path] = set()
-_placed: dict[str, Target] = {}
+_placed: dict[str, tuple[Target, tuple[tuple[int, int] | None, ...]]] = {}
+"""Name to the target, and to which files may have it: the last one that this process put there, and the next one."""
 
 
 class TakenError(OutputError):
@@ -93,11 +94,13 @@ class Replacement:
             OutputError: if it cannot be put there.
         """
         with self.explaining_errors():
+            # Noted before: a signal may come between the rename and whatever follows it.
+            before = _placed.get(self.target.name, (self.target, ()))[1][-1:]
+            _placed[self.target.name] = self.target, (*before, _identity(self._temporary))
             if self._fresh:
                 _link(self._temporary, self.target)
             else:
                 self._temporary.replace(self.target.path)
-            _placed[self.target.name] = self.target
         self.discard()
 
     def check_free(self) -> None:
@@ -202,7 +205,18 @@ def remove_unfinished() -> None:
 
 def placed() -> tuple[str, ...]:
     """Names of the files that this process has completed and that are there; a temporary run file is gone by then."""
-    return tuple(target.name for target in _placed.values() if os.path.lexists(target.path))
+    return tuple(
+        target.name for target, files in _placed.values() if (there := _identity(target.path)) and there in files
+    )
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and number of a file, which it keeps under another name; None: there is none."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _remove(path: Path) -> None:
