@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -63,8 +64,8 @@ def rows_of(
     if batch.groups is not None:
         series.append(pl.Series("group", batch.group_N.cpu().numpy()))
     names = [*columns, *(f"{rule}/{name}" for rule, found in measured.items() for name in found)]
-    series += [row_column(name, batch, view.evaluations, measured) for name in names]
-    return compact(pl.DataFrame(series).hstack(_names([each.batch for each in view.each])))
+    measures = (row_column(name, batch, view.evaluations, measured) for name in names)
+    return compact(chain(series, measures, _names([each.batch for each in view.each])))
 
 
 def _names(batches: Sequence[RolloutBatch]) -> pl.DataFrame:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -139,20 +140,20 @@ def concatenated(frames: Iterable[pl.DataFrame], empty: pl.DataFrame, *, by: Seq
         by: columns that the rows are sorted by; every part has them.
     """
     parts = [part.clone() for part in (empty, *frames)]
-    sizes = [len(part) for part in parts]
+    sizes, names = [len(part) for part in parts], [dict.fromkeys(part.columns) for part in parts]
     order = pl.concat([part.select(by) for part in parts]).select(pl.arg_sort_by(by, maintain_order=True)).to_series()
     # Mostly the parts are in order.
     is_sorted = order.is_sorted()
-    columns = []
-    for name in dict.fromkeys(chain.from_iterable(part.columns for part in parts)):
+
+    def put_together(name: str) -> pl.Series:
         pieces = [
-            part.drop_in_place(name) if name in part.columns else pl.repeat(None, size, eager=True).alias(name)
-            for part, size in zip(parts, sizes, strict=True)
+            part.drop_in_place(name) if name in own else pl.repeat(None, size, eager=True).alias(name)
+            for part, size, own in zip(parts, sizes, names, strict=True)
         ]
         column = _one_series(pieces)
-        del pieces
-        columns.append(compact((column if is_sorted else column[order]).to_frame()))
-    return pl.concat(columns, how="horizontal")
+        return column if is_sorted else column[order]
+
+    return compact(map(put_together, dict.fromkeys(chain.from_iterable(names))))
 
 
 def _one_series(pieces: Sequence[pl.Series]) -> pl.Series:
@@ -162,10 +163,24 @@ def _one_series(pieces: Sequence[pl.Series]) -> pl.Series:
     return pl.concat([piece.to_frame() for piece in pieces], how="vertical_relaxed", rechunk=True).to_series()
 
 
-def compact(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return a frame of which polars keeps each column of one value, or of nulls alone, as this value."""
-    constant = [pl.lit(column[0], column.dtype).alias(column.name) for column in frame if _is_constant(column)]
-    return frame.with_columns(constant) if constant else frame
+def compact(columns: Iterable[pl.Series]) -> pl.DataFrame:
+    """Return a frame in which each column of one value, or of nulls alone, takes the room of this value."""
+    kept: list[pl.Series] = []
+    terms: list[str | pl.Expr] = []
+    for column in columns:
+        # The first one says how many rows there are.
+        if kept and _is_constant(column):
+            terms.append(_literal(column.name, column.dtype, column[0], repr(column[0])))
+        else:
+            kept.append(column)
+            terms.append(column.name)
+    return pl.DataFrame(kept).select(terms)
+
+
+@lru_cache(2**12)
+def _literal(name: str, dtype: pl.DataType, value: object, shown: str) -> pl.Expr:
+    """Return a value as a column; as it is shown tells 0.0 from -0.0."""
+    return pl.lit(value, dtype).alias(name)
 
 
 def _is_constant(column: pl.Series) -> bool:
@@ -173,7 +188,7 @@ def _is_constant(column: pl.Series) -> bool:
     if column.null_count() or not len(column):
         return 0 < column.null_count() == len(column)
     if not column.dtype.is_numeric():
-        return bool((column == column[0]).all())
+        return column[0] == column[-1] and bool((column == column[0]).all())
     values = column.to_numpy()
     bits = values.view(f"u{values.itemsize}")
-    return bool((bits == bits[0]).all())
+    return bool(bits[0] == bits[-1] and (bits == bits[0]).all())
