@@ -1,9 +1,11 @@
-"""Sums whose terms come in a random order: `pytest -p random_order`, or `with RandomOrder(seed)`.
+"""Sums whose terms come in a random order: `pytest -p random_order [--every N]`, or `with RandomOrder(seed)`.
 
 Libraries choose the order of their additions by the processor, its instructions, the number of threads and the size of
 the input, and a GPU adds in yet another. No number may leave its radius by that, and no verdict may change. As a
-plug-in it holds for every test but those marked `one_order`, which compare bits.
+plug-in it holds for every test but those marked `one_order`, which compare bits; `--every` takes a fixed part of them.
 """
+
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -104,11 +106,28 @@ class _Add:
         return self.add.reduceat(x, starts, axis, dtype, out)
 
 
+def pytest_addoption(parser):
+    """Add how many tests are left out."""
+    parser.addoption("--every", type=int, default=1, metavar="N", help="run the first of every N tests of a file")
+
+
 def pytest_collection_modifyitems(config, items):
-    """Leave out what compares bits."""
-    left_out = [item for item in items if item.get_closest_marker("one_order")]
+    """Leave out what compares bits, and of the rest of each file all but the first of every N.
+
+    Tests that are slow one by one are in the whole alone; of a family of which some are slow, those count as well.
+    """
+    every, places, left_out = config.getoption("every"), Counter(), []
+    for item in items:
+        slow = item.get_closest_marker("slow")
+        if item.get_closest_marker("one_order") or (every > 1 and slow and slow.kwargs.get("every")):
+            left_out.append(item)
+            continue
+        if places[item.path] % every:
+            left_out.append(item)
+        places[item.path] += 1
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if not item.get_closest_marker("one_order")]
+    left = set(left_out)
+    items[:] = [item for item in items if item not in left]
 
 
 @pytest.hookimpl(wrapper=True)
