@@ -28,16 +28,17 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "reward_avg",
         "train/mean_reward",
         "train/reward_mean",
+        "rollout/ep_rew_mean",
     ),
     "reward_std": ("reward_std", "std_reward", "rewards_std"),
     "kl": ("kl", "kl_div", "kl_divergence", "kl_ref", "mean_kl", "kl_mean", "avg_kl", "ref_kl"),
-    "ppo_kl": ("approx_kl", "approxkl"),
+    "ppo_kl": ("approx_kl", "approxkl", "train/approx_kl"),
     "entropy": ("entropy", "mean_entropy", "entropy_mean", "policy_entropy"),
     "loss": ("loss", "train_loss", "total_loss", "mean_loss", "avg_loss", "training_loss"),
-    "policy_loss": ("policy_loss", "pg_loss", "actor_loss", "act_loss"),
-    "critic_loss": ("critic_loss", "cri_loss", "value_loss", "vf_loss"),
+    "policy_loss": ("policy_loss", "pg_loss", "actor_loss", "act_loss", "train/policy_gradient_loss"),
+    "critic_loss": ("critic_loss", "cri_loss", "value_loss", "vf_loss", "v_loss", "train/value_loss"),
     "grad_norm": ("grad_norm", "gradnorm", "gradient_norm", "grad_norm_mean"),
-    "clip_fraction": ("clip_frac", "clipfrac", "clip_fraction", "clip_ratio"),
+    "clip_fraction": ("clip_frac", "clipfrac", "clip_fraction", "clip_ratio", "train/clip_fraction"),
     "response_length": (
         "response_length",
         "mean_length",
@@ -97,7 +98,7 @@ def taken_for(names: Collection[str]) -> dict[str, str]:
 def is_metric(name: str) -> bool:
     """Tell the name of a metric by a word in it.
 
-    >>> is_metric("act_loss"), is_metric("kl_coef"), is_metric("batch_size")
+    >>> is_metric("act_loss", "train/policy_gradient_loss"), is_metric("kl_coef"), is_metric("batch_size")
     (True, False, False)
     """
     words = [*name.lower().replace("/", "_").replace("@", "_").replace(" ", "_").replace(".", "_").split("_")]

@@ -28,7 +28,7 @@ _PAIRS = (
     "logps/chosen",
     "logps/rejected",
 )
-_ODDS = ("log_odds_ratio", "log_odds_chosen")
+_ODDS = ("log_odds_ratio", "log_odds_chosen", "odds_ratio_loss")
 _OF_REWARD_MODEL = ("margin", "min_reward", "max_reward", "mean_reward", "accuracy")
 _FEWEST_PAIRS, _FEWEST_OF_REWARD_MODEL = 2, 4
 _DISTILLED = re.compile(r"(^|[/_])(teacher_kl|opd|distill\w*)($|[/_])")
@@ -41,6 +41,8 @@ def training_kind(names: Collection[str]) -> str:
 
     >>> training_kind(["loss", "rewards/chosen", "rewards/rejected"]), training_kind(["reward", "teacher_kl"])
     ('preference training (DPO)', 'on-policy distillation')
+    >>> training_kind(["odds_ratio_loss", "rewards/chosen", "rewards/rejected"])
+    'preference training (ORPO)'
     >>> training_kind(["loss", "mean_token_accuracy"]), training_kind(["loss", "reward", "kl"])
     ('supervised fine-tuning', 'reinforcement learning')
     """

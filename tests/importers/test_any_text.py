@@ -56,6 +56,21 @@ LOOPS = {
         3,
         {"act_loss": float("inf"), "average_reward_score": -6.5},
     ),
+    "a step with a metric, and a loss below it": (
+        "Step 3: Mean Reward=0.70\n\n  Loss: 0.5\n  Loss: 0.25\n",
+        3,
+        {"mean_reward": 0.7, "loss": 0.5},
+    ),
+    "counters alone, and the numbers of the update below": (
+        "Epoch: 2, global_step=3\nSaved.\nSPS: 989, pg_loss=-0.0026, v_loss=0.125\n",
+        3,
+        {"pg_loss": -0.0026, "v_loss": 0.125},
+    ),
+    "a step alone, and a response below it that is no update": (
+        "Step 3/30\n[rollout] sample 1/8 len=512 turns=4 reward=0.333 score=2\nreward: 0.5\nkl: 0.25\n",
+        3,
+        {"reward": 0.5, "kl": 0.25},
+    ),
     "a logger before it": (
         "2026-01-01 10:00:00,123 INFO train.py:55 - Iteration 3: reward=0.5 entropy=1.5 len=120\n",
         3,
@@ -282,3 +297,84 @@ def test_names_of_a_development_release_are_those_in_another_order():
     assert quantities["response_length"][0] == "mean_completion_length"
     assert understood([*names, "completions/clipped_ratio"], "trl")["truncated_share"][0] == "completions/clipped_ratio"
     assert "truncated_share" not in understood([*names[:3], "clipped_ratio"], "trl"), "two words say too little"
+
+
+TABLES = """\
+Logging to ./runs/PPO_1
+-----------------------------
+| time/              |      |
+|    fps             | 1089 |
+|    iterations      | 1    |
+|    total_timesteps | 2048 |
+-----------------------------
+-----------------------------------------
+| rollout/                |             |
+|    ep_len_mean          | 261         |
+|    ep_rew_mean          | 1.5         |
+| time/                   |             |
+|    iterations           | 2           |
+|    total_timesteps      | 4096        |
+| train/                  |             |
+|    approx_kl            | 0.008046303 |
+|    entropy_loss         | -1.38       |
+|    learning_rate        | 0.0003      |
+|    loss                 | -0.00948    |
+-----------------------------------------
+-----------------------------------------
+| rollout/ep_rew_mean     | 1.25        |
+| time/total_timesteps    | 6144        |
+| train/loss              | 0.5         |
+-----------------------------------------
+"""
+
+
+def test_tables_of_stable_baselines_with_sections_and_without(tmp_path):
+    path = tmp_path / "ppo.txt"
+    path.write_text(TABLES)
+    assert kind_of(path) == "the tables that Stable-Baselines3 prints"
+    logged = {step: values for step, _, values in read_log(Source.of(str(path)))}
+    assert sorted(logged) == [4096, 6144]
+    assert logged[4096]["rollout/ep_rew_mean"] == 1.5
+    assert logged[4096]["train/loss"] == -0.00948
+    assert logged[6144] == {"rollout/ep_rew_mean": 1.25, "train/loss": 0.5}
+
+
+@pytest.mark.parametrize(
+    "table", ["| GRPO reward | 0.5 |\n| SFT loss | 0.25 |\n| KL | 0.1 |\n", "-" * 30 + "\n| loss | 1 |\n"]
+)
+def test_a_table_of_results_is_no_log(table, tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text(f"# Results\n\n| what | value |\n|--|--|\n{table}")
+    assert kind_of(path) is None
+
+
+def test_a_summary_of_wandb_is_what_stands_below_its_head(tmp_path):
+    before = "wandb: reward 9.0\nwandb: Run history:\nwandb:   train/loss \u2581\u2582\n"
+    summary = "wandb: Run summary:\nwandb:   train/global_step 30\nwandb:   train/loss 0.5\nwandb:   train/kl 0.25\n"
+    path = tmp_path / "out.log"
+    path.write_text(f"{before}{summary}wandb:   train/reward 0.75\nwandb:\n")
+    assert [*read_log(Source.of(str(path)))] == [(30, "train", {"loss": 0.5, "kl": 0.25, "reward": 0.75})]
+
+
+@pytest.mark.parametrize(
+    ("first", "row"),
+    [
+        ({"iteration": 0, "accuracy": 0.5, "total": 150}, {"iteration": 3, "mean_reward": 0.5, "loss": 0.25}),
+        ({"lr": 1e-6, "model": {"name": "m"}}, {"step": 3, "mean_reward": 0.5, "loss": 0.25}),
+        (None, {"actor/pg_loss": 0.25, "critic/rewards/mean": 0.5, "system/step": 3}),
+    ],
+    ids=["an evaluation first", "a configuration first", "the step of ROLL"],
+)
+def test_json_lines_whose_step_or_first_line_is_another(tmp_path, first, row):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in (first, row, row | {"loss": 0.5}) if each))
+    assert "JSON Lines" in (kind_of(path) or "")
+    logged = {step: values for step, _, values in read_log(Source.of(str(path)))}
+    assert {name: value for name, value in row.items() if "reward" in name}.items() <= logged[3].items()
+
+
+def test_a_rollout_on_the_first_line_is_no_log(tmp_path):
+    path = tmp_path / "rollouts.jsonl"
+    rollout = {"step": 1, "prompt": "p", "completion": "c", "reward": 0.5}
+    path.write_text(f"{json.dumps(rollout)}\n{json.dumps({'step': 1, 'mean_reward': 0.5, 'loss': 0.1})}\n")
+    assert kind_of(path) is None

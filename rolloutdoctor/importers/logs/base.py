@@ -126,6 +126,8 @@ STEPS = (
     "global_step/max_steps",
     # LLaMA-Factory's, in trainer_log.jsonl
     "current_steps",
+    # ROLL's
+    "system/step",
     "steps",
     "iteration",
     "iter",

@@ -3,18 +3,12 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from rolloutdoctor.importers.logs.base import Entry, LogNotes
-from rolloutdoctor.importers.logs.line_forms import (
-    AnyDict,
-    Form,
-    Labelled,
-    NumberedDict,
-    Pairs,
-    TrainerDict,
-    VerlLine,
-    WandbSummary,
-)
+from rolloutdoctor.importers.logs.block_forms import AREAL, NEMO_RL, PRIME_RL, STABLE_BASELINES, WANDB_SUMMARY
+from rolloutdoctor.importers.logs.dict_forms import ANY_DICT, OPENRLHF, SLIME, TRAINER
+from rolloutdoctor.importers.logs.line_forms import Pairs, VerlLine
 from rolloutdoctor.importers.logs.printed import Printed
 from rolloutdoctor.importers.logs.printed_runs import Bars, numbered, runs_in
 from rolloutdoctor.importers.logs.text_table import TextTable
@@ -23,17 +17,37 @@ from rolloutdoctor.importers.reading.text_lines import beginning, lines_of
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.results.errors import InputError
 
+
+class Form(Protocol):
+    """One way in which programs print numbers. The docstring names the upstream function."""
+
+    @property
+    def title(self) -> str:
+        """What a text of this form is, in words."""
+        ...
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the user should know of its numbers, in sentences."""
+        ...
+
+    def records(self, lines: Iterable[str]) -> Iterator[Printed]:
+        """Yield the lines with numbers, in their order."""
+        ...
+
+
 FORMS: tuple[Form, ...] = (
     VerlLine(),
-    NumberedDict("slime"),
-    Labelled("prime-rl"),
-    Labelled("NeMo-RL"),
-    NumberedDict("OpenRLHF"),
-    Labelled("AReaL"),
-    TrainerDict(),
+    SLIME,
+    PRIME_RL,
+    NEMO_RL,
+    OPENRLHF,
+    AREAL,
+    TRAINER,
     TextTable(),
-    WandbSummary(),
-    AnyDict(),
+    STABLE_BASELINES,
+    WANDB_SUMMARY,
+    ANY_DICT,
     Pairs(),
 )
 """In the order in which they are tried: the narrowest first."""

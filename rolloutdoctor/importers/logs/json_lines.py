@@ -16,18 +16,21 @@ from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.metric_names.table import whose
 
+_LOOKED_AT = 4
+"""Objects at the beginning of a file."""
+
 
 class JsonLines:
     """An object on each line, with a step and numbers. Lines that are cut, elided or none are left out, and counted."""
 
     def detect(self, path: Path) -> str | None:
-        """Look at the first object, or at the second where the first is the configuration that a loop wrote."""
+        """Look at the first objects: before its numbers a loop may write its configuration, or an evaluation."""
         if path.name.endswith(".metrics.jsonl") or not path.is_file():
             return None
-        rows = lines.first_objects(path, 2)
-        if len(rows) == 2 and _is_configuration(rows[0]):
-            rows = rows[1:]
-        return kind_of_row(rows[0]) if rows else None
+        rows = lines.first_objects(path, _LOOKED_AT)
+        if rows and not _may_come_first(rows[0]):
+            rows = rows[:1]
+        return next((kind for row in rows if (kind := kind_of_row(row)) is not None), None)
 
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield every line that is whole."""
@@ -60,9 +63,11 @@ def _rows(source: Source, notes: LogNotes) -> Iterator[tuple[dict[str, object], 
         notes.tell(f"{source.name}: {count} no whole JSON object, and left out (line {broken[0]:,})")
 
 
-def _is_configuration(row: Mapping[str, object]) -> bool:
-    """Tell a line that has objects and no step: what a loop was started with."""
-    return not any(name in row for name in STEPS) and any(isinstance(value, dict) for value in row.values())
+def _may_come_first(row: Mapping[str, object]) -> bool:
+    """Tell the configuration of a loop, which has objects and no step, and numbers of an evaluation, which has one."""
+    if any(name in row for name in STEPS):
+        return all(value is None or isinstance(value, (bool, int, float)) for value in row.values())
+    return any(isinstance(value, dict) for value in row.values())
 
 
 def is_history(row: Mapping[str, object]) -> bool:

@@ -13,8 +13,11 @@ NUMBER = r"[-+]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?(?:[eE][+-]?[0-9]{1,3})?|\.[0-9]
 _NULL = "None|null"
 """A metric without a value: TRL logs None where every value that it would average is NaN."""
 
-_LONGEST_LINE = 2**16
+LONGEST_LINE = 2**16
 """Characters of a line of names and numbers."""
+
+FEWEST_NUMBERS = 3
+"""Numbers of a line: two may stand in any text."""
 
 # A text that has no end is one to the end of the line: to look for its end again behind each quote takes the square.
 _TOKENS = re.compile(
@@ -115,7 +118,7 @@ def counted(line: str) -> tuple[int, int | None] | None:
 
 def pairs(line: str) -> Iterator[tuple[str, str]]:
     """Yield the names and numbers of a line such as ``loss=0.5 | grad norm: 1.5``."""
-    if len(line) <= _LONGEST_LINE:
+    if len(line) <= LONGEST_LINE:
         for label, value, _ in _PAIR.findall(line):
             yield label.strip(), value
 

@@ -1,0 +1,133 @@
+"""Dicts that programs print: a row of `DICTS` is where the number of the step stands, and what is done to names."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from rolloutdoctor.data.step_key import EVAL, TRAIN
+from rolloutdoctor.importers.logs.base import STEPS
+from rolloutdoctor.importers.logs.csv_table import OF_ROLLOUTS
+from rolloutdoctor.importers.logs.printed import (
+    COUNTERS,
+    FEWEST_NUMBERS,
+    LONGEST_LINE,
+    Printed,
+    counted,
+    dict_in,
+    is_log_line,
+    nulls_of,
+    values_of,
+)
+
+_LINES = 40
+"""Lines of a dict, which terminals cut."""
+
+_OPENS = re.compile(r"""\{\s*['"]""")
+_WITHOUT_BRACE = re.compile(r"""\s*(['"])[\w/.-]+\1: """)
+_OF_TRAINER = frozenset({"loss", "grad_norm", "learning_rate", "reward", "kl"})
+_EVALUATIONS = frozenset({"eval", "passrate"})
+_SUMMARY = "train_runtime"
+_IN_A_DICT = (*STEPS, *sorted(COUNTERS - {"epoch", "episode"}))
+
+
+@dataclass(frozen=True)
+class DictForm:
+    """A dict of Python or an object of JSON on a line of text, whole or cut.
+
+    Attributes:
+        title: what a text of this form is, in words.
+        numbering: counter and step that stand before the dict; None: the step is in it, or nowhere.
+        mark: text of every line of this form.
+        prefix: of the names, which the trackers of the trainer have and the console has not.
+        names: of which one has to be there beside an epoch; none: three numbers, one of them a metric.
+    """
+
+    title: str
+    numbering: re.Pattern[str] | None = None
+    mark: str = ": "
+    prefix: str = ""
+    names: frozenset[str] = frozenset()
+    remarks: tuple[str, ...] = ()
+
+    def records(self, lines: Iterable[str]) -> Iterator[Printed]:
+        """Yield the dicts that log numbers."""
+        for line in _joined(lines):
+            if self.mark in line:
+                yield from self._numbered(line) if self.numbering else self._unnumbered(line)
+
+    def _numbered(self, line: str) -> Iterator[Printed]:
+        match = None if self.numbering is None else self.numbering.search(line)
+        row = None if match is None else dict_in(line[match.end() :])
+        values = {f"{self.prefix}{name}": value for name, value in values_of(row or {}).items()}
+        if match is not None and any("/" in name for name in values):
+            yield Printed(values, int(match[2]), EVAL if match[1] in _EVALUATIONS else TRAIN, counter=match[1])
+
+    def _unnumbered(self, line: str) -> Iterator[Printed]:
+        # Who pastes a line may lose its first character.
+        text = "{" + line if "{" not in line and _WITHOUT_BRACE.match(line) else line
+        opened = _OPENS.search(text)
+        row = None if opened is None else dict_in(text[opened.start() :])
+        if row is None or _SUMMARY in row:
+            return
+        step, total, counter = _step_of(row)
+        if step is None and not self.names:
+            step, total = counted(line[: line.find("{")]) or (None, None)
+        named = {name.removeprefix("eval_"): text for name, text in row.items() if name != counter}
+        values, nulls = values_of(named), nulls_of(named)
+        if self.names:
+            logs, values = "epoch" in values and bool(self.names & values.keys()), values | nulls
+        else:
+            of_rollouts = (f"{quote}{name}{quote}:" for name in OF_ROLLOUTS for quote in "'\"")
+            is_long = len(row) - len(nulls) >= FEWEST_NUMBERS
+            logs = is_long and is_log_line(values) and not any(name in line for name in of_rollouts)
+        if logs:
+            split = EVAL if any(name.startswith("eval_") for name in row) else TRAIN
+            yield Printed(values, step, split, counter=counter, total_steps=total)
+
+
+# ``train`` (slime/backends/megatron_utils/model.py) and slime/observability/*_metrics.py; ``fit``
+# (openrlhf/trainer/ppo_trainer.py, ppo_trainer_async.py); ``ProgressCallback.on_log`` and ``PrinterCallback.on_log``
+# (transformers/trainer_callback.py), where ms-swift says the step as well.
+SLIME = DictForm(
+    "the console log of slime",
+    re.compile(r"(?:^|\s|])(step|rollout|perf|eval|passrate|multi_turn) ([0-9]{1,18}): (?=\{)"),
+    mark=": {",
+)
+OPENRLHF = DictForm(
+    "the console log of OpenRLHF",
+    re.compile(r"(Global step) ([0-9]{1,18}): (?=\{')"),
+    mark="Global step ",
+    prefix="train/",
+)
+TRAINER = DictForm("the console log of the transformers Trainer", mark="epoch", names=_OF_TRAINER)
+ANY_DICT = DictForm("lines of names and numbers")
+
+
+def _step_of(row: dict[str, str]) -> tuple[int | None, int | None, str]:
+    """Return the step that a row says, of how many, and the name under which it does."""
+    for name in _IN_A_DICT:
+        done, _, total = row.get(name, "").partition("/")
+        if done.isdecimal() and len(done) < 19:
+            return int(done), int(total) if total.isdecimal() else None, name
+    return None, None, ""
+
+
+def _joined(lines: Iterable[str]) -> Iterator[str]:
+    """Put the lines of a dict together that is broken over several."""
+    held: list[str] = []
+    size = 0
+    for line in lines:
+        size += len(line)
+        if held and ("{" in line or len(held) == _LINES or size > LONGEST_LINE):
+            yield from held
+            held = []
+        if held:
+            held.append(line)
+            if "}" in line:
+                yield "".join(held)
+                held = []
+        elif (start := line.rfind("{")) >= 0 and "}" not in line[start:] and _OPENS.match(line, start):
+            held, size = [line], len(line)
+        else:
+            yield line
+    yield from held
