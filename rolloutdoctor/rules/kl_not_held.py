@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, counted, number, own_name
+from rolloutdoctor.results.findings import LONGER_LOG, Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, own_name
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, series, step_at
 from rolloutdoctor.rules.series import crossing, ends
 from rolloutdoctor.rules.table_rule import Measured
@@ -23,8 +23,9 @@ class KlNotHeld(NumbersRule):
     ## How it is measured
     Medians over the first and the last tenth of the logged steps, three at least. A finding is a KL that ends above 0.1
     nats and five times its start, with a gradient norm that ends below a fiftieth of its start and an entropy, where it
-    is logged, that is above a fifth of its start: a policy without entropy has no gradient either way. A warning,
-    exposed. `onset` is the first step from which the gradient norm stays below the geometric mean of both.
+    is logged, that is above a fifth of its start: a policy without entropy has no gradient either way. Where half of
+    the groups are zero-variance at the end, the policy term has next to no gradient, and nothing can be told. A
+    warning, exposed. `onset` is the first step from which the gradient norm stays below the geometric mean of both.
 
     ## What to do
     Compute the gradient of the KL term alone on one batch; look for `no_grad`, `detach` and the coefficient.
@@ -40,12 +41,22 @@ class KlNotHeld(NumbersRule):
     name = "kl-not-held"
     references = ("https://github.com/huggingface/trl/issues/4634",)
     about = ("kl", "grad_norm")
-    beside = ("entropy",)
+    beside = ("entropy", "zero_variance_share")
 
     large: float = 0.1
     times: float = 5.0
     vanishes: float = 0.02
     spent: float = 0.2
+    dead: float = 0.5
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
+        """Groups without an advantage, whose policy term has no gradient."""
+        groups = levels(run, "zero_variance_share")
+        if groups is not None and groups.last >= self.dead:
+            return Missing(
+                "most groups are zero-variance at the end, so that the gradient vanishes with them", LONGER_LOG
+            )
+        return super().inconclusive_reason(run, context)
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Compare both ends."""

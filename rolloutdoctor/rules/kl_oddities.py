@@ -37,6 +37,10 @@ def negative(run: Measured, context: Context, *, below: float, fewest_negative: 
     )
 
 
+MOST_KL = 100.0
+"""Nats: the mean of k3 is an exponential of one token's log-ratio then, and no tail of other steps explains it."""
+
+
 def spike(run: Measured, context: Context, *, fewest: int, peak_above: float, small_kl: float) -> Oddity | None:
     """A KL that stands out."""
     kl = run.table["kl"].drop_nulls()
@@ -44,7 +48,7 @@ def spike(run: Measured, context: Context, *, fewest: int, peak_above: float, sm
         return None
     values = kl.to_numpy()
     limit = peak_above * float(values.sum() - values.max()) / (len(values) - 1)
-    if values.max() <= chance_limit(values, limit):
+    if values.max() <= min(chance_limit(values, limit), MOST_KL):
         return None
     is_small = (run["kl_max"] or 0) < small_kl or is_passing(values, values > limit)
     step = run.table.drop_nulls("kl")["step"][int(values.argmax())]

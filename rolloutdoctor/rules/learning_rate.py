@@ -29,7 +29,8 @@ class LearningRate(NumbersRule):
     step up to the last of the run, whose length the log or the options state; where nothing states it, a warning from
     fifty logged steps on and information below. A warning if it is above the option `learning_rate` (verl:
     `actor.optim.lr`) that the run states, or if it jumps to ten times the rate of the line before and five times every
-    rate before that, which no schedule does. Confirmed: the log itself is the proof.
+    rate before that, which no schedule does; a warmup of which few lines are logged rises as fast after the jump as in
+    it. Confirmed: the log itself is the proof.
 
     ## What to do
     Look at the warmup steps and the scheduler, and at whether the optimizer's parameter groups have the rate.
@@ -49,6 +50,7 @@ class LearningRate(NumbersRule):
     end: float = 0.95
     jump: float = 10.0
     above: float = 5.0
+    bend: float = 0.25
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """A rate that the log rounded to 0."""
@@ -64,7 +66,7 @@ class LearningRate(NumbersRule):
         if values.min() < 0:
             return None
         largest, stated, severity = float(values.max()), _stated(context), Severity.WARNING
-        jump, measures = self._jump(values), {"learning_rate_max": Measure(largest, "1")}
+        jump, measures = self._jump(values, run), {"learning_rate_max": Measure(largest, "1")}
         if largest == 0 and not is_rounded(context, "learning_rate"):
             words = f"the learning rate is 0 in all {len(values):,} logged steps", "Nothing is trained"
             severity = Severity.ERROR
@@ -110,12 +112,16 @@ class LearningRate(NumbersRule):
         total = context.total_steps
         return total is not None and step_at(run, len(run.table) - 1) < self.end * total
 
-    def _jump(self, values: "Values") -> int | None:
+    def _jump(self, values: "Values", run: Measured) -> int | None:
         """Return the first line whose rate is far above that of the line before, and above all before that."""
         import numpy as np
 
         before, highest = values[:-1], np.maximum.accumulate(values[:-1])
-        jumps = np.flatnonzero((before > 0) & (values[1:] > self.jump * before) & (values[1:] > self.above * highest))
+        is_jump = (before > 0) & (values[1:] > self.jump * before) & (values[1:] > self.above * highest)
+        slopes = np.diff(values) / np.maximum(np.diff(run.table["step"].to_numpy()), 1)
+        # A line of the rate after its first step, and the next one ten steps later, are of one warmup.
+        is_jump[:-1] &= np.abs(slopes[1:] - slopes[:-1]) > self.bend * slopes[:-1]
+        jumps = np.flatnonzero(is_jump)
         return int(jumps[0]) + 1 if len(jumps) else None
 
 

@@ -414,6 +414,24 @@ NEW = {
         {"kl": [0.02 * step for step in range(STEPS)], "grad_norm": [1.0] * 20 + [0.03] * 40},
         "clean",
     ),
+    "a KL and groups of which half are dead": (
+        "RDT015",
+        {
+            "kl": [0.02 * step for step in range(STEPS)],
+            "grad_norm": [1.0] * 20 + [0.01] * 40,
+            "zero_variance_share": [0.2] * 20 + [0.5] * 40,
+        },
+        "skipped:",
+    ),
+    "a KL and groups of which fewer are dead": (
+        "RDT015",
+        {
+            "kl": [0.02 * step for step in range(STEPS)],
+            "grad_norm": [1.0] * 20 + [0.01] * 40,
+            "zero_variance_share": [0.2] * 20 + [0.49] * 40,
+        },
+        "warning",
+    ),
     "a policy without entropy": (
         "RDT015",
         {
@@ -469,6 +487,33 @@ def test_a_warmup_of_a_longer_run_is_not_over(tmp_path):
         report = rd.check(path, select=["RDT009"])
         found = [one.severity.label for one in report.findings] + ["skipped" for _ in report.skipped]
         assert found == [expected]
+
+
+@pytest.mark.parametrize(("second", "expected"), [(2.2e-6, []), (2.8e-6, ["RDT009"])])
+def test_a_warmup_of_which_few_lines_are_logged_is_no_jump(tmp_path, second, expected):
+    """Steps 1, 10, 20, ...: the rate after step 1 is a tenth of that after step 10."""
+    rates = [2e-7, second, 4.2e-6, 6.2e-6, 8.2e-6, 1e-5, *np.linspace(1e-5, 0, STEPS - 6)]
+    path = log_file(tmp_path / "trainer_state.json", learning_rate=rates)
+    body = json.loads(path.read_text())
+    for row in body["log_history"]:
+        row["step"] = max(1, 10 * (row["step"] - body["log_history"][0]["step"]))
+    path.write_text(json.dumps(body))
+    assert [finding.code for finding in rd.check(path, select=["RDT009"]).findings] == expected
+
+
+@pytest.mark.parametrize(("largest", "expected"), [(99.0, []), (101.0, ["RDM003"])])
+def test_no_tail_explains_a_kl_of_a_hundred_nats(tmp_path, largest, expected):
+    kl = [1e-3] * (STEPS - 10) + [3.0] * 5 + [30.0] + [1e-3] * 4
+    kl[30] = largest
+    path = log_file(tmp_path / "trainer_state.json", kl=kl)
+    assert [finding.code for finding in rd.check(path, select=["RDM003"]).findings] == expected
+
+
+def test_the_sign_of_an_entropy_in_a_loop_of_ones_own_is_not_known(tmp_path):
+    path = tmp_path / "progress.csv"
+    rows = "".join(f"{step},{0.1 * step},-1.5\n" for step in range(1, 30))
+    path.write_text(f"step,rollout/ep_rew_mean,train/entropy_loss\n{rows}")
+    assert not rd.check(path, select=["RDM003"]).findings
 
 
 def test_the_onset_of_a_change_of_level_is_its_step():
