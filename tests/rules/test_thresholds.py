@@ -280,6 +280,13 @@ BOUNDARIES = [
         lambda x: {"learning_rate": [RATE] * 10 + [RATE / 10] * 5 + [RATE * x] * 10},
         ("clean", "warning"),
     ),
+    near(
+        "RDT009",
+        "bend",
+        0.25,
+        lambda x: {"learning_rate": [RATE, 20 * RATE, (20 + 19 * (1 + x)) * RATE, *[(20 + 19 * (1 + x)) * RATE] * 10]},
+        ("clean", "warning"),
+    ),
     Boundary(
         "RDT010",
         "fewest",
@@ -382,6 +389,13 @@ BOUNDARIES = [
         0.2,
         lambda x: {"kl": turns(0.01, 1.0), "grad_norm": turns(1.0, 0.001), "entropy": turns(1.0, x)},
         ("clean", "warning"),
+    ),
+    near(
+        "RDT015",
+        "dead",
+        0.5,
+        lambda x: {"kl": turns(0.01, 1.0), "grad_norm": turns(1.0, 0.001), "zero_variance_share": turns(0.1, x)},
+        ("warning", "skipped"),
     ),
     Boundary(
         "RDT016",
