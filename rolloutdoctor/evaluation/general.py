@@ -20,8 +20,8 @@ from rolloutdoctor.evaluation.token_sums import PerToken, TokenSums
 from rolloutdoctor.formulas import kl
 from rolloutdoctor.formulas.corrections.inside import inside_the_loss
 from rolloutdoctor.formulas.losses.aggregation import Layout, row_weights
-from rolloutdoctor.formulas.losses.gates import importance_of_rows, kl_product, over_packs, product
-from rolloutdoctor.formulas.losses.levels import row_mean
+from rolloutdoctor.formulas.losses.gates import importance_of_rows, kl_product, narrowed, over_packs, product
+from rolloutdoctor.formulas.losses.levels import kept_mean, row_mean
 from rolloutdoctor.formulas.losses.selections import SELECTIONS
 from rolloutdoctor.formulas.losses.surrogates import SURROGATES
 from rolloutdoctor.formulas.losses.terms import PolicyTerm, TokenInputs
@@ -146,11 +146,15 @@ class GeneralEvaluator:
             chosen_T=None if self.chosen_T is None else block.packed_trained(self.chosen_T),
             cached=block.cached,
         )
-        return self._gated(given, block) if self.objective.gates and gated else given
+        given = self._gated(given, block) if self.objective.gates and gated else given
+        if rule.row_advantages:
+            given = replace(given, advantage_T=kept_mean(given, given.advantage_T))
+        return given
 
     def _gated(self, given: TokenInputs, block: Block) -> TokenInputs:
         """Add the multipliers of the policy term to the inputs."""
         gates = self.objective.gates
+        given = narrowed(gates, given, block.column)
         open_T = None if self.open_T is None else block.packed(self.open_T)
         gate_T, kl_gate_T = product(gates, given, block.column, open_T), kl_product(gates, given, block.column)
         inside = [importance_of_rows(given, block.column, gate) for gate in gates if gate.inside]

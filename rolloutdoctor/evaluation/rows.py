@@ -33,8 +33,8 @@ from rolloutdoctor.formulas.advantages.float32 import (
     zero_std_flags,
 )
 from rolloutdoctor.formulas.advantages.group_ids import by_number
-from rolloutdoctor.formulas.advantages.grpo import grpo
 from rolloutdoctor.formulas.advantages.length_terms import Lengths, shaped, spans
+from rolloutdoctor.formulas.advantages.levels import Normalised, alone, normalised
 from rolloutdoctor.formulas.advantages.normalised import normalised_rows
 from rolloutdoctor.formulas.advantages.response_tokens import token_rewards
 from rolloutdoctor.formulas.advantages.scores import Scores
@@ -173,6 +173,8 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
     value_N = given(found.value_N)
     if rule.whitened:
         value_N = _whitened(value_N, counted_N, over, rule)
+    if rule.token_levels is not None:
+        value_N = normalised(value_N, counted_N, groups.index_N, alone(groups), rule.token_levels).value
     equal_N = zero_std_rows(
         batch, list(named.values()) or [clean_N], scores.stats, partial=rule.spec.rewards == "every"
     )
@@ -228,6 +230,15 @@ def _whitened(x: Tensor, tokens: Tensor, population: Population | None, rule: Ad
     )
 
 
+def token_levels(batch: RolloutBatch, value_V: Tensor, rule: AdvantageRule) -> Normalised:
+    """Advantages of the trained tokens, normalised by level, ``[V]``; without groups they are all of one."""
+    assert rule.token_levels is not None  # of the rule
+    groups = Groups.of(torch.zeros(len(batch), dtype=torch.int64)) if batch.groups is None else batch.groups
+    length_N = batch.trained.diff()
+    group_V, single_V = (x_N.repeat_interleave(length_N) for x_N in (groups.index_N, alone(groups)))
+    return normalised(value_V, torch.ones_like(value_V), group_V, single_V, rule.token_levels)
+
+
 def in_separate_batches(batch: RolloutBatch, objective: Objective) -> bool:
     """True if every micro-batch of the step is generated, normalised and taken as a loss by itself (evaluation)."""
     return batch.split != TRAIN and objective.aggregation.eval_batches
@@ -259,10 +270,13 @@ def _token_advantages(
         if rule.spec.at_end:
             clean_N = torch.where(in_baseline_N, task_scores(batch, objective, dtype), 0.0)
             scores = Scores(clean_N, in_baseline_N, torch.zeros_like(clean_N), compared_groups(batch, objective))
-            at_end_N = grpo(scores, rule).value_N
+            at_end_N = ESTIMATORS[rule.of_group or "grpo"](scores, rule).value_N
         trained = token_scores(batch, objective, in_baseline_N, weight_T, dtype, at_end_N)
         value_V = TOKEN_ESTIMATORS[rule.estimator].advantages(trained, rule)
-        advantage_T[mask_T] = _whitened(value_V, torch.ones_like(value_V), None, rule) if rule.whitened else value_V
+        value_V = _whitened(value_V, torch.ones_like(value_V), None, rule) if rule.whitened else value_V
+        if rule.token_levels is not None:
+            value_V = token_levels(batch, value_V, rule).value
+        advantage_T[mask_T] = value_V
         return advantage_T if rule.bounds is None else advantage_T.clamp(*rule.bounds)
     groups = compared_groups(batch, objective) if rule.spec.has_groups else None
     seen = response_scores(batch, objective, score_N, in_baseline_N, groups, dtype)

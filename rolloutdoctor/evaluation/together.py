@@ -44,7 +44,7 @@ WITHIN_GROUPS: Mapping[str, Callable[[AdvantageRule], bool]] = {
             *("epsilon", "biased_std", "epsilon_in_root", "singleton", "gamma", "lam", "flags_zero_std"),
             *("knows_single", "sums_tokens", "reward_keys", "reward_weights", "reward_bounds", "whitened_over"),
             *("whitened_moments", "zero_tail", "one_pass", "variance_floor", "bounds", "null_is_zero"),
-            *("overlong", "reward_shift", "reward_factor"),
+            *("overlong", "length_term", "weighs_masked", "reward_shift", "reward_factor"),
             *("one_vote", "resets_at_mask", "masked_end", "empty_is_zero"),
             "exact_zero",
             "whitening_epsilon",
@@ -59,6 +59,7 @@ WITHIN_GROUPS: Mapping[str, Callable[[AdvantageRule], bool]] = {
     "single": lambda rule: not rule.single or rule.one_pass,
     "normalised": lambda rule: not rule.normalised,
     "whitened": lambda rule: not rule.whitened,
+    "token_levels": lambda rule: rule.token_levels is None,
 }
 """Field of an `AdvantageRule` to whether rows of other groups stay out of an advantage; unlisted ones let them in."""
 

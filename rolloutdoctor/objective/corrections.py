@@ -67,6 +67,10 @@ class TermWeight:
         low: smallest weight, or None.
         high: largest weight, or None; of an off-policy mask the largest drift, of an entropy mask the share kept.
         outside: weights outside of the bounds are cut to them, or 0.
+        measure: what is compared with the bounds where `judged` says of what: the ratio, or a KL estimator of it.
+        judged: of what: the token, or the row's sum (of a ratio the product), mean (geometric) or largest token; None:
+            the weight itself is compared.
+        narrows: the ratio of a row in the policy term is that of the tokens that this leaves.
         indicator: what is within the bounds has weight 1, not its own.
         finite: a ratio that is not finite counts as 0.
         log_ratio_bound: the log-ratio of each token is clamped to this absolute value; None: not clamped.
@@ -85,6 +89,9 @@ class TermWeight:
     low: float | None = None
     high: float | None = None
     outside: Literal["cut", "zero"] = "cut"
+    measure: Literal["ratio", "k1", "k2", "k3"] = "ratio"
+    judged: Literal["token", "sequence", "geometric", "largest"] | None = None
+    narrows: bool = False
     indicator: bool = False
     finite: bool = False
     log_ratio_bound: float | None = None

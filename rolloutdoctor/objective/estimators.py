@@ -83,6 +83,7 @@ SPECS: dict[str, EstimatorSpec] = {
         EstimatorSpec(
             "leave_one_out_score", "reward - mean of the other rows", divides=True, of_others=True, within_groups=True
         ),
+        EstimatorSpec("level_scores", "reward - mean, over the deviation, each of its own level", divides=True),
         EstimatorSpec("raw", "reward, without a baseline", baseline=None, within_groups=True),
         EstimatorSpec("gpg", "alpha (reward - mean)"),
         EstimatorSpec(

@@ -69,6 +69,28 @@ class LengthTerm:
     gated: bool = False
 
 
+Level = Literal["group", "batch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Levels:
+    """Mean and deviation of a normalisation, each over the group, over the batch, or left out.
+
+    Attributes:
+        mean: over what the mean is taken; None: nothing is subtracted.
+        std: over what the deviation is taken; None: nothing divides.
+        of_others: the mean is that of the others.
+        unbiased: the variance divides by one less.
+        epsilon: added to the deviation.
+    """
+
+    mean: Level | None
+    std: Level | None
+    of_others: bool = False
+    unbiased: bool = True
+    epsilon: float = 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class AdvantageRule:
     """Rule that turns scores into advantages.
@@ -113,6 +135,9 @@ class AdvantageRule:
         whitened_moments: which of the two are over that, the other being over the trained tokens; and whether the
             variance is about the mean of its own tokens, not about the one that is subtracted.
         bounds: what the advantages are clamped to in the end; None: nothing.
+        row_levels: how the estimator of levels normalises rewards; None: of other estimators.
+        token_levels: how advantages are normalised over the trained tokens, where that is no whitening of the step;
+            None: they are not.
         whitening_epsilon: added to the standard deviation that a whitening divides by; None: 1e-8 to its square.
         centres_only: whitening subtracts the mean and divides by nothing.
         of_group: estimators that give a score among its group to the tokens: how it is made, by the name of the
@@ -159,9 +184,11 @@ class AdvantageRule:
     whitened_over: Literal["trained", "rank", "response", "padded"] = "trained"
     whitened_moments: Literal["both", "mean", "variance", "mean-own-centre", "variance-own-centre"] = "both"
     bounds: tuple[float, float] | None = None
+    row_levels: Levels | None = None
+    token_levels: Levels | None = None
     whitening_epsilon: float | None = None
     centres_only: bool = False
-    of_group: Literal["grpo", "rloo"] | None = None
+    of_group: str | None = None
     score_bounds: tuple[float, float] | None = None
     zero_tail: bool = True
     one_vote: bool = False
@@ -177,7 +204,11 @@ class AdvantageRule:
     @property
     def is_group_score(self) -> bool:
         """True if an advantage is the standard score of its group, and nothing is done to it afterwards."""
-        return self.spec.is_standard_score and self.scale == "group" and not self.whitened and not self.normalised
+        return (
+            self.spec.is_standard_score
+            and self.scale == "group"
+            and not (self.whitened or self.normalised or self.token_levels)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +226,7 @@ class Surrogate:
         level: one ratio per token, or per row: the geometric mean or the product of its tokens' ratios; or the value
             of the mean with the derivative of the token's own ratio (sequence-token).
         coef: what the term is multiplied by in the loss.
+        row_advantages: the advantage of a token is the mean of its row's, over the tokens that the ratio is of.
         live_ratio: of kinds that weigh the log-prob by a detached ratio: the term is the ratio itself instead. The
             derivative is the same, but for a log-ratio beyond its bound, where there is none.
         empty_share: a row without a trained token has a term too: minus this share of its advantage. A share of 0
@@ -212,6 +244,7 @@ class Surrogate:
     old: Literal["old_log_probs", "rollout_log_probs", "policy_log_probs"] = "old_log_probs"
     level: Literal["token", "sequence", "sequence-sum", "sequence-token"] = "token"
     coef: float = 1.0
+    row_advantages: bool = False
     live_ratio: bool = False
     empty_share: float | None = None
     nan_log_prob: float | None = None

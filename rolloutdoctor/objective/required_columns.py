@@ -18,8 +18,10 @@ def advantage_columns(objective: Objective) -> frozenset[str]:
     """Return the columns that the advantages of `objective` need."""
     rule = objective.advantage
     needed = set(rule.spec.required_columns)
-    if rule.whitened:
+    if rule.whitened or rule.token_levels is not None:
         needed.add("response_mask")
+    if rule.token_levels is not None and "group" in (rule.token_levels.mean, rule.token_levels.std):
+        needed.add("group_id")
     if rule.reward_keys:
         needed.add("rewards")
     if rule.spec.axis is Axis.ALL_TOKENS:

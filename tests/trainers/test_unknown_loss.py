@@ -41,7 +41,7 @@ CASES = [
     ("trl@0.20.0", {}, {"use_liger_loss": True}, "use_liger_loss = True"),
     ("trl@1.9.0", {}, {"loss_type": "luspo"}, "before TRL 1.10.0"),
     ("trl", SAMPLER, {"vllm_importance_sampling_clip_max": 0.9}, "vespo's weights"),
-    ("unsloth@1.16.0", {}, {"loss_type": "vespo"}, "loss_type = vespo"),
+    ("unsloth@1.16.0", {}, {"loss_type": "luspo"}, "loss_type = luspo"),
     ("unsloth@1.16.0", {}, {"router_aux_loss_coef": 0.01}, "the router"),
     ("verl", VERL, {"loss_agg_mode": "seq-mean-token-sum-norm"}, "set loss_scale_factor"),
     ("verl", VERL, {"distillation.enabled": True}, "the teacher's log-probs"),
@@ -78,20 +78,6 @@ CASES = [
     ("open-instruct", {**RHO, "sequence_parallel_size": 1}, {**RHO, "rho_mask_sequence_level": True}, "ranks share"),
     ("areal", AREAL, {"actor.m2_threshold": 0.04}, "m2_threshold = 0.04"),
     ("areal", DECOUPLED, {"actor.prox_logp_method": "loglinear"}, "version of the token before"),
-    ("areal", DECOUPLED, {f"{REJECT}.level": "token", f"{REJECT}.metric": "kl_k3"}, "metric = kl_k3"),
-    (
-        "areal",
-        {**DECOUPLED, f"{REJECT}.level": "token"},
-        {"actor.importance_sampling_level": "sequence"},
-        "the tokens that are left",
-    ),
-    (
-        "areal",
-        {**DECOUPLED, f"{REJECT}.level": "sequence", f"{REJECT}.agg": "sum"},
-        {f"{REJECT}.action": "clamp"},
-        "agg = sum",
-    ),
-    ("areal", {"actor.kl_ctl": 0.1}, {"actor.importance_sampling_level": "sequence"}, "a row's advantages"),
     ("openrlhf", OPENRLHF, {"actor.aux_loss_coef": 0.01}, "the router"),
 ]
 """Trainer, options, those that leave the loss unknown, and what is said of them."""

@@ -10,8 +10,10 @@ from rolloutdoctor.evaluation.evaluate import Evaluation, compared_groups, evalu
 from rolloutdoctor.evaluation.radii.remembered import remembered_by_row
 from rolloutdoctor.evaluation.radii.terms import kl_terms
 from rolloutdoctor.evaluation.remembered import remembered
+from rolloutdoctor.evaluation.rows import token_levels
 from rolloutdoctor.evaluation.scores import named_scores, reward_kl_tokens, token_scores
 from rolloutdoctor.formulas.advantages.leave_one_out import std_of_others
+from rolloutdoctor.formulas.advantages.levels import alone, normalised
 from rolloutdoctor.formulas.advantages.table import TOKEN_ESTIMATORS
 from rolloutdoctor.objective.objective import AdvantageRule, Objective
 from rolloutdoctor.ops import rounding
@@ -77,6 +79,13 @@ def advantage_radius(evaluation: Evaluation) -> Radius:
         free = evaluate_rows(evaluation.batch, _unbounded(evaluation.objective), evaluation.dtype)
         return advantage_radius(Evaluation(evaluation.batch, _unbounded(evaluation.objective), free, None))
     value_N = rows.advantage_N.nan_to_num(0.0)
+    if rule.token_levels is not None or (rule.whitened and rule.row_levels is not None):
+        bare = replace(evaluation.objective, advantage=replace(rule, token_levels=None, whitened=False))
+        before = evaluate_rows(evaluation.batch, bare, evaluation.dtype)
+        assert before is not None  # it reads no more than the evaluation did
+        assert before.advantage_N is not None
+        first = advantage_radius(Evaluation(evaluation.batch, bare, before, None))
+        return _over_the_step(evaluation, first, before.advantage_N, value_N)
     groups, error = _compared(evaluation), score_radius(evaluation)
     again = rule.whitened or rule.normalised or rule.spec.normalised_over is not None
     # Each reward is divided by its own deviation, whatever the scale of the sum.
@@ -113,7 +122,8 @@ def token_advantage_radius(evaluation: Evaluation) -> Radius:
     rows, batch = evaluation.rows, evaluation.batch
     assert rows is not None
     assert rows.advantage_T is not None
-    if evaluation.objective.advantage.whitened and batch.tokens:
+    rule = evaluation.objective.advantage
+    if (rule.whitened or rule.token_levels) and batch.tokens:
         return _whitened_tokens(evaluation)
     if evaluation.objective.advantage.spec.normalised_over is not None and batch.tokens:
         return _normalised_tokens(evaluation)
@@ -131,7 +141,7 @@ def _of_group_score(evaluation: Evaluation) -> Radius:
     estimator = rule.of_group or ("grpo" if rule.spec.at_end else None)
     if estimator is None or not len(evaluation.batch):
         return Radius.of(torch.zeros((), dtype=torch.float64, device=evaluation.batch.device))
-    own = replace(rule, estimator=estimator, bounds=rule.score_bounds, whitened=False)
+    own = replace(rule, estimator=estimator, bounds=rule.score_bounds, whitened=False, token_levels=None)
     if rule.spec.at_end:
         own = replace(own, sums_tokens=False, masked_end="counts")
     inner = replace(objective, advantage=own, kl_reward=None)
@@ -190,13 +200,16 @@ def _whitened_tokens(evaluation: Evaluation) -> Radius:
     rows, batch, objective = evaluation.rows, evaluation.batch, evaluation.objective
     assert rows is not None
     assert rows.advantage_T is not None
-    bare = replace(objective, advantage=replace(objective.advantage, whitened=False))
+    bare = replace(objective, advantage=replace(objective.advantage, whitened=False, token_levels=None))
     before = evaluate_rows(batch, bare, evaluation.dtype)
     assert before is not None  # it reads no more than the evaluation did
     assert before.advantage_T is not None
     mask_T = batch.column("response_mask")
     before_V, value_V = before.advantage_T[mask_T], rows.advantage_T[mask_T]
     error = _of_group_score(evaluation) + rounding.total(3 * _largest(before_V), _longest(evaluation))
+    if objective.advantage.token_levels is not None:
+        steepest = (1 / token_levels(batch, before_V, objective.advantage).divisor).max()
+        return rounding.scaled(_largest(before_V), float(len(before_V)), steepest, _largest(value_V), error=error)
     if objective.advantage.centres_only:
         return error + rounding.mean(_largest(before_V), max(len(before_V), 1)) * 2
     found = _whitened(before_V, value_V, error)
@@ -347,6 +360,10 @@ def _over_the_step(evaluation: Evaluation, first: Radius, inner_N: Tensor, value
     factor = torch.where(spread > 0, steepest / spread, 1 / max(rule.epsilon, 1e-8)).clamp(min=1e-300)
     size = inner_N.abs().max() if len(inner_N) else spread
     worst = Radius(first.largest.max(), first.likely.max())
+    if rule.token_levels is not None and rows.length_N is not None:
+        groups = compared_groups(evaluation.batch, evaluation.objective)
+        seen = normalised(inner_N, rows.length_N, groups.index_N, alone(groups), rule.token_levels)
+        return rounding.scaled(size, count, (1 / seen.divisor).max(), value_N, error=worst)
     found = rounding.scaled(size, count, factor, value_N, error=worst)
     if not rule.whitened or rule.variance_floor or rule.whitening_epsilon is not None:
         return found

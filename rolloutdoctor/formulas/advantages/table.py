@@ -9,6 +9,7 @@ from torch import Tensor
 from rolloutdoctor.formulas.advantages.gdpo import gdpo
 from rolloutdoctor.formulas.advantages.grpo import gpg, grpo, grpo_passk, raw, reinforce_plus_plus_baseline
 from rolloutdoctor.formulas.advantages.leave_one_out import leave_one_out_score, rloo
+from rolloutdoctor.formulas.advantages.levels import level_scores
 from rolloutdoctor.formulas.advantages.normalised import normalised_sum, normalize_then_sum
 from rolloutdoctor.formulas.advantages.opo import opo
 from rolloutdoctor.formulas.advantages.relative import relative_to_mean
@@ -59,6 +60,7 @@ ESTIMATORS: dict[str, Callable[[Scores, AdvantageRule], Advantages]] = {
     "grpo": grpo,
     "grpo_passk": grpo_passk,
     "leave_one_out_score": leave_one_out_score,
+    "level_scores": level_scores,
     "normalised_sum": partial(normalised_sum, score=grpo),
     "normalised_sum_of_others": partial(normalised_sum, score=leave_one_out_score),
     "normalize_then_sum": normalize_then_sum,

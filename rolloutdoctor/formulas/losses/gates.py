@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from rolloutdoctor.formulas import kl
 from rolloutdoctor.formulas.losses.levels import lengths, row_mean
 from rolloutdoctor.formulas.losses.terms import TokenInputs
 from rolloutdoctor.objective.corrections import TermWeight
@@ -55,9 +56,37 @@ def bounded(free: Tensor, gate: TermWeight, dtype: torch.dtype) -> Tensor:
     return torch.where((free < low) | (free > high), 0.0, torch.ones_like(free) if gate.indicator else free)
 
 
+def judged_weights(log_ratio_T: Tensor, given: TokenInputs, gate: TermWeight) -> Tensor:
+    """Weights that are cut, or 0, where another statistic than they themselves is out of bounds, ``[T]``.
+
+    Source: AReaL ``apply_rejection_sampling`` (areal/utils/functional/functional.py).
+    """
+    assert gate.judged is not None  # of the gate
+    clean_T = torch.where(log_ratio_T.isfinite(), log_ratio_T, 0.0)
+    is_ratio = gate.measure == "ratio"
+    value_T = clean_T if is_ratio else kl.ESTIMATORS[gate.measure](log_ratio_T)[0]
+    value = _at_level(value_T, given, gate.judged)
+    value = value.exp() if is_ratio else value
+    # What is NaN is not within the bounds.
+    inside = value <= (torch.inf if gate.high is None else gate.high)
+    if gate.low is not None:
+        inside &= value >= gate.low
+    inside_T = inside if gate.judged == "token" else given.runs.expand(inside)
+    weight = _at_level(clean_T, given, gate.level).exp()
+    weight_T = weight if gate.level == "token" else given.expand(weight)
+    if gate.outside == "zero":
+        return torch.where(inside_T, weight_T, 0.0)
+    return torch.where(inside_T, weight_T, weight_T.clamp(0.0 if gate.low is None else gate.low, gate.high))
+
+
 def _log_weights(log_ratio_T: Tensor, given: TokenInputs, gate: TermWeight) -> Tensor:
     """Log of the weights before any bound: ``[T]``, or ``[N]`` float64."""
-    match gate.level:
+    return _at_level(log_ratio_T, given, gate.level)
+
+
+def _at_level(log_ratio_T: Tensor, given: TokenInputs, level: str) -> Tensor:
+    """A value of tokens at a level: ``[T]``, or ``[N]`` float64."""
+    match level:
         case "token":
             return log_ratio_T
         case "sequence":
@@ -66,7 +95,7 @@ def _log_weights(log_ratio_T: Tensor, given: TokenInputs, gate: TermWeight) -> T
             return given.row_sum(log_ratio_T) / lengths(given)
         case "largest":
             return seg.high(log_ratio_T, given.runs.offsets).double()
-        case "pack":
+        case _:
             raise ValueError("a block may hold a part of a micro-batch: use over_packs")
 
 
@@ -105,6 +134,8 @@ def _log_ratio(column: Column, gate: TermWeight) -> Tensor:
 
 def importance(given: TokenInputs, column: Column, gate: TermWeight) -> Tensor:
     """The weights of the tokens, ``[T]``."""
+    if gate.judged is not None:
+        return judged_weights(_log_ratio(column, gate), given, gate)
     found = weights(_log_ratio(column, gate), given, gate)
     return found if gate.level == "token" else given.expand(found)
 
@@ -179,6 +210,17 @@ def high_entropy(entropy_T: Tensor, mask_T: Tensor, forward_T: Tensor, share: fl
     kept_T = torch.zeros_like(mask_T)
     kept_T[mask_T] = value_V >= floor_F[forward_V]
     return kept_T
+
+
+def narrowed(gates: Sequence[TermWeight], given: TokenInputs, column: Column) -> TokenInputs:
+    """The inputs of a term whose ratio of a row is one of the tokens that rejections leave."""
+    narrowing = [GATES[gate.kind](given, column, gate) > 0 for gate in gates if gate.narrows]
+    if not narrowing:
+        return given
+    kept_T = narrowing[0]
+    for each_T in narrowing[1:]:
+        kept_T = kept_T & each_T
+    return replace(given, kept_T=kept_T)
 
 
 def kl_product(gates: Sequence[TermWeight], given: TokenInputs, column: Column) -> Tensor | None:

@@ -34,7 +34,9 @@ def weights(given: TokenInputs, rule: Surrogate) -> tuple[Tensor, Tensor, Tensor
         return (ratio_T, *([] if slope_T is ratio_T else [slope_T]), *([] if of_token else [log_T]))
 
     of_token = rule.level == "token"
-    ratio_T, *rest = given.cached(("weights", rule.old, rule.level, rule.log_ratio_bound, rule.finite), make)
+    # The key says nothing of which tokens are kept.
+    cached = given.cached if given.kept_T is None else lambda _, made: made()
+    ratio_T, *rest = cached(("weights", rule.old, rule.level, rule.log_ratio_bound, rule.finite), make)
     log_T = given.log_ratio_T if of_token else rest.pop()
     return log_T, ratio_T, rest.pop() if rest else ratio_T
 

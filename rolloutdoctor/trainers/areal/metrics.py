@@ -15,7 +15,7 @@ from rolloutdoctor.evaluation.blocks import whole
 from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult, TokenSums
 from rolloutdoctor.evaluation.scores import penalised_rewards
 from rolloutdoctor.formulas import kl
-from rolloutdoctor.formulas.losses.gates import GATES
+from rolloutdoctor.formulas.losses.gates import GATES, narrowed
 from rolloutdoctor.formulas.losses.levels import log_weights
 from rolloutdoctor.formulas.losses.terms import TokenInputs
 from rolloutdoctor.metric_names.name import ordered
@@ -70,6 +70,7 @@ def _update(evaluation: Evaluation, rows: RowResult, tokens: TokenSums) -> dict[
         assert advantage_T is not None  # a first pass has one of the two
         advantage_t = block.packed(advantage_T)
     given = TokenInputs(policy_t, old_t, policy_t - old_t, advantage_t, block.runs)
+    given = narrowed(objective.gates, given, block.column)
     ratio_t = log_weights(given, rule).exp()
     count = float(batch.trained[-1])
     found = {f"{_U}/actor_loss/avg": float(tokens.policy_N.sum()) / count}
@@ -84,6 +85,9 @@ def _update(evaluation: Evaluation, rows: RowResult, tokens: TokenSums) -> dict[
         beyond_t = (ratio_t < 1 - rule.clip_low) | (ratio_t > 1 + rule.clip_high)
         clipped = float((beyond_t & kept_t).sum())
     capped = 0.0 if tokens.capped_N is None else float(tokens.capped_N.sum())
+    if given.kept_T is not None:
+        # What a row's ratio is not of has neither ratio nor advantage.
+        ratio_t = torch.where(kept_t, ratio_t, 0.0)
     # Before main of 2026-08 what a mask drops counts as 0 in these.
     if bool(kept_t.all()) or ordered(objective.version) > ordered("2.0.0") or rule.kind == "cispo_clipped":
         found |= {f"{_U}/clip_ratio/avg": clipped / count, f"{_U}/dual_clip_ratio/avg": capped / count}

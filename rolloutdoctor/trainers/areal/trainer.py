@@ -4,15 +4,25 @@ Read and compared: 2.0.0, and main of 2026-08 (cbff54d645d2), whose options coun
 of ``PPOActorConfig`` (areal/api/cli_args.py).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from math import inf
+from typing import TYPE_CHECKING, Literal, cast
 
 from rolloutdoctor.objective.corrections import TermWeight
-from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm, Objective, OverlongPenalty, Surrogate
+from rolloutdoctor.objective.objective import (
+    AdvantageRule,
+    Aggregation,
+    KlTerm,
+    Level,
+    Levels,
+    Objective,
+    OverlongPenalty,
+    Surrogate,
+)
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
-from rolloutdoctor.trainers.options import Config, Option, unknown_loss
+from rolloutdoctor.trainers.options import Config, Option
 from rolloutdoctor.trainers.releases import ReadCode
 from rolloutdoctor.trainers.spec import Choices, Log, OptionRoles, PartOptions, Trainer, every
 
@@ -37,7 +47,7 @@ _AGGREGATED: dict[str, Literal["geometric", "sequence", "largest"]] = {
 Column = Literal["old_log_probs", "rollout_log_probs", "policy_log_probs"]
 
 
-def _norm(name: str, of: str, computed: str) -> tuple[Option, ...]:
+def _norm(name: str, of: str) -> tuple[Option, ...]:
     """Options of a normalisation; without levels there is none."""
     level = "over which the {} is taken (null: none)"
     return (
@@ -48,8 +58,6 @@ def _norm(name: str, of: str, computed: str) -> tuple[Option, ...]:
                 None,
                 f"{of}: {level.format(part)}",
                 choices=LEVELS,
-                computed=(None, computed),
-                why_not=f"only moments of the {computed} are computed here",
             )
             for part in ("mean", "std")
         ),
@@ -60,8 +68,8 @@ def _norm(name: str, of: str, computed: str) -> tuple[Option, ...]:
 
 
 OPTIONS = (
-    *_norm(_REWARD, "normalisation of rewards", "group"),
-    *_norm(_ADVANTAGE, "normalisation of advantages, over the trained tokens", "batch"),
+    *_norm(_REWARD, "normalisation of rewards"),
+    *_norm(_ADVANTAGE, "normalisation of advantages, over the trained tokens"),
     Option(f"{_A}.reward_clip", "number", 20.0, "largest absolute reward", low=0),
     Option(f"{_A}.reward_bias", "number", 0.0, "what is added to rewards first"),
     Option(f"{_A}.reward_scaling", "number", 1.0, "what rewards are multiplied by before the clip"),
@@ -149,9 +157,6 @@ OPTIONS = (
         "ratio",
         "what is bounded",
         choices=("ratio", "kl_k1", "kl_k2", "kl_k3"),
-        computed=("ratio",),
-        why_not="bounds on a KL of tokens or rows are no bounds on the weight",
-        loss_alone=True,
         only_with=_FILTERS,
     ),
     Option(
@@ -162,8 +167,8 @@ OPTIONS = (
         choices=tuple(_AGGREGATED),
         only_with=_FILTERS,
     ),
-    Option(f"{_REJECT}.upper", "number", 5.0, "upper bound", low=0, only_with=_FILTERS),
-    Option(f"{_REJECT}.lower", "number", None, "lower bound", low=0, only_with=_FILTERS),
+    Option(f"{_REJECT}.upper", "number", 5.0, "upper bound", only_with=_FILTERS),
+    Option(f"{_REJECT}.lower", "number", None, "lower bound", only_with=_FILTERS),
     Option(f"{_A}.ppo_n_minibatches", "integer", 4, "optimizer steps of a batch", low=1, decides=False),
     Option("gconfig.n_samples", "integer", 1, "responses per prompt", low=1, decides=False),
     Option("gconfig.max_new_tokens", "integer", 16384, "largest length of a response", low=1, decides=False),
@@ -200,29 +205,7 @@ def objective(config: Config) -> Objective:
         metric_columns=frozenset({"entropy", "rollout_log_probs", "old_log_probs"}),
         # What the log-probs behind are is no part of the loss where nothing weighs by them.
         also_logs=frozenset({f"{_U}/old_logp of {behind}"}),
-        unknown_loss="; ".join(_losses_not_computed(config, by_token=by_token)),
     )
-
-
-def _losses_not_computed(config: Config, *, by_token: bool) -> Iterator[str]:
-    """Yield what of options together leaves the loss unknown."""
-    of_rows = config.word(f"{_A}.importance_sampling_level") == "sequence"
-    if by_token and of_rows:
-        yield unknown_loss(
-            "importance_sampling_level = sequence",
-            "it takes the mean of a row's advantages; with kl_ctl, discount or gae_lambda each token has its own",
-        )
-    level, masks = config[f"{_REJECT}.level"], config.word(f"{_REJECT}.action") == "mask"
-    if level is None or not config[f"{_A}.use_decoupled_loss"]:
-        return
-    if masks and level == "token" and of_rows:
-        yield unknown_loss(
-            "rejection_sampling of tokens with importance_sampling_level = sequence",
-            "the ratio of a row is one of the tokens that are left",
-        )
-    bounded = config.word(f"{_REJECT}.agg")
-    if not masks and level == "sequence" and bounded != "mean":
-        yield unknown_loss(f"rejection_sampling.action = clamp with agg = {bounded}", "it was not compared")
 
 
 def has_time_axis(config: Config) -> bool:
@@ -248,35 +231,16 @@ def proximal(config: Config) -> Column:
 
 
 def _advantage(config: Config, *, by_token: bool) -> AdvantageRule:
-    """Build how rewards become advantages.
-
-    Raises:
-        UsageError: for normalisations that are not computed.
-    """
-    mean, std = config[f"{_REWARD}.mean_level"], config[f"{_REWARD}.std_level"]
-    others = bool(config[f"{_REWARD}.mean_leave1out"])
-    if (std and not mean) or (others and (std or by_token)):
-        raise UsageError(
-            f"{_REWARD}: mean_level = {mean}, std_level = {std}, mean_leave1out = {others} is not computed by this "
-            "version (computed: none; mean_level = group, std_level = group or null; the mean of the others with null)"
-        )
-    levels = tuple(config[f"{_ADVANTAGE}.{part}_level"] for part in ("mean", "std"))
-    plain = config[f"{_ADVANTAGE}.std_unbiased"] and not config[f"{_ADVANTAGE}.mean_leave1out"]
-    whitened = levels == ("batch", "batch") and bool(plain)
-    if not whitened and levels != (None, None):
-        raise UsageError(
-            f"{_ADVANTAGE}: mean_level = {levels[0]}, std_level = {levels[1]} is not computed by this version "
-            "(computed: none; batch and batch, with std_unbiased and without mean_leave1out)"
-        )
-    estimator = "raw" if mean is None else "rloo" if others else "grpo"
-    if by_token:
-        estimator = "scores_to_go" if mean is None else "group_scores_to_go"
+    """Build how rewards become advantages."""
+    of_rows, of_tokens = _levels(config, _REWARD), _levels(config, _ADVANTAGE)
     clip = config.number(f"{_A}.reward_clip")
-    return AdvantageRule(
-        estimator=estimator,
-        scale="none" if std is None else "group",
-        epsilon=config.number(f"{_REWARD}.eps"),
-        biased_std=not config[f"{_REWARD}.std_unbiased"],
+    whitens = of_tokens == Levels(mean="batch", std="batch", epsilon=of_tokens.epsilon)
+    is_normalised = of_tokens.mean is not None or of_tokens.std is not None
+    found = AdvantageRule(
+        estimator="raw",
+        scale=of_rows.std or "none",
+        epsilon=of_rows.epsilon,
+        biased_std=not of_rows.unbiased,
         singleton="zero",
         gamma=config.number(f"{_A}.discount"),
         lam=config.number(f"{_A}.gae_lambda"),
@@ -285,9 +249,36 @@ def _advantage(config: Config, *, by_token: bool) -> AdvantageRule:
         reward_shift=config.number(f"{_A}.reward_bias"),
         reward_factor=config.number(f"{_A}.reward_scaling"),
         reward_bounds=(-clip, clip),
-        whitened=whitened,
-        whitening_epsilon=config.number(f"{_ADVANTAGE}.eps") if whitened else None,
+        whitened=whitens,
+        whitening_epsilon=of_tokens.epsilon if whitens else None,
+        token_levels=of_tokens if is_normalised and not whitens else None,
         masked_end="lost",
+    )
+    name: Literal["grpo", "rloo", "level_scores"]
+    match of_rows.mean, of_rows.std, of_rows.of_others:
+        case None, None, _:
+            return replace(found, estimator="scores_to_go") if by_token else found
+        case "group", "group" | None, False:
+            name = "grpo"
+        case "group", None, True:
+            name = "rloo"
+        case _:
+            name = "level_scores"
+            found = replace(found, row_levels=of_rows)
+    if not by_token:
+        return replace(found, estimator=name)
+    return replace(found, estimator="group_scores_to_go", of_group=None if name == "grpo" else name)
+
+
+def _levels(config: Config, name: str) -> Levels:
+    """Build over what a normalisation is."""
+    mean, std = (cast("Level | None", config[f"{name}.{part}_level"]) for part in ("mean", "std"))
+    return Levels(
+        mean=mean,
+        std=std,
+        of_others=mean is not None and bool(config[f"{name}.mean_leave1out"]),
+        unbiased=bool(config[f"{name}.std_unbiased"]),
+        epsilon=config.number(f"{name}.eps") if std is not None else 0.0,
     )
 
 
@@ -326,28 +317,59 @@ def _surrogate(config: Config) -> Surrogate:
         cap=None if cispo or sapo else config.optional_number(f"{_A}.c_clip"),
         old=proximal(config),
         level="sequence" if sequence else "token",
+        row_advantages=sequence and has_time_axis(config),
     )
     taus = {f"tau_{sign}": config.number(f"{_A}.sapo_tau_{sign}") for sign in ("pos", "neg")}
     return replace(plain, numbers=taus) if sapo else plain
 
 
 def _gates(config: Config) -> tuple[TermWeight, ...]:
-    """Build what multiplies the policy term: the weight, and what is dropped."""
+    """Build what multiplies the policy term: the weight, and what is dropped.
+
+    Raises:
+        UsageError: for bounds that AReaL itself refuses.
+    """
     level = config[f"{_REJECT}.level"]
     if level is None or not config[f"{_A}.use_decoupled_loss"]:
         return ()
-    masks = config.word(f"{_REJECT}.action") == "mask"
+    masks, metric = config.word(f"{_REJECT}.action") == "mask", config.word(f"{_REJECT}.metric")
+    _refuse_bounds(config, masks=masks, metric=metric)
     old = proximal(config)
     assert old != "rollout_log_probs"  # a decoupled loss has its own
-    weight = TermWeight(kind="importance", of=old, nan_is_one=True)
+    of_rows, is_ratio = level == "sequence", metric == "ratio"
+    weight = TermWeight(
+        kind="importance",
+        of=old,
+        # Of a KL the weights stay those of tokens.
+        level="geometric" if of_rows and is_ratio else "token",
+        low=config.optional_number(f"{_REJECT}.lower"),
+        high=config.number(f"{_REJECT}.upper"),
+        outside="zero" if masks else "cut",
+        nan_is_one=True,
+        narrows=masks and config.word(f"{_A}.importance_sampling_level") == "sequence",
+    )
+    judged = _AGGREGATED[config.word(f"{_REJECT}.agg")] if of_rows else "token"
+    if is_ratio and judged in ("token", "geometric"):
+        return (weight,)
+    measure = cast(Literal["ratio", "k1", "k2", "k3"], metric.removeprefix("kl_"))
+    return (replace(weight, judged=judged, measure=measure),)
+
+
+def _refuse_bounds(config: Config, *, masks: bool, metric: str) -> None:
+    """Refuse the bounds of a rejection that AReaL refuses.
+
+    Raises:
+        UsageError: naming the option.
+    """
     low, high = config.optional_number(f"{_REJECT}.lower"), config.number(f"{_REJECT}.upper")
-    if level == "token":
-        return (replace(weight, low=low, high=high, outside="zero" if masks else "cut"),)
-    weight = replace(weight, level="geometric")
-    bounded = _AGGREGATED[config.word(f"{_REJECT}.agg")]
-    if bounded == "geometric":
-        return (replace(weight, low=low, high=high, outside="zero" if masks else "cut"),)
-    return weight, replace(weight, level=bounded, low=low, high=high, outside="zero", indicator=True)
+    least = {"ratio": 1.0, "kl_k2": 0.0, "kl_k3": 0.0}.get(metric, -inf)
+    if high <= least:
+        raise UsageError(f"{_REJECT}.upper = {high:g} is not above {least:g}, as metric = {metric} needs in AReaL")
+    if low is not None and (low > high or (metric == "ratio" and low <= 0)):
+        words = f"above upper = {high:g}" if low > high else "not above 0"
+        raise UsageError(f"{_REJECT}.lower = {low:g} is {words}, which AReaL refuses")
+    if not masks and metric != "ratio":
+        raise UsageError(f"{_REJECT}.action = clamp needs metric = ratio, and so does AReaL: {metric} was set")
 
 
 def group_size(config: Config, split: str) -> int | None:

@@ -108,5 +108,132 @@ CONFIGS = {
     "scaled, clip": {**NONE, "actor.reward_scaling": 10.0, "actor.reward_bias": -0.5, "actor.reward_clip": 3.0},
     "overlong": {**FULL, **OVERLONG},
     "overlong, clip": {**NONE, **OVERLONG, "actor.reward_scaling": -2.0, "actor.reward_clip": 1.0},
+    # Levels of both normalisations.
+    **{
+        f"rewards, {mean} and {std}{', others' * others}": {
+            **NONE,
+            R + "mean_level": mean,
+            R + "std_level": std,
+            R + "mean_leave1out": others,
+        }
+        for mean, std, others in (
+            ("batch", "batch", False),
+            ("batch", "group", False),
+            ("group", "batch", False),
+            ("batch", None, False),
+            (None, "group", False),
+            (None, "batch", False),
+            ("group", "group", True),
+            ("batch", "batch", True),
+        )
+    },
+    "rewards, biased batch": {**NONE, R + "mean_level": "batch", R + "std_level": "batch", R + "std_unbiased": False},
+    "rewards, others, discounted": {
+        **NONE,
+        R + "mean_level": "group",
+        R + "std_level": "batch",
+        R + "mean_leave1out": True,
+        "actor.discount": 0.9,
+    },
+    **{
+        f"tokens, {mean} and {std}{', others' * others}": {
+            **GRPO,
+            A + "mean_level": mean,
+            A + "std_level": std,
+            A + "mean_leave1out": others,
+        }
+        for mean, std, others in (
+            ("group", "group", False),
+            ("batch", "group", False),
+            ("group", "batch", False),
+            ("batch", None, False),
+            ("group", None, True),
+            (None, "batch", False),
+            ("batch", "batch", True),
+            ("group", "group", True),
+        )
+    },
+    "tokens, biased": {**GRPO, A + "mean_level": "batch", A + "std_level": "batch", A + "std_unbiased": False},
+    "tokens, group, KL": {
+        **NONE,
+        A + "mean_level": "group",
+        A + "std_level": "group",
+        "actor.kl_ctl": 0.05,
+        "ref.path": "model",
+    },
+    # Rejection by a KL, and what is left of a row.
+    **{
+        f"tokens rejected by {k}": {
+            **DECOUPLED,
+            J + "level": "token",
+            J + "metric": f"kl_{k}",
+            J + "upper": upper,
+            J + "lower": lower,
+        }
+        for k, upper, lower in (("k1", 0.1, -0.2), ("k2", 0.02, None), ("k3", 0.03, 0.0001))
+    },
+    **{
+        f"rows rejected by {k}, {agg}": {
+            **DECOUPLED,
+            J + "level": "sequence",
+            J + "metric": f"kl_{k}",
+            J + "agg": agg,
+            J + "upper": upper,
+        }
+        for k, agg, upper in (
+            ("k1", "mean", 0.01),
+            ("k1", "sum", 0.1),
+            ("k2", "mean", 0.03),
+            ("k2", "max", 0.06),
+            ("k3", "sum", 0.1),
+            ("k3", "max", 0.08),
+        )
+    },
+    "rows clamped, product": {
+        **DECOUPLED,
+        J + "level": "sequence",
+        J + "action": "clamp",
+        J + "agg": "sum",
+        J + "upper": 1.05,
+        J + "lower": 0.95,
+    },
+    "rows clamped, largest": {
+        **DECOUPLED,
+        J + "level": "sequence",
+        J + "action": "clamp",
+        J + "agg": "max",
+        J + "upper": 1.1,
+    },
+    "sequence, tokens rejected": {
+        **DECOUPLED,
+        "actor.importance_sampling_level": "sequence",
+        J + "level": "token",
+        J + "upper": 1.1,
+        J + "lower": 0.9,
+    },
+    "sequence, tokens rejected by k3": {
+        **DECOUPLED,
+        "actor.importance_sampling_level": "sequence",
+        J + "level": "token",
+        J + "metric": "kl_k3",
+        J + "upper": 0.02,
+    },
+    "sequence, rows rejected": {
+        **DECOUPLED,
+        "actor.importance_sampling_level": "sequence",
+        J + "level": "sequence",
+        J + "upper": 1.05,
+        J + "lower": 0.9,
+    },
+    "sequence, discounted": {**GRPO, "actor.importance_sampling_level": "sequence", "actor.discount": 0.9},
+    "sequence, sapo, KL": {
+        **FULL,
+        "actor.importance_sampling_level": "sequence",
+        "actor.use_sapo_loss": True,
+        "actor.kl_ctl": 0.05,
+        "ref.path": "model",
+    },
+    "m2": {**DECOUPLED, "actor.m2_threshold": 0.01},
+    "m2, reject": {**DECOUPLED, "actor.m2_threshold": 0.02, J + "level": "token", J + "upper": 1.1},
     "loglinear": {**DECOUPLED, "actor.prox_logp_method": "loglinear"},
 }
