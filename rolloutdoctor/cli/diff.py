@@ -37,7 +37,10 @@ def diff(
     paths: opt.Paths,
     fix: opt.CompareFixOption = None,
     all_fixes: Annotated[
-        bool, typer.Option("--all-fixes", help="Compare with every fix, each by itself, in one table.")
+        bool,
+        typer.Option(
+            "--all-fixes", help="Compare with every fix in each variant, each by itself, in one table: the default."
+        ),
     ] = False,
     against: Annotated[
         list[str] | None,
@@ -95,6 +98,8 @@ def diff(
     from rolloutdoctor.search.hypotheses.fixes import choose
 
     is_alone = not (fix or against or without or all_fixes)
+    all_fixes = all_fixes or (is_alone and not top and not top_tokens)
+    is_alone = is_alone and not all_fixes
     top = 0 if all_fixes and top is None else top
     heaviest, top = (top or 0, 3) if is_alone else (0, 3 if top is None else top)
     where = verdict.executor(engine, workers, state_dir)

@@ -14,10 +14,10 @@ from rolloutdoctor.search.hypotheses.fixes import FIXES, ChosenFix, choose
 
 
 def every_fix(run: Run, configured: Configured) -> tuple[tuple[ChosenFix, ...], tuple[UntriedFix, ...]]:
-    """Return the fixes, each in its first variant, that can be compared on a run, and those that cannot."""
+    """Return the fixes that can be compared on a run, in each variant, and those that cannot."""
     context, objective = run_context(run, comparable(run.metrics, configured), configured), configured.objective
     able, others = [], []
-    for name in FIXES:
+    for name, fix in FIXES.items():
         chosen = choose(name)
         if not chosen.applies_to(objective):
             others.append(UntriedFix(chosen.label, applies=False, why=f"needs {chosen.fix.needs}"))
@@ -29,7 +29,11 @@ def every_fix(run: Run, configured: Configured) -> tuple[tuple[ChosenFix, ...], 
             why = f"without {', '.join(absent)}; {remedy(absent, context)}"
             others.append(UntriedFix(chosen.label, applies=True, why=why))
         else:
-            able.append(chosen)
+            able += [
+                variant
+                for variant in (choose(f"{name}:{each}") for each in fix.variants)
+                if variant.applies_to(objective) and not absent_columns(run, variant.columns(objective))
+            ]
     return tuple(able), tuple(others)
 
 

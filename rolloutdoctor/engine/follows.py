@@ -148,6 +148,12 @@ def _is_bare(cause: Finding, found: Finding, context: Context) -> bool:
     return found.cause is None
 
 
+def _is_negative_kl(cause: Finding, found: Finding, context: Context) -> bool:
+    """Nothing is odd about the log but the sign of a KL, which an estimator that the log follows from gives."""
+    odd = {name: found.measures[name].value for name in ("negative_kl_steps", "nonfinite_steps", "impossible_steps")}
+    return cause.cause is not None and bool(odd.pop("negative_kl_steps")) and not any(odd.values())
+
+
 def _is_of_lag(cause: Finding, found: Finding, context: Context) -> bool:
     """What is found goes by the stamps alone: no step from which on the gap is larger."""
     return found.measures["onset_step"].value is None
@@ -209,6 +215,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDI004", ("RDA015",), _always),
     ("RDA004", ("RDA003", "RDA006", "RDA007"), _is_error),
     ("RDM007", ("RDM001",), _always),
+    ("RDG007", ("RDM003",), _is_negative_kl),
     ("RDM001", ("RDG005",), _is_of_kl_metric),
     ("RDI008", ("RDO001", "RDO006", "RDM003", "RDG005", "RDM001"), _always),
     ("RDO006", ("RDO003", "RDO015"), _always),
@@ -241,10 +248,15 @@ def _causes_of(found: Finding, findings: Sequence[Finding], context: Context) ->
 def _follows_from(found: Finding, causes: Iterable[Finding]) -> str | None:
     """Code of the cause of a finding; None if it has none.
 
-    A lighter cause counts only if it is proved: a guess hides no fault.
+    A lighter cause counts only if it is proved, or if a hypothesis gives the logged values: a guess hides no fault.
     """
     is_info = found.severity is Severity.INFO
-    proved = (cause for cause in causes if is_info or cause.weight >= found.weight or cause.verdict == "confirmed")
+
+    def counts(cause: Finding) -> bool:
+        is_reproduced = cause.cause is not None and cause.severity >= found.severity
+        return is_info or cause.weight >= found.weight or cause.verdict == "confirmed" or is_reproduced
+
+    proved = (cause for cause in causes if counts(cause))
     return next((cause.code for cause in proved), None)
 
 

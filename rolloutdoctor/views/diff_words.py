@@ -29,6 +29,10 @@ SPACES = (
 )
 
 
+_TIMES = 10
+"""Multiple from which on a change is no percentage any more."""
+
+
 def number(value: float | int | None) -> str:
     """A number for people; a dash where there is none."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -42,7 +46,11 @@ def change(before: float | int | None, after: float | int | None) -> str:
         return ""
     if before == after:
         return "same"
-    return f"{100 * (after - before) / abs(before):+.3g} %" if before else f"{after - before:+.3g}"
+    if not before:
+        return f"{after - before:+.3g}"
+    share = (after - before) / abs(before)
+    # As everywhere, a multiple from ten times on.
+    return f"{100 * share:+.3g} %" if abs(share) < _TIMES else f"{after / before:,.0f} times"
 
 
 def sides(total: Mapping[str, Measure]) -> list[list[str]]:

@@ -77,6 +77,16 @@ def test_the_ranks_name_rules_and_differ_from_their_families():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("nonfinite", "cause", "follows"), [(0, True, "RDG007"), (1, True, None), (0, False, None)])
+def test_a_negative_kl_follows_from_the_estimator_that_gives_it(nonfinite, cause, follows):
+    counts = {"negative_kl_steps": 2, "nonfinite_steps": nonfinite, "impossible_steps": 0}
+    measures = {name: Measure(value, "steps") for name, value in counts.items()}
+    negative = replace(finding("RDM003", Severity.WARNING), measures=measures)
+    made = Cause("kl-loss-is-k1", "RDG007", "words", "train/kl_loss", 6, 0, 6, 0.5, "do") if cause else None
+    estimator = replace(finding("RDG007", Severity.WARNING, "exposed"), cause=made)
+    assert dict(told(negative, estimator))["RDM003"] == follows
+
+
 WARNING = Severity.WARNING
 OTHER_ROWS = Cause("rewards-of-other-rows", "RDI004", "words", "advantages", 4, 1, 4, 0.5, "do")
 
