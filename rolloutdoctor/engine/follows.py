@@ -154,6 +154,15 @@ def _is_negative_kl(cause: Finding, found: Finding, context: Context) -> bool:
     return cause.cause is not None and bool(odd.pop("negative_kl_steps")) and not any(odd.values())
 
 
+def _are_all_copies(cause: Finding, found: Finding, context: Context) -> bool:
+    """Every response that sampling does not repeat is a row that fills up the batch."""
+    measures = found.measures
+    if "impossible_copies" not in measures or "rows_shown" not in cause.measures:
+        return True
+    elsewhere = measures["impossible_copies_in_other_groups"].value
+    return not elsewhere and (cause.measures["rows_shown"].value or 0) >= (measures["impossible_copies"].value or 0)
+
+
 def _is_of_lag(cause: Finding, found: Finding, context: Context) -> bool:
     """What is found goes by the stamps alone: no step from which on the gap is larger."""
     return found.measures["onset_step"].value is None
@@ -180,6 +189,9 @@ _DYNAMICS = (
     "RDT013",
 )
 """What an input or an option does to the curves of a run."""
+
+SAME_ROWS = frozenset({("RDI015", "RDI009")})
+"""Causes that say where the very rows come from that another rule found, and count whatever their weight."""
 
 FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     (ANY, tuple(AUDIT), _of_hypothesis),
@@ -211,7 +223,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDI006", ("RDG005", "RDM004", "RDA001"), _always),
     ("RDI009", ("RDI004",), _is_bare),
     ("RDI009", ("RDA015",), _always),
-    ("RDI015", ("RDI009",), _always),
+    ("RDI015", ("RDI009",), _are_all_copies),
     ("RDI004", ("RDA015",), _always),
     ("RDA004", ("RDA003", "RDA006", "RDA007"), _is_error),
     ("RDM007", ("RDM001",), _always),
@@ -254,7 +266,8 @@ def _follows_from(found: Finding, causes: Iterable[Finding]) -> str | None:
 
     def counts(cause: Finding) -> bool:
         is_reproduced = cause.cause is not None and cause.severity >= found.severity
-        return is_info or cause.weight >= found.weight or cause.verdict == "confirmed" or is_reproduced
+        is_same = (cause.code, found.code) in SAME_ROWS and "rows_shown" in cause.measures
+        return is_info or cause.weight >= found.weight or cause.verdict == "confirmed" or is_reproduced or is_same
 
     proved = (cause for cause in causes if counts(cause))
     return next((cause.code for cause in proved), None)

@@ -87,6 +87,19 @@ def test_a_negative_kl_follows_from_the_estimator_that_gives_it(nonfinite, cause
     assert dict(told(negative, estimator))["RDM003"] == follows
 
 
+@pytest.mark.parametrize(
+    ("shown", "copies", "elsewhere", "follows"),
+    [(4, 4, 0, "RDI015"), (4, 3, 0, "RDI015"), (4, 5, 0, None), (4, 4, 1, None)],
+)
+def test_copies_that_fill_up_the_batch_are_no_repeated_samples(shown, copies, elsewhere, follows):
+    counts = {"impossible_copies": copies, "impossible_copies_in_other_groups": elsewhere}
+    repeated = replace(finding("RDI009"), measures={name: Measure(value, "rows") for name, value in counts.items()})
+    padding = replace(finding("RDI015", Severity.WARNING, "exposed"), measures={"rows_shown": Measure(shown, "rows")})
+    order = told(repeated, padding)
+    assert dict(order)["RDI009"] == follows
+    assert order[0][0] == ("RDI015" if follows else "RDI009")
+
+
 WARNING = Severity.WARNING
 OTHER_ROWS = Cause("rewards-of-other-rows", "RDI004", "words", "advantages", 4, 1, 4, 0.5, "do")
 
