@@ -200,12 +200,25 @@ def completed(
         # The options of an older release are read by their names; its arithmetic confirms nothing.
         configure(found, None, (), lenient=is_older)
     except UsageError as error:
+        # A value that is not understood takes out what it decides, and no other option.
+        if _is_usable(found):
+            tell(f"{error}; the value is not used")
+            return found.with_total_steps(length)
         # Without them the default of this option would be taken for its value.
         tell(f"{error}; the options are not used")
         return replace(metadata, trainer=None).with_total_steps(length)
     places = dict.fromkeys(origins.values())
     tell(f"options of {trainer} from {', '.join(places)}")
     return found.with_total_steps(length)
+
+
+def _is_usable(metadata: RunMetadata) -> bool:
+    """Tell whether the options can be used but for values that are not understood."""
+    try:
+        configure(metadata, None, (), lenient=True)
+    except UsageError:
+        return False
+    return True
 
 
 def _logs_as(stated: Trainer, known: Trainer) -> bool:

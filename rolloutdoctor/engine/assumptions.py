@@ -36,12 +36,15 @@ class Doubt:
     @property
     def reason(self) -> str:
         """Say why nothing follows, for a rule that is skipped."""
+        is_plural = self.stage.endswith("s") and self.stage != "loss"
+        depends, does = ("depend", "do") if is_plural else ("depends", "does")
         if self.release or self.unusable:
-            return self.release or f"the {self.stage} depend on a value that is not understood: {self.unusable}"
+            return self.release or f"the {self.stage} {depends} on a value that is not understood: {self.unusable}"
         names = _listed(self.options)
+        value = "value" if len(self.options) == 1 else "values"
         if self.contradicted:
-            return f"the logged {self.stage} do not follow from {names} as assumed, and nothing states the value"
-        return f"the {self.stage} depend on {names}, and nothing states the value"
+            return f"the logged {self.stage} {does} not follow from {names} as assumed, and nothing states the {value}"
+        return f"the {self.stage} {depends} on {names}, and nothing states the {value}"
 
     @property
     def remedy(self) -> str:

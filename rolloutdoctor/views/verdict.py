@@ -27,6 +27,9 @@ _SHARE_OF_WASTE = {"zero_variance_share", "dead_share"}
 _MUCH = 0.5
 """Such a share from which on the verdict says so."""
 
+_SAY_WASTE = {"RDT001", "RDT002", "RDG003"}
+"""Rules of steps without reward variance: no second sentence says their share again."""
+
 _CLAUSE_END = re.compile(r"[:,;] ")
 
 _LEAST_TESTED = 0.25
@@ -43,7 +46,8 @@ def verdict(report: Report) -> str:
     >>> verdict(Report("0.1.0", "cpu", "float32", InputSummary(), clean=(("RDI001", "nonfinite-values"),)))
     'Healthy: no fault was found. No logged value could be compared with the rows.'
     """
-    outcome, waste = _outcome(report), _waste(report)
+    is_said = any(one.code in _SAY_WASTE for one in report.causes if one.severity >= Severity.WARNING)
+    outcome, waste = _outcome(report), "" if is_said else _waste(report)
     outcome += f" {report.unread_release}." if report.unread_release else ""
     is_fault = any(finding.severity >= Severity.WARNING for finding in report.causes)
     return " ".join(filter(None, (outcome, waste) if is_fault else (waste, outcome)))

@@ -61,4 +61,5 @@ def lines_of(source: Source) -> Iterator[str]:
 
 
 def _plain(raw: bytes) -> str:
-    return _COLOURS.sub("", raw.replace(b"\0", b"").decode("utf-8", "replace"))
+    # A byte that is no text, or the mark that some editors begin a file with, is no part of a name.
+    return _COLOURS.sub("", raw.replace(b"\0", b"").decode("utf-8", "ignore").replace("\ufeff", ""))
