@@ -212,7 +212,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
         ("RDT002", "RDT005", "RDT001", "RDT008", "RDG003", "RDI012", "RDT006", "RDT011", "RDT013"),
         _began_earlier,
     ),
-    ("RDT005", ("RDI012",), _began_earlier),
+    ("RDT005", ("RDI012", "RDT013"), _began_earlier),
     ("RDT001", ("RDT005", "RDA011", "RDG002", "RDG003"), _began_earlier),
     ("RDT006", ("RDT001", "RDI012", "RDG003"), _began_earlier),
     ("RDT003", ("RDA017",), _always),

@@ -56,7 +56,9 @@ def sparkline(series: Sequence[float], columns: int = _WIDEST, *, unicode: bool 
     low, high = min(means), max(means)
     if high == low:
         return levels[0] * len(means)
-    return "".join(levels[round((len(levels) - 1) * (each - low) / (high - low))] for each in means)
+    # The difference of numbers that a float can hold may be one that it cannot.
+    span, low = high / 2 - low / 2, low / 2
+    return "".join(levels[round((len(levels) - 1) * ((each / 2 - low) / span))] for each in means)
 
 
 def _buckets(series: Sequence[float], count: int) -> list[float]:

@@ -58,7 +58,7 @@ def test_numbers_are_ascii_and_plain(tmp_path):
     ("text", "why"),
     [
         ("step,loss,loss\n1,2,3\n", "log.csv: two columns are called loss; keep one of them"),
-        ("step,loss\n1,2,3\n", "log.csv, line 2: more cells than the first line has names"),
+        ("step,loss\n1,2,3\n", "log.csv, line 2: no row has as many cells as the first line has names"),
         ("step,loss\n1.0e16,2\n", "where an integer of 0 or more was expected"),
     ],
 )

@@ -195,9 +195,11 @@ def step_in(value: object, notes: LogNotes) -> object:
     """Return a step of which the total may be said with it.
 
     >>> notes = LogNotes()
-    >>> step_in("5/16", notes), step_in(5, notes), notes.total_steps
-    (5, 5, 16)
+    >>> step_in("5/16", notes), step_in(5, notes), step_in("7", notes), notes.total_steps
+    (5, 5, 7, 16)
     """
+    if isinstance(value, str) and value.isascii() and value.strip().isdecimal() and len(value) < 19:
+        return int(value)
     done, slash, total = value.partition("/") if isinstance(value, str) else ("", "", "")
     if not (slash and done.isdecimal() and total.isdecimal() and len(done) < 19 and len(total) < 19):
         return value
@@ -289,10 +291,18 @@ def numbers(values: Mapping[str, object], where: str) -> dict[str, Cell]:
         for name, value in values.items()
     }
     return {
-        name: as_float(value) if is_number(value) else NoNumber(cells.shown(value), where)
+        name: _in_float32(as_float(value)) if is_number(value) else NoNumber(cells.shown(value), where)
         for name, value in spelled.items()
         if not _says_nothing(name, value)
     }
+
+
+_LARGEST = 3.4028235e38
+
+
+def _in_float32(value: float | None) -> float | None:
+    """Return a number as trainers hold it, in float32: what is larger is infinite there."""
+    return value if value is None or not abs(value) > _LARGEST else math.copysign(math.inf, value)
 
 
 def _says_nothing(name: str, value: object) -> bool:

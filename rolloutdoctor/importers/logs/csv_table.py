@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from rolloutdoctor.importers.logs.base import STEPS, Entry, LogNotes, entries_of
+from rolloutdoctor.importers.logs.base import STEPS, Entry, LogNotes, entries_of, is_log_row
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.importers.reading.cells import decimal
 from rolloutdoctor.io.locations.paths import Source, reason
@@ -15,6 +15,9 @@ from rolloutdoctor.results.errors import InputError, SeveralRunsError
 OF_ROLLOUTS = {"group_id", "prompt", "completion", "response", "sample_id", "uid"}
 """Columns that no log has: with a row for each response, the last one of a step would stand for all."""
 _CHART_STEPS = (*STEPS, "Step")
+_COUNTERS = (*STEPS, "iter", "episode", "epoch")
+"""Columns that number the rows, the best first, in lower case."""
+
 _EXTREMES = ("__MIN", "__MAX")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 
@@ -27,7 +30,10 @@ class CsvTable:
         names = _first_line(path) if path.is_file() else []
         if _chart(names):
             return "a chart of wandb as CSV"
-        return "a CSV with a column step" if {*names} & {*STEPS} and not {*names} & OF_ROLLOUTS else None
+        counter = None if {*names} & OF_ROLLOUTS else _counter(names)
+        if counter is None or (counter.lower() not in STEPS and not is_log_row(dict.fromkeys(names))):
+            return None
+        return f"a CSV with a column {counter.lower()}"
 
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield the rows that have a step."""
@@ -48,15 +54,17 @@ def _csv(source: Source, notes: LogNotes) -> Iterator[Entry]:
                 raise SeveralRunsError(
                     f"{source.name}: a chart of several runs ({', '.join(runs[:3])}); export one run's"
                 )
-            named, without = next((name for name in _CHART_STEPS if name in names), None), 0
-            binned = False
+            named, without = _counter(names), 0
+            whole, binned, odd = 0, False, list[int]()
             for number, row in enumerate(table, start=2):
                 given: dict[str, object] = {}
                 for name, cell in row.items():
                     if isinstance(name, str) and isinstance(cell, str) and cell.strip():
                         given[name] = _cell(cell)
-                if None in row:
-                    raise InputError(f"{source.name}, line {number}: more cells than the first line has names")
+                counted = _whole_step(given.get(named or ""))
+                if None in row or (named in given and counted is None):
+                    odd.append(number)
+                    continue
                 without += named not in given
                 if named in given and chart:
                     cells = {name: given[name] for name in chart if name in given}
@@ -64,13 +72,27 @@ def _csv(source: Source, notes: LogNotes) -> Iterator[Entry]:
                         given.get(name + end, cell) != cell for name, cell in cells.items() for end in _EXTREMES
                     )
                     values = {chart[name][1]: cell for name, cell in cells.items()}
-                    step = {"step" if named == "Step" else named: given[named]}
+                    step = {_as_step(named): counted}
                     yield from entries_of({**values, **step}, f"{source.name}, line {number}", notes)
+                    whole += 1
                 elif named in given:
-                    yield from entries_of(given, f"{source.name}, line {number}", notes)
+                    values = {name: value for name, value in given.items() if name != named}
+                    yield from entries_of({**values, _as_step(named): counted}, f"{source.name}, line {number}", notes)
+                    whole += 1
             if binned:
                 notes.tell(
                     f"{source.name}: points of the chart are means of several steps; export the run's history for all"
+                )
+            if odd and not whole:
+                raise InputError(
+                    f"{source.name}, line {odd[0]}: no row has as many cells as the first line has names, and a "
+                    f"{named} where an integer of 0 or more was expected; export the table again"
+                )
+            if odd:
+                count = "1 line has" if len(odd) == 1 else f"{len(odd):,} lines have"
+                are = "is" if len(odd) == 1 else "are"
+                notes.tell(
+                    f"{source.name}: {count} no whole step or too many cells, and {are} left out (line {odd[0]:,})"
                 )
             if without:
                 notes.tell(f"{source.name}: {without:,} lines without a step are left out")
@@ -78,6 +100,30 @@ def _csv(source: Source, notes: LogNotes) -> Iterator[Entry]:
         raise InputError(f"{source.name}: {reason(error)}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{source.name}: not a CSV in UTF-8 ({error})") from None
+
+
+def _counter(names: Sequence[str]) -> str | None:
+    """Return the column that numbers the rows.
+
+    >>> _counter(["epoch", "Step", "loss"]), _counter(["loss", "reward"])
+    ('Step', None)
+    """
+    of_name = {name.strip().lower(): name for name in reversed(names) if name}
+    return next((of_name[name] for name in _COUNTERS if name in of_name), None)
+
+
+def _as_step(name: str) -> str:
+    return name if name in STEPS else "step"
+
+
+def _whole_step(cell: object) -> object | None:
+    """Return a step, and what may stand for one (``5/16``); None of anything else."""
+    if isinstance(cell, str):
+        done, _, total = cell.partition("/")
+        return cell if done.isdecimal() and total.isdecimal() else None
+    if isinstance(cell, float):
+        return int(cell) if cell.is_integer() and 0 <= cell < 2**53 else None
+    return cell if isinstance(cell, int) and cell >= 0 else None
 
 
 def _bounded(file: TextIO, name: str) -> Iterator[str]:

@@ -1,0 +1,61 @@
+"""One odd line, cell or byte costs itself, and a note says so; the rest of the log is read."""
+
+import json
+
+import pytest
+
+import rolloutdoctor as rd
+
+LINE = "step:{} - actor/pg_loss:0.0{} - actor/grad_norm:0.3 - critic/score/mean:0.{} - response_length/mean:100.5\n"
+
+
+def steps(path):
+    return rd.check(path).input.steps
+
+
+@pytest.mark.parametrize("odd", [b"\xff\xfe\x80", b"\x00\x00", b"\xef\xbb\xbf", b"\x1b[36m", b"\xe2\x96"])
+@pytest.mark.parametrize("at", [1, 4])
+def test_a_byte_that_is_no_text_costs_no_line(tmp_path, odd, at):
+    text = "".join(LINE.format(step, step, step) for step in range(1, 7)).encode()
+    (tmp_path / "train.log").write_bytes(text.replace(b"step:%d" % at, odd + b"step:%d" % at))
+    assert steps(tmp_path / "train.log") == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("step,loss,reward\n1,0.1,0.5\n...\n9,0.4,0.7\n# later\n10,0.4,0.8\n", 3),
+        ("Step,loss,reward\n1,0.1,0.5\n,,\n9,0.4,0.7\n", 2),
+        ("epoch,reward,kl\n0,0.1,0.01\n1,0.2,0.02\n", 2),
+        ("step,loss,reward\n1,0.1\n2,0.2,0.6,0.7\n3,0.3,0.9\n", 2),
+        ("step,loss\n1/30,0.1\n2/30,0.2\n", 2),
+    ],
+)
+def test_a_table_with_an_odd_row_is_read(tmp_path, text, expected):
+    (tmp_path / "log.csv").write_text(text)
+    assert steps(tmp_path / "log.csv") == expected
+
+
+def test_a_step_as_text_is_a_step(tmp_path):
+    rows = [{"step": "7", "loss": 0.1, "kl": 0.01}, {"step": 8, "loss": 0.2, "kl": 0.01}]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert steps(tmp_path / "log.jsonl") == 2
+
+
+@pytest.mark.parametrize("values", [(1e308, -1e308, 0.5), (float("inf"), 1e308, -1e308), (3e38, -3e38, 1e38)])
+def test_numbers_at_the_end_of_their_range_are_no_internal_error(tmp_path, values, recwarn):
+    rows = [
+        {"step": step, "loss": 0.1, "kl": values[step % 3], "grad_norm": abs(values[step % 3])} for step in range(30)
+    ]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = rd.check(tmp_path / "log.jsonl")
+    assert report.coverage.rules
+    assert not [one for one in recwarn if issubclass(one.category, RuntimeWarning)]
+    assert str(report)
+
+
+def test_a_number_beyond_float32_is_infinite(tmp_path):
+    rows = [{"step": step, "loss": 0.1, "grad_norm": norm} for step, norm in ((1, 3.4e38), (2, 3.5e38))]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (found,) = [one for one in rd.check(tmp_path / "log.jsonl").findings if one.code == "RDM003"]
+    assert found.headline == "grad_norm is infinite in step 2 (3.4e+38 before)"
