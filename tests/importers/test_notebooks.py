@@ -172,6 +172,54 @@ def test_options_of_a_command_line(tmp_path, command):
     assert stated.values == {"algorithm.adv_estimator": "grpo", "actor_rollout_ref.rollout.n": "8", "a.b": "3"}
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CONFIG = {'beta': 0.02, 'num_generations': 2 * 2, 'dtype': torch.float16}\nGRPOConfig(**CONFIG, x={'a': y})\n",
+        "common = dict(beta=0.02)\nargs = GRPOConfig(num_generations=4, **common)\n",
+        "c = {'n': 4, 'other': {'beta': 0.02}}\nGRPOConfig(num_generations=c['n'], beta=c['other']['beta'])",
+    ],
+    ids=["a dict", "a call of dict", "items of a dict"],
+)
+def test_options_that_a_dict_holds(tmp_path, text):
+    path = notebook(tmp_path / "a.ipynb", code(text), code("", html(table(range(1, 8), ["Training Loss", "reward"]))))
+    stated = read_code(read_notebook(path), "code")
+    assert stated.values == {"beta": 0.02, "num_generations": 4}
+
+
+@pytest.mark.parametrize("before", ["", "%%bash\n", "!PYTHONUNBUFFERED=1 "])
+def test_options_of_a_command_in_a_cell(tmp_path, before):
+    command = f"{before}python3 -m verl.trainer.main_ppo \\\n algorithm.adv_estimator=gae \\\n a.b=3 \\\n"
+    path = notebook(tmp_path / "a.ipynb", code(f"{command} actor_rollout_ref.rollout.n=8\n"), code("", "x"))
+    stated = read_code(read_notebook(path), "code")
+    assert (stated.trainer, stated.origin) == ("verl", "command line in code")
+    assert stated.values == {"algorithm.adv_estimator": "gae", "a.b": "3", "actor_rollout_ref.rollout.n": "8"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[rank0] Namespace(beta=0.02, num_generations=4, scale_rewards='group', f=<function f at 0x7f>)\n",
+        "Arguments:\n  beta: 0.02\n  num_generations: 4,\n  scale_rewards = group\n  a b: c\n",
+    ],
+    ids=["a namespace", "a line an option"],
+)
+def test_options_as_a_script_prints_them(tmp_path, text):
+    (tmp_path / "log.txt").write_text(text + DICTS + "beta: 9\n")
+    stated = read_printed(Source.of(str(tmp_path / "log.txt")))
+    assert stated.trainer == "trl"
+    assert {name: str(value) for name, value in stated.values.items()} == {
+        "beta": "0.02",
+        "num_generations": "4",
+        "scale_rewards": "group",
+    }
+
+
+def test_a_namespace_of_another_program_states_nothing(tmp_path):
+    (tmp_path / "log.txt").write_text("Namespace(beta=0.02, lr=1e-6)\n" + DICTS)
+    assert read_printed(Source.of(str(tmp_path / "log.txt"))) is None
+
+
 def test_a_release_that_a_list_of_packages_pins(tmp_path):
     (tmp_path / "requirements.txt").write_text("torch==2.6.0\ntrl==0.20.0  # pinned\n")
     (tmp_path / "log.txt").write_text(PRINTED + DICTS)

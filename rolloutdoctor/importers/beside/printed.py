@@ -2,13 +2,13 @@
 
 import ast
 import re
-import shlex
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from pathlib import Path
 
 from rolloutdoctor.importers.beside.calls import read_printed_call
+from rolloutdoctor.importers.beside.command_lines import read_command_line
 from rolloutdoctor.importers.beside.stated import VERL_TABLE, Stated, trainer_of
 from rolloutdoctor.importers.logs.console import is_step
 from rolloutdoctor.importers.reading.text_lines import lines_of
@@ -30,11 +30,8 @@ _BARE = re.compile(r"(?<=: )(-?(?:nan|inf))(?=[,}])")
 _OF_A_DICT = re.compile(r"""\s*[{}\[\]()'"\d-].*[,{}\[\]():'"]\s*|\s*(?:True|False|None)[,}\]]*\s*""")
 _TITLE = re.compile(r"(.{0,200}?)-{8,64} arguments -{8,64}\s*")
 _END = re.compile(r"-{8,64} end of arguments -{8,64}")
+_OPTION = re.compile(r"\s{0,20}(?:- )?([a-z_][\w.]{2,100}) ?[:=] ?([^\s{}\[\],]{1,200}),?\s*")
 _ARGUMENT = re.compile(r"  (\w{1,200}) (\.*) (.{0,1000})")
-_COMMAND = re.compile(r"(?:^|\s)(?:python[0-9.]*|torchrun|accelerate|ray job submit)\s.*")
-_NAME = re.compile(r"[+~]*([A-Za-z_][\w.]{1,200})")
-_FEWEST = 3
-"""Options of a command line: one or two anybody may pass."""
 
 
 def read_printed(source: Source) -> Stated | None:
@@ -60,7 +57,11 @@ def read_printed(source: Source) -> Stated | None:
             values = dict(_arguments(table))
             trainer, is_whole = trainer_of(values), any(_END.search(line) for line in table)
             return None if trainer is None else Stated(origin, trainer, values, remark="" if is_whole else _cut(origin))
-    return read_printed_call(head, origin) or _command_line(head, f"command line in {Path(source.name).name}")
+    return (
+        read_printed_call(head, origin)
+        or read_command_line(head, f"command line in {Path(source.name).name}")
+        or _listed(head, origin)
+    )
 
 
 def _cut(origin: str) -> str:
@@ -127,37 +128,12 @@ def _arguments(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
             return
 
 
-def _command_line(lines: Sequence[str], origin: str) -> Stated | None:
-    """Read ``key=value`` and ``--key value`` of the first command that states a trainer's options."""
-    for place, line in enumerate(lines):
-        if "=" not in line and "--" not in line and not line.endswith("\\"):
-            continue
-        if _COMMAND.search(line) is None:
-            continue
-        text = line
-        for more in islice(lines, place + 1, place + _FEWEST * 100):
-            if not text.endswith("\\"):
-                break
-            text = f"{text[:-1]} {more.strip()}"
-        values = _assigned(text[:_MOST])
-        trainer = trainer_of(values)
-        if trainer is not None and len(values) >= _FEWEST:
-            return Stated(origin, trainer, values)
-    return None
-
-
-def _assigned(command: str) -> dict[str, object]:
-    try:
-        words = shlex.split(command)
-    except ValueError:
-        words = command.split()
+def _listed(lines: Iterable[str], origin: str) -> Stated | None:
+    """Read options of which each is on a line of its own, ``learning_rate: 1e-06``, if they tell a trainer."""
     values: dict[str, object] = {}
-    for word, after in zip(words, [*words[1:], ""], strict=True):
-        name, equals, value = word.removeprefix("--").partition("=")
-        match = _NAME.fullmatch(name.replace("-", "_") if word.startswith("--") else name)
-        if match is not None and equals:
-            values[match[1]] = value
-        elif match is not None and word.startswith("--"):
-            values[match[1]] = True if not after or after.startswith("--") else after
-    # What stands for another value says nothing.
-    return {name: value for name, value in values.items() if "$" not in str(value)}
+    for line in lines:
+        match = _OPTION.fullmatch(line) if ":" in line or "=" in line else None
+        if match is not None:
+            values.setdefault(match[1], match[2])
+    trainer = trainer_of(values)
+    return None if trainer is None else Stated(origin, trainer, values)
