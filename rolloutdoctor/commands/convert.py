@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import combinations
 from pathlib import Path
 
 from rolloutdoctor.commands.beside import completed, newest_state, stated_beside
@@ -25,6 +24,7 @@ from rolloutdoctor.io.metrics import (
     check_one_log,
     contradiction,
     differences,
+    joined,
     read_metrics,
     steps_of_lines,
     values_by_step,
@@ -184,19 +184,18 @@ def read_logs(logs: Sequence[Source], notes: ReaderNotes | None = None) -> Logge
     total = max((table.total_steps for _, table in tables if table.total_steps), default=None)
     tables = [(name, _at_steps_of(table, name, tables, notes)) for name, table in tables]
     check_one_log(tables)
-    for (first, one), (second, other) in combinations(tables, 2):
-        writers = [trainer_from_metric_names(table.names()) for table in (one, other)]
-        if are_apart(one, other) and None not in writers:
-            titles = " and ".join(writer.name for writer in writers if writer is not None)
+    writers = [(name, trainer_from_metric_names(table.names())) for name, table in tables]
+    known = [(name, writer.name) for name, writer in writers if writer is not None]
+    for second, writer in known[1:]:
+        if writer != known[0][1]:
             raise SeveralRunsError(
-                f"{first} and {second} are not of one run: their metrics are those of {titles}; give one of them, or "
-                "check them with --each"
+                f"{known[0][0]} and {second} are not of one run: their metrics are those of {known[0][1]} and {writer};"
+                " give one of them, or check them with --each"
             )
-    found = LoggedMetrics()
+    found = joined([table for _, table in tables])
     for name, table in reversed(tables):
         for key, metric, value, last in differences(table, found):
             notes.repeated(f"{name} and {tables[-1][0]}", key, metric, value, last)
-        found = found.completed_by(table)
     found.total_steps = total
     found.counted_steps = all(table.counted_steps for _, table in tables)
     if not any(found.at(key) for key in found.steps()):

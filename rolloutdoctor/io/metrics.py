@@ -5,7 +5,8 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import combinations, pairwise
+from functools import cached_property
+from itertools import pairwise
 
 import pyarrow as pa
 from pyarrow import types
@@ -57,25 +58,40 @@ class LoggedMetrics:
 
     def steps(self) -> list[StepKey]:
         """Return the steps and splits at which something was logged, in order."""
-        return sorted(self._values)
+        return list(self._steps)
+
+    @cached_property
+    def _steps(self) -> tuple[StepKey, ...]:
+        return tuple(sorted(self._values))
 
     def names(self) -> frozenset[str]:
         """Return every name that was logged at least once."""
-        return frozenset(name for found in self._values.values() for name in found)
+        return self._names
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset[str]().union(*self._values.values())
+
+    @cached_property
+    def counts_lines(self) -> bool:
+        """True if the steps of training are 1, 2, 3 and so on."""
+        return self.lines == set(range(1, len(self.lines) + 1))
 
     def interval(self, split: str) -> int | None:
         """Return the usual distance between two logged steps of a split; None below two steps.
 
         A trainer that logs every third step logs the last one, too, wherever it ends.
         """
-        steps = sorted(key.step for key in self._values if key.split == split)
+        steps = [key.step for key in self._steps if key.split == split]
         distances = Counter(later - earlier for earlier, later in pairwise(steps))
         return max(distances, key=lambda distance: (distances[distance], distance), default=None)
 
     def digits(self) -> Mapping[str, tuple[Digits, ...]]:
         """Return what the values of each metric may have been rounded to; metrics that were not are left out."""
-        if self._digits is not None:
-            return self._digits
+        return self._rounded if self._digits is None else self._digits
+
+    @cached_property
+    def _rounded(self) -> Mapping[str, tuple[Digits, ...]]:
         return digits_by_name(self._numbers())
 
     def _numbers(self) -> dict[str, list[float]]:
@@ -127,21 +143,8 @@ class LoggedMetrics:
         return LoggedMetrics(values, left, windows, digits, self.lines)
 
     def completed_by(self, other: "LoggedMetrics") -> "LoggedMetrics":
-        """Return these metrics with the values of another log where they have none.
-
-        A metric that both logs fill may be rounded to what either of them is.
-        """
-        keys = self._values.keys() | other._values.keys()
-        values = {key: {**other.at(key), **self.at(key)} for key in keys}
-        added = {name for key in keys for name in other.at(key).keys() - self.at(key).keys()} & self.names()
-        if not added:
-            return LoggedMetrics(values)
-        digits = dict(digits_by_name(LoggedMetrics(values)._numbers()))
-        for name in added:
-            either = (*self.digits().get(name, ()), *other.digits().get(name, ()), *digits.get(name, ()))
-            if either:
-                digits[name] = tuple(dict.fromkeys(either))
-        return LoggedMetrics(values, digits=digits)
+        """Return these metrics with the values of another log where they have none; see `joined`."""
+        return joined([other, self])
 
     def at_steps(self, steps: Sequence[int]) -> "LoggedMetrics":
         """Return these metrics, whose lines are numbered from 1, under other steps; an evaluation stays at its line."""
@@ -211,20 +214,62 @@ _RESUMED = 0.5
 """Two tables of which at most this share of the shorter one's steps is in both may be a run that was resumed."""
 
 
+def joined(tables: Sequence[LoggedMetrics]) -> LoggedMetrics:
+    """Return several logs as one: where a step, split and name occur twice, the last one wins.
+
+    A metric of which several logs give values may be rounded to what any of them is.
+    """
+    values: dict[StepKey, dict[str, float]] = {}
+    for table in tables:
+        for key in table.steps():
+            values.setdefault(key, {}).update(table.at(key))
+    taken: dict[StepKey, set[str]] = {}
+    sources: dict[str, list[LoggedMetrics]] = {}
+    for table in reversed(tables):
+        more = set[str]()
+        for key in table.steps():
+            before = taken.setdefault(key, set())
+            more |= table.at(key).keys() - before
+            before.update(table.at(key))
+        for name in more:
+            sources.setdefault(name, []).append(table)
+    shared = {name: logs for name, logs in sources.items() if len(logs) > 1}
+    whole = LoggedMetrics(values)
+    if not shared:
+        return whole
+    digits = dict(whole.digits())
+    for name, logs in shared.items():
+        either = [found for log in (*logs, whole) for found in log.digits().get(name, ())]
+        if either:
+            digits[name] = tuple(dict.fromkeys(either))
+    return LoggedMetrics(values, digits=digits)
+
+
 def check_one_log(tables: Sequence[tuple[str, LoggedMetrics]]) -> None:
     """Refuse tables of metrics that are of different runs: most of their steps are the same, and their values are not.
+
+    Tables are compared where a step has two values of one metric, and with no others.
 
     Raises:
         SeveralRunsError: if two of them are.
     """
-    for (first, one), (second, other) in combinations(tables, 2):
-        found = contradiction(one, other)
-        if found is not None:
-            key, name = found
-            raise SeveralRunsError(
-                f"{first} and {second} are not of one run: {name} at step {key.step} is {one.at(key)[name]:g} in the "
-                f"first and {other.at(key)[name]:g} in the second; give one of them, or check them with --each"
-            )
+    seen: dict[tuple[StepKey, str], dict[float, list[int]]] = {}
+    for number, (second, other) in enumerate(tables):
+        differing = set[int]()
+        for key in other.steps():
+            for name, value in other.at(key).items():
+                before = seen.setdefault((key, name), {})
+                if before and (value not in before or len(before) > 1):
+                    differing.update(*(numbers for its, numbers in before.items() if its != value))
+                before.setdefault(value, []).append(number)
+        for first, one in (tables[place] for place in sorted(differing)):
+            found = contradiction(one, other)
+            if found is not None:
+                key, name = found
+                raise SeveralRunsError(
+                    f"{first} and {second} are not of one run: {name} at step {key.step} is {one.at(key)[name]:g} in "
+                    f"the first and {other.at(key)[name]:g} in the second; give one of them, or check them with --each"
+                )
 
 
 _FEWEST_LINES = 2
@@ -243,12 +288,12 @@ def steps_of_lines(one: LoggedMetrics, other: LoggedMetrics) -> list[int] | None
         The step before the first line, and of each line; None if `one` does not count from 1 or `other` does, or if
         their lines differ.
     """
-    count, own = max(one.lines, default=0), sorted(other.lines)
-    interval = other.interval(TRAIN)
-    counts = [lines == set(range(1, len(lines) + 1)) for lines in (one.lines, other.lines)]
-    if count < _FEWEST_LINES or interval is None or counts != [True, False]:
+    count = max(one.lines, default=0)
+    # Where all lines have steps of their own nothing is compared, however many logs there are.
+    if count < _FEWEST_LINES or not one.counts_lines or other.counts_lines:
         return None
-    if any(key.step > count for key in one.steps()):
+    own, interval = sorted(other.lines), other.interval(TRAIN)
+    if interval is None or any(key.step > count for key in one.steps()):
         return None
     digits = one.digits(), other.digits()
     compared = 0
