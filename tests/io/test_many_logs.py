@@ -53,7 +53,7 @@ def test_logs_that_agree_are_not_compared_in_pairs(make, compared):
 
 def test_the_first_of_many_other_runs_is_named(compared):
     tables = [(str(number), of_one_run(number)) for number in range(200)]
-    with pytest.raises(SeveralRunsError, match="^0 and 1 are not of one run: loss at step 1 is 0.142857 in the first"):
+    with pytest.raises(SeveralRunsError, match=r"^0 and 1 are not of one run: loss at step 1 is 0.142857 in the first"):
         check_one_log(tables)
     assert len(compared) == 1
 
@@ -64,7 +64,7 @@ def test_a_rounded_log_is_compared_with_those_that_are_not(compared):
     other = log({step: {"loss": round(step / 7 + 0.002, 3)} for step in STEPS})
     check_one_log([("a", whole), ("b", whole), ("c", rounded)])
     assert len(compared) == 2
-    with pytest.raises(SeveralRunsError, match="^a and d"):
+    with pytest.raises(SeveralRunsError, match=r"^a and d"):
         check_one_log([("a", whole), ("c", rounded), ("d", other)])
 
 
