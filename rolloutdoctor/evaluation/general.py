@@ -20,6 +20,7 @@ from rolloutdoctor.evaluation.token_sums import PerToken, TokenSums
 from rolloutdoctor.formulas import kl
 from rolloutdoctor.formulas.corrections.inside import inside_the_loss
 from rolloutdoctor.formulas.losses.aggregation import Layout, row_weights
+from rolloutdoctor.formulas.losses.future_kl import influence
 from rolloutdoctor.formulas.losses.gates import importance_of_rows, kl_product, narrowed, over_packs, product
 from rolloutdoctor.formulas.losses.levels import kept_mean, row_mean
 from rolloutdoctor.formulas.losses.selections import SELECTIONS
@@ -60,6 +61,9 @@ class GeneralEvaluator:
         corrected = sampler_correction_of(batch, objective, self.layout.micro_N, dtype)
         if corrected is not None:
             self.kept_T, self.inner_T = corrected.kept_T, corrected.gate_T
+        self.chosen_T: Tensor | None = None
+        self.on_policy = batch.stored_name(objective.surrogate.old) == batch.stored_name("policy_log_probs")
+        self.advantage_N = None if part.advantage_N is None else part.advantage_N.to(dtype)
         self.weight_N = self._row_weights(objective.aggregation)
         self.of_policy_N = self.weight_N
         if objective.policy_aggregation is not None:
@@ -70,17 +74,14 @@ class GeneralEvaluator:
         self.kl_N = in_scope(batch, part, objective.kl)
         self.policy_scope, self.kl_scope = Scope(self.policy_N), Scope(self.kl_N)
         self.coef = objective.kl_loss.coef if objective.kl_loss else 0.0
-        self.on_policy = batch.stored_name(objective.surrogate.old) == batch.stored_name("policy_log_probs")
         self.policy_weight_N = (self.of_policy_N * self.policy_N).to(dtype)
         self.kl_weight_N = (self.weight_N * self.kl_N * self.coef).to(dtype)
-        self.advantage_N = None if part.advantage_N is None else part.advantage_N.to(dtype)
         self.has_logits = "sum_pi_squared" in batch.per_token
         self.sums: dict[str, Tensor] = {}
         self.reference: GeneralEvaluator | None = None
         self.shares = self.some_zero_gradient = False
         self.differs_N = self.zero_gradient_N = torch.zeros(len(batch), dtype=torch.bool, device=batch.device)
         self.kept: list[tuple[Tensor, ...]] | None = [] if per_token else None
-        self.chosen_T: Tensor | None = None
         self.open_T = self._over_more(open_tokens(batch, objective, layout))
         if objective.surrogate.kind in SELECTIONS:
             step = whole(batch, dtype)
@@ -90,11 +91,14 @@ class GeneralEvaluator:
     def _over_more(self, open_T: Tensor | None) -> Tensor | None:
         """The multipliers that more than a block decides, ``[T]``; None for none."""
         packs = [gate for gate in self.objective.gates if gate.level == "pack"]
-        if not packs:
+        future = [gate for gate in self.objective.gates if gate.kind == "future_kl"]
+        if not packs and not future:
             return open_T
         step = whole(self.batch, self.dtype)
         given = self._given(step, gated=False)
         found = [over_packs(given, step.column, gate, self.layout.micro_N) for gate in packs]
+        mask_T, rule = self.batch.column("response_mask"), self.objective.surrogate
+        found += [influence(given, mask_T, self.batch.rows, gate, rule) for gate in future]
         weight_t = prod(found[1:], start=found[0])
         found_T = torch.zeros(self.batch.tokens, dtype=weight_t.dtype, device=weight_t.device)
         found_T[self.batch.column("response_mask")] = weight_t
@@ -108,6 +112,11 @@ class GeneralEvaluator:
             counted_N = self.counted_N
         if rule.counted_before_rejection:
             counted_N = seg.total(self.batch.column("response_mask_pre"), self.batch.rows)
+        if rule.counted_in_gates:
+            step = whole(self.batch, self.dtype)
+            gates = [gate for gate in self.objective.gates if gate.kind == "off_policy"]
+            left_t = product(gates, self._given(step, gated=False), step.column, None)
+            counted_N = counted_N if left_t is None else step.runs.total((left_t > 0).double())
         if rule.leaves_out_truncated:
             cut_N = has_status(self.batch.statuses, TRUNCATED, self.batch.device)
             counted_N = torch.where(cut_N, 0.0, counted_N)

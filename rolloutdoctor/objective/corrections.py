@@ -79,10 +79,13 @@ class TermWeight:
         nan_is_one: where there is nothing to compare with, the log-probs count as equal; False: NaN goes through.
         nan_log_prob: what a log-prob of `against` that is NaN counts as, of importance weights; None: NaN.
         inside: the policy term takes the weights in by itself.
+        decay: of a sum over the tokens that follow, per token.
+        cap: ratio above which a token adds nothing to that sum; None: every token adds.
+        safe_ratio: ratio above which a token of negative advantage has a weight within 0.8 to 1 there; None: none has.
         of_rank: a quantile is that of the micro-batch of the rank, not of the micro-batches of all ranks together.
     """
 
-    kind: Literal["importance", "off_policy", "high_entropy", "outlier", "divergence"]
+    kind: Literal["importance", "off_policy", "high_entropy", "outlier", "divergence", "future_kl"]
     against: Literal["old_log_probs", "rollout_log_probs"] = "rollout_log_probs"
     of: Literal["old_log_probs", "policy_log_probs"] = "old_log_probs"
     level: Literal["token", "sequence", "geometric", "largest", "pack"] = "token"
@@ -100,6 +103,9 @@ class TermWeight:
     nan_is_one: bool = False
     nan_log_prob: float | None = None
     inside: bool = False
+    decay: float = 1.0
+    cap: float | None = None
+    safe_ratio: float | None = None
     of_rank: bool = False
 
 

@@ -80,6 +80,7 @@ SPECS: dict[str, EstimatorSpec] = {
         EstimatorSpec("grpo", "reward - mean", divides=True, is_standard_score=True, within_groups=True),
         EstimatorSpec("relative_to_mean", "(reward - mean) / mean", relative=True, within_groups=True),
         EstimatorSpec("rloo", "reward - mean of the other rows", within_groups=True),
+        EstimatorSpec("rloo_scaled", "(reward - mean of the other rows) / deviation", divides=True),
         EstimatorSpec(
             "leave_one_out_score", "reward - mean of the other rows", divides=True, of_others=True, within_groups=True
         ),

@@ -341,6 +341,7 @@ class Aggregation:
             counted.
         counted_in_policy: True if token counts are those of the tokens that the correction inside the policy term
             keeps.
+        counted_in_gates: True if token counts are those of the rows that an off-policy mask keeps.
         eval_divisor: what the loss of an evaluation is divided by.
     """
 
@@ -353,6 +354,7 @@ class Aggregation:
     leaves_out_rejected: bool = False
     leaves_out_truncated: bool = False
     counted_in_policy: bool = False
+    counted_in_gates: bool = False
     eval_divisor: float = 1.0
 
 

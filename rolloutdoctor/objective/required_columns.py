@@ -96,7 +96,8 @@ def loss_columns(objective: Objective) -> frozenset[str]:
     if objective.entropy_bonus is not None and objective.entropy_bonus.stored:
         needed.add("entropy")
     for gate in objective.gates:
-        needed |= {"entropy"} if gate.kind == "high_entropy" else {gate.of, gate.against}
+        if gate.kind != "future_kl":
+            needed |= {"entropy"} if gate.kind == "high_entropy" else {gate.of, gate.against}
         needed |= {"micro_batch_id", "rank"} if gate.level == "pack" else set()
     if objective.unknown_loss:
         needed.add(UNKNOWN_LOSS)

@@ -293,8 +293,14 @@ def resolve(
     unknown: dict[str, None] = {}
     for layer in layers:
         spelt: dict[str, str] = {}
+        misnamed: list[UsageError] = []
         for key, value in layer.values.items():
-            name = _full_name(key, names, layer, trainer)
+            try:
+                name = _full_name(key, names, layer, trainer)
+            except UsageError as error:
+                # It may belong to another one that is refused, which is said first.
+                misnamed.append(error)
+                continue
             if name is None:
                 unknown[key] = None
                 continue
@@ -312,6 +318,8 @@ def resolve(
                 unusable[name] = str(error)
             else:
                 settings[name] = Setting(found, layer.origin)
+        if misnamed:
+            raise misnamed[0]
     for option in options:
         if option.name not in settings:
             settings[option.name] = _default(option, version, trainer, "" if release is None else release.state)

@@ -9,6 +9,9 @@ from goldens.real_results import batch_of, results
 from objectives import objective_of
 
 from rolloutdoctor.evaluation.evaluate import evaluate
+from rolloutdoctor.formulas.losses.future_kl import future_kl, influence
+from rolloutdoctor.formulas.losses.terms import TokenInputs
+from rolloutdoctor.objective.corrections import TermWeight
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.testing import diagnose, toy_batch
 from rolloutdoctor.trainers.table import TRAINERS
@@ -72,7 +75,6 @@ def test_an_unknown_release_is_no_fault_of_the_loss(trainer, release):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"advantage_estimator": "rloo", "scale_rewards": "group"}, "leave-one-out"),
         ({"loss_type": "dr_grpo", "max_completion_length": None}, "max_completion_length"),
         ({"teacher_model": "some/model"}, "teacher_model"),
     ],
@@ -92,3 +94,29 @@ def test_the_deviation_of_a_single_reward_is_that_of_the_release(version, one):
     assert found["rewards/f0/std"] == pytest.approx(one, nan_ok=True)
     assert math.isnan(found["rewards/f1/std"])
     assert math.isnan(found["rewards/f1/mean"])
+
+
+@pytest.mark.parametrize(
+    ("mask", "policy", "wanted"),
+    [
+        ([1, 1, 1], [0.1, 0.2, 0.4], [0.1 + 0.1 + 0.1, 0.2 + 0.2, 0.4]),
+        # A masked token passes time, and adds nothing.
+        ([1, 0, 1], [0.1, 9.0, 0.4], [0.1 + 0.1, 0.4]),
+    ],
+)
+def test_future_kl_halves_every_decay_rate(mask, policy, wanted):
+    trained = torch.tensor(mask) != 0
+    given = TokenInputs.of(torch.tensor(policy, dtype=torch.float64)[trained], torch.ones(int(trained.sum())))
+    gate = TermWeight(kind="future_kl", decay=0.5)
+    rule = objective_of("ms-swift", loss_type="fipo").surrogate
+    found = future_kl(given, trained, torch.tensor([0, 3]), gate, rule)
+    assert found.tolist() == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(("advantage", "threshold", "wanted"), [(-1, 1.49, 1.0), (-1, 1.51, 1.2), (1, 1.49, 1.2)])
+def test_only_a_large_ratio_of_a_negative_advantage_is_held_below_1(advantage, threshold, wanted):
+    mask = torch.tensor([True])
+    given = TokenInputs.of(torch.tensor([1.5], dtype=torch.float64).log(), torch.tensor([float(advantage)]))
+    mine = objective_of("ms-swift", loss_type="fipo", fipo_safety_threshold=threshold)
+    found = influence(given, mask, torch.tensor([0, 1]), mine.gates[0], mine.surrogate)
+    assert found.tolist() == pytest.approx([wanted])

@@ -26,22 +26,25 @@ def grpo(scores: Scores, rule: AdvantageRule) -> Advantages:
     """
     mean_N = scores.mean_N()
     centred_N = scores.of_baseline_rows(scores.score_N - mean_N)
-    if rule.scale == "group":
-        # A single row has no standard deviation; verl divides its raw score by 1 + epsilon.
-        scale_N = torch.where(scores.baseline_rows_N > 1, _scale(scores.std_N(), scores.baseline_rows_N, rule), 1.0)
-        scale_N = torch.where(scores.baseline_rows_N > 1, scale_N, scale_N + rule.epsilon)
-    elif rule.scale == "batch":
-        stats = GroupStats(scores.whole, scores.in_baseline_N)
-        std_B = torch.where(stats.count_G > 1, stats.std(scores.score_N), 0.0)
-        scale_N = stats.per_row(_scale(std_B, stats.count_G, rule))
-    elif rule.scale == "mean":
-        scale_N = torch.where(scores.baseline_rows_N > 1, mean_N + rule.epsilon, 1.0)
-    else:
-        scale_N = torch.ones_like(centred_N)
     raw = singleton_advantage(scores, Advantages(centred_N, mean_N), rule.singleton)
     if rule.normalised:
         return raw._replace(value_N=over_batch(raw.value_N, scores.in_baseline_N, rule.epsilon, scores.whole))
-    return Advantages(raw.value_N / scale_N, raw.baseline_N)
+    return Advantages(raw.value_N / divisors(scores, rule), raw.baseline_N)
+
+
+def divisors(scores: Scores, rule: AdvantageRule) -> Tensor:
+    """Return what centred scores are divided by, as `rule.scale` says, ``[N]`` float64."""
+    if rule.scale == "group":
+        # A single row has no standard deviation; verl divides its raw score by 1 + epsilon.
+        scale_N = torch.where(scores.baseline_rows_N > 1, _scale(scores.std_N(), scores.baseline_rows_N, rule), 1.0)
+        return torch.where(scores.baseline_rows_N > 1, scale_N, scale_N + rule.epsilon)
+    if rule.scale == "batch":
+        stats = GroupStats(scores.whole, scores.in_baseline_N)
+        std_B = torch.where(stats.count_G > 1, stats.std(scores.score_N), 0.0)
+        return stats.per_row(_scale(std_B, stats.count_G, rule))
+    if rule.scale == "mean":
+        return torch.where(scores.baseline_rows_N > 1, scores.mean_N() + rule.epsilon, 1.0)
+    return torch.ones_like(scores.score_N)
 
 
 def _scale(std: Tensor, count: Tensor, rule: AdvantageRule) -> Tensor:

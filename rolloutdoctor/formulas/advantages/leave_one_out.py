@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from rolloutdoctor.formulas.advantages.grpo import divisors
 from rolloutdoctor.formulas.advantages.normalised import over_batch
 from rolloutdoctor.formulas.advantages.scores import Advantages, Scores, singleton_advantage
 from rolloutdoctor.objective.objective import AdvantageRule
@@ -25,6 +26,17 @@ def rloo(scores: Scores, rule: AdvantageRule) -> Advantages:
         return found
     able_N = scores.in_baseline_N & (baseline_rows_N > 1)
     return found._replace(value_N=over_batch(found.value_N, able_N, rule.epsilon, scores.whole))
+
+
+def rloo_scaled(scores: Scores, rule: AdvantageRule) -> Advantages:
+    """`rloo`, divided by the standard deviation of the group or of the batch plus epsilon, as `rule.scale` says.
+
+    Source: ms-swift ``compute_advantages`` (swift/rl_core/advantage.py).
+    """
+    found = rloo(scores, rule)
+    return found._replace(
+        value_N=found.value_N / divisors(scores, rule), baseline_N=scores.of_baseline_rows(found.baseline_N)
+    )
 
 
 def leave_one_out_score(scores: Scores, rule: AdvantageRule) -> Advantages:

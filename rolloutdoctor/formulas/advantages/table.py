@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rolloutdoctor.formulas.advantages.gdpo import gdpo
 from rolloutdoctor.formulas.advantages.grpo import gpg, grpo, grpo_passk, raw, reinforce_plus_plus_baseline
-from rolloutdoctor.formulas.advantages.leave_one_out import leave_one_out_score, rloo
+from rolloutdoctor.formulas.advantages.leave_one_out import leave_one_out_score, rloo, rloo_scaled
 from rolloutdoctor.formulas.advantages.levels import level_scores
 from rolloutdoctor.formulas.advantages.normalised import normalised_sum, normalize_then_sum
 from rolloutdoctor.formulas.advantages.opo import opo
@@ -69,6 +69,7 @@ ESTIMATORS: dict[str, Callable[[Scores, AdvantageRule], Advantages]] = {
     "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
     "relative_to_mean": relative_to_mean,
     "rloo": rloo,
+    "rloo_scaled": rloo_scaled,
 }
 """`Axis.ROWS`; the returns of a row are its advantages."""
 

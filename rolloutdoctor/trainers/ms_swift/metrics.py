@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.step_key import TRAIN
+from rolloutdoctor.evaluation.blocks import whole
 from rolloutdoctor.evaluation.evaluate import Evaluation, TokenSums
+from rolloutdoctor.evaluation.radii.advantages import advantage_radius
 from rolloutdoctor.evaluation.radii.loss import undecided_rows
+from rolloutdoctor.formulas.losses.future_kl import future_kl, influence, kept_safe
 from rolloutdoctor.formulas.losses.gates import weights
 from rolloutdoctor.formulas.losses.terms import TokenInputs
 from rolloutdoctor.objective.corrections import TermWeight
@@ -38,6 +41,7 @@ def grpo(evaluation: Evaluation) -> Mapping[str, float]:
             "kl": partial(_kl, evaluation, evaluation.tokens),
             "entropy/": partial(_entropy, evaluation, evaluation.tokens),
             "c": partial(_clips, evaluation, evaluation.tokens),
+            "fipo/": partial(_influence, evaluation, evaluation.tokens),
             "rollout_correction/": partial(_correction, evaluation, evaluation.tokens),
         }
     return LazyMetrics(groups)
@@ -245,6 +249,29 @@ def _clips(evaluation: Evaluation, tokens: TokenSums) -> dict[str, float]:
         share_N = _micro_mean(evaluation, tokens, sum_N)
         found[f"clip_ratio/{name}"] = _extreme(tokens.layout.forward_N, share_N, of)
     return found
+
+
+def _influence(evaluation: Evaluation, tokens: TokenSums) -> dict[str, float]:
+    """Means of fipo's future KL, of its weight, and the share of tokens that are safe."""
+    batch, rows, rule = evaluation.batch, evaluation.rows, evaluation.objective.surrogate
+    gate = next((gate for gate in evaluation.objective.gates if gate.kind == "future_kl"), None)
+    if gate is None or rows is None or rows.advantage_N is None or _is_undecided(evaluation):
+        return {}
+    block, mask_T = whole(batch, evaluation.dtype), batch.column("response_mask")
+    policy_t, old_t = block.column("policy_log_probs"), block.column(rule.old)
+    given = TokenInputs(policy_t, old_t, policy_t - old_t, block.expand(rows.advantage_N), block.runs)
+    safe_t, radius_N = kept_safe(given, gate, rule), advantage_radius(evaluation).likely
+    # A residue below 0 makes a token of a large ratio unsafe.
+    undecided_N = (rows.advantage_N.abs() <= radius_N) & (radius_N > 0)
+    beyond_t = ~kept_safe(replace(given, advantage_T=torch.full_like(given.advantage_T, -1.0)), gate, rule)
+    if bool((block.expand(undecided_N) & beyond_t).any()):
+        return {}
+    values = {
+        "future_kl_mean": future_kl(given, mask_T, batch.rows, gate, rule),
+        "influence_weight_mean": influence(given, mask_T, batch.rows, gate, rule),
+        "safety_keep_ratio": safe_t.double(),
+    }
+    return {f"fipo/{name}": _token_mean(evaluation, tokens, given.row_sum(x_t)) for name, x_t in values.items()}
 
 
 def _correction(evaluation: Evaluation, tokens: TokenSums) -> dict[str, float]:

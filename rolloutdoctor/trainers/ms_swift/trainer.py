@@ -38,6 +38,7 @@ LOSS_TYPES = {
     "dapo": (OF_GENERATION, "ppo_delta_clip"),
     "cispo": (OF_GENERATION, "cispo_capped"),
     "sapo": ("micro-batch-row-mean", "sapo"),
+    "fipo": (OF_GENERATION, "ppo_delta_clip"),
 }
 """Loss type to its aggregation and its policy term."""
 
@@ -52,6 +53,7 @@ BOUND = 20.0
 """Largest absolute log-ratio of the sampler's weights."""
 
 _SAPO: dict[str, tuple[object, ...]] = {"loss_type": ("sapo",)}
+_FIPO: dict[str, tuple[object, ...]] = {"loss_type": ("fipo",)}
 _TEACHER = "the teacher's log-probs are not in the rows"
 
 
@@ -90,9 +92,9 @@ OPTIONS = (
         "word",
         "grpo",
         "how token terms become one loss",
-        choices=(*LOSS_TYPES, "fipo", "real"),
+        choices=(*LOSS_TYPES, "real"),
         computed=tuple(LOSS_TYPES),
-        why_not="its terms depend on the tokens that follow, or on the other responses to the prompt",
+        why_not="its terms are of the other responses to the prompt",
         loss_alone=True,
     ),
     _SHARED["epsilon"],
@@ -108,6 +110,33 @@ OPTIONS = (
     _SHARED["top_entropy_quantile"],
     Option("tau_pos", "number", 1.0, "temperature of the sapo gate for positive advantages", only_with=_SAPO),
     Option("tau_neg", "number", 1.05, "temperature of the sapo gate for the other advantages", only_with=_SAPO),
+    Option("fipo_decay_rate", "number", 32.0, "tokens after which a log-ratio counts half (fipo)", only_with=_FIPO),
+    Option(
+        "fipo_clip_range",
+        "number",
+        0.2,
+        "how far the weight may be from 1 (null: unbounded)",
+        only_with=_FIPO,
+        optional=True,
+        low=0,
+    ),
+    Option("fipo_clip_high_only", "flag", True, "the weight is 1 or more, where it is bounded", only_with=_FIPO),
+    Option(
+        "fipo_safety_threshold",
+        "number",
+        4.0,
+        "ratio above which a token of negative advantage weighs 0.8 to 1",
+        only_with=_FIPO,
+        optional=True,
+    ),
+    Option(
+        "real_tau",
+        "number",
+        0.5,
+        "temperature of the scores (real)",
+        decides=False,
+        only_with={"loss_type": ("real",)},
+    ),
     Option(
         "rollout_importance_sampling_mode",
         "word",
@@ -210,6 +239,8 @@ def objective(config: Config) -> Objective:
             counted_in_loss=not of_generation,
             # The tokens of a generation are counted before truncated responses are masked.
             counted_before_rejection=overlong and of_generation,
+            # What the mask of rows takes out leaves the denominator of its micro-batch too.
+            counted_in_gates=loss_type == "bnpo" and config["off_policy_sequence_mask_delta"] is not None,
             needs_micro_batches=by_micro_batch and config["gradient_accumulation_steps"] != 1,
             eval_batches=True,
         ),
@@ -232,10 +263,6 @@ def _losses_not_computed(config: Config) -> Iterator[str]:
         yield unknown_loss(
             "top_entropy_quantile with overlong_filter",
             "its quantile is over tokens that the mask of the loss does not have",
-        )
-    if config["off_policy_sequence_mask_delta"] is not None and config.word("loss_type") == "bnpo":
-        yield unknown_loss(
-            "off_policy_sequence_mask_delta with loss_type = bnpo", "it takes rows out of the denominator too"
         )
 
 
@@ -263,25 +290,17 @@ def _is_in_reward(config: Config) -> bool:
 
 
 def _advantage(config: Config) -> AdvantageRule:
-    """Build how rewards become advantages.
-
-    Raises:
-        UsageError: for a scale that is not computed.
-    """
+    """Build how rewards become advantages."""
     estimator, scale = config.word("advantage_estimator"), _scale(config)
     plus_plus = estimator == "reinforce_plus_plus"
-    if estimator == "rloo" and scale in ("group", "batch"):
-        raise UsageError(
-            f"advantage_estimator = rloo with scale_rewards = {scale} divides leave-one-out advantages by a standard "
-            "deviation of the rewards, which is not computed by this version"
-        )
     named = scale == "gdpo" and not plus_plus
     weights = cast("tuple[float, ...] | None", config["reward_weights"])
     # reinforce_plus_plus divides by the deviation of what is centred by group; it knows no gdpo, and divides nothing.
     of_batch = plus_plus and scale == "batch"
     divisor = scale if scale in ("group", "batch") and not of_batch else "none"
+    leave_one_out = "rloo" if divisor == "none" else "rloo_scaled"
     return AdvantageRule(
-        estimator="normalize_then_sum" if named else "rloo" if estimator == "rloo" else "grpo",
+        estimator="normalize_then_sum" if named else leave_one_out if estimator == "rloo" else "grpo",
         scale=cast(Literal["group", "batch", "none"], divisor),
         epsilon=1e-8 if named else trl.EPSILON,
         singleton="zero",
@@ -295,6 +314,8 @@ def _gates(config: Config) -> tuple[TermWeight, ...]:
     """Build what multiplies the policy term and the KL term."""
     found = []
     share, drift = config.number("top_entropy_quantile"), config.optional_number("off_policy_sequence_mask_delta")
+    if config.word("loss_type") == "fipo":
+        found.append(_influence(config))
     if share < 1:
         found.append(TermWeight(kind="high_entropy", high=share, of_rank=True))
     mode = config["rollout_importance_sampling_mode"]
@@ -311,6 +332,20 @@ def _gates(config: Config) -> tuple[TermWeight, ...]:
         against = "rollout_log_probs" if config["use_vllm"] else "old_log_probs"
         found.append(TermWeight(kind="off_policy", against=against, high=drift, on_kl=True))
     return tuple(found)
+
+
+def _influence(config: Config) -> TermWeight:
+    """Build fipo's weight by the tokens that follow."""
+    span = config.optional_number("fipo_clip_range")
+    low = 1.0 if config["fipo_clip_high_only"] else 1 - (span or 0.0)
+    return TermWeight(
+        kind="future_kl",
+        decay=2 ** (-1 / config.number("fipo_decay_rate")),
+        low=low if span else None,
+        high=1 + span if span else None,
+        cap=config.optional_number("delta"),
+        safe_ratio=config.optional_number("fipo_safety_threshold"),
+    )
 
 
 def metrics(evaluation: "Evaluation") -> Mapping[str, float]:
@@ -355,6 +390,7 @@ TRAINER = Trainer(
             "entropy/*": "entropy",
             "rewards/*": "rewards",
             "rollout_correction/*": "sampler_gap",
+            "fipo/*": "mean",
             "clip_ratio/*_mean": "clip_share",
             "clip_ratio/*": "clip_extreme",
             "cispo_clip_ratio": "clip_share",
@@ -362,7 +398,7 @@ TRAINER = Trainer(
         not_recomputed={
             "grad_norm": "the norm of the parameters' gradient needs the model",
             "learning_rate, epoch, memory*, train_speed*, global_step/max_steps": "they come from schedule and clock",
-            "fipo/*, sdar/*, teacher_kl, rlsd_lambda, clip_ratio": "they belong to losses that are not computed",
+            "sdar/*, teacher_kl, rlsd_lambda, clip_ratio": "they belong to losses that are not computed",
             "num_turns": "turns are not in the rows",
         },
         generation=("reward", "reward_std", "rewards/*", "frac_reward_zero_std", "completions/*"),

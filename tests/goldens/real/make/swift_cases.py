@@ -91,4 +91,13 @@ CONFIGS = {
     "reinforce_plus_plus, group": {"advantage_estimator": "reinforce_plus_plus", "scale_rewards": "group"},
     "reinforce_plus_plus, gdpo": {"advantage_estimator": "reinforce_plus_plus", "scale_rewards": "gdpo"},
     "KL in the reward": {"kl_in_reward": True, "beta": 0.2},
+    "fipo": {"loss_type": "fipo"},
+    "fipo, both sides": {"loss_type": "fipo", "fipo_clip_high_only": False, "fipo_decay_rate": 2.0, "epsilon": 0.05},
+    "fipo, free": {"loss_type": "fipo", "fipo_clip_range": None, "fipo_safety_threshold": 1.05, "delta": 1.1},
+    "fipo, weights": {"loss_type": "fipo", "rollout_importance_sampling_mode": "token_truncate", "beta": 0.0},
+    "fipo, sequence": {"loss_type": "fipo", "importance_sampling_level": "sequence", "fipo_safety_threshold": None},
+    "rloo, group": {"advantage_estimator": "rloo", "scale_rewards": "group"},
+    "rloo, batch": {"advantage_estimator": "rloo", "scale_rewards": "batch", "kl_in_reward": False},
+    "rloo, group, KL in the loss": {"advantage_estimator": "rloo", "scale_rewards": "group", "kl_in_reward": False},
+    "off-policy rows, bnpo": {"off_policy_sequence_mask_delta": 0.02, "beta": 0.3, "loss_type": "bnpo"},
 }
