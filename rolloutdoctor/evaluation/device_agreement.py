@@ -1,7 +1,10 @@
 """The evaluation of a step on a GPU compared with the CPU's in float64.
 
-An advantage may differ by its rounding radius (`radii.advantages`), which grows where scores are equal. A reduced
-quantity, a sum of terms x, may differ by ``64 u sum |x|``, u = 2^-24 in float32 and 2^-53 in float64. What
+An advantage may differ by its rounding radius (`radii.advantages`), which grows where scores are equal. A sum over the
+n tokens of a row, of terms x, may differ by ``(64 u + 2 n 2^-53) sum |x|``: the terms are what some 64 operations in
+the type of the tokens leave, u = 2^-24 in float32 and 2^-53 in float64, and both devices add them up in float64, each
+in an order of its own, of which any loses n 2^-53 of the sum of magnitudes at most (Higham, Accuracy and Stability of
+Numerical Algorithms, 4.2). What
 conditioning, tokens at a bound (clip, cap, rejection) and ties of a ranking add is measured, as the response of the CPU
 to the type of the tokens, and to log-probs moved by `MOVED` u: even rows up and odd rows down, and the other way round.
 """
@@ -69,7 +72,7 @@ def compare(here: RolloutBatch, found: Mapping[str, Evaluation], request: Evalua
         if there.tokens is not None:
             sums, exact = [of_tokens[name].tokens for _, of_tokens in each], each[0][1]
             sizes = _sizes(here, exact[name], next(iter(exact.values())))
-            shares += _shares(here, sums, there.tokens, sizes, unit)
+            shares += _shares(here, sums, there.tokens, sizes, unit, terms_N=here.rows.diff())
     return max(shares)
 
 
@@ -174,8 +177,18 @@ def _shares(
     sizes: Mapping[str, Tensor],
     unit: float,
     radii: Mapping[str, Tensor] | None = None,
+    terms_N: Tensor | None = None,
 ) -> list[float]:
     """Return how far each value is from the first of those wanted, in bounds; the others are its responses.
+
+    Args:
+        here: the step.
+        wanted: of the CPU.
+        there: of the device.
+        sizes: sums of the magnitudes of the terms, by name.
+        unit: of the type of the terms.
+        radii: what is added to the bound, by name.
+        terms_N: how many terms those named in `sizes` have, where they were added up in float64.
 
     Raises:
         DeviceError: that says which one is furthest off.
@@ -186,7 +199,8 @@ def _shares(
         if not isinstance(getattr(there, name), Tensor):
             continue
         found, exact, *moved = (getattr(one, name).double() for one in (there, *wanted))
-        radius = UNITS * unit * (exact.abs() + sizes.get(name, torch.zeros(())))
+        orders = 0.0 if terms_N is None or name not in sizes else 2 * UNIT[torch.float64] * terms_N
+        radius = (UNITS * unit + orders) * (exact.abs() + sizes.get(name, torch.zeros(())))
         radius = radius + (radii or {}).get(name, torch.zeros(()))
         for one in moved:
             radius = radius + (one - exact).abs()

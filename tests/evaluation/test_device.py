@@ -2,9 +2,10 @@
 
 import re
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from every_objective import full_batch, objectives, plain_objective, with_every_fix
@@ -16,8 +17,9 @@ from rolloutdoctor.evaluation.device import Evaluator, kind_of
 from rolloutdoctor.evaluation.device_agreement import compare
 from rolloutdoctor.evaluation.evaluate import evaluate_all
 from rolloutdoctor.evaluation.requests import EvaluationRequest
+from rolloutdoctor.ops.segments import Runs
 from rolloutdoctor.results.errors import CannotComputeError, DeviceError
-from rolloutdoctor.testing import random_batch
+from rolloutdoctor.testing import random_batch, toy_batch
 from rolloutdoctor.trainers.table import TRAINERS
 
 SAMPLE = Path(__file__).parents[2] / "sample_data" / "run.parquet"
@@ -78,6 +80,65 @@ def largest(x_N, change):
     place = int(x_N.abs().nan_to_num().argmax())
     x_N[place] = change(x_N[place])
     return x_N
+
+
+LONG = 100_000
+"""Tokens of a row."""
+
+
+def in_turn(self, x):
+    """Sum each run from its first term to its last, as a thread of a GPU does: of equal terms no order loses more."""
+    sums = [np.cumsum(x[start:end], dtype=np.float64, axis=0)[-1:] for start, end in pairwise(self.offsets.tolist())]
+    return np.array([float(each[0]) if len(each) else 0.0 for each in sums])
+
+
+@pytest.fixture
+def long_rows():
+    """Two rows of so many tokens, of about equal terms, evaluated in float64 and once more with sums in turn."""
+    batch, taken = toy_batch([[1, 0]], lengths=LONG, policy=-0.1, ref=-0.35), {"": plain_objective("trl")}
+    found = evaluate_all(batch, taken, dtype=torch.float64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Runs, "sums", in_turn)
+        other = evaluate_all(batch, taken, dtype=torch.float64)
+    return batch, taken, found, other
+
+
+def test_sums_of_long_rows_in_another_order_agree(long_rows):
+    batch, taken, found, other = long_rows
+    apart = (other[""].tokens.grad_l1_N / found[""].tokens.grad_l1_N - 1).abs().max()
+    # By far more than the 64 units of the terms themselves.
+    assert float(apart) > 500 * device_agreement.UNIT[torch.float64]
+    assert 0 < compare(batch, other, request_of(taken, torch.float64)) < 1
+
+
+def test_a_token_that_is_lost_among_many_is_refused(long_rows):
+    batch, taken, found, _ = long_rows
+    part = found[""].tokens
+    lost = replace(found[""], tokens=replace(part, grad_l1_N=part.grad_l1_N * (1 - 1 / LONG)))
+    with pytest.raises(DeviceError, match="absolute gradient"):
+        compare(batch, {"": lost}, request_of(taken, torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("times", "is_refused"), [(0.95, False), (1.05, True)])
+def test_just_below_and_just_above_the_bound(dtype, times, is_refused):
+    batch, taken = random_batch(1, sizes=(8,) * 8, longest=200, dtype=dtype), {"": plain_objective("trl")}
+    right = evaluate_all(batch, taken, dtype=torch.float64)[""]
+
+    def moved(by):
+        part = right.tokens
+        return {"": replace(right, tokens=replace(part, grad_l1_N=largest(part.grad_l1_N, lambda x: x * (1 + by))))}
+
+    # The bound of the row that is moved, by a difference that is a part of it.
+    small = 64 * device_agreement.UNIT[dtype]
+    share = compare(batch, moved(small), request_of(taken, dtype))
+    assert 0 < share < 1
+    by = times * small / share
+    if is_refused:
+        with pytest.raises(DeviceError, match="absolute gradient"):
+            compare(batch, moved(by), request_of(taken, dtype))
+    else:
+        compare(batch, moved(by), request_of(taken, dtype))
 
 
 CHANGES = {
