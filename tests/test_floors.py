@@ -12,13 +12,16 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 ADVISORIES = {
-    "torch": ("2.6.0", "CVE-2025-32434: torch.load executes code with weights_only=True"),
+    # 2.6.0 had ended CVE-2025-32434, code that torch.load executes with weights_only=True.
+    "torch": ("2.10.0", "CVE-2026-24747: a file that torch.load reads with weights_only=True writes over memory"),
     "jinja2": ("3.1.6", "CVE-2025-27516: a template leaves the sandbox by the filter attr"),
-    "ray": ("2.52.0", "CVE-2025-62593: a page in a browser executes code in the dashboard"),
+    # 2.52.0 had ended CVE-2025-62593, code that such a page executes.
+    "ray": ("2.54.0", "CVE-2026-27482: a page in a browser deletes jobs by the dashboard"),
+    # CVE-2026-25087 (up to 23.0.0) is of files of Arrow IPC read with pre-buffering, and none is read here.
     "pyarrow": ("14.0.1", "CVE-2023-47248: an extension type in a file executes code"),
     "orjson": ("3.9.15", "CVE-2024-27454: deep nesting ends the process"),
 }
-"""Package to the first release without a hole, and which; as of 2026-11."""
+"""Package to the first release without a hole, and which; looked up in November 2026."""
 
 
 def requirements():
