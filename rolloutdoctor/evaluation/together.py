@@ -59,6 +59,7 @@ WITHIN_GROUPS: Mapping[str, Callable[[AdvantageRule], bool]] = {
     "single": lambda rule: not rule.single or rule.one_pass,
     "normalised": lambda rule: not rule.normalised,
     "whitened": lambda rule: not rule.whitened,
+    "row_levels": lambda rule: rule.row_levels is None,
     "token_levels": lambda rule: rule.token_levels is None,
 }
 """Field of an `AdvantageRule` to whether rows of other groups stay out of an advantage; unlisted ones let them in."""

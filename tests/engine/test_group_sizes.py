@@ -5,6 +5,7 @@ from engine.runs import TRL, VERL, small, write
 
 from rolloutdoctor.commands.check import check
 from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.evaluation.together import StepsTogether
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.rules.table import find
@@ -53,3 +54,35 @@ def test_two_seeds_of_a_trainer_with_groups_of_any_size(tmp_path):
     assert "check them with --each" in str(caught.value)
     # One file with one large group may be what the trainer made.
     assert _check(write(tmp_path / "c.parquet", small(group_id=["a"] * 4), said)).coverage.tested == 1
+
+
+def of_steps(*sizes):
+    """Steps of a prompt each, of so many responses; small, so that they are evaluated together."""
+    step = [number for number, size in enumerate(sizes) for _ in range(size)]
+    count = len(step)
+    return {
+        "step": step,
+        "group_id": [f"prompt {number}" for number in step],
+        "sample_id": [str(row) for row in range(count)],
+        "reward": [float(row % 2) for row in range(count)],
+        "response_mask": [[1, 1]] * count,
+        "policy_log_probs": [[-1.0, -1.0]] * count,
+        "ref_log_probs": [[-1.5, -1.5]] * count,
+    }
+
+
+def test_a_group_above_num_generations_among_steps_that_share_a_pass(tmp_path, monkeypatch):
+    joined, before = [], StepsTogether.whole
+
+    def counting(self, *given):
+        joined.append(len(self.batches))
+        return before(self, *given)
+
+    monkeypatch.setattr(StepsTogether, "whole", counting)
+    said = _said(TRL, num_generations=2)
+    assert _check(write(tmp_path / "right.parquet", of_steps(2, 2, 2, 2), said)).coverage.tested == 1
+    with pytest.raises(InputError) as caught:
+        _check(write(tmp_path / "run.parquet", of_steps(2, 2, 3, 2, 4), said))
+    # Its own name and its own step, not those of the steps that it is evaluated with.
+    assert "run.parquet: group 'prompt 2' of step 2 has 3 rows where num_generations is 2" in str(caught.value)
+    assert joined == [4, 5]

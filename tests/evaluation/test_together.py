@@ -123,6 +123,32 @@ def test_together_as_alone(run, seed, is_cut):
             np.testing.assert_array_equal(one.losses, np.array(found.joined[label].losses)[:, number : number + 1])
 
 
+def test_an_evaluation_is_cut_by_step_once_and_only_where_it_is_asked_for(monkeypatch):
+    cuts, before = [], StepsTogether._cut
+
+    def counting(self, whole, **more):
+        cuts.append(whole.objective)
+        return before(self, whole, **more)
+
+    monkeypatch.setattr(StepsTogether, "_cut", counting)
+    steps, objectives = [a_step(number, number) for number in range(3)], objectives_of("trl")
+    found = StepsTogether(steps, [{}] * 3, torch.float32).whole(objectives)
+    assert not cuts
+    for step, each in zip(steps, found.each, strict=True):
+        assert each[""].batch is step
+        assert len(each["zero-std:loss"].rows.advantage_N) == len(step)
+    assert cuts == [objectives[""], objectives["zero-std:loss"]]
+
+
+@pytest.mark.parametrize(("run", "is_within"), [("trl", True), ("trl batch scale", False)])
+def test_a_step_knows_its_rows_in_the_whole_where_groups_keep_to_themselves(run, is_within):
+    """Else what is worked out of the whole would not be that of the step."""
+    steps = [a_step(number, number) for number in range(3)]
+    found = StepsTogether(steps, [{}] * 3, torch.float32).whole(objectives_of(run))
+    for each, rows in zip(found.each, rows_of(steps), strict=True):
+        assert each[""].whole == ((found.joined[""], rows) if is_within else None)
+
+
 @pytest.mark.parametrize("run", WITH_SAMPLER)
 def test_together_as_alone_with_a_sampler(run):
     objectives, steps = objectives_of(run), [a_step(seed, seed) for seed in range(4)]
