@@ -51,9 +51,9 @@ class BlockForm:
                 if begins.lastindex:
                     step = int(begins[1]) - self.first + more
                     total = int(begins[2]) if begins.lastindex > 1 else None
-            elif not self.in_block or not (has_begun or self.is_headless):
+            elif not (has_begun or self.is_headless):
                 continue
-            for label, cell in self.part.findall(text) if self.marks[1] in text else ():
+            for label, cell in self.part.findall(text):
                 if not cell:
                     section = label if label.endswith("/") else ""
                     continue
@@ -70,13 +70,14 @@ class BlockForm:
         yield from self._closed(values, step, total)
 
     def _pieces(self, lines: Iterable[str]) -> Iterator[tuple[re.Match[str] | None, str]]:
-        """Yield the lines, from each beginning of a step to the next."""
+        """Yield the lines that may have a part, from each beginning of a step to the next."""
+        begins, part = self.marks
         for line in lines:
-            starts = [*self.begins.finditer(line)] if self.marks[0] in line else []
-            if not starts:
+            starts = [*self.begins.finditer(line)] if begins in line else []
+            if not starts and self.in_block and part in line:
                 yield None, line
             ends = [*(match.start() for match in starts[1:]), len(line)]
-            for match, end in zip(starts, ends[: len(starts)], strict=True):
+            for match, end in zip(starts, ends[: len(starts)], strict=True) if starts else ():
                 yield match, line[match.end() : end]
 
     def _closed(self, values: dict[str, float | None], step: int, total: int | None) -> Iterator[Printed]:
