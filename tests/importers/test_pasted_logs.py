@@ -129,6 +129,23 @@ def test_a_first_step_that_is_logged_as_well_is_no_share_of_the_steps(tmp_path):
     assert "numbered from 1" in told[0]
 
 
+@pytest.mark.parametrize("digits", [2, 6])
+def test_a_console_that_was_resumed_within_an_epoch(digits, tmp_path):
+    """Steps 60, 70, ..., 100 of 100, in two epochs; only the last progress bar is in it."""
+    lines = [f"{{'loss': 0.5, 'epoch': {round(step / 50, digits)}}}" for step in range(60, 101, 10)]
+    _, logged, told = read(tmp_path, "\n".join([*lines, "100%|#| 100/100 [01:00<00:00]\n"]))
+    assert [step for step, _ in logged] == [60, 70, 80, 90, 100]
+    assert not any("numbered" in sentence for sentence in told)
+
+
+def test_epochs_that_cannot_tell_the_step_of_a_resumed_console(tmp_path):
+    """A hundredth of an epoch is as many steps as the lines are apart."""
+    lines = [f"{{'loss': 0.5, 'epoch': {round(step / 1000, 2)}}}" for step in range(500, 1001, 10)]
+    _, logged, told = read(tmp_path, "\n".join([*lines, "100%|#| 1000/1000 [01:00<00:00]\n"]))
+    assert [step for step, _ in logged][:2] == [1, 2]
+    assert any("numbered from 1" in sentence for sentence in told)
+
+
 PIPES = """\
 This is what it shows:
 

@@ -123,15 +123,15 @@ def numbered(records: Sequence[Printed], bars: Bars, name: str, notes: LogNotes,
     numbered.
     """
     training = [place for place, record in enumerate(records) if record.split == TRAIN]
-    every, steps = None, None
+    every, steps, before = None, None, 0
     if any(record.step is None for record in records):
         epochs = [records[place].values.get("epoch") or 0.0 for place in training]
-        every, whole = _interval(epochs, bars)
+        every, whole, before = _interval(epochs, bars)
         steps, total = _positions(training, bars)
         notes.planned(whole if steps is None else total)
         if growing:
             # Nobody knows the steps yet, and the lines that were counted keep their numbers.
-            every, steps = None, None
+            every, steps, before = None, None, 0
     elif bars.drawn and (last := max((record.step or 0 for record in records), default=0)):
         totals = {total for _, done, total in bars.drawn if done == last}
         notes.planned(totals.pop() if len(totals) == 1 else None)
@@ -140,32 +140,54 @@ def numbered(records: Sequence[Printed], bars: Bars, name: str, notes: LogNotes,
     if every is None and steps is None and not is_undecided and all(record.step is None for record in records):
         notes.counted_steps = True
         notes.tell(f"{name}: the lines have no step, and no progress bar gives it: they are numbered from 1")
-    step = 0
+    step = before
     for place, record in enumerate(records):
         counted = step + (every or 1) * (record.split == TRAIN)
         step = record.step if record.step is not None else counted if steps is None else steps.get(place, step)
         yield step, record.split, record.values
 
 
-def _interval(epochs: Sequence[float], bars: Bars) -> tuple[int | None, int | None]:
-    """Return the steps that a line stands for, and those of the progress bar that was drawn most and reached its end.
+def _interval(epochs: Sequence[float], bars: Bars) -> tuple[int | None, int | None, int]:
+    """Return the steps that a line stands for, those of the progress bar that reached its end, and those before.
+
+    Of several bars it is the one that was drawn most. Steps before the first line are of a run that was resumed.
 
     Args:
         epochs: of the training lines; they grow evenly, but where the first step is logged as well.
         bars: that were drawn.
     """
     logged = len(epochs)
-    if not logged or abs(epochs[0] * logged - epochs[-1]) > 0.005 * (logged + 1) + 1e-3 * epochs[-1]:
-        return None, None
+    is_whole = logged and abs(epochs[0] * logged - epochs[-1]) <= 0.005 * (logged + 1) + 1e-3 * epochs[-1]
+    if not is_whole and not _is_even(epochs):
+        return None, None, 0
     totals = Counter(total for _, _, total in bars.drawn)
-    fitting: dict[int, int] = {}
+    fitting: dict[int, tuple[int, int]] = {}
     for total in {total for _, done, total in bars.drawn if done == total}:
+        if not is_whole:
+            # Lines are at multiples of their interval; epochs with two digits have to tell which.
+            width, first = ((epochs[-1] - epochs[0]) / (logged - 1), epochs[0])
+            every = round(total * width / epochs[-1])
+            if every and total % every == 0 and 4 * _ROUNDED * total < every * epochs[-1]:
+                fitting[total] = every, (round(total * first / epochs[-1] / every) - 1) * every
+            continue
         # More than one number of steps gives as many lines; of these, logs mostly end with the training.
         least, most = total // (logged + 1) + 1, total // logged
         if total % logged == 0 or least == most:
-            fitting[total] = most
+            fitting[total] = most, 0
     whole = max(fitting, key=lambda total: (totals[total], total), default=None)
-    return (None, None) if whole is None else (fitting[whole], whole)
+    return (None, None, 0) if whole is None else (fitting[whole][0], whole, fitting[whole][1])
+
+
+_ROUNDED = 0.005
+"""How far an epoch that is printed with two digits is from its own."""
+
+
+def _is_even(epochs: Sequence[float]) -> bool:
+    """Tell epochs that grow by the same from line to line, as far as their digits show."""
+    if len(epochs) < 3 or epochs[0] >= epochs[-1]:
+        return False
+    width = (epochs[-1] - epochs[0]) / (len(epochs) - 1)
+    return all(abs(epoch - epochs[0] - place * width) <= 2 * _ROUNDED for place, epoch in enumerate(epochs))
 
 
 def _positions(training: Sequence[int], bars: Bars) -> tuple[dict[int, int] | None, int | None]:
