@@ -193,7 +193,7 @@ def read_logs(logs: Sequence[Source], notes: ReaderNotes | None = None) -> Logge
                 " give one of them, or check them with --each"
             )
     found = joined([table for _, table in tables])
-    for name, table in reversed(tables):
+    for name, table in reversed(tables[:-1]):
         for key, metric, value, last in differences(table, found):
             notes.repeated(f"{name} and {tables[-1][0]}", key, metric, value, last)
     found.total_steps = total

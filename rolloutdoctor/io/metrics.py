@@ -253,6 +253,8 @@ def check_one_log(tables: Sequence[tuple[str, LoggedMetrics]]) -> None:
     Raises:
         SeveralRunsError: if two of them are.
     """
+    if len(tables) < 2:
+        return
     seen: dict[tuple[StepKey, str], dict[float, list[int]]] = {}
     for number, (second, other) in enumerate(tables):
         differing = set[int]()
@@ -334,11 +336,11 @@ def contradiction(one: LoggedMetrics, other: LoggedMetrics) -> tuple[StepKey, st
 
 def differences(one: LoggedMetrics, other: LoggedMetrics) -> Iterator[tuple[StepKey, str, float, float]]:
     """Yield where two logs have values of one metric that differ by more than their rounding, in the order of steps."""
-    digits = one.digits(), other.digits()
     for key in one.steps():
         mine, its = one.at(key), other.at(key)
-        for name in sorted(mine.keys() & its.keys()):
-            if _differ(name, mine, its, digits):
+        # Mostly all are the same, and what they were rounded to need not be known.
+        for name in sorted(name for name in mine.keys() & its.keys() if mine[name] != its[name]):
+            if _differ(name, mine, its, (one.digits(), other.digits())):
                 yield key, name, mine[name], its[name]
 
 
