@@ -23,6 +23,7 @@ from rolloutdoctor.cli import (
     recompute,
     reference,
     report,
+    verify,
     view,
     why,
 )
@@ -53,6 +54,7 @@ app.command("plot", cls=GroupedCommand, epilog=plot.EPILOG)(plot.plot)
 app.command("report", cls=GroupedCommand, epilog=report.EPILOG)(report.report)
 app.command("view", cls=GroupedCommand, epilog=view.EPILOG)(view.view)
 app.command("identify", cls=GroupedCommand, epilog=identify.EPILOG)(identify.identify)
+app.command("verify", cls=GroupedCommand, epilog=verify.EPILOG)(verify.verify)
 app.command("info", cls=GroupedCommand)(info.info)
 app.command("convert", cls=GroupedCommand, epilog=convert.EPILOG)(convert.convert)
 app.command("demo", cls=GroupedCommand)(demo.demo)
@@ -112,6 +114,7 @@ def _defaults() -> Mapping[str, Mapping[str, object]]:
         "identify": shared,
         "diff": shared,
         "compare": shared,
+        "verify": shared,
         "why": shared,
         "recompute": shared,
         "plot": values,

@@ -544,6 +544,24 @@ class Identify(Head):
     faults: list[FaultOfRelease] = _unless([])
 
 
+class VerifiedStage(Model):
+    stage: Text
+    outcome: Literal["follows", "differs", "cannot be told"]
+    required: Flag
+    compared: Count
+    agree: Count
+    code: Text
+    reason: Text
+    remedy: Text
+
+
+class Verify(Model):
+    schema_version: Literal[1] = 1
+    trainer: TrainerName = _at("__dict__")
+    stages: list[VerifiedStage]
+    notes: list[Text]
+
+
 class NotApplicableRule(Model):
     code: Code
     reason: Text

@@ -22,6 +22,7 @@ OUTPUTS: Mapping[str, tuple[str, Any, str]] = {
     "why-line": ("a line of why --format jsonl", models.Why, "answer"),
     "recompute": ("recompute --format json", models.Recompute, ""),
     "recompute-line": ("a line of recompute --format jsonl", models.Recompute, "run"),
+    "verify": ("verify --format json", models.Verify, ""),
     "identify": ("identify --format json", models.Identify, ""),
     "info": ("info --format json", models.Info, ""),
     "rule": ("rule CODE --format json", models.Rule, ""),

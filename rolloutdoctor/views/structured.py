@@ -32,6 +32,7 @@ _MODELS = {
     "Recomputed": "Recompute",
     "Identification": "Identify",
     "RunInfo": "Info",
+    "Verification": "Verify",
     "Why": "Why",
 }
 """Result to the model of its JSON."""

@@ -1,0 +1,140 @@
+"""`verify`: whether every logged number of a stage follows from the options, for a trainer's own tests."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from rolloutdoctor.commands.check import CheckedRun, check_in_parts
+from rolloutdoctor.engine.assumptions import Doubt, find_doubts
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.io.progress import Progress
+from rolloutdoctor.io.run import Run
+from rolloutdoctor.objective.stages import STAGES
+from rolloutdoctor.results.audit import AuditEntry
+from rolloutdoctor.results.errors import UsageError, nearest
+from rolloutdoctor.results.findings import Finding, Report
+from rolloutdoctor.results.verification import DIFFERS, FOLLOWS, UNTOLD, Verification, VerifiedStage
+from rolloutdoctor.rules.audited import AuditedRule, DiffersRule
+from rolloutdoctor.rules.base import counted
+from rolloutdoctor.rules.table import RULES
+
+AUDITED = tuple(rule for rule in RULES if isinstance(rule, AuditedRule))
+"""The rules that compare logged with recomputed values, and say where a difference comes from."""
+
+_LOGGED = {
+    "advantages": "record the advantages of every row (advantage) or token (advantages)",
+    "kl": "record the KL of every token (kl), or its metric",
+    "loss": "record the metrics of the update",
+    "metrics": "record the trainer's metrics",
+}
+
+
+_NOUNS = {"advantages": "advantage", "kl": "KL", "loss": "loss", "metrics": "metric"}
+
+
+def verify(
+    run: Run,
+    options: CheckOptions,
+    required: Sequence[str],
+    allowed: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Verification:
+    """Compare every logged number of a run with what its options compute.
+
+    Args:
+        run: what to read.
+        options: how.
+        required: stages that have to follow.
+        allowed: codes of known faults of the release with which numbers may follow.
+        progress: called with what is done and what there is to do, in the run's `unit`.
+
+    Raises:
+        UsageError: if a stage is none, or an option cannot be used.
+        InputError: if a file cannot be read, or breaks the contract.
+    """
+    for stage in required:
+        if stage not in STAGES:
+            raise UsageError(f"--require {stage}: no stage{nearest(stage, STAGES)}; there are {', '.join(STAGES)}")
+    checked = check_in_parts(run, replace(options, rules=AUDITED), progress)
+    report, doubts = checked.report, _doubts(checked)
+    stages = [stage_of(report, stage, allowed, doubts, required=stage in required) for stage in STAGES]
+    known = tuple(stage for stage in stages if stage.required or stage.compared)
+    return Verification(report.trainer, report.trainer_version, known, report.notes)
+
+
+def _doubts(checked: CheckedRun) -> Mapping[str, Doubt]:
+    """Stages that rest on options that nothing states, or on a release that was not read."""
+    agreeing = {entry.quantity: entry.with_fixes for entry in checked.report.audit if entry.with_fixes}
+    return find_doubts(replace(checked.prepared.context, audit=checked.state.audit), agreeing)
+
+
+def stage_of(
+    report: Report,
+    stage: str,
+    allowed: Sequence[str] = (),
+    doubts: Mapping[str, Doubt] = MappingProxyType({}),
+    *,
+    required: bool = True,
+) -> VerifiedStage:
+    """Return what the audit of a report says of one stage.
+
+    Values that follow with a fault of the release alone differ from what its options ask for, unless that is allowed.
+    A stage with a value that could not be compared cannot be told, nor can one that differs from what was assumed.
+    """
+    entries = [entry for entry in report.audit if entry.stage == stage]
+    compared, agree = sum(entry.compared for entry in entries), sum(entry.agree for entry in entries)
+    judged = VerifiedStage(stage, FOLLOWS, compared, agree, required=required)
+    off = [entry for entry in entries if entry.compared and not entry.agrees]
+    faulty = [entry for entry in entries if entry.fault and entry.fault not in allowed]
+    finding = _finding_of(report, off or faulty)
+    if off:
+        if stage in doubts:
+            return replace(judged, outcome=UNTOLD, reason=doubts[stage].reason, remedy=doubts[stage].remedy)
+        reason = _sentence(off, compared - agree, finding)
+    elif faulty:
+        fixes = ", ".join(dict.fromkeys(fix for entry in faulty for fix in entry.with_fixes))
+        reason = f"{_listed(faulty)} follow only with a fault that the release has" + (
+            f" (fix {fixes})" if fixes else ""
+        )
+        reason = f"{reason}: {finding.headline}" if finding is not None else reason
+    else:
+        left = [entry for entry in entries if entry.not_compared]
+        if compared and not left:
+            return judged
+        skipped = next((one for one in report.skipped if one.code in _of_differences(stage)), None)
+        if skipped is not None and not entries:
+            return replace(judged, outcome=UNTOLD, reason=skipped.reason, remedy=skipped.remedy)
+        reason = left[0].reason if left else f"no logged {_NOUNS[stage]} could be compared"
+        return replace(judged, outcome=UNTOLD, reason=reason, remedy=_LOGGED[stage])
+    advice, code = (finding.advice, finding.code) if finding is not None else ("", faulty[0].fault if faulty else "")
+    return replace(judged, outcome=DIFFERS, reason=reason, remedy=advice, code=code)
+
+
+def _of_differences(stage: str) -> set[str]:
+    """Codes of the rules that say that the values of a stage differ."""
+    return {rule.code for rule in AUDITED if isinstance(rule, DiffersRule) and stage in rule.stages}
+
+
+def _finding_of(report: Report, entries: Sequence[AuditEntry]) -> Finding | None:
+    """The finding that explains some quantities; else the one that says that they differ."""
+    names = {entry.quantity for entry in entries}
+    codes = {entry.fault for entry in entries}
+    caused = [
+        finding
+        for finding in report.findings
+        if finding.cause is not None and names & {finding.cause.quantity, *finding.cause.explains}
+    ]
+    of_faults = [finding for finding in report.findings if finding.code in codes]
+    return next(iter([*caused, *of_faults, *report.findings]), None) if entries else None
+
+
+def _sentence(entries: Sequence[AuditEntry], off: int, finding: Finding | None) -> str:
+    start = f"{_listed(entries)}: {counted(off, 'value')} of {sum(entry.compared for entry in entries):,} differ"
+    first = next((entry.first for entry in entries if entry.first is not None), None)
+    if first is not None:
+        start += f", first at step {first.step}: logged {first.logged:.6g}, recomputed {first.recomputed:.6g}"
+    return start if finding is None else f"{start}; {finding.headline}"
+
+
+def _listed(entries: Sequence[AuditEntry]) -> str:
+    return ", ".join(entry.quantity for entry in entries)

@@ -1,0 +1,178 @@
+"""Cases: small batches on which the formulas of known trainers differ, packed and as a trainer's padded tensors."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.testing import toy_batch
+
+TOKEN_COLUMNS = ("policy_log_probs", "old_log_probs", "ref_log_probs", "rollout_log_probs", "values")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A batch of responses, and the padded tensors that a trainer makes of it: N responses, right-padded to L tokens.
+
+    Attributes:
+        name: what it is about.
+        batch: the batch.
+        dtype: of the padded log-probs and rewards.
+        advantages: ``[N, L]`` what the options compute, for a loss; None for a function that computes them.
+    """
+
+    name: str
+    batch: RolloutBatch
+    dtype: torch.dtype = torch.float32
+    advantages: Tensor | None = None
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Tokens of each response."""
+        return [int(length) for length in self.batch.rows.diff()]
+
+    def pad(self, x_T: Tensor) -> Tensor:
+        """Return values of tokens as a matrix, ``[N, L]``; 0 in the padding."""
+        padded = torch.zeros(len(self.lengths), max([1, *self.lengths]), dtype=x_T.dtype)
+        for row, values in enumerate(x_T.split(self.lengths)):
+            padded[row, : len(values)] = values
+        return padded
+
+    def pack(self, x: Tensor) -> Tensor:
+        """Return the values of a matrix ``[N, L]`` that are no padding, ``[T]``."""
+        return torch.cat([x[row, :length] for row, length in enumerate(self.lengths)])
+
+    def column(self, name: str) -> Tensor:
+        """Return a column of tokens as a matrix, ``[N, L]``."""
+        return self.pad(self.batch.column(name).to(self.dtype))
+
+    @property
+    def response_mask(self) -> Tensor:
+        """1 on trained tokens, ``[N, L]`` int64."""
+        return self.pad(self.batch.column("response_mask").long())
+
+    @property
+    def rewards(self) -> Tensor:
+        """The reward of each response, ``[N]``."""
+        return self.batch.column("reward").to(self.dtype)
+
+    @property
+    def token_level_rewards(self) -> Tensor:
+        """The reward on the last token of each response, ``[N, L]``."""
+        rewards = torch.zeros(len(self.lengths), max([1, *self.lengths]), dtype=self.dtype)
+        for row, length in enumerate(self.lengths):
+            rewards[row, length - 1] = self.rewards[row]
+        return rewards
+
+    @property
+    def group_index(self) -> Tensor:
+        """The number of the group of each response, ``[N]`` int64."""
+        return self.batch.group_N
+
+    @property
+    def index(self) -> "np.ndarray":
+        """The name of the group of each response, ``[N]`` objects."""
+        return np.array([self.batch.group_name(group) for group in self.group_index.tolist()], dtype=object)
+
+    @property
+    def group_size(self) -> int:
+        """Responses of a group; 0 where groups differ."""
+        sizes = torch.bincount(self.group_index)
+        return int(sizes[0]) if bool((sizes == sizes[0]).all()) else 0
+
+
+def _case(
+    name: str,
+    rewards: Sequence[Sequence[float]],
+    lengths: Sequence[int],
+    *,
+    masked: Mapping[int, Sequence[int]] | None = None,
+    spread: float = 0.2,
+    base: float = 2.0,
+    seed: int = 0,
+    per_row: Mapping[str, Sequence[int]] | None = None,
+) -> Case:
+    """Draw the log-probs of a case: multiples of 2^-16, which float32 and a file hold exactly.
+
+    Args:
+        name: of the case.
+        rewards: of each group.
+        lengths: tokens of each response.
+        masked: response to the tokens of it that are not trained.
+        spread: standard deviation by which log-probs differ from each other, in nats.
+        base: largest size of a log-prob, in nats.
+        seed: of the draw.
+        per_row: further columns.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    mask = [[int(at not in (masked or {}).get(row, ())) for at in range(length)] for row, length in enumerate(lengths)]
+
+    def rows(values_T: Tensor) -> list[list[float]]:
+        return [[round(float(value) * 2**16) / 2**16 for value in row] for row in values_T.split(list(lengths))]
+
+    tokens = sum(lengths)
+    policy_T = -torch.rand(tokens, generator=draw, dtype=torch.float64) * base - 0.01
+    others = [policy_T + spread * torch.randn(tokens, generator=draw, dtype=torch.float64) for _ in range(3)]
+    old, ref, rollout = (rows(other_T.clamp(max=-0.001)) for other_T in others)
+    values = rows(torch.randn(tokens, generator=draw, dtype=torch.float64))
+    batch = toy_batch(
+        rewards,
+        lengths=list(lengths),
+        mask=mask,
+        policy=rows(policy_T),
+        old=old,
+        ref=ref,
+        rollout=rollout,
+        values=values,
+        # One update on one micro-batch of one rank: means over parts of the batch are those of the whole.
+        per_row={**dict.fromkeys(("micro_batch_id", "optim_step_id", "rank"), [0] * len(lengths)), **(per_row or {})},
+    )
+    return Case(name, batch)
+
+
+CASES = (
+    _case("ragged", [[1.0, 0.25, -0.5, 2.0], [0.1, 0.7, 0.3, 0.9]], [3, 1, 5, 2, 4, 6, 2, 3]),
+    _case("zero variance", [[0.5, 0.5, 0.5, 0.5], [1.0, 0.0, 0.0, 2.0]], [2, 3, 4, 1, 3, 3, 2, 5], seed=1),
+    _case("tied", [[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]], [4, 4, 2, 2, 1, 6, 3, 3], seed=2),
+    _case(
+        "fully masked",
+        [[1.0, 0.0, 5.0, 0.5], [0.2, 0.4, 0.8, 0.6]],
+        [3, 2, 4, 3, 2, 5, 1, 4],
+        masked={2: range(4)},
+        seed=3,
+    ),
+    _case(
+        "masked tokens",
+        [[1.0, 0.0, 0.5, 0.25], [0.0, 1.0, 2.0, 3.0]],
+        [6, 4, 5, 3, 4, 6, 5, 4],
+        masked={0: (2, 3), 1: (3,), 5: (0, 1), 6: (2,)},
+        seed=4,
+    ),
+    _case("float residue", [[0.1, 0.1, 0.1, 0.1], [0.3, 0.3, 0.3, 1.0]], [2, 3, 2, 4, 3, 1, 2, 2], seed=5),
+    _case(
+        "extreme log-probs",
+        [[1.0, 0.0, 0.0, 1.0], [0.0, 2.0, 1.0, 1.0]],
+        [3, 4, 2, 3, 5, 2, 3, 4],
+        spread=4.0,
+        base=30.0,
+        seed=6,
+    ),
+    _case("groups of several sizes", [[1.0], [0.0, 1.0, 0.5], [0.2, 0.9, 0.4, 0.1]], [3, 2, 4, 1, 5, 2, 3, 3], seed=7),
+    _case(
+        "several rows of a trajectory",
+        [[1.0, 1.0, 1.0, 0.0], [0.5, 0.0, 0.0, 1.0]],
+        [2, 3, 4, 3, 2, 2, 5, 1],
+        per_row={"trajectory_id": [0, 0, 0, 1, 2, 3, 3, 4]},
+        seed=8,
+    ),
+)
+"""Each differs from the others in what it tells apart; none has more than eight responses."""
+
+
+def in_precision(case: Case, dtype: torch.dtype) -> Case:
+    """Return a case whose tensors are of a precision."""
+    return replace(case, dtype=dtype)

@@ -1,0 +1,49 @@
+"""A verification as text for people and as JSON for programs."""
+
+from collections.abc import Callable
+
+from rolloutdoctor.results.verification import FOLLOWS, Verification, VerifiedStage
+from rolloutdoctor.views.structured import as_json
+from rolloutdoctor.views.style import Style, plain
+from rolloutdoctor.views.wrapping import wrapped
+
+
+def text(found: Verification, style: Style | None = None) -> str:
+    """Return the verification as lines of text: a verdict, then a line for each stage."""
+    lines = [verdict(found), ""]
+    for stage in found.stages:
+        lines += _stage_lines(stage)
+    lines += [f"{'note':<12}{plain(note, 600)}" for note in found.notes]
+    return "\n".join(wrapped(lines, (style or Style()).width)) + "\n"
+
+
+def verdict(found: Verification) -> str:
+    """Say in a sentence whether every required stage follows."""
+    by_outcome = {
+        outcome: [stage.stage for stage in found.stages if stage.required and stage.outcome == outcome]
+        for outcome in {stage.outcome for stage in found.stages}
+    }
+    whose = "" if found.trainer is None else f" of {found.trainer} {found.trainer_version or ''}".rstrip()
+    if found.worst() == FOLLOWS:
+        return f"Verified: {_listed(by_outcome[FOLLOWS])} follow from the options{whose}."
+    words = {"differs": "Not as the options say", "cannot be told": "Cannot be told"}[found.worst()]
+    return f"{words}{whose}: {_listed(by_outcome[found.worst()])}."
+
+
+def _stage_lines(stage: VerifiedStage) -> list[str]:
+    counts = f"{stage.agree:,} of {stage.compared:,} logged values follow" if stage.compared else ""
+    said = "" if stage.required else " (not required)"
+    lines = [f"{stage.stage:<12}{stage.outcome}{said}{': ' if counts else ''}{counts}"]
+    lines += [f"{'':<12}{plain(stage.code + ' ' if stage.code else '', 20)}{plain(stage.reason, 600)}"] * bool(
+        stage.reason
+    )
+    lines += [f"{'':<12}-> {plain(stage.remedy, 600)}"] * bool(stage.remedy)
+    return lines
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+RENDERERS: dict[str, Callable[[Verification, Style], str]] = {"full": text, "json": as_json}
+"""Format to its renderer."""
