@@ -139,7 +139,7 @@ def check(
     except SeveralRunsError as error:
         from rolloutdoctor.views.several import RENDERERS as FORMATS
 
-        if alone or format_.value not in FORMATS or len(runs_at(paths, source.dump)) < 2:
+        if alone or format_.value not in FORMATS or not 2 <= len(runs_at(paths, source.dump)) <= _MOST_RUNS:
             raise
         run, each = None, True
         if not quiet:
@@ -211,6 +211,9 @@ def _save(saved: "SavedState", path: str) -> None:
 
     write_whole(archived(members_of(saved)), path)
 
+
+_MOST_RUNS = 50
+"""Runs of a project that are checked though nobody asked for each."""
 
 _WITHOUT_NOTES = (opt.Format.concise, opt.Format.junit, opt.Format.github)
 """Formats with a place for rules alone: what readers noted goes to stderr."""

@@ -2,13 +2,17 @@
 
 import json
 import math
+import sqlite3
 import weakref
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from engine.runs import TRL, random_columns, small, write
+from typer.testing import CliRunner
 
+from rolloutdoctor.cli.app import app
 from rolloutdoctor.commands.check import check
 from rolloutdoctor.commands.each import find_runs
 from rolloutdoctor.engine.options import CheckOptions
@@ -184,3 +188,18 @@ def test_several_runs_in_a_file(rolloutdoctor, tmp_path):
         printed = rolloutdoctor(*options).stdout
         assert rolloutdoctor(*options, "--output-file", tmp_path / "out").stdout == ""
         assert (tmp_path / "out").read_text() == printed
+
+
+@pytest.mark.parametrize(("runs", "code"), [(2, 0), (3, 2)])
+def test_many_runs_of_a_project_are_not_checked_unasked(tmp_path, monkeypatch, runs, code):
+    monkeypatch.setattr("rolloutdoctor.cli.check._MOST_RUNS", 2)
+    project = tmp_path / "p.db"
+    with closing(sqlite3.connect(project)) as database:
+        database.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, run_name TEXT, step INTEGER, metrics TEXT)")
+        rows = [(f"r{run}", step, '{"loss": 0.1, "grad_norm": 0.5}') for run in range(runs) for step in (1, 2)]
+        database.executemany("INSERT INTO metrics (run_name, step, metrics) VALUES (?, ?, ?)", rows)
+        database.commit()
+    done = CliRunner().invoke(app, ["check", str(project)])
+    assert done.exit_code == code
+    assert ("or check them with --each" in done.stderr) is (code == 2)
+    assert CliRunner().invoke(app, ["check", "--each", str(project)]).exit_code == 0
