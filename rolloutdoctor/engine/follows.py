@@ -204,12 +204,12 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDT002", ("RDT001", "RDT005", "RDA011", "RDG002", "RDG003"), _began_earlier),
     (
         "RDT004",
-        ("RDT002", "RDT003", "RDT005", "RDT001", "RDT008", "RDI012", "RDT006", "RDT011", "RDT013"),
+        ("RDT002", "RDT003", "RDT005", "RDT001", "RDT008", "RDI012", "RDT006", "RDT011", "RDT013", "RDT014"),
         _began_earlier,
     ),
     (
         "RDT003",
-        ("RDT002", "RDT005", "RDT001", "RDT008", "RDG003", "RDI012", "RDT006", "RDT011", "RDT013"),
+        ("RDT002", "RDT005", "RDT001", "RDT008", "RDG003", "RDI012", "RDT006", "RDT011", "RDT013", "RDT014"),
         _began_earlier,
     ),
     ("RDT005", ("RDI012", "RDT013"), _began_earlier),

@@ -100,6 +100,7 @@ class LevelChange(NumbersRule):
             confirmed=True,
             headline=words,
             message=f"{words[:1].upper()}{words[1:]}{', while the reward rose' if rose else ''}.",
+            remark=f"{words}, while the reward rose" if rose else "",
             evidence=f"medians over the first and the last {counted(level.count, 'step')} of {count:,}",
             advice=advice[name],
             measures={

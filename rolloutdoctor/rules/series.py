@@ -174,10 +174,10 @@ PASSING = 0.02
 
 
 def is_passing(values: "Values", odd: "NDArray[np.bool_]") -> bool:
-    """Tell whether a few outliers left no trace: the level of the last third is at most twice that right before them.
+    """Tell whether a few outliers left no trace: the level after them is at most twice that right before them.
 
-    Outliers among the last lines may be the beginning of something. What the values had risen to by then, as a KL does
-    in every training, is no trace of an outlier.
+    That is the level right after them, or of the last third. Outliers among the last lines may be the beginning of
+    something. What the values had risen to by then, or rise to later, as a KL does in every training, is no trace.
     """
     import numpy as np
 
@@ -185,9 +185,12 @@ def is_passing(values: "Values", odd: "NDArray[np.bool_]") -> bool:
     few = len(places) == 1 or len(places) < PASSING * len(values)
     if not len(places) or not few or places[-1] >= len(values) - 3:
         return False
-    before, after = values[: places[0]][-max(3, len(values) // 10) :], values[-max(1, len(values) // 3) :]
+    size = max(3, len(values) // 10)
+    before, last = values[: places[0]][-size:], values[-max(1, len(values) // 3) :]
+    after = values[places[-1] + 1 :][:size]
     reference = before if len(before) >= 3 else values
-    return float(np.median(after)) <= 2 * max(float(np.median(reference)), 0.0)
+    level = min(float(np.median(last)), float(np.median(after)))
+    return level <= 2 * max(float(np.median(reference)), 0.0)
 
 
 def crossing(values: "Values | Sequence[float]", level: float, *, below: bool, width: int = 3) -> int | None:

@@ -71,7 +71,8 @@ def _outcome(report: Report) -> str:
         return _too_little(report, tested, testable)
     if tested < (1 - _MOST_UNTESTED) * testable:
         kind = "read a log" if report.is_log_alone else "apply"
-        return f"No fault was found, but only {tested} of {testable} rules that {kind} could be tested."
+        words = f"No fault was found, but only {tested} of {testable} rules that {kind} could be tested."
+        return " ".join([words, *_remarks(report)])
     return " ".join([_healthy(report), *_remarks(report)])
 
 

@@ -1,0 +1,90 @@
+"""Curves of whole trainings that look alike: what is told first, and what is told at all."""
+
+import json
+
+import numpy as np
+import pytest
+
+import rolloutdoctor as rd
+from rolloutdoctor.views.verdict import verdict
+
+STEPS = 150
+
+
+def ordinary(seed=3):
+    """A training that learns: the reward saturates and the KL grows evenly."""
+    drawn, steps = np.random.default_rng(seed), np.arange(STEPS)
+    return {
+        "loss": drawn.normal(0, 0.01, STEPS),
+        "reward": 0.3 + 0.4 * (1 - np.exp(-steps / 60)) + drawn.normal(0, 0.03, STEPS),
+        "reward_std": 0.3 + drawn.normal(0, 0.01, STEPS),
+        "kl": 1e-4 + 0.02 * steps / STEPS * np.exp(drawn.normal(0, 0.1, STEPS)),
+        "entropy": 0.6 - 0.2 * steps / STEPS + drawn.normal(0, 0.01, STEPS),
+        "grad_norm": 0.3 * np.exp(drawn.normal(0, 0.1, STEPS)),
+        "learning_rate": np.full(STEPS, 1e-6),
+        "frac_reward_zero_std": np.clip(0.2 + drawn.normal(0, 0.05, STEPS), 0, 1),
+        "completions/mean_length": 400 + 50 * steps / STEPS + drawn.normal(0, 10, STEPS),
+    }
+
+
+def checked(tmp_path, curves):
+    rows = [{"step": step + 1, **{name: float(x[step]) for name, x in curves.items()}} for step in range(STEPS)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return rd.check(tmp_path / "log.jsonl")
+
+
+def told(report):
+    return {one.code: (one.severity.label, one.follows_from) for one in report.findings}
+
+
+def test_a_kl_that_blows_up_after_the_reward_rose_is_the_cause(tmp_path):
+    curves = ordinary() | {"learning_rate": np.full(STEPS, 1e-3)}
+    curves["kl"][60:] = np.minimum(10, 0.02 * 1.9 ** np.arange(STEPS - 60))
+    curves["entropy"][66:] = 0.01
+    curves["reward"][70:], curves["reward_std"][70:], curves["frac_reward_zero_std"][70:] = 0, 0, 1
+    report = checked(tmp_path, curves)
+    assert verdict(report).startswith("KL blew up at step 64: from 0.0001 to 10 nats, at a learning rate of 0.001; ")
+    assert {code for code, (_, cause) in told(report).items() if cause is None} == {"RDT004"}
+
+
+@pytest.mark.parametrize("jumps", [True, False])
+def test_a_kl_that_the_reward_rose_for_is_none(tmp_path, jumps):
+    curves, later = ordinary(), np.arange(STEPS) >= 60
+    curves["kl"] = np.where(later, 3.0, curves["kl"]) if jumps else 1e-4 + 2 * np.arange(STEPS) / STEPS
+    curves["reward"][60:] = np.linspace(curves["reward"][59], 1.0, STEPS - 60)
+    assert "RDT004" not in told(checked(tmp_path, curves))
+
+
+@pytest.mark.parametrize(("after", "severity"), [(None, "info"), (0.3, "warning")])
+def test_one_spike_of_the_kl_is_a_fault_only_where_it_left_a_trace(tmp_path, after, severity):
+    curves = ordinary()
+    curves["kl"][77] = 3
+    if after is not None:
+        curves["kl"][78:] = after
+    assert told(checked(tmp_path, curves))["RDM003"] == (severity, None)
+
+
+def test_a_length_that_collapses_while_the_reward_rises_is_named_in_the_verdict(tmp_path):
+    curves = ordinary()
+    curves["completions/mean_length"][60:] = np.maximum(5, 420 * 0.8 ** np.arange(STEPS - 60))
+    report = checked(tmp_path, curves)
+    assert told(report)["RDT013"] == ("info", None)
+    assert "The response length fell for good at step " in verdict(report)
+
+
+def test_a_length_that_collapses_with_the_reward_is_told_with_it(tmp_path):
+    curves = ordinary()
+    curves["reward"][70:] = 0.1 + curves["reward"][70:] - curves["reward"][70:].mean()
+    curves["completions/mean_length"][75:] = 9 + curves["loss"][75:]
+    report = checked(tmp_path, curves)
+    assert told(report)["RDT013"] == ("warning", "RDT005")
+    assert "; the response length fell for good at step 76" in verdict(report)
+
+
+def test_steps_without_spread_are_told_once(tmp_path):
+    curves, free = ordinary(), np.arange(STEPS) % 3 > 0
+    curves["reward_std"] = np.where(free, 0.0, curves["reward_std"])
+    curves["frac_reward_zero_std"] = np.where(free, 1.0, curves["frac_reward_zero_std"])
+    words = verdict(checked(tmp_path, curves))
+    assert words.startswith("In 100 of 150 steps every group had equal rewards; all still updated the weights.")
+    assert "nothing" not in words
