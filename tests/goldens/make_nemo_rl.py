@@ -14,6 +14,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from goldens.nemo_rl_cases import ESTIMATORS, LOSSES, SIZES, STORED, case, folded
+from goldens.processor import note
 
 STUBS = (
     *("nemo_rl", "nemo_rl.algorithms", "nemo_rl.algorithms.loss", "nemo_rl.algorithms.x_token", "nemo_rl.data"),
@@ -130,6 +131,7 @@ def main(checkout):
         double=np.concatenate([value.ravel() for key, value in numbers.items() if key[:3] == "f64"]),
         metrics=np.array([f"{key.removeprefix('names/')}={','.join(value)}" for key, value in names.items()]),
     )
+    note(STORED)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,9 @@ from unittest.mock import MagicMock
 import polars as pl
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from goldens.processor import note
+
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
@@ -281,7 +284,9 @@ def main(checkouts):
                         "values": [loss, *(metrics[each] for each in names)],
                     }
                 )
-    pl.DataFrame(found).write_parquet(HERE / "data" / "prime_rl.parquet", compression="zstd", compression_level=19)
+    stored = HERE / "data" / "prime_rl.parquet"
+    pl.DataFrame(found).write_parquet(stored, compression="zstd", compression_level=19)
+    note(stored)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from goldens.processor import note
+
 RETURNS = """
 import json, sys
 import torch
@@ -95,3 +98,4 @@ if __name__ == "__main__":
     made = {"tools": step | {"0.8.0": returns_of(old, step), "0.9.1": returns_of(new, step)}, "votes": votes(miles)}
     path = Path(__file__).parent / "data" / "reward_fixes.json"
     path.write_text(json.dumps(made) + "\n")
+    note(path)

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 import torch
 from goldens import trl_releases as releases
+from goldens.processor import note
 from parity.padded import pack, pad, precision
 from parity.trl_generation import Processes, evaluation_share
 from torch import Tensor, nn
@@ -385,6 +386,7 @@ def store(file: Path, found: dict[str, dict[str, list]]) -> None:
         index[entry] = places
     text = np.frombuffer(json.dumps(index, separators=(",", ":")).encode(), dtype=np.uint8)
     np.savez_compressed(file, values=np.array(values), index=text)
+    note(file)
     print(len(index), "entries,", len(values), "numbers,", file.stat().st_size, "bytes")
 
 

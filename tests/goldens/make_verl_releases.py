@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from goldens import trl_releases
 from goldens import verl_releases as releases
+from goldens.processor import note
 from parity.padded import pack, pad, precision
 
 from rolloutdoctor.trainers.releases import parse_version
@@ -286,6 +287,7 @@ def main(folder: str) -> None:
     np.savez_compressed(
         releases.FILE, values=np.array(values), index=np.frombuffer(json.dumps(index).encode(), dtype=np.uint8)
     )
+    note(releases.FILE)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ gradient is not BASE's."""
 
 if __name__ == "__main__":
     import pickle, sys, json, importlib
+    from pathlib import Path
     import polars as pl
 
     name, results, out, *newer = sys.argv[1:]
@@ -76,6 +77,9 @@ if __name__ == "__main__":
     frame = pl.DataFrame(
         rows, schema_overrides={"advantage_f32": pl.List(pl.Float32), "f32": pl.List(pl.Float64), "error": pl.String}
     )
-    frame.write_parquet(
-        f"{out}/expected{'-' * bool(newer)}{''.join(newer[:1])}.parquet", compression="zstd", compression_level=20
-    )
+    stored = f"{out}/expected{'-' * bool(newer)}{''.join(newer[:1])}.parquet"
+    frame.write_parquet(stored, compression="zstd", compression_level=20)
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+    from goldens.processor import note
+
+    note(stored)
