@@ -26,8 +26,10 @@ def filling(batch: RolloutBatch, copy_N: Tensor, first_N: Tensor) -> Tensor:
     """Copies that a trainer added, ``[N]`` bool, given `copied_rows`.
 
     Sampling may repeat a response as well, so that two things tell that a trainer added the row: its logged advantage
-    is 0 and that of the other row is not; or of three groups or more at most half have copies, and all have one size
-    without these, of two at least, and not with them.
+    is 0 and that of the other row is not; or of three groups or more all have one size without the copies, of two at
+    least, and not with them. Where more than half of the groups have copies, these are of three sizes or more, in four
+    groups or more, and fewer than the other rows of each: few possible responses give as many different ones
+    everywhere, too.
     """
     if not bool(copy_N.any()):
         return copy_N
@@ -38,7 +40,9 @@ def filling(batch: RolloutBatch, copy_N: Tensor, first_N: Tensor) -> Tensor:
     own_G = batch.groups.total((~copy_N).double())
     filled = int((own_G < batch.groups.size_G).sum())
     is_even = bool((own_G == own_G[0]).all()) and float(own_G[0]) > 1
-    return copy_N & (is_even and len(own_G) > 2 and 2 * filled <= len(own_G))
+    size_G = batch.groups.size_G
+    is_odd = len(own_G) > 3 and len(torch.unique(size_G)) > 2 and bool((size_G < 2 * own_G).all())
+    return copy_N & (is_even and len(own_G) > 2 and (2 * filled <= len(own_G) or is_odd))
 
 
 def idle_copies(batch: RolloutBatch, copy_N: Tensor, first_N: Tensor) -> Tensor:

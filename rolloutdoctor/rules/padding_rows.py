@@ -39,13 +39,13 @@ class PaddingRows(CountingRule):
 
     ## How it is measured
     A copy has the reward, the tokens and the sampler's log-probs of another row of its group, and a trained token.
-    Sampling repeats short or certain responses as well (`RDI009` is about those). So either logged advantages tell
-    that it was added, 0 for the copy and not for the other row; or the sizes of groups do: of three groups or more
-    at most half have copies, and without these all have one size, with them not. Sizes tell nothing where groups
-    without their copies have different ones in the run, as after a filter of responses. `rows_shown` are such rows,
-    `tokens_share` is the share of trained tokens that they hold. With logged advantages the finding gives how many
-    of them are reproduced with and without these rows in the baselines. It is an error where logged losses tell
-    that the tokens are counted, and else a warning.
+    Sampling repeats short or certain responses as well (`RDI009` is about those). So either logged advantages tell that
+    it was added, 0 for the copy and not for the other row; or the sizes of groups do: of three groups or more at most
+    half have copies (or groups of three sizes have fewer copies than other rows), and without these all have one
+    size, with them not. Sizes tell nothing where groups without their copies have different ones in the run, as after a
+    filter of responses. `rows_shown` are such rows, `tokens_share` is the share of trained tokens that they hold. With
+    logged advantages the finding gives how many of them are reproduced with and without these rows in the baselines. It
+    is an error where logged losses tell that the tokens are counted, and else a warning.
 
     ## What to do
     Set the mask of such rows to 0, or leave them out of all sums. `rolloutdoctor diff --fix padding-rows` shows what

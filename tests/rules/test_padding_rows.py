@@ -102,6 +102,21 @@ def test_the_sizes_of_groups_tell_without_any_log():
     assert values["tokens_share"] == pytest.approx(float(trained_N[-3:].sum() / trained_N.sum()))
 
 
+@pytest.mark.parametrize(
+    ("copies", "told"),
+    [
+        ([0, 1, 4, 8, 9, 12, 16], True),
+        # Groups of two sizes.
+        ([0, 4, 5, 8, 12, 16, 20], False),
+        # As many copies as other rows: few responses are possible.
+        ([0, 1, 2, 3, 4, 8, 9, 12, 16], False),
+    ],
+)
+def test_many_copies_in_groups_of_several_sizes(copies, told):
+    batch = with_copies(step_of(), copies)
+    assert bool(report_on(batch, trainer="verl", select=["RDI015"], adv_estimator="grpo").findings) is told
+
+
 def test_copies_that_are_masked_are_no_fault():
     """What rllm does now: they carry nothing, and no denominator has them."""
     for logs in (False, True):
