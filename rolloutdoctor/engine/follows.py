@@ -163,6 +163,22 @@ def _are_all_copies(cause: Finding, found: Finding, context: Context) -> bool:
     return not elsewhere and (cause.measures["rows_shown"].value or 0) >= (measures["impossible_copies"].value or 0)
 
 
+def _fell_with_length(cause: Finding, found: Finding, context: Context) -> bool:
+    """The length fell for good, and the other within two steps of that: what was cut short cannot be right."""
+    if not cause.headline.startswith("the response length") or cause.onset is None or found.onset is None:
+        return False
+    return cause.severity > Severity.INFO and abs(found.onset - cause.onset) <= _NEAR
+
+
+def _began_before_length(cause: Finding, found: Finding, context: Context) -> bool:
+    """The cause began earlier, and not together with a fall of the length, which would be its cause."""
+    return _began_earlier(cause, found, context) and not _fell_with_length(found, cause, context)
+
+
+_NEAR = 2
+"""Steps by which the onset of a noisy fall may be off."""
+
+
 def _is_of_lag(cause: Finding, found: Finding, context: Context) -> bool:
     """What is found goes by the stamps alone: no step from which on the gap is larger."""
     return found.measures["onset_step"].value is None
@@ -212,7 +228,9 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
         ("RDT002", "RDT005", "RDT001", "RDT008", "RDG003", "RDI012", "RDT006", "RDT011", "RDT013", "RDT014"),
         _began_earlier,
     ),
-    ("RDT005", ("RDI012", "RDT013"), _began_earlier),
+    ("RDT013", ("RDT005",), _fell_with_length),
+    ("RDT005", ("RDI012",), _began_earlier),
+    ("RDT005", ("RDT013",), _began_before_length),
     ("RDT001", ("RDT005", "RDA011", "RDG002", "RDG003"), _began_earlier),
     ("RDT006", ("RDT001", "RDI012", "RDG003"), _began_earlier),
     ("RDT003", ("RDA017",), _always),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, own_name
+from rolloutdoctor.rules.level_jump import level_jump
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, series, step_at
 from rolloutdoctor.rules.series import isolated_jump
 from rolloutdoctor.rules.table_rule import Measured
@@ -23,8 +24,9 @@ class EntropyJump(NumbersRule):
     ## How it is measured
     The change from one line to the next is four times every other change among the five lines before and the five
     after, the medians of these lines are apart by more than half of it, and it is a tenth of the level before or more.
-    An outlier goes back, and is none. A warning, exposed: what changed is not in the log. `onset` is the first step of
-    the new level.
+    Of noisy entropies: ten lines on either side are flat, on their own side of the middle of the change, which is
+    within one step, a fifth of the level before or more, and four standard deviations of the noise. An outlier goes
+    back, and is none. A warning, exposed: what changed is not in the log. `onset` is the first step of the new level.
 
     ## What to do
     Compare the sampling temperature, the weights, the data and the template of the runs or phases that meet there.
@@ -44,11 +46,15 @@ class EntropyJump(NumbersRule):
     times: float = 4.0
     share: float = 0.1
     around: int = 5
+    lines: int = 10
+    large: float = 0.2
+    deviations: float = 4.0
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Look for the largest such jump."""
         values = series(run, "entropy")
         jump = isolated_jump(values, times=self.times, share=self.share, around=self.around)
+        jump = jump or level_jump(values, lines=self.lines, share=self.large, deviations=self.deviations)
         if jump is None:
             return None
         at, before, after = jump

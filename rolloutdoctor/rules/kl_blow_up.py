@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, own_name
-from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, go_back, levels, logged, series, step_at
+from rolloutdoctor.rules.numbers_rule import ENOUGH, NumbersRule, from_to, go_back, levels, logged, series, step_at
 from rolloutdoctor.rules.series import ends, shift, smoothed
 from rolloutdoctor.rules.table_rule import Measured
 
@@ -27,11 +27,12 @@ class KlBlowUp(NumbersRule):
     ## How it is measured
     `kl_last` is the median over the last tenth of the logged steps, three at least. A blow-up is a `kl_last` above 1
     nat and above ten times the smallest of the first three. It is none where the reward rose by more than its noise
-    from the onset on, an error where it is lower at the end than at the start by more than its noise, and else a
-    warning. `onset` is the first step from which it stays above the geometric mean of both; of a rise that takes more
-    than a quarter of the steps, the first that left the start. In fewer than ten steps a KL that goes from below 0.01
-    to above 0.3 nats between two consecutive ones is a warning: one step does not move a policy so far. Confirmed: the
-    log shows that, not why. A KL that is NaN or negative is `RDM003`'s.
+    from the onset on, or may have, having been logged in fewer than six of the steps, an error where it is lower at the
+    end than at the start by more than its noise, and else a warning. `onset` is the first step from which it stays
+    above the geometric mean of both; of a rise that takes more than a quarter of the steps, the first that left the
+    start. In fewer than ten steps a KL that goes from below 0.01 to above 0.3 nats between two consecutive ones is a
+    warning: one step does not move a policy so far. Confirmed: the log shows that, not why. A KL that is NaN or
+    negative is `RDM003`'s.
 
     ## What to do
     Go back to a checkpoint before the onset; raise the KL coefficient, or lower the learning rate.
@@ -96,7 +97,8 @@ class KlBlowUp(NumbersRule):
         rise = shift(values, start, level.last, (max(start, 1e-3) * level.last) ** 0.5)
         onset = step_at(run, rise.at)
         rewards, reward = logged(run, "reward"), levels(run, "reward")
-        if rewards is not None and _rose_since(rewards, rise.at if len(rewards) == len(values) else 0):
+        is_risen = rewards is not None and _rose_since(rewards, rise.at if len(rewards) == len(values) else 0)
+        if is_risen or _may_have_risen(series(run, "reward")):
             return None
         fell = reward is not None and reward.errors > 4 and reward.change < 0
         bought = "" if reward is None else f", while the reward went {from_to(reward.first, reward.last)}"
@@ -127,3 +129,11 @@ def _rose_since(rewards: "Values", onset: int) -> bool:
     medians = smoothed(rewards, 2 * (level.count // 2) + 1)
     before = medians[:onset][-level.count :].max() if onset >= level.count else level.first
     return float(medians[onset:].max()) - max(float(before), level.first) > 4 * level.error
+
+
+def _may_have_risen(rewards: "Values") -> bool:
+    """Tell that a reward was logged too rarely to tell a rise from noise, and is not below where it began."""
+    import numpy as np
+
+    known = rewards[np.isfinite(rewards)]
+    return 0 < len(known) < ENOUGH and len(known) < len(rewards) and float(known[-1]) >= float(known[0])

@@ -22,9 +22,9 @@ class LengthGrowth(NumbersRule):
 
     ## How it is measured
     `truncated_first` and `truncated_last` are medians over the first and the last tenth of the logged steps, three at
-    least. A finding is a growth by more than 0.3, with a mean length that did not fall: information, a warning where it
-    ends above 0.4, an error above 0.95. `onset` is the first step from which the running median stays above the middle
-    of both. Confirmed.
+    least. A finding is a growth by more than 0.3 and four standard errors, with a mean length that did not fall:
+    information, a warning where it ends above 0.4, an error above 0.95. `onset` is the first step from which the
+    running median stays above the middle of both. Confirmed.
 
     ## What to do
     Raise the length limit, penalize length beyond a budget, or mask truncated responses; look at whether the reward
@@ -45,13 +45,15 @@ class LengthGrowth(NumbersRule):
     many: float = 0.4
     growth: float = 0.3
     nearly_all: float = 0.95
+    errors: float = 4.0
+    """Standard errors of the two medians: of steps of few responses the share is noise."""
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Compare the end with the start."""
         values = series(run, "truncated_share")
         level = ends(values)
         length = levels(run, "response_length")
-        if level.change <= self.growth or (length is not None and length.change < 0):
+        if level.change <= self.growth or level.errors <= self.errors or (length is not None and length.change < 0):
             return None
         at = crossing(values, (level.first + level.last) / 2, below=False)
         onset = step_at(run, len(values) - 1 if at is None else at)

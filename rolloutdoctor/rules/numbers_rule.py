@@ -99,12 +99,19 @@ def series(run: Measured, name: str) -> "Values":
 
 
 def logged(run: Measured, name: str) -> "Values | None":
-    """Return the numbers of a quantity that half of the steps or more logged; None if fewer did."""
+    """Return the numbers of a quantity that half of the steps or more logged, or `ENOUGH` of them; None if fewer did.
+
+    A trainer that updates several times for one generation logs the rewards of the first of these updates.
+    """
     import numpy as np
 
     values = series(run, name)
     known = values[np.isfinite(values)]
-    return known if len(known) >= max(3, len(values) / 2) else None
+    return known if len(known) >= min(ENOUGH, max(3, len(values) / 2)) else None
+
+
+ENOUGH = 6
+"""Values of which the first three and the last three tell a change."""
 
 
 def levels(run: Measured, name: str) -> Ends | None:

@@ -25,6 +25,8 @@ from rolloutdoctor.views.style import Style
 from rolloutdoctor.views.table import RENDERERS
 from rolloutdoctor.views.verdict import verdict
 
+WARNING = Severity.WARNING
+
 CODES = {rule.code: rule.name for rule in RULES}
 NO_CONTEXT = Context(frozenset())
 
@@ -42,8 +44,9 @@ def unexplained(**stages):
 
 
 def test_the_table_names_rules_and_has_no_circle():
-    # RDA006 and RDA004 explain each other under conditions that exclude each other.
-    table = [(cause, codes) for cause, codes, holds in FOLLOWS if cause != ANY and holds.__name__ != "_all_of_rows"]
+    # RDA006 and RDA004, RDT013 and RDT005 explain each other under conditions that exclude each other.
+    excluding = {"_all_of_rows", "_fell_with_length"}
+    table = [(cause, codes) for cause, codes, holds in FOLLOWS if cause != ANY and holds.__name__ not in excluding]
     links = {(cause, code) for cause, codes in table for code in codes}
     assert {code for link in links for code in link} <= CODES.keys()
     left = {code for link in links for code in link}
@@ -88,6 +91,21 @@ def test_a_negative_kl_follows_from_the_estimator_that_gives_it(nonfinite, cause
 
 
 @pytest.mark.parametrize(
+    ("words", "onset", "follows"),
+    [
+        ("the response length fell for good at step 19", 18, "RDT013"),
+        ("the response length fell for good at step 19", 17, "RDT013"),
+        ("the response length fell for good at step 19", 16, None),
+        ("the response length fell for good at step 19", 22, None),
+        ("the gradient norm rose for good at step 19", 19, None),
+    ],
+)
+def test_a_reward_that_falls_with_the_length_follows_from_it(words, onset, follows):
+    order = told(begun("RDT005", onset), replace(begun("RDT013", 19, WARNING), headline=words))
+    assert dict(order)["RDT005"] == follows
+
+
+@pytest.mark.parametrize(
     ("shown", "copies", "elsewhere", "follows"),
     [(4, 4, 0, "RDI015"), (4, 3, 0, "RDI015"), (4, 5, 0, None), (4, 4, 1, None)],
 )
@@ -100,7 +118,6 @@ def test_copies_that_fill_up_the_batch_are_no_repeated_samples(shown, copies, el
     assert order[0][0] == ("RDI015" if follows else "RDI009")
 
 
-WARNING = Severity.WARNING
 OTHER_ROWS = Cause("rewards-of-other-rows", "RDI004", "words", "advantages", 4, 1, 4, 0.5, "do")
 
 

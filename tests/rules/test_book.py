@@ -61,6 +61,7 @@ def test_table_lists_every_file():
         "fitted_identities",
         "identity_sides",
         "kl_oddities",
+        "level_jump",
         "known_fault",
         "logged_gaps",
         "logged_nonfinite",

@@ -166,6 +166,55 @@ def test_a_ratio_that_is_not_1_in_the_only_update_of_a_batch(trainer, options, s
     assert diagnose_log("RDO015", trainer, **series, **options).removeprefix("RDO015 ").startswith(expected)
 
 
+@pytest.mark.parametrize(("noise", "outcome"), [(0.03, "found"), (0.6, "clean")])
+def test_truncation_that_grows_by_no_more_than_its_noise(noise, outcome, tmp_path):
+    """Steps of few responses: the medians of three differ by a third by chance."""
+    shares = np.clip(noisy([0.3] * 20 + [0.7] * 20, noise, seed=3), 0, 1)
+    path = tmp_path / "log.jsonl"
+    lines = [{"step": step, "loss": 0.1, "completions/clipped_ratio": share} for step, share in enumerate(shares, 1)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert outcomes(rd.check(path))["RDT006"] == outcome
+
+
+@pytest.mark.parametrize(
+    ("rewards", "outcome"), [([0.5, 0.5, 0.5], "clean"), ([0.5, 0.5, 0.4], "found"), ([], "found")]
+)
+def test_a_kl_beside_a_reward_that_is_logged_too_rarely(rewards, outcome, tmp_path):
+    """Several updates for one generation: the reward may have risen."""
+    lines = [{"step": step, "loss": 0.1, "kl": 0.1 * step} for step in range(1, 31)]
+    for place, reward in enumerate(rewards):
+        lines[10 * place] |= {"reward": reward}
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert outcomes(rd.check(path))["RDT004"] == outcome
+
+
+def test_a_kl_beside_a_reward_of_every_fifth_line_that_rose(tmp_path):
+    lines = [{"step": step, "loss": 0.1, "kl": 0.1 * step} for step in range(1, 61)]
+    for place in range(0, 60, 5):
+        lines[place] |= {"reward": 0.1 + 0.01 * place + 0.001 * (place % 2)}
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert outcomes(rd.check(path))["RDT004"] == "clean"
+
+
+@pytest.mark.parametrize(
+    ("change", "noise", "outcome"),
+    [(0.7, 0.12, "warning"), (0.7, 0.3, "clean"), (0.35, 0.05, "clean")],
+)
+def test_a_noisy_entropy_that_changes_level_in_one_step(change, noise, outcome):
+    """The changes from line to line are too large for one of them to stand out by itself."""
+    steady = [2.3 + noise * (1, -1, 0.4, -0.7, 0.9)[step % 5] for step in range(25)]
+    values = steady + [value - change for value in steady]
+    said = diagnose_log("RDT014", entropy=values)
+    assert (outcome in said) if outcome == "warning" else said.endswith("clean"), said
+
+
+def test_an_entropy_that_falls_over_three_steps_jumps_not():
+    values = noisy([2.3] * 25 + [2.0, 1.8, 1.6] + [1.5] * 25, 0.05)
+    assert diagnose_log("RDT014", entropy=values).endswith("clean")
+
+
 @pytest.mark.parametrize(
     ("clipped", "first", "outcome"),
     [
