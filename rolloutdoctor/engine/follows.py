@@ -163,6 +163,16 @@ def _are_all_copies(cause: Finding, found: Finding, context: Context) -> bool:
     return not elsewhere and (cause.measures["rows_shown"].value or 0) >= (measures["impossible_copies"].value or 0)
 
 
+def _cuts_nearly_all(cause: Finding, found: Finding, context: Context) -> bool:
+    """Nearly every response is cut off, so that all of a group may have the reward of one that is."""
+    last = cause.measures.get("truncated_last")
+    is_most = last is None or (last.value or 0.0) >= _NEARLY_ALL
+    return is_most and _began_earlier(cause, found, context)
+
+
+_NEARLY_ALL = 0.9
+
+
 def _fell_with_length(cause: Finding, found: Finding, context: Context) -> bool:
     """The length fell for good, and the other within two steps of that: what was cut short cannot be right."""
     if not cause.headline.startswith("the response length") or cause.onset is None or found.onset is None:
@@ -232,7 +242,8 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDT005", ("RDI012",), _began_earlier),
     ("RDT005", ("RDT013",), _began_before_length),
     ("RDT001", ("RDT005", "RDA011", "RDG002", "RDG003"), _began_earlier),
-    ("RDT006", ("RDT001", "RDI012", "RDG003"), _began_earlier),
+    ("RDT006", ("RDI012",), _began_earlier),
+    ("RDT006", ("RDT001", "RDG003"), _cuts_nearly_all),
     ("RDT003", ("RDA017",), _always),
     ("RDT008", ("RDG014",), _is_of_a_place),
     ("RDO016", ("RDG014",), _is_of_a_place),

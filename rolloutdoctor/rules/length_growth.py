@@ -22,7 +22,7 @@ class LengthGrowth(NumbersRule):
 
     ## How it is measured
     `truncated_first` and `truncated_last` are medians over the first and the last tenth of the logged steps, three at
-    least. A finding is a growth by more than 0.3 and four standard errors, with a mean length that did not fall:
+    least. A finding is a growth by more than 0.3 and three standard errors, with a mean length that did not fall:
     information, a warning where it ends above 0.4, an error above 0.95. `onset` is the first step from which the
     running median stays above the middle of both. Confirmed.
 
@@ -45,7 +45,7 @@ class LengthGrowth(NumbersRule):
     many: float = 0.4
     growth: float = 0.3
     nearly_all: float = 0.95
-    errors: float = 4.0
+    errors: float = 3.0
     """Standard errors of the two medians: of steps of few responses the share is noise."""
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:

@@ -67,7 +67,7 @@ def _weights(steps: Sequence[Step], one: Candidate) -> Iterator[tuple[float, ...
         relative_F = torch.stack([factor_F / factor_F[place] for _, factor_F in told]).median(0).values
         yield _rounded(relative_F, 3)
         # The factor is w / (w s + epsilon), s being the deviation of the sum whose weight at this place is 1.
-        over = [float(1 / factor_F[place] - (made_NF @ relative_F).std()) for made_NF, factor_F in told]
+        over = [float(1 / factor_F[place] - (made_NF * relative_F).sum(1).std()) for made_NF, factor_F in told]
         scale = epsilon / median(over) if median(over) else 0.0
         if scale > 0:
             yield from (_rounded(scale * relative_F, digits) for digits in (1, 2, 3))

@@ -90,6 +90,15 @@ def test_a_negative_kl_follows_from_the_estimator_that_gives_it(nonfinite, cause
     assert dict(told(negative, estimator))["RDM003"] == follows
 
 
+@pytest.mark.parametrize(("last", "follows"), [(0.89, None), (0.9, "RDT006")])
+def test_equal_rewards_follow_from_truncation_of_nearly_all(last, follows):
+    cut = begun("RDT006", 6, WARNING)
+    cut = replace(cut, measures={**cut.measures, "truncated_last": Measure(last, "1")})
+    order = told(begun("RDT001", 22), cut)
+    assert dict(order)["RDT001"] == follows
+    assert order[0][0] == (follows or "RDT001")
+
+
 @pytest.mark.parametrize(
     ("words", "onset", "follows"),
     [

@@ -116,4 +116,4 @@ def test_none_in_a_console_is_a_metric_without_a_number(since, tmp_path):
     reasons = {one.code: one.reason for one in report.skipped}
     assert ("kl is null in every line" if since == 0 else "kl is not logged after step") in reasons["RDT004"]
     if since == 0:
-        assert "Kl is null in every line (RDM003)." in verdict(report)
+        assert "kl is null in every line (RDM003)." in verdict(report)
