@@ -81,6 +81,17 @@ def near(code: str, name: str, number: float, log: Any, says: tuple[str, str], t
     return Boundary(code, name, log(number * (1 - NEAR)), log(number * (1 + NEAR)), says, trainer)
 
 
+def swinging(first: float, last: float, errors: float, steps: int = 30) -> list[float]:
+    """A share that changes by so many standard errors of the medians of three: it goes up and down in every step."""
+    size = (last - first) / (2 + errors * 2 / (0.6745 * 2**0.5) * (2 / 3) ** 0.5)
+    return [(first if step < steps / 2 else last) + size * (-1) ** step for step in range(steps)]
+
+
+def uneven(first: float, last: float, noise: float, after: int = 25) -> list[float]:
+    """Two levels in which changes from line to line are large."""
+    return [(first if step < 25 else last) + noise * (1, -1, 0.4, -0.7, 0.9)[step % 5] for step in range(25 + after)]
+
+
 ONCE = {"num_iterations": 1, "steps_per_generation": 1, "gradient_accumulation_steps": 1, "use_vllm": True}
 VERL_ONCE = {
     "algorithm.adv_estimator": "grpo",
@@ -238,6 +249,7 @@ BOUNDARIES = [
     ),
     near("RDT006", "growth", 0.3, lambda x: {"truncated_share": turns(0.0, x)}, ("clean", "info")),
     near("RDT006", "many", 0.4, lambda x: {"truncated_share": turns(0.0, x)}, ("info", "warning")),
+    near("RDT006", "errors", 3.0, lambda x: {"truncated_share": swinging(0.2, 0.8, x)}, ("clean", "warning")),
     near("RDT006", "nearly_all", 0.95, lambda x: {"truncated_share": turns(0.0, x)}, ("warning", "error")),
     steps_of("RDT007", 10, "info", clip_fraction=0.5),
     near("RDT007", "some", 0.25, lambda x: {"clip_fraction": [x] * 30}, ("clean", "info")),
@@ -350,6 +362,19 @@ BOUNDARIES = [
         ("clean", "warning"),
     ),
     near("RDT014", "share", 0.1, lambda x: {"entropy": turns(1.0, 1 + x)}, ("clean", "warning")),
+    Boundary(
+        "RDT014",
+        "lines",
+        *({"entropy": uneven(2.3, 1.6, 0.12, after=count)} for count in (9, 10)),
+        (
+            "clean",
+            "warning",
+        ),
+    ),
+    near("RDT014", "large", 0.2, lambda x: {"entropy": uneven(2.3, 2.3 - 2.332 * x, 0.08)}, ("clean", "warning")),
+    near(
+        "RDT014", "deviations", 4.0, lambda x: {"entropy": uneven(2.3, 1.6, 0.7 / (0.8896 * x))}, ("clean", "warning")
+    ),
     Boundary(
         "RDT014", "around", {"entropy": turns(1.0, 2.0, at=4)}, {"entropy": turns(1.0, 2.0, at=5)}, ("clean", "warning")
     ),
