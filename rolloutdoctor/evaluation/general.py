@@ -86,7 +86,10 @@ class GeneralEvaluator:
         if objective.surrogate.kind in SELECTIONS:
             step = whole(batch, dtype)
             micro_T = step.expand(self.layout.micro_N)
-            self.chosen_T = SELECTIONS[objective.surrogate.kind](self._given(step), micro_T, objective.surrogate)
+            given = self._given(step)
+            if given.unweighed_T is not None:
+                given = replace(given, advantage_T=given.advantage_T / given.unweighed_T)
+            self.chosen_T = SELECTIONS[objective.surrogate.kind](given, micro_T, objective.surrogate)
 
     def _over_more(self, open_T: Tensor | None) -> Tensor | None:
         """The multipliers that more than a block decides, ``[T]``; None for none."""
@@ -155,6 +158,9 @@ class GeneralEvaluator:
             chosen_T=None if self.chosen_T is None else block.packed_trained(self.chosen_T),
             cached=block.cached,
         )
+        if rule.scaled_advantages:
+            unweighed_N = self.layout.share_N / self.of_policy_N
+            given = replace(given, unweighed_T=block.expand(unweighed_N.nan_to_num(0.0, 0.0, 0.0).to(self.dtype)))
         given = self._gated(given, block) if self.objective.gates and gated else given
         if rule.row_advantages:
             given = replace(given, advantage_T=kept_mean(given, given.advantage_T))

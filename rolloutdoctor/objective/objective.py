@@ -227,6 +227,8 @@ class Surrogate:
             of the mean with the derivative of the token's own ratio (sequence-token).
         coef: what the term is multiplied by in the loss.
         row_advantages: the advantage of a token is the mean of its row's, over the tokens that the ratio is of.
+        scaled_advantages: the weights of rows are in their advantages before anything else, and terms are added up: a
+            part without an advantage is not weighed.
         live_ratio: of kinds that weigh the log-prob by a detached ratio: the term is the ratio itself instead. The
             derivative is the same, but for a log-ratio beyond its bound, where there is none.
         empty_share: a row without a trained token has a term too: minus this share of its advantage. A share of 0
@@ -245,6 +247,7 @@ class Surrogate:
     level: Literal["token", "sequence", "sequence-sum", "sequence-token"] = "token"
     coef: float = 1.0
     row_advantages: bool = False
+    scaled_advantages: bool = False
     live_ratio: bool = False
     empty_share: float | None = None
     nan_log_prob: float | None = None

@@ -69,8 +69,6 @@ CASES = [
     ("ms-swift", {}, {"chord_sft_dataset": ["data"]}, "the supervised rows"),
     ("ms-swift", {}, {"router_aux_loss_coef": 0.01}, "the router"),
     ("ms-swift", {"overlong_filter": True}, {"top_entropy_quantile": 0.5}, "its quantile"),
-    ("skyrl", {}, {"policy_loss_type": "kl_cov"}, "kl_cov's penalty is not"),
-    ("skyrl", {}, {"policy_loss_type": "clip_cov"}, "never reached"),
     ("skyrl", {}, {"policy_loss_type": "cross_entropy"}, "no advantage"),
     ("skyrl", OUTLIERS, {"tis_ratio_type": "sequence"}, "the tokens that it leaves"),
     ("open-instruct", {**RHO, "sequence_parallel_size": 1}, {**RHO, "rho_mask_sequence_level": True}, "ranks share"),
@@ -158,7 +156,7 @@ def said(report):
 def test_real_advantages_are_reproduced_and_the_loss_is_not_spoken_of():
     batch, options, logged = real_step()
     plain = diagnose([batch], trainer="skyrl", options=options, logged=logged)
-    mine = diagnose([batch], trainer="skyrl", options={**options, "policy_loss_type": "kl_cov"}, logged=logged)
+    mine = diagnose([batch], trainer="skyrl", options={**options, "policy_loss_type": "cross_entropy"}, logged=logged)
     audit = {one.quantity: one for one in mine.audit}
     assert audit["advantages"].agree == audit["advantages"].compared == len(batch)
     assert any(name.startswith("loss/avg_raw_advantages") for name in audit)
@@ -180,8 +178,8 @@ def test_real_advantages_are_reproduced_and_the_loss_is_not_spoken_of():
 def test_no_rule_is_clean_that_reads_the_loss():
     """Whatever is logged: the columns of the loss have one that no run has."""
     batch, options, logged = real_step()
-    mine = diagnose([batch], trainer="skyrl", options={**options, "policy_loss_type": "kl_cov"}, logged=logged)
-    objective = objective_of("skyrl", **{**options, "policy_loss_type": "kl_cov"})
+    mine = diagnose([batch], trainer="skyrl", options={**options, "policy_loss_type": "cross_entropy"}, logged=logged)
+    objective = objective_of("skyrl", **{**options, "policy_loss_type": "cross_entropy"})
     assert UNKNOWN_LOSS in loss_columns(objective)
     clean = {code for code, _ in mine.clean}
     for rule in RULES:
@@ -204,7 +202,7 @@ def test_a_fault_of_the_advantages_is_found():
     spoilt_T = batch.column("advantages").clone()
     spoilt_T[: int(batch.rows[1])] += 0.25
     batch = replace(batch, per_token={**batch.per_token, "advantages": spoilt_T})
-    mine = diagnose([batch], trainer="skyrl", options={**options, "policy_loss_type": "kl_cov"}, logged=logged)
+    mine = diagnose([batch], trainer="skyrl", options={**options, "policy_loss_type": "cross_entropy"}, logged=logged)
     found = {one.code: one for one in mine.findings}
     assert (found["RDA004"].severity.label, found["RDA004"].verdict) == ("error", "confirmed")
 

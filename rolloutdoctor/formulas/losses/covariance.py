@@ -38,13 +38,17 @@ def kl_cov(given: TokenInputs, rule: Surrogate) -> PolicyTerm:
 
     `coef` is in `numbers`. A chosen token without advantage has a gradient; a token whose ``-A r`` is infinite has none
     that is a number, because verl makes both terms of every token, and autograd takes the unused one times 0. The
-    drift that it logs is the absolute one. Source: verl ``compute_policy_loss_kl_cov``.
+    drift that it logs is the absolute one. Source: verl and SkyRL ``compute_policy_loss_kl_cov``.
     """
     assert given.chosen_T is not None  # the kind is in the table of selections
     delta_T = given.log_ratio_T
     ratio_T = delta_T.exp()
     free_T = -given.advantage_T * ratio_T
-    coef, chosen_T = rule.numbers["coef"], given.chosen_T
+    coef: float | torch.Tensor = rule.numbers["coef"]
+    if given.unweighed_T is not None:
+        # SkyRL divides the advantages by the tokens, and this by nothing.
+        coef = coef * given.unweighed_T
+    chosen_T = given.chosen_T
     return PolicyTerm(
         value_T=given.gated(free_T + torch.where(chosen_T, coef * delta_T.abs(), 0.0)),
         slope_T=given.gated(free_T + 0 * free_T + torch.where(chosen_T, coef * delta_T.sign(), 0.0)),

@@ -31,6 +31,7 @@ class TokenInputs:
         chosen_T: ``[T]`` bool, tokens that `losses.selections` picked over the whole micro-batch, or
             None for kinds that pick none.
         kept_T: ``[T]`` bool, the tokens that ratios of rows are of, or None for all.
+        unweighed_T: ``[T]`` one over the weight of the token's row, for what is added to a loss without it; None: 1.
         log_weight_N: ``[N]`` float64 log of the row's importance weight against the sampler, for terms that take it
             in by themselves, or None.
         cached: gives values per token that objectives share, by a key that says all that decides them beside the
@@ -46,6 +47,7 @@ class TokenInputs:
     kl_gate_T: Tensor | None = None
     chosen_T: Tensor | None = None
     kept_T: Tensor | None = None
+    unweighed_T: Tensor | None = None
     log_weight_N: Tensor | None = None
     cached: Callable[[Hashable, Callable[[], Values]], Values] = _make
 

@@ -39,6 +39,8 @@ LOSSES = {
     "rollout_is": "windowed",
     "dppo": "dppo_tv",
     "importance_sampling": "ppo_dual_clip",
+    "clip_cov": "clip_cov",
+    "kl_cov": "kl_cov",
 }
 """Loss to its policy term."""
 REDUCTIONS = {
@@ -51,10 +53,8 @@ REDUCTIONS = {
 KL_TYPES = {"k1": "k1", "k2": "k2", "k3": "k3_clamped", "abs": "abs"}
 COEFFICIENT_METRIC = "loss/kl_loss_coef"
 
-_UNSCALED = (
-    "it is made of advantages that are already divided by the tokens of the mini-batch: kl_cov's penalty is not, and "
-    "counts as many times as there are tokens; clip_cov's bounds are never reached; cross_entropy has no advantage"
-)
+_UNCORRECTED = ("importance_sampling", "clip_cov", "kl_cov")
+"""Losses that no correction enters."""
 
 
 def _number(name: str, default: float, meaning: str, **only: tuple[object, ...]) -> Option:
@@ -100,13 +100,18 @@ OPTIONS = (
         "word",
         "regular",
         "the policy term",
-        choices=(*LOSSES, "clip_cov", "kl_cov", "cross_entropy"),
+        choices=(*LOSSES, "cross_entropy"),
         computed=tuple(LOSSES),
-        why_not=_UNSCALED,
+        why_not="it has no advantage",
         loss_alone=True,
     ),
     Option(f"{_P}.loss_reduction", "word", "token_mean", "how token terms become one loss", choices=tuple(REDUCTIONS)),
     Option(f"{_P}.max_seq_len", "integer", None, "what seq_mean_token_sum_norm divides by", low=1),
+    _number("clip_cov.clip_ratio", 0.0002, "largest share of tokens that are dropped", policy_loss_type=("clip_cov",)),
+    _number("clip_cov.clip_cov_lb", 1.0, "lower bound of their covariances", policy_loss_type=("clip_cov",)),
+    _number("clip_cov.clip_cov_ub", 5.0, "upper bound of their covariances", policy_loss_type=("clip_cov",)),
+    _number("kl_cov.kl_cov_frac", 0.2, "share of tokens that are penalised", policy_loss_type=("kl_cov",)),
+    _number("kl_cov.ppo_kl_coef", 1.0, "coefficient of their penalty", policy_loss_type=("kl_cov",)),
     _number("eps_clip_low", 0.2, "lower clip range of the ratio"),
     _number("eps_clip_high", 0.2, "upper clip range of the ratio"),
     _number("clip_ratio_c", 3.0, "largest ratio of negative advantages", policy_loss_type=("dual_clip",)),
@@ -277,6 +282,12 @@ def _surrogate(config: Config) -> Surrogate:
             return replace(plain, log_ratio_bound=None)
         case "importance_sampling":
             return replace(plain, clip_low=float("inf"), clip_high=float("inf"), log_ratio_bound=None)
+        case "clip_cov":
+            numbers = {"ratio": "clip_ratio", "lower": "clip_cov_lb", "upper": "clip_cov_ub"}
+            return _by_covariance(plain, {key: config.number(f"{_P}.{name}.{numbers[key]}") for key in numbers})
+        case "kl_cov":
+            numbers = {"ratio": "kl_cov_frac", "coef": "ppo_kl_coef"}
+            return _by_covariance(plain, {key: config.number(f"{_P}.{name}.{numbers[key]}") for key in numbers})
         case "rollout_is":
             return replace(plain, old="rollout_log_probs")
         case "dppo":
@@ -298,9 +309,14 @@ def _surrogate(config: Config) -> Surrogate:
     return plain
 
 
+def _by_covariance(plain: Surrogate, numbers: dict[str, float]) -> Surrogate:
+    """Build a term that picks tokens by covariances of advantages that are divided already."""
+    return replace(plain, log_ratio_bound=None, numbers=numbers, scaled_advantages=True)
+
+
 def _gates(config: Config) -> tuple[TermWeight, ...]:
     """Build what multiplies the policy term alone."""
-    if config.word(_LOSS) == "importance_sampling":
+    if config.word(_LOSS) in _UNCORRECTED:
         return ()
     found, weight = [], TermWeight(kind="importance", low=exp(-BOUND))
 
@@ -334,7 +350,7 @@ def _unknown_loss(config: Config) -> str:
     is_set = {name: config[f"{_MASK}.{name}"] is not None for name in names}
     masks = any(is_set[name] for name in of_outliers) or all(is_set[name] for name in of_tokens)
     of_rows = config[f"{_MASK}.sequence_mask_metric"] is not None or config[_TIS] == "sequence"
-    if not masks or not of_rows or config.word(_LOSS) == "importance_sampling":
+    if not masks or not of_rows or config.word(_LOSS) in _UNCORRECTED:
         return ""
     return unknown_loss(
         "a mask of tokens or outliers with sequence_mask_metric or tis_ratio_type = sequence",

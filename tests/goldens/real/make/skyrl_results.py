@@ -64,6 +64,8 @@ if __name__ == "__main__":
                 "rollout_is_policy_loss",
                 "dppo_policy_loss",
                 "importance_sampling_loss",
+                "compute_policy_loss_clip_cov",
+                "compute_policy_loss_kl_cov",
                 "reduce_loss",
                 "apply_loss_reduction_to_advantages_minibatch",
                 "compute_reinforce_plus_plus_outcome_advantage",
@@ -101,6 +103,8 @@ if __name__ == "__main__":
         "rollout_is": "rollout_is_policy_loss",
         "dppo": "dppo_policy_loss",
         "importance_sampling": "importance_sampling_loss",
+        "clip_cov": "compute_policy_loss_clip_cov",
+        "kl_cov": "compute_policy_loss_kl_cov",
     }
 
     def config(options):
@@ -123,6 +127,8 @@ if __name__ == "__main__":
             max_seq_len=17,
             sapo=dict(tau_pos=1.0, tau_neg=1.05),
             cispo=dict(cispo_eps_clip_low=1.0, cispo_eps_clip_high=4.0, cispo_anchor="old"),
+            clip_cov=dict(clip_ratio=0.0002, clip_cov_lb=1.0, clip_cov_ub=5.0),
+            kl_cov=dict(kl_cov_frac=0.2, ppo_kl_coef=1.0),
             dppo=dict(dppo_type="binary_tv", delta_low=0.2, delta_high=0.2),
             off_policy_correction=dict(
                 tis_ratio_type=None,
