@@ -25,6 +25,9 @@ NAMES: tuple[MetricName, ...] = (
     MetricName("train/agg/all/solved_some", "zero_variance_share",
         "1 - the share of groups of only 0 or only 1; groups of any other equal reward are not in it", _METRICS, "0.7",
         "0.8", factor=-1, offset=1, lower_bound=True),
+    MetricName("zero_advantage", "zero_variance_share",
+        "share of the rollouts whose advantages are all 0, of which the console prints the count; a filter before it "
+        "takes its own", "src/prime_rl/orchestrator/filters.py, apply_filters", lower_bound=True),
     MetricName("entropy/all/mean", "entropy", "mean over the trained tokens of all ranks", _TRAIN, "0.6"),
     MetricName("entropy/mean", "entropy", "mean over the trained tokens of all ranks", _TRAIN, until="0.6"),
     MetricName("loss/mean", "loss", "the step's loss over the number of micro-batches of all ranks", _TRAIN),

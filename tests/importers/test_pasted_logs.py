@@ -8,6 +8,7 @@ import pytest
 from rolloutdoctor.importers.logs.base import LogNotes
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.metric_names.table import understood
 
 TRANSFORMERS = "the console log of the transformers Trainer"
 
@@ -295,6 +296,18 @@ def test_consoles_in_words_and_blocks(text, name, expected, tmp_path):
     kind, found, _ = read(tmp_path, text)
     assert kind == f"the console log of {name}"
     assert found == {(step, "train"): values for step, values in expected.items()}
+
+
+def test_the_rollouts_without_an_advantage_that_prime_rl_counts(tmp_path):
+    counted = "16:43:40    INFO Detected 97/128 rollouts (gibberish=1, zero_advantage=96), enforced 96\n"
+    later = PRIME_OLD.replace("Step 13", "Step 14")
+    _, logged, _ = read(tmp_path, f"{counted}16:43:40 INFO Step 13 | Loss: 0.5 | LR: 1e-6\n{PRIME_OLD}{later}")
+    assert logged[13, "train"] == {"loss/mean": 0.5, "optim/lr": 1e-6, "zero_advantage": 0.75} | {
+        "reward/mean": 0.75,
+        "time/step": 7.5,
+    }
+    assert "zero_advantage" not in logged[14, "train"]
+    assert understood(logged[13, "train"], "prime-rl")["zero_variance_share"][0] == "zero_advantage"
 
 
 def test_several_tables_of_a_step_of_areal_are_steps_of_their_own(tmp_path):

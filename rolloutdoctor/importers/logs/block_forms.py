@@ -1,7 +1,7 @@
 """Names and numbers behind their step, on its line or in a block below it: a row of a table for each program."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from rolloutdoctor.importers.logs.base import STEPS
@@ -25,6 +25,7 @@ class BlockForm:
         in_block: whether the numbers are on the lines below the step.
         is_headless: whether blocks without a step are read.
         is_of_tracker: whether names may have the prefix that the transformers Trainer gives them in trackers.
+        before: rewrites the lines, where a number is printed before the step that it is of.
         remarks: what the user should know of the numbers.
     """
 
@@ -38,13 +39,14 @@ class BlockForm:
     in_block: bool = True
     is_headless: bool = False
     is_of_tracker: bool = False
+    before: Callable[[Iterable[str]], Iterable[str]] = iter
     remarks: tuple[str, ...] = ()
 
     def records(self, lines: Iterable[str]) -> Iterator[Printed]:
         """Yield the steps; a block without a step, where a form may have one, is of the next."""
         step, total, more, section, has_begun = 0, None, 0, "", False
         values: dict[str, float | None] = {}
-        for begins, text in self._pieces(lines):
+        for begins, text in self._pieces(self.before(lines)):
             if begins is not None:
                 yield from self._closed(values, step, total)
                 values, section, has_begun = {}, "", True
@@ -100,6 +102,29 @@ def _value(text: str) -> float | None:
 
 _PLAIN = NUMBER.replace("[-+]?", "-?")
 
+_DETECTED = re.compile(
+    r"Detected [0-9]{1,9}/([1-9][0-9]{0,8})(?: rollouts)? \([^()\n]{0,200}\bzero_advantage=([0-9]{1,9})\b"
+)
+
+
+def _with_filtered(lines: Iterable[str]) -> Iterator[str]:
+    """Put the share of rollouts without an advantage on the line of their step.
+
+    ``Detected 95/128 rollouts (zero_advantage=95)`` is printed before it: ``apply_filters``
+    (src/prime_rl/orchestrator/filters.py).
+    """
+    share = ""
+    for line in lines:
+        match = _DETECTED.search(line) if "zero_advantage=" in line else None
+        if match is not None and int(match[2]) <= int(match[1]):
+            share = f" | Zero Advantage {int(match[2]) / int(match[1]):.9f}"
+        elif share and "Step " in line and "| Reward" in line:
+            yield f"{line.rstrip()}{share}"
+            share = ""
+        else:
+            yield line
+
+
 # ``train`` (src/prime_rl/trainer/rl/train.py) and ``log_train_batch`` (src/prime_rl/orchestrator/orchestrator.py):
 # ``SUCCESS Step 3 | 12s | Loss 0.0123 | ...``; up to 0.6 with a colon behind the label.
 PRIME_RL = BlockForm(
@@ -124,8 +149,10 @@ PRIME_RL = BlockForm(
         "Truncation:": "is_truncated/mean",
         "Time": "time/step",
         "Time:": "time/step",
+        "Zero Advantage": "zero_advantage",
     },
     in_block=False,
+    before=_with_filtered,
 )
 
 # ``grpo_train`` and ``async_grpo_train`` (nemo_rl/algorithms/grpo.py).
