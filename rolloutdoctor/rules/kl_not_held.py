@@ -51,20 +51,23 @@ class KlNotHeld(NumbersRule):
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Groups without an advantage, whose policy term has no gradient."""
-        groups = levels(run, "zero_variance_share")
-        if groups is not None and groups.last >= self.dead:
-            return Missing(
-                "most groups are zero-variance at the end, so that the gradient vanishes with them", LONGER_LOG
-            )
-        return super().inconclusive_reason(run, context)
+        reason, groups = super().inconclusive_reason(run, context), levels(run, "zero_variance_share")
+        if reason is not None or groups is None or groups.last < self.dead or not self._has_vanished(run):
+            return reason
+        return Missing("most groups are zero-variance at the end, so that the gradient vanishes with them", LONGER_LOG)
+
+    def _has_vanished(self, run: Measured) -> bool:
+        """Tell whether the KL grew while the gradient norm vanished, of a policy that has entropy left."""
+        kl, norms, entropy = ends(series(run, "kl")), ends(series(run, "grad_norm")), levels(run, "entropy")
+        grew = kl.last > max(self.large, self.times * max(kl.first, 0.0))
+        is_spent = entropy is not None and entropy.last < self.spent * entropy.first
+        return grew and norms.first > 0 and norms.last < self.vanishes * norms.first and not is_spent
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Compare both ends."""
-        kl, norms, entropy = ends(series(run, "kl")), ends(series(run, "grad_norm")), levels(run, "entropy")
-        grew = kl.last > max(self.large, self.times * max(kl.first, 0.0))
-        vanished = norms.first > 0 and norms.last < self.vanishes * norms.first
-        if not grew or not vanished or (entropy is not None and entropy.last < self.spent * entropy.first):
+        if not self._has_vanished(run):
             return None
+        kl, norms = ends(series(run, "kl")), ends(series(run, "grad_norm"))
         at = crossing(series(run, "grad_norm"), (norms.first * max(norms.last, 1e-12)) ** 0.5, below=True)
         onset = step_at(run, len(run.table) - 1 if at is None else at)
         way = from_to(norms.first, norms.last)
