@@ -16,7 +16,7 @@ class BlockForm:
 
     Attributes:
         title: what a text of this form is, in words.
-        begins: begins a step: its number and that of all, where the line has them; the step is in the block otherwise.
+        begins: a step: its number and that of all, where the line has them; the step is in the block otherwise.
         part: a name and a number; a name without a number is that of a section.
         marks: text of every line that begins a step, and of every line with a part.
         names: label to metric; None: every name is that of a metric.
@@ -102,17 +102,14 @@ def _value(text: str) -> float | None:
 
 _PLAIN = NUMBER.replace("[-+]?", "-?")
 
+# ``Detected 95/128 rollouts (zero_advantage=95)``: ``apply_filters`` (src/prime_rl/orchestrator/filters.py).
 _DETECTED = re.compile(
     r"Detected [0-9]{1,9}/([1-9][0-9]{0,8})(?: rollouts)? \([^()\n]{0,200}\bzero_advantage=([0-9]{1,9})\b"
 )
 
 
 def _with_filtered(lines: Iterable[str]) -> Iterator[str]:
-    """Put the share of rollouts without an advantage on the line of their step.
-
-    ``Detected 95/128 rollouts (zero_advantage=95)`` is printed before it: ``apply_filters``
-    (src/prime_rl/orchestrator/filters.py).
-    """
+    """Put the share of rollouts without an advantage on the line of their step, before which it is printed."""
     share = ""
     for line in lines:
         match = _DETECTED.search(line) if "zero_advantage=" in line else None
@@ -186,7 +183,7 @@ AREAL = BlockForm(
 STABLE_BASELINES = BlockForm(
     "the tables that Stable-Baselines3 prints",
     re.compile(r"^\s*-{8,200}\s*$"),
-    re.compile(rf"\| {{1,8}}([A-Za-z][\w./() -]{{0,80}}?) *\| *({NUMBER}|) *\|"),
+    re.compile(rf"\| {{1,8}}([A-Za-z][\w./() -]{{0,80}}?) {{0,60}}\| {{0,60}}({NUMBER}|) {{0,60}}\|"),
     ("--------", "|"),
     prefixes=("rollout/", "train/", "time/"),
 )

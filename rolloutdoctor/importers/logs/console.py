@@ -10,7 +10,8 @@ from rolloutdoctor.importers.logs.block_forms import AREAL, NEMO_RL, PRIME_RL, S
 from rolloutdoctor.importers.logs.dict_forms import ANY_DICT, OPENRLHF, SLIME, TRAINER
 from rolloutdoctor.importers.logs.line_forms import Pairs, VerlLine
 from rolloutdoctor.importers.logs.printed import Printed
-from rolloutdoctor.importers.logs.printed_runs import Bars, numbered, runs_in
+from rolloutdoctor.importers.logs.printed_runs import runs_in
+from rolloutdoctor.importers.logs.printed_steps import Bars, numbered
 from rolloutdoctor.importers.logs.text_table import TextTable
 from rolloutdoctor.importers.reading import lines as reading
 from rolloutdoctor.importers.reading.text_lines import beginning, lines_of

@@ -1,0 +1,123 @@
+"""The steps of the lines of one run in a text: by what they say, progress bars, epochs, or their order."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from rolloutdoctor.data.step_key import TRAIN
+from rolloutdoctor.importers.logs.base import Entry, LogNotes
+from rolloutdoctor.importers.logs.printed import Printed
+
+_BAR = re.compile(r"(?<![0-9])([0-9]{1,18})/([0-9]{1,18}) \[")
+_MOST_BARS = 8
+"""Progress bars that are tried, those that were drawn most: generation and downloads have theirs, too."""
+
+
+@dataclass
+class Bars:
+    """The progress bars that were drawn, each with the number of lines of numbers before it."""
+
+    drawn: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def watched(self, text: Iterable[str], records: Sequence[object]) -> Iterator[str]:
+        """Yield lines, and keep the bars in them."""
+        for line in text:
+            if " [" in line:
+                self.drawn += [(len(records), int(done), int(total)) for done, total in _BAR.findall(line)]
+            yield line
+
+    def between(self, first: int, after: int) -> "Bars":
+        """Return those that belong to some of the lines."""
+        return Bars([(at - first, done, total) for at, done, total in self.drawn if first <= at <= after])
+
+
+def numbered(records: Sequence[Printed], bars: Bars, name: str, notes: LogNotes, *, growing: bool) -> Iterator[Entry]:
+    """Yield the lines of one run with their steps.
+
+    A line without a step has that of the progress bar that was drawn before it. Where none is drawn before each, but
+    one says how many steps there were, and the lines are that number's share, steps are counted; else lines are
+    numbered.
+    """
+    training = [place for place, record in enumerate(records) if record.split == TRAIN]
+    every, steps, before = None, None, 0
+    if any(record.step is None for record in records):
+        epochs = [records[place].values.get("epoch") or 0.0 for place in training]
+        every, whole, before = _interval(epochs, bars)
+        steps, total = _positions(training, bars)
+        notes.planned(whole if steps is None else total)
+        if growing:
+            # Nobody knows the steps yet, and the lines that were counted keep their numbers.
+            every, steps, before = None, None, 0
+    elif bars.drawn and (last := max((record.step or 0 for record in records), default=0)):
+        totals = {total for _, done, total in bars.drawn if done == last}
+        notes.planned(totals.pop() if len(totals) == 1 else None)
+    # A line with other steps around it was cut before its own.
+    is_undecided = growing and bool(bars.drawn)
+    if every is None and steps is None and not is_undecided and all(record.step is None for record in records):
+        notes.counted_steps = True
+        notes.tell(f"{name}: the lines have no step, and no progress bar gives it: they are numbered from 1")
+    step = before
+    for place, record in enumerate(records):
+        counted = step + (every or 1) * (record.split == TRAIN)
+        step = record.step if record.step is not None else counted if steps is None else steps.get(place, step)
+        yield step, record.split, record.values
+
+
+def _interval(epochs: Sequence[float], bars: Bars) -> tuple[int | None, int | None, int]:
+    """Return the steps that a line stands for, those of the progress bar that reached its end, and those before.
+
+    Of several bars it is the one that was drawn most. Steps before the first line are of a run that was resumed.
+
+    Args:
+        epochs: of the training lines; they grow evenly, but where the first step is logged as well.
+        bars: that were drawn.
+    """
+    logged = len(epochs)
+    is_whole = logged and abs(epochs[0] * logged - epochs[-1]) <= 0.005 * (logged + 1) + 1e-3 * epochs[-1]
+    if not is_whole and not _is_even(epochs):
+        return None, None, 0
+    totals = Counter(total for _, _, total in bars.drawn)
+    fitting: dict[int, tuple[int, int]] = {}
+    for total in {total for _, done, total in bars.drawn if done == total}:
+        if not is_whole:
+            # Lines are at multiples of their interval; epochs with two digits have to tell which.
+            width, first = ((epochs[-1] - epochs[0]) / (logged - 1), epochs[0])
+            every = round(total * width / epochs[-1])
+            if every and total % every == 0 and 4 * _ROUNDED * total < every * epochs[-1]:
+                fitting[total] = every, (round(total * first / epochs[-1] / every) - 1) * every
+            continue
+        # More than one number of steps gives as many lines; of these, logs mostly end with the training.
+        least, most = total // (logged + 1) + 1, total // logged
+        if total % logged == 0 or least == most:
+            fitting[total] = most, 0
+    whole = max(fitting, key=lambda total: (totals[total], total), default=None)
+    return (None, None, 0) if whole is None else (fitting[whole][0], whole, fitting[whole][1])
+
+
+_ROUNDED = 0.005
+"""How far an epoch that is printed with two digits is from its own."""
+
+
+def _is_even(epochs: Sequence[float]) -> bool:
+    """Tell epochs that grow by the same from line to line, as far as their digits show."""
+    if len(epochs) < 3 or epochs[0] >= epochs[-1]:
+        return False
+    width = (epochs[-1] - epochs[0]) / (len(epochs) - 1)
+    return all(abs(epoch - epochs[0] - place * width) <= 2 * _ROUNDED for place, epoch in enumerate(epochs))
+
+
+def _positions(training: Sequence[int], bars: Bars) -> tuple[dict[int, int] | None, int | None]:
+    """Return the step of each training line that a bar gives which was drawn before every one, and the bar's total.
+
+    Lines are as many steps apart as they are logged, but for the first and the last one.
+    """
+    totals = Counter(total for _, _, total in bars.drawn)
+    for total in sorted(totals, key=lambda total: (totals[total], total), reverse=True)[:_MOST_BARS]:
+        drawn: Mapping[int, int] = {at: done for at, done, of in bars.drawn if of == total}
+        steps = [drawn.get(place, 0) for place in training]
+        gaps = [after - before for before, after in pairwise(steps)]
+        if steps and min(steps) > 0 and min(gaps, default=1) > 0 and len({*gaps[1:-1]}) < 2:
+            return dict(zip(training, steps, strict=True)), total
+    return None, None
