@@ -35,13 +35,15 @@ def _run() -> None:
 
 def main() -> None:
     """Run the command line, and raise `SystemExit`."""
-    from rolloutdoctor.cli.error_handling import guarded
+    from rolloutdoctor.cli.error_handling import ABNORMAL, fail, guarded
     from rolloutdoctor.cli.pages import page_for
-    from rolloutdoctor.cli.process import prepare_process
+    from rolloutdoctor.cli.process import prepare_process, too_few_addresses
     from rolloutdoctor.cli.terminal import show
 
     page = page_for(sys.argv[1:])
     if page is None:
+        if (few := too_few_addresses()) is not None:
+            sys.exit(fail(few, ABNORMAL))
         prepare_process()
         from rolloutdoctor.cli.app import main as parse
 

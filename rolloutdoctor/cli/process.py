@@ -17,6 +17,28 @@ _GARBAGE = 50_000
 """New objects between two looks for cycles: imports make a million that stay."""
 
 
+_LEAST_ADDRESSES, _OF_A_CORE = 9 * 2**27, 2**25
+"""Bytes that libraries reserve when they are loaded, and for the thread of each core."""
+
+
+def too_few_addresses() -> str | None:
+    """Say that the process may have too little memory to load its libraries; None if it may have enough.
+
+    Where polars finds no memory for its threads it ends the process in thousands of lines.
+    """
+    try:
+        from resource import RLIM_INFINITY, RLIMIT_AS, getrlimit
+    except ImportError:  # not on Windows
+        return None
+    allowed, least = getrlimit(RLIMIT_AS)[0], _LEAST_ADDRESSES + _OF_A_CORE * (os.cpu_count() or 1)
+    if allowed == RLIM_INFINITY or allowed >= least:
+        return None
+    return (
+        f"out of memory: the process may have {allowed / 1e9:.2f} GB (ulimit -v), and its libraries take "
+        f"{least / 1e9:.2f}; allow it more"
+    )
+
+
 def prepare_process() -> None:
     """Choose arrow's allocator and its habits, unless the environment does, and look for garbage less often."""
     gc.set_threshold(_GARBAGE)
