@@ -1,7 +1,7 @@
 """Cases: small batches on which the formulas of known trainers differ, packed and as a trainer's padded tensors."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -23,12 +23,14 @@ class Case:
         batch: the batch.
         dtype: of the padded log-probs and rewards.
         advantages: ``[N, L]`` what the options compute, for a loss; None for a function that computes them.
+        leaf: ``[N, L]`` the policy's log-probs as a leaf of autograd; None where no derivative is taken.
     """
 
     name: str
     batch: RolloutBatch
     dtype: torch.dtype = torch.float32
     advantages: Tensor | None = None
+    leaf: Tensor | None = None
 
     @cached_property
     def lengths(self) -> list[int]:
@@ -38,7 +40,7 @@ class Case:
     def pad(self, x_T: Tensor) -> Tensor:
         """Return values of tokens as a matrix, ``[N, L]``; 0 in the padding."""
         padded = torch.zeros(len(self.lengths), max([1, *self.lengths]), dtype=x_T.dtype)
-        for row, values in enumerate(x_T.split(self.lengths)):
+        for row, values in enumerate(torch.split(x_T, self.lengths)):
             padded[row, : len(values)] = values
         return padded
 
@@ -48,6 +50,8 @@ class Case:
 
     def column(self, name: str) -> Tensor:
         """Return a column of tokens as a matrix, ``[N, L]``."""
+        if name == "policy_log_probs" and self.leaf is not None:
+            return self.leaf
         return self.pad(self.batch.column(name).to(self.dtype))
 
     @property
@@ -112,7 +116,7 @@ def _case(
     mask = [[int(at not in (masked or {}).get(row, ())) for at in range(length)] for row, length in enumerate(lengths)]
 
     def rows(values_T: Tensor) -> list[list[float]]:
-        return [[round(float(value) * 2**16) / 2**16 for value in row] for row in values_T.split(list(lengths))]
+        return [[round(float(value) * 2**16) / 2**16 for value in row] for row in torch.split(values_T, list(lengths))]
 
     tokens = sum(lengths)
     policy_T = -torch.rand(tokens, generator=draw, dtype=torch.float64) * base - 0.01
@@ -171,8 +175,3 @@ CASES = (
     ),
 )
 """Each differs from the others in what it tells apart; none has more than eight responses."""
-
-
-def in_precision(case: Case, dtype: torch.dtype) -> Case:
-    """Return a case whose tensors are of a precision."""
-    return replace(case, dtype=dtype)

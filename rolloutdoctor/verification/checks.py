@@ -22,7 +22,7 @@ from rolloutdoctor.testing import diagnose
 from rolloutdoctor.trainers.options import Layer
 from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.verification.arguments import call
-from rolloutdoctor.verification.cases import CASES, Case, in_precision
+from rolloutdoctor.verification.cases import CASES, Case
 from rolloutdoctor.verification.laws import check_laws, check_masked_tokens
 
 ROUNDINGS = 32
@@ -159,7 +159,7 @@ class RolloutCases:
         for case in self.cases:
             leaf, (value, slope) = _kl_of(function, case, more)
             mask = case.response_mask.bool()
-            u = leaf.detach() - in_precision(case, torch.float64).column("ref_log_probs")
+            u = leaf.detach() - replace(case, dtype=torch.float64).column("ref_log_probs")
             for name, estimator in ESTIMATORS.items():
                 expected, derivative = estimator(u)
                 radius = ROUNDINGS * UNIT * (1 + expected.abs() + u.abs() + derivative.abs())
@@ -323,31 +323,19 @@ def _of_loss(
     """The loss of a case and its gradient by the policy's log-probs, ``[N, L]``, computed in a precision."""
     taken = replace(case, dtype=dtype, advantages=advantages.to(dtype))
     leaf = taken.column("policy_log_probs").requires_grad_()
-    loss = call(function, _WithLeaf(taken, leaf), more)
-    (grad,) = torch.autograd.grad(loss.sum(), leaf, allow_unused=True)
-    return loss.detach().double().sum(), torch.zeros_like(leaf).double() if grad is None else grad.double()
+    loss = call(function, replace(taken, leaf=leaf), more)
+    (grad,) = torch.autograd.grad(loss.sum(), leaf, materialize_grads=True)
+    return loss.detach().double().sum(), grad.double()
 
 
 def _kl_of(
     function: Callable[..., Any], case: Case, more: Mapping[str, object]
 ) -> tuple[Tensor, tuple[Tensor, Tensor | None]]:
-    taken = in_precision(case, torch.float64)
+    taken = replace(case, dtype=torch.float64)
     leaf = taken.column("policy_log_probs").requires_grad_()
-    value = call(function, _WithLeaf(taken, leaf), more)
+    value = call(function, replace(taken, leaf=leaf), more)
     slope = torch.autograd.grad(value.sum(), leaf, allow_unused=True)[0] if value.requires_grad else None
     return leaf, (value.detach().double(), slope)
-
-
-class _WithLeaf(Case):
-    """A case whose log-probs of the policy are a leaf of autograd."""
-
-    def __init__(self, case: Case, leaf: Tensor) -> None:
-        super().__init__(case.name, case.batch, case.dtype, case.advantages)
-        object.__setattr__(self, "_leaf", leaf)
-
-    def column(self, name: str) -> Tensor:
-        """See `Case`."""
-        return self._leaf if name == "policy_log_probs" else super().column(name)  # type: ignore[attr-defined,no-any-return]
 
 
 def _agree(mine: Tensor, expected: Tensor, radius: Tensor) -> bool:
