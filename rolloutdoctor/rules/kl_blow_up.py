@@ -72,8 +72,10 @@ class KlBlowUp(NumbersRule):
         onset = step_at(run, 1)
         rates = run.table["learning_rate"].drop_nulls()
         rate = f" at a learning rate of {number(rates[0])}" if len(rates) else ""
+        rewards = run.table["reward"].drop_nulls().drop_nans()
+        is_passing = run.table["kl"][-1] <= self.jump or (len(rewards) > 2 and rewards[-1] >= rewards[0])
         return Judgement(
-            severity=Severity.WARNING,
+            severity=Severity.INFO if is_passing else Severity.WARNING,
             confirmed=True,
             headline=f"KL jumped {from_to(before, after)} nats in one step, at step {onset}",
             message=f"The KL to the reference went {from_to(before, after)} nats in one step{rate}.",
