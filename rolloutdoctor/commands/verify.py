@@ -17,9 +17,12 @@ from rolloutdoctor.results.verification import DIFFERS, FOLLOWS, UNTOLD, Verific
 from rolloutdoctor.rules.audited import AuditedRule, DiffersRule
 from rolloutdoctor.rules.base import counted
 from rolloutdoctor.rules.table import RULES
+from rolloutdoctor.search.hypotheses.fixes import FIXES
 
-AUDITED = tuple(rule for rule in RULES if isinstance(rule, AuditedRule))
-"""The rules that compare logged with recomputed values, and say where a difference comes from."""
+_OF_FIXES = {fix.code for fix in FIXES.values()}
+
+AUDITED = tuple(rule for rule in RULES if isinstance(rule, AuditedRule) or rule.code in _OF_FIXES)
+"""The rules that compare logged with recomputed values, and those that report a known fault of a release."""
 
 _LOGGED = {
     "advantages": "record the advantages of every row (advantage) or token (advantages)",

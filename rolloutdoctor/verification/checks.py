@@ -17,6 +17,7 @@ from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.results.errors import CannotComputeError, UsageError
 from rolloutdoctor.results.verification import DIFFERS, FOLLOWS, VerifiedStage
+from rolloutdoctor.rules.audited import AuditedRule
 from rolloutdoctor.search.candidates import of_trainer
 from rolloutdoctor.testing import diagnose
 from rolloutdoctor.trainers.options import Layer
@@ -209,7 +210,7 @@ def _stage(
     stage: str,
     allow: Sequence[str] = (),
 ) -> VerifiedStage:
-    codes = [rule.code for rule in AUDITED if stage in rule.stages]
+    codes = [rule.code for rule in AUDITED if isinstance(rule, AuditedRule) and stage in rule.stages]
     report = diagnose(batches, trainer=trainer, options=options, logged=logged, select=codes)
     return stage_of(report, stage, allow)
 

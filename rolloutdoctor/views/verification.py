@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from rolloutdoctor.results.verification import FOLLOWS, Verification, VerifiedStage
+from rolloutdoctor.results.verification import DIFFERS, FOLLOWS, Verification, VerifiedStage
 from rolloutdoctor.views.structured import as_json
 from rolloutdoctor.views.style import Style, plain
 from rolloutdoctor.views.wrapping import wrapped
@@ -32,6 +32,8 @@ def verdict(found: Verification) -> str:
 
 def _stage_lines(stage: VerifiedStage) -> list[str]:
     counts = f"{stage.agree:,} of {stage.compared:,} logged values follow" if stage.compared else ""
+    if stage.outcome == DIFFERS and stage.agree == stage.compared:
+        counts = f"all {stage.compared:,} logged values follow with a known fault alone"
     said = "" if stage.required else " (not required)"
     lines = [f"{stage.stage:<12}{stage.outcome}{said}{': ' if counts else ''}{counts}"]
     lines += [f"{'':<12}{plain(stage.code + ' ' if stage.code else '', 20)}{plain(stage.reason, 600)}"] * bool(

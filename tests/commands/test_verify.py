@@ -55,6 +55,16 @@ def test_values_that_differ_end_it_with_1(tmp_path):
     assert verified(path, *FEW, "--require", "kl")[0] == 0
 
 
+def test_a_known_fault_of_the_release_is_named_and_may_be_allowed():
+    """slime 0.3.1 logs a KL of other numbers than it trains with."""
+    words = (SAMPLE.with_name("slime_ppo.parquet"), "--steps", "1:6", "--require", "kl")
+    code, stages = verified(*words)
+    assert (code, stages["kl"]["outcome"], stages["kl"]["code"]) == (1, DIFFERS, "RDM001")
+    assert "follow only with a fault that the release has: the logged KL is" in stages["kl"]["reason"]
+    assert verified(*words, "--allow", "RDM001")[0] == 0
+    assert "with a known fault alone" in run(["verify", *map(str, words)], ROOT)[1]
+
+
 def test_a_stage_that_nothing_was_logged_of_cannot_be_told(tmp_path):
     path = edited(tmp_path / "run.parquet", "advantage", lambda column: None)
     code, stages = verified(path, *FEW, "--require", "advantages")
