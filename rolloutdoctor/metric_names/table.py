@@ -277,7 +277,9 @@ def _agreed(names: Collection[str]) -> dict[str, tuple[str, MetricName]]:
         metrics = [one for _, one in _owners(name)]
         if not metrics and (taken := generic(name)) is not None:
             found.append((len(places), name, taken))
-        if len({(one.quantity, one.factor, one.offset) for one in metrics}) == 1:
+        # An entropy loss of one trainer is the entropy, and minus the entropy in loops of one's own.
+        is_told = not name.rpartition("/")[2].startswith("entropy_loss")
+        if is_told and len({(one.quantity, one.factor, one.offset) for one in metrics}) == 1:
             one, is_off = metrics[0], any(one.zero_when_off for one in metrics)
             words = BY_NAME[one.quantity].definition
             is_least = any(one.lower_bound for one in metrics)

@@ -6,7 +6,7 @@ import polars as pl
 
 from rolloutdoctor.io.reader_notes import NULL
 from rolloutdoctor.metric_names.quantities import BY_NAME
-from rolloutdoctor.metric_names.table import metric_quantities, whose
+from rolloutdoctor.metric_names.table import metric_quantities
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, counted, number
 from rolloutdoctor.rules.table_rule import Measured
@@ -85,9 +85,6 @@ def impossible(run: Measured, context: Context) -> Oddity | None:
         return None
     metric, value, step = odd.select("beyond", "beyond_value", "step").row(0)
     title = BY_NAME[metric_quantities(context.metrics)[metric]].title
-    if title == "entropy" and context.trainer is None and whose(context.metrics) is None:
-        # Of a loop of one's own nobody knows the sign: Stable-Baselines3 logs minus the entropy as a loss.
-        return None
     is_other_sign = len(odd) == len(run.table) and title == "entropy"
     cannot = "below 0" if value < 0 else "above 1"
     return Oddity(

@@ -305,3 +305,14 @@ def test_the_command_lists_quantities_or_a_trainers_names():
 def test_a_weight_at_its_cap_is_not_clipped(trainer):
     """Its token keeps its gradient, and the cap may be below 1."""
     assert set(understood(["cispo_clip_ratio"], trainer)) == {"is_truncated_share"}
+
+
+@pytest.mark.parametrize("name", ["entropy_loss", "train/entropy_loss", "actor/entropy_loss"])
+def test_the_sign_of_an_entropy_loss_is_that_of_a_trainer(name):
+    """Stable-Baselines3 logs minus the entropy under a name that others have for the entropy."""
+    assert "entropy" not in understood([name, "rollout/ep_rew_mean"])
+
+
+def test_an_entropy_loss_of_a_trainer_is_the_entropy():
+    names = ["actor/entropy_loss", "critic/score/mean", "response_length/mean", "response_length/clip_ratio"]
+    assert understood(names)["entropy"][0] == "actor/entropy_loss"
