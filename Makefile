@@ -5,7 +5,7 @@ COMPARING := tests/sample_data tests/goldens tests/rules tests/views tests/recor
 	tests/evaluation/test_float32.py tests/parity/test_radii.py
 NUMBERS := tests/goldens tests/formulas tests/evaluation tests/parity/test_radii.py tests/sample_data tests/audit tests/rules \
 	tests/labelled
-EVERY ?= 12
+EVERY ?= 18
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -36,7 +36,7 @@ test-portable: $(VENV)/.dev
 test-lowest: $(VENV)/.dev
 	$(BIN)/python tests/portable.py lowest -n 2 -q $(COMPARING)
 
-# Numbers and verdicts, as any library would add them up: the terms of every sum in a random order. The first of every 12
+# Numbers and verdicts, as any library would add them up: the terms of every sum in a random order. The first of every 18
 # tests of each file, some four minutes of CPU; EVERY=1 runs them all, in an hour or more.
 test-random-order: $(VENV)/.dev
 	$(BIN)/python tests/portable.py random-order -n 2 -q --every $(EVERY) $(NUMBERS)
