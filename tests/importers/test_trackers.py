@@ -20,6 +20,8 @@ from rolloutdoctor.importers.logs.base import LogNotes
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.importers.logs.trackio_project import trackio_config
 from rolloutdoctor.importers.logs.wandb_run import wandb_config
+from rolloutdoctor.importers.reading import sqlite_files
+from rolloutdoctor.importers.reading.sqlite_files import Database
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError, SeveralRunsError
 
@@ -192,6 +194,25 @@ def test_a_trackio_project_of_several_runs(tmp_path):
     assert [each.name for each in find_runs([str(path)])] == [f"{path}/a/b", f"{path}/ü"]
     done = CliRunner().invoke(app, ["check", str(path)])
     assert "2 runs" in done.stdout
+
+
+def test_many_runs_of_a_trackio_project_are_looked_up_and_not_searched_for(tmp_path, monkeypatch):
+    """A search through the file for each of them would take the square of their number."""
+    steps, before = [], Database._proceed
+    monkeypatch.setattr(sqlite_files, "_INSTRUCTIONS", 1)
+    monkeypatch.setattr(Database, "_proceed", lambda self: steps.append(1) or before(self))
+
+    def most(count):
+        """The most instructions that one of so many runs takes, but for the first, for which all are counted."""
+        path, of_each = tmp_path / f"{count}.db", []
+        project({f"run {number}": rows(2 + number % 3) for number in range(count)}, path)
+        for number in range(count):
+            steps.clear()
+            assert {step for step, _ in entries(f"{path}/run {number}")} == {10 * row for row in range(2 + number % 3)}
+            of_each.append(len(steps))
+        return max(of_each[1:])
+
+    assert most(80) < 1.2 * most(20)
 
 
 def test_rows_that_are_not_in_the_file_yet_and_a_folder_that_is_shut(tmp_path):

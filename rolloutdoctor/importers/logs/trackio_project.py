@@ -1,8 +1,11 @@
 """The SQLite file of a trackio project, with the runs in it."""
 
+from array import array
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from rolloutdoctor.importers.logs.base import Entry, LogNotes, entries_of_tracker
@@ -41,11 +44,8 @@ class TrackioProject:
             InputError: if the file cannot be read, or has no such run.
             SeveralRunsError: if it holds several runs, and none is named.
         """
-        with _chosen(source) as (database, column, run):
-            # By an index rows would have to be sorted, in SQLite's own time.
-            rows = database.rows(
-                f"SELECT step, metrics FROM metrics NOT INDEXED WHERE {column} = CAST(? AS TEXT) ORDER BY rowid", (run,)
-            )
+        with _chosen(source) as (database, _, run):
+            rows = database.rows_at("SELECT step, metrics FROM metrics NOT INDEXED", run.places)
             yield from entries_of_tracker(list(_rows(rows, source.name)), source.name, notes)
 
 
@@ -60,7 +60,7 @@ def trackio_config(source: Source) -> dict[str, object]:
         if not {"id", "config", column} <= database.columns("configs"):
             return {}
         query = f"SELECT {column}, config FROM configs NOT INDEXED ORDER BY rowid DESC"
-        config = next((config for of_run, config in database.rows(query) if of_run == run), None)
+        config = next((config for of_run, config in database.rows(query) if of_run == run.key), None)
     body = None if config is None else lines.parse(_raw(config))
     return {name: value for name, value in (body or {}).items() if not name.startswith("_")}
 
@@ -69,18 +69,30 @@ def trackio_runs(path: Path) -> list[str]:
     """Return the names of the runs of a project; empty if it is none."""
     if not path.is_file() or TrackioProject().detect(path) is None:
         return []
-    with opened(path, path.name, _KIND) as database:
-        return list(_runs(database)[1])
+    return list(_runs(path, path.name)[1])
+
+
+@dataclass
+class _Run:
+    """A run of a project.
+
+    Attributes:
+        key: what its rows have in the column that tells runs apart.
+        places: the `rowid` of each of them, in order.
+    """
+
+    key: object
+    places: "array[int]" = field(default_factory=lambda: array("q"))
 
 
 @contextmanager
-def _chosen(source: Source) -> Iterator[tuple[Database, str, object]]:
-    """The run that is meant: the column that tells its rows, and the value there."""
+def _chosen(source: Source) -> Iterator[tuple[Database, str, _Run]]:
+    """The run that is meant, and the column that tells runs apart."""
     file, name = _split(Path(source.path))
     if file is None:
         raise InputError(f"{source.name}: no trackio project is there")
     with opened(file, source.name, _KIND) as database:
-        column, runs = _runs(database)
+        column, runs = _runs(file, source.name if name is None else source.name.removesuffix(f"/{name}"))
         some = ", ".join(run[:_LONGEST_SHOWN] for run in [*runs][:3]) + (", ..." if len(runs) > 3 else "")
         if name is None and len(runs) > 1:
             raise SeveralRunsError(
@@ -92,15 +104,35 @@ def _chosen(source: Source) -> Iterator[tuple[Database, str, object]]:
         yield database, column, runs[name] if name is not None else next(iter(runs.values()))
 
 
-def _runs(database: Database) -> tuple[str, dict[str, object]]:
-    """The column that tells runs apart, and its value for each name; of runs with one name each goes by its id."""
-    column = "run_id" if "run_id" in database.columns("metrics") else "run_name"
+def _runs(file: Path, name: str) -> tuple[str, dict[str, _Run]]:
+    """The column that tells runs apart, and the run of each name; of runs with one name each goes by its id."""
+    return _indexed(file.absolute(), name, *(_looks(Path(f"{file}{end}")) for end in ("", "-wal")))
+
+
+# `--each` reads all runs of a project, one after another.
+@lru_cache(1)
+def _indexed(file: Path, name: str, *seen: tuple[int, ...] | None) -> tuple[str, dict[str, _Run]]:
     names: dict[object, str] = {}
-    for name, run in database.rows(f"SELECT run_name, {column} FROM metrics NOT INDEXED ORDER BY rowid"):
-        if run not in names:
-            names[run] = text_of(name)
+    runs: dict[object, _Run] = {}
+    with opened(file, name, _KIND) as database:
+        column = "run_id" if "run_id" in database.columns("metrics") else "run_name"
+        query = f"SELECT rowid, run_name, {column} FROM metrics NOT INDEXED ORDER BY rowid"
+        for place, title, key in database.rows(query):
+            if key not in names:
+                names[key], runs[key] = text_of(title), _Run(key)
+            if isinstance(place, int):
+                runs[key].places.append(place)
     times = Counter(names.values())
-    return column, {name if times[name] == 1 else text_of(run): run for run, name in names.items()}
+    return column, {title if times[title] == 1 else text_of(key): runs[key] for key, title in names.items()}
+
+
+def _looks(file: Path) -> tuple[int, ...] | None:
+    """Number, size and time of a file; None if there is none."""
+    try:
+        seen = file.stat()
+    except OSError:
+        return None
+    return seen.st_ino, seen.st_size, seen.st_mtime_ns
 
 
 def _split(path: Path) -> tuple[Path | None, str | None]:

@@ -2,7 +2,7 @@
 
 import shutil
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
@@ -15,6 +15,9 @@ _LONGEST = 32 * 2**20
 
 _INSTRUCTIONS = 10_000
 """Instructions of SQLite's machine between two looks for a signal."""
+
+_AT_ONCE = 500
+"""Rows that one query names."""
 
 _FEWEST, _A_BYTE = 2_000_000, 2
 """Instructions that are allowed for any file, and for each of its bytes; a row takes some 20, and 30 bytes or more."""
@@ -43,13 +46,28 @@ class Database:
         Raises:
             sqlite3.Error: if the file is damaged.
         """
+        yield from self._executed([(query, values)])
+
+    def rows_at(self, query: str, places: Sequence[int]) -> Iterator[tuple[object, ...]]:
+        """Yield some rows of a query without conditions, by their `rowid`, which is looked up and not searched for.
+
+        Raises:
+            sqlite3.Error: if the file is damaged.
+        """
+        parts = (places[start : start + _AT_ONCE] for start in range(0, len(places), _AT_ONCE))
+        yield from self._executed(
+            (f"{query} WHERE rowid IN ({', '.join('?' * len(some))}) ORDER BY rowid", some) for some in parts
+        )
+
+    def _executed(self, queries: Iterable[tuple[str, Sequence[object]]]) -> Iterator[tuple[object, ...]]:
         read = 0
         try:
-            for row in self._connection.execute(query, tuple(values)):
-                read += sum(len(cell) for cell in row if isinstance(cell, bytes))
-                if read > self._size:
-                    raise sqlite3.DatabaseError("it holds more text than the file has bytes")
-                yield row
+            for query, values in queries:
+                for row in self._connection.execute(query, tuple(values)):
+                    read += sum(len(cell) for cell in row if isinstance(cell, bytes))
+                    if read > self._size:
+                        raise sqlite3.DatabaseError("it holds more text than the file has bytes")
+                    yield row
         except sqlite3.Error:
             if self._raised is not None:
                 raise self._raised from None
