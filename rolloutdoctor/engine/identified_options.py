@@ -10,7 +10,7 @@ from rolloutdoctor.io.run import Run
 from rolloutdoctor.metric_names.name import ordered
 from rolloutdoctor.metric_names.table import releases_of
 from rolloutdoctor.trainers.options import Layer, resolve
-from rolloutdoctor.trainers.releases import parse_version
+from rolloutdoctor.trainers.releases import is_version, parse_version
 from rolloutdoctor.trainers.spec import Trainer
 from rolloutdoctor.trainers.table import TRAINERS
 
@@ -31,6 +31,9 @@ def with_identified(run: Run, options: Options) -> tuple[Run, Options]:
         UsageError: if an option cannot be used.
         InputError: if a file cannot be read, or breaks the contract.
     """
+    if run.metadata.trainer_version and not is_version(run.metadata.trainer_version):
+        # The name of a branch dates nothing.
+        run = run.with_metadata(replace(run.metadata, trainer_version=""))
     name = (options.trainer or "").partition("@")[0] or run.metadata.trainer or ""
     trainer = TRAINERS.get(name)
     if trainer is None:

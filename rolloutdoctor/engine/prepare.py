@@ -18,6 +18,7 @@ from rolloutdoctor.io.run import Run
 from rolloutdoctor.results.audit import Refuted
 from rolloutdoctor.results.errors import UnstatedError, UsageError
 from rolloutdoctor.rules.base import Context
+from rolloutdoctor.trainers.table import TRAINERS
 
 
 @dataclass(frozen=True)
@@ -84,13 +85,15 @@ def _configured(run: Run, options: CheckOptions, *, lenient: bool) -> tuple[Conf
             raise
     except UsageError as error:
         # Numbers that were logged need no objective: only options of the user end the check of a log.
-        if not run.metadata.config or not (lenient or run.metrics_only):
+        is_unknown = run.metadata.trainer is not None and run.metadata.trainer not in TRAINERS
+        if not (run.metadata.config or is_unknown) or not (lenient or run.metrics_only):
             raise
         if options.trainer or options.layers or options.fixes:
             if _can_be_configured(run.metadata):
                 raise
             with suppress(UnstatedError):
-                of(replace(run.metadata, config={}))
+                trainer = run.metadata.trainer if run.metadata.trainer in TRAINERS else None
+                of(replace(run.metadata, trainer=trainer, config={}))
         return None, "" if run.metrics_only else str(error)
     # Rules that look at a log alone know whose it is by the names in it.
     return None, ""

@@ -26,6 +26,19 @@ def parse_version(text: str) -> tuple[int, ...]:
     return (*parts, *[0] * (3 - len(parts)))
 
 
+def is_version(text: str) -> bool:
+    """Tell a release or a commit from the name of a branch.
+
+    >>> is_version("1.17.0.dev0"), is_version("abc1234"), is_version("main")
+    (True, True, False)
+    """
+    try:
+        parse_version(text)
+    except UsageError:
+        return _COMMIT.search(text) is not None
+    return True
+
+
 @dataclass(frozen=True)
 class ReadCode:
     """Code of a trainer that was read: releases one after another, or a commit.
