@@ -31,8 +31,8 @@ class KlBlowUp(NumbersRule):
     end than at the start by more than its noise, and else a warning. `onset` is the first step from which it stays
     above the geometric mean of both; of a rise that takes more than a quarter of the steps, the first that left the
     start. In fewer than ten steps a KL that goes from below 0.01 to above 0.3 nats between two consecutive ones is a
-    warning: one step does not move a policy so far. Confirmed: the log shows that, not why. A KL that is NaN or
-    negative is `RDM003`'s.
+    warning, and information where it falls back, or the reward of three lines or more is not below the first: one step
+    does not move a policy so far. Confirmed: the log shows that, not why. A KL that is NaN or negative is `RDM003`'s.
 
     ## What to do
     Go back to a checkpoint before the onset; raise the KL coefficient, or lower the learning rate.

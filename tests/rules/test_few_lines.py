@@ -93,6 +93,21 @@ def test_a_kl_that_jumps_in_one_step(tmp_path, before, after, is_found):
         assert found.headline == "KL jumped from 0 to 0.31 nats in one step, at step 2"
 
 
+@pytest.mark.parametrize(
+    ("kl", "rewards", "severity"),
+    [
+        ([0.0, 0.6, 0.7, 0.8], [0.5, 0.4, 0.5, 0.4], "warning"),
+        ([0.0, 0.6, 0.7, 0.8], [0.5, 0.4, 0.5, 0.5], "info"),
+        ([0.0, 0.6, 0.2, 0.29], [0.5, 0.4, 0.5, 0.4], "info"),
+        ([0.0, 0.6, 0.2, 0.31], [0.5, 0.4, 0.5, 0.4], "warning"),
+        ([0.0, 0.6], [0.5, 0.6], "warning"),
+    ],
+)
+def test_a_kl_that_jumps_and_falls_back_or_is_rewarded_is_information(tmp_path, kl, rewards, severity):
+    lines = [SWIFT | {"kl": nats, "reward": reward} for nats, reward in zip(kl, rewards, strict=True)]
+    assert finding(jsonl(tmp_path / "log.jsonl", *lines), "RDT004").severity.label == severity
+
+
 def test_a_reward_printed_with_few_digits_is_0_where_its_extremes_are(tmp_path):
     none = dict.fromkeys(("critic/score/mean", "critic/score/max", "critic/score/min"), "0.0")
     none |= dict.fromkeys(("critic/advantages/mean", "critic/advantages/max", "critic/advantages/min"), "0.0")
