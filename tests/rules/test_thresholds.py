@@ -48,6 +48,7 @@ class Boundary:
         below, above: the logs.
         says: what becomes of either: the severity of the finding, ``clean`` or ``skipped``, and a word of the headline.
         trainer: whose logs they are.
+        factor: by which the number is changed to see that it decides.
     """
 
     code: str
@@ -56,6 +57,7 @@ class Boundary:
     above: Log
     says: tuple[str, str]
     trainer: str | None = None
+    factor: float = 1.1
 
     def outcomes(self) -> tuple[str, str]:
         """What becomes of the two logs; of a finding also the headline without its numbers."""
@@ -130,14 +132,20 @@ BOUNDARIES = [
         ("clean", "warning"),
         "trl",
     ),
-    steps_of("RDO012", 3, "error", sampler_pearson=0.05),
-    near("RDO012", "small_k3", 0.02, lambda x: {"is_weight": [3.0] * 3, "sampler_k3": [x] * 3}, ("warning", "skipped")),
+    replace(steps_of("RDO012", 3, "error", sampler_pearson=0.05), says=("warning", "error")),
+    near(
+        "RDO012",
+        "small_k3",
+        0.02,
+        lambda x: {"is_weight": [3.0] * 3, "sampler_k3": [x] * 3},
+        ("warning: the mean", "info: sampler and"),
+    ),
     near(
         "RDO012",
         "least_apart",
         0.3,
         lambda x: {"is_weight": [1 + x] * 3, "sampler_k3": [1e-4] * 3},
-        ("skipped", "warning"),
+        ("clean", "warning"),
     ),
     replace(
         steps_of("RDO015", 3, "info", clip_fraction=0.02),
@@ -172,6 +180,18 @@ BOUNDARIES = [
         "lasting",
         *({"reward": [0.0] * steps, "reward_std": [0.0] * steps} for steps in (2, 3)),
         ("warning", "error"),
+    ),
+    # Of a log with two decimals a deviation of 0 may be half a hundredth.
+    Boundary(
+        "RDT002",
+        "coarse",
+        *(
+            {"reward": rewards, "rewards/format/mean": [0.0] * 5, "rewards/format/std": [0.0] * 5}
+            for rewards in ([0.123, 0.456, 0.789, 0.321, 0.654], [0.12, 0.45, 0.78, 0.32, 0.65])
+        ),
+        ("info", "skipped"),
+        "trl",
+        factor=10.0,
     ),
     Boundary(
         "RDT003",
@@ -211,6 +231,8 @@ BOUNDARIES = [
     ),
     near("RDT004", "high", 1.0, lambda x: {"kl": turns(0.001, x)}, ("clean", "warning")),
     near("RDT004", "times", 10.0, lambda x: {"kl": turns(0.2, 0.2 * x)}, ("clean", "warning")),
+    near("RDT004", "still", 0.01, lambda x: {"kl": [x, 0.5, 0.5]}, ("warning", "skipped")),
+    near("RDT004", "jump", 0.3, lambda x: {"kl": [0.001, x, x]}, ("skipped", "warning")),
     Boundary(
         "RDT005",
         "fewest",
@@ -428,6 +450,20 @@ BOUNDARIES = [
         *({"reward": waves([0.5] * steps, 0.1)} for steps in (19, 20)),
         ("skipped", "info"),
     ),
+    Boundary(
+        "RDT016",
+        "few",
+        {"reward": [0.5, 0.6], "learning_rate": [RATE, 0.0]},
+        {"reward": [0.5, 0.6, 0.5], "learning_rate": [RATE, RATE, 0.0]},
+        ("skipped", "info"),
+    ),
+    near(
+        "RDT016",
+        "ended",
+        0.01,
+        lambda x: {"reward": [0.5, 0.6, 0.5], "learning_rate": [RATE, RATE, RATE * x]},
+        ("info", "skipped"),
+    ),
     # Of 20 values that alternate the mean has a variance of 1/19; two of them lie 2 standard errors apart.
     near(
         "RDT016",
@@ -462,10 +498,12 @@ def test_a_number_is_where_it_is_said_to_be(boundary):
 @pytest.mark.slow
 @pytest.mark.parametrize("boundary", BOUNDARIES, ids=lambda one: f"{one.code} {one.name}")
 def test_a_number_decides_between_the_two(boundary, monkeypatch):
-    """With a tenth more or less of it, or a step, both logs get the same answer."""
+    """With a tenth more or less of it, or one more or less of a count, both logs get the same answer."""
     rule = next(rule for rule in RULES if rule.code == boundary.code)
     number = getattr(rule, boundary.name)
-    other = (number - 1, number + 1) if isinstance(number, int) else (number * 0.9, number * 1.1)
+    other = (
+        (number - 1, number + 1) if isinstance(number, int) else (number / boundary.factor, number * boundary.factor)
+    )
     alike = []
     for value in other:
         changed = replace(rule, **{boundary.name: value})
