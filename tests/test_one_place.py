@@ -47,6 +47,10 @@ SOLVERS = {
         "linalg.lstsq",
         "rules/fitted_identities.py",
     ): "sums whose distance is judged by a bound, and rounded to six digits",
+    (
+        "linalg.lstsq",
+        "search/solved_advantages.py",
+    ): "weights that are rounded to three digits, then tested as candidates",
     ("linalg.svd", "search/hypotheses/advantage_lines.py"): "weights that are rounded, then tested against the log",
 }
 """Calls of LAPACK, with why their last digits decide nothing."""
