@@ -16,6 +16,7 @@ from goldens import nemo_rl_cases, prime_rl_cases, real_results, test_nemo_rl, t
 from objectives import objective_of
 
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.schema import PROMPT_LENGTH
 from rolloutdoctor.evaluation.evaluate import evaluate_rows
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.results.errors import CannotComputeError
@@ -74,7 +75,12 @@ def frame_of(batch: RolloutBatch) -> pl.DataFrame:
         columns["group_id"] = [str(group) for group in batch.groups.index_N.tolist()]
     if batch.statuses:
         columns["status"] = list(batch.statuses)
-    columns |= {name: values.tolist() for name, values in batch.per_row.items()}
+    per_row = dict(batch.per_row)
+    if PROMPT_LENGTH in per_row:
+        # A batch has a number for each prompt, and its length; a file has its tokens.
+        numbers, lengths_N = per_row.pop("prompt_ids").tolist(), per_row.pop(PROMPT_LENGTH).tolist()
+        columns["prompt_ids"] = [[int(number)] * int(count) for number, count in zip(numbers, lengths_N, strict=True)]
+    columns |= {name: values.tolist() for name, values in per_row.items()}
     for name, values in batch.per_token.items():
         numbers = values.to(torch.uint8) if values.dtype == torch.bool else values.float()
         columns[name] = [part.tolist() for part in numbers.split(lengths)]
@@ -83,7 +89,8 @@ def frame_of(batch: RolloutBatch) -> pl.DataFrame:
         columns["rewards"] = [dict(zip(parts, cells, strict=True)) for cells in zip(*parts.values(), strict=True)]
     masks = {name: pl.List(pl.UInt8) for name in columns if name.startswith("response_mask")}
     tokens = {name: pl.List(pl.Float32) for name in batch.per_token if name not in masks}
-    return pl.DataFrame(columns, schema_overrides={**masks, **tokens})
+    prompts = {name: pl.List(pl.Int32) for name in columns if name == "prompt_ids"}
+    return pl.DataFrame(columns, schema_overrides={**masks, **tokens, **prompts})
 
 
 def dumps() -> Iterator[Dump]:
