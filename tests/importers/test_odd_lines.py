@@ -36,6 +36,23 @@ def test_a_table_with_an_odd_row_is_read(tmp_path, text, expected):
     assert steps(tmp_path / "log.csv") == expected
 
 
+@pytest.mark.parametrize(
+    "text", ["step;loss;reward\n1;0,5;0,25\n2;0,5;0,75\n", "step\tloss\treward\n1\t0.5\t0.25\n2\t0.5\t0.75\n"]
+)
+def test_a_table_with_other_separators_is_read(tmp_path, text):
+    (tmp_path / "log.csv").write_text(text)
+    report = rd.check(tmp_path / "log.csv")
+    assert next(list(vital.series) for vital in report.vitals if vital.name == "reward") == [0.25, 0.75]
+
+
+@pytest.mark.parametrize("level", ["INFO ", "[INFO] ", "WARNING: ", "DEBUG "])
+def test_the_level_of_a_logger_is_no_part_of_a_name(tmp_path, level):
+    lines = [f"{level}step={step} loss=0.{step} reward=0.5 kl=0.01\n" for step in range(1, 7)]
+    (tmp_path / "train.log").write_text("".join(lines))
+    report = rd.check(tmp_path / "train.log")
+    assert (report.input.steps, [note for note in report.notes if "not recognised" in note]) == (6, [])
+
+
 def test_a_step_as_text_is_a_step(tmp_path):
     rows = [{"step": "7", "loss": 0.1, "kl": 0.01}, {"step": 8, "loss": 0.2, "kl": 0.01}]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,4 +1,4 @@
-"""A CSV of logged numbers, one row a step: what wandb, CSVLogger and spreadsheets export."""
+"""A CSV of logged numbers, one row a step: what wandb, CSVLogger and spreadsheets export, with `,`, `;` or tabs."""
 
 import csv
 import re
@@ -43,7 +43,8 @@ class CsvTable:
 def _csv(source: Source, notes: LogNotes) -> Iterator[Entry]:
     try:
         with Path(source.path).open(encoding="utf-8-sig", newline="") as file:
-            table = csv.DictReader(_bounded(file, source.name))
+            delimiter = _delimiter(Path(source.path))
+            table = csv.DictReader(_bounded(file, source.name), delimiter=delimiter)
             names = table.fieldnames or ()
             twice = next((name for name in names if name and list(names).count(name) > 1), None)
             if twice is not None:
@@ -60,7 +61,8 @@ def _csv(source: Source, notes: LogNotes) -> Iterator[Entry]:
                 given: dict[str, object] = {}
                 for name, cell in row.items():
                     if isinstance(name, str) and isinstance(cell, str) and cell.strip():
-                        given[name] = _cell(cell)
+                        # Where semicolons separate cells, commas may separate decimals.
+                        given[name] = _cell(cell.replace(",", ".") if delimiter == ";" else cell)
                 counted = _whole_step(given.get(named or ""))
                 if None in row or (named in given and counted is None):
                     odd.append(number)
@@ -136,9 +138,16 @@ def _bounded(file: TextIO, name: str) -> Iterator[str]:
 def _first_line(path: Path) -> list[str]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            return next(csv.reader([file.readline(2**20)]), [])
+            return next(csv.reader([file.readline(2**20)], delimiter=_delimiter(path)), [])
     except (OSError, UnicodeDecodeError, csv.Error):
         return []
+
+
+def _delimiter(path: Path) -> str:
+    """Return what separates the names of the first line: a comma, a semicolon or a tab."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        line = file.readline(2**20)
+    return max(",;\t", key=line.count)
 
 
 def _chart(names: Sequence[str]) -> dict[str, tuple[str, str]]:

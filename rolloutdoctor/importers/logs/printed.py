@@ -123,12 +123,17 @@ def pairs(line: str) -> Iterator[tuple[str, str]]:
             yield label.strip(), value
 
 
+_LEVEL = re.compile(r"^\[?(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)\]?[\s:]+")
+"""What a logger puts before its line."""
+
+
 def name_of(label: str) -> str:
     """Return the name of a metric by its words; what is a name already stays.
 
-    >>> name_of("Grad Norm"), name_of("rewards/Format/mean")
-    ('grad_norm', 'rewards/Format/mean')
+    >>> name_of("Grad Norm"), name_of("rewards/Format/mean"), name_of("INFO step")
+    ('grad_norm', 'rewards/Format/mean', 'step')
     """
+    label = _LEVEL.sub("", label)
     return label if "/" in label else label.lower().replace(" ", "_").strip("_.-()")
 
 
