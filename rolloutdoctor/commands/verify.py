@@ -31,7 +31,6 @@ _LOGGED = {
     "metrics": "record the trainer's metrics",
 }
 
-
 _NOUNS = {"advantages": "advantage", "kl": "KL", "loss": "loss", "metrics": "metric"}
 
 
@@ -55,6 +54,8 @@ def verify(
         UsageError: if a stage is none, or an option cannot be used.
         InputError: if a file cannot be read, or breaks the contract.
     """
+    if not required:
+        raise UsageError(f"--require names no stage; there are {', '.join(STAGES)}")
     for stage in required:
         if stage not in STAGES:
             raise UsageError(f"--require {stage}: no stage{nearest(stage, STAGES)}; there are {', '.join(STAGES)}")
@@ -89,28 +90,24 @@ def stage_of(
     judged = VerifiedStage(stage, FOLLOWS, compared, agree, required=required)
     off = [entry for entry in entries if entry.compared and not entry.agrees]
     faulty = [entry for entry in entries if entry.fault and entry.fault not in allowed]
-    finding = _finding_of(report, off or faulty)
-    if off:
-        if stage in doubts:
-            return replace(judged, outcome=UNTOLD, reason=doubts[stage].reason, remedy=doubts[stage].remedy)
-        reason = _sentence(off, compared - agree, finding)
-    elif faulty:
-        fixes = ", ".join(dict.fromkeys(fix for entry in faulty for fix in entry.with_fixes))
-        reason = f"{_listed(faulty)} follow only with a fault that the release has" + (
-            f" (fix {fixes})" if fixes else ""
-        )
-        reason = f"{reason}: {finding.headline}" if finding is not None else reason
-    else:
-        left = [entry for entry in entries if entry.not_compared]
-        if compared and not left:
-            return judged
-        skipped = next((one for one in report.skipped if one.code in _of_differences(stage)), None)
-        if skipped is not None and not entries:
-            return replace(judged, outcome=UNTOLD, reason=skipped.reason, remedy=skipped.remedy)
-        reason = left[0].reason if left else f"no logged {_NOUNS[stage]} could be compared"
-        return replace(judged, outcome=UNTOLD, reason=reason, remedy=_LOGGED[stage])
-    advice, code = (finding.advice, finding.code) if finding is not None else ("", faulty[0].fault if faulty else "")
-    return replace(judged, outcome=DIFFERS, reason=reason, remedy=advice, code=code)
+    if off and stage in doubts:
+        return replace(judged, outcome=UNTOLD, reason=doubts[stage].reason, remedy=doubts[stage].remedy)
+    if off or faulty:
+        finding = _finding_of(report, stage, off or faulty)
+        reason = _difference(off) if off else _fault(faulty)
+        code = faulty[0].fault if not off else ""
+        if finding is None:
+            return replace(judged, outcome=DIFFERS, reason=reason, code=code)
+        reason = f"{reason}; {finding.headline}"
+        return replace(judged, outcome=DIFFERS, reason=reason, remedy=finding.advice, code=finding.code)
+    left = [entry.reason for entry in entries if entry.not_compared]
+    if compared and not left:
+        return judged
+    skipped = next((one for one in report.skipped if one.code in _of_differences(stage)), None)
+    if skipped is not None and not entries:
+        return replace(judged, outcome=UNTOLD, reason=skipped.reason, remedy=skipped.remedy)
+    reason = next(filter(None, left), f"no logged {_NOUNS[stage]} could be compared")
+    return replace(judged, outcome=UNTOLD, reason=reason, remedy=_LOGGED[stage])
 
 
 def _of_differences(stage: str) -> set[str]:
@@ -118,25 +115,31 @@ def _of_differences(stage: str) -> set[str]:
     return {rule.code for rule in AUDITED if isinstance(rule, DiffersRule) and stage in rule.stages}
 
 
-def _finding_of(report: Report, entries: Sequence[AuditEntry]) -> Finding | None:
-    """The finding that explains some quantities; else the one that says that they differ."""
-    names = {entry.quantity for entry in entries}
-    codes = {entry.fault for entry in entries}
+def _finding_of(report: Report, stage: str, entries: Sequence[AuditEntry]) -> Finding | None:
+    """The finding that explains some quantities, or reports their fault; else the one that says that they differ."""
+    names, codes = {entry.quantity for entry in entries}, {entry.fault for entry in entries}
     caused = [
         finding
         for finding in report.findings
         if finding.cause is not None and names & {finding.cause.quantity, *finding.cause.explains}
     ]
-    of_faults = [finding for finding in report.findings if finding.code in codes]
-    return next(iter([*caused, *of_faults, *report.findings]), None) if entries else None
+    others = [finding for finding in report.findings if finding.code in codes | _of_differences(stage)]
+    return next(iter([*caused, *others]), None)
 
 
-def _sentence(entries: Sequence[AuditEntry], off: int, finding: Finding | None) -> str:
-    start = f"{_listed(entries)}: {counted(off, 'value')} of {sum(entry.compared for entry in entries):,} differ"
+def _difference(entries: Sequence[AuditEntry]) -> str:
+    off, compared = sum(entry.compared - entry.agree for entry in entries), sum(entry.compared for entry in entries)
+    words = f"{_listed(entries)}: {counted(off, 'value')} of {compared:,} differ"
     first = next((entry.first for entry in entries if entry.first is not None), None)
-    if first is not None:
-        start += f", first at step {first.step}: logged {first.logged:.6g}, recomputed {first.recomputed:.6g}"
-    return start if finding is None else f"{start}; {finding.headline}"
+    if first is None:
+        return words
+    return f"{words}, first at step {first.step}: logged {first.logged:.6g}, recomputed {first.recomputed:.6g}"
+
+
+def _fault(entries: Sequence[AuditEntry]) -> str:
+    fixes = ", ".join(dict.fromkeys(fix for entry in entries for fix in entry.with_fixes))
+    told = f" (fix {fixes})" if fixes else ""
+    return f"{_listed(entries)} follow only with a fault that the release has{told}"
 
 
 def _listed(entries: Sequence[AuditEntry]) -> str:

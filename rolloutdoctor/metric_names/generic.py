@@ -98,7 +98,7 @@ def taken_for(names: Collection[str]) -> dict[str, str]:
 def is_metric(name: str) -> bool:
     """Tell the name of a metric by a word in it.
 
-    >>> is_metric("act_loss", "train/policy_gradient_loss"), is_metric("kl_coef"), is_metric("batch_size")
+    >>> is_metric("train/policy_gradient_loss"), is_metric("kl_coef"), is_metric("batch_size")
     (True, False, False)
     """
     words = [*name.lower().replace("/", "_").replace("@", "_").replace(" ", "_").replace(".", "_").split("_")]

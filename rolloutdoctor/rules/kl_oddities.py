@@ -68,5 +68,5 @@ def _may_be_another(context: Context) -> bool:
     if context.trainer is None or context.config is None or "kl" not in context.deciding:
         return False
     others = alternatives(context.trainer, context.config, context.deciding["kl"].assumed)
-    terms = (objective.kl_loss for objective in others)
+    terms = (objective.kl_loss or objective.kl_reward for objective in others)
     return any(term is not None and term.estimator not in _NEVER_NEGATIVE for term in terms)

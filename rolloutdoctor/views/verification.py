@@ -24,10 +24,12 @@ def verdict(found: Verification) -> str:
         for outcome in {stage.outcome for stage in found.stages}
     }
     whose = "" if found.trainer is None else f" of {found.trainer} {found.trainer_version or ''}".rstrip()
+    names = _listed(by_outcome.get(found.worst(), []))
     if found.worst() == FOLLOWS:
-        return f"Verified: {_listed(by_outcome[FOLLOWS])} follow from the options{whose}."
-    words = {"differs": "Not as the options say", "cannot be told": "Cannot be told"}[found.worst()]
-    return f"{words}{whose}: {_listed(by_outcome[found.worst()])}."
+        return f"Verified: {names} follow from the options{whose}."
+    if found.worst() == DIFFERS:
+        return f"Not what the options{whose} compute: {names}."
+    return f"Cannot be told whether they follow from the options{whose}: {names}."
 
 
 def _stage_lines(stage: VerifiedStage) -> list[str]:
@@ -36,10 +38,10 @@ def _stage_lines(stage: VerifiedStage) -> list[str]:
         counts = f"all {stage.compared:,} logged values follow with a known fault alone"
     said = "" if stage.required else " (not required)"
     lines = [f"{stage.stage:<12}{stage.outcome}{said}{': ' if counts else ''}{counts}"]
-    lines += [f"{'':<12}{plain(stage.code + ' ' if stage.code else '', 20)}{plain(stage.reason, 600)}"] * bool(
-        stage.reason
-    )
-    lines += [f"{'':<12}-> {plain(stage.remedy, 600)}"] * bool(stage.remedy)
+    if stage.reason:
+        lines.append(f"{'':<12}{plain(f'{stage.code} {stage.reason}'.strip(), 600)}")
+    if stage.remedy:
+        lines.append(f"{'':<12}-> {plain(stage.remedy, 600)}")
     return lines
 
 

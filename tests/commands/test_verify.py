@@ -60,7 +60,7 @@ def test_a_known_fault_of_the_release_is_named_and_may_be_allowed():
     words = (SAMPLE.with_name("slime_ppo.parquet"), "--steps", "1:6", "--require", "kl")
     code, stages = verified(*words)
     assert (code, stages["kl"]["outcome"], stages["kl"]["code"]) == (1, DIFFERS, "RDM001")
-    assert "follow only with a fault that the release has: the logged KL is" in stages["kl"]["reason"]
+    assert "follow only with a fault that the release has; the logged KL is" in stages["kl"]["reason"]
     assert verified(*words, "--allow", "RDM001")[0] == 0
     assert "with a known fault alone" in run(["verify", *map(str, words)], ROOT)[1]
 
@@ -86,6 +86,7 @@ def test_what_differs_from_an_assumed_option_cannot_be_told(tmp_path):
     ("words", "said"),
     [
         ((SAMPLE, "--require", "advantage"), "no stage; did you mean advantages?"),
+        ((SAMPLE, "--require", ""), "--require names no stage"),
         ((), "give a run to verify, or --write FILE"),
         ((SAMPLE, "--write", "test_x.py"), "--write takes no run"),
         (("--write", "test_x.py"), "--write needs --trainer"),
@@ -132,7 +133,7 @@ def test_the_text_says_what_and_why(tmp_path):
     code, out, _, _ = run(["verify", str(path), *FEW], ROOT)
     lines = out.splitlines()
     assert code == 1
-    assert lines[0] == "Not as the options say of trl 1.16.0: advantages."
+    assert lines[0] == "Not what the options of trl 1.16.0 compute: advantages."
     assert any(
         line.startswith("advantages  differs: 0 of ") or line.startswith("advantages  differs: ") for line in lines
     )

@@ -307,7 +307,7 @@ def test_what_is_not_computed_is_refused(tmp_path):
     body["algo"] = {"type": "echo"}
     (folder / "configs" / "orchestrator.json").write_text(json.dumps(body))
     _, told = checked(folder)
-    assert any("algo.type = echo" in text and "the options are not used" in text for text in told)
+    assert any("algo.type = echo" in text and "the value is not used" in text for text in told)
 
 
 def test_rewards_come_from_the_trace_with_the_same_tokens(tmp_path):

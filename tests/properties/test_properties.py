@@ -15,7 +15,7 @@ from rolloutdoctor.formulas import kl
 from rolloutdoctor.formulas.advantages.scores import Scores
 from rolloutdoctor.formulas.advantages.table import ESTIMATORS
 from rolloutdoctor.objective.estimators import SPECS
-from rolloutdoctor.objective.objective import AdvantageRule, Objective
+from rolloutdoctor.objective.objective import AdvantageRule, Levels, Objective
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.testing import random_batch, toy_batch
@@ -48,9 +48,15 @@ def advantages(batch: RolloutBatch, name: str, scale: str = "group", *, shift: f
     reward_N = batch.column("reward") * factor + shift
     named = {"one": reward_N, "other": reward_N.flip(0)} if SPECS[name].rewards == "every" else {}
     scores = Scores(reward_N, everybody_N, mask_N, batch.groups, named)
-    return ESTIMATORS[name](
-        scores, AdvantageRule(estimator=name, scale=scale, epsilon=1e-300, singleton="zero")
-    ).value_N
+    levels = Levels(mean="group", std="group" if scale == "group" else None, epsilon=1e-300)
+    rule = AdvantageRule(
+        estimator=name,
+        scale=scale,
+        epsilon=1e-300,
+        singleton="zero",
+        row_levels=levels if name == "level_scores" else None,
+    )
+    return ESTIMATORS[name](scores, rule).value_N
 
 
 @pytest.mark.parametrize(("name", "scale"), [each for each in SCALES if not SPECS[each[0]].relative], ids=str)
@@ -117,9 +123,10 @@ def test_the_order_of_rows_and_the_names_of_groups_change_nothing(trainer, seed)
 
 
 def test_what_is_of_the_batch():
-    """gpg's factor, and whatever the advantages are normalised over in the end."""
+    """gpg's factor, a mean or a deviation of the batch, and whatever the advantages are normalised over in the end."""
+    of_batch = {"gpg", "level_scores", "rloo_scaled"}
     assert {name for name in OUTCOME if not SPECS[name].within_groups} == {
-        name for name in OUTCOME if name == "gpg" or SPECS[name].normalised_over is not None
+        name for name in OUTCOME if name in of_batch or SPECS[name].normalised_over is not None
     }
 
 

@@ -1,4 +1,4 @@
-"""A CSV of logged numbers, one row a step: what wandb, CSVLogger and spreadsheets export, with `,`, `;` or tabs."""
+"""A CSV of logged numbers, one row a step: what wandb, CSVLogger and spreadsheets export, with commas or semicolons."""
 
 import csv
 import re
@@ -144,10 +144,10 @@ def _first_line(path: Path) -> list[str]:
 
 
 def _delimiter(path: Path) -> str:
-    """Return what separates the names of the first line: a comma, a semicolon or a tab."""
+    """Return what separates the names of the first line: a comma or a semicolon."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         line = file.readline(2**20)
-    return max(",;\t", key=line.count)
+    return max(",;", key=line.count)
 
 
 def _chart(names: Sequence[str]) -> dict[str, tuple[str, str]]:

@@ -443,7 +443,7 @@ TRAINER = Trainer(
         Part.KL_REWARD: PartOptions({f"{_A}.kl_ctl": (0,)}),
         Part.KL_ESTIMATOR: PartOptions({f"{_A}.kl_estimator": ()}),
         Part.GROUP_BASELINE: PartOptions({f"{_REWARD}.mean_level": (None,)}),
-        Part.GROUP_STD: PartOptions({f"{_REWARD}.std_level": (None,)}),
+        Part.GROUP_STD: PartOptions({f"{_REWARD}.std_level": (None, "batch")}),
         Part.POLICY_LOSS: PartOptions({f"{_A}.use_sapo_loss": (), f"{_A}.use_cispo_loss": ()}),
     },
     choices=Choices(
