@@ -9,6 +9,9 @@ from rolloutdoctor.results.findings import Severity, weight_of
 EVERY = 29
 """One of so many dumps is in the fast test."""
 
+MOST = 60
+"""Dumps of a trainer that are checked, evenly spread over all of them: some 700 of 2,900."""
+
 
 def beyond(dump: Dump, folder) -> dict[str, str]:
     """Codes that are found without the options and not, or not as surely, with them; and what is said."""
@@ -33,6 +36,7 @@ def test_nothing_is_found_without_options(dump, tmp_path):
 @pytest.mark.slow(every=True)
 @pytest.mark.parametrize("trainer", sorted({dump.trainer for dump in dumps()}))
 def test_nothing_is_found_in_any(trainer, tmp_path):
-    found = [beyond(dump, tmp_path) for dump in dumps() if dump.trainer == trainer]
+    own = [dump for dump in dumps() if dump.trainer == trainer]
+    found = [beyond(dump, tmp_path) for dump in own[:: -(-len(own) // MOST)]]
     assert len(found) >= 10
     assert [each for each in found if each] == []
