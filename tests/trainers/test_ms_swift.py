@@ -120,3 +120,9 @@ def test_only_a_large_ratio_of_a_negative_advantage_is_held_below_1(advantage, t
     mine = objective_of("ms-swift", loss_type="fipo", fipo_safety_threshold=threshold)
     found = influence(given, mask, torch.tensor([0, 1]), mine.gates[0], mine.surrogate)
     assert found.tolist() == pytest.approx([wanted])
+
+
+@pytest.mark.parametrize("rate", [0, -1])
+def test_a_decay_rate_that_upstream_divides_by_is_above_0(rate):
+    with pytest.raises(UsageError, match="fipo_decay_rate = .*: a number of tokens above 0 is expected"):
+        objective_of("ms-swift", loss_type="fipo", fipo_decay_rate=rate)

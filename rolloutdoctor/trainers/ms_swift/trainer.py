@@ -335,12 +335,19 @@ def _gates(config: Config) -> tuple[TermWeight, ...]:
 
 
 def _influence(config: Config) -> TermWeight:
-    """Build fipo's weight by the tokens that follow."""
+    """Build fipo's weight by the tokens that follow.
+
+    Raises:
+        UsageError: for a decay rate of 0 or less, by which ms-swift divides.
+    """
+    rate = config.number("fipo_decay_rate")
+    if rate <= 0:
+        raise UsageError(f"fipo_decay_rate = {rate:g}: a number of tokens above 0 is expected")
     span = config.optional_number("fipo_clip_range")
     low = 1.0 if config["fipo_clip_high_only"] else 1 - (span or 0.0)
     return TermWeight(
         kind="future_kl",
-        decay=2 ** (-1 / config.number("fipo_decay_rate")),
+        decay=2 ** (-1 / rate),
         low=low if span else None,
         high=1 + span if span else None,
         cap=config.optional_number("delta"),
