@@ -18,6 +18,7 @@ PROSE = {
     "cli/check.py": "an example of a command line",
     "cli/convert.py": "an example of a command line",
     "cli/demo.py": "the words about runs that come with the package, and how to record one",
+    "cli/verify.py": "an example of a command line",
     "search/hypotheses/fixes.py": "where a fix comes from, how it stands upstream, and in which releases",
     "search/hypotheses/reward_fixes.py": "where a fix comes from, how it stands upstream, and in which releases",
 }

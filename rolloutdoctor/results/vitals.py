@@ -68,4 +68,7 @@ class Vital:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return fsum(values) / len(values)
+    try:
+        return fsum(values) / len(values)
+    except OverflowError:
+        return fsum(value / len(values) for value in values)

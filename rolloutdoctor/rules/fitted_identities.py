@@ -1,11 +1,12 @@
 """Identities between logged metrics whose coefficients nobody states: least squares over all lines finds them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import STEP_KEY
+from rolloutdoctor.metric_names.sums import LOSS_PARTS, WEIGHTED_REWARDS
 from rolloutdoctor.metric_names.table import SAME, functions, whose
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.identity_sides import EMPTY_LINES, radius_of
@@ -27,12 +28,6 @@ class Sum:
     words: str
     cancels: float = 0.0
 
-
-_LOSSES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "trl": ("loss", ("policy_loss", "entropy")),
-    "slime": ("train/loss", ("train/pg_loss", "train/entropy_loss", "train/kl_loss")),
-}
-"""Trainer to its loss and the parts of it, each aggregated like the others."""
 
 _SPARE = 5
 """Lines that a fit takes beyond its coefficients."""
@@ -81,22 +76,18 @@ def fitted_lines(wide: pl.DataFrame, context: Context) -> pl.DataFrame:
     return pl.concat(found, how="vertical_relaxed")
 
 
-_WEIGHTED = frozenset({"trl"})
-"""Trainers whose logged reward is the weighted sum of their logged reward functions."""
-
-
 def _sums(context: Context) -> Iterator[Sum]:
     """Yield the sums whose metrics the log has and whose coefficients no option states."""
     told = whose(context.metrics) if context.writer is None else context.writer.name
     trainer = SAME.get(told or "", told or "")
     logged = context.metrics
-    if trainer in _LOSSES:
-        total, parts = _LOSSES[trainer]
+    if trainer in LOSS_PARTS:
+        total, parts = LOSS_PARTS[trainer]
         if total in logged and logged >= {*parts}:
             yield Sum(total, parts, f"{total} = a sum of {', '.join(parts)}", cancels=2.0**-18)
     means = tuple(mean for mean, _ in functions(logged).values())
     settings = {} if context.config is None else context.config.settings
     weights = settings.get("reward_weights")
     is_stated = weights is not None and weights.is_stated
-    if trainer in _WEIGHTED and "reward" in logged and len(means) > 1 and not is_stated:
+    if trainer in WEIGHTED_REWARDS and "reward" in logged and len(means) > 1 and not is_stated:
         yield Sum("reward", means, "reward = a weighted sum of its functions, with any weights")

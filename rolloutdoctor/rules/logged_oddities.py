@@ -55,7 +55,7 @@ def ended(run: Measured, context: Context) -> Oddity | None:
     return Oddity(
         severity=Severity.WARNING if gap.quantity in _LEVELS else Severity.INFO,
         words=f"{gap.words}{more}",
-        advice=f"find out why it ends at step {gap.first}: trainers that drop a NaN, such as TRL, log nothing or None",
+        advice=f"find out why it ends at step {gap.first}: trainers that drop a NaN log nothing, or None",
         why=HIDDEN,
         onset=gap.first,
     )
@@ -72,7 +72,7 @@ def without_value(run: Measured, context: Context) -> Oddity | None:
     return Oddity(
         severity=Severity.INFO,
         words=words,
-        advice="if it is not switched off, find out why it has no value: TRL logs None where every value is NaN",
+        advice="if it is not switched off, find out why it has no value: some trainers log None for NaN",
         why=HIDDEN,
         remark=words,
     )

@@ -186,7 +186,7 @@ def parsed(as_: str) -> tuple[str, dict[str, object]]:
     """
     trainer, _, options = as_.partition(":")
     if not trainer.strip():
-        raise UsageError(f"{as_!r}: expected NAME@RELEASE:OPTION=VALUE, such as verl@0.9.1:adv_estimator=grpo")
+        raise UsageError(f"{as_!r}: expected NAME@RELEASE:OPTION=VALUE,...")
     return trainer.strip(), dict(read_settings([one.strip() for one in options.split(",") if one.strip()], as_).values)
 
 

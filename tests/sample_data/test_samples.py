@@ -31,6 +31,7 @@ FOUND = {
         ("RDG003", "info", "confirmed"),
         ("RDI009", "info", "confirmed"),
         ("RDM002", "info", "confirmed"),
+        ("RDT016", "info", "confirmed"),
     },
     "verl_rejected": {
         ("RDA001", "warning", "confirmed"),
@@ -47,6 +48,7 @@ FOUND = {
         ("RDM001", "error", "confirmed"),
         ("RDA011", "info", "confirmed"),
         ("RDG002", "info", "confirmed"),
+        ("RDT016", "info", "confirmed"),
     },
     "healthy": {
         ("RDA008", "info", "confirmed"),
@@ -55,6 +57,7 @@ FOUND = {
         ("RDG001", "info", "confirmed"),
         ("RDG002", "info", "confirmed"),
         ("RDI009", "info", "confirmed"),
+        ("RDT016", "info", "confirmed"),
     },
 }
 # Three samples have no log-probs of the sampler, and the steps of the fourth are short, as are its prompts.

@@ -348,8 +348,9 @@ def test_an_entropy_bonus_that_is_not_subtracted_in_some_steps():
     finding = only(times(-1))
     assert (finding.code, finding.cause.hypothesis) == ("RDG005", "entropy-bonus-flipped")
     assert finding.cause.steps == (1, 1, 1)
-    # The options that this contradicts are assumed.
-    assert any("the loss has no entropy bonus" in note for note in times(0).notes)
+    assert [(one.code, one.headline) for one in times(0).findings] == [
+        ("RDI014", "The loss has no entropy bonus, although a coefficient is recorded (3 of 3 logged loss)")
+    ]
     # Another factor of it.
     assert causes(times(-0.7)) == []
     assert not times(1).findings

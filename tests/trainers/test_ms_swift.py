@@ -124,5 +124,5 @@ def test_only_a_large_ratio_of_a_negative_advantage_is_held_below_1(advantage, t
 
 @pytest.mark.parametrize("rate", [0, -1])
 def test_a_decay_rate_that_upstream_divides_by_is_above_0(rate):
-    with pytest.raises(UsageError, match="fipo_decay_rate = .*: a number of tokens above 0 is expected"):
+    with pytest.raises(UsageError, match=r"fipo_decay_rate = .*: a number of tokens above 0 is expected"):
         objective_of("ms-swift", loss_type="fipo", fipo_decay_rate=rate)

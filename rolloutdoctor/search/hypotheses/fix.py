@@ -8,6 +8,7 @@ from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns, reward_kl_columns
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.search.hypotheses.hypothesis import ObjectiveEdit, always
+from rolloutdoctor.trainers.releases import REPOSITORIES
 
 Condition = Callable[[Objective], bool]
 
@@ -47,7 +48,7 @@ class Thread:
     def is_of(self, trainer: str) -> bool:
         """Tell whether it is in the repository of a trainer: RLOO and NeMo-RL have another name there."""
         repository = self.url.split("/")[4].lower()
-        return repository == {"trl-rloo": "trl", "nemo-rl": "rl"}.get(trainer, trainer)
+        return repository == REPOSITORIES.get(trainer, trainer)
 
 
 @dataclass(frozen=True, kw_only=True)
