@@ -3,8 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 COMPARING := tests/sample_data tests/goldens tests/rules tests/views tests/recorders tests/evaluation/test_shared_evaluation.py \
 	tests/evaluation/test_float32.py tests/parity/test_radii.py
-NUMBERS := tests/goldens tests/formulas tests/evaluation tests/parity/test_radii.py tests/sample_data tests/audit tests/rules \
-	tests/labelled
+NUMBERS := tests/goldens tests/formulas tests/evaluation tests/parity/test_radii.py
 EVERY ?= 18
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt

@@ -59,7 +59,8 @@ def test_results(case, config, label):
     found, wanted = TRAINER.metrics(own), dict(result.scalars[label])
     # Whitening leaves of an advantage of 0 a residue whose sign, the clip with it, goes by the order of a sum.
     advantage_T, mask_T = token_advantages(own)[0], own.batch.column("response_mask")
-    residue = float(((advantage_T != 0) & (advantage_T.abs() < 1e-14))[mask_T].double().mean())
+    upstream_T = torch.tensor(result.advantage[label], dtype=torch.float64)
+    residue = float(((advantage_T != upstream_T) & (advantage_T.abs() < 1e-14))[mask_T].double().mean())
     # Terms and advantages of both signs cancel.
     sizes = {
         "ppo_actor/advantages/avg": size,
