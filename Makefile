@@ -35,8 +35,8 @@ test-portable: $(VENV)/.dev
 test-lowest: $(VENV)/.dev
 	$(BIN)/python tests/portable.py lowest -n 2 -q $(COMPARING)
 
-# Numbers and verdicts, as any library would add them up: the terms of every sum in a random order. The first of every 18
-# tests of each file, some four minutes of CPU; EVERY=1 runs them all, in an hour or more.
+# Numbers, as any library would add them up: the terms of every sum in a random order. The first of every 18
+# tests of each file, a minute of CPU; EVERY=1 runs them all.
 test-random-order: $(VENV)/.dev
 	$(BIN)/python tests/portable.py random-order -n 2 -q --every $(EVERY) $(NUMBERS)
 
