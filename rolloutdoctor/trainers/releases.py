@@ -1,7 +1,7 @@
 """Which code of a trainer was read and compared, and what that says of a release that a run names."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rolloutdoctor.results.errors import UsageError
@@ -127,7 +127,3 @@ def release_of(text: str, read: Sequence[ReadCode], title: str) -> Release:
 def _last(read: Sequence[ReadCode]) -> str:
     code = read[-1]
     return str(code) if code.main_of else code.last or code.first
-
-
-REPOSITORIES: Mapping[str, str] = {"trl-rloo": "trl", "nemo-rl": "rl"}
-"""Trainer to the name of its repository, where that is another."""

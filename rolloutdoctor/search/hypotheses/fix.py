@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rolloutdoctor.metric_names.repositories import REPOSITORIES
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns, reward_kl_columns
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.search.hypotheses.hypothesis import ObjectiveEdit, always
-from rolloutdoctor.trainers.releases import REPOSITORIES
 
 Condition = Callable[[Objective], bool]
 
