@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from rolloutdoctor.engine.configure import configure, read_trainer_config
+from rolloutdoctor.engine.configure import can_be_configured, configure, read_trainer_config
 from rolloutdoctor.importers.beside.calls import read_code
 from rolloutdoctor.importers.beside.printed import read_printed
 from rolloutdoctor.importers.beside.resolved_configs import read_resolved_configs
@@ -201,7 +201,7 @@ def completed(
         configure(found, None, (), lenient=is_older)
     except UsageError as error:
         # A value that is not understood takes out what it decides, and no other option.
-        if _is_usable(found):
+        if can_be_configured(found):
             tell(f"{error}; the value is not used")
             return found.with_total_steps(length)
         # Without them the default of this option would be taken for its value.
@@ -210,15 +210,6 @@ def completed(
     places = dict.fromkeys(origins.values())
     tell(f"options of {trainer} from {', '.join(places)}")
     return found.with_total_steps(length)
-
-
-def _is_usable(metadata: RunMetadata) -> bool:
-    """Tell whether the options can be used but for values that are not understood."""
-    try:
-        configure(metadata, None, (), lenient=True)
-    except UsageError:
-        return False
-    return True
 
 
 def _logs_as(stated: Trainer, known: Trainer) -> bool:

@@ -36,8 +36,7 @@ class Doubt:
     @property
     def reason(self) -> str:
         """Say why nothing follows, for a rule that is skipped."""
-        is_plural = self.stage.endswith("s") and self.stage != "loss"
-        depends, does = ("depend", "do") if is_plural else ("depends", "does")
+        depends, does = ("depend", "do") if self.stage in ("advantages", "metrics") else ("depends", "does")
         if self.release or self.unusable:
             return self.release or f"the {self.stage} {depends} on a value that is not understood: {self.unusable}"
         names = _listed(self.options)

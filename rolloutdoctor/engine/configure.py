@@ -157,6 +157,15 @@ def layers_of(metadata: RunMetadata) -> list[Layer]:
     return [Layer(origin, values, strict=False) for origin, values in found.items()]
 
 
+def can_be_configured(metadata: RunMetadata) -> bool:
+    """Tell whether the options that a run states can be used, but for values that are not understood."""
+    try:
+        configure(metadata, None, (), lenient=True)
+    except UsageError:
+        return False
+    return True
+
+
 def read_settings(texts: Sequence[str], origin: str) -> Layer:
     """Read ``KEY=VALUE`` texts.
 

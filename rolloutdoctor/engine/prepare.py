@@ -4,7 +4,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from rolloutdoctor.engine.comparable import comparable
-from rolloutdoctor.engine.configure import Configured, configure
+from rolloutdoctor.engine.configure import Configured, can_be_configured, configure
 from rolloutdoctor.engine.devices import find_device
 from rolloutdoctor.engine.identified_options import with_identified
 from rolloutdoctor.engine.options import CheckOptions
@@ -89,7 +89,7 @@ def _configured(run: Run, options: CheckOptions, *, lenient: bool) -> tuple[Conf
         if not (run.metadata.config or is_unknown) or not (lenient or run.metrics_only):
             raise
         if options.trainer or options.layers or options.fixes:
-            if _can_be_configured(run.metadata):
+            if can_be_configured(run.metadata):
                 raise
             with suppress(UnstatedError):
                 trainer = run.metadata.trainer if run.metadata.trainer in TRAINERS else None
@@ -97,15 +97,6 @@ def _configured(run: Run, options: CheckOptions, *, lenient: bool) -> tuple[Conf
         return None, "" if run.metrics_only else str(error)
     # Rules that look at a log alone know whose it is by the names in it.
     return None, ""
-
-
-def _can_be_configured(metadata: RunMetadata) -> bool:
-    """Tell whether the options that the files of a run state can be used, without those of the user."""
-    try:
-        configure(metadata, None, (), lenient=True)
-    except UsageError:
-        return False
-    return True
 
 
 def against_log(context: Context, configured: Configured | None, metrics: LoggedMetrics) -> Context:

@@ -233,7 +233,9 @@ def _whitened(x: Tensor, tokens: Tensor, population: Population | None, rule: Ad
 def token_levels(batch: RolloutBatch, value_V: Tensor, rule: AdvantageRule) -> Normalised:
     """Advantages of the trained tokens, normalised by level, ``[V]``; without groups they are all of one."""
     assert rule.token_levels is not None  # of the rule
-    groups = Groups.of(torch.zeros(len(batch), dtype=torch.int64)) if batch.groups is None else batch.groups
+    groups = batch.groups
+    if groups is None:
+        groups = Groups.of(torch.zeros(len(batch), dtype=torch.int64, device=batch.device))
     length_N = batch.trained.diff()
     group_V, single_V = (x_N.repeat_interleave(length_N) for x_N in (groups.index_N, alone(groups)))
     return normalised(value_V, torch.ones_like(value_V), group_V, single_V, rule.token_levels)

@@ -164,7 +164,7 @@ def _one_series(pieces: Sequence[pl.Series]) -> pl.Series:
 
 
 def compact(columns: Iterable[pl.Series]) -> pl.DataFrame:
-    """Return a frame in which each column of one value, or of nulls alone, takes the room of this value."""
+    """Return a frame in which each column of one value, or of nulls alone, is stored as this value."""
     kept: list[pl.Series] = []
     terms: list[str | pl.Expr] = []
     for column in columns:

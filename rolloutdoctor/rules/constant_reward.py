@@ -9,7 +9,7 @@ import polars as pl
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.metric_names.table import functions
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.base import Context, Judgement, counted, number
 from rolloutdoctor.rules.logged_quantities import is_rounded, may_round, of_distillation
 from rolloutdoctor.rules.numbers_rule import NumbersRule, logged, series, step_at
 from rolloutdoctor.rules.table_rule import Measured
@@ -114,15 +114,8 @@ class ConstantReward(NumbersRule):
         """Every step."""
         return table.with_columns(value=pl.lit(1.0))
 
-    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
-        """Too few steps to tell a constant, and not all of them 0."""
-        told = self._all_zero(run, context) or self._zero_functions(run, context)
-        return None if told is not None else super().inconclusive_reason(run, context)
-
-    def judge(self, run: Measured, context: Context) -> Judgement | None:
-        """Judge a log of enough steps, or one in which all is 0."""
-        if len(run.table) >= self.fewest:
-            return super().judge(run, context)
+    def judge_few(self, run: Measured, context: Context) -> Judgement | None:
+        """Judge few lines in which all is 0."""
         return self._all_zero(run, context) or self._zero_functions(run, context)
 
     def _zero_functions(self, run: Measured, context: Context) -> Judgement | None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, own_name
+from rolloutdoctor.rules.base import Context, Judgement, counted, number, own_name
 from rolloutdoctor.rules.numbers_rule import ENOUGH, NumbersRule, from_to, go_back, levels, logged, series, step_at
 from rolloutdoctor.rules.series import ends, shift, smoothed
 from rolloutdoctor.rules.table_rule import Measured
@@ -54,15 +54,7 @@ class KlBlowUp(NumbersRule):
     still: float = 0.01
     jump: float = 0.3
 
-    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
-        """Too few steps, and no jump in one step."""
-        return None if self._jump(run, context) is not None else super().inconclusive_reason(run, context)
-
-    def judge(self, run: Measured, context: Context) -> Judgement | None:
-        """Judge a log of enough steps, or a jump in few."""
-        return super().judge(run, context) or (None if len(run.table) >= self.fewest else self._jump(run, context))
-
-    def _jump(self, run: Measured, context: Context) -> Judgement | None:
+    def judge_few(self, run: Measured, context: Context) -> Judgement | None:
         """Judge the first two of few steps, one step apart, of which the first has no KL."""
         if len(run.table) < 2 or context.counted_steps or step_at(run, 1) != step_at(run, 0) + 1:
             return None

@@ -78,15 +78,19 @@ class NumbersRule(TableRule):
         return ", ".join(shown(place, name) for name in self.about or self.beside if place[name] is not None)
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
-        """Too few steps."""
-        if len(run.table) >= self.fewest:
+        """Too few steps, of which nothing can be said."""
+        if len(run.table) >= self.fewest or self.judge_few(run, context) is not None:
             return None
         title = BY_NAME[(*self.about, *self.beside)[0]].title
         return Missing(f"needs {self.fewest} steps with a logged {title}; the log has {len(run.table)}", LONGER_LOG)
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
-        """Judge a log of enough steps."""
-        return self.judge_log(run, context) if len(run.table) >= self.fewest else None
+        """Judge a log of enough steps, or what fewer prove."""
+        return (self.judge_log if len(run.table) >= self.fewest else self.judge_few)(run, context)
+
+    def judge_few(self, run: Measured, context: Context) -> Judgement | None:
+        """Judge fewer lines than the rule takes; None if they prove nothing."""
+        return None
 
     @abstractmethod
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:

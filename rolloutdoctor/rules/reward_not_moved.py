@@ -5,7 +5,7 @@ from math import sqrt
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.base import Context, Judgement, counted, number
 from rolloutdoctor.rules.logged_quantities import of_distillation
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, series, step_at
 from rolloutdoctor.rules.reward_collapse import RewardCollapse
@@ -61,15 +61,7 @@ class RewardNotMoved(NumbersRule):
         """A training without a reward."""
         return of_distillation(context)
 
-    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
-        """Too few steps, and not those of a training that ended."""
-        return None if self._of_few(run) is not None else super().inconclusive_reason(run, context)
-
-    def judge(self, run: Measured, context: Context) -> Judgement | None:
-        """Judge a log of enough steps, or a few from all of a training."""
-        return super().judge(run, context) if len(run.table) >= self.fewest else self._of_few(run)
-
-    def _of_few(self, run: Measured) -> Judgement | None:
+    def judge_few(self, run: Measured, context: Context) -> Judgement | None:
         """Judge a few steps of a training whose learning rate decayed to nothing: it is over."""
         if len(run.table) < self.few:
             return None

@@ -84,7 +84,8 @@ class SamplerMismatchLogged(NumbersRule):
         """Too few steps, and none in which the weights contradict the gap."""
         import numpy as np
 
-        if self._of_weights(run) is not None or self._of_few(run, context) is not None:
+        is_short = len(run.table) < self.fewest
+        if self._of_weights(run) is not None or (is_short and self.judge_few(run, context) is not None):
             return None
         if any(np.isfinite(series(run, name)).sum() >= self.fewest for name in _GAPS):
             return None
@@ -144,11 +145,11 @@ class SamplerMismatchLogged(NumbersRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Judge one line by its weights, enough by their medians."""
-        return self._of_weights(run) or super().judge(run, context) or self._of_few(run, context)
+        return self._of_weights(run) or super().judge(run, context)
 
-    def _of_few(self, run: Measured, context: Context) -> Judgement | None:
+    def judge_few(self, run: Measured, context: Context) -> Judgement | None:
         """Judge fewer lines than a median takes: a warning where they are of an error, whatever the noise of one."""
-        few = self.judge_log(run, context) if 0 < len(run.table) < self.fewest else None
+        few = self.judge_log(run, context) if len(run.table) else None
         return None if few is None or few.severity < Severity.ERROR else replace(few, severity=Severity.WARNING)
 
     def _of_weights(self, run: Measured) -> Judgement | None:

@@ -43,8 +43,7 @@ def deciding_options(trainer: Trainer, config: Config) -> Mapping[str, Deciding]
             continue
         changed = set[str]()
         for value in _others(option, setting.value):
-            changed_config = replace(config, settings={**config.settings, option.name: replace(setting, value=value)})
-            parts = _parts(trainer, changed_config)
+            parts = _parts(trainer, _with_value(config, option, value))
             changed |= {stage for stage in parts if parts[stage] != base.get(stage)}
         for stage in changed:
             # What the log itself showed is neither.
@@ -56,13 +55,16 @@ def deciding_options(trainer: Trainer, config: Config) -> Mapping[str, Deciding]
 def alternatives(trainer: Trainer, config: Config, names: Iterable[str]) -> Iterator[Objective]:
     """Yield the objectives that other values of some options make, one option at a time."""
     for option in trainer.options:
-        setting = config.settings[option.name]
-        for value in _others(option, setting.value) if option.name in names else ():
-            changed = replace(config, settings={**config.settings, option.name: replace(setting, value=value)})
+        for value in _others(option, config.settings[option.name].value) if option.name in names else ():
             try:
-                yield trainer.objective_of(changed)
+                yield trainer.objective_of(_with_value(config, option, value))
             except (UsageError, CannotComputeError, AssertionError):
                 continue
+
+
+def _with_value(config: Config, option: Option, value: object) -> Config:
+    setting = replace(config.settings[option.name], value=value)
+    return replace(config, settings={**config.settings, option.name: setting})
 
 
 def _parts(trainer: Trainer, config: Config) -> dict[str, object]:
