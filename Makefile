@@ -1,9 +1,9 @@
 # Every target sets up all it needs in a virtual environment of its own.
 PYTHON ?= python3
 VENV ?= .venv
-COMPARING := tests/sample_data tests/goldens tests/rules tests/views tests/recorders tests/evaluation/test_shared_evaluation.py \
+COMPARING := tests/sample_data tests/goldens tests/trainers tests/rules tests/views tests/recorders tests/evaluation/test_shared_evaluation.py \
 	tests/evaluation/test_float32.py tests/parity/test_radii.py
-NUMBERS := tests/goldens tests/formulas tests/evaluation tests/parity/test_radii.py
+NUMBERS := tests/goldens tests/trainers tests/formulas tests/evaluation tests/parity/test_radii.py
 EVERY ?= 18
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt

@@ -8,29 +8,29 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rolloutdoctor.commands.check import check as _check
-from rolloutdoctor.commands.compare import compare as _compare
-from rolloutdoctor.commands.convert import ConvertOptions, open_any
-from rolloutdoctor.commands.diff import diff as _diff
-from rolloutdoctor.commands.diff_parts import DiffOptions
-from rolloutdoctor.commands.diff_without import LeftOut
-from rolloutdoctor.commands.identify import identify as _identify
-from rolloutdoctor.commands.info import describe
-from rolloutdoctor.commands.measure import MeasuredRun
-from rolloutdoctor.commands.measure import measure as _measure
-from rolloutdoctor.commands.needs import evaluation_columns, need_trainer
-from rolloutdoctor.commands.plot import draw
-from rolloutdoctor.commands.recompute import RecomputeOptions
-from rolloutdoctor.commands.recompute import recompute as _recompute
-from rolloutdoctor.commands.why import Question
-from rolloutdoctor.commands.why import why as _why
+from rolloutdoctor.commands.compare.query import compare as _compare
+from rolloutdoctor.commands.diff.parts import DiffOptions
+from rolloutdoctor.commands.diff.query import diff as _diff
+from rolloutdoctor.commands.diff.without import LeftOut
+from rolloutdoctor.commands.identify.query import identify as _identify
+from rolloutdoctor.commands.info.query import describe
+from rolloutdoctor.commands.measure.query import MeasuredRun
+from rolloutdoctor.commands.measure.query import measure as _measure
+from rolloutdoctor.commands.plot.query import draw
+from rolloutdoctor.commands.recompute.query import RecomputeOptions
+from rolloutdoctor.commands.recompute.query import recompute as _recompute
+from rolloutdoctor.commands.why.query import Question
+from rolloutdoctor.commands.why.query import why as _why
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.engine.check import check as _check
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_dtype
+from rolloutdoctor.engine.needs import evaluation_columns, need_trainer
 from rolloutdoctor.engine.options import CheckOptions, ReadOptions
 from rolloutdoctor.io.run import Run, StepRange
 from rolloutdoctor.io.write.frames import Rows, written
 from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.opening.open_any import ConvertOptions, open_any
 from rolloutdoctor.ops.evaluation_mode import one_thread
 from rolloutdoctor.results.comparison import Comparison, Recomputed
 from rolloutdoctor.results.display import Displayed, print_as, show_as
@@ -355,7 +355,7 @@ def plot(
         UsageError: if an option cannot be used.
         InputError: if the run lacks what the picture needs.
     """
-    from rolloutdoctor.views.plots.table import figure_of, known_by
+    from rolloutdoctor.pictures.table import figure_of, known_by
 
     if not isinstance(kind, str):
         raise UsageError(f"the picture is the first argument, as in plot('rewards', run), not a {type(kind).__name__}")
@@ -428,7 +428,7 @@ def report(
         UsageError: if an option cannot be used, or the page cannot be written.
         InputError: if a file cannot be read as a run.
     """
-    from rolloutdoctor.commands.report import page_of
+    from rolloutdoctor.commands.report.query import page_of
     from rolloutdoctor.io.locations.targets import Target
 
     opened = _opened(run, trainer)
@@ -525,19 +525,19 @@ def _views() -> None:
     """Say how results print and show themselves in a notebook; what does it is imported when one is shown."""
 
     def of_run(found: Run) -> str:
-        from rolloutdoctor.views.notebook import run_html
+        from rolloutdoctor.notebook import run_html
 
         said = found.metadata
         trainer = f"{said.trainer} {said.trainer_version or ''}".strip() if said.trainer else "not stated in the file"
         return run_html(found.files, trainer, found.rows, found.columns, found.metrics.names())
 
     def of_result(found: Displayed) -> str:
-        from rolloutdoctor.views.notebook import html_of
+        from rolloutdoctor.notebook import html_of
 
         return html_of(found)
 
     def as_text(found: Displayed) -> str:
-        from rolloutdoctor.views.notebook import text_of
+        from rolloutdoctor.notebook import text_of
 
         return text_of(found)
 

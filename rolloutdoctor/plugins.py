@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -32,6 +33,12 @@ def _shown(value: object) -> str:
         return repr(value)[:200]
     except Exception:
         return f"a {type(value).__name__}"
+
+
+def own(references: Iterable[str]) -> list[Any]:
+    """Load what this package offers: each reference is ``module:object`` below `rolloutdoctor` (`packs`)."""
+    named = (reference.partition(":") for reference in references)
+    return [getattr(import_module(f"rolloutdoctor.{module}"), name) for module, _, name in named]
 
 
 _PACKAGES: dict[str, str] = {}

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rolloutdoctor.commands.check import check
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.step_key import TRAIN, StepKey
 from rolloutdoctor.engine.accumulate import RuleAccumulator
+from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_dtype
 from rolloutdoctor.engine.judge import judge

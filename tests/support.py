@@ -10,7 +10,6 @@ from functools import cache
 from importers.importing import DATA
 from importers.test_contract import DUMPS
 
-from rolloutdoctor.commands.convert import ConvertOptions, open_any
 from rolloutdoctor.data.schema import COLUMNS
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.options import CheckOptions
@@ -20,6 +19,7 @@ from rolloutdoctor.importers.base import Importer
 from rolloutdoctor.importers.table import IMPORTERS
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.metric_names import table as names
+from rolloutdoctor.opening.open_any import ConvertOptions, open_any
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.table import RULES
 from rolloutdoctor.trainers.options import Layer

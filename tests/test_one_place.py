@@ -41,7 +41,7 @@ PRODUCTS = {"mv", "mm", "bmm", "matmul", "einsum", "dot", "vdot", "inner", "tens
 }
 SOLVERS = {
     ("linalg.pinv", "ops/ledger.py"): "contrasts between classes, which are differences of means to rounding",
-    ("linalg.lstsq", "commands/why_units.py"): "weights that are used where they reproduce every reward",
+    ("linalg.lstsq", "commands/why/units.py"): "weights that are used where they reproduce every reward",
     ("linalg.lstsq", "search/hypotheses/advantage_lines.py"): "weights that are rounded, then tested against the log",
     (
         "linalg.lstsq",

@@ -15,10 +15,10 @@ MODULES = {str(path.relative_to(ROOT)): path for path in sorted(ROOT.rglob("*.py
 OTHERS = [name for name in MODULES if Path(name).parts[0] not in OWN_ROOMS]
 
 PROSE = {
-    "cli/check.py": "an example of a command line",
-    "cli/convert.py": "an example of a command line",
-    "cli/demo.py": "the words about runs that come with the package, and how to record one",
-    "cli/verify.py": "an example of a command line",
+    "commands/check/cli.py": "an example of a command line",
+    "commands/convert/cli.py": "an example of a command line",
+    "commands/demo/cli.py": "the words about runs that come with the package, and how to record one",
+    "commands/verify/cli.py": "an example of a command line",
     "search/hypotheses/fixes.py": "where a fix comes from, how it stands upstream, and in which releases",
     "search/hypotheses/reward_fixes.py": "where a fix comes from, how it stands upstream, and in which releases",
 }

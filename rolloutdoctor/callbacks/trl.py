@@ -24,7 +24,7 @@ from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.results.findings import Finding, Severity
 
 if TYPE_CHECKING:
-    from rolloutdoctor.commands.following.changes import Change
+    from rolloutdoctor.commands.follow.changes import Change
     from rolloutdoctor.results.findings import Report
 
 __all__ = ["Watch", "watch"]
@@ -111,11 +111,11 @@ class Watch:
         """Import what looking needs, before the training begins, and hook into the trainer."""
         from transformers import TrainerCallback
 
-        from rolloutdoctor.commands.convert import ConvertOptions
-        from rolloutdoctor.commands.following.follower import Follower
-        from rolloutdoctor.commands.following.kept import Kept
-        from rolloutdoctor.commands.following.opening import Followed
+        from rolloutdoctor.commands.follow.follower import Follower
+        from rolloutdoctor.commands.follow.kept import Kept
+        from rolloutdoctor.commands.follow.opening import Followed
         from rolloutdoctor.engine.options import CheckOptions
+        from rolloutdoctor.opening.open_any import ConvertOptions
         from rolloutdoctor.rules.table import pick
 
         def nothing(_: object) -> None:

@@ -4,29 +4,13 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from rolloutdoctor.cli import (
-    check,
-    compare,
-    convert,
-    demo,
-    diff,
-    identify,
-    info,
-    measure,
-    merge,
-    pages,
-    plot,
-    recompute,
-    reference,
-    report,
-    verify,
-    view,
-    why,
-)
+from rolloutdoctor import packs
+from rolloutdoctor.cli import pages
 from rolloutdoctor.cli.error_handling import fail, guarded
 from rolloutdoctor.cli.help import GroupedCommand
 from rolloutdoctor.cli.parsing import Commands
@@ -43,27 +27,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.command("check", cls=GroupedCommand, epilog=check.EPILOG)(check.check)
-app.command("merge", cls=GroupedCommand, epilog=merge.EPILOG)(merge.merge)
-app.command("diff", cls=GroupedCommand, epilog=diff.EPILOG)(diff.diff)
-app.command("compare", cls=GroupedCommand, epilog=compare.EPILOG)(compare.compare)
-app.command("why", cls=GroupedCommand, epilog=why.EPILOG)(why.why)
-app.command("recompute", cls=GroupedCommand, epilog=recompute.EPILOG)(recompute.recompute)
-app.command("measure", cls=GroupedCommand, epilog=measure.EPILOG)(measure.measure)
-app.command("plot", cls=GroupedCommand, epilog=plot.EPILOG)(plot.plot)
-app.command("report", cls=GroupedCommand, epilog=report.EPILOG)(report.report)
-app.command("view", cls=GroupedCommand, epilog=view.EPILOG)(view.view)
-app.command("identify", cls=GroupedCommand, epilog=identify.EPILOG)(identify.identify)
-app.command("verify", cls=GroupedCommand, epilog=verify.EPILOG)(verify.verify)
-app.command("info", cls=GroupedCommand)(info.info)
-app.command("convert", cls=GroupedCommand, epilog=convert.EPILOG)(convert.convert)
-app.command("demo", cls=GroupedCommand)(demo.demo)
-app.command("rule", cls=GroupedCommand)(reference.rule)
-app.command("causes", cls=GroupedCommand)(reference.causes)
-app.command("fixes", cls=GroupedCommand)(reference.fixes)
-app.command("trainers", cls=GroupedCommand)(reference.trainers)
-app.command("metrics", cls=GroupedCommand)(reference.metrics)
-app.command("schema", cls=GroupedCommand)(reference.schema)
+for _name, _place in packs.COMMANDS.items():
+    _module = import_module(f"rolloutdoctor.{_place}")
+    app.command(_name, cls=GroupedCommand, epilog=getattr(_module, "EPILOG", None))(getattr(_module, _name))
 
 
 def _version(wanted: bool) -> None:

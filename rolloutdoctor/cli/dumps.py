@@ -45,8 +45,8 @@ def opening(
 ) -> "AbstractContextManager[Run]":
     """Open a run as `opened` does, until the context ends."""
     from rolloutdoctor.cli.progress import bytes_bar
-    from rolloutdoctor.commands.convert import open_any
     from rolloutdoctor.io.write.scratch import sweep_scratch
+    from rolloutdoctor.opening.open_any import open_any
 
     sweep_scratch()
 

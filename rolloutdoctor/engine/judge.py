@@ -25,8 +25,8 @@ from rolloutdoctor.results.findings import NOTHING_READ, Excluded, Finding, NotA
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.audited import AuditedRule, audited_stages
 from rolloutdoctor.rules.base import Context, Judgement, counted
+from rolloutdoctor.rules.integrity.options_refuted import questions
 from rolloutdoctor.rules.logged_gaps import gaps_of
-from rolloutdoctor.rules.options_refuted import questions
 from rolloutdoctor.rules.table import AnyRule
 from rolloutdoctor.rules.table_rule import Measured
 from rolloutdoctor.search.diagnosis import Diagnosis, undiagnosed

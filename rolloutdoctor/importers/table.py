@@ -2,45 +2,13 @@
 
 from pathlib import Path
 
-from rolloutdoctor.importers.areal import Areal
+from rolloutdoctor import packs
 from rolloutdoctor.importers.base import Importer
-from rolloutdoctor.importers.journal import RecordingJournal
 from rolloutdoctor.importers.mapped import MappedTable
-from rolloutdoctor.importers.miles import MilesDump
-from rolloutdoctor.importers.ms_swift import MsSwiftCompletions
-from rolloutdoctor.importers.nemo_rl import NemoRl
-from rolloutdoctor.importers.open_instruct import OpenInstruct
-from rolloutdoctor.importers.prime_rl_tokens import PrimeRlTokens
-from rolloutdoctor.importers.prime_rl_traces import PrimeRlTraces
-from rolloutdoctor.importers.rllm import Rllm
-from rolloutdoctor.importers.skyrl import SkyRlDump
-from rolloutdoctor.importers.slime import SlimeDump
-from rolloutdoctor.importers.tinker_cookbook import TinkerCookbook
-from rolloutdoctor.importers.trl import TrlCompletions
-from rolloutdoctor.importers.verifiers import Verifiers
-from rolloutdoctor.importers.verifiers_traces import VerifiersTraces
-from rolloutdoctor.importers.verl import VerlRollouts
-from rolloutdoctor.plugins import offered
+from rolloutdoctor.plugins import offered, own
 from rolloutdoctor.results.errors import UsageError, nearest
 
-IMPORTERS: tuple[Importer, ...] = (
-    RecordingJournal(),
-    TrlCompletions(),
-    VerlRollouts(),
-    MilesDump(),
-    SlimeDump(),
-    MsSwiftCompletions(),
-    SkyRlDump(),
-    NemoRl(),
-    PrimeRlTokens(),
-    VerifiersTraces(),
-    PrimeRlTraces(),
-    OpenInstruct(),
-    TinkerCookbook(),
-    Rllm(),
-    Areal(),
-    Verifiers(),
-)
+IMPORTERS: tuple[Importer, ...] = tuple(importer() for importer in own(packs.DUMPS))
 
 _NAMES = [*(importer.name for importer in IMPORTERS), MappedTable.name]
 

@@ -4,47 +4,16 @@ import re
 from collections.abc import Collection, Mapping
 from functools import cache
 
-from rolloutdoctor.metric_names import (
-    areal,
-    llama_factory,
-    miles,
-    ms_swift,
-    nemo_rl,
-    open_instruct,
-    openrlhf,
-    prime_rl,
-    roll,
-    skyrl,
-    slime,
-    tinker_cookbook,
-    trl,
-    trl_ppo,
-    unsloth,
-    verl,
-)
+from rolloutdoctor import packs
 from rolloutdoctor.metric_names.generic import generic
 from rolloutdoctor.metric_names.name import MetricName, ordered
 from rolloutdoctor.metric_names.quantities import BY_NAME
+from rolloutdoctor.plugins import own
 from rolloutdoctor.results.errors import UsageError, nearest
 
-TRAINERS: Mapping[str, tuple[MetricName, ...]] = {
-    "trl": trl.NAMES,
-    "unsloth": unsloth.NAMES,
-    "verl": verl.NAMES,
-    "slime": slime.NAMES,
-    "miles": miles.NAMES,
-    "prime-rl": prime_rl.NAMES,
-    "nemo-rl": nemo_rl.NAMES,
-    "skyrl": skyrl.NAMES,
-    "ms-swift": ms_swift.NAMES,
-    "open-instruct": open_instruct.NAMES,
-    "openrlhf": openrlhf.NAMES,
-    "areal": areal.NAMES,
-    "roll": roll.NAMES,
-    "tinker-cookbook": tinker_cookbook.NAMES,
-    "llama-factory": llama_factory.NAMES,
-    "trl-ppo": trl_ppo.NAMES,
-}
+TRAINERS: Mapping[str, tuple[MetricName, ...]] = dict(
+    zip(packs.METRIC_NAMES, own(packs.METRIC_NAMES.values()), strict=True)
+)
 """Name of a trainer to its metrics; of several names of one quantity the best comes first."""
 
 SAME = {"trl-rloo": "trl", "axolotl": "trl"}

@@ -20,7 +20,6 @@ from rolloutdoctor.audit.windows import StepValue
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.several_steps import joined_groups
 from rolloutdoctor.data.step_key import TRAIN, StepKey
-from rolloutdoctor.evaluation.contexts import slopes
 from rolloutdoctor.evaluation.evaluate import (
     AS_CONFIGURED,
     Evaluation,
@@ -31,8 +30,6 @@ from rolloutdoctor.evaluation.evaluate import (
 )
 from rolloutdoctor.evaluation.radii.advantages import advantage_radius
 from rolloutdoctor.evaluation.radii.metrics import metric_radius, stored_mean_radius, token_kl_radius
-from rolloutdoctor.evaluation.sampled_rows import Sample
-from rolloutdoctor.evaluation.sampler_gap import Gap, joined_gap
 from rolloutdoctor.evaluation.together import is_within_groups
 from rolloutdoctor.formulas.advantages.float32 import centred, residue, zero_std_flags
 from rolloutdoctor.objective.objective import KlBuffer, Objective
@@ -43,6 +40,9 @@ from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.ops.logged_digits import Digits, rounding_of
 from rolloutdoctor.ops.version_stamps import lags_of
 from rolloutdoctor.rules.logged_step import LoggedStep
+from rolloutdoctor.rules.measures.contexts import slopes
+from rolloutdoctor.rules.measures.sampled_rows import Sample
+from rolloutdoctor.rules.measures.sampler_gap import Gap, joined_gap
 from rolloutdoctor.search.known_faults import is_known_fault
 from rolloutdoctor.trainers.options import Config
 from rolloutdoctor.trainers.spec import Trainer

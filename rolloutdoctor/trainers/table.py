@@ -4,42 +4,14 @@ from collections import Counter
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 
+from rolloutdoctor import packs
 from rolloutdoctor.metric_names.table import TRAINERS as METRICS_OF
 from rolloutdoctor.metric_names.table import whose
-from rolloutdoctor.plugins import offered
+from rolloutdoctor.plugins import offered, own
 from rolloutdoctor.results.errors import UsageError, nearest
-from rolloutdoctor.trainers import miles, unsloth
-from rolloutdoctor.trainers.areal import trainer as areal
-from rolloutdoctor.trainers.ms_swift import trainer as ms_swift
-from rolloutdoctor.trainers.nemo_rl import trainer as nemo_rl
-from rolloutdoctor.trainers.open_instruct import trainer as open_instruct
-from rolloutdoctor.trainers.openrlhf import trainer as openrlhf
-from rolloutdoctor.trainers.prime_rl import trainer as prime_rl
-from rolloutdoctor.trainers.skyrl import trainer as skyrl
-from rolloutdoctor.trainers.slime import trainer as slime
 from rolloutdoctor.trainers.spec import Trainer
-from rolloutdoctor.trainers.trl import grpo as trl
-from rolloutdoctor.trainers.trl import rloo
-from rolloutdoctor.trainers.verl import trainer as verl
 
-TRAINERS: dict[str, Trainer] = {
-    trainer.name: trainer
-    for trainer in (
-        trl.TRAINER,
-        rloo.TRAINER,
-        verl.TRAINER,
-        slime.TRAINER,
-        prime_rl.TRAINER,
-        nemo_rl.TRAINER,
-        ms_swift.TRAINER,
-        skyrl.TRAINER,
-        open_instruct.TRAINER,
-        areal.TRAINER,
-        unsloth.TRAINER,
-        miles.TRAINER,
-        openrlhf.TRAINER,
-    )
-}
+TRAINERS: dict[str, Trainer] = {trainer.name: trainer for trainer in own(packs.TRAINERS)}
 
 _MORE = offered("rolloutdoctor.trainers", ("name", "objective", "metrics"), TRAINERS, "name")
 TRAINERS |= {trainer.name: trainer for trainer in _MORE}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rolloutdoctor.commands.check import check
-from rolloutdoctor.commands.identify import identify
+from rolloutdoctor.commands.identify.query import identify
+from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.options import CheckOptions, ReadOptions
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.io.run import StepRange, open_run

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolloutdoctor.audit.stored_digits import SOME, coarse_log_probs, digits_stored, stored_radius
-from rolloutdoctor.commands.check import check
-from rolloutdoctor.commands.identify import identify
+from rolloutdoctor.commands.identify.query import identify
+from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.options import CheckOptions, ReadOptions
 from rolloutdoctor.io.run import StepRange, open_run
 from rolloutdoctor.ops.logged_digits import Digits

@@ -18,14 +18,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import growing
 
-from rolloutdoctor.commands.convert import ConvertOptions
-from rolloutdoctor.commands.following.follower import Follower
-from rolloutdoctor.commands.following.kept import Kept
-from rolloutdoctor.commands.following.opening import Followed
+from rolloutdoctor.commands.follow.follower import Follower
+from rolloutdoctor.commands.follow.kept import Kept
+from rolloutdoctor.commands.follow.opening import Followed
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.write.journal import JournalWriter
 from rolloutdoctor.io.write.run_table import run_table
 from rolloutdoctor.io.write.writer import metrics_table
+from rolloutdoctor.opening.open_any import ConvertOptions
 from rolloutdoctor.rules.table import pick
 
 EVERY = 1000

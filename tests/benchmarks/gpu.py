@@ -63,7 +63,7 @@ def resident(device, quick):
 
 def checks(quick, folder):
     """A full check of one file on either device."""
-    from rolloutdoctor.commands.check import check
+    from rolloutdoctor.engine.check import check
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.io.run import open_run
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from benchmarks.generate import write_run
 
-from rolloutdoctor.commands.check import check
 from rolloutdoctor.engine.accumulate import RuleAccumulator
+from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.devices import find_device
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import prepare

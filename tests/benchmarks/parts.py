@@ -35,10 +35,10 @@ class InTurn:
 
 def measured(command, path, how, count):
     """Do one thing, and print what it took."""
-    from rolloutdoctor.commands.check import report_of
-    from rolloutdoctor.commands.diff import diff
-    from rolloutdoctor.commands.diff_parts import DiffOptions
-    from rolloutdoctor.commands.recompute import RecomputeOptions, recompute
+    from rolloutdoctor.commands.diff.parts import DiffOptions
+    from rolloutdoctor.commands.diff.query import diff
+    from rolloutdoctor.commands.recompute.query import RecomputeOptions, recompute
+    from rolloutdoctor.engine.check import report_of
     from rolloutdoctor.engine.check_parts import measure_with
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.engine.prepare import prepare

@@ -17,7 +17,7 @@ for group in range(file.num_row_groups):
 
 def columns_of(path):
     """The columns that a full check reads of a file, as the file calls them."""
-    from rolloutdoctor.commands.check import check
+    from rolloutdoctor.engine.check import check
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.io.parquet.files import OpenFile
     from rolloutdoctor.io.run import open_run
@@ -41,7 +41,7 @@ def checks(quick, folder):
     """Full `check`, warm and as a process; a further token; and whether time is linear."""
     import pyarrow.parquet as pq
 
-    from rolloutdoctor.commands.check import check
+    from rolloutdoctor.engine.check import check
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.io.run import open_run
 
@@ -77,7 +77,7 @@ def checks(quick, folder):
 
 def linear(quick, folder):
     """Seconds of a check in a warm process per row, 1 to 16 times the rows."""
-    from rolloutdoctor.commands.check import check
+    from rolloutdoctor.engine.check import check
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.io.run import open_run
 
@@ -102,7 +102,7 @@ TOKEN_RULES = (
 
 def rules(quick, folder):
     """What a step of 16 rows costs, and a check with the rules on tokens against one without; processor time."""
-    from rolloutdoctor.commands.check import check
+    from rolloutdoctor.engine.check import check
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.io.run import open_run
     from rolloutdoctor.rules.table import pick

@@ -18,9 +18,9 @@ from run_files import FLOATS, MASK, write
 
 import rolloutdoctor
 from rolloutdoctor.cli.app import app
-from rolloutdoctor.cli.serving import Answer, PageServer
-from rolloutdoctor.cli.view import _overview, _pages
-from rolloutdoctor.commands.view import Inspector, judge, judged_body, shared
+from rolloutdoctor.commands.view.cli import _overview, _pages
+from rolloutdoctor.commands.view.query import Inspector, judge, judged_body, shared
+from rolloutdoctor.commands.view.serving import Answer, PageServer
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.views.viewer_page import viewer_document

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from rolloutdoctor.commands.check import CheckOptions, check
 from rolloutdoctor.data.step_key import TRAIN, StepKey
+from rolloutdoctor.engine.check import CheckOptions, check
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.io.run import Run

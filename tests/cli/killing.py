@@ -13,8 +13,8 @@ from pathlib import Path
 import growing
 from forked import make_parser
 
-import rolloutdoctor.cli.check
-import rolloutdoctor.commands.following.follower
+import rolloutdoctor.commands.check.cli
+import rolloutdoctor.commands.follow.follower
 import rolloutdoctor.rules.table
 import rolloutdoctor.views.table  # noqa: F401
 from rolloutdoctor.cli import main

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rolloutdoctor.cli.demo import DEMOS, folder
+from rolloutdoctor.commands.demo.cli import DEMOS, folder
 
 
 def test_without_a_name_all_runs_give_their_verdict(rolloutdoctor):

@@ -13,14 +13,14 @@ from engine.runs import TRL, random_columns, small, write
 from typer.testing import CliRunner
 
 from rolloutdoctor.cli.app import app
-from rolloutdoctor.commands.check import check
-from rolloutdoctor.commands.each import find_runs
+from rolloutdoctor.commands.check.each import find_runs
+from rolloutdoctor.commands.check.several import RENDERERS
+from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.several import CheckedRun
 from rolloutdoctor.rules.table import pick
-from rolloutdoctor.views.several import RENDERERS
 from rolloutdoctor.views.style import Style
 
 
@@ -192,7 +192,7 @@ def test_several_runs_in_a_file(rolloutdoctor, tmp_path):
 
 @pytest.mark.parametrize(("runs", "code"), [(2, 0), (3, 2)])
 def test_many_runs_of_a_project_are_not_checked_unasked(tmp_path, monkeypatch, runs, code):
-    monkeypatch.setattr("rolloutdoctor.cli.check._MOST_RUNS", 2)
+    monkeypatch.setattr("rolloutdoctor.commands.check.cli._MOST_RUNS", 2)
     project = tmp_path / "p.db"
     with closing(sqlite3.connect(project)) as database:
         database.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, run_name TEXT, step INTEGER, metrics TEXT)")

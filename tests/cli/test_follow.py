@@ -11,15 +11,15 @@ import growing
 import log_files
 import pytest
 
-from rolloutdoctor.commands.convert import ConvertOptions
-from rolloutdoctor.commands.following import follower
-from rolloutdoctor.commands.following.follower import Follower
-from rolloutdoctor.commands.following.kept import Kept, load
-from rolloutdoctor.commands.following.opening import Followed
+from rolloutdoctor.commands.follow import follower
+from rolloutdoctor.commands.follow.follower import Follower
+from rolloutdoctor.commands.follow.kept import Kept, load
+from rolloutdoctor.commands.follow.opening import Followed
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.run_steps import run_steps
 from rolloutdoctor.engine.stored import members_of
 from rolloutdoctor.io.archives import archived
+from rolloutdoctor.opening.open_any import ConvertOptions
 from rolloutdoctor.recorders.own_loop import StepRecorder
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.trainers.options import Layer

@@ -143,7 +143,7 @@ def test_a_library_without_memory_is_one_sentence(rolloutdoctor, monkeypatch):
     def lacking(*words):
         raise ImportError("libtorch_cpu.so: failed to map segment from shared object")
 
-    monkeypatch.setattr("rolloutdoctor.commands.info.describe", lacking)
+    monkeypatch.setattr("rolloutdoctor.commands.info.query.describe", lacking)
     sample = Path(__file__).parents[2] / "sample_data" / "healthy.parquet"
     found = rolloutdoctor("info", sample)
     assert (found.returncode, found.stdout) == (2, "")

@@ -13,10 +13,11 @@ import pytest
 from fuzz.harness import run
 
 from rolloutdoctor.cli import process, terminal
+from rolloutdoctor.commands.diff import formats as diff_table
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.results.escapes import LONGEST_QUOTE, json_text, sentence, visible, visible_lines
 from rolloutdoctor.results.exact import mean, total
-from rolloutdoctor.views import diff_table, table
+from rolloutdoctor.views import table
 from rolloutdoctor.views.markup import inert
 
 HIDDEN = [

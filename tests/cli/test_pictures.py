@@ -143,7 +143,7 @@ def test_help_says_what_each_picture_is(rolloutdoctor):
 @pytest.mark.parametrize("error", [ValueError("drawing failed"), MemoryError(), KeyboardInterrupt()])
 @pytest.mark.parametrize("words", [["plot", "kl"], ["report"]])
 def test_what_goes_wrong_while_drawing_leaves_the_file_as_it_was(rolloutdoctor, tmp_path, monkeypatch, words, error):
-    from rolloutdoctor.views.plots import kl
+    from rolloutdoctor.pictures import kl
 
     def fails(*_):
         raise error

@@ -16,8 +16,8 @@ import orjson
 import pytest
 from engine.test_processes import INTERRUPTED_AT_A_START, session
 
-from rolloutdoctor.cli.serving import Answer, PageServer
-from rolloutdoctor.commands.view import Inspector
+from rolloutdoctor.commands.view.query import Inspector
+from rolloutdoctor.commands.view.serving import Answer, PageServer
 from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.run import open_run

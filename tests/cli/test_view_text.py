@@ -9,10 +9,10 @@ from urllib.parse import quote, urlsplit
 import pytest
 from engine.runs import TRL, random_columns, write
 
-from rolloutdoctor.cli import serving
-from rolloutdoctor.cli.serving import Answer, PageServer
-from rolloutdoctor.cli.view import _overview, _pages
-from rolloutdoctor.commands.view import Inspector, judge, judged_body
+from rolloutdoctor.commands.view import serving
+from rolloutdoctor.commands.view.cli import _overview, _pages
+from rolloutdoctor.commands.view.query import Inspector, judge, judged_body
+from rolloutdoctor.commands.view.serving import Answer, PageServer
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.trainers.table import ALIASES

@@ -8,18 +8,18 @@ import polars as pl
 import pytest
 
 import rolloutdoctor as rd
-from rolloutdoctor.commands.check import check
-from rolloutdoctor.commands.marks import marked
-from rolloutdoctor.commands.plot import draw
+from rolloutdoctor.commands.plot.query import draw
+from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.run import open_run
+from rolloutdoctor.pictures.marks import marked
+from rolloutdoctor.pictures.table import PICTURES
 from rolloutdoctor.results.audit import AuditEntry
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.figures import Gallery
 from rolloutdoctor.results.findings import InputSummary, Report
 from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.trainers.options import Layer
-from rolloutdoctor.views.plots.table import PICTURES
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
 

@@ -7,12 +7,12 @@ import pytest
 from engine.runs import TRL, random_columns, small, write
 
 import rolloutdoctor as rd
-from rolloutdoctor.commands.compare import compare
+from rolloutdoctor.commands.compare.query import compare
+from rolloutdoctor.commands.compare.words import RENDERERS, verdict
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.table import ALIASES
-from rolloutdoctor.views.run_comparison import RENDERERS, verdict
 from rolloutdoctor.views.style import Style
 
 

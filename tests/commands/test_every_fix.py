@@ -6,7 +6,7 @@ import pytest
 from engine.runs import random_columns, write
 
 import rolloutdoctor as rd
-from rolloutdoctor.commands.view import Inspector
+from rolloutdoctor.commands.view.query import Inspector
 from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.engine.options import CheckOptions
 

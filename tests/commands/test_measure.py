@@ -11,7 +11,7 @@ import pytest
 from fuzz.harness import run
 
 import rolloutdoctor as rd
-from rolloutdoctor.commands.measure import load
+from rolloutdoctor.commands.measure.query import load
 from rolloutdoctor.engine import stored
 from rolloutdoctor.engine.measured_frames import TokenSample
 from rolloutdoctor.results.errors import InputError

@@ -7,12 +7,12 @@ import pytest
 from run_files import write
 
 import rolloutdoctor as rd
-from rolloutdoctor.commands.convert import read_logs
-from rolloutdoctor.commands.each import find_runs
+from rolloutdoctor.commands.check.each import find_runs
 from rolloutdoctor.data.step_key import TRAIN, StepKey
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.reader_notes import ReaderNotes
 from rolloutdoctor.io.write.writer import metrics_path, write_metrics
+from rolloutdoctor.opening.open_any import read_logs
 
 
 def history(lines, interval=5, seed=0):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rolloutdoctor.commands.check import check
-from rolloutdoctor.commands.plot import Pictures, check_and_draw, draw
+from rolloutdoctor.commands.plot.query import Pictures, check_and_draw, draw
+from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.run_steps import StepDispatcher
 from rolloutdoctor.io.run import open_run

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from run_files import write
 
-from rolloutdoctor.commands.marks import _fitted
-from rolloutdoctor.commands.plot import check_and_draw, draw
-from rolloutdoctor.commands.token_figures import GRID_CELLS
+from rolloutdoctor.commands.plot.query import check_and_draw, draw
 from rolloutdoctor.engine import run_steps
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.run import open_run
+from rolloutdoctor.pictures.marks import _fitted
+from rolloutdoctor.pictures.token_figures import GRID_CELLS
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.figures import Mark, MismatchData
 

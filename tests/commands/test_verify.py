@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from fuzz.harness import run
 
-from rolloutdoctor.commands.verify import stage_of
+from rolloutdoctor.commands.verify.query import stage_of
 from rolloutdoctor.results.audit import AuditEntry
 from rolloutdoctor.results.findings import Report
 from rolloutdoctor.results.verification import DIFFERS, FOLLOWS, UNTOLD

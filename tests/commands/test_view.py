@@ -11,7 +11,7 @@ import pytest
 from run_files import FLOATS, MASK, write
 
 import rolloutdoctor
-from rolloutdoctor.commands.view import MOST_TOKENS, Inspector, against, judge, shared
+from rolloutdoctor.commands.view.query import MOST_TOKENS, Inspector, against, judge, shared
 from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.metadata import RunMetadata

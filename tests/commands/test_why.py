@@ -9,7 +9,7 @@ from engine.runs import TRL, VERL, random_columns, write
 from fuzz.harness import run as command
 
 import rolloutdoctor as rd
-from rolloutdoctor.commands.why import Question
+from rolloutdoctor.commands.why.query import Question
 from rolloutdoctor.results.errors import UsageError
 
 BY_NAME = {kind.name: kind for kind in KINDS}

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rolloutdoctor.commands.plot import check_and_draw
-from rolloutdoctor.commands.worst_rows import MOST_CHARACTERS, MOST_ROWS, MOST_TOKENS, WorstRows
+from rolloutdoctor.commands.plot.query import check_and_draw
+from rolloutdoctor.commands.view.worst_rows import MOST_CHARACTERS, MOST_ROWS, MOST_TOKENS, WorstRows
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.run import open_run
 
@@ -103,7 +103,7 @@ def test_of_a_long_row_the_tokens_around_the_heaviest_are_kept(tmp_path):
 @pytest.mark.slow
 def test_never_more_rows_than_some_and_none_of_a_log():
     assert len(views_of(SAMPLES / "run.parquet")[1]) <= MOST_ROWS
-    from rolloutdoctor.commands.convert import ConvertOptions, open_any
+    from rolloutdoctor.opening.open_any import ConvertOptions, open_any
 
     made = []
     path = [str(SAMPLES / "run.metrics.parquet")]

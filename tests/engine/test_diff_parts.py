@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from engine.runs import random_columns, write
 
-from rolloutdoctor.commands.diff import diff
-from rolloutdoctor.commands.diff_parts import DiffOptions, DiffWork
+from rolloutdoctor.commands.diff.formats import RENDERERS
+from rolloutdoctor.commands.diff.parts import DiffOptions, DiffWork
+from rolloutdoctor.commands.diff.query import diff
 from rolloutdoctor.engine.parts import plan_parts
 from rolloutdoctor.engine.processes import Processes
 from rolloutdoctor.engine.stored import members_of, state_of
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.search.hypotheses.fixes import choose
-from rolloutdoctor.views.diff_table import RENDERERS
 from rolloutdoctor.views.style import Style
 
 STYLE = Style(width=100, color=False, unicode=True, verbose=False)

@@ -11,6 +11,7 @@ from search.test_causes import SETUPS, a_batch, configured, planted
 
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.verdict import exit_code
+from rolloutdoctor.commands.check.several import RENDERERS as SEVERAL
 from rolloutdoctor.engine.follows import ANY, FAMILIES, FOLLOWS, NO_CAUSES, RANKS, by_cause, rank_of
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate_rows
 from rolloutdoctor.evaluation.tokens import token_pass
@@ -20,7 +21,6 @@ from rolloutdoctor.results.several import CheckedRun
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.table import RULES
 from rolloutdoctor.testing import diagnose
-from rolloutdoctor.views.several import RENDERERS as SEVERAL
 from rolloutdoctor.views.style import Style
 from rolloutdoctor.views.table import RENDERERS
 from rolloutdoctor.views.verdict import verdict

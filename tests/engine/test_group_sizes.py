@@ -3,7 +3,7 @@
 import pytest
 from engine.runs import TRL, VERL, small, write
 
-from rolloutdoctor.commands.check import check
+from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.evaluation.together import StepsTogether
 from rolloutdoctor.io.run import open_run

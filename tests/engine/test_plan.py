@@ -5,10 +5,10 @@ from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.plan import available, make_plan, remedy
 from rolloutdoctor.engine.prepare import context_for
 from rolloutdoctor.io.metadata import RunMetadata
-from rolloutdoctor.metric_names import trl
 from rolloutdoctor.objective.required_columns import LAYOUT_COLUMNS
 from rolloutdoctor.rules.table import RULES, find
 from rolloutdoctor.trainers.options import Layer
+from rolloutdoctor.trainers.trl import names as trl
 
 EVERYTHING = frozenset(column.name for column in COLUMNS)
 LAYOUT = frozenset(LAYOUT_COLUMNS)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from engine.runs import TRL, random_columns, write
 
-from rolloutdoctor.commands.check import report_of
 from rolloutdoctor.engine import processes
+from rolloutdoctor.engine.check import report_of
 from rolloutdoctor.engine.check_parts import measure_with
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import prepare

@@ -20,11 +20,12 @@ import pytest
 from engine.rays import Faulty, Waiting, two_nodes
 from engine.runs import random_columns, write
 
-from rolloutdoctor.commands.check import report_of
-from rolloutdoctor.commands.diff import diff
-from rolloutdoctor.commands.diff_parts import DiffOptions
-from rolloutdoctor.commands.recompute_parts import MANIFEST
+from rolloutdoctor.commands.diff.formats import RENDERERS as DIFF_RENDERERS
+from rolloutdoctor.commands.diff.parts import DiffOptions
+from rolloutdoctor.commands.diff.query import diff
+from rolloutdoctor.commands.recompute.parts import MANIFEST
 from rolloutdoctor.engine import ray_cluster
+from rolloutdoctor.engine.check import report_of
 from rolloutdoctor.engine.check_parts import CheckWork, measure_with
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.part_states import StateFolder
@@ -36,7 +37,6 @@ from rolloutdoctor.engine.stored import members_of
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import DataError, InputError
 from rolloutdoctor.search.hypotheses.fixes import choose
-from rolloutdoctor.views.diff_table import RENDERERS as DIFF_RENDERERS
 from rolloutdoctor.views.style import Style
 from rolloutdoctor.views.table import RENDERERS
 

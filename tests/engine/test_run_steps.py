@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rolloutdoctor.commands.check import check
-from rolloutdoctor.commands.plot import check_and_draw
+from rolloutdoctor.commands.plot.query import check_and_draw
+from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_device, find_dtype
 from rolloutdoctor.engine.options import CheckOptions

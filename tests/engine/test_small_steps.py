@@ -7,12 +7,12 @@ import pytest
 import torch
 from objectives import objective_of
 
-from rolloutdoctor.commands.check import check
-from rolloutdoctor.commands.diff import diff
-from rolloutdoctor.commands.diff_parts import DiffOptions
-from rolloutdoctor.commands.plot import check_and_draw
+from rolloutdoctor.commands.diff.parts import DiffOptions
+from rolloutdoctor.commands.diff.query import diff
+from rolloutdoctor.commands.plot.query import check_and_draw
 from rolloutdoctor.engine import run_steps
 from rolloutdoctor.engine.accumulate import RuleAccumulator
+from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.run_steps import StepConsumer, StepDispatcher
 from rolloutdoctor.evaluation import together

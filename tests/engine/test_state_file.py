@@ -9,9 +9,9 @@ from engine.runs import TRL, VERL, random_columns, write
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolloutdoctor.commands.check import report_of
-from rolloutdoctor.commands.merge import merged, saved_state
+from rolloutdoctor.engine.check import report_of
 from rolloutdoctor.engine.check_parts import measure_with
+from rolloutdoctor.engine.merged import merged, saved_state
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.state_file import load_state

@@ -7,10 +7,10 @@ import random
 import growing
 import pytest
 
-from rolloutdoctor.commands.check import report_of
-from rolloutdoctor.commands.merge import merged, saved_state
 from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.engine import run_state
+from rolloutdoctor.engine.check import report_of
+from rolloutdoctor.engine.merged import merged, saved_state
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.serial import measure

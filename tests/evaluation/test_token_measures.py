@@ -145,7 +145,7 @@ import resource, sys
 sys.path[:0] = [sys.argv[2], sys.argv[3]]
 from evaluation.test_token_measures import NaiveGap
 from rolloutdoctor.cli.process import prepare_process
-from rolloutdoctor.commands.check import check
+from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.parquet.files import OpenFile
 from rolloutdoctor.io.run import open_run

@@ -12,8 +12,10 @@ import polars as pl
 import pyarrow.parquet as pq
 import torch
 from goldens import golden_data as gold
-from goldens import nemo_rl_cases, prime_rl_cases, real_results, test_nemo_rl, test_prime_rl
+from goldens import nemo_rl_cases, prime_rl_cases, real_results
 from objectives import objective_of
+from trainers.nemo_rl import test_goldens as test_nemo_rl
+from trainers.prime_rl import test_goldens as test_prime_rl
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.schema import PROMPT_LENGTH

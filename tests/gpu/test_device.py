@@ -6,7 +6,7 @@ import pytest
 import torch
 from every_objective import full_batch, objectives, plain_objective, with_every_fix
 
-from rolloutdoctor.commands.check import check
+from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.evaluation.device import Evaluator, kind_of
 from rolloutdoctor.evaluation.evaluate import evaluate

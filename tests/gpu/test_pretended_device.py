@@ -25,9 +25,9 @@ from pretended_device import (
 from torch.utils.checkpoint import checkpoint
 
 from rolloutdoctor.cli import main
-from rolloutdoctor.commands.check import check
-from rolloutdoctor.commands.measure import measure
+from rolloutdoctor.commands.measure.query import measure
 from rolloutdoctor.engine import devices
+from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.evaluation import device
 from rolloutdoctor.evaluation.device import Evaluator, probe

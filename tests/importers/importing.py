@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rolloutdoctor.commands.check import check
-from rolloutdoctor.commands.convert import ConvertOptions, convert, detect_dump, open_any
+from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.small_files import once
 from rolloutdoctor.io.run import open_run
+from rolloutdoctor.opening.open_any import ConvertOptions, convert, detect_dump, open_any
 
 DATA = Path(__file__).parent / "data"
 

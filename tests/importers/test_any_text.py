@@ -5,14 +5,14 @@ import json
 import pytest
 
 import rolloutdoctor
-from rolloutdoctor.commands.convert import ConvertOptions, open_any
-from rolloutdoctor.commands.each import find_runs
+from rolloutdoctor.commands.check.each import find_runs
 from rolloutdoctor.importers.logs.base import LogNotes
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.metric_names.generic import SPELLINGS, taken_for
 from rolloutdoctor.metric_names.quantities import BY_NAME
 from rolloutdoctor.metric_names.table import understood
+from rolloutdoctor.opening.open_any import ConvertOptions, open_any
 from rolloutdoctor.results.errors import InputError
 
 

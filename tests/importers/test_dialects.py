@@ -7,9 +7,9 @@ from importers.test_options_beside import archive, pickled_config
 
 from rolloutdoctor.cli.options import layers
 from rolloutdoctor.engine.configure import configure, read_trainer_layers
-from rolloutdoctor.importers.beside.stated import trainer_of
-from rolloutdoctor.importers.beside.training_args import read_training_args
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.opening.stated.options import trainer_of
+from rolloutdoctor.opening.stated.training_args import read_training_args
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.dialects.table import DIALECTS
 from rolloutdoctor.trainers.table import TRAINERS

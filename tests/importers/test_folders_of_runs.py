@@ -5,8 +5,8 @@ import json
 import pytest
 from log_files import console, tracked, wandb_folder
 
-from rolloutdoctor.commands.convert import ConvertOptions, open_any
-from rolloutdoctor.commands.each import find_runs
+from rolloutdoctor.commands.check.each import find_runs
+from rolloutdoctor.opening.open_any import ConvertOptions, open_any
 from rolloutdoctor.results.errors import InputError, SeveralRunsError
 
 ROWS = [

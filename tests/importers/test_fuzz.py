@@ -12,10 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from importers.importing import DATA, slime_dump
 
-from rolloutdoctor.commands.convert import ConvertOptions, convert, detect_dump
 from rolloutdoctor.importers.logs.table import read_log
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.run import open_run
+from rolloutdoctor.opening.open_any import ConvertOptions, convert, detect_dump
 from rolloutdoctor.results.errors import RolloutDoctorError
 
 scalars = (

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from importers.importing import DATA, bytes_of, in_small_pieces
 
-from rolloutdoctor.commands.convert import ConvertOptions, convert, detect_dump
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.opening.open_any import ConvertOptions, convert, detect_dump
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError
 
 COLUMNS = {"reward": "info.score", "step": "step", "group_id": "g", "old_log_probs": "lp", "response_ids": "ids"}

@@ -15,16 +15,16 @@ from pathlib import PurePath
 import pytest
 from importers.importing import DATA
 
-from rolloutdoctor.commands.check import check
-from rolloutdoctor.commands.convert import ConvertOptions, convert, detect_dump, open_any
-from rolloutdoctor.commands.each import find_runs
+from rolloutdoctor.commands.check.each import find_runs
+from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.configure import read_settings
 from rolloutdoctor.engine.options import CheckOptions
-from rolloutdoctor.importers.beside.printed import read_printed
-from rolloutdoctor.importers.beside.stated import trainer_of
-from rolloutdoctor.importers.beside.training_args import read_training_args
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.run import open_run
+from rolloutdoctor.opening.open_any import ConvertOptions, convert, detect_dump, open_any
+from rolloutdoctor.opening.stated.options import trainer_of
+from rolloutdoctor.opening.stated.printed import read_printed
+from rolloutdoctor.opening.stated.training_args import read_training_args
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.table import TRAINERS
@@ -395,7 +395,7 @@ def test_the_configuration_of_hydra_beside_a_log(tmp_path):
 
 def test_the_configuration_of_a_wandb_run(tmp_path):
     yaml = pytest.importorskip("yaml")
-    from rolloutdoctor.commands.beside import stated_beside
+    from rolloutdoctor.opening.beside import stated_beside
 
     (tmp_path / "files").mkdir()
     (tmp_path / "run-abc.wandb").write_bytes(b":W&B" + bytes(100))

@@ -5,12 +5,12 @@ import json
 import pytest
 from importers.importing import DATA, slime_dump
 
-from rolloutdoctor.commands.convert import ConvertOptions, convert, detect_dump, open_any
-from rolloutdoctor.commands.info import describe
+from rolloutdoctor.commands.info.query import describe
 from rolloutdoctor.engine.configure import read_settings
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.importers.table import IMPORTERS
 from rolloutdoctor.io.run import open_run
+from rolloutdoctor.opening.open_any import ConvertOptions, convert, detect_dump, open_any
 from rolloutdoctor.rules.table import RULES
 
 

@@ -4,9 +4,9 @@ import pyarrow as pa
 import pytest
 from run_files import ALL, FLOATS, MASK, read, refusal, write
 
-from rolloutdoctor.commands.check import check
 from rolloutdoctor.data.schema import BY_NAME, COLUMNS, STAND_INS, Kind
 from rolloutdoctor.data.step_key import StepKey
+from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.run import open_run

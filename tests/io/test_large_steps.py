@@ -8,7 +8,7 @@ import pytest
 import torch
 from run_files import FLOATS, MASK, refusal
 
-from rolloutdoctor.commands.check import check
+from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import DataError, InputError

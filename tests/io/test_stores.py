@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from engine.runs import random_columns, write
 
-from rolloutdoctor.commands.check import check
+from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.locations import stores
 from rolloutdoctor.io.locations.paths import Source

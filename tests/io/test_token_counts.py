@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from rolloutdoctor.commands.compare import compare
+from rolloutdoctor.commands.compare.query import compare
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.run import StepRange, open_run
 from tests.run_files import FLOATS, MASK, write

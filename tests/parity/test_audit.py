@@ -17,7 +17,7 @@ from parity.real_runs import real_run
 from parity.test_verl_policy import VARIANTS
 from search.made import as_run
 
-from rolloutdoctor.commands.identify import identify
+from rolloutdoctor.commands.identify.query import identify
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.results.findings import Severity
 

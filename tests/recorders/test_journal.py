@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import rolloutdoctor as rd
 from rolloutdoctor.cli.app import app
-from rolloutdoctor.commands.each import find_runs
+from rolloutdoctor.commands.check.each import find_runs
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.metadata import RunMetadata, of_ranks
 from rolloutdoctor.io.write.journal import _HEAD, _MARK, Dropped, Journal, JournalWriter, finish

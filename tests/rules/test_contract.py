@@ -10,15 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rules import (
-    drift,
-    sampling,
-    test_engine_frozen,
-    test_position_shift,
-    test_reference_moved,
-    test_stale_prefix_cache,
-)
+from rules import drift, sampling
 from rules.checking import columns_of, folded, outcomes, report_on, values, without
+from rules.gradients import test_reference_moved
+from rules.off_policy import test_engine_frozen, test_position_shift, test_stale_prefix_cache
 
 from rolloutdoctor.engine.judge import judge, measured_by
 from rolloutdoctor.ops.groups import Groups

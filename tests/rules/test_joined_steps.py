@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rolloutdoctor.data.several_steps import SMALL, can_join
-from rolloutdoctor.evaluation.every_nth import MOST
-from rolloutdoctor.evaluation.sampled_rows import SAMPLED_TOKENS
+from rolloutdoctor.rules.measures.every_nth import MOST
+from rolloutdoctor.rules.measures.sampled_rows import SAMPLED_TOKENS
 from tests.rules.checking import assert_measured_alike, folded, report_on
 from tests.rules.test_contract import SETUPS, full_batch, logged_by
 

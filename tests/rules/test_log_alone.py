@@ -6,15 +6,15 @@ import pytest
 from importers.importing import DATA
 from rules.checking import outcomes
 
-from rolloutdoctor.commands.check import check
-from rolloutdoctor.commands.convert import ConvertOptions, open_any
-from rolloutdoctor.commands.info import describe
+from rolloutdoctor.commands.info.query import describe
 from rolloutdoctor.engine.accumulate import RuleAccumulator
+from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.configure import read_settings
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.run_steps import run_file_steps
 from rolloutdoctor.engine.serial import measure
+from rolloutdoctor.opening.open_any import ConvertOptions, open_any
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.rules.table import find
 

@@ -3,8 +3,8 @@
 import pytest
 
 import rolloutdoctor as rd
-from rolloutdoctor.commands.check import check
 from rolloutdoctor.data.step_key import TRAIN, StepKey
+from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 import torch
 
-from rolloutdoctor.commands.check import check
+from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import DTYPES, find_dtype
 from rolloutdoctor.engine.options import CheckOptions

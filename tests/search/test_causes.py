@@ -8,7 +8,7 @@ import pytest
 import torch
 from engine.runs import TRL, write
 
-from rolloutdoctor.commands.check import check
+from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.evaluation.evaluate import evaluate

@@ -7,10 +7,13 @@ from dataclasses import replace
 import every_objective
 import pytest
 import torch
-from goldens import prime_rl_cases, real_results, test_ms_swift, test_prime_rl, test_trl_releases
+from goldens import prime_rl_cases, real_results
 from goldens import trl_releases as releases
 from objectives import objective_of
 from oracles import advantages
+from trainers.ms_swift import test_goldens as test_ms_swift
+from trainers.prime_rl import test_goldens as test_prime_rl
+from trainers.trl import test_goldens_releases as test_trl_releases
 
 from rolloutdoctor.evaluation.evaluate import evaluate, evaluate_all
 from rolloutdoctor.search.hypotheses.fixes import FIXES, choose, compared

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from search.made import objective_of, run_of
 
-from rolloutdoctor.commands.identify import identify
+from rolloutdoctor.commands.identify.query import identify
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.objective.objective import RowSet
 

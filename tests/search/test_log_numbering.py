@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rolloutdoctor.commands.check import check
 from rolloutdoctor.data.step_key import StepKey
+from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.io.run import StepRange, open_run

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rolloutdoctor as rd
-from rolloutdoctor.commands.identify import identify
+from rolloutdoctor.commands.identify.query import identify
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.search.coefficient import bounds, least_squares, solve
 

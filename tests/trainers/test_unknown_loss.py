@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 from rolloutdoctor.api import check, diff, identify, recompute
 from rolloutdoctor.cli.app import app
+from rolloutdoctor.commands.diff.words import verdict
 from rolloutdoctor.evaluation.evaluate import evaluate
 from rolloutdoctor.objective.required_columns import UNKNOWN_LOSS, loss_columns
 from rolloutdoctor.results.errors import InputError, UsageError
 from rolloutdoctor.rules.table import RULES
 from rolloutdoctor.testing import diagnose, diagnose_one, random_batch, toy_batch
 from rolloutdoctor.trainers import table
-from rolloutdoctor.views.diff_words import verdict
 
 VERL = {"adv_estimator": "grpo"}
 CORRECTION = "algorithm.rollout_correction"

@@ -4,8 +4,8 @@ import pytest
 import torch
 from verification.formulas import clipped_loss, dr_grpo, grpo, raw, rloo
 
+from rolloutdoctor.commands.verify.checks import RolloutCases
 from rolloutdoctor.results.errors import UsageError
-from rolloutdoctor.verification.checks import RolloutCases
 
 VERL = "verl@0.9.1:adv_estimator=grpo"
 TRL = "trl@1.16.0:beta=0.04,num_generations=4,use_bias_correction_kl=false,loss_type="

@@ -20,7 +20,7 @@ def test_wrong(rollout_cases):
 def test_a_project_takes_the_fixture(tmp_path):
     path = tmp_path / "test_mine.py"
     path.write_text(TEST)
-    plugin = [] if "rolloutdoctor" in _plugins() else ["-p", "rolloutdoctor.verification.plugin"]
+    plugin = [] if "rolloutdoctor" in _plugins() else ["-p", "rolloutdoctor.commands.verify.plugin"]
     command = [sys.executable, "-m", "pytest", "-q", *plugin, "-p", "no:cacheprovider", str(path)]
     environment = {"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": ""}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
@@ -29,7 +29,7 @@ def test_a_project_takes_the_fixture(tmp_path):
 
 
 def test_the_plugin_imports_nothing_heavy():
-    code = "import sys, rolloutdoctor.verification.plugin; print({'torch', 'polars'} & sys.modules.keys())"
+    code = "import sys, rolloutdoctor.commands.verify.plugin; print({'torch', 'polars'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

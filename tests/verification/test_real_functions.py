@@ -2,7 +2,7 @@
 
 import pytest
 
-from rolloutdoctor.verification.checks import RolloutCases
+from rolloutdoctor.commands.verify.checks import RolloutCases
 
 pytestmark = [pytest.mark.parity, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rolloutdoctor.commands.verify.written import written_test
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Layer
-from rolloutdoctor.verification.written import written_test
 
 FUNCTIONS = "verification.formulas"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from rolloutdoctor.commands.diff.formats import RENDERERS
 from rolloutdoctor.results.comparison import Comparison, Effect, MovedGroup, MovedRow, Pair, Slice
 from rolloutdoctor.results.findings import InputSummary, Measure, Setting
-from rolloutdoctor.views.diff_table import RENDERERS
 from rolloutdoctor.views.style import Style
 
 STORED = Path(__file__).parent / "stored"

@@ -21,6 +21,9 @@ from views.figure_data import (
     rewards,
 )
 
+from rolloutdoctor.pictures.inline import inline_svg
+from rolloutdoctor.pictures.style import MOST_POINTS, condensed, words_alone
+from rolloutdoctor.pictures.table import PICTURES, as_bytes, figure_of, format_for, known_by
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.results.figures import (
     ASKED,
@@ -39,9 +42,6 @@ from rolloutdoctor.results.figures import (
     Spread,
 )
 from rolloutdoctor.results.histograms import Histogram
-from rolloutdoctor.views.plots.inline import inline_svg
-from rolloutdoctor.views.plots.style import MOST_POINTS, condensed, words_alone
-from rolloutdoctor.views.plots.table import PICTURES, as_bytes, figure_of, format_for, known_by
 
 
 def test_every_kind_has_its_picture():
@@ -189,7 +189,7 @@ def test_dollar_signs_are_no_formula():
 
 
 def test_pictures_are_told_apart_in_grey():
-    from rolloutdoctor.views.plots.style import ALARM, DARK, PALE
+    from rolloutdoctor.pictures.style import ALARM, DARK, PALE
 
     def light(color):
         red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))

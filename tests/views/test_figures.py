@@ -24,10 +24,10 @@ from views.figure_data import (
     title_of,
 )
 
+from rolloutdoctor.pictures.style import words_alone
+from rolloutdoctor.pictures.table import PICTURES, figure_of
 from rolloutdoctor.results.figures import AdvantagesData, Band, GradientData, Mark
 from rolloutdoctor.results.histograms import Histogram
-from rolloutdoctor.views.plots.style import words_alone
-from rolloutdoctor.views.plots.table import PICTURES, figure_of
 
 
 def test_advantages_before_and_after_lie_over_each_other():

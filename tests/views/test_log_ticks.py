@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rolloutdoctor.views.plots.style import _round_ticks
+from rolloutdoctor.pictures.style import _round_ticks
 
 
 @given(st.floats(-300, 250), st.floats(0.05, 40))

@@ -102,6 +102,6 @@ def test_the_command_prints_it():
 
 def test_what_is_printed_without_json_does_not_load_pydantic():
     """It takes longer to import than all else that a page of help needs."""
-    views = "views.table, rolloutdoctor.views.diff_table, rolloutdoctor.views.several"
+    views = "views.table, rolloutdoctor.commands.diff.formats, rolloutdoctor.commands.check.several"
     code = f"import sys, rolloutdoctor.cli.app, rolloutdoctor.{views}; print('pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

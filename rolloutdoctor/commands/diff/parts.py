@@ -1,0 +1,380 @@
+"""State of `diff` for a part of a run: tables whose concatenation is the same in any order."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import polars as pl
+
+from rolloutdoctor.commands.diff.measures import no_totals, step_totals
+from rolloutdoctor.commands.diff.rows import EMPTY, side_rows, with_changes
+from rolloutdoctor.commands.diff.top_groups import most_moved, no_groups
+from rolloutdoctor.commands.diff.without import LeftOut, rows_without
+from rolloutdoctor.data.step_key import TRAIN
+from rolloutdoctor.engine.breakdown import PARTS
+from rolloutdoctor.engine.check_parts import reading_identity
+from rolloutdoctor.engine.comparable import comparable
+from rolloutdoctor.engine.configure import Configured, configure, read_settings
+from rolloutdoctor.engine.merged_ids import MergedCount, MergedIds, merged_notes
+from rolloutdoctor.engine.needs import absent_columns, evaluation_columns, need_trainer
+from rolloutdoctor.engine.options import ReadOptions
+from rolloutdoctor.engine.parts import Part, Work
+from rolloutdoctor.engine.plan import remedy
+from rolloutdoctor.engine.prepare import run_context
+from rolloutdoctor.engine.run_steps import EvaluatedStep, EvaluatedSteps, StepConsumer, run_file_steps
+from rolloutdoctor.engine.stored import check_columns
+from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation, evaluate_all
+from rolloutdoctor.evaluation.together import StepsTogether
+from rolloutdoctor.io.progress import Progress
+from rolloutdoctor.io.run import LoggedMetrics, Run
+from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns
+from rolloutdoctor.pictures.figures import AdvantagesFigure
+from rolloutdoctor.results.errors import InputError
+from rolloutdoctor.results.figures import AdvantagesData
+from rolloutdoctor.results.findings import InputSummary
+from rolloutdoctor.rules.base import counted
+from rolloutdoctor.search.hypotheses.fixes import ChosenFix, compared
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffOptions(ReadOptions):
+    """Options of a diff; an evaluation trains nothing, so the two splits are never mixed.
+
+    Attributes:
+        fixes: the other side has these.
+        all_fixes: every fix that can be is compared, each by itself.
+        against: ``KEY=VALUE`` texts: the other side's options, where they differ.
+        by: break the numbers down by this: a name in `parts.PARTS`.
+        top: how many of the groups that moved most to keep.
+        text: read the prompts and responses of these.
+        distribution: keep the distribution of the advantages, before and after.
+        without: the other side is the step without these rows or tokens.
+    """
+
+    split: str = TRAIN
+    fixes: Sequence[ChosenFix] = ()
+    all_fixes: bool = False
+    against: Sequence[str] = ()
+    by: str | None = None
+    top: int = 0
+    text: bool = False
+    distribution: bool = False
+    without: LeftOut = LeftOut()  # noqa: RUF009  # it is frozen
+
+
+METRICS = pl.DataFrame(
+    schema={"side": pl.String, "step": pl.Int64, "split": pl.String, "metric": pl.String}
+    | {"before": pl.Float64, "after": pl.Float64}
+)
+
+LEFT = pl.DataFrame(schema={"step": pl.Int64, "split": pl.String, "name": pl.String})
+
+
+@dataclass(frozen=True, eq=False)
+class DiffState:
+    """State of `diff` for a part of a run; the states of parts are concatenated.
+
+    Attributes:
+        input: what was read.
+        frames: `steps`: totals of every step and changed side; `parts`: the same of the parts of a step that were asked
+            for; `metrics`: the trainer's metrics of every step, as configured and on each changed side; `moved`: rows
+            of the groups that moved most on the first changed side; `left`: names of the rows that were left out.
+        top: how many groups these are.
+        failed: reason to the steps that could not be evaluated.
+        merged: groups that are one to the trainer.
+        figure: the advantages, or None.
+    """
+
+    input: InputSummary
+    frames: Mapping[str, pl.DataFrame]
+    top: int
+    failed: dict[str, list[int]]
+    merged: MergedCount
+    figure: AdvantagesData | None
+
+    def __add__(self, other: "DiffState") -> "DiffState":
+        figures = [each for each in (self.figure, other.figure) if each is not None]
+        reasons = {**self.failed, **other.failed}
+        frames = {name: pl.concat([frame, other.frames[name]]) for name, frame in self.frames.items()}
+        return DiffState(
+            self.input + other.input,
+            frames | {"moved": most_moved(frames["moved"], self.top)},
+            top=self.top,
+            failed={why: [*self.failed.get(why, []), *other.failed.get(why, [])] for why in reasons},
+            merged=self.merged + other.merged,
+            figure=sum(figures[1:], figures[0]) if figures else None,
+        )
+
+    def with_frames(self, frames: Mapping[str, pl.DataFrame]) -> "DiffState":
+        """Return the same with other frames.
+
+        Raises:
+            ValueError: if one lacks a column that it must have, or has one of another type.
+        """
+        for name, frame in frames.items():
+            check_columns(name, frame, _FRAMES[name]().schema, {})
+        return replace(self, frames=frames)
+
+    def notes(self) -> list[str]:
+        """Return the steps that could not be evaluated, with the reason, and the groups that are one to the trainer."""
+        failures = [
+            f"{counted(len(steps), 'step')} could not be evaluated, the first is step {min(steps)}: {why}"
+            for why, steps in sorted(self.failed.items())
+        ]
+        return failures + merged_notes(self.merged)
+
+
+_FRAMES: Mapping[str, Callable[[], pl.DataFrame]] = {
+    "steps": no_totals,
+    "parts": no_totals,
+    "metrics": METRICS.clone,
+    "moved": no_groups,
+    "left": LEFT.clone,
+}
+"""Frame of a state to an empty one."""
+
+
+@dataclass(frozen=True)
+class DiffWork(Work[DiffState]):
+    """Compares the sides of a part.
+
+    Attributes:
+        options: of the comparison, with what was identified in the whole run; the steps are those of the part.
+    """
+
+    options: DiffOptions
+    kind = DiffState
+
+    def measure(self, part: Part, progress: Progress | None) -> DiffState:
+        """Compare with what is known of the whole run."""
+        run, options = part.run, replace(self.options, steps=part.steps)
+        configured = need_trainer(configure(run.metadata, options.trainer, options.layers))
+        metrics = comparable(run.metrics, configured)
+        sides = sides_of(run, configured, options)
+        columns, _ = columns_of(run, metrics, configured, sides, options.fixes)
+        seen = _Sides(configured, options, sides, columns)
+        run_file_steps(run, [seen], options, metrics, progress)
+        return seen.state()
+
+    def identity(self) -> str:
+        """The changes, and every option that says how to read."""
+        options = self.options
+        fixes = [fix.label for fix in options.fixes]
+        without = (sorted(options.without.names), options.without.label, options.without.afresh)
+        more = (options.by, options.top, options.distribution, options.all_fixes, without)
+        return repr(("diff", fixes, tuple(options.against), more, reading_identity(options)))
+
+
+def sides_of(run: Run, configured: Configured, options: DiffOptions) -> dict[str, Objective]:
+    """The run as configured, then all changes together, then each alone; of every fix each alone."""
+    if options.without:
+        return dict.fromkeys((AS_CONFIGURED, options.without.label), configured.objective)
+    fixes = [fix for fix in options.fixes if not (options.all_fixes and fix.fix.of_rounding)]
+    base = compared(configured.objective, fixes)
+    changed = base
+    alone: dict[str, Objective] = {}
+    if options.against:
+        layer = read_settings(options.against, "--against")
+        other = need_trainer(configure(run.metadata, options.trainer, [layer, *options.layers]))
+        # A loss that one side does not have is compared with none.
+        unknown = base.unknown_loss or other.objective.unknown_loss
+        base, changed = (replace(one, unknown_loss=unknown) for one in (base, compared(other.objective, fixes)))
+        alone[", ".join(f"{key}={value}" for key, value in layer.values.items())] = changed
+    for fix in fixes:
+        changed = changed if options.all_fixes else fix.apply(changed)
+        alone[fix.label] = fix.apply(base)
+    if options.all_fixes:
+        return {AS_CONFIGURED: base} | alone
+    sides = {AS_CONFIGURED: base, " + ".join(alone): changed}
+    return sides if len(alone) == 1 else sides | alone
+
+
+def apart_of(configured: Configured, options: DiffOptions) -> dict[str, dict[str, Objective]]:
+    """Of every fix those that are compared with another evaluation than the run as configured, and what with what."""
+    found = {}
+    for fix in options.fixes if options.all_fixes else ():
+        if fix.fix.of_rounding:
+            base = compared(configured.objective, [fix])
+            found[fix.label] = {AS_CONFIGURED: base, fix.label: fix.apply(base)}
+    return found
+
+
+def columns_of(
+    run: Run,
+    metrics: LoggedMetrics,
+    configured: Configured,
+    sides: Mapping[str, Objective],
+    fixes: Sequence[ChosenFix] = (),
+) -> tuple[frozenset[str], list[str]]:
+    """Return the columns to read, and what the numbers lack."""
+    context = run_context(run, metrics, configured)
+    of_fixes = frozenset().union(*(chosen.fix.columns(configured.objective) for chosen in fixes))
+    needed = frozenset().union(*(advantage_columns(objective) for objective in sides.values()), of_fixes)
+    absent, unknown = absent_columns(run, needed), sides[AS_CONFIGURED].unknown_loss
+    of_loss = [chosen.label for chosen in fixes if chosen.fix.stage == "loss"]
+    if unknown and of_loss:
+        raise InputError(f"{run.files[0]}: {', '.join(of_loss)} cannot be compared: {unknown}")
+    if absent:
+        word = "column" if len(absent) == 1 else "columns"
+        raise InputError(
+            f"{run.files[0]}: nothing can be compared without the {word} {', '.join(absent)}; {remedy(absent, context)}"
+        )
+    wanted = frozenset().union(*(evaluation_columns(objective) for objective in sides.values()))
+    absent = absent_columns(run, frozenset().union(*(loss_columns(objective) for objective in sides.values())))
+    notes = []
+    if unknown:
+        notes.append(f"there is no loss, only advantages are compared: {unknown}")
+    elif absent:
+        notes.append(
+            f"without {', '.join(absent)} there is no loss: only advantages are compared; {remedy(absent, context)}"
+        )
+    return wanted & run.columns, notes
+
+
+def _metrics(configured: Configured, evaluation: Evaluation) -> Mapping[str, float]:
+    return dict(configured.trainer.metrics(evaluation)) if len(evaluation.batch) else {}
+
+
+_MOST_ROWS = 2**16
+"""Rows that wait before they are added up."""
+
+
+class _Sides(StepConsumer):
+    """All sides of a comparison, step by step."""
+
+    def __init__(
+        self,
+        configured: Configured,
+        options: DiffOptions,
+        sides: Mapping[str, Objective],
+        columns: frozenset[str],
+    ) -> None:
+        self.columns, self.objectives, self.split = columns, sides, options.split
+        self._sides = [label for label in sides if label != AS_CONFIGURED]
+        self._apart = apart_of(configured, options)
+        self._figure = AdvantagesFigure(self._sides[0]) if options.distribution else None
+        self.input = InputSummary()
+        self._configured, self._options = configured, options
+        self._by = PARTS.get(options.by or "step", ())
+        # Of what a row is a part, where that is a number; and whether names are asked for.
+        self._part = options.by if self._by == ("part",) else None
+        self._named = bool(options.top) or "group_id" in self._by
+        self._rows = [EMPTY]
+        self._metrics: list[tuple[object, ...]] = []
+        self._left: list[tuple[object, ...]] = []
+        self._steps, self._parts, self._moved = no_totals(), no_totals(), no_groups()
+        self._failed: dict[str, list[int]] = {}
+        self._merged = MergedIds(sides.values())
+        if options.without:
+            self.per_token = frozenset({AS_CONFIGURED})
+
+    def add(self, step: EvaluatedStep) -> None:
+        """Take in one step."""
+        self.add_all(EvaluatedSteps([step]))
+
+    def add_all(self, steps: EvaluatedSteps) -> None:
+        """Take in some steps."""
+        able = [step for step in steps.steps if self._counted(step)]
+        if self._options.without:
+            for step in able:
+                self._leave_out(step)
+        elif steps.batch is not None:
+            self._compare(able, steps.evaluations)
+        else:
+            for step in able:
+                self._compare([step], step.evaluations)
+        if sum(map(len, self._rows)) > _MOST_ROWS:
+            self._add_up()
+
+    def _counted(self, step: EvaluatedStep) -> bool:
+        """Count a step; True if it was evaluated."""
+        batch = step.batch
+        self.input += InputSummary(len(batch), 1, 0 if batch.groups is None else len(batch.groups), batch.tokens)
+        if step.failure is not None:
+            self._failed.setdefault(step.failure, []).append(batch.step)
+            return False
+        self._merged.add(batch)
+        if self._figure is not None and batch.has("response_mask"):
+            self._figure.add(step)
+        return True
+
+    def _compare(self, steps: Sequence[EvaluatedStep], whole: Mapping[str, Evaluation]) -> None:
+        """Take in all sides of a step, or of several whose evaluations as one batch are `whole`."""
+        each = [step.evaluations for step in steps]
+        before = [_metrics(self._configured, found[AS_CONFIGURED]) for found in each]
+        for side in self._sides:
+            self._add_side(side, whole, each, before)
+        for side, objectives in self._apart.items():
+            for own, one in self._evaluated_apart(steps, objectives):
+                self._add_side(side, one, own, [_metrics(self._configured, found[AS_CONFIGURED]) for found in own])
+
+    def _evaluated_apart(
+        self, steps: Sequence[EvaluatedStep], objectives: Mapping[str, Objective]
+    ) -> Iterator[tuple[Sequence[Mapping[str, Evaluation]], Mapping[str, Evaluation]]]:
+        """Yield the evaluations of each of some steps, and of these as one batch; or the same of each by itself."""
+        batches, logged, dtype = [step.batch for step in steps], [step.logged for step in steps], steps[0].dtype
+        shared = StepsTogether(batches, logged, dtype).whole(objectives) if len(steps) > 1 else None
+        if shared is not None:
+            yield shared.each, shared.joined
+            return
+        for step in steps:
+            found = evaluate_all(step.batch, objectives, dtype=dtype, logged=step.logged)
+            yield [found], found
+
+    def _add_side(
+        self,
+        side: str,
+        whole: Mapping[str, Evaluation],
+        each: Sequence[Mapping[str, Evaluation]],
+        before: Sequence[Mapping[str, float]],
+    ) -> None:
+        """Take in the rows and metrics of a changed side."""
+        pairs = [(found[AS_CONFIGURED], found[side]) for found in each]
+        self._rows.append(side_rows(side, whole[AS_CONFIGURED], whole[side], pairs, by=self._part, named=self._named))
+        for metrics, (_, after) in zip(before, pairs, strict=True):
+            self._add_metrics(side, metrics, after)
+
+    def _add_metrics(self, side: str, before: Mapping[str, float], evaluation: Evaluation) -> None:
+        """Take in the trainer's metrics of a changed side."""
+        after, key = _metrics(self._configured, evaluation), evaluation.batch.key
+        self._metrics += [(side, *key, name, x, after[name]) for name, x in before.items() if name in after]
+
+    def _leave_out(self, step: EvaluatedStep) -> None:
+        """Take in a step with and without what is left out."""
+        (side,), batch = self._sides, step.batch
+        found, left = step.evaluations[AS_CONFIGURED], self._options.without
+        before = _metrics(self._configured, found)
+        rows, after, shares, names = rows_without(side, found, left, step.logged, by=self._part, named=self._named)
+        self._rows.append(rows)
+        self._metrics += [(side, *batch.key, name, *ends) for name, ends in shares.items()]
+        if after is not None:
+            self._add_metrics(side, before, after)
+        self._left += [(*batch.key, name) for name in names]
+
+    def _add_up(self) -> None:
+        rows = pl.concat(self._rows, how="diagonal_relaxed")
+        self._rows = [EMPTY]
+        self._steps = pl.concat([self._steps, step_totals(rows)])
+        if self._by:
+            self._parts = pl.concat([self._parts, step_totals(rows, self._by)], how="diagonal")
+        if self._options.top:
+            found = most_moved(with_changes(rows.filter(side=self._sides[0])), self._options.top)
+            self._moved = most_moved(pl.concat([self._moved, found], how="diagonal"), self._options.top)
+
+    def state(self) -> DiffState:
+        """Return what was gathered."""
+        self._add_up()
+        return DiffState(
+            self.input,
+            {
+                "steps": self._steps,
+                "parts": self._parts,
+                "metrics": pl.DataFrame(self._metrics, METRICS.schema, orient="row"),
+                "moved": self._moved.select(no_groups().columns),
+                "left": pl.DataFrame(self._left, LEFT.schema, orient="row"),
+            },
+            self._options.top,
+            self._failed,
+            self._merged.count,
+            None if self._figure is None else self._figure.data(),
+        )

@@ -1,0 +1,234 @@
+"""`diff`: a run computed as configured and with changes, side by side."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import polars as pl
+
+from rolloutdoctor.commands.diff.every_fix import by_size, every_fix
+from rolloutdoctor.commands.diff.measures import Totals, differs, is_other, measures, totals
+from rolloutdoctor.commands.diff.parts import DiffOptions, DiffState, DiffWork, apart_of, columns_of, sides_of
+from rolloutdoctor.commands.diff.top_groups import moved_groups
+from rolloutdoctor.commands.diff.without import LeftOut
+from rolloutdoctor.data.step_key import TRAIN, StepKey
+from rolloutdoctor.engine.breakdown import PARTS, labelled
+from rolloutdoctor.engine.comparable import comparable
+from rolloutdoctor.engine.configure import configure
+from rolloutdoctor.engine.devices import find_device, on_device
+from rolloutdoctor.engine.identified_options import with_identified
+from rolloutdoctor.engine.needs import need_trainer
+from rolloutdoctor.engine.parts import Executor, tree_sum
+from rolloutdoctor.engine.processes import Processes
+from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
+from rolloutdoctor.io.progress import Progress
+from rolloutdoctor.io.run import Run
+from rolloutdoctor.results.comparison import Comparison, Effect, Pair, Slice
+from rolloutdoctor.results.errors import InputError, UsageError
+from rolloutdoctor.results.exact import mean
+from rolloutdoctor.results.version import __version__
+from rolloutdoctor.rules.base import counted, percent
+
+BY_GRADIENT = "absolute change of the log-prob gradient"
+BY_ADVANTAGE = "absolute change of advantages"
+
+_ALL = 1e-9
+"""Share of a gradient that is the rounding of its sum."""
+
+MOST_NAMED = 12
+"""Rows that are named of those left out."""
+
+
+def diff(
+    run: Run,
+    options: DiffOptions,
+    progress: Progress | None = None,
+    executor: Executor | None = None,
+) -> Comparison:
+    """Compare a run as configured with the same run under fixes, other options, or both.
+
+    Args:
+        run: what to read.
+        options: what to compare.
+        progress: called with what is done and what there is to do, in the run's `unit`.
+        executor: where parts are measured; None: in this process.
+
+    Raises:
+        UsageError: if an option cannot be used, or there is nothing to compare.
+        InputError: if a file cannot be read, breaks the contract, or lacks what the advantages need.
+    """
+    alone = executor in (None, Processes(1))
+    return on_device(options, [run], lambda chosen: _diff(run, chosen, progress, executor), alone=alone)
+
+
+def _diff(run: Run, options: DiffOptions, progress: Progress | None, executor: Executor | None) -> Comparison:
+    if options.all_fixes and (options.fixes or options.against or options.without or options.by or options.top):
+        raise UsageError(
+            "--all-fixes is one table of every fix: leave out --fix, --against, --without, --by, --top and --top-tokens"
+        )
+    if not options.all_fixes and not options.fixes and not options.against and not options.without:
+        raise UsageError(
+            "nothing to compare with: add --fix NAME (see `rolloutdoctor fixes`), --all-fixes, --against KEY=VALUE, "
+            "--without ROWS or --top N"
+        )
+    if (options.fixes or options.against) and options.without:
+        raise UsageError("--without compares a step with itself: leave out --fix and --against")
+    if options.by is not None and options.by not in PARTS:
+        raise UsageError(f"no parts by {options.by!r} (known: {', '.join(PARTS)})")
+    run, options = with_identified(run, options)
+    configured = need_trainer(configure(run.metadata, options.trainer, options.layers))
+    if options.without and configured.objective.unknown_loss:
+        raise InputError(f"{run.files[0]}: rows are left out of a loss: {configured.objective.unknown_loss}")
+    untried = None
+    if options.all_fixes:
+        able, untried = every_fix(run, configured)
+        options = replace(options, fixes=able)
+    sides = sides_of(run, configured, options)
+    _, notes = columns_of(run, comparable(run.metrics, configured), configured, sides, options.fixes)
+    states = (executor or Processes(1)).measure(DiffWork(options), run, options.steps, options.split, progress)
+    seen = tree_sum(states)
+    if not seen.input.rows:
+        raise UsageError(f"no {options.split} rows to compare; widen --steps or set --split")
+    if options.without.names and seen.frames["left"].is_empty() and not options.without.rows:
+        raise UsageError("no row with a gradient has such a name; --without takes SAMPLE or STEP/GROUP/SAMPLE")
+    notes += seen.notes()
+    others = run.rows - seen.input.rows
+    if options.steps is None and others > 0:
+        other = "evaluation" if options.split == TRAIN else "training"
+        notes.append(
+            f"{counted(others, f'{other} row')} of {run.rows:,} are not in these numbers; --split "
+            f"{'eval' if options.split == TRAIN else TRAIN} compares them"
+        )
+    bonus = configured.objective.entropy_bonus
+    if bonus is not None:
+        notes.append(f"losses and gradients are those of the policy term and the KL term: {bonus.no_gradient}")
+    labels = [label for label in (*sides, *apart_of(configured, options)) if label != AS_CONFIGURED]
+    has_joint = len(labels) > 1 and not options.all_fixes
+    effects = [_effect(seen, label, options.by, joint=has_joint and not at) for at, label in enumerate(labels)]
+    if options.all_fixes:
+        effects.sort(key=by_size)
+    if options.without:
+        remarks = *_carried(effects[0], seen.frames["left"], options.without), *effects[0].remarks
+        effects[0] = replace(effects[0], remarks=remarks)
+    if options.top:
+        effects[0] = replace(effects[0], groups=moved_groups(run, seen.frames["moved"], text=options.text))
+    return Comparison(
+        version=__version__,
+        device=find_device(options.device).type,
+        dtype=options.dtype,
+        input=seen.input,
+        trainer=configured.trainer.name,
+        trainer_version=configured.version,
+        config=configured.settings(),
+        by=options.by,
+        effects=tuple(effects),
+        notes=(*run.notes.sentences, *notes),
+        advantages=seen.figure,
+        untried=untried,
+    )
+
+
+def _effect(state: DiffState, side: str, by: str | None, *, joint: bool) -> Effect:
+    """Query what a changed side makes of the run."""
+    lines = state.frames["steps"].filter(side=side).sort("step", "split")
+    metrics = state.frames["metrics"].filter(side=side).sort("step", "split", maintain_order=True)
+    (total,) = lines.select(**totals()).to_dicts()
+    pairs: dict[StepKey, dict[str, Pair]] = {}
+    names: dict[str, list[Pair]] = {}
+    for _, step, split, name, before, after in metrics.iter_rows():
+        pair = pairs.setdefault(StepKey(step, split), {})[name] = Pair(before, after)
+        names.setdefault(name, []).append(pair)
+    moved = any(is_other(before, after) for before, after in metrics.select("before", "after").iter_rows())
+    keys = lines.select("step", "split").iter_rows()
+    per_step = tuple(
+        Slice({"step": step, "split": split}, numbers, pairs.get(StepKey(step, split), {}))
+        for (step, split), numbers in zip(keys, measures(lines), strict=True)
+    )
+    parts: tuple[Slice, ...] = per_step if by == "step" else ()
+    if by is not None and by != "step":
+        parts = tuple(part_slices(by, state.frames["parts"].filter(side=side), total["steps"]))
+    return Effect(
+        label=side,
+        joint=joint,
+        differs=differs(total) or moved,
+        total=measures(lines.select(**totals()))[0],
+        metrics={name: _mean(own) for name, own in names.items()},
+        per_step=per_step,
+        parts=parts,
+        moved_by=BY_GRADIENT if total["steps"] else BY_ADVANTAGE,
+        remarks=(*_remarks(total, moved), *_whole_steps(lines)),
+    )
+
+
+def part_slices(by: str, lines: pl.DataFrame, steps: float) -> Iterator[Slice]:
+    """Yield the parts in order; losses are divided by `steps`, so that they add up to the run's."""
+    lines = lines.sort("step", "split")
+    if by == "group":
+        found = lines.with_columns(pl.col("group_id").fill_null("")).sort("step", "split", "group_id")
+        names = found.select("step", "split", "group_id").to_dicts()
+        yield from map(Slice, names, measures(found, steps))
+        return
+    found = labelled(by, lines).group_by("bin", "label").agg(**totals()).sort("bin", nulls_last=True)
+    for label, numbers in zip(found["label"], measures(found, steps), strict=True):
+        # A group lies in several parts, so that none is its own.
+        yield Slice({by: label}, {name: value for name, value in numbers.items() if "groups" not in name})
+
+
+def _carried(effect: Effect, left: pl.DataFrame, without: LeftOut) -> Iterator[str]:
+    """Say how much of the step was left out, and what the rest of it keeps."""
+    total = effect.total
+    one, other = total["grad_l2_before"].value, total["grad_l2_after"].value
+    if one and other is not None and not without.afresh:
+        share = percent(1 - (other / one) ** 2)
+        yield f"what is left out carries {share} of the squared log-prob gradient (L2)"
+    names = left.sort("step", maintain_order=True)["name"].to_list()
+    more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
+    if names:
+        yield f"{counted(len(names), 'row')}: {', '.join(names[:MOST_NAMED])}{more}"
+    yield (
+        "advantages and denominators are those of a step without them"
+        if without.afresh
+        else "the other rows keep their advantages and the denominators of the step"
+    )
+
+
+def _mean(pairs: Sequence[Pair]) -> Pair:
+    """Mean over the steps where both sides have a finite value."""
+    known = [
+        (pair.before, pair.after)
+        for pair in pairs
+        if pair.before is not None
+        and pair.after is not None
+        and math.isfinite(pair.before)
+        and math.isfinite(pair.after)
+    ]
+    if not known:
+        return Pair(None, None)
+    return Pair(mean([one for one, _ in known]), mean([other for _, other in known]))
+
+
+def _whole_steps(lines: pl.DataFrame) -> Iterator[str]:
+    """Say in how many steps the change takes all of the gradient."""
+    gradient = pl.col("grad_l1")
+    whole = lines.filter(gradient > 0, pl.col("versus_l1") >= (1 - _ALL) * gradient, pl.col("grad_l1_after") == 0)
+    if len(whole):
+        yield f"in {counted(len(whole), 'step')} of {len(lines):,} it takes away the whole gradient"
+
+
+def _remarks(total: Totals, metrics_moved: bool) -> Iterator[str]:
+    if not differs(total):
+        same = "advantages, loss and gradient are the same"
+        same = same if total["steps"] else "advantages are the same, and there is no loss to compare"
+        yield f"only metrics change: {same}" if metrics_moved else f"nothing changes: {same}"
+        return
+    if total["steps"] and not total["versus_l1"] > 0:
+        yield "the gradient is the same"
+    if total["rescaled"]:
+        mean = total["weight_ratio"] / total["same"]
+        yield (
+            "the denominators change, and with them the effective learning rate of all rows: "
+            f"{total['rescaled']:,} of {total['same']:,} otherwise unaffected rows get another loss weight, "
+            f"x{mean:.4g} on average (x{total['weight_low']:.4g} to x{total['weight_high']:.4g})"
+        )
+    elif total["same"]:
+        yield f"unaffected: {total['same']:,} rows keep advantage and loss weight"

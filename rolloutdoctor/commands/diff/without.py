@@ -1,0 +1,175 @@
+"""The side of `diff` that leaves out the rows or tokens that carry a step."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from rolloutdoctor.commands.diff.rows import side_rows
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.some_rows import heaviest, scattered, without
+from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate
+from rolloutdoctor.io.locations.small_files import read_small
+from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.rules.base import counted
+
+CLIP_FRACTION = "clip_fraction"
+"""Share of the trained tokens beyond the clip range on the side of their advantage."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What a step is computed without.
+
+    Attributes:
+        names: of rows, ``SAMPLE`` or ``STEP/GROUP/SAMPLE``.
+        rows: further rows of each step, those with the largest squared log-prob gradient.
+        tokens: tokens of each step, likewise.
+        afresh: the advantages and denominators of what is left are computed without them; False: they are kept.
+    """
+
+    names: frozenset[str] = frozenset()
+    rows: int = 0
+    tokens: int = 0
+    afresh: bool = False
+
+    @property
+    def label(self) -> str:
+        """What the side is called."""
+        parts = [counted(len(self.names), "named row")] if self.names else []
+        parts += (
+            [f"the {counted(self.rows, 'heaviest row')} of each step".replace("the 1 ", "the ")] if self.rows else []
+        )
+        parts += [f"the {counted(self.tokens, 'heaviest token')} of each step"] if self.tokens else []
+        return f"without {' and '.join(parts)}"
+
+    def __bool__(self) -> bool:
+        return bool(self.names or self.rows or self.tokens)
+
+    def chosen(self, batch: RolloutBatch, evaluation: Evaluation) -> tuple[Tensor, Tensor]:
+        """Return the rows and the further tokens of a step that are left out, ``[N]`` and ``[T]`` bool."""
+        assert evaluation.tokens is not None
+        assert evaluation.per_token is not None
+        rows_N = heaviest(evaluation.tokens.grad_sq_N, self.rows)
+        if self.names:
+            named = [not self.names.isdisjoint(names_of(batch, row)) for row in range(len(batch))]
+            rows_N |= torch.tensor(named, dtype=torch.bool, device=batch.device)
+        return rows_N, heaviest(evaluation.per_token.grad_T.double().square(), self.tokens)
+
+
+def names_of(batch: RolloutBatch, row: int) -> tuple[str, str]:
+    """Return the two names of a row."""
+    sample = batch.sample_name(row)
+    group = "" if batch.groups is None else batch.group_name(int(batch.groups.index_N[row]))
+    return sample, f"{batch.step}/{group}/{sample}"
+
+
+def read_names(given: tuple[str, ...]) -> frozenset[str]:
+    """Return names of rows: a word, several of them separated by commas, or a file with one on each line.
+
+    Raises:
+        UsageError: if a file cannot be read.
+    """
+    found: set[str] = set()
+    for word in given:
+        if Path(word).is_file():
+            text = read_small(
+                word, name=f"--without {word}", expected="give a file with the name of a row on each line"
+            )
+            found |= {line.strip() for line in text.splitlines()}
+        else:
+            found |= {name.strip() for name in word.split(",")}
+    return frozenset(found - {""})
+
+
+def rows_without(
+    side: str, before: Evaluation, left: LeftOut, logged: Mapping[str, float], *, by: str | None, named: bool
+) -> tuple[pl.DataFrame, Evaluation | None, dict[str, tuple[float, float]], list[str]]:
+    """Return the rows of a step as `side_rows` does, the evaluation afresh, metrics before and after, and names.
+
+    The names are those of rows that are left out, or tokens of which are.
+
+    Of rows that are left out the loss, the KL, the gradient and the weights are 0 afterwards; so they are of tokens.
+    With `afresh` the step is evaluated as if the rows had never been sampled and the tokens were masked; without it
+    every row that stays keeps its advantage and the weight of its tokens, so that the gradient loses what was left
+    out and nothing else.
+
+    Args:
+        side: its label.
+        before: as configured, with the values of its tokens.
+        left: what is left out.
+        logged: the step's metrics.
+        by: see `side_rows`.
+        named: see `side_rows`.
+    """
+    frame = side_rows(side, before, before, by=by, named=named)
+    if before.tokens is None or before.per_token is None or before.rows is None:
+        return frame, None, {}, []
+    batch, kept, tokens = before.batch, before.per_token, before.tokens
+    rows_N, tokens_T = left.chosen(batch, before)
+    out_T = seg.expand(rows_N, batch.rows) | tokens_T
+    after: Evaluation | None = None
+    grad_T, kl_T, loss_T = (torch.where(out_T, 0.0, x_T.double()) for x_T in (kept.grad_T, kept.kl_T, kept.loss_T))
+    values: dict[str, Tensor] = {}
+    if left.afresh:
+        kept_N, kept_T = ~rows_N, ~seg.expand(rows_N, batch.rows)
+        reduced = without(batch, rows_N, tokens_T)
+        after = evaluate(reduced, before.objective, dtype=before.dtype, per_token=True, logged=logged)
+        assert after.tokens is not None
+        assert after.per_token is not None
+        none_T = torch.zeros_like(grad_T)
+        grad_T = scattered(after.per_token.grad_T.double(), kept_T, none_T)
+        none_N = torch.zeros_like(tokens.weight_N)
+        part = after.tokens
+        for name, x_K in {
+            "policy_loss_after": part.policy_N * part.policy_weight_N,
+            "kl_loss_after": part.kl_loss_N * part.weight_N,
+            "kl_after": part.kl_N,
+            "weight_after": part.weight_N,
+            "policy_weight_after": part.policy_weight_N,
+            "tokens_after": reduced.trained.diff(),
+        }.items():
+            values[name] = scattered(x_K, kept_N, none_N)
+        if after.rows is not None and after.rows.advantage_N is not None and before.rows.advantage_N is not None:
+            values["advantage_after"] = scattered(after.rows.advantage_N, kept_N, before.rows.advantage_N)
+            values["advantage_gap"] = (values["advantage_after"] - before.rows.advantage_N).abs()
+            if after.rows.baseline_N is not None and before.rows.baseline_N is not None:
+                values["baseline_after"] = scattered(after.rows.baseline_N, kept_N, before.rows.baseline_N)
+    else:
+        touched_N = seg.total(out_T, batch.rows) > 0
+        kl_N, kl_loss_N = seg.total(kl_T, batch.rows), tokens.kl_loss_N * tokens.weight_N
+        share_N = torch.where(tokens.kl_N != 0, kl_N / tokens.kl_N, 0.0)
+        kl_after_N = torch.where(touched_N, kl_loss_N * share_N, kl_loss_N)
+        policy_N = tokens.policy_N * tokens.policy_weight_N
+        values |= {
+            "kl_loss_after": kl_after_N,
+            "policy_loss_after": torch.where(touched_N, seg.total(loss_T, batch.rows) - kl_after_N, policy_N),
+            "kl_after": torch.where(touched_N, kl_N, tokens.kl_N),
+            "weight_after": torch.where(rows_N, 0.0, tokens.weight_N),
+            "policy_weight_after": torch.where(rows_N, 0.0, tokens.policy_weight_N),
+        }
+    before_T = kept.grad_T.double()
+    values |= {
+        "grad_l1_after": seg.total(grad_T.abs(), batch.rows),
+        "grad_sq_after": seg.total(grad_T.square(), batch.rows),
+        "versus_l1": seg.total((grad_T - before_T).abs(), batch.rows),
+        "versus_dot": seg.total(grad_T * before_T, batch.rows),
+    }
+    frame = frame.with_columns(pl.Series(name, x_N.cpu().numpy()) for name, x_N in values.items())
+    shares = {CLIP_FRACTION: (_clipped(before), _clipped(after) if after is not None else _clipped(before, out_T))}
+    touched_N = rows_N | (seg.total(tokens_T, batch.rows) > 0)
+    return frame, after, shares, [names_of(batch, row)[1] for row in touched_N.nonzero().squeeze(1).tolist()]
+
+
+def _clipped(found: Evaluation, out_T: Tensor | None = None) -> float:
+    """Share of the trained tokens, but for those left out, whose ratio is clipped."""
+    kept, rule, mask_T = found.per_token, found.objective.surrogate, found.batch.column("response_mask")
+    assert kept is not None
+    if out_T is not None:
+        mask_T = mask_T & ~out_T
+    high_T = (kept.advantage_T > 0) & (kept.ratio_T > 1 + rule.clip_high)
+    low_T = (kept.advantage_T < 0) & (kept.ratio_T < 1 - rule.clip_low)
+    return float(((high_T | low_T) & mask_T).sum() / mask_T.sum().clamp(min=1))

@@ -1,0 +1,1 @@
+"""Check a run while it is written."""

@@ -1,0 +1,176 @@
+"""`measure`: a run as three tables, in memory or as Parquet, from which it can be judged without reading it again."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+
+import polars as pl
+
+from rolloutdoctor.commands.diff.parts import DiffOptions
+from rolloutdoctor.commands.diff.query import diff
+from rolloutdoctor.engine.accumulate import RuleAccumulator
+from rolloutdoctor.engine.check import report_of
+from rolloutdoctor.engine.devices import on_device
+from rolloutdoctor.engine.merged import saved_state
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.prepare import PreparedRun, prepare
+from rolloutdoctor.engine.run_state import RunState
+from rolloutdoctor.engine.run_steps import run_file_steps
+from rolloutdoctor.engine.state_file import MANIFEST, MOST_STATE_BYTES, SavedState, is_measured, load_state, saved_of
+from rolloutdoctor.engine.stored import HEAD, members_of, parquet_of
+from rolloutdoctor.engine.table_builder import FullTableBuilder
+from rolloutdoctor.io.locations.small_files import read_small_bytes
+from rolloutdoctor.io.locations.targets import Target, shown
+from rolloutdoctor.io.progress import Progress
+from rolloutdoctor.io.run import Run
+from rolloutdoctor.io.write.replacing import write_together
+from rolloutdoctor.results.comparison import Comparison
+from rolloutdoctor.results.errors import InputError, UsageError
+from rolloutdoctor.results.findings import Report
+from rolloutdoctor.search.hypotheses.fixes import ChosenFix, choose
+
+_DIGESTS = "digests"
+"""Key of the manifest: table to the SHA-256 of its file."""
+
+TABLES = ("rows", "tokens", "metrics", "audit")
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredRun:
+    """A run as tables; docs/tables.md lists their columns.
+
+    Attributes:
+        rows: one line a response.
+        tokens: one line a sampled token, of some four million.
+        metrics: one line a step, split and metric.
+    """
+
+    rows: pl.DataFrame
+    tokens: pl.DataFrame
+    metrics: pl.DataFrame
+    _prepared: PreparedRun
+    _state: RunState
+    _device: str = "auto"
+
+    def __repr__(self) -> str:
+        """Summarise the tables in a line."""
+        counts = ", ".join(f"{len(getattr(self, name)):,} {name}" for name in ("rows", "tokens", "metrics"))
+        return f"<MeasuredRun {', '.join(self._prepared.run.files[:1])}: {counts}>"
+
+    def check(self) -> Report:
+        """Judge what was measured; the run is read again only where its options do not reproduce logged values."""
+        return report_of(self._prepared, self._state)
+
+    def diff(self, *fixes: str) -> Comparison:
+        """Compare the run with what fixes, ``NAME`` or ``NAME:VARIANT``, make of it, as the command `diff` does."""
+        given = self._prepared.options
+        options = DiffOptions(
+            trainer=given.trainer,
+            layers=given.layers,
+            steps=given.steps,
+            split=given.split or "train",
+            device=self._device,
+            dtype=given.dtype,
+            fixes=tuple(choose(fix) for fix in fixes),
+        )
+        return diff(self._prepared.run, options)
+
+    def write(self, folder: str | Path) -> None:
+        """Write the tables and what judging them needs; those of an earlier run are there until all are written.
+
+        Raises:
+            UsageError: if the folder cannot be written, or holds other files.
+        """
+        path = Path(folder)
+        prepare_folder(path, self._prepared.run)
+        files = members_of(saved_state(self._prepared, self._state))
+        manifest = files.pop(HEAD)
+        files |= {"tokens.parquet": parquet_of(self.tokens)}
+        # The manifest may hold infinities, which only Python's own JSON keeps.
+        body = {
+            **json.loads(manifest),
+            _DIGESTS: {name: sha256(content).hexdigest() for name, content in files.items()},
+        }
+        files[MANIFEST] = json.dumps(body, separators=(",", ":")).encode()
+        targets = {name: Target.of(str(path / name)) for name in files}
+        write_together({targets[name]: content for name, content in files.items()}, targets[MANIFEST])
+
+
+def measure(
+    run: Run, options: CheckOptions, fixes: Sequence[ChosenFix] = (), progress: Progress | None = None
+) -> MeasuredRun:
+    """Measure a run into tables.
+
+    Args:
+        run: what to read.
+        options: what to check, and how.
+        fixes: under which the rows are evaluated beside those that the rules compare with.
+        progress: called with what is done and what there is to do, in the run's `unit`.
+
+    Raises:
+        UsageError: if an option cannot be used.
+        InputError: if a file cannot be read, or breaks the contract.
+    """
+    measured = on_device(options, [run], lambda chosen: _measure(run, chosen, fixes, progress))
+    # What `auto` was resolved to is not what a later comparison was asked for.
+    return replace(measured, _device=options.device)
+
+
+def _measure(run: Run, options: CheckOptions, fixes: Sequence[ChosenFix], progress: Progress | None) -> MeasuredRun:
+    prepared = prepare(run, options)
+    plan = prepared.plan
+    if fixes:
+        plan = replace(plan, fixes=tuple({fix.label: fix for fix in (*plan.fixes, *fixes)}.values()))
+    tables = FullTableBuilder(plan)
+    rules = RuleAccumulator(plan, tables)
+    run_file_steps(run, [rules], prepared.options, prepared.metrics, progress)
+    state = rules.state()
+    whole = state.tables.whole
+    return MeasuredRun(whole.rows, tables.tokens(), whole.metrics, replace(prepared, plan=plan), state)
+
+
+def load(path: str) -> SavedState:
+    """Return what ``measure -o`` or ``check --save-state`` wrote, to be judged alone or together with others.
+
+    Raises:
+        InputError: if a file of it is damaged or missing.
+    """
+    if not is_measured(path):
+        return load_state(path)
+    members = {HEAD: _content(Path(path) / MANIFEST)}
+    tables = [f"{table}.parquet" for table in TABLES if table != "tokens"]
+    members |= {name: _content(Path(path) / name) for name in tables}
+    # First whether the manifest is one, and of this version.
+    state = saved_of(path, members)
+    digests = json.loads(members[HEAD]).get(_DIGESTS)
+    for name in tables:
+        if not isinstance(digests, dict) or digests.get(name) != sha256(members[name]).hexdigest():
+            raise InputError(
+                f"{shown(Path(path) / name)}: not the table that measure wrote with {MANIFEST}: it was altered, or is "
+                "of another run; measure the run again"
+            )
+    return state
+
+
+def _content(path: Path) -> bytes:
+    return read_small_bytes(path, expected="measure the run again", most=MOST_STATE_BYTES, error=InputError)
+
+
+def prepare_folder(folder: str | Path, run: Run) -> None:
+    """Make the folder of the tables; those of an earlier run stay until others are complete.
+
+    Raises:
+        UsageError: if it cannot be made, or holds other files.
+    """
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        here = {each.name for each in path.iterdir() if not each.name.startswith(".")}
+    except OSError as error:
+        raise UsageError(f"{shown(path)}: {error.strerror}; name a folder that can be written") from None
+    others = sorted(here - {MANIFEST, *(f"{name}.parquet" for name in TABLES)})
+    if others or any(Target.of(str(path / f"{name}.parquet")).is_any(run.inputs) for name in TABLES):
+        name = others[0] if others else "the run itself"
+        raise UsageError(f"{shown(path)} holds {name}, which is no table of a measured run; name an empty folder")

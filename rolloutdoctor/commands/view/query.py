@@ -1,0 +1,520 @@
+"""`view`: a run opened for looking at. A step is read when it is asked for, and evaluated once."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import PurePath
+from typing import Any
+from urllib.parse import quote
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from rolloutdoctor.audit.logged import of_step, row_advantages
+from rolloutdoctor.audit.stored_digits import stored_radius
+from rolloutdoctor.commands.measure.query import measure
+from rolloutdoctor.commands.view.worst_rows import text_of
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.step_key import StepKey
+from rolloutdoctor.engine.devices import find_dtype
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.plan import available
+from rolloutdoctor.engine.prepare import PreparedRun, prepare
+from rolloutdoctor.engine.vitals import vitals_of
+from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation, evaluate_all
+from rolloutdoctor.evaluation.radii.advantages import advantage_radius
+from rolloutdoctor.io.progress import Progress
+from rolloutdoctor.io.run import Run, StepRange
+from rolloutdoctor.objective.required_columns import loss_columns, optional_columns
+from rolloutdoctor.ops.evaluation_mode import evaluation_mode
+from rolloutdoctor.results.errors import CannotComputeError, InputError, UsageError
+from rolloutdoctor.results.findings import Report
+from rolloutdoctor.results.inspection import (
+    AgainstPage,
+    Completion,
+    GroupLine,
+    GroupPage,
+    MetricSeries,
+    Overview,
+    Pair,
+    StepMetric,
+    StepPage,
+)
+from rolloutdoctor.search.hypotheses.fixes import FIXES, ChosenFix, choose, compared
+from rolloutdoctor.views.structured import body
+
+FIXED = "fixed"
+
+KEPT = 2
+"""Steps that are kept evaluated: going through the groups of one reads it once."""
+
+MOST_TOKENS = 8_192
+"""Tokens of a response that are shown, from its start."""
+
+MOST_POINTS = 2_000
+"""Steps of a series that is shown."""
+
+PROMPT_LETTERS = 160
+"""Letters of a prompt in the list of groups."""
+
+_SHOWN = frozenset(
+    {
+        "advantage",
+        "advantages",
+        "entropy",
+        "old_log_probs",
+        "policy_log_probs",
+        "response_ids",
+        "response_mask",
+        "reward",
+        "rewards",
+        "rollout_log_probs",
+        "status",
+    }
+)
+
+
+@dataclass(frozen=True, eq=False)
+class _Opened:
+    """A step that was read and evaluated: as configured and, where a fix is asked for, with it.
+
+    Attributes:
+        batch: its rows.
+        evaluations: by `AS_CONFIGURED` and `FIXED`; none where the loss cannot be evaluated.
+        logged: the metrics logged at it.
+        problem: why the loss is not evaluated; empty where it is.
+        advantage_N: ``[N]`` float64, the logged advantage of each row, NaN where there is none; None: none was logged.
+        differs_N: ``[N]`` bool, it is farther from the recomputed one than rounding explains.
+    """
+
+    batch: RolloutBatch
+    evaluations: Mapping[str, Evaluation]
+    logged: Mapping[str, float]
+    problem: str
+    advantage_N: Tensor | None = None
+    differs_N: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What checking the whole run found.
+
+    Attributes:
+        report: the report.
+        compared: metrics that were logged and recomputed; those that disagree first.
+    """
+
+    report: Report
+    compared: tuple[MetricSeries, ...]
+
+
+class Inspector:
+    """A run, of which steps and groups are looked at one by one; several threads may ask."""
+
+    def __init__(self, run: Run, options: CheckOptions, paths: Sequence[str]) -> None:
+        self._run, self._options, self._paths = run, options, tuple(paths)
+        self._opened: OrderedDict[tuple[StepKey, str | None], _Opened] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @cached_property
+    def _ready(self) -> PreparedRun:
+        return prepare(self._run, self._options)
+
+    @cached_property
+    def _keys(self) -> dict[StepKey, int]:
+        return dict(sorted(self._run.keys().items()))
+
+    @cached_property
+    def _token_text(self) -> Mapping[int, str]:
+        return self._run.metadata.token_text
+
+    def overview(self) -> Overview:
+        """Return what is known without reading a row but for its step.
+
+        Raises:
+            InputError: if a file cannot be read.
+        """
+        with self._lock:
+            context, run = self._ready.context, self._run
+            names = [PurePath(name).name for name in run.files]
+            who = "unknown trainer" if context.trainer is None else context.trainer.title
+            version = "" if context.objective is None else f" {context.objective.version}"
+            return Overview(
+                name=names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more",
+                paths=self._paths,
+                trainer=f"{who}{version}",
+                steps=tuple((key.step, key.split, rows) for key, rows in self._keys.items()),
+                vitals=vitals_of(self._logged_frame(), context, ()),
+                fixes=tuple(name for name in FIXES if self._applies(choose(name))),
+            )
+
+    def step(self, key: StepKey, fix: str | None = None) -> StepPage:
+        """Return a step with its groups.
+
+        Raises:
+            InputError: if there is no such step, or a file cannot be read.
+            UsageError: if the fix is not known, or is not about this objective.
+        """
+        with self._lock:
+            found = self._evaluated(key, fix)
+            return StepPage(
+                step=key.step,
+                split=key.split,
+                fix=fix,
+                problem=found.problem,
+                metrics=self._metrics(found),
+                groups=tuple(self._lines(key, found)),
+            )
+
+    def group(self, key: StepKey, group_id: str, fix: str | None = None) -> GroupPage:
+        """Return a group with its responses, token by token.
+
+        Raises:
+            InputError: if there is no such group, or a file cannot be read.
+            UsageError: if the fix is not known, or is not about this objective.
+        """
+        with self._lock:
+            found = self._evaluated(key, fix)
+            rows = self._rows_of(found.batch).get(group_id)
+            if rows is None:
+                raise InputError(f"step {key.step} ({key.split}) has no group {group_id!r}")
+            return self._group(key, group_id, fix, found, rows)
+
+    def names(self, key: StepKey) -> frozenset[str]:
+        """Return the sample_ids of a step.
+
+        Raises:
+            InputError: if there is no such step, the run has no sample_id, or a file cannot be read.
+        """
+        if "sample_id" not in self._run.columns:
+            raise InputError("rows cannot be joined: the run has no column sample_id")
+        with self._lock:
+            return frozenset(self._evaluated(key, None).batch.sample_ids)
+
+    def named(
+        self, key: StepKey, group_id: str, own: Collection[str], others: Collection[str], fix: str | None = None
+    ) -> GroupPage:
+        """Return the rows with certain sample_ids, and those of a group of this name that are of no other one.
+
+        Args:
+            key: the step.
+            group_id: name of the group.
+            own: sample_ids of the group in another run.
+            others: all sample_ids of the step in that run.
+            fix: as of `group`.
+
+        Raises:
+            InputError: if there is no such step, or a file cannot be read.
+            UsageError: if the fix is not known, or is not about this objective.
+        """
+        with self._lock:
+            found = self._evaluated(key, fix)
+            names = found.batch.sample_ids
+            alone = [row for row in self._rows_of(found.batch).get(group_id, ()) if names[row] not in others]
+            rows = [row for row, name in enumerate(names) if name in own]
+            return self._group(key, group_id, fix, found, [*rows, *alone])
+
+    def _group(self, key: StepKey, group_id: str, fix: str | None, found: _Opened, rows: Sequence[int]) -> GroupPage:
+        cells = self._run.texts({key: rows}, ("prompt", "response"))
+        texts = {row: {name: text_of(cell) for name, cell in found.items()} for (_, row), found in cells.items()}
+        prompt = next((one["prompt"] for one in texts.values() if one.get("prompt")), None)
+        return GroupPage(
+            step=key.step,
+            split=key.split,
+            group_id=group_id,
+            fix=fix,
+            prompt=prompt,
+            problem=found.problem,
+            completions=tuple(self._completion(found, row, texts.get(row, {}).get("response")) for row in rows),
+        )
+
+    def _applies(self, fix: ChosenFix) -> bool:
+        context, objective = self._ready.context, self._ready.context.objective
+        if objective is None or not fix.applies_to(objective):
+            return False
+        return all(available(name, context.columns) for name in fix.columns(objective))
+
+    def _logged_frame(self) -> pl.DataFrame:
+        metrics = self._run.metrics
+        lines = [(*key, name, value) for key in metrics.steps() for name, value in metrics.at(key).items()]
+        schema = {"step": pl.Int64, "split": pl.String, "metric": pl.String, "logged": pl.Float64}
+        return pl.DataFrame(lines, schema, orient="row")
+
+    def _evaluated(self, key: StepKey, fix: str | None) -> _Opened:
+        self._check_unchanged()
+        if (key, fix) not in self._opened:
+            self._opened[key, fix] = self._read(key, fix)
+        self._opened.move_to_end((key, fix))
+        while len(self._opened) > KEPT:
+            self._opened.popitem(last=False)
+        return self._opened[key, fix]
+
+    def _check_unchanged(self) -> None:
+        for file in self._run.stored_files():
+            file.check_unchanged()
+
+    def _read(self, key: StepKey, fix: str | None) -> _Opened:
+        context, dtype = self._ready.context, find_dtype(self._options.dtype)
+        chosen = None if fix is None else choose(fix)
+        objectives = {} if context.objective is None else {AS_CONFIGURED: context.objective}
+        if chosen is not None:
+            if context.objective is None:
+                raise UsageError("a fix edits the objective, and nothing says which trainer made this run")
+            base = compared(context.objective, [chosen])
+            objectives = {AS_CONFIGURED: base, FIXED: chosen.apply(base)}
+        needed = set[str]().union(*(loss_columns(one) | optional_columns(one) for one in objectives.values()))
+        # The rules read what the metrics are made of, too.
+        columns = (_SHOWN | needed | self._ready.plan.columns) & context.columns
+        steps = StepRange(key.step, key.step + 1)
+        with evaluation_mode():
+            for batch in self._run.batches(columns, steps=steps, split=key.split, dtype=dtype):
+                logged, problem = self._ready.metrics.at(key), ""
+                evaluations: Mapping[str, Evaluation] = {}
+                try:
+                    if objectives:
+                        evaluations = evaluate_all(batch, objectives, dtype=dtype, per_token=True, logged=logged)
+                except CannotComputeError as error:
+                    problem = str(error)
+                if not objectives:
+                    problem = context.unstated or "nothing says which trainer made this run"
+                elif not problem and evaluations[AS_CONFIGURED].tokens is None:
+                    absent = sorted(name for name in needed if not batch.has(name))
+                    unknown = evaluations[AS_CONFIGURED].objective.unknown_loss
+                    problem = unknown or f"the loss needs columns that are missing: {', '.join(absent)}"
+                return _Opened(
+                    batch, evaluations, self._run.metrics.at(key), problem, *_logged_advantages(batch, evaluations)
+                )
+        raise InputError(f"the run has no step {key.step} ({key.split})")
+
+    def _metrics(self, found: _Opened) -> tuple[StepMetric, ...]:
+        trainer = self._ready.context.trainer
+        evaluation = found.evaluations.get(AS_CONFIGURED)
+        made = {} if trainer is None or evaluation is None else trainer.metrics(evaluation)
+        names = [*found.logged, *(name for name in made if name not in found.logged)]
+        return tuple(StepMetric(name, found.logged.get(name), made.get(name)) for name in names)
+
+    @staticmethod
+    def _rows_of(batch: RolloutBatch) -> dict[str, list[int]]:
+        """Names of the groups to their rows, in the order of the file; without groups each row is one."""
+        if batch.groups is None:
+            return {batch.sample_name(row): [row] for row in range(len(batch))}
+        found: dict[str, list[int]] = {}
+        for row, group in enumerate(batch.groups.index_N.tolist()):
+            found.setdefault(batch.group_name(group), []).append(row)
+        return found
+
+    def _lines(self, key: StepKey, found: _Opened) -> list[GroupLine]:
+        batch = found.batch
+        groups = self._rows_of(batch)
+        cells = self._run.texts({key: [rows[0] for rows in groups.values()]}, ("prompt",))
+        configured, fixed = found.evaluations.get(AS_CONFIGURED), found.evaluations.get(FIXED)
+        gradient_N = None if configured is None or configured.tokens is None else configured.tokens.grad_l1_N
+        change_N = None if gradient_N is None or fixed is None or fixed.tokens is None else fixed.tokens.versus_l1_N
+        lengths_N = (batch.trained if batch.has("response_mask") else batch.rows).diff().tolist()
+        rewards_N = _numbers(batch.column("reward")) if batch.has("reward") else [None] * len(batch)
+        result = []
+        for name, rows in groups.items():
+            rewards = [rewards_N[row] for row in rows]
+            known = [one for one in rewards if one is not None]
+            result.append(
+                GroupLine(
+                    group_id=name,
+                    prompt=(text_of(cells.get((key, rows[0]), {}).get("prompt")) or "")[:PROMPT_LETTERS] or None,
+                    rows=len(rows),
+                    tokens=sum(lengths_N[row] for row in rows),
+                    rewards=tuple(rewards),
+                    spread=float(torch.tensor(known, dtype=torch.float64).std()) if len(known) > 1 else None,
+                    gradient=_share(gradient_N, rows, gradient_N),
+                    change=_share(change_N, rows, gradient_N),
+                    flags=tuple(_flags(known, [lengths_N[row] for row in rows])),
+                )
+            )
+        return result
+
+    def _completion(self, found: _Opened, row: int, text: str | None) -> Completion:
+        batch = found.batch
+        start, stop = int(batch.rows[row]), int(batch.rows[row + 1])
+        here = slice(start, min(stop, start + MOST_TOKENS))
+        ids = tuple(batch.tokens_of("response_ids", here).tolist()) if batch.has("response_ids") else ()
+        mask = batch.tokens_of("response_mask", here).bool().tolist() if batch.has("response_mask") else ()
+        names = self._token_text
+        return Completion(
+            sample_id=batch.sample_name(row),
+            status=batch.statuses[row] if batch.statuses else None,
+            reward=_numbers(batch.column("reward")[row : row + 1])[0] if batch.has("reward") else None,
+            rewards={name: _numbers(x_N[row : row + 1])[0] for name, x_N in batch.rewards.items()},
+            logged=None if found.advantage_N is None else _numbers(found.advantage_N[row : row + 1])[0],
+            differs=None if found.differs_N is None else bool(found.differs_N[row]),
+            recomputed=_advantage(found.evaluations.get(AS_CONFIGURED), row),
+            fixed=_advantage(found.evaluations.get(FIXED), row),
+            text=text,
+            length=stop - start,
+            ids=ids,
+            pieces=tuple(names.get(one, f"⟨{one}⟩") for one in ids) if names else (),
+            trained=tuple(mask),
+            values={name: tuple(_numbers(x_T)) for name, x_T in _token_values(found, here).items()},
+        )
+
+
+def against(a: Inspector, b: Inspector, key: StepKey, group_id: str, fix: str | None = None) -> AgainstPage:
+    """Return a group of a run beside the same rows of another run, joined by step and sample_id as `compare` does.
+
+    Raises:
+        InputError: if a run has no such step or no sample_id, A no such group, or a file cannot be read.
+        UsageError: if the fix is not known, or is not about the objective of both.
+    """
+    names = a.names(key)
+    left = a.group(key, group_id, fix)
+    try:
+        b.names(key)
+        right = b.named(key, group_id, {one.sample_id for one in left.completions}, names, fix)
+    except (InputError, UsageError) as error:
+        raise type(error)(f"the run beside it: {error}") from error
+    partners = {one.sample_id: one for one in right.completions}
+    joined = [(one, partners.pop(one.sample_id, None)) for one in left.completions]
+    pairs = [*joined, *((None, one) for one in partners.values())]
+    return AgainstPage(
+        step=key.step,
+        split=key.split,
+        group_id=group_id,
+        fix=fix,
+        prompts=(left.prompt, right.prompt),
+        problems=(left.problem, right.problem),
+        pairs=tuple(Pair(mine, other, _same(mine, other)) for mine, other in pairs),
+    )
+
+
+def _same(a: Completion | None, b: Completion | None) -> bool | None:
+    if a is None or b is None:
+        return None
+    if a.ids and b.ids:
+        return (a.length, a.ids) == (b.length, b.ids) and (a.length == len(a.ids) or None)
+    return None if a.text is None or b.text is None else a.text == b.text
+
+
+def shared(inspector: Inspector, report: Report, count: int) -> Mapping[str, object]:
+    """Return what the page asks for to show the groups that findings point at, the worst first.
+
+    Args:
+        inspector: the run.
+        report: what was found.
+        count: how many groups at most.
+    """
+    places = [(one.step, one.group_id) for finding in report.findings for one in finding.examples]
+    overview = inspector.overview()
+    splits = {step: split for step, split, _ in reversed(overview.steps)}
+    groups = dict.fromkeys((step, group) for step, group in places if group is not None and step in splits)
+    kept = list(groups)[:count]
+    held = {step for step, _ in kept}
+    found: dict[str, object] = {
+        "overview": replace(overview, fixes=(), steps=tuple(one for one in overview.steps if one[0] in held)),
+        "judged": judged_body(Judged(report, ())),
+    }
+    for step, group in kept:
+        key = StepKey(step, splits[step])
+        where = f"step={step}&split={key.split}"
+        found[f"step?{where}"] = found.get(f"step?{where}") or inspector.step(key)
+        found[f"group?{where}&group={quote(group, safe=_UNQUOTED)}"] = inspector.group(key, group)
+    return found
+
+
+_UNQUOTED = "!'()*-._~"
+"""What a script's encodeURIComponent leaves as it is, beside letters and digits."""
+
+
+def judge(run: Run, options: CheckOptions, progress: Progress | None = None) -> Judged:
+    """Check the whole run, for the findings and the recomputed metrics of the page.
+
+    Raises:
+        UsageError: if an option cannot be used.
+        InputError: if a file cannot be read, or breaks the contract.
+    """
+    measured = measure(run, options, progress=progress)
+    both = measured.metrics.filter(pl.col("agrees").is_not_null(), split="train").sort("step")
+    series = [_series(str(name), own) for (name,), own in both.group_by("metric", maintain_order=True)]
+    return Judged(measured.check(), tuple(sorted(series, key=lambda one: (all(one.agrees), one.metric))))
+
+
+def judged_body(judged: Judged) -> dict[str, Any]:
+    """Return what was found as the page reads it: the JSON of `check`, and what it draws."""
+    marks = {one.name: one.marks for one in judged.report.vitals}
+    return {**body(judged.report), "compared": judged.compared, "marks": marks}
+
+
+def _series(name: str, own: pl.DataFrame) -> MetricSeries:
+    # What disagrees is kept, whatever the length.
+    kept = own.filter(~pl.col("agrees") | (pl.int_range(pl.len()) % -(-len(own) // MOST_POINTS) == 0))
+    columns = (tuple(kept[column]) for column in ("step", "logged", "recomputed", "agrees"))
+    return MetricSeries(name, *columns)
+
+
+def _flags(rewards: Sequence[float], lengths: Sequence[int]) -> list[str]:
+    flags = []
+    if len(rewards) > 1 and min(rewards) == max(rewards):
+        flags.append("zero variance")
+    if len(lengths) == 1:
+        flags.append("group of one")
+    masked = sum(length == 0 for length in lengths)
+    if masked:
+        flags.append(f"{masked} fully masked")
+    return flags
+
+
+def _share(x_N: Tensor | None, rows: Sequence[int], whole_N: Tensor | None) -> float | None:
+    if x_N is None or whole_N is None:
+        return None
+    total = float(whole_N.sum())
+    return float(x_N[list(rows)].sum()) / total if total else 0.0
+
+
+def _logged_advantages(
+    batch: RolloutBatch, evaluations: Mapping[str, Evaluation]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the logged advantage of each row, and whether it differs from the recomputed one."""
+    evaluation = evaluations.get(AS_CONFIGURED)
+    if evaluation is None or evaluation.rows is None or evaluation.rows.advantage_N is None:
+        return (batch.column("advantage").double() if batch.has("advantage") else None), None
+    logged_N = row_advantages(of_step(batch, {}, evaluation.objective))
+    if logged_N is None:
+        return None, None
+    stored_N = stored_radius(logged_N)
+    radius_N = advantage_radius(evaluation).likely + (0.0 if stored_N is None else stored_N)
+    return logged_N, (logged_N - evaluation.rows.advantage_N).abs() > radius_N
+
+
+def _advantage(evaluation: Evaluation | None, row: int) -> float | None:
+    if evaluation is None or evaluation.rows is None or evaluation.rows.advantage_N is None:
+        return None
+    return _numbers(evaluation.rows.advantage_N[row : row + 1])[0]
+
+
+def _token_values(found: _Opened, here: slice) -> dict[str, Tensor]:
+    """Return the values by which tokens of the page can be coloured, in the order in which it offers them."""
+    batch, values = found.batch, dict[str, Tensor]()
+    for label, suffix in ((AS_CONFIGURED, ""), (FIXED, " with the fix")):
+        evaluation = found.evaluations.get(label)
+        kept = None if evaluation is None else evaluation.per_token
+        if kept is None:
+            continue
+        values[f"gradient{suffix}"] = kept.grad_T[here]
+        values[f"advantage{suffix}"] = kept.advantage_T[here]
+        if not suffix:
+            values["ratio"], values["KL"] = kept.ratio_T[here], kept.kl_T[here]
+    if batch.has("advantages"):
+        values["logged advantage"] = batch.tokens_of("advantages", here)
+    if batch.has("old_log_probs", "rollout_log_probs"):
+        pair = (batch.tokens_of(name, here).double() for name in ("old_log_probs", "rollout_log_probs"))
+        values["sampler gap"] = next(pair) - next(pair)
+    if batch.has("entropy"):
+        values["entropy"] = batch.tokens_of("entropy", here)
+    if batch.has("policy_log_probs"):
+        values["log-prob"] = batch.tokens_of("policy_log_probs", here)
+    return values
+
+
+def _numbers(x_N: Tensor) -> list[float | None]:
+    """Return finite numbers; what is not finite is None."""
+    return [value if finite else None for value, finite in zip(x_N.tolist(), x_N.isfinite().tolist(), strict=True)]

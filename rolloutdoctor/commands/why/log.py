@@ -1,0 +1,119 @@
+"""What a log alone says of a change: terms by the trainer's identities, and what moved at the same step."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import polars as pl
+
+from rolloutdoctor.commands.why.units import reward_weights
+from rolloutdoctor.data.step_key import TRAIN, StepKey
+from rolloutdoctor.engine.prepare import PreparedRun
+from rolloutdoctor.metric_names.quantities import BY_NAME
+from rolloutdoctor.results.ledger import Ledger, Line
+from rolloutdoctor.rules.base import number
+from rolloutdoctor.rules.series import noise
+
+Windows = tuple[list[int], list[int]]
+
+MOVED = 5.0
+"""A quantity moved where the means of the windows differ by more standard errors."""
+
+
+def log_series(ready: PreparedRun, metric: str) -> pl.DataFrame:
+    """Return what the log says of a quantity, or of a metric of its own name, ``step, value``."""
+    if metric in ready.context.quantities:
+        name, meaning = ready.context.quantities[metric]
+        found = logged(ready, name)
+        is_off = meaning.zero_when_off and not (found["value"] != 0).any()
+        return found.clear() if is_off else found.with_columns(value=meaning.offset + meaning.factor * pl.col("value"))
+    return logged(ready, metric)
+
+
+def logged(ready: PreparedRun, name: str) -> pl.DataFrame:
+    """Return the finite values of a metric in training steps."""
+    metrics = ready.run.metrics
+    pairs = [(key.step, metrics.at(key).get(name)) for key in metrics.steps() if key.split == TRAIN]
+    found = pl.DataFrame(pairs, {"step": pl.Int64, "value": pl.Float64}, orient="row")
+    return found.filter(pl.col("value").is_finite()).sort("step")
+
+
+def log_ledger(ready: PreparedRun, metric: str, at: int, windows: Windows) -> Ledger:
+    """Split a change by what the trainer adds up, each identity checked on the logged values."""
+    series = log_series(ready, metric)
+    before, after = (_mean(series, "value", window) for window in windows)
+    terms = _loss_terms(ready, windows) if metric == "loss" else _sum_terms(ready, metric, series, windows)
+    lines = tuple(
+        Line(name, _mean(terms, name, windows[1]) - _mean(terms, name, windows[0]))
+        for name in terms.columns
+        if name != "step"
+    )
+    return Ledger(
+        at=at,
+        steps_before=(windows[0][0], windows[0][-1]),
+        steps_after=(windows[1][0], windows[1][-1]),
+        before=before,
+        after=after,
+        lines=lines,
+        remainder=after - before - sum(line.share for line in lines),
+        of="log",
+        coincidences=tuple(_coincidences(ready, metric, windows)),
+        notes=("without rows only the terms of which the trainer makes the metric are lines",),
+    )
+
+
+def _mean(values: pl.DataFrame, name: str, window: list[int]) -> float:
+    found = values.filter(pl.col("step").is_in(window))[name]
+    return float(np.mean(found.to_numpy())) if len(found) else float("nan")
+
+
+def _loss_terms(ready: PreparedRun, windows: Windows) -> pl.DataFrame:
+    """Return the terms of the loss at each step of both windows; no column where a step does not log them."""
+    trainer, configured = ready.context.writer, ready.configured
+    config = None if configured is None else configured.config
+    lines = []
+    for step in (*windows[0], *windows[1]):
+        logged_at = ready.run.metrics.at(StepKey(step, TRAIN))
+        parts = None if trainer is None else trainer.log.loss_parts(logged_at, config)
+        if parts is None:
+            return pl.DataFrame()
+        lines.append((step, parts.policy, parts.kl))
+    return pl.DataFrame(lines, {"step": pl.Int64, "policy loss": pl.Float64, "KL loss": pl.Float64}, orient="row")
+
+
+def _sum_terms(ready: PreparedRun, metric: str, series: pl.DataFrame, windows: Windows) -> pl.DataFrame:
+    """Return the terms that add up to the metric at every step of both windows, within what a log keeps of a number."""
+    own = []
+    if metric == "reward":
+        names = sorted(ready.run.metrics.names())
+        own = [name for name in names if name.startswith("rewards/") and name.endswith("/mean")]
+    elif metric == "clip_fraction":
+        known = ready.context.quantities
+        own = [known[name][0] for name in ("clip_fraction_low", "clip_fraction_high") if name in known]
+    found = series.filter(pl.col("step").is_in([*windows[0], *windows[1]]))
+    for name in own:
+        found = found.join(logged(ready, name).rename({"value": name}), on="step", how="left", maintain_order="left")
+    values, total = found.select(own).to_numpy(), found["value"].to_numpy()
+    if len(own) < 2 or len(found) < len(own) + 2 or np.isnan(values).any():
+        return pl.DataFrame()
+    weights: np.ndarray | None = np.ones(len(own))
+    if np.abs(values.sum(axis=1) - total).max() > 1e-3 * np.abs(total).max():
+        weights = reward_weights(values, total)
+    if weights is None:
+        return pl.DataFrame()
+    short = [name.removeprefix("rewards/").removesuffix("/mean") for name in own]
+    titles = [f"reward function {name}" for name in short] if metric == "reward" else own
+    terms = {title: values[:, k] * weights[k] for k, title in enumerate(titles)}
+    return pl.DataFrame({"step": found["step"]} | terms)
+
+
+def _coincidences(ready: PreparedRun, metric: str, windows: Windows) -> Iterator[str]:
+    """Say which other quantities moved at the step; none of them is a cause."""
+    for name in ready.context.quantities:
+        series = log_series(ready, name)
+        parts = [series.filter(pl.col("step").is_in(window))["value"].to_numpy() for window in windows]
+        if name == metric or any(len(part) < 2 for part in parts):
+            continue
+        before, after = (float(part.mean()) for part in parts)
+        error = noise(np.concatenate(parts)) * np.sqrt(1 / len(parts[0]) + 1 / len(parts[1]))
+        if abs(after - before) > MOVED * error and after != before:
+            yield f"{BY_NAME[name].title} from {number(before)} to {number(after)}"

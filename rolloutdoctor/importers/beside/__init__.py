@@ -1,1 +1,0 @@
-"""Readers of the options that trainers leave beside their dumps and logs."""

@@ -1,0 +1,1 @@
+"""Open what people have: run files, dumps, logs, folders; and the options that lie beside them."""

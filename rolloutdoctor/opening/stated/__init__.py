@@ -1,0 +1,1 @@
+"""Options that are stated beside a run."""

@@ -1,0 +1,1 @@
+"""Pictures: one file each, what it gathers and how it is drawn."""

@@ -1,0 +1,175 @@
+"""Mismatch: the sampler's log-probs against the trainer's, and the size of their gap by step, position and lag."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, LogNorm, to_rgba
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from rolloutdoctor.pictures.style import (
+    ALARM,
+    DARK,
+    GUIDE,
+    INK,
+    MARKED,
+    PALE,
+    above,
+    blank,
+    empty,
+    line,
+    log_sizes,
+    many,
+    short,
+    step_axis,
+)
+from rolloutdoctor.results.figures import MismatchData, Spread
+
+
+def title(data: MismatchData) -> str:
+    """Summarise the picture in a sentence."""
+    if not data.tokens:
+        return "No trained token has a log-prob of both sampler and trainer"
+    known = [one for one in data.by_step if math.isfinite(one.median)]
+    sentence = f"Sampler against trainer on {many(data.tokens, 'token')}"
+    if known:
+        medians = sorted(one.median for one in known)
+        ends = short(medians[0]), short(medians[-1])
+        sentence += f": median |gap| of a step {' to '.join(dict.fromkeys(ends))} nats"
+    words = [f"{mark.words} ({mark.code})" for mark in data.marks]
+    return "; ".join([sentence, *words])
+
+
+def draw(data: MismatchData) -> Figure:
+    """Draw the density at the left, and the gap by step, position and lag at the right."""
+    note = (
+        f"gap: {data.compared} - rollout_log_probs of trained tokens; |gap|: of tokens of sampler probability below "
+        "0.9; 90 %: the 90th percentile; bars: from the median to it"
+        + ("; of steps beyond 2^18 tokens every n-th token of a row" if data.sampled else "")
+    )
+    figure = blank(title(data), note, 7.4)
+    if not data.tokens:
+        empty(figure.add_subplot(), "no trained token has both log-probs")
+        return figure
+    # A panel without a value would be an empty place.
+    some = {"S": _any_known(data.by_step), "P": _any_known(data.by_position)}
+    some["L"] = len(data.by_lag) > 1 and _any_known(data.by_lag)
+    right = [name for name, known in some.items() if known]
+    if len(right) < 2:
+        figure.set_figheight(5.6)
+    panels = "\n".join(f"D{name}" for name in right) or "D"
+    axes = figure.subplot_mosaic(panels, width_ratios=[1.15, 1] if right else [1])
+    _density(axes["D"], data)
+    if "S" in axes:
+        _by_step(axes["S"], data)
+    if "P" in axes:
+        _by_position(axes["P"], data.by_position)
+    if "L" in axes:
+        _by_lag(axes["L"], data.by_lag)
+    return figure
+
+
+def _any_known(spreads: Sequence[Spread]) -> bool:
+    return any(math.isfinite(one.median) for one in spreads)
+
+
+def _density(ax: Axes, data: MismatchData) -> None:
+    counts = np.array(data.counts, dtype=float)
+    if not counts.any():
+        empty(ax, f"no token with both log-probs above {data.low:g} nats")
+        return
+    ends = (data.low, 0.0, data.low, 0.0)
+    # From faint to full of one hue: it is read on white and on black.
+    shades = LinearSegmentedColormap.from_list("tokens", [to_rgba(DARK, 0.12), to_rgba(DARK, 1.0)])
+    drawn = np.ma.masked_equal(counts, 0)
+    image = ax.imshow(
+        drawn,
+        origin="lower",
+        extent=ends,
+        cmap=shades,
+        norm=LogNorm(1, max(2.0, counts.max())),
+        interpolation="nearest",
+        aspect="equal",
+    )
+    ax.plot([data.low, 0], [data.low, 0], color=GUIDE, linewidth=1.2, linestyle=(0, (1, 2)), label="equal")
+    lines = [mark for mark in data.marks if mark.slope is not None]
+    for number, mark in enumerate(lines):
+        xs = [data.low, 0.0]
+        ys = [(mark.slope or 0.0) * x + mark.offset for x in xs]
+        label = f"{mark.label} ({mark.code})" if mark.label else mark.code
+        ax.plot(xs, ys, color=ALARM, linewidth=2.0, linestyle=("--", "-.")[number % 2], label=label)
+    ax.set_xlim(data.low, 0.0)
+    ax.set_ylim(data.low, 0.0)
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=5))
+    ax.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    ax.set_xlabel("trainer's log-prob, nats")
+    ax.set_ylabel("sampler's log-prob, nats")
+    above(ax, 3)
+    bar = ax.figure.colorbar(image, ax=ax, orientation="horizontal", fraction=0.05, pad=0.02)
+    bar.ax.xaxis.set_major_locator(LogLocator(numticks=6))
+    bar.ax.xaxis.set_minor_locator(NullLocator())
+    bar.ax.xaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:,.0f}"))
+    lost = f"; {data.outside:,} beyond" if data.outside else ""
+    bar.set_label(f"tokens per cell{lost}")
+    bar.outline.set_visible(False)
+
+
+def _sizes(ax: Axes, spreads: Sequence[Spread]) -> None:
+    known = [value for one in spreads for value in (one.median, one.upper) if math.isfinite(value) and value > 0]
+    ax.set_ylabel("|gap|, nats (log)")
+    if not known:
+        return
+    ax.set_ylim(min(known) / 1.6, max(known) * 1.6)
+    log_sizes(ax)
+
+
+def _by_step(ax: Axes, data: MismatchData) -> None:
+    steps = [one.first for one in data.by_step]
+    line(
+        ax,
+        steps,
+        [_positive(one.upper) for one in data.by_step],
+        color=GUIDE,
+        linestyle="--",
+        label="90 %",
+    )
+    line(ax, steps, [_positive(one.median) for one in data.by_step], color=DARK, label="median")
+    _sizes(ax, data.by_step)
+    for mark in data.marks:
+        if mark.step is not None:
+            ax.axvline(mark.step, color=ALARM, linewidth=1.8, linestyle="--", label=mark.code)
+    above(ax, 3)
+    step_axis(ax, steps)
+
+
+def _positive(size: float) -> float:
+    """A size that a logarithmic axis can show."""
+    return size if size > 0 else math.nan
+
+
+def _by_position(ax: Axes, spreads: Sequence[Spread]) -> None:
+    known = [one for one in spreads if math.isfinite(one.median)]
+    places = list(range(len(known)))
+    _range_bars(ax, known, places)
+    few = [place for place in places if place % max(1, len(places) // 5) == 0]
+    ax.set_xticks(few, [f"{known[place].first:,}" for place in few])
+    ax.set_xlabel("position in the response (log)")
+
+
+def _by_lag(ax: Axes, spreads: Sequence[Spread]) -> None:
+    known = [one for one in spreads if math.isfinite(one.median)]
+    _range_bars(ax, known, [one.first for one in known])
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set_xlabel("versions behind the newest of the step")
+
+
+def _range_bars(ax: Axes, spreads: Sequence[Spread], places: Sequence[float]) -> None:
+    low, high = [one.median for one in spreads], [one.upper for one in spreads]
+    ax.vlines(places, [max(x, 1e-9) for x in low], [max(x, 1e-9) for x in high], color=PALE, linewidth=5)
+    marks = {"markersize": 6.0} if len(places) <= MARKED else {"markersize": 3.0}
+    ax.plot(places, [_positive(x) for x in low], color=DARK, marker="o", **marks)  # type: ignore[arg-type]
+    ax.plot(places, [_positive(x) for x in high], color=INK, marker="_", linestyle="none", markersize=7)
+    _sizes(ax, spreads)
+    ax.margins(x=0.08)

@@ -1,0 +1,93 @@
+"""Figure accumulator of importance ratios, and of how many leave the clip range."""
+
+from dataclasses import replace
+
+from rolloutdoctor.engine.run_steps import EvaluatedStep
+from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
+from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.ops import elementwise as el
+from rolloutdoctor.pictures.figures import FigureAccumulator, carrying
+from rolloutdoctor.results.figures import RatioData
+from rolloutdoctor.rules.base import Context
+
+
+class RatioFigure(FigureAccumulator):
+    """Importance ratios, and the gap between sampler and trainer."""
+
+    wanted = frozenset({"rollout_log_probs", "old_log_probs"})
+
+    def __init__(self, fix: str | None) -> None:
+        super().__init__(fix)
+        self.has_gap, self.on_policy, self.rule = True, True, ("", 0.0, 0.0)
+        self.outside = 0
+
+    def prepare(self, context: Context, of_fix: frozenset[str]) -> frozenset[str]:
+        """See `FigureAccumulator`; a fix that moves no ratio and masks no token has nothing to show here."""
+        objective = self.objectives[AS_CONFIGURED]
+        if self.fix is not None and not _moves_ratios(objective, self.objectives[self.fix]):
+            self.objectives, self.fix = {AS_CONFIGURED: objective}, None
+            self.unmoved = (
+                "changes no importance ratio and no trained token, so there is no ratio before and after; leave --fix "
+                "out, or draw advantages, gradient or baseline with it"
+            )
+        self.per_token = frozenset(self.objectives)
+        return super().prepare(context, of_fix)
+
+    def gather(self, step: EvaluatedStep) -> None:
+        """Count the tokens of one step that carry the policy term."""
+        evaluation, batch = step.evaluations[AS_CONFIGURED], step.batch
+        found = self._outside(step, AS_CONFIGURED, "log_ratio")
+        if found is None:
+            return
+        rule, (tokens, below, above) = evaluation.objective.surrogate, found
+        self.rule = (rule.old, rule.clip_low, rule.clip_high)
+        self.on_policy &= batch.stored_name(rule.old) == batch.stored_name("policy_log_probs")
+        self.outside += below + above
+        values: dict[str, float | None] = {"below": below / tokens, "above": above / tokens} if tokens else {}
+        if batch.has("rollout_log_probs") and batch.has("old_log_probs"):
+            gap_T = batch.column("old_log_probs").double() - batch.column("rollout_log_probs").double()
+            gap_T = gap_T[batch.column("response_mask")]
+            self.count("gap", gap_T)
+            gap_T = el.finite(gap_T)
+            values["mean_gap"] = float(gap_T.abs().mean()) if len(gap_T) else None
+        else:
+            self.has_gap = False
+        fixed = None if self.fix is None else self._outside(step, self.fix, "after")
+        if fixed is not None and fixed[0]:
+            values["outside_after"] = (fixed[1] + fixed[2]) / fixed[0]
+        self.line(batch.step, **values)
+
+    def _outside(self, step: EvaluatedStep, label: str, name: str) -> tuple[int, int, int] | None:
+        """Count the ratios of tokens that carry the policy term: finite ones, those below the range, those above."""
+        evaluation = step.evaluations[label]
+        if evaluation.per_token is None:
+            return None
+        ratios = evaluation.per_token.ratio_T[carrying(step.batch, evaluation, "policy")].double()
+        self.count(name, ratios.log())
+        known, rule = el.finite(ratios), evaluation.objective.surrogate
+        return len(known), int((known < 1 - rule.clip_low).sum()), int((known > 1 + rule.clip_high).sum())
+
+    def data(self) -> RatioData:
+        """Return histograms and series."""
+        old, low, high = self.rule
+        with_gap = self.has_gap and bool(self.counts["gap"].total)
+        names = ["below", "above", *(["mean_gap"] if with_gap else []), *(["outside_after"] if self.fix else [])]
+        return RatioData(
+            old=old,
+            on_policy=self.on_policy,
+            log_ratio=self.counts["log_ratio"],
+            gap=self.counts["gap"] if with_gap else None,
+            gap_of="old_log_probs",
+            clip_low=low,
+            clip_high=high,
+            outside=self.outside,
+            fix=self.fix,
+            log_ratio_after=None if self.fix is None else self.counts["after"],
+            **self.series(*names),
+        )
+
+
+def _moves_ratios(objective: Objective, fixed: Objective) -> bool:
+    """True if a fix can change an importance ratio, its range, or which tokens have one."""
+    same = replace(objective, policy=fixed.policy, surrogate=fixed.surrogate, policy_correction=fixed.policy_correction)
+    return same != objective

@@ -1,0 +1,223 @@
+"""Figure accumulators of tokens and rows alone: they need no objective, and count in the pass over the tokens."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.engine.plan import remedy
+from rolloutdoctor.engine.run_steps import EvaluatedStep
+from rolloutdoctor.evaluation.token_measures import TokenBlock, TokenMeasure
+from rolloutdoctor.ops.elementwise import is_above
+from rolloutdoctor.ops.gap_bins import BINS, bin_of, quantile
+from rolloutdoctor.ops.histogram import histogram
+from rolloutdoctor.ops.version_stamps import lags_of
+from rolloutdoctor.pictures.figures import FigureAccumulator, columns_of
+from rolloutdoctor.pictures.marks import MARKING
+from rolloutdoctor.results.errors import InputError
+from rolloutdoctor.results.figures import LengthsData, MismatchData, Spread
+from rolloutdoctor.results.histograms import Histogram
+from rolloutdoctor.rules.base import Context
+from rolloutdoctor.rules.measures.every_nth import every_nth
+from rolloutdoctor.rules.measures.lag_table import LEAST_TOKENS
+from rolloutdoctor.rules.measures.sampler_gap import Gap, gap_of, sizes_by
+
+GRID_LOW, GRID_CELLS = -8.0, 96
+"""The grid of log-probs: from here to 0, twelve cells to a nat."""
+
+POSITIONS = 24
+"""Places in a response are binned by doublings: 0, 1, 2 and 3, 4 to 7, ..."""
+
+LAGS = 8
+
+TRUNCATED = ("length", "truncated", "max_tokens")
+"""Names that trainers and engines give a response that was cut off at its largest length."""
+
+_HAVE_LENGTHS = ("response_ids", "response_mask", "policy_log_probs", "old_log_probs", "rollout_log_probs")
+"""Columns that tell the length of a response."""
+
+NO_TOKEN = -1
+"""Last token of an empty response."""
+
+
+class MismatchFigure(FigureAccumulator):
+    """The sampler's log-probs against the trainer's."""
+
+    needs_objective = False
+    marking = MARKING
+    wanted = frozenset({"response_mask", "optim_step_id", "policy_version_min", "policy_version_max"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counts: dict[str, Tensor] = {
+            "grid": torch.zeros(GRID_CELLS**2 + 1, dtype=torch.int64),
+            "positions": torch.zeros(POSITIONS, BINS, dtype=torch.int64),
+            "sizes": torch.zeros(LAGS, BINS, dtype=torch.int64),
+        }
+        self._steps: list[Spread] = []
+        self._compared, self._sampled, self._stamped = "old_log_probs", False, False
+
+    def prepare(self, context: Context, of_fix: frozenset[str]) -> frozenset[str]:
+        """See `FigureAccumulator`."""
+        return frozenset({"old_log_probs", "rollout_log_probs"})
+
+    def token_measures(self, batch: RolloutBatch) -> Mapping[str, TokenMeasure]:
+        """See `StepConsumer`."""
+        return {"mismatch": self._measure}
+
+    def _measure(self, block: TokenBlock) -> Mapping[str, Tensor]:
+        gap, rows = gap_of(block), block.batch
+        if gap is None:
+            return {}
+        lag_N = lags_of(block.of_step("policy_version_min"), block.of_step("policy_version_max"), LAGS, rows.by_step)
+        kind_N = torch.zeros_like(rows.by_step.step_N) if lag_N is None else lag_N
+        return {
+            "grid": _cells(gap)[None],
+            "positions": _by_position(gap, every_nth(block).stride)[None],
+            "sizes": sizes_by(gap, kind_N[block.rows], LAGS)[None],
+            "sampled": torch.full((1,), every_nth(block).stride > 1),
+        }
+
+    def gather(self, step: EvaluatedStep) -> None:
+        """Add up the blocks of one step."""
+        batch, found = step.batch, step.token_measures.get("mismatch")
+        if not found or not len(found["grid"]):
+            return
+        for name, counts in self._counts.items():
+            counts += found[name].sum(0).cpu()
+        self._stamped |= "policy_version_min" in batch.per_row and "policy_version_max" in batch.per_row
+        self._sampled |= bool(found["sampled"].any())
+        self._compared = batch.stored_name("old_log_probs") or self._compared
+        self._steps.append(_spread(batch.step, batch.step, found["sizes"].sum((0, 1))))
+
+    def data(self) -> MismatchData:
+        """Return the counts."""
+        grid, positions, lags = self._counts.values()
+        rows = grid[:-1].reshape(GRID_CELLS, GRID_CELLS).tolist()
+        return MismatchData(
+            compared=self._compared,
+            low=GRID_LOW,
+            counts=tuple(map(tuple, rows)),
+            tokens=int(grid.sum()),
+            outside=int(grid[-1]),
+            by_step=tuple(sorted(self._steps, key=lambda one: one.first)),
+            by_position=tuple(
+                _spread(2**place // 2, 2**place - 1 if place else 0, counts)
+                for place, counts in enumerate(positions)
+                if int(counts.sum())
+            ),
+            by_lag=tuple(_spread(lag, lag, counts) for lag, counts in enumerate(lags) if int(counts.sum()))
+            if self._stamped
+            else (),
+            sampled=self._sampled,
+        )
+
+
+def _cells(gap: Gap) -> Tensor:
+    """Count counted tokens in the cells of the grid, and last those outside, ``[GRID_CELLS ** 2 + 1]`` int64."""
+    row_T, column_T = (_places(x_T) for x_T in (gap.sampler_T, gap.sampler_T + gap.delta_T))
+    cell_T = torch.where((row_T | column_T) >= 0, row_T * GRID_CELLS + column_T, GRID_CELLS**2)
+    # Tokens that are not counted go into a bin of their own.
+    cell_T = torch.where(gap.counted_T, cell_T, GRID_CELLS**2 + 1)
+    return torch.bincount(cell_T, minlength=GRID_CELLS**2 + 2)[:-1]
+
+
+def _places(x_T: Tensor) -> Tensor:
+    """Cells of log-probs along one side of the grid, ``[t]`` int32; -1 outside.
+
+    Next to 0 the distance from the lower end is rounded to that of 0 itself: the last cell holds them all.
+    """
+    width = -GRID_LOW / GRID_CELLS
+    place_T = ((x_T - GRID_LOW) / width).nan_to_num_(-1.0).clamp_(-1.0, GRID_CELLS - 1).floor_().int()
+    return torch.where(is_above(x_T, 0.0), -1, place_T)
+
+
+def _by_position(gap: Gap, stride: int) -> Tensor:
+    """Count sizes of the gap of unsure tokens by the doubling of their place, ``[POSITIONS, BINS]`` int64."""
+    runs = gap.runs
+    place_T = torch.arange(len(gap.size_T), device=gap.size_T.device) - runs.expand(runs.offsets[:-1])
+    # The exponent of a float32 is the doubling: 0 is below 1, which is below 2.
+    doubling_T = torch.frexp((place_T * stride).float()).exponent.clamp(max=POSITIONS - 1)
+    counts = torch.bincount(doubling_T * BINS + bin_of(gap.size_T), minlength=POSITIONS * BINS)
+    sure = torch.bincount(doubling_T[~gap.unsure_T], minlength=POSITIONS)
+    counts = counts.reshape(POSITIONS, BINS)
+    counts[:, 0] -= sure
+    return counts
+
+
+def _spread(first: int, last: int, counts: Tensor) -> Spread:
+    cells = counts.tolist()
+    if sum(cells) < LEAST_TOKENS:
+        return Spread(first, last, sum(cells), math.nan, math.nan)
+    return Spread(first, last, sum(cells), quantile(cells, 0.5) or 0.0, quantile(cells, 0.9) or 0.0)
+
+
+class LengthsFigure(FigureAccumulator):
+    """Figure of the lengths of responses, and of how they end."""
+
+    needs_objective = False
+    wanted = frozenset({"response_ids", "status"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        kinds = {"steps": pl.Int64, "length": pl.Int64, "cut": pl.Boolean, "last": pl.Int64}
+        self._rows = [pl.DataFrame(schema=kinds)]
+
+    def prepare(self, context: Context, of_fix: frozenset[str]) -> frozenset[str]:
+        """See `FigureAccumulator`."""
+        lengths = next((name for name in _HAVE_LENGTHS if name in context.columns), "response_mask")
+        if lengths not in context.columns:
+            raise InputError(f"no column says how long responses are: {remedy([lengths], context)}")
+        return frozenset({lengths})
+
+    def gather(self, step: EvaluatedStep) -> None:
+        """Keep how long the rows of one step are, whether they were cut off, and their last token."""
+        batch = step.batch
+        columns: dict[str, Any] = {"length": batch.rows.diff().cpu().numpy()}
+        if batch.statuses:
+            columns["cut"] = [status in TRUNCATED for status in batch.statuses]
+        if batch.has("response_ids") and batch.tokens:
+            last_N = batch.column("response_ids")[(batch.rows[1:] - 1).clamp(min=0)]
+            columns["last"] = torch.where(batch.rows.diff() > 0, last_N, NO_TOKEN).cpu().numpy()
+        rows = pl.DataFrame(columns).with_columns(steps=pl.lit(batch.step, pl.Int64))
+        self._rows.append(rows)
+
+    def data(self) -> LengthsData:
+        """Return the series; end tokens are those that a tenth of the finished rows end with."""
+        rows = pl.concat(self._rows, how="diagonal_relaxed")
+        length, by_status = pl.col("length"), rows["cut"].count() > 0
+        longest = pl.col("cut") if by_status else length == length.max()
+        # Where no status says so, the longest of a step may have been cut off.
+        is_finished = ~pl.col("cut").fill_null(length == length.max().over("steps")) & (pl.col("last") != NO_TOKEN)
+        finished = rows.filter(is_finished)["last"].value_counts().sort("count", "last", descending=[True, False])
+        ends = finished.filter(pl.col("count") >= 0.1 * pl.sum("count"))["last"].to_list()
+        rows = rows.with_columns(cut=longest, ended=pl.col("last").is_in(ends))
+        lines = rows.group_by("steps").agg(
+            lower=length.quantile(0.1, "lower"),
+            median=length.quantile(0.5, "lower"),
+            upper=length.quantile(0.9, "lower"),
+            longest=length.max().cast(pl.Float64),
+            truncated=pl.mean("cut"),
+            ended=pl.mean("ended"),
+        )
+        middle = rows["length"].quantile(0.5, "lower")
+        return LengthsData(
+            lengths=_counted(rows),
+            truncated_lengths=_counted(rows.filter("cut")) if by_status else None,
+            by_status=by_status,
+            end_tokens=tuple(ends),
+            middle=None if middle is None else int(middle),
+            truncated_rows=int(rows["cut"].sum()),
+            ended_rows=int(rows["ended"].sum()),
+            **columns_of(lines if ends else lines.drop("ended")),
+        )
+
+
+def _counted(rows: pl.DataFrame) -> Histogram:
+    """Count lengths, step by step as all histograms are."""
+    each = (histogram(own["length"].to_torch()) for _, own in rows.group_by("steps"))
+    return sum(each, Histogram())

@@ -1,0 +1,1 @@
+"""Rules about the loss, its KL term and its gradient."""

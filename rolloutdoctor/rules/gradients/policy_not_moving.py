@@ -1,0 +1,221 @@
+"""RDG015: updates after which the policy is what it was."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.objective.required_columns import loss_columns, prompt_columns
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, percent
+from rolloutdoctor.rules.off_policy.engine_frozen import CONTEXTS, TOKENS, is_bf16
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, of_smallest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.rules.step import StepView
+
+_GATES = ("learning_rate", "grad_norm")
+"""Logged quantities without which, where they are logged and not above 0, a step changes no weight."""
+
+
+@dataclass(frozen=True)
+class PolicyNotMoving(TableRule):
+    """The policy is the same before and after updates that have a gradient.
+
+    ## What it does
+    Compares the trainer's log-prob of the same one of the first four response tokens in the same context at two steps
+    with updates between them.
+
+    ## Why it matters
+    Gradients that are thrown away, an optimizer that was built over other parameters, or updates below the spacing of
+    bf16 weights leave the policy where it was, while loss, reward and gradient norm look like training. Upstream, an
+    accumulation boundary at every backward pass dropped the gradients of all micro-batches but the last.
+
+    ## How it is measured
+    Of recurring prompts, all records of the 128 contexts with the smallest hashes that end at the first token are kept,
+    and as many at the second, third and fourth. The first and the last step of a context are compared where four steps
+    or more from the one to the other have an *update*: a gradient of the loss by the log-probs, recomputed from the
+    rows, so that equal rewards and clipped tokens count as none, and a finite learning rate and gradient norm above 0
+    where these are logged, so that a warm-up, also of a critic, counts as none. The policy did not move in a pair whose
+    two log-probs are the same number to 2^-20. It is found where 90 % of 20 pairs or more are so: of a policy that
+    moves, one in a thousand is. Only tokens below probability 0.99 count. Where siblings of a step have different
+    log-probs in one context, the noise of kernels hides a small move, and the rule is skipped, as it is where log-probs
+    are stored in bf16. Exposed: a trainer that stores the log-probs of a frozen engine as its own looks the same.
+
+    ## What to do
+    Compare a weight before and after one optimizer step; look at the parameter groups of the optimizer, the boundary of
+    gradient accumulation, and keep float32 master weights.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose, toy_batch
+    >>> same = {"per_row": {"prompt_ids": [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]}}
+    >>> same |= {"per_token": {"response_ids": [[1, 2, 3, 4]] * 10}}
+    >>> steps = [toy_batch([[1, 0]] * 5, policy=-1.1, step=step, **same) for step in range(6)]
+    >>> diagnose(steps, trainer="trl", select=["RDG015"]).findings[0].headline
+    'the log-probs of 20 of 20 contexts are the same after 5 updates'
+    """
+
+    code = "RDG015"
+    name = "policy-not-moving"
+    references = ("https://github.com/allenai/open-instruct/pull/1498",)
+    reads = ("prompt", "grad_l1")
+    adds = tuple(f"{name}_{place}" for name in ("context", "sampler", "trainer") for place in range(TOKENS))
+    splits = ("train",)
+
+    updates: int = 4
+    least_pairs: int = 20
+    least_shared: int = 4
+    share: float = 0.9
+    sure: float = -0.01
+
+    def columns(self, context: Context) -> frozenset[str]:
+        """Return the columns of the loss and of a context."""
+        loss = frozenset() if context.objective is None else loss_columns(context.objective)
+        return loss | {"response_ids", "old_log_probs"}
+
+    def optional_columns(self, context: Context) -> frozenset[str]:
+        """Return the columns that identify a prompt, and the sampler's log-probs."""
+        return prompt_columns(context.columns) | {"rollout_log_probs", "optim_step_id"}
+
+    def metrics(self, context: Context) -> frozenset[str]:
+        """The logged learning rate and gradient norm."""
+        return frozenset(context.quantities[name][0] for name in _GATES if name in context.quantities)
+
+    def unavailable_reason(self, context: Context) -> Missing | None:
+        """Nothing says which rows answer one prompt in two steps."""
+        if prompt_columns(context.columns):
+            return None
+        remedy = context.recording.get("prompt_ids", "record prompt_ids or prompt")
+        return Missing("nothing says which prompt a row answers", remedy)
+
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """The first tokens of each row."""
+        from rolloutdoctor.rules.measures.first_tokens import first_tokens
+
+        return first_tokens(block, TOKENS, ("sampler", "trainer") if block.has("rollout_log_probs") else ("trainer",))
+
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """Hashes of prompt and first tokens, and the log-probs there, to 2^-20; NaN where one is not known."""
+        from rolloutdoctor.rules.measures.first_tokens import contexts_of
+
+        return contexts_of(step.token_measures[self.code], step.batch.prompts)
+
+    def measure_step(self, step: "StepView") -> "Mapping[str, float | None]":
+        """Tell that something was logged at the step."""
+        return {"lines": 1.0} if step.logged else {}
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each context at two steps, in the later one, and whether its log-prob is the same (`same`)."""
+        names = sorted(self.metrics(context))
+        # An overflow or a norm that is not finite makes the optimizer skip the step, which logs it nevertheless.
+        gates = [pl.col(name).is_null() | ((pl.col(name) > 0) & pl.col(name).is_finite()) for name in names]
+        if names:
+            # A step that logs other metrics and none of these had no update, such as one that warms up the critic.
+            gates.append(pl.any_horizontal(pl.col(names).is_not_null()) | pl.col("lines").is_null())
+        gradient = pl.col("grad_l1").filter(pl.col("grad_l1").is_finite()).sum() > 0
+        steps = (
+            run.rows.group_by(STEP_KEY)
+            .agg(updated=gradient)
+            .join(run.by_step(*names, "lines"), on=STEP_KEY, how="left")
+            .sort("step")
+            .with_columns(updated=pl.all_horizontal("updated", *gates))
+            .select("step", before=pl.col("updated").cum_sum() - pl.col("updated"))
+        )
+        each = []
+        for place in range(TOKENS):
+            trainer = pl.col(f"trainer_{place}")
+            seen = run.rows.filter(pl.col("prompt") != 0, trainer.is_finite(), trainer < self.sure).select(
+                *STEP_KEY, context=f"context_{place}", trainer=trainer, sampler=f"sampler_{place}"
+            )
+            each.append(of_smallest("context", CONTEXTS, seen))
+        trainer, first, last = pl.col("trainer"), pl.col("step").min(), pl.col("step").max()
+        records = pl.concat(each)
+        step_of = pl.col("step")
+        pairs = records.group_by("context").agg(
+            pl.first("split"),
+            first=first,
+            step=last,
+            one=trainer.filter(step_of == first).min(),
+            other=trainer.filter(step_of == last).min(),
+            wide=pl.max_horizontal(
+                *(trainer.filter(step_of == at).max() - trainer.filter(step_of == at).min() for at in (first, last))
+            ),
+            shared=pl.max_horizontal(*((step_of == at).sum() for at in (first, last))) > 1,
+            copied=(pl.col("sampler") == trainer).all(ignore_nulls=False),
+        )
+        return (
+            pairs.join(steps.rename({"before": "before_first", "step": "first"}), on="first")
+            .join(steps, on="step")
+            .with_columns(
+                updates=pl.col("before").cast(pl.Int64) - pl.col("before_first").cast(pl.Int64),
+                same=pl.col("one") == pl.col("other"),
+                rounded=pl.lit(is_bf16(records["trainer"])),
+            )
+            .filter(pl.col("first") < pl.col("step"))
+            .sort("step", "context")
+        )
+
+    def quantities(self) -> Mapping[str, Quantity]:
+        """Return the number of contexts, and how many did not move."""
+        counts = (pl.col("updates") >= self.updates) & (pl.col("wide") == 0)
+        move = (pl.col("one") - pl.col("other")).abs().filter(counts)
+        return {
+            "same_share": (pl.col("same").filter(counts).mean(), "share"),
+            "contexts": (counts.sum(), "contexts"),
+            "same_contexts": ((pl.col("same") & counts).sum(), "contexts"),
+            "most_updates": (pl.col("updates").filter(counts).max(), "updates"),
+            "move_median": (move.median(), "nats"),
+        }
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
+        """No context came again over updates, or nothing would show a move."""
+        if len(run.table) and run.table["copied"].fill_null(value=False).all():
+            return Missing(
+                "the trainer's log-probs are the sampler's, bit by bit, so they show no weights of the trainer",
+                "record old_log_probs as the trainer computes them, beside rollout_log_probs",
+            )
+        if len(run.table) and run.table["rounded"].all():
+            return Missing("the log-probs are stored in bf16, which hides small moves", "store them in float32")
+        if context.metrics and not self.metrics(context):
+            return Missing(
+                "the log has neither a learning rate nor a gradient norm, so that nothing says which steps had an "
+                "update",
+                "give the whole log of the run",
+            )
+        if run.count("contexts") < self.least_pairs:
+            return Missing(
+                f"{counted(run.count('contexts'), 'context')} recur after {self.updates} updates; needs "
+                f"{self.least_pairs}",
+                "widen --steps to where prompts recur",
+            )
+        shared = run.table.filter("shared")["wide"] == 0
+        if len(shared) >= self.least_shared and shared.sum() >= self.share * len(shared):
+            return None
+        return Missing(
+            "siblings have other log-probs in the same context, or too few have one, so that a move is not told from "
+            "the noise of kernels",
+            "record groups of several responses; kernels that do not depend on the batch show smaller moves",
+        )
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """A warning."""
+        if run["same_share"] is None or run["same_share"] < self.share:
+            return None
+        updates = counted(run.count("most_updates"), "update")
+        return Judgement(
+            severity=Severity.WARNING,
+            confirmed=False,
+            headline=f"the log-probs of {run.count('same_contexts'):,} of {counted(run.count('contexts'), 'context')} "
+            f"are the same after {updates}",
+            message=f"the trainer gives the same token in the same context the same log-prob in "
+            f"{percent(run['same_share'])} of {counted(run.count('contexts'), 'context')}, although up to {updates} "
+            "with a gradient lie between: the weights do not change",
+            evidence="old_log_probs of contexts that recur, equal to 2^-20; the gradient is recomputed from the rows",
+            advice="compare a weight before and after an optimizer step: gradients that are dropped, an optimizer over "
+            "other parameters, or updates that are lost in bf16",
+        )

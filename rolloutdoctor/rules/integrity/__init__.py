@@ -1,0 +1,1 @@
+"""Rules about what was recorded, and whether it is what it says."""

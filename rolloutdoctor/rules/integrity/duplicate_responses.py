@@ -1,0 +1,460 @@
+"""RDI009: responses that occur again, more often than sampling explains."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import exp, log
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.objective.required_columns import prompt_columns, response_columns
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, of_smallest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
+
+SAMPLER = ("rollout_log_probs", "old_log_probs", "policy_log_probs")
+"""Log-probs that say how likely a response was, best first."""
+
+BEYOND = 50
+"""Nats of a prefix from which on no two responses share it by chance: of 10^8 pairs, at seven lengths, 1e-13."""
+
+PREFIXES = 64
+"""Prefixes of a run that are compared across steps."""
+
+SAMPLE = 256
+"""Responses of a run that are compared across steps."""
+
+LENGTHS = (32, 64, 128, 256, 512, 1024, 2048)
+"""Tokens of the prefixes that are compared."""
+
+FOLLOWED = 128
+"""Those of the prefixes that are compared across steps."""
+
+GROUP = (*STEP_KEY, "group")
+RESPONSE = (*STEP_KEY, "generation_id", "response")
+"""Rows with one response; those of another pass over a generated batch are no copies."""
+
+KIND = (*RESPONSE, "group")
+
+
+@dataclass(frozen=True)
+class DuplicateResponses(TableRule):
+    """The same response several times, where independent draws would not repeat it.
+
+    ## What it does
+    Looks for responses that are equal token by token: in a group, in several groups of a step, and after the same
+    prompt in several steps. The log-prob of a response tells copies that no sampler makes by chance from short or
+    certain answers.
+
+    ## Why it matters
+    Requests that share a seed, or an engine that answers from a cache, turn a group of eight into a group of one: the
+    baseline compares a response with itself, and compute is spent on copies. A policy that has collapsed repeats
+    itself too, but there is nothing wrong with the sampler.
+
+    ## How it is measured
+    The chance that a draw repeats a response is the exponential of the sum of its log-probs (the sampler's, else the
+    trainer's) over trained tokens, so masked tool output does not count. Copies whose sum is below minus 30, less the
+    logarithm of the number of pairs that were compared, have a chance below 1e-13 in the whole run; so have several
+    copies of likelier ones, down to half as many nats, where their number has (Chernoff's bound, at no more than that
+    chance for each pair). Where every response is likelier than that, the rule is skipped. If every group has
+    a single response, temperature 0 looks the same, and the finding is a warning; if groups have several, sampling was
+    on, and it is an error. Copies with larger chances are information from a quarter of the rows on. Across steps 256
+    responses, chosen by their hash, are followed; one that recurs with the same `rollout_log_probs` is the same
+    sample, trained on again (a replay buffer, or several updates for one generation), and information.
+    Prefixes of 32, 64 and so on up to 2,048 tokens are compared, too: two different responses of one prompt that share
+    one whose trained tokens have more than 50 nats did not come by it by chance (1e-13 for 10^8 pairs). Engines with
+    one seed part where their rounding differs; so does temperature 0, and a sampler that branches responses on purpose
+    looks the same: a warning. A policy that has collapsed, and short or certain beginnings, have fewer nats; a
+    beginning that groups of different prompts share was forced (`RDI006`). Of prefixes of 128 tokens 64 are followed
+    across steps; with the same log-probs they are one sample.
+
+    `copies_expected` is what independent draws with the probabilities of these responses would give.
+    `effective_group_size` counts the different responses of a group; `reward_variance_lost` is the share of the
+    variance within a group that copies take away, of that of independent draws.
+
+    ## What to do
+    Give every request a seed of its own, or none, on every rank and at every step, and check the cache of the engine.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> ids = [[5, 6, 7, 8], [5, 6, 7, 8], [5, 9, 9, 9], [6, 9, 9, 9]]
+    >>> batch = toy_batch([[1, 0, 1, 0]], rollout=-12.0, per_token={"response_ids": ids})
+    >>> diagnose_one("RDI009", batch, trainer=None)
+    'RDI009 error confirmed: impossible_copies 1'
+    """
+
+    code = "RDI009"
+    name = "duplicate-responses"
+    references = (
+        "https://github.com/modelscope/ms-swift/issues/7858",
+        "https://github.com/NVIDIA-NeMo/RL/issues/171",
+        "https://github.com/volcengine/verl/issues/912",
+    )
+    reads = ("tokens", "prompt", "rank", "generation_id")
+    adds = (
+        *("response", "seed", "key", "prefix_key", "log_prob", "told"),
+        *(f"{name}_{length}" for name in ("prefix", "nats") for length in LENGTHS),
+    )
+    needs_objective = False
+    splits = ("train",)
+
+    nats: float = 30.0
+    """A chance of 1e-13 for a pair, before the number of pairs is taken off."""
+
+    info_above: float = 0.25
+    """Share of copies: on short answers a few are as expected."""
+
+    def columns(self, context: Context) -> frozenset[str]:
+        """The responses, and which belong to one prompt."""
+        return response_columns(context.columns) | {"group_id"}
+
+    def optional_columns(self, context: Context) -> frozenset[str]:
+        """Return the log-probs and token columns of the responses, and those that identify prompts in other steps."""
+        named = {self._log_probs(context.columns), "response_mask", "rank", "generation_id"}
+        return frozenset(named) | prompt_columns(context.columns)
+
+    def _log_probs(self, columns: frozenset[str]) -> str:
+        return next((name for name in SAMPLER if name in columns), SAMPLER[0])
+
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """Hash each response and its prefixes, and add up their log-probs."""
+        from rolloutdoctor.rules.measures.response_hashes import response_hashes
+
+        return response_hashes(block, next((name for name in SAMPLER if block.is_logged(name)), None), FOLLOWED)
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each response with a token, or in a step without tokens with a text.
+
+        `is_copy` repeats a response of its group, `is_across` is the first of its group that repeats one of another,
+        and they are impossible where chance is out; `prefixed` and `prefixed_across` are the same of prefixes.
+        `resampled`, `replayed` and `prefix_again` are the last ones of those that recur in another step.
+        """
+        has_tokens, nats = pl.col("tokens") > 0, pl.col("nats")
+        size, copies = pl.col("size"), pl.col("copies")
+        rows = (
+            run.rows.filter(
+                pl.when(has_tokens.any().over(STEP_KEY)).then(has_tokens).otherwise(pl.col("response") != 0)
+            )
+            .with_columns(
+                told=(pl.col("told") > 0).fill_null(value=False),
+                nats=(-pl.col("log_prob")).clip(lower_bound=0).fill_null(0.0),
+                size=pl.len().over(GROUP).cast(pl.Float64),
+                copies=pl.len().over(KIND),
+                is_copy=~_is_first(KIND),
+                is_across=_is_first(KIND) & ~_is_first(RESPONSE),
+                in_groups=pl.n_unique("group").over(RESPONSE),
+            )
+            .with_columns(
+                full=size > 1,
+                is_group=_is_first(GROUP) & (size > 1),
+                alike=(copies == size).all().over(GROUP),
+                lost=1 - (1 - copies.sum().over(GROUP) / size**2) / (1 - 1 / size),
+                chance=pl.when("told").then(_copy_chance((-nats).exp(), size)).otherwise(0.0),
+                unlikely=pl.when((copies > 1) | (pl.col("in_groups") > 1)).then(nats).otherwise(0.0),
+                copy_nats=_binned(nats.min().over(KIND)),
+                across_nats=_binned(nats.min().over(RESPONSE)),
+            )
+        )
+        inside, across = rows.filter("is_copy")["copy_nats"], rows.filter("is_across")["across_nats"]
+        pairs, all_pairs = _pairs(rows, GROUP), _pairs(rows, STEP_KEY)
+        is_sampled = (pl.col("prompt") != 0) & (pl.col("key") != 0) & pl.col("told")
+        is_followed = (pl.col("prompt") != 0) & (pl.col("tokens") > FOLLOWED) & (pl.col(f"nats_{FOLLOWED}") >= BEYOND)
+        again = _again(rows.filter(is_sampled), "key", nats, SAMPLE).filter(pl.col("nats") > self._least(all_pairs))
+        begins = _again(rows.filter(is_followed), "prefix_key", pl.col(f"nats_{FOLLOWED}"), PREFIXES)
+        place = (*STEP_KEY, "row")
+        return (
+            rows.join(_shared_prefixes(rows), on=place, how="left", maintain_order="left")
+            .join(again.select(*place, times="values"), on=place, how="left", maintain_order="left")
+            .join(begins.select(*place, begins="values"), on=place, how="left", maintain_order="left")
+            .with_columns(
+                impossible=pl.col("is_copy") & (pl.col("copy_nats") >= self._from(inside, pairs, all_pairs)),
+                impossible_across=pl.col("is_across")
+                & (pl.col("across_nats") >= self._from(across, all_pairs, all_pairs)),
+                resampled=pl.col("times") > 1,
+                replayed=pl.col("times") == 1,
+                prefix_again=pl.col("begins") > 1,
+            )
+        )
+
+    def quantities(self) -> Mapping[str, Quantity]:
+        """Return the number of copies, and what they cost."""
+        full, groups, copies = pl.sum("full"), pl.sum("is_group"), pl.sum("is_copy")
+        is_told = pl.col("told").any()
+        return {
+            "impossible_copies": (pl.sum("impossible"), "rows"),
+            "impossible_copies_in_other_groups": (pl.sum("impossible_across"), "rows"),
+            "copies": (copies, "rows"),
+            "copies_share": (copies / full, "share"),
+            "copies_expected": (pl.when(is_told).then(pl.sum("chance")), "rows"),
+            "effective_group_size": ((full - copies) / groups, "rows"),
+            "group_size": (full / groups, "rows"),
+            "reward_variance_lost": (pl.col("lost").filter("is_group").mean(), "share"),
+            "groups_alike": ((pl.col("is_group") & pl.col("alike")).sum(), "groups"),
+            "impossible_prefixes": (pl.when(is_told).then(pl.sum("prefixed")), "rows"),
+            "impossible_prefixes_in_other_groups": (pl.when(is_told).then(pl.sum("prefixed_across")), "rows"),
+            "longest_prefix": (pl.max("longest"), "tokens"),
+            "resampled_prefixes": (pl.sum("prefix_again"), "prefixes"),
+            "resampled_responses": (pl.sum("resampled"), "responses"),
+            "replayed_responses": (pl.sum("replayed"), "responses"),
+        }
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Copies of the least likely responses, each with the name of another one, of its group if there is one."""
+        copies = pl.col("copies") > 1
+        return table.filter(copies | (pl.col("in_groups") > 1) | (pl.col("shared_nats") > 0)).with_columns(
+            value=pl.max_horizontal("unlikely", "shared_nats"),
+            twin=pl.when(copies).then(_other(KIND)).otherwise(_other(RESPONSE)),
+        )
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """Name what the response repeats."""
+        if not place["unlikely"]:
+            return "begins like another response to its prompt"
+        return f"the same response as {place['twin']}"
+
+    def _least(self, all_pairs: float) -> float:
+        """Nats beyond which no copy is chance, however many pairs were compared."""
+        return self.nats + log(max(all_pairs, 1.0))
+
+    def _from(self, copies: pl.Series, pairs: float, all_pairs: float) -> float:
+        """Nats from which on copies are beyond chance: each of them, or as many as there are of so many nats.
+
+        A row repeats an earlier one with a chance of at most exp(-nats), so that copies of such responses are bounded
+        by a sum of independent draws with mean pairs x exp(-nats), and its upper tail by Chernoff.
+
+        Args:
+            copies: nats of each.
+            pairs: that were compared.
+            all_pairs: of rows in a step.
+        """
+        least = self._least(all_pairs)
+        # A sampler that is sharper than the recorded log-probs say has copies of fewer nats.
+        for nats in copies.filter((copies >= least / 2) & (copies < least)).unique().sort():
+            count, mean = int((copies >= nats).sum()), max(pairs, 1.0) * exp(-nats)
+            if count * log(count / mean) - count + mean > least:
+                return float(nats)
+        return least
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
+        """Nothing to compare, or copies of which nothing says how likely they were."""
+        share, copied = run["copies_share"], run.count("copies")
+        if share is None:
+            return Missing("no group has two responses with tokens", "widen --steps, or record whole groups")
+        if not copied or run.table["told"].any() or share >= self.info_above:
+            return None
+        name = SAMPLER[0]
+        return Missing(
+            f"{counted(copied, 'row')} repeat a response of their group, and without log-probs its probability is "
+            "unknown",
+            context.recording.get(name, context.recording.get("*", f"record {name}")),
+        )
+
+    def unseen_reason(self, run: Measured, context: Context) -> Missing | None:
+        """Responses so likely that copies of them would be chance."""
+        half = self._least(_pairs(run.table, STEP_KEY)) / 2
+        if not run.table["told"].any() or run.table["nats"].ge(half).any():
+            return None
+        return Missing(
+            f"every response is likelier than exp(-{half:.0f}): copies of them may be chance",
+            "look at a run with longer responses; the seeds of the requests are in the engine's log",
+        )
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """An error where chance is out, a warning where temperature 0 is not, information otherwise."""
+        least = self._least(_pairs(run.table, STEP_KEY))
+        resampled, replayed = run.count("resampled_responses"), run.count("replayed_responses")
+        if run["impossible_copies"] or run["impossible_copies_in_other_groups"]:
+            return self._impossible(run, least)
+        # The trainer's log-probs of one sample change with its weights; the sampler's stay.
+        if resampled and SAMPLER[0] in context.columns:
+            return Judgement(
+                severity=Severity.WARNING,
+                confirmed=False,
+                headline=f"{counted(resampled, 'response')} of {SAMPLE} recur in later steps, more often than "
+                "sampling explains",
+                message="the sampler returned the same response to the same prompt in several steps, token for token",
+                evidence=f"the log-probs differ, so it was sampled again; chance of a copy below exp(-{least:.0f})",
+                advice="look for a seed that is reset at every step, or a response cache in the engine",
+            )
+        prefixes = run.count("resampled_prefixes") if SAMPLER[0] in context.columns else 0
+        if run["impossible_prefixes"] or run["impossible_prefixes_in_other_groups"] or prefixes:
+            return self._prefixes(run, prefixes)
+        judged, groups = run.table["told"].any(), int(run.table["is_group"].sum())
+        if (run["copies_share"] or 0.0) >= self.info_above:
+            expected = f"; independent draws would give {number(run['copies_expected'])}" if judged else ""
+            return Judgement(
+                severity=Severity.INFO,
+                confirmed=True,
+                headline=(
+                    f"{percent(run['copies_share'])} of the responses repeat another one of their group: {_sizes(run)}"
+                ),
+                message=f"{counted(run.count('copies'), 'row')} repeat a response of their group{expected}; "
+                f"{counted(run.count('groups_alike'), 'group')} of {groups:,} have a single response",
+                evidence="each is likely enough to be sampled twice: short answers, or a collapsed policy"
+                if judged
+                else "without log-probs this may be chance, temperature 0 or a repeated seed",
+                advice="raise the temperature or the entropy bonus, or drop prompts with only one answer"
+                if judged
+                else "record rollout_log_probs",
+            )
+        if replayed or resampled:
+            return Judgement(
+                severity=Severity.INFO,
+                confirmed=True,
+                headline=f"{counted(replayed + resampled, 'response')} of {SAMPLE} were trained in several steps",
+                message="several steps contain the same responses to the same prompts",
+                evidence="equal tokens and log-probs: a replay buffer, or several updates for one generation"
+                if not resampled
+                else "equal tokens; only the sampler's log-probs would separate a replay buffer from a repeated seed",
+                advice="no action if the trainer reuses rollouts",
+            )
+        return None
+
+    def _prefixes(self, run: Measured, again: int) -> Judgement:
+        prefixed, across = run.count("impossible_prefixes"), run.count("impossible_prefixes_in_other_groups")
+        where = []
+        if prefixed:
+            where.append(f"{counted(prefixed, 'row')} begin like another response of their group")
+        if across:
+            where.append(f"{counted(across, 'row')} like one of another group of their prompt")
+        if again:
+            where.append(f"{counted(again, 'beginning')} of {PREFIXES} recur in another step")
+        length = f", up to {run['longest_prefix']:,.0f} tokens or more" if run["longest_prefix"] else ""
+        groups = run.table.filter("prefixed").select(pl.struct(GROUP).n_unique()).item()
+        alike = groups == run.table["is_group"].sum()
+        return Judgement(
+            severity=Severity.WARNING,
+            confirmed=False,
+            headline=f"{' and '.join(where)}{length}, which is not chance",
+            message=f"{', '.join(where)}{length}, then continue differently: "
+            + ("temperature 0 with kernel noise, or " if alike else "")
+            + "requests share a seed and diverge where the engine's rounding differs, or start from a cached response",
+            evidence=f"the chance of each prefix is below exp(-{BEYOND:.0f}); prefixes that groups of different "
+            "prompts share do not count",
+            advice=(
+                "give every request its own seed (per rank and step), or none; no action if the sampler branches "
+                "responses on purpose"
+            ),
+        )
+
+    def _impossible(self, run: Measured, least: float) -> Judgement:
+        inside, across = run.count("impossible_copies"), run.count("impossible_copies_in_other_groups")
+        by_rank = run.table.drop_nulls("rank").group_by(RESPONSE).agg(pl.n_unique("rank"))["rank"]
+        other_ranks = int(by_rank.sum()) - len(by_rank)
+        alike = inside > 0 and run["groups_alike"] == run.table["is_group"].sum()
+        where = []
+        if inside:
+            where.append(f"{counted(inside, 'row')} repeat a response of their group")
+        if across:
+            ranks = f", {other_ranks:,} of them on another rank" if other_ranks else ""
+            where.append(f"{counted(across, 'response')} recur in another group of the step{ranks}")
+        cause = "every request of a group has the same seed" if inside else "groups share a seed, or rows were mixed up"
+        if across and other_ranks:
+            cause = "ranks sample with the same seed"
+        return Judgement(
+            severity=Severity.WARNING if alike else Severity.ERROR,
+            confirmed=not alike,
+            headline=f"{' and '.join(where)}, which is not chance: {_sizes(run)}",
+            message=(
+                f"{', '.join(where)}, token for token; "
+                + ("temperature 0, or " if alike else "")
+                + f"{cause}, or the engine served cached responses"
+            ),
+            evidence=f"the chance of each copy, or of so many, is below exp(-{least:.0f}), the union bound over "
+            f"{_pairs(run.table, STEP_KEY):,.0f} pairs included"
+            + ("; every group has a single response, as at temperature 0" if alike else ""),
+            advice="give every request its own seed (per rank), or none",
+        )
+
+
+def _sizes(run: Measured) -> str:
+    sizes = number(run["effective_group_size"]), number(run["group_size"])
+    return f"{sizes[0]} different responses per group of {sizes[1]}"
+
+
+def _pairs(rows: pl.DataFrame, keys: tuple[str, ...]) -> float:
+    """Pairs of rows with the same keys."""
+    size = rows.group_by(keys).len()["len"].cast(pl.Float64)
+    return float((size * (size - 1)).sum() / 2)
+
+
+def _is_first(keys: tuple[str, ...]) -> pl.Expr:
+    """The first row of some keys."""
+    return pl.struct(keys).is_first_distinct()
+
+
+def _other(keys: tuple[str, ...]) -> pl.Expr:
+    """Name of the first other row with the same keys."""
+    name = pl.col("sample_id")
+    second = name.slice(1, 1).first().over(keys)
+    return pl.when(_is_first(keys)).then(second).otherwise(name.first().over(keys))
+
+
+def _binned(nats: pl.Expr) -> pl.Expr:
+    """Nats to the lower end of their bin of two; all from 400 on are one."""
+    return (nats.clip(upper_bound=400.0) / 2).floor() * 2
+
+
+def _copy_chance(prob: pl.Expr, size: pl.Expr) -> pl.Expr:
+    """Chance that a row repeats an earlier row of its group, from the probability of its response.
+
+    Of a response with probability p, n draws hold n p on average and one or more with 1 - (1 - p)^n; what is beyond
+    the first is copies. Each of the n p rows stands for its share of them.
+    """
+    # expm1(2 x) = 2 sinh(x) exp(x)
+    half = ((size * (-prob).log1p()) / 2).clip(lower_bound=-300.0)
+    exact = 1 + 2 * half.sinh() * half.exp() / (size * prob)
+    return pl.when(prob < 1e-6).then((size - 1) * prob / 2).otherwise(exact)
+
+
+def _shared_prefixes(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows that share an unlikely prefix with a different response of their prompt.
+
+    A prefix that groups of different prompts share was forced, and is no copy. The shortest unlikely prefix that a row
+    shares says with whom: longer ones gather fewer rows. A response that is there several times counts once.
+    """
+    # Rows that share a prefix share its beginning: mostly there are none.
+    short = (*STEP_KEY, f"prefix_{LENGTHS[0]}")
+    some = rows.filter(pl.col("tokens") > LENGTHS[0]).filter(pl.len().over(short) > 1)
+    each = pl.concat(
+        some.filter(pl.col("tokens") > length, pl.col(f"nats_{length}") >= BEYOND).select(
+            *(*STEP_KEY, "row", "group", "response", "seed"),
+            length=pl.lit(length),
+            prefix=f"prefix_{length}",
+            nats=f"nats_{length}",
+        )
+        for length in LENGTHS
+    )
+    key = (*STEP_KEY, "length", "prefix")
+    of_group, of_response = (*key, "group"), (*key, "group", "response")
+    return (
+        each.filter(pl.n_unique("seed").over(key) == 1, pl.n_unique("response").over(key) > 1)
+        .group_by(*STEP_KEY, "row", maintain_order=True)
+        .agg(pl.first("group", "response", "length", "prefix"), longest=pl.max("length"), shared_nats=pl.max("nats"))
+        .sort(*STEP_KEY, "row")
+        .select(
+            *(*STEP_KEY, "row", "longest", "shared_nats"),
+            prefixed=_is_first(of_response) & ~_is_first(of_group),
+            prefixed_across=_is_first(of_group) & ~_is_first(key),
+        )
+    )
+
+
+def _again(rows: pl.DataFrame, key: str, nats: pl.Expr, keep: int) -> pl.DataFrame:
+    """Of hashes that come in several steps the last row, its least `nats`, and how many different `values` they have.
+
+    Of copies in a step the likeliest counts: with the same log-probs in every step they are one sample.
+    """
+    return (
+        of_smallest(key, keep, rows)
+        .filter(pl.n_unique("step").over(key) > 1)
+        .with_columns(nats=nats.min().over(key, *STEP_KEY))
+        .group_by(key, maintain_order=True)
+        .agg(pl.last(*STEP_KEY, "row"), pl.min("nats"), values=pl.n_unique("nats"))
+    )

@@ -1,0 +1,365 @@
+"""RDI008: log-probs of a neighbouring token."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log2, sqrt
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.audited import AuditedMeasured, DirectRule
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted
+from rolloutdoctor.rules.table_rule import Quantity
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.ops.by_step import ByStep
+    from rolloutdoctor.rules.measures.sampled_rows import Sample
+    from rolloutdoctor.rules.step import StepView
+
+OWN = {
+    "sampler": ("rollout_log_probs", "old_log_probs"),
+    "reference": ("ref_log_probs", "policy_log_probs"),
+    "old policy": ("old_log_probs", "policy_log_probs"),
+}
+"""Owner of the log-probs that are compared with each column of the trainer."""
+
+START = {"sampler": "", "reference": "reference_", "old policy": "old_policy_"}
+"""Of the names of what is measured: that of the sampler is measured once for several rules."""
+
+WHOSE = {"sampler": "trainer", "reference": "policy", "old policy": "policy"}
+
+
+class Limits(NamedTuple):
+    """Limits from which on a shift is visible.
+
+    Attributes:
+        pairs: adjacent tokens of a row.
+        spread: standard deviation of its log-probs.
+        better: how many times smaller its squared error is one token away, in a row that is counted as moved.
+        rows: fewest rows.
+        share: share of them that are moved.
+        deviations: by how many standard deviations these are more than half of the rows.
+        pooled: how many times smaller the errors of all rows are.
+    """
+
+    pairs: int
+    spread: float
+    better: float
+    rows: int
+    share: float
+    deviations: float
+    pooled: float
+
+
+ENGINES = Limits(8, 0.3, better=5.0, rows=5, share=0.9, deviations=0.0, pooled=5.0)
+"""Of log-probs of two engines, whose noise is up to 0.08 nats, and smaller than what tokens differ by."""
+
+UPDATES = Limits(3, 1e-3, better=1.0, rows=36, share=0.5, deviations=6.0, pooled=1.5)
+"""Of log-probs of one engine before and after updates, which may be as far apart as tokens are."""
+
+LIMITS = {"sampler": ENGINES, "reference": UPDATES, "old policy": UPDATES}
+
+FALSE_ALARMS = 1e-6
+"""Probability of a false alarm over a whole run."""
+
+LEAST_PAIRS = 30
+"""Pairs of adjacent tokens of a step below which its correlations are not looked at: z takes these as normal."""
+
+
+ROWS = ("late_rows", "early_rows", "varying_rows", "error_ratio")
+"""Quantities that are counted of them."""
+
+COLUMNS = ("aligned", "late", "early", "z")
+"""Quantities that are measured of each pair of log-probs: see `_errors`."""
+
+
+@dataclass(frozen=True)
+class LogProbShift(DirectRule):
+    """Log-probs are one token early or late.
+
+    ## What it does
+    Compares the sampler's log-probs with those of the trainer, and the reference's with those of the policy, in place
+    and moved by one token within each row. Where a logged KL, loss or ratio is not reproduced by the log-probs in the
+    file, tries the reference's and the old log-probs moved by one token.
+
+    ## Why it matters
+    KL, ratio and clip then compare different tokens: ratios of 3 and more on every second token, and a KL that never
+    falls.
+
+    ## How it is measured
+    Sampler against trainer, on sampled rows of eight adjacent trained tokens or more whose log-probs have a standard
+    deviation above 0.3: found where nine tenths of at least five such rows have a squared error that is five times
+    smaller one token away. `late_rows` have the sampler's log-prob one token later than the trainer's, `early_rows` one
+    earlier. Rows of near-certain tokens say nothing: all of their log-probs are the same. Reference and old log-probs
+    come from the engine of the policy's and are some updates away, so that rows of three adjacent tokens and a standard
+    deviation of 0.001 count: found where more of at least 36 rows than half have a smaller error one token away, by six
+    standard deviations of a coin, and the error of all of them is a third smaller there.
+
+    Some rows: found where ten times as many rows fit five times better on one side as on the other, and a fair coin
+    would do that once in a million runs. Some steps: found where in a step with 30 adjacent tokens the ranks of the
+    two log-probs correlate better one token away than in place (Williams's test) and than on the other side, each by
+    so many standard deviations that chance would do it once in a million runs of as many steps. Rows that are alike
+    count once.
+
+    Every logged loss and KL is compared with both formulas, each within its rounding radius. The finding gives how many
+    values each explains and how far the gradient differs in log-prob space: `relative_change_l1` = |g_made -
+    g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two.
+
+    ## What to do
+    Align log-probs with the tokens they belong to: the logits at position t predict token t + 1.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> policy, ref = [[-0.1, -2.0, -0.5], [-1.0, -0.3]], [[-0.3, -1.6, -0.6], [-1.4, -0.2]]
+    >>> batch = toy_batch([[1, 0]], lengths=[3, 2], policy=policy, ref=ref)
+    >>> diagnose_one("RDI008", batch, trainer="trl", beta=0.1, logged={"kl": 0.7457480582})
+    'RDI008 error confirmed: values_compared 1'
+    """
+
+    code = "RDI008"
+    name = "logprob-shift"
+    references = ("https://github.com/modelscope/ms-swift/issues/8196",)
+    adds = tuple(start + name for start in START.values() for name in COLUMNS)
+    needs_objective = False
+    stages = ("kl", "loss")
+    remedy = "log the loss and the KL of every optimizer step beside the run"
+
+    def optional_columns(self, context: Context) -> frozenset[str]:
+        """Return the columns of the audit, and both log-probs where they are there."""
+        pairs = {name for pair in self._pairs(context) for name in OWN[pair]}
+        return super().optional_columns(context) | pairs | ({"response_mask"} if pairs else set())
+
+    def unavailable_reason(self, context: Context) -> Missing | None:
+        """Neither an objective to recompute with, nor two log-probs to compare."""
+        if context.objective is not None or self._pairs(context):
+            return None
+        wanted = f"{context.unstated}; {context.recording['*']}" if "*" in context.recording else context.unstated
+        return Missing("nothing says which trainer made the run, and with which options", wanted)
+
+    def _pairs(self, context: Context) -> list[str]:
+        known = context.columns
+        has_trainer = bool(known & {"old_log_probs", "policy_log_probs"})
+        found = [whose for whose, (own, _) in OWN.items() if has_trainer and own in known]
+        return [whose for whose in found if whose != "old policy" or "policy_log_probs" in known]
+
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """Sampled rows."""
+        from rolloutdoctor.rules.measures.sampled_rows import gap_of
+
+        logged = {
+            whose: pair for whose, pair in OWN.items() if whose != "old policy" or all(map(block.is_logged, pair))
+        }
+        gaps = {whose: gap_of(block, pair) for whose, pair in logged.items()}
+        return {START[whose] + name: x for whose, gap in gaps.items() if gap for name, x in gap.sampled.items()}
+
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """Squared errors of sampled rows whose log-probs vary, in place and moved, and how far those of a step fit."""
+        samples = {whose: step.sample(self.code, START[whose]) for whose in OWN}
+        return {
+            START[whose] + name: x_N
+            for whose, sample in samples.items()
+            if sample is not None
+            for name, x_N in zip(COLUMNS, _errors(sample, LIMITS[whose], step.by_step), strict=True)
+        }
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each row and pair of log-probs."""
+        aligned, late, early = pl.col("aligned"), pl.col("late"), pl.col("early")
+        better, lines = pl.col("better"), []
+        for whose, limits in LIMITS.items():
+            values = {name: pl.col(START[whose] + name).fill_nan(None) for name in COLUMNS}
+            lines.append(
+                run.rows.select(*STEP_KEY, "row", "sample_id", whose=pl.lit(whose), better=limits.better, **values)
+            )
+        is_late = (aligned > better * late) & (late < early)
+        is_early = (aligned > better * early) & (early < late)
+        found = pl.concat(lines).filter(aligned.is_not_null() | pl.col("z").is_not_null())
+        moved = pl.min_horizontal("late", "early")
+        return self.with_audit(
+            found.with_columns(
+                is_late=is_late,
+                is_early=is_early,
+                moved=pl.when(is_late | is_early).then(moved).otherwise(aligned),
+                value=aligned - better * moved,
+            ),
+            run,
+        )
+
+    def quantities(self) -> Mapping[str, Quantity]:
+        """The audit's, and the rows that fit better one token away."""
+        found = dict(super().quantities())
+        for whose, start in START.items():
+            late, early, error, moved = (
+                pl.col(name).filter(pl.col("whose") == whose) for name in ("is_late", "is_early", "aligned", "moved")
+            )
+            values = (
+                (late.sum(), "rows"),
+                (early.sum(), "rows"),
+                (error.count(), "rows"),
+                (error.sum() / moved.sum(), "1"),
+            )
+            found |= {start + name: value for name, value in zip(ROWS, values, strict=True)}
+        return found
+
+    def _defined(self, values: Mapping[str, float | int | None]) -> dict[str, float | int | None]:
+        """Leave out what is about log-probs of which no row varies."""
+        absent = {START[whose] + name for whose in OWN if not values[f"{START[whose]}varying_rows"] for name in ROWS}
+        return {name: value for name, value in values.items() if name not in absent}
+
+    def shown(self, place: Mapping[str, Any]) -> str:
+        """Name how much better a row fits one token away."""
+        side = "late" if place["late"] < place["early"] else "early"
+        error = f"squared error {place['aligned']:.3g} in place, {place[side]:.3g}"
+        return f"{error} with the {place['whose']}'s {side}"
+
+    def inconclusive_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
+        """Neither a logged value nor enough rows could show it."""
+        if any(run.count(f"{START[whose]}varying_rows") >= limits.rows for whose, limits in LIMITS.items()):
+            return None
+        return super().inconclusive_reason(run, context)
+
+    def direct(self, run: AuditedMeasured, context: Context) -> Judgement | None:
+        """An error: two columns of the file belong to different tokens."""
+        fits = run.table.drop_nulls("z").group_by("whose", *STEP_KEY, maintain_order=True).agg(pl.first("z"))
+        chance = -NormalDist().inv_cdf(FALSE_ALARMS / max(1, 2 * len(fits)))
+        for whose, limits in LIMITS.items():
+            late, early, total, gain = (run[START[whose] + name] or 0 for name in ROWS)
+            its = fits.filter(pl.col("whose") == whose)
+            least = max(limits.share * total, (total + limits.deviations * sqrt(total)) / 2)
+            is_all = total >= limits.rows and (not gain or gain >= limits.pooled)
+            for side, rows, other, z in (("late", late, early, pl.col("z")), ("early", early, late, -pl.col("z"))):
+                steps = its.filter(z >= chance)["step"].unique().sort()
+                one_sided = limits.better > 1 and _is_one_sided(rows, other)
+                if len(steps) or one_sided or (is_all and rows >= least):
+                    where = f"{counted(rows, 'sampled row')} of {total:,}"
+                    if len(steps) and 2 * rows < total:
+                        where = f"{counted(len(steps), 'step')} of {len(its):,}, first at step {steps[0]}"
+                    return self._judged(whose, side, where, gain)
+        return None
+
+    def _judged(self, whose: str, side: str, where: str, gain: float) -> Judgement:
+        late = side == "late"
+        return Judgement(
+            severity=Severity.ERROR,
+            confirmed=True,
+            headline=f"log-probs of {whose} and {WHOSE[whose]} are shifted by one token in {where}",
+            message=(
+                f"in {where}, the {whose}'s log-probs equal the {WHOSE[whose]}'s one token "
+                f"{'before' if late else 'after'}: they are one position too {'late' if late else 'early'}"
+            ),
+            evidence="the squared difference of the two "
+            + (f"is {gain:.3g} times smaller" if gain else "vanishes")
+            + " if one of them is shifted by one token",
+            advice="align log-probs with their tokens: the logits at position t predict token t + 1",
+        )
+
+
+def _is_one_sided(rows: float, other: float) -> bool:
+    """True if far more rows fit better on this side than on the other, which chance does not prefer."""
+    if not rows or rows < 10 * other:
+        return False
+    # Chernoff's bound of a fair coin: rows + other throws, of which so many are of one side.
+    bits = rows + other + sum(n * log2(n / (rows + other)) for n in (rows, other) if n)
+    return bits >= log2(2 * len(OWN) / FALSE_ALARMS)
+
+
+def _errors(sample: "Sample", limits: Limits, by_step: "ByStep") -> "list[Tensor]":
+    """Compare the sampled rows whose log-probs vary, in place and moved by one token.
+
+    Args:
+        sample: of the rows.
+        limits: which of them vary.
+        by_step: all rows by step.
+
+    Returns:
+        Squared differences of each row over adjacent tokens, in place, with its own log-probs late and early, and by
+        how many standard deviations those of its step fit better late, or early if negative, ``[N]`` each: `COLUMNS`.
+    """
+    import numpy as np
+    import torch
+
+    found = torch.full((len(COLUMNS), int(by_step.size.sum())), torch.nan, dtype=torch.float64)
+    if not len(sample.place):
+        return list(found)
+    own, other, place = sample.sampler, sample.trainer, sample.place
+    # Tokens that the next one of their row does not follow at once.
+    is_last = np.append(place[1:] != place[:-1] + 1, True)
+    is_last[sample.runs.cuts[1:] - 1] = True
+    last, buffer = np.flatnonzero(is_last), np.zeros(len(place))
+
+    def total(before: "NDArray[np.float64]", after: "NDArray[np.float64]") -> "NDArray[np.float64]":
+        """Sum of squared differences over the pairs of adjacent tokens of each row, ``[r]``."""
+        np.subtract(before, after, out=buffer[:-1])
+        buffer[last] = 0
+        return sample.by_row(np.square(buffer, out=buffer))
+
+    count = np.maximum(sample.by_row(~is_last), 1)
+    buffer[:-1] = other[:-1]
+    buffer[last] = 0
+    mean = sample.by_row(buffer) / count
+    spread = total(other[:-1], sample.runs.spread(mean)[:-1]) / count
+    varies = (count >= limits.pairs) & (spread > limits.spread**2)
+    aligned = (total(other[:-1], own[:-1]) + total(other[1:], own[1:])) / 2
+    late, early = total(other[:-1], own[1:]), total(other[1:], own[:-1])
+    found[:3, sample.row[varies]] = torch.from_numpy(np.stack([aligned, late, early])[:, varies])
+    z_S = _fit(sample, np.append(~is_last[:-1], False), np.stack([count, aligned, late, early], 1))
+    found[3] = by_step.cpu.expand(z_S)
+    return list(found)
+
+
+def _fit(sample: "Sample", is_pair: "NDArray[np.bool_]", of_row: "NDArray[np.float64]") -> "NDArray[np.float64]":
+    """Correlate the ranks of the two log-probs of each step in place and moved, over pairs of adjacent tokens.
+
+    They are those of a neighbouring token if they correlate better than in place, by Williams's test of correlations
+    that share a variable (Steiger 1980), better than with those of the other neighbour, by Fisher's, and leave a third
+    less variance. A pattern of sure and unsure tokens that repeats fits on both sides.
+
+    Args:
+        sample: rows.
+        is_pair: ``[V]`` tokens that the next one of their row follows at once.
+        of_row: ``[r, 4]`` pairs and squared differences in place, late and early; rows that are alike count once, and
+            steps that fit best in place are not ranked.
+
+    Returns:
+        Standard deviations by which those of each step fit better late, or early if negative, ``[S]``; NaN where there
+        are too few pairs.
+    """
+    import numpy as np
+
+    from rolloutdoctor.ops.ranks import StepRanks
+
+    step_r = sample.by_step.cpu.step_N.numpy()
+    first = np.zeros(len(step_r), bool)
+    first[np.unique(np.column_stack([step_r, of_row[:, :3].round(4)]), axis=0, return_index=True)[1]] = True
+    count = sample.tokens_by_step.at(np.flatnonzero(is_pair & sample.runs.spread(first))).size.astype(np.float64)
+    aligned, late, early = (sample.by_step.cpu.sum(of_row[:, place]) for place in (1, 2, 3))
+    first &= (np.minimum(late, early) < aligned)[step_r]
+    place = np.flatnonzero(is_pair & sample.runs.spread(first))
+    tokens = sample.tokens_by_step.at(place)
+    ranks = StepRanks(tokens)
+    own, other, own_next, other_next = (
+        ranks.centred(x[place + later]) for later in (0, 1) for x in (sample.sampler, sample.trainer)
+    )
+
+    def correlation(x: "NDArray[np.float64]", y: "NDArray[np.float64]") -> "NDArray[np.float64]":
+        return ranks.correlation(x, y).clip(1e-9 - 1, 1 - 1e-9)
+
+    late, early, between = correlation(other, own_next), correlation(other_next, own), correlation(own, own_next)
+    sides = []
+    for side, far, here in (late, early, correlation(other, own)), (early, late, correlation(other_next, own_next)):
+        rest = 1 - here**2 - side**2 - between**2 + 2 * here * side * between
+        with np.errstate(all="ignore"):
+            spread = 2 * (count - 1) / (count - 3) * rest + (here + side) ** 2 / 4 * (1 - between) ** 3
+            z = (side - here) * np.sqrt((count - 1) * (1 + between) / np.maximum(spread, 1e-9))
+            z = np.minimum(z, (np.arctanh(side) - np.arctanh(far)) * np.sqrt((count - 3) / 2))
+        sides.append(np.where(UPDATES.pooled * (1 - side**2) <= 1 - here**2, np.nan_to_num(z), 0.0))
+    # At most one of them is above 0.
+    return np.where(count >= LEAST_PAIRS, sides[0].clip(0) - sides[1].clip(0), np.nan)

@@ -1,0 +1,250 @@
+"""RDI011: responses that were cut off and do not count as such."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import exp, lgamma, nan
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from rolloutdoctor.data.schema import TRUNCATED
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, percent
+from rolloutdoctor.rules.integrity.duplicate_responses import SAMPLER
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.rules.step import StepView
+
+
+@dataclass(frozen=True)
+class TruncationHidden(TableRule):
+    """Responses that were cut off at the largest length count as finished.
+
+    ## What it does
+    Looks for rows at the largest length of the run that have a `status` of stop and no end-of-sequence token, and holds
+    the logged share of responses that were cut off against the rows. Looks for rows of the stated limit whose last
+    token ends them though the sampler gave it almost no probability.
+
+    ## Why it matters
+    Masks, penalties and alarms for truncated responses rely on the finish reason. A response that was cut off and
+    counts as finished is scored as a wrong answer, or as a right one that never ended.
+
+    ## How it is measured
+    The end-of-sequence token is the one id that ends at least 90 % of the stopped responses of a step. Five rows or
+    more of the run's largest length without it, and none or few of one token less, are a pile-up at a cap: an error,
+    since their status says otherwise. Fewer than five, or lengths that taper off, are stop strings and chance, and no
+    finding. An end-of-sequence token that was put at the limit by force has the log-prob that the sampler gave it:
+    where the product of these chances, times the ways to choose the rows, is below exp(-16), it is a warning. A logged
+    share that is 0 in steps in which rows have a status of length is a warning: verl compares lengths with the padded
+    width, and another limit may cut before that. Where no token ends the responses, and no share is logged, nothing can
+    be said; nor where rows of the limit end there and the log-probs do not show which.
+
+    ## What to do
+    Take the finish reason from the engine. Count, mask or penalise these rows as what they are.
+
+    ## Example
+    >>> from dataclasses import replace
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> ids = [[5, 2]] * 60 + [[5, 6, 7, 8]] * 6
+    >>> batch = toy_batch([[1, 0] * 33], lengths=[2] * 60 + [4] * 6, per_token={"response_ids": ids})
+    >>> diagnose_one("RDI011", replace(batch, statuses=["stop"] * 66), trainer=None)
+    'RDI011 error confirmed: hidden_rows 6'
+    """
+
+    code = "RDI011"
+    name = "truncation-hidden"
+    references = (
+        "https://github.com/volcengine/verl/issues/7823",
+        "https://github.com/volcengine/verl/issues/7817",
+        "https://github.com/huggingface/trl/issues/3248",
+    )
+    reads = ("tokens",)
+    adds = ("last", "log_prob", "logged")
+    needs_objective = False
+    splits = ("train",)
+    needs = ("status",)
+    uses = ("response_ids", "response_mask", "advantage", "advantages", *SAMPLER)
+
+    end_share: float = 0.9
+    fewest_ends: int = 8
+    fewest: int = 5
+    nats: float = 16.0
+    """A chance of 1e-7 for a run."""
+
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """Read the last token of each row, and its log-prob."""
+        import torch
+
+        from rolloutdoctor.evaluation.response_ends import response_ends
+
+        if not block.is_logged("response_ids"):
+            return {}
+        found, name = {"last": response_ends(block)["last"]}, next((one for one in SAMPLER if block.is_logged(one)), "")
+        if name:
+            is_filled_n, ends = block.runs.lengths > 0, block.runs.offsets[1:]
+            found["log_prob"] = torch.full_like(ends, nan, dtype=torch.float64)
+            found["log_prob"][is_filled_n] = block.column(name)[ends[is_filled_n] - 1].double()
+        return found
+
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """The advantage that was logged for each row."""
+        return {"logged": step.logged_advantages()}
+
+    def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
+        """The logged share of responses that were cut off, where the rows are all rows of the step."""
+        names = None if step.log.writer is None or step.omits_rows else step.log.writer.log.ends
+        return {} if names is None else {"share": step.logged.get(names[0])}
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each row: how it counts, and how it ends."""
+        from rolloutdoctor.evaluation.response_ends import STOPPED
+
+        word, length, log_prob = pl.col("status").str.to_lowercase(), pl.col("tokens"), pl.col("log_prob")
+        stopped, less = pl.col("is_stopped"), length.max().over(STEP_KEY) - length
+        told = (stopped & pl.col("last").is_not_null()).sum()
+        ends, of_all = told.over(*STEP_KEY, "last"), told.over(STEP_KEY)
+        is_end, known = pl.col("is_end"), pl.col("is_end").any().over(STEP_KEY)
+        is_open, is_first = known & stopped & ~is_end, pl.int_range(pl.len()).over(STEP_KEY) == 0
+        cut, all_told = pl.col("is_cut"), pl.col("has_status").all().over(STEP_KEY)
+        share = pl.col("share").is_between(0, 1) & all_told & is_first
+        limit, mass = pl.lit(_limit(context), pl.Int64), pl.col("logged").abs().fill_nan(0.0)
+        return (
+            run.rows.join(run.by_step("share"), on=STEP_KEY, how="left", maintain_order="left")
+            .with_columns(
+                is_stopped=(word.is_in(STOPPED) & (length > 0)).fill_null(value=False),
+                is_cut=word.is_in(TRUNCATED).fill_null(value=False),
+                has_status=(word.str.len_bytes() > 0).fill_null(value=False),
+            )
+            # The id that ends nearly all stopped rows of a step: no two do.
+            .with_columns(is_end=(of_all >= self.fewest_ends) & (ends >= self.end_share * of_all))
+            .with_columns(
+                longest=pl.when(known).then(length.max().over(STEP_KEY)),
+                is_hidden=is_open & (less == 0),
+                is_beside=(is_open & (less == 1)) | (is_end & (less == 0)),
+                mass=pl.when(known).then(mass),
+                compared=share,
+                below=share & (pl.col("share") == 0) & cut.any().over(STEP_KEY),
+                cut_share=cut.mean().over(STEP_KEY),
+                at_limit=log_prob.is_not_null() & (length == limit),
+                ended=log_prob.is_finite() & (length == limit) & stopped,
+            )
+        )
+
+    def quantities(self) -> Mapping[str, Quantity]:
+        """Return the number of rows, and the size of their advantages."""
+        hidden, known = pl.col("is_hidden") & _at_cap(), pl.col("longest").is_not_null()
+        compared, below = pl.sum("compared"), pl.sum("below")
+        return {
+            "hidden_rows": (pl.when(known.any()).then(hidden.sum()), "rows"),
+            "hidden_share": (hidden.sum() / (known & pl.col("has_status")).sum(), "share"),
+            "length": (pl.max("longest"), "tokens"),
+            "advantage_mass_share": (pl.col("mass").filter(hidden).sum() / pl.sum("mass"), "share"),
+            "truncated_rows": (pl.sum("is_cut"), "rows"),
+            "steps_below": (pl.when(compared > 0).then(below), "steps"),
+        }
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Rows at the largest length of their step."""
+        return table.filter("is_hidden").with_columns(value="tokens")
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """Name the length of the response."""
+        return f"{place['tokens']:,} tokens, status {place['status']}, and no end of sequence"
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
+        """Neither a token that ends responses nor a logged share."""
+        if run["length"] is not None or run["steps_below"] is not None:
+            return None
+        name = "response_ids"
+        return Missing(
+            "no single token ends the responses, and no share of truncated responses was logged",
+            context.recording.get(name, context.recording.get("*", f"record {name}")),
+        )
+
+    def unseen_reason(self, run: Measured, context: Context) -> Missing | None:
+        """Ends at the limit that were sampled, or put there: their log-probs do not tell."""
+        at_limit, ended, nats = _ends(run.table)
+        if not ended:
+            return None
+        return Missing(
+            f"{counted(ended, 'response')} of {at_limit:,} at the limit ended there, with a chance of "
+            f"{percent(exp(-nats / ended))} each: too few, or too likely, to distinguish sampled ends from others",
+            "use the engine's finish reason, and inspect rows of the largest length that count as finished",
+        )
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """An error where rows say so themselves, a warning where they do not reproduce the log."""
+        hidden, cap, mass = run.count("hidden_rows"), run.count("length"), run["advantage_mass_share"]
+        beside = run.table.select((pl.col("is_beside") & _at_cap()).sum()).item()
+        at_limit, ended, nats = _ends(run.table)
+        # Whichever of the rows at the limit these are.
+        ways = lgamma(at_limit + 1) - lgamma(ended + 1) - lgamma(at_limit - ended + 1)
+        below = run.count("steps_below")
+        if hidden >= self.fewest and hidden >= self.fewest * beside:
+            return Judgement(
+                severity=Severity.ERROR,
+                confirmed=True,
+                headline=(
+                    f"{counted(hidden, 'response')} of {cap:,} tokens count as finished although they were truncated "
+                    "(no end token)"
+                ),
+                message=(
+                    f"{counted(hidden, 'response')} have the largest length of the run ({cap:,} tokens) and status "
+                    "stop, but do not end with the end token of the others"
+                )
+                + ("" if mass is None else f"; they carry {percent(mass)} of all abs(advantage)"),
+                evidence=f"{counted(beside, 'row')} have one token less or an end token: the lengths pile up at a cap",
+                advice="use the engine's finish reason, then mask, penalize or count these responses as truncated",
+            )
+        if ended >= self.fewest and nats - ways > self.nats:
+            return Judgement(
+                severity=Severity.WARNING,
+                confirmed=True,
+                headline=f"{counted(ended, 'response')} at the length limit end with a token that was not sampled",
+                message=(
+                    f"{ended:,} of {counted(at_limit, 'response')} at the stated limit count as finished, but the "
+                    "sampler gave their last token almost no probability: it was appended"
+                ),
+                evidence=(
+                    f"the log-probs of these tokens: the chance of so many sampled ends is below exp(-{self.nats:.0f})"
+                ),
+                advice="use the engine's finish reason, then mask, penalize or count these responses as truncated",
+                measures={"forced_ends": Measure(ended, "rows")},
+            )
+        if below:
+            share = run.table.filter("below").select(pl.mean("cut_share")).item()
+            return Judgement(
+                severity=Severity.WARNING,
+                confirmed=True,
+                headline=f"the log shows no truncated responses in {counted(below, 'step')} that have some",
+                message=(
+                    f"{percent(share)} of the rows of {counted(below, 'step')} have status length, but the logged "
+                    "share of truncated responses is 0"
+                ),
+                evidence="the finish reasons of the rows and the trainer's log, which uses another length limit",
+                advice="trust the rows, and set the trainer's length limit to the one that truncates",
+            )
+        return None
+
+
+def _at_cap() -> pl.Expr:
+    """Rows of steps whose largest length is that of the run."""
+    return (pl.col("longest") == pl.max("longest")).fill_null(value=False)
+
+
+def _limit(context: Context) -> int | None:
+    """The largest length of a response, where it is stated."""
+    option = None if context.trainer is None else context.trainer.roles.length
+    setting = None if option is None or context.config is None else context.config.settings[option]
+    return setting.value if setting is not None and setting.is_stated and isinstance(setting.value, int) else None
+
+
+def _ends(table: pl.DataFrame) -> tuple[int, int, float]:
+    """Rows at the limit, those of them that count as finished, and minus the log of the chance that they end there."""
+    nats = -pl.col("log_prob").filter("ended").sum()
+    return table.select(pl.sum("at_limit"), pl.sum("ended"), nats).row(0)

@@ -1,0 +1,225 @@
+"""RDI017: policy version stamps that cannot be right."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.measures.lag_table import LagTable
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
+
+
+@dataclass(frozen=True)
+class VersionStamps(TableRule):
+    """The stamps that say which policy version sampled a row cannot be right.
+
+    ## What it does
+    Looks for stamps that contradict each other, their step, or the log-probs.
+
+    ## Why it matters
+    Limits on staleness, off-policy corrections by lag and `stale-policy` go by these stamps. Upstream, the oldest
+    version of every dumped trajectory was -1, the placeholder of its prompt tokens, and stamps that were read after the
+    response had come back named weights that had not sampled it.
+
+    ## How it is measured
+    *Backwards*: the newest version of a row is older than its oldest (an error, confirmed: the row contradicts itself).
+    *Placeholder*: the newest version of a row is known and its oldest is below 0, in nine of ten rows or more, so that
+    no row has a lag. *Beyond*: a version from after its step, where versions count steps and others are not ahead of
+    theirs. *Falling*: in three steps the newest version is below that of an earlier step by more than twice the largest
+    lag until then, and by more than 2, and it rises again from there: the counter started over. *Constant*: one
+    version in eight steps or more, although the sampler's weights changed. They did if the trainer moved away from the
+    reference, in mean size of its log-prob difference from the first of these steps to the last, by four times what
+    sampler and trainer are apart at both ends, and by 0.02 nats: the sampler would else have been left behind. Without
+    that evidence a constant stamp is what `stale-policy` looks at, and this rule is skipped. A row has two stamps, not
+    one for each token: a version that changed some tokens earlier than the stamp says is not seen.
+
+    ## What to do
+    Read the version before the request is sent, keep it with the tokens that it sampled, and take the oldest over
+    response tokens alone.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose, toy_batch
+    >>> stamps = {"policy_version_min": [5, 5], "policy_version_max": [5, 4]}
+    >>> steps = [toy_batch([[1, 0]], per_row=stamps, step=step) for step in range(5, 9)]
+    >>> diagnose(steps, trainer=None, select=["RDI017"]).findings[0].headline
+    '4 rows have policy_version_max below policy_version_min'
+    """
+
+    code = "RDI017"
+    name = "version-stamps"
+    references = (
+        "https://github.com/areal-project/AReaL/pull/1408",
+        "https://github.com/areal-project/AReaL/pull/1569",
+    )
+    reads = ("policy_version_min", "policy_version_max")
+    adds = ("tokens", "gap", "apart")
+    needs_objective = False
+    splits = ("train",)
+    needs = ("policy_version_min", "policy_version_max")
+    uses = ("old_log_probs", "rollout_log_probs", "ref_log_probs", "response_mask", "optim_step_id")
+
+    fewest: int = 4
+    same: int = 8
+    share: float = 0.9
+    times: float = 4.0
+    least: float = 0.02
+    """The noise of a bf16 kernel."""
+
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """Sum how far the trainer is from the sampler and from the reference."""
+        from rolloutdoctor.ops.elementwise import kept
+
+        if not block.has("old_log_probs", "rollout_log_probs", "ref_log_probs"):
+            return {}
+        gap_T = block.log_ratio("old_log_probs", "rollout_log_probs").abs()
+        apart_T = block.log_ratio("old_log_probs", "ref_log_probs").abs()
+        known_T = block.trained_T & gap_T.isfinite() & apart_T.isfinite()
+        if block.batch.first_update_N is not None:
+            known_T &= block.runs.expand(block.batch.first_update_N[block.rows])
+        sums = (block.row_sum(kept(x_T, known_T)) for x_T in (gap_T, apart_T))
+        return {"tokens": block.row_sum(known_T), **dict(zip(("gap", "apart"), sums, strict=True))}
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each stamped row, with what is wrong about its stamps and, by step, about all of them."""
+        oldest, newest, step = pl.col("policy_version_min"), pl.col("policy_version_max"), pl.col("step")
+        rows = run.rows.filter(newest >= 0).with_columns(
+            backwards=(oldest >= 0) & (newest < oldest), placeholder=oldest < 0
+        )
+        steps = (
+            rows.group_by(STEP_KEY, maintain_order=True)
+            .agg(
+                newest=newest.max(),
+                oldest=oldest.filter(oldest >= 0).min(),
+                gap=pl.sum("gap") / pl.sum("tokens"),
+                apart=pl.sum("apart") / pl.sum("tokens"),
+            )
+            .sort(STEP_KEY)
+        )
+        stamps = LagTable(steps)
+        stopped, fallen = stamps.stopped(self.same), _fallen(steps)
+        moved = None if stopped is None else self._moved(steps.tail(stopped[1]))
+        return rows.with_columns(
+            beyond=step.is_in(stamps.beyond()) & (newest > step + 1),
+            fallen=step >= fallen if fallen is not None else pl.lit(value=False),
+            same=step >= stopped[0] if stopped is not None else pl.lit(value=False),
+            moved=pl.lit(moved, pl.Float64),
+            # Placeholders of some rows are those of rows whose version is not known.
+            placeholder=pl.col("placeholder") & (pl.mean("placeholder") >= self.share),
+        )
+
+    def _moved(self, steps: pl.DataFrame) -> float | None:
+        """How far the trainer moved in some steps, if the sampler cannot have stayed; None if nothing says so."""
+        first, last = steps.row(0, named=True), steps.row(-1, named=True)
+        if first["gap"] is None or last["gap"] is None or not first["gap"] + last["gap"]:
+            return None
+        moved = float(last["apart"] - first["apart"])
+        return moved if moved >= max(self.least, self.times * (first["gap"] + last["gap"])) else None
+
+    def quantities(self) -> Mapping[str, Quantity]:
+        """Count rows and steps."""
+        same, step = pl.col("same"), pl.col("step")
+        return {
+            "backwards_rows": (pl.sum("backwards").cast(pl.Int64), "rows"),
+            "placeholder_rows": (pl.sum("placeholder").cast(pl.Int64), "rows"),
+            "beyond_rows": (pl.sum("beyond").cast(pl.Int64), "rows"),
+            "fallen_from": (step.filter("fallen").min(), "step"),
+            "same_version_steps": (step.filter(same).n_unique(), "steps"),
+            "gap_at_one_version": (pl.col("gap").filter(same).sum() / pl.col("tokens").filter(same).sum(), "nats"),
+            "trainer_move": (pl.first("moved"), "nats"),
+        }
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Rows that contradict themselves, then those from after their step."""
+        ahead = pl.col("policy_version_max") - pl.col("step")
+        value = pl.when("backwards").then(1e9).when("beyond").then(ahead)
+        return table.with_columns(value=value).drop_nulls("value")
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """The stamps."""
+        return f"versions {place['policy_version_min']} to {place['policy_version_max']}"
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
+        """Too few steps with stamps."""
+        steps = run.table["step"].n_unique()
+        if steps >= self.fewest or run["backwards_rows"]:
+            return None
+        return Missing(
+            f"{counted(steps, 'step')} with version stamps; needs {self.fewest}",
+            "record policy_version_min and policy_version_max, or more steps",
+        )
+
+    def unseen_reason(self, run: Measured, context: Context) -> Missing | None:
+        """One version for long, and nothing says whether the sampler's weights changed."""
+        if not run["same_version_steps"]:
+            return None
+        return Missing(
+            f"the stamp is the same in {counted(run.count('same_version_steps'), 'step')}, and the log-probs do not "
+            "show that the sampler's weights changed",
+            "record old_log_probs, rollout_log_probs and ref_log_probs",
+        )
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """An error where a row contradicts itself, a warning else."""
+        table, found = run.table, list[tuple[str, str]]()
+        if run["backwards_rows"]:
+            told = counted(run.count("backwards_rows"), "row")
+            found.append(
+                (f"{told} have policy_version_max below policy_version_min", "set both stamps of a row at once")
+            )
+        if run["placeholder_rows"]:
+            told = f"{counted(run.count('placeholder_rows'), 'row')} of {len(table):,}"
+            do = "take the oldest version over response tokens alone: prompt tokens have none"
+            found.append((f"the oldest version is a placeholder below 0 in {told} whose newest is known", do))
+        beyond = sorted(set(table.filter("beyond")["step"].to_list()))
+        if beyond:
+            steps, first = len(beyond), beyond[0]
+            words = f"{counted(steps, 'step')} from {first} on {'holds' if steps == 1 else 'hold'} versions from after"
+            found.append((f"{words} {'it' if steps == 1 else 'them'}", "read the version before the request is sent"))
+        if run["fallen_from"] is not None:
+            words = f"the version counter starts over at step {run['fallen_from']}"
+            found.append((words, "restore the version of the policy when a run is resumed"))
+        if run["trainer_move"] is not None:
+            same = counted(run.count("same_version_steps"), "step")
+            version = table.filter("same")["policy_version_max"].to_list()[-1]
+            found.append(
+                (
+                    f"the stamp stays at {version} in {same} in which the trainer moved by "
+                    f"{number(run['trainer_move'])} nats and the sampler followed it",
+                    "set the version at every weight sync",
+                )
+            )
+        if not found:
+            return None
+        is_error = bool(run["backwards_rows"])
+        return Judgement(
+            severity=Severity.ERROR if is_error else Severity.WARNING,
+            confirmed=is_error,
+            headline=found[0][0],
+            message="; ".join(words for words, _ in found),
+            evidence="the stamps of the rows"
+            + ("" if run["trainer_move"] is None else ", and the log-probs of sampler, trainer and reference"),
+            advice="; ".join(do for _, do in found),
+        )
+
+
+def _fallen(steps: pl.DataFrame) -> int | None:
+    """Step at which a version counter starts over: it falls farther than any lag before, and rises again; or None.
+
+    Args:
+        steps: ``step, newest, oldest``, in order.
+    """
+    newest, oldest = pl.col("newest"), pl.coalesce("oldest", "newest")
+    high, later = newest.cum_max(), newest.reverse()
+    lag = (high - oldest).cum_max().shift(fill_value=0)
+    fall = high.shift(fill_value=-1) - later.rolling_max(3).reverse()
+    starts = (fall > pl.max_horizontal(2, 2 * lag)) & (newest < later.cum_max().reverse())
+    return cast(int | None, steps.filter(starts)["step"].min())

@@ -1,0 +1,1 @@
+"""What rules measure in the tokens."""

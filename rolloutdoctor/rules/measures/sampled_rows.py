@@ -1,0 +1,255 @@
+"""Log-probs of sampler and trainer side by side: what several rules measure, made once.
+
+All tokens are looked at for what is rare. Distributions are those of some whole rows, chosen by their place in the
+step, so that they cost the same for a step of any length.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from math import isnan, nan
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rolloutdoctor.evaluation.token_measures import TokenBlock
+from rolloutdoctor.ops import segments as seg
+from rolloutdoctor.ops.by_step import ByStep
+from rolloutdoctor.ops.elementwise import extremes, kept
+from rolloutdoctor.ops.prefix_hash import scramble
+from rolloutdoctor.rules.measures.sampler_gap import UNSURE
+
+SAMPLER, TRAINER = "rollout_log_probs", "old_log_probs"
+
+SAMPLED_TOKENS = 2**13
+"""Tokens of a step beyond which only some of its rows are sampled: as many as hold about so many."""
+
+_PIECE = 2**14
+"""Tokens whose gaps are made at a time: they stay in the cache."""
+
+BOUND = 20.0
+"""Log-ratios are cut to this absolute value before they are exponentiated, as verl does."""
+
+Floats = NDArray[np.float64]
+
+
+class LoggedGap:
+    """Trainer minus sampler in a block: the log importance ratio of tokens that are trained and have both log-probs.
+
+    Of another pair of columns it is the second minus the first.
+
+    Attributes:
+        counted_T: ``[t]`` bool; None if every token is.
+        low: smallest.
+        high: largest.
+    """
+
+    def __init__(self, block: TokenBlock, pair: tuple[str, str] = (SAMPLER, TRAINER)) -> None:
+        self._block, (self._own, self._other) = block, pair
+        self.counted_T: Tensor | None = None if block.is_all_trained else block.trained_T
+        self.low, self.high = self._extremes()
+        if not (self.low > -torch.inf and self.high < torch.inf):
+            apart_T = block.column(self._other) - block.column(self._own)
+            self.counted_T = block.trained_T & apart_T.isfinite()
+            self.low, self.high = extremes(self.apart_T) if len(apart_T) else (0.0, 0.0)
+
+    def _extremes(self) -> tuple[float, float]:
+        """Smallest and largest value; NaN for both if there is one."""
+        block, trained_T = self._block, self.counted_T
+        if block.runs.offsets.device.type != "cpu":
+            return extremes(self.apart_T) if len(block) else (0.0, 0.0)
+        trainer, sampler = (block.column(name).numpy() for name in (self._other, self._own))
+        mask = None if trained_T is None else trained_T.numpy()
+        buffer = np.empty(min(_PIECE, len(block)), np.result_type(trainer, sampler))
+        found = []
+        # Some tokens at a time: few blocks are asked for more than these.
+        for start in range(0, len(block), _PIECE):
+            here = slice(start, start + _PIECE)
+            apart = np.subtract(trainer[here], sampler[here], out=buffer[: len(trainer[here])])
+            if mask is not None and not mask[here].all():
+                np.copyto(apart, 0.0, where=~mask[here])
+            found += [float(apart.min()), float(apart.max())]
+        return (nan, nan) if any(map(isnan, found)) else (min(found, default=0.0), max(found, default=0.0))
+
+    @cached_property
+    def largest_n(self) -> Tensor:
+        """Largest size of the gap, ``[n]`` float64: of the block where all of it is of one step, else of the row."""
+        if self._block.batch.place_N is None:
+            return torch.full_like(self.count_N, max(self.high, -self.low))
+        largest_n = seg.high(self.apart_T.abs(), self._block.runs.offsets).double()
+        return largest_n.clamp(min=0.0)
+
+    @cached_property
+    def apart_T(self) -> Tensor:
+        """``[t]``; 0 where a token is not counted."""
+        apart_T = self._block.column(self._other) - self._block.column(self._own)
+        return apart_T if self.counted_T is None else kept(apart_T, self.counted_T)
+
+    @cached_property
+    def count_N(self) -> Tensor:
+        """``[n]`` float64 counted tokens of each row."""
+        runs = self._block.runs
+        return runs.lengths.double() if self.counted_T is None else runs.total(self.counted_T)
+
+    @cached_property
+    def sampled(self) -> dict[str, Tensor]:
+        """The counted tokens of some whole rows, packed, and how many each row has, ``[n]``; -1: it is not sampled.
+
+        It is what `Sample` is made of.
+        """
+        block = self._block
+        cuts, rows = block.runs.offsets.cpu().numpy(), np.flatnonzero(_is_sampled(block))
+        lengths = cuts[rows + 1] - cuts[rows]
+        if len(rows) == len(block.runs):
+            spans = [slice(0, int(cuts[-1]))]
+        else:
+            spans = [slice(*span) for span in zip(cuts[rows].tolist(), cuts[rows + 1].tolist(), strict=True)]
+
+        def packed(x_T: Tensor) -> NDArray[np.generic]:
+            values = x_T.cpu().numpy()
+            return np.concatenate([values[span] for span in spans]) if spans else values[:0]
+
+        starts = np.cumsum(lengths) - lengths
+        columns = [packed(block.column(self._own)), packed(block.column(self._other))]
+        if block.is_logged("entropy"):
+            columns += [packed(block.column("entropy"))]
+        columns += [np.arange(lengths.sum(dtype=np.int64)) - starts.repeat(lengths)]
+        if self.counted_T is not None:
+            is_counted = packed(self.counted_T).astype(bool)
+            if not is_counted.all():
+                columns = [column[is_counted] for column in columns]
+                lengths = seg.Runs.of_sizes(lengths).sums(is_counted).astype(np.int64)
+        of_rows = np.full(len(block.runs), -1, np.int64)
+        of_rows[rows] = lengths
+        names = ["sampled", "sampler", "trainer", *["entropy"] * (len(columns) - 3), "place"]
+        return dict(zip(names, map(torch.from_numpy, [of_rows, *columns]), strict=True))
+
+    @cached_property
+    def sampled_runs(self) -> seg.Runs:
+        """The tokens of `sampled` by row of the block, on the CPU; none of a row that is not sampled."""
+        return seg.Runs.of_lengths(self.sampled["sampled"].clamp(min=0))
+
+
+def _is_sampled(block: TokenBlock) -> NDArray[np.bool_]:
+    """Rows that are sampled, by their places in their step, ``[n]`` bool: others in each step, and at least one."""
+    batch, rows = block.batch, block.rows
+    by_step = batch.by_step
+    every_S = -(-batch.rows[by_step.runs.offsets].diff() // SAMPLED_TOKENS)
+    if int(every_S.max()) <= 1:
+        return np.ones(len(block.runs), bool)
+    seed_S = scramble(torch.tensor(batch.step_numbers))
+    own_S = seed_S % torch.from_numpy(by_step.size).clamp(min=1)
+    every_n, half_n, own_n = (by_step.expand(x_S)[rows] for x_S in (every_S.clamp(min=1), seed_S >> 1, own_S))
+    place_n = batch.row_N[rows]
+    found_n = (scramble(place_n + half_n) % every_n == 0) | (place_n == own_n)
+    return found_n.cpu().numpy()
+
+
+def gap_of(block: TokenBlock, pair: tuple[str, str] = (SAMPLER, TRAINER)) -> LoggedGap | None:
+    """Return the gap of a block, made once for all rules; None if a column is missing."""
+    if not block.has(*pair):
+        return None
+    return block.cached(("logged gap", pair), lambda: LoggedGap(block, pair))
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """The counted tokens of the sampled rows of a step, or of several, packed; on the CPU.
+
+    Attributes:
+        by_step: the rows by step.
+        row: ``[r]`` number of each row.
+        length: ``[r]`` its counted tokens.
+        sampler: ``[V]`` float64 log-probs of the sampler.
+        trainer: ``[V]`` of the trainer.
+        place: ``[V]`` index of each token in its response, masked ones counted.
+        entropy: ``[V]`` as the trainer logged it, or None.
+    """
+
+    by_step: ByStep
+    row: NDArray[np.int64]
+    length: NDArray[np.int64]
+    sampler: Floats
+    trainer: Floats
+    place: NDArray[np.int64]
+    entropy: Floats | None = None
+    _known_bins: dict[tuple[int, ...], NDArray[np.int64]] = field(default_factory=dict, init=False, repr=False)
+
+    @classmethod
+    def of(cls, measured: Mapping[str, Tensor], by_step: ByStep) -> "Sample":
+        """Take what `LoggedGap.sampled` gave for each block, joined over the blocks."""
+        length, place = (measured[name].numpy() for name in ("sampled", "place"))
+        row = np.flatnonzero(length >= 0)
+        sampler, trainer = (measured[name].double().numpy() for name in ("sampler", "trainer"))
+        entropy = measured["entropy"].double().numpy() if "entropy" in measured else None
+        return cls(by_step.cpu.only(length >= 0), row, length[row], sampler, trainer, place, entropy)
+
+    @cached_property
+    def tokens_by_step(self) -> ByStep:
+        """The tokens by step."""
+        return ByStep.of_sizes(self.by_step.count(self.length))
+
+    @cached_property
+    def apart(self) -> Floats:
+        """``[V]`` trainer minus sampler: the log importance ratio."""
+        return self.trainer - self.sampler
+
+    @cached_property
+    def size(self) -> Floats:
+        """``[V]`` how far they are apart."""
+        return abs(self.apart)
+
+    @cached_property
+    def unsure(self) -> NDArray[np.int64]:
+        """``[u]`` places of the tokens to which both models gave less than 0.9, in the geometric mean."""
+        return np.flatnonzero(self.sampler + self.trainer < 2 * UNSURE)
+
+    @cached_property
+    def squares(self) -> tuple[Floats, Floats]:
+        """Sums of the squared log-probs of sampler and trainer, ``[S]`` each."""
+        return self.tokens_by_step.sum(np.square(self.sampler)), self.tokens_by_step.sum(np.square(self.trainer))
+
+    @cached_property
+    def product(self) -> Floats:
+        """Sum of their products, ``[S]``."""
+        return self.tokens_by_step.sum(self.sampler * self.trainer)
+
+    @cached_property
+    def weight(self) -> Floats:
+        """``[V]`` importance ratio, of a log-ratio within +-20."""
+        return np.exp(np.clip(self.apart, -BOUND, BOUND))
+
+    @cached_property
+    def weights(self) -> Floats:
+        """Sum of the weights, ``[S]``."""
+        return self.tokens_by_step.sum(self.weight)
+
+    @cached_property
+    def runs(self) -> seg.Runs:
+        """The tokens by row."""
+        return seg.Runs.of_sizes(self.length)
+
+    def by_row(self, x: NDArray[np.generic]) -> Floats:
+        """Sum over the tokens of each row, ``[r]``."""
+        return self.runs.sums(x)
+
+    def by_place(self, x: Floats | None, starts: Sequence[int]) -> Floats:
+        """Sum of values, or count without any, by bins of positions that begin at `starts`, ``[S, K]``."""
+        return self.tokens_by_step.histogram(self._bins(tuple(starts)), len(starts), x)
+
+    def _bins(self, starts: tuple[int, ...]) -> NDArray[np.int64]:
+        if starts not in self._known_bins:
+            table = _bin_of_place(starts)
+            fits = not len(self.place) or self.place.max() < len(table)
+            self._known_bins[starts] = (
+                table[self.place] if fits else np.searchsorted(np.array(starts), self.place, side="right") - 1
+            )
+        return self._known_bins[starts]
+
+
+@lru_cache(maxsize=4)
+def _bin_of_place(starts: tuple[int, ...]) -> NDArray[np.int64]:
+    """Bin of each of the first positions: to look one up takes a fraction of a search."""
+    return np.searchsorted(np.array(starts), np.arange(2**14), side="right") - 1

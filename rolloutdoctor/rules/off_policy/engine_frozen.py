@@ -1,0 +1,280 @@
+"""RDO010: an inference engine whose weights do not change."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.objective.required_columns import prompt_columns
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, of_smallest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.rules.step import StepView
+
+TOKENS = 4
+"""First tokens of each row that are looked at: contexts further on seldom recur."""
+
+CONTEXTS = 128
+"""Contexts that are compared, at each of these tokens."""
+
+VERSIONS = 32
+"""Versions of one context that are paired: the first of them."""
+
+
+@dataclass(frozen=True)
+class EngineFrozen(TableRule):
+    """The inference engine keeps its weights while the trainer's move.
+
+    ## What it does
+    Compares the log-prob of the same one of the first four response tokens in the same context at two policy versions:
+    the sampler's stays what it was, and the trainer's moves. Looks whether the sampler is the reference.
+
+    ## Why it matters
+    A weight sync that fails without an error, an adapter that is not served, or float32 updates below the spacing of
+    bf16 weights leave the engine where it was. Rewards stay flat or fall, and every update is more off-policy.
+
+    ## How it is measured
+    Of recurring prompts, a sample of bounded size is kept: all records of the 128 contexts with the smallest
+    hashes that end at the first token, and as many at the second, third and fourth. A version is the newest stamp of a
+    row, else its step. *Noise* is the standard deviation of one token's log-prob among siblings of one version, of the
+    trainer. In a pair of versions the trainer moves if its mean changes by ten times that, and by 0.1 nats at least;
+    the sampler stays if its mean changes by a tenth of that, or four times the noise, at most. It is found where the
+    sampler stays in 90 % of 20 or more moved pairs, of five contexts or more, from some version on: of pairs at an
+    engine that follows, one in ten stays by chance. Moves of 0.002 nats count as well where the sampler's log-prob is
+    the same number before and after, to 2^-20, and the trainer's moves by more than the spacing of bf16 if the
+    sampler's were rounded to that: an engine that follows gives the same number once in a thousand pairs. Where the
+    trainer does not move either, as with a learning rate of 0, nothing is frozen. `frozen_from` is that version. The
+    sampler is the reference where in the last third of four steps or more its mean gap to the reference is at most a
+    tenth of that to the trainer, which grows in the order of steps (Spearman 0.8).
+
+    ## What to do
+    Compare a weight of the engine with the trainer's after a sync; check that the adapter is served, and that the
+    update is not lost in bf16.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> diagnose_one("RDO010", toy_batch([[1, 0]]), trainer=None)
+    'RDO010 skipped: missing columns response_ids, rollout_log_probs'
+    """
+
+    code = "RDO010"
+    name = "engine-frozen"
+    references = (
+        "https://github.com/huggingface/trl/issues/5312",
+        "https://github.com/allenai/open-instruct/issues/1473",
+    )
+    reads = ("prompt", "policy_version_max")
+    adds = (
+        *(f"{name}_{place}" for name in ("context", "sampler", "trainer") for place in range(TOKENS)),
+        *("compared", "to_trainer", "to_reference"),
+    )
+    needs_objective = False
+    splits = ("train",)
+    needs = ("old_log_probs", "rollout_log_probs", "response_ids")
+
+    least_pairs: int = 20
+    least_contexts: int = 5
+    share: float = 0.9
+    least_move: float = 0.1
+    """Two means with a noise of 0.055, the largest that was reported at equal weights, are less apart."""
+
+    least_exact: float = 0.002
+    """Two thousand times the rounding to 2^-20, within one of which two numbers are the same by chance."""
+
+    def optional_columns(self, context: Context) -> frozenset[str]:
+        """Return the columns that identify a prompt and a version."""
+        named = {"response_mask", "policy_version_max", "optim_step_id", "ref_log_probs"}
+        return prompt_columns(context.columns) | named
+
+    def unavailable_reason(self, context: Context) -> Missing | None:
+        """Nothing says which rows answer one prompt in two steps."""
+        if prompt_columns(context.columns):
+            return None
+        remedy = context.recording.get("prompt_ids", "record prompt_ids or prompt")
+        return Missing("no column shows which prompt a row answers", remedy)
+
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """The first tokens of each row, and the sampler's gaps to trainer and reference."""
+        from rolloutdoctor.ops.elementwise import kept
+        from rolloutdoctor.rules.measures.first_tokens import first_tokens
+
+        found = dict(first_tokens(block, TOKENS))
+        if found and block.has("ref_log_probs"):
+            own_T = block.column("rollout_log_probs")
+            gaps = [(block.column(name) - own_T).abs() for name in ("old_log_probs", "ref_log_probs")]
+            known_T = block.trained_T & gaps[0].isfinite() & gaps[1].isfinite()
+            found["compared"] = block.row_sum(known_T)
+            found["to_trainer"], found["to_reference"] = (block.row_sum(kept(x_T, known_T)) for x_T in gaps)
+        return found
+
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """Hashes of prompt and first tokens, and both log-probs there, to 2^-20; NaN where one is not known."""
+        from rolloutdoctor.rules.measures.first_tokens import contexts_of
+
+        return contexts_of(step.token_measures[self.code], step.batch.prompts)
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each context at a version, and one for each pair of versions of a context.
+
+        The first have the `inside` sum of squares of the trainer's log-prob and its degrees of freedom (`spare`); the
+        others how far sampler and trainer moved from the `first` version, in the step that has the later one.
+        """
+        each = []
+        for place in range(TOKENS):
+            sampler, trainer = pl.col(f"sampler_{place}"), pl.col(f"trainer_{place}")
+            version = pl.coalesce("policy_version_max", "step")
+            known = pl.col("prompt") != 0, sampler.is_finite(), trainer.is_finite(), version >= 0
+            seen = run.rows.filter(*known).select(
+                *STEP_KEY, context=f"context_{place}", version=version, sampler=sampler, trainer=trainer
+            )
+            each.append(of_smallest("context", CONTEXTS, seen))
+        trainer = pl.col("trainer")
+        records = (
+            pl.concat(each)
+            .group_by("context", "version")
+            .agg(
+                pl.col(*STEP_KEY).sort().first(),
+                pl.mean("sampler", "trainer"),
+                spare=pl.len().cast(pl.Int64) - 1,
+                inside=((trainer - trainer.mean()) ** 2).sum(),
+            )
+            .sort("context", "version")
+        )
+        places = records.with_columns(place=pl.int_range(pl.len()).over("context")).filter(pl.col("place") < VERSIONS)
+        pairs = places.join(places, on="context", suffix="_later").filter(pl.col("place") < pl.col("place_later"))
+        noise = records.select(_NOISE).item() or 0.0
+        pairs = pairs.select(
+            "context",
+            step="step_later",
+            split="split_later",
+            first="version",
+            spacing=pl.col("sampler").abs() * (2.0**-7 if is_bf16(records["sampler"]) else 0.0),
+            sampler=(pl.col("sampler") - pl.col("sampler_later")).abs(),
+            trainer=(pl.col("trainer") - pl.col("trainer_later")).abs(),
+        )
+        large = trainer >= max(self.least_move, 10 * noise)
+        small = trainer >= pl.max_horizontal(pl.lit(max(self.least_exact, 10 * noise)), "spacing")
+        stays = pl.col("sampler") <= pl.max_horizontal(0.1 * trainer, pl.lit(4 * noise))
+        either = [
+            pairs.with_columns(moved=moved, frozen=moved & stays_put)
+            for moved, stays_put in ((large, stays), (small, pl.col("sampler") == 0))
+        ]
+        found = ((one, start) for one in either if (start := self._since(one)) is not None)
+        pairs, start = next(found, (either[0], None))
+        pairs = pairs.with_columns(
+            pl.col("moved", "frozen") & (pl.col("first") >= (start or 0)), since=pl.lit(start, pl.Int64)
+        )
+        return pl.concat([records.select(*STEP_KEY, "spare", "inside"), pairs], how="diagonal")
+
+    def _since(self, pairs: pl.DataFrame) -> int | None:
+        """Return the version from which on the sampler stays while the trainer moves."""
+        moved = pairs.filter("moved")
+        for start in pairs["first"].unique().sort():
+            here = moved.filter(pl.col("first") >= start)
+            enough = len(here) >= self.least_pairs and here["context"].n_unique() >= self.least_contexts
+            if enough and here["frozen"].sum() >= self.share * len(here):
+                return int(start)
+        return None
+
+    def quantities(self) -> Mapping[str, Quantity]:
+        """Return the number of pairs, and what moved in them."""
+        moved = pl.col("moved")
+        return {
+            "pairs": (pl.count("first"), "pairs"),
+            "moved_pairs": (moved.sum(), "pairs"),
+            "contexts": (pl.col("context").filter(moved).n_unique(), "contexts"),
+            "frozen_share": (pl.sum("frozen") / moved.sum(), "share"),
+            "frozen_from": (pl.max("since"), "version"),
+            "trainer_move": (pl.col("trainer").filter(moved).median(), "nats"),
+            "sampler_move": (pl.col("sampler").filter(moved).median(), "nats"),
+            "noise": (_NOISE, "nats"),
+        }
+
+    def _gaps_to_reference(self, run: Measured) -> tuple[int, float, float] | None:
+        """Steps, and the sampler's gaps to trainer and reference at their end, where the sampler is the reference."""
+        by_step = run.run.rows.group_by("step").agg(pl.sum("compared", "to_trainer", "to_reference"))
+        gaps = by_step.filter(pl.col("compared") > 0).sort("step").select(pl.col("^to_.*$") / pl.col("compared"))
+        trainer, reference = gaps["to_trainer"], gaps["to_reference"]
+        last = gaps.tail(max(1, len(gaps) // 3))
+        if len(gaps) < 4 or (last["to_reference"] > 0.1 * last["to_trainer"]).any():
+            return None
+        grows = gaps.select(pl.corr(pl.int_range(pl.len()), "to_trainer", method="spearman")).item() >= 0.8
+        return (len(gaps), trainer[-1], reference[-1]) if grows and trainer[-1] >= self.least_exact else None
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
+        """No prompt came again, or no two siblings began with the same token."""
+        if self._gaps_to_reference(run) is not None:
+            return None
+        if run.count("pairs") < self.least_pairs:
+            return Missing(
+                f"{counted(run.count('pairs'), 'pair')} of one context at two versions; needs {self.least_pairs}",
+                "widen --steps to where prompts recur",
+            )
+        if run["noise"] is None:
+            return Missing(
+                "no two responses of a group begin with the same token, so the trainer's noise is unknown",
+                "record groups of several responses",
+            )
+        return None
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """A warning: the log-probs show it, and no logged value proves it."""
+        gaps = self._gaps_to_reference(run)
+        if gaps is not None:
+            steps, own, reference = gaps
+            return Judgement(
+                severity=Severity.WARNING,
+                confirmed=False,
+                headline=(
+                    f"the sampler still runs the reference weights: its log-probs are {number(own)} nats from the "
+                    f"trainer's but {number(reference)} from the reference's"
+                ),
+                message=(
+                    f"over {counted(steps, 'step')} the sampler's difference to the trainer grows to {number(own)} "
+                    f"nats while that to the reference stays at {number(reference)}: the engine never received the "
+                    "trained weights"
+                ),
+                evidence="the log-probs of sampler, trainer and reference",
+                advice="check that the engine serves the adapter, and compare one of its weights with the trainer's",
+            )
+        if run["frozen_from"] is None or run["noise"] is None:
+            return None
+        move = number(run["trainer_move"])
+        return Judgement(
+            severity=Severity.WARNING,
+            confirmed=False,
+            headline=(
+                f"from version {run['frozen_from']} on the sampler's log-probs stay the same "
+                f"while the trainer's change by {move} nats"
+            ),
+            message=(
+                f"in {percent(run['frozen_share'])} of {counted(run.count('moved_pairs'), 'pair')} of one context at "
+                "two versions the sampler's log-prob is unchanged; the median change is "
+                f"{number(run['sampler_move'])} nats for the sampler and {move} for the trainer"
+            ),
+            evidence=(
+                f"the log-probs of {counted(run.count('contexts'), 'context')} that recur; the trainer's noise among "
+                f"group members is {number(run['noise'])} nats"
+            ),
+            advice=(
+                "compare one weight of the engine with the trainer's after a sync; check that the adapter is served "
+                "and that bf16 rounding does not lose the updates"
+            ),
+        )
+
+
+_NOISE = pl.when(pl.sum("spare") >= 10).then((pl.sum("inside") / pl.sum("spare")).sqrt())
+"""Standard deviation of the trainer's log-prob among rows of one context and version."""
+
+
+def is_bf16(x: pl.Series) -> bool:
+    """True if all values are bf16 numbers; below 2^-12 these are closer than 2^-20."""
+    bits = x.filter(x.abs() >= 2.0**-12).cast(pl.Float32).to_numpy().view("uint32")
+    return not (bits & 0xFFFF).any()

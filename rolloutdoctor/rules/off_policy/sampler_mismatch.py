@@ -1,0 +1,427 @@
+"""RDO001: how far the sampler's log-probs are from the trainer's, and what importance weights make of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import log, log2
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import RunTables
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.measures.context_end import ADDS, at_context_end, ends_of
+from rolloutdoctor.rules.measures.named_values import by_key, count, of, quantile, total, totals
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.rules.measures.sampled_rows import LoggedGap, Sample
+    from rolloutdoctor.rules.step import StepView
+
+LAGS = range(8)
+"""Version lags that are counted separately."""
+
+SURE, APART = log(0.5), 2.0
+"""A token that the sampler gave one half or more, and the trainer two nats less."""
+
+POSITIONS = (0, 1, 4, 16, 64, 256, 1024, 4096, 16384)
+"""Positions in a response at which a bin of positions begins."""
+
+OFTEN_KEPT = 64
+"""Places of a confident disagreement that are counted separately."""
+
+TOKEN_CAP, TOKEN_BAND, ROW_CAP, ROW_BAND = 2.0, (0.5, 5.0), 3.0, (0.999, 1.001)
+"""The usual bounds: truncated weights of tokens (verl), IcePop's mask, TRL's cap of sequences, verl's geometric
+mean."""
+
+FAR = 0.1
+"""Nats between two log-probs beyond what kernels were reported to make of the same weights and inputs."""
+
+MOST_FAR = 0.02
+"""Share of such tokens in the other rows above which all rows are off, and none of them is apart."""
+
+
+@dataclass(frozen=True)
+class SamplerMismatch(TableRule):
+    """The sampler's log-probs differ from the trainer's.
+
+    ## What it does
+    Describes delta, the trainer's log-prob before the update minus the sampler's, on trained tokens, and what
+    importance weights exp(delta) at the usual caps would keep. Warns of two things alone: tokens that the sampler was
+    sure of and the trainer was not, and rows that are far apart where the others agree.
+
+    ## Why it matters
+    Kernels, precision and parallelism differ between an inference engine and a trainer, so training is never exactly
+    on-policy. Means hide it: a mean of -0.0015 went with 7.5 % of the tokens outside of 0.9 to 1.1 upstream. How much
+    is too much depends on model and stack, so no level is a fault; a cause is, and rules on causes look for them.
+
+    ## How it is measured
+    Means, shares and weights are those of sampled rows, about 2^13 tokens of each step; `tokens` counts all. `p99_abs`
+    is the centre of a bin of a fourth of a doubling. `ess_share` = (sum w)^2 / (n sum w^2) is the effective sample
+    size as a share of the tokens; `k3` = mean of exp(delta) - 1 - delta, the KL of sampler and trainer. For weights of
+    tokens cut at 2 and for a mask of 0.5 to 5, `..._mass_share` is what is left of the sum of weights, `..._ess_share`
+    the effective sample size, and `..._kappa` = sum w / sum w^2 how much larger the update without weights is than the
+    one with, taking advantages as independent of w. Weights of rows are products over tokens, cut at 3; the geometric
+    mean is held to 0.999 to 1.001. Version lag is how many versions the oldest part of a row is behind the newest of
+    its step.
+
+    Confident disagreement: the sampler gave the token at least one half and the trainer at most e^-2 of that, in a row
+    of the newest version of its step. Noise of a kernel moves a log-prob by its size times 1 - p, a temperature or
+    top-p raises the sampler's by little where it is sure, so neither does this. Stale weights, other inputs, a cache
+    of other weights, or float32 weights that move below the engine's bf16 do. A warning from three tokens at different
+    positions or of different prompts. Log-probs of exactly 0 are left to `logprob-placeholder`.
+
+    Rows apart: half or more of the tokens of a row of the newest version, four at least, are more than 0.1 nats apart,
+    of those that a model was unsure of. A warning where in the other rows at most one such token in fifty is, and
+    chance, if it chose tokens, would make rows of them once in a million runs: kernels, stale weights and experts that
+    are routed otherwise do not choose rows. Log-probs of other tokens, of another row, or of inputs that differ do.
+
+    End of the context: the last eight tokens of responses that end at the longest sequence of the run, or up to eight
+    tokens before it, are five times as far apart as the 32 before them and as the last tokens of other responses, and
+    0.1 nats or more; a warning where chance would give so many of these responses a larger end in one run of 30,000
+    (four standard deviations, 16 responses). Upstream, draft tokens of speculative decoding that no longer fitted into
+    the context made log-probs there catastrophically wrong.
+
+    ## What to do
+    Find the cause first: the rules `temperature-mismatch`, `truncated-support`, `quantized-logprobs`,
+    `logprob-placeholder` and `logprob-shift`. For what is left choose a correction whose effective sample size you can
+    live with.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> diagnose_one("RDO001", toy_batch([[1, 0]], policy=-1.0, rollout=-1.02), trainer=None)
+    'RDO001 info confirmed: mean_delta 0.02'
+    >>> diagnose_one("RDO001", toy_batch([[1, 0]], policy=-3.0, rollout=-0.1), trainer=None)
+    'RDO001 warning exposed: mean_delta -2.9'
+    """
+
+    code = "RDO001"
+    name = "sampler-mismatch"
+    references = (
+        "https://github.com/volcengine/verl/pull/2953",
+        "https://github.com/huggingface/trl/issues/6789",
+        "https://github.com/allenai/open-instruct/issues/1473",
+        "https://github.com/vllm-project/vllm/pull/38711",
+    )
+    reads = ("tokens",)
+    adds = ("confident", "token", "rollout_log_probs", "old_log_probs", *ADDS)
+    needs_objective = False
+    splits = ("train",)
+    needs = ("rollout_log_probs", "old_log_probs")
+    uses = ("response_mask", "policy_version_min", "policy_version_max", "prompt_ids")
+
+    least_places: int = 3
+    """One token may be a broken row; three at different places are the engine."""
+
+    row_bits: float = 20.0
+    """That rows are apart by chance has a probability below 2^-20."""
+
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """Sample the rows, and find the largest difference and the tokens that the sampler alone was sure of."""
+        from rolloutdoctor.rules.measures.sampled_rows import gap_of
+
+        gap = gap_of(block)
+        if gap is None:
+            return {}
+        largest = {"count": gap.count_N, "largest": gap.largest_n}
+        return {**gap.sampled, **largest, "places": _confident(block, gap), **ends_of(block)}
+
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """Count the tokens of each row that the sampler alone was sure of, and look at the first."""
+        import torch
+
+        from rolloutdoctor.data.schema import PROMPT_LENGTH
+
+        measured, prompt_N = step.token_measures[self.code], step.batch.per_row.get(PROMPT_LENGTH)
+        place_N = measured["places"].cpu()
+        found: dict[str, Tensor | None] = {name: measured[name] for name in ("end", "before")}
+        found |= {"confident": (place_N >= 0).sum(1), "token": place_N[:, 0]}
+        found["context"] = None if prompt_N is None else (prompt_N + step.batch.rows.diff()).where(prompt_N >= 0, -1)
+        for name in ("rollout_log_probs", "old_log_probs"):
+            found[name] = first_N = torch.full((len(place_N),), torch.nan, dtype=torch.float64)
+            for row in (place_N[:, 0] >= 0).nonzero().squeeze(1).tolist():
+                start = int(step.batch.rows[row] + place_N[row, 0])
+                first_N[row] = float(step.batch.tokens_of(name, slice(start, start + 1))[0])
+        return found
+
+    def measure_steps(self, steps: "StepView") -> Sequence[Mapping[str, float | None]]:
+        """Add up the rows of each step."""
+        import numpy as np
+
+        sample, by_step = steps.sample(self.code), steps.by_step
+        if sample is None:
+            return steps.nothing(dict)
+        row, lag_N = steps.token_measures[self.code], steps.lags(len(LAGS))
+        tokens, high, place_N = by_step.count(row["count"]), by_step.high(row["largest"]), row["places"]
+        # A row of older weights may disagree with the present ones about anything.
+        fresh_N = place_N if lag_N is None else place_N.where((lag_N == 0)[:, None], -1)
+        sums = steps.values(
+            tokens=tokens,
+            equal=np.where(high == 0, tokens, 0),
+            confident=by_step.count((fresh_N >= 0).sum(1)),
+            largest=np.where(tokens > 0, high, 0.0),
+            **_of_sample(sample, None if lag_N is None else lag_N.cpu().numpy()),
+        )
+        return [of_step | places for of_step, places in zip(sums, _places(steps, fresh_N), strict=True)]
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each value of a step, and for each row with a confident disagreement."""
+        return pl.concat([run.by_name(), run.rows.filter(pl.col("confident") > 0)], how="diagonal_relaxed")
+
+    def quantities(self) -> Mapping[str, Quantity]:
+        """The distribution of delta, and what weights would do."""
+        seen, rows, weight = total("seen"), total("rows"), total("weight")
+
+        def mean_at(*, is_early: bool) -> pl.Expr:
+            sums = [of(name).filter((of(name, "key") < 16) == is_early).sum() for name in ("at_size", "at")]
+            return sums[0] / sums[1]
+
+        def ess(start: str, tokens: pl.Expr) -> pl.Expr:
+            return total(f"{start}weight") ** 2 / (total(f"{start}square") * tokens)
+
+        def kappa(start: str) -> pl.Expr:
+            return total(f"{start}weight") / total(f"{start}square")
+
+        return {
+            "mean_delta": (total("gap") / seen, "nats"),
+            "mean_abs_delta": (total("at_size") / seen, "nats"),
+            "p99_abs_delta": (quantile("size", 0.99), "nats"),
+            "max_abs_delta": (pl.when(total("tokens") > 0).then(of("largest").max().fill_null(0.0)), "nats"),
+            "off_by_tenth_share": (total("off") / seen, "share"),
+            "k3": ((weight - seen - total("gap")) / seen, "nats"),
+            "ess_share": (ess("", seen), "share"),
+            "rows_apart": (count("apart"), "rows"),
+            "tokens": (count("tokens"), "tokens"),
+            "sampled_tokens": (count("seen"), "tokens"),
+            "mean_abs_delta_first_16": (mean_at(is_early=True), "nats"),
+            "mean_abs_delta_later": (mean_at(is_early=False), "nats"),
+            "cap_2_mass_share": (total("cut_weight") / weight, "share"),
+            "cap_2_ess_share": (ess("cut_", seen), "share"),
+            "cap_2_kappa": (kappa("cut_"), "1"),
+            "mask_tokens_share": (total("inside") / seen, "share"),
+            "mask_mass_share": (total("inside_weight") / weight, "share"),
+            "mask_ess_share": (ess("inside_", seen), "share"),
+            "mask_kappa": (kappa("inside_"), "1"),
+            "sequence_cap_3_rows_share": (total("rows_over") / rows, "share"),
+            "sequence_cap_3_ess_share": (ess("row_", rows), "share"),
+            "sequence_cap_3_kappa": (kappa("row_"), "1"),
+            "geometric_kept_rows_share": (total("rows_near") / rows, "share"),
+            "confident_tokens": (count("confident"), "tokens"),
+            "confident_places": (of("place", "key").n_unique().clip(upper_bound=OFTEN_KEPT).cast(pl.Int64), "places"),
+        }
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Rows with most of the tokens that the sampler alone was sure of."""
+        return table.filter(pl.col("confident") > 0).with_columns(value="confident")
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """Both log-probs of the first."""
+        return (
+            f"log-prob {place['rollout_log_probs']:.3g} from the sampler and {place['old_log_probs']:.3g} from the "
+            f"trainer at token {place['token']}"
+        )
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
+        """Nothing to compare."""
+        if run["tokens"]:
+            return None
+        return Missing(
+            ("no trained token has a log-prob from both sampler and trainer"),
+            "record the sampler's log-probs for trained tokens",
+        )
+
+    def vacuous_reason(self, run: Measured, context: Context) -> str | None:
+        """Old log-probs may be the sampler's own."""
+        if not run["tokens"] or totals(run.table, "equal") != (run["tokens"],):
+            return None
+        return "the old log-probs are bit-identical to the sampler's, so they do not show the trainer's"
+
+    def _has_rows_apart(self, run: Measured) -> bool:
+        """True if some rows, half at most, are apart beyond chance, if it chose the far tokens, and the others agree.
+
+        Of n tokens half are far with a probability below (4 p)^(n/2) if each is with p (Chernoff's bound).
+        """
+        names = "apart", "apart_tokens", "beside", "beside_tokens", "beside_far"
+        apart, tokens, beside, others, far = totals(run.table, *names)
+        share = (far + 1) / (others + 2)
+        if not 0 < apart <= beside or share > MOST_FAR:
+            return False
+        return tokens / 2 * log2(1 / (4 * share)) - apart * log2(apart + beside) >= self.row_bits
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """Information, and a warning where the sampler alone was sure."""
+        if not run["tokens"] or self.vacuous_reason(run, context):
+            return None
+        of_lag, at = (
+            {key: by_key(run.table, f"{name}_size").get(key, 0.0) / tokens for key, tokens in counts.items()}
+            for name, counts in ((name, by_key(run.table, name)) for name in ("lag", "at"))
+        )
+        places_at = ", ".join(f"{number(mean)} from {start:g}" for start, mean in at.items())
+        message = (
+            f"the log-ratio trainer - sampler has mean {number(run['mean_delta'])}, mean absolute value "
+            f"{number(run['mean_abs_delta'])} and 99th percentile about {number(run['p99_abs_delta'])}; "
+            f"{percent(run['off_by_tenth_share'])} of the tokens have a ratio off by more than 10 %; effective sample "
+            f"size {percent(run['ess_share'])}"
+        )
+        if len(of_lag) > 1:
+            message += "; mean absolute value by version lag: "
+            message += ", ".join(f"{number(mean)} at {lag:g}" for lag, mean in of_lag.items())
+        confident, places = run.count("confident_tokens"), run.count("confident_places")
+        is_sure, rows_apart = places >= self.least_places, self._has_rows_apart(run)
+        ending = at_context_end(run.run.rows)
+        if rows_apart and not is_sure:
+            beside, far, others = totals(run.table, "beside", "beside_far", "beside_tokens")
+            apart = run.count("rows_apart")
+            rows = counted(apart, "sampled row")
+            headline = (
+                f"sampler and trainer log-probs disagree in {rows} of {apart + int(beside):,} and agree in all others"
+            )
+            advice = (
+                "compare the inputs of both engines for these rows: log-probs of another row or of other tokens, "
+                "attended padding, or weights of another version"
+            )
+            message = (
+                f"in {rows} at least half of the tokens differ by more than {FAR:g} nats, elsewhere "
+                f"{percent(far / others)}; {message}"
+            )
+        elif not is_sure:
+            headline = (
+                f"train-inference mismatch of {number(run['mean_abs_delta'])} nats per token (mean), effective sample "
+                f"size {percent(run['ess_share'])}"
+            )
+            advice = (
+                "no action: a mismatch alone is not a fault; the other RDO rules test its causes, and the measures "
+                "show what importance-weight caps would cut"
+            )
+        else:
+            headline = (
+                f"the sampler gave {counted(confident, 'token')} a high probability that the trainer finds unlikely"
+            )
+            advice = (
+                "compare weights and inputs of both engines at the tokens under `where`: a failed weight sync, a "
+                "stale prefix cache, another chat template, or float32 weights against a bf16 engine"
+            )
+            many = " or more" if places >= OFTEN_KEPT else ""
+            message = (
+                f"{counted(confident, 'token')} at {places}{many} positions have a sampler probability of at least "
+                f"0.5 and a trainer probability at most e^-2 of it; {message}"
+            )
+        if ending is not None:
+            told = (
+                f"the last tokens of {counted(ending.rows, 'response')} that reach the end of the context, "
+                f"{ending.length:,} tokens, are {number(ending.end)} nats apart, and those before them "
+                f"{number(ending.before)}"
+            )
+            message = f"{told}, in {ending.above:,} of them; {message}"
+            if not is_sure and not rows_apart:
+                headline = told
+                advice = (
+                    "look at what the engine does near its longest sequence, speculative decoding first: draft tokens "
+                    "that no longer fit; or leave room between the longest response and max_model_len"
+                )
+        is_fault = is_sure or rows_apart or ending is not None
+        at_end = {} if ending is None else {"gap_context_end": Measure(ending.end, "nats")}
+        return Judgement(
+            severity=Severity.WARNING if is_fault else Severity.INFO,
+            confirmed=not is_fault,
+            headline=headline,
+            message=message,
+            evidence=(
+                f"mean absolute difference by position: {places_at}; token weights capped at 2 keep "
+                f"{percent(run['cap_2_mass_share'])} of their sum, a mask of 0.5 to 5 keeps "
+                f"{percent(run['mask_tokens_share'])} of the tokens, sequence weights exceed 3 in "
+                f"{percent(run['sequence_cap_3_rows_share'])} of the rows"
+            ),
+            advice=advice,
+            measures={f"mean_abs_delta_lag_{lag:g}": Measure(mean, "nats") for lag, mean in of_lag.items()} | at_end,
+        )
+
+
+def _confident(block: "TokenBlock", gap: "LoggedGap") -> "Tensor":
+    """Positions of the first tokens of each row that the sampler alone is sure of, ``[n, 4]`` int64; -1: no more."""
+    import torch
+
+    found_N = torch.full((len(block.runs), 4), -1, dtype=torch.int64, device=block.runs.offsets.device)
+    if gap.low > -APART:
+        return found_N
+    sampler_T = block.column("rollout_log_probs")
+    places = ((gap.apart_T <= -APART) & (sampler_T >= SURE) & (sampler_T < 0)).nonzero().squeeze(1)
+    row = torch.searchsorted(block.runs.offsets, places, right=True) - 1
+    number_of = torch.arange(len(places), device=places.device) - torch.searchsorted(row, row)
+    few = number_of < found_N.shape[1]
+    found_N[row[few], number_of[few]] = places[few] - block.runs.offsets[row[few]]
+    return found_N
+
+
+def _places(steps: "StepView", place_N: "Tensor") -> list[dict[str, float]]:
+    """Numbers of the prompts and positions of some tokens, of each step, as values under ``place``."""
+    from rolloutdoctor.ops.prefix_hash import scramble
+
+    found: list[set[int]] = steps.nothing(set)
+    batch, (row, column) = steps.batch, (place_N >= 0).nonzero(as_tuple=True)
+    # Without the prompts themselves, those of two steps count as two.
+    prompt_N = scramble((batch.row_N if batch.groups is None else batch.group_N) + (batch.number_N << 32))
+    if batch.prompts is not None:
+        prompt_N = prompt_N.where(batch.prompts == 0, batch.prompts)
+    keys = scramble(prompt_N[row] + place_N[row, column]).tolist()
+    for step, key in zip(steps.by_step.step_N[row].tolist(), keys, strict=True):
+        # A number that float64 holds.
+        found[step].add(key & (2**52 - 1))
+    return [{f"place:{key}": 1.0 for key in sorted(keys)[:OFTEN_KEPT]} for keys in found]
+
+
+def _of_sample(sample: "Sample", lag_N: "NDArray[np.int64] | None") -> dict[str, Any]:
+    """Distribution and weights of the sampled rows of each step."""
+    import numpy as np
+
+    from rolloutdoctor.ops.gap_bins import BINS, CENTRES, bins_of
+    from rolloutdoctor.rules.measures.sampler_gap import UNSURE
+
+    gap, weight, tokens = sample.apart, sample.weight, sample.tokens_by_step
+    size, cut = sample.size, np.minimum(weight, TOKEN_CAP)
+    is_within = (weight >= TOKEN_BAND[0]) & (weight <= TOKEN_BAND[1])
+    within, inside = (weight, tokens) if is_within.all() else (weight[is_within], tokens.only(is_within))
+    here = sample.length > 0
+    rows, total = sample.by_step.only(here), sample.by_row(gap)[here]
+    mean, row_weight = np.exp(total / sample.length[here]), np.exp(np.minimum(total, log(ROW_CAP)))
+    of_lag: dict[str, Any] = {}
+    if lag_N is not None:
+        lag = lag_N[sample.row]
+        each = {"lag": sample.length, "lag_size": sample.by_row(size)}
+        of_lag = {name: (sample.by_step.histogram(lag, len(LAGS), x), LAGS) for name, x in each.items()}
+    is_unsure = (sample.sampler + sample.trainer < 2 * UNSURE) & (sample.sampler != 0)
+    unsure, far = sample.by_row(is_unsure), sample.by_row(is_unsure & (size > FAR))
+    is_known = unsure >= 4 if lag_N is None else (unsure >= 4) & (lag_N[sample.row] == 0)
+    is_apart = 2 * far >= unsure
+    apart, beside = sample.by_step.only(is_known & is_apart), sample.by_step.only(is_known & ~is_apart)
+    return {
+        "apart": apart.size,
+        "apart_tokens": apart.count(unsure[is_known & is_apart]),
+        "beside": beside.size,
+        "beside_tokens": beside.count(unsure[is_known & ~is_apart]),
+        "beside_far": beside.count(far[is_known & ~is_apart]),
+        "rows": rows.size,
+        "row_weight": rows.sum(row_weight),
+        "row_square": rows.sum(np.square(row_weight)),
+        "rows_over": rows.count(total > log(ROW_CAP)),
+        "rows_near": rows.count((mean >= ROW_BAND[0]) & (mean <= ROW_BAND[1])),
+        "seen": tokens.size,
+        "size": (tokens.histogram(bins_of(size), BINS), CENTRES),
+        "gap": tokens.sum(gap),
+        "off": tokens.count(abs(weight - 1) > 0.1),
+        "weight": tokens.sum(weight),
+        "square": tokens.sum(np.square(weight)),
+        "cut_weight": tokens.sum(cut),
+        "cut_square": tokens.sum(np.square(cut)),
+        "inside": inside.size,
+        "inside_weight": inside.sum(within),
+        "inside_square": inside.sum(np.square(within)),
+        "at": (sample.by_place(None, POSITIONS), POSITIONS),
+        "at_size": (sample.by_place(size, POSITIONS), POSITIONS),
+        **of_lag,
+    }

@@ -1,0 +1,248 @@
+"""RDO009: prompts whose cached keys and values are from older weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import erfc, sqrt
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.results.findings import Excluded, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, of_smallest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
+    from rolloutdoctor.rules.step import StepView
+
+PROMPTS = 128
+"""Prompts that are followed."""
+
+LEAST_TOKENS = 32
+"""Unsure tokens of a prompt at one version, at least."""
+
+
+@dataclass(frozen=True)
+class StalePrefixCache(TableRule):
+    """The engine serves recurring prompts from keys and values of older weights.
+
+    ## What it does
+    Compares the gap of sampler and trainer after prompts that were served before, at an older version, with that
+    after prompts that are served for the first time.
+
+    ## Why it matters
+    A prefix cache that survives a weight sync gives the new weights the old model's view of the prompt. Only prompts
+    that recur are hurt, more so the longer they are cached, so that means over a step hide it.
+
+    ## How it is measured
+    Prompts of 128 tokens and more, of which engines cache at least one block; all records of the 128 prompts with the
+    smallest hashes are kept. The gap is the mean of its sizes on trained tokens with a sampler probability below 0.9,
+    of 32 tokens or more. `gap_ratio` is the median over records of recurring prompts of their gap over that at
+    the version at which they were first seen: hard recurring prompts have it too, then and now. `p_value` is of
+    the hypothesis that at one version and length the gap has nothing to do with the versions since the prompt was
+    first seen: a permutation test of ranks, stratified by versions and doublings of the length. Plain lag, and an
+    engine that does not update at all, are the same for all prompts of a version. Found from a ratio of 3 and p below
+    0.001, of ten records either way; or where `excess_ratio`, the same over what the gap of new prompts grew by
+    meanwhile, is 2 and p below 1e-6 (from 1.5 on it is information). Clean excludes a median ratio of 3, by the
+    last records of the prompts.
+
+    ## What to do
+    Reset the prefix cache of the engine after each weight sync.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> diagnose_one("RDO009", toy_batch([[1, 0]], rollout=-1.0), trainer=None)
+    'RDO009 skipped: missing column prompt_ids'
+    """
+
+    code = "RDO009"
+    name = "stale-prefix-cache"
+    references = (
+        "https://github.com/NVIDIA-NeMo/RL/pull/4018",
+        "https://github.com/PrimeIntellect-ai/prime-rl/pull/1650",
+        "https://github.com/NovaSky-AI/SkyRL/issues/2246",
+    )
+    reads = ("prompt", "policy_version_max")
+    adds = ("unsure", "size", "prompt_tokens", "key")
+    needs_objective = False
+    splits = ("train",)
+    needs = ("old_log_probs", "rollout_log_probs", "prompt_ids")
+    uses = ("response_mask", "policy_version_max", "optim_step_id")
+
+    least_length: int = 128
+    least_records: int = 10
+    factor: float = 3.0
+    level: float = 1e-3
+    factor_of_excess: float = 2.0
+    """All that makes gaps grow from version to version, in old prompts and in new ones, is taken off."""
+    excess_noted: float = 1.5
+    level_of_excess: float = 1e-6
+
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """Unsure tokens of each row and the sum of the sizes of their gaps."""
+        from rolloutdoctor.rules.measures.sampler_gap import gap_of, sizes_of_rows
+
+        gap = gap_of(block)
+        return {} if gap is None else sizes_of_rows(gap)
+
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """The prompts' lengths, and the hashes by which some of them are chosen."""
+        from rolloutdoctor.data.schema import PROMPT_LENGTH
+        from rolloutdoctor.ops.prefix_hash import scramble
+
+        rows = step.batch.per_row
+        return {"prompt_tokens": rows.get(PROMPT_LENGTH), "key": scramble(rows["prompt_ids"])}
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each step, with its rows, and one for each long prompt at a version, with its gap.
+
+        `age` is the versions since the prompt was first seen, and `against_first` the gap over that at that version.
+        `excess` is the same over what the median gap of new prompts grew by from one window of versions to the other;
+        null where a window has none of them.
+        """
+        version, age, gap = pl.col("version"), pl.col("age"), pl.col("gap")
+        rows = (
+            run.rows.with_columns(version=pl.coalesce("policy_version_max", "step"))
+            .filter(pl.col("prompt") != 0, pl.col("unsure") > 0, version >= 0, pl.col("prompt_tokens").is_not_null())
+            .with_columns(is_long=pl.col("prompt_tokens") >= self.least_length)
+        )
+        counts = rows.group_by(STEP_KEY, maintain_order=True).agg(rows=pl.len(), long_rows=pl.sum("is_long"))
+        new = gap.filter(age == 0).median()
+        records = (
+            of_smallest("key", PROMPTS, rows.filter("is_long"))
+            .group_by("key", "version", maintain_order=True)
+            .agg(pl.first(*STEP_KEY), pl.sum("unsure", "size"), octave=pl.mean("prompt_tokens").log(2).floor())
+            .filter(pl.col("unsure") >= LEAST_TOKENS)
+            .with_columns(gap=(pl.col("size") / pl.col("unsure")).clip(lower_bound=1e-4), window=_window(version, 8))
+            .sort("key", "version")
+            .with_columns(
+                age=version - version.first().over("key"),
+                against_first=gap / gap.first().over("key"),
+                last=version == version.max().over("key"),
+                first_window=pl.first("window").over("key"),
+            )
+            .with_columns(excess=pl.col("against_first") * new.over("first_window") / new.over("window"))
+        )
+        return pl.concat([counts, ranked(records)], how="diagonal")
+
+    def quantities(self) -> Mapping[str, Quantity]:
+        """Return the growth of the gap, and since when the prompts were known."""
+        gap, is_new, is_old = pl.col("gap"), pl.col("age") == 0, pl.col("age") > 0
+        excess = pl.col("excess").filter(is_old)
+        p = SCORE.map_elements(tail, pl.Float64)
+        return {
+            "gap_ratio": (pl.col("against_first").filter(is_old).median(), "1"),
+            "excess_ratio": (pl.when(excess.count() >= self.least_records).then(excess.median()), "1"),
+            "p_value": (pl.when(is_old.any()).then(p), "probability"),
+            "gap_first_seen": (gap.filter(is_new).median(), "nats"),
+            "gap_seen_before": (gap.filter(is_old).median(), "nats"),
+            "first_seen": (is_new.sum(), "records"),
+            "seen_before": (is_old.sum(), "records"),
+            "long_prompts_share": (pl.sum("long_rows") / pl.sum("rows"), "share"),
+        }
+
+    def _is_short(self, run: Measured) -> bool:
+        """True if there are prompts, and none that is long enough to be cached."""
+        return run["long_prompts_share"] == 0
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
+        """Too few prompts came again."""
+        first, later = run.count("first_seen"), run.count("seen_before")
+        if self._is_short(run) or min(first, later) >= self.least_records:
+            return None
+        return Missing(
+            f"{counted(first, 'prompt')} of at least 128 tokens, which recur {later:,} times; needs "
+            f"{self.least_records} of each",
+            "widen --steps to where prompts recur",
+        )
+
+    def vacuous_reason(self, run: Measured, context: Context) -> str | None:
+        """No prompt fills a block of the cache."""
+        return f"no prompt has {self.least_length} tokens or more" if self._is_short(run) else None
+
+    def excluded(self, run: Measured, context: Context) -> Excluded | None:
+        """Bound the growth of the gap of most prompts since they were first seen."""
+        from rolloutdoctor.ops.bounds import median_bound
+
+        ratio, excess = run["gap_ratio"], run["excess_ratio"]
+        if ratio is None:
+            return None
+        last = run.table.filter("last", pl.col("age") > 0).select(pl.coalesce("excess", "against_first")).to_series()
+        return Excluded(
+            code=self.code,
+            effect="a growth of the gap after recurring prompts",
+            bound=median_bound(last.to_list()),
+            unit="times",
+            estimate=ratio if excess is None else excess,
+            limit=self.factor,
+            seen=len(last),
+            of="recurring prompts",
+        )
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """A warning: the log-probs show it, and no logged value proves it."""
+        ratio, p, first, later = run["gap_ratio"], run["p_value"], run.count("first_seen"), run.count("seen_before")
+        if ratio is None or p is None or min(first, later) < self.least_records:
+            return None
+        excess = (run["excess_ratio"] or 0.0) if p < self.level_of_excess else 0.0
+        warns = excess >= self.factor_of_excess or (ratio >= self.factor and p < self.level)
+        if not warns and excess < self.excess_noted:
+            return None
+        return Judgement(
+            severity=Severity.WARNING if warns else Severity.INFO,
+            confirmed=False,
+            headline=(
+                f"stale prefix cache: the sampler mismatch after a recurring prompt is {number(ratio)} times that "
+                "after its first use"
+            ),
+            message=(
+                f"the median mismatch is {number(run['gap_seen_before'])} nats after prompts that recur at a later "
+                f"version ({later:,} records) and {number(run['gap_first_seen'])} after new prompts ({first:,}); it "
+                f"grows with the number of versions since (p = {number(p)})"
+            ),
+            evidence="the log-probs of sampler and trainer, at equal versions and prompt lengths",
+            advice="reset the engine's prefix cache after every weight sync",
+        )
+
+
+def _window(version: pl.Expr, windows: int) -> pl.Expr:
+    """Number of the window of versions, of so many in the run."""
+    width = ((version.max() - version.min()) // windows).clip(lower_bound=1)
+    return (version - version.min()) // width
+
+
+def ranked(records: pl.DataFrame) -> pl.DataFrame:
+    """Add what the score of the ranks of `gap` going with the ranks of `age` is made of, at one version and length.
+
+    Within each stratum (versions of one window, lengths of one doubling) let r and a be the ranks of gap and age, less
+    their means. If the gap has nothing to do with the age, every order of the r is as likely as any other: the sum T
+    of r a then has the mean 0 and the variance (sum of r squared)(sum of a squared) / (n - 1), ties included. Strata
+    are added with the weights 1 / (n + 1) of van Elteren; their sum over its standard deviation is the score, nearly
+    normal by the number of records. With two ages this is the stratified Wilcoxon test.
+
+    Args:
+        records: ``version, octave, gap, age``.
+    """
+    stratum, size = ("stratum", "octave"), pl.len().cast(pl.Float64)
+    r, a = (pl.col(name).rank() - (size + 1) / 2 for name in ("gap", "age"))
+    weight = (size + 1) ** 2 * (size - 1)
+    return records.with_columns(stratum=_window(pl.col("version"), 32)).with_columns(
+        together=(r * a / (size + 1)).over(stratum),
+        variance=pl.when(size > 1).then((r**2).sum() * a**2 / weight).otherwise(0.0).over(stratum),
+    )
+
+
+SCORE = pl.when(pl.sum("variance") > 0).then(pl.sum("together") / pl.sum("variance").sqrt()).otherwise(0.0)
+"""Standard score of the ranks of the gap going with the ranks of the age."""
+
+
+def tail(score: float) -> float:
+    """Probability that a standard normal value is larger.
+
+    >>> round(tail(3.09), 4)
+    0.001
+    """
+    return erfc(score / sqrt(2)) / 2

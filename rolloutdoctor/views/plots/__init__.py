@@ -1,1 +1,0 @@
-"""Plots, one file each: they know figures as plain data, no tensors and no run files."""
