@@ -210,6 +210,18 @@ def _no_quantity() -> frozenset[str]:
     return frozenset().union(*_MARKS.values()) - _literal().keys()
 
 
+@cache
+def names_with_a_split() -> frozenset[str]:
+    """Return names that begin with ``train/`` as trainers log them, and mean nothing without it.
+
+    >>> {"train/kl_loss", "train/loss"} & names_with_a_split()
+    {'train/kl_loss'}
+    """
+    return frozenset(
+        name for name in _literal() if name.startswith("train/") and not _owners(name.removeprefix("train/"))
+    )
+
+
 _FEWEST_WORDS = 3
 """Words of a name that say what it is in any order."""
 

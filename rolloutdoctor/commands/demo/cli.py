@@ -79,12 +79,13 @@ def demo(
 
 
 def _report(name: str, style: "Style") -> str:
-    from rolloutdoctor.api import check
+    from rolloutdoctor.engine.check import check
+    from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.views.table import RENDERERS
 
     one = DEMOS[name]
     run = dumps.opened([str(folder() / one.file)], groups.Source(), quiet=True, logs_alone=True)
-    report = RENDERERS["full"](check(run), style)
+    report = RENDERERS["full"](check(run, CheckOptions()), style)
     return f"$ rolloutdoctor check {one.file}     # {one.words}\n{report}\n"
 
 

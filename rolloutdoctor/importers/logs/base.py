@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -14,8 +13,8 @@ from rolloutdoctor.importers.reading import cells
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.reader_notes import ReaderNotes
 from rolloutdoctor.metric_names.generic import generic
+from rolloutdoctor.metric_names.table import names_with_a_split
 from rolloutdoctor.results.errors import DataError, InputError
-from rolloutdoctor.trainers.table import TRAINERS
 
 
 @dataclass(frozen=True)
@@ -233,7 +232,7 @@ def entries_of(row: Mapping[str, object], where: str, notes: LogNotes) -> Iterat
         return
     # The transformers Trainer reports to wandb and others as train/kl and eval/kl, beside its own step.
     prefixed = "train/global_step" in row or (
-        any(map(_OF_TRAINER.fullmatch, row)) and not any(names <= row.keys() for names in _names_with_a_prefix())
+        any(map(_OF_TRAINER.fullmatch, row)) and row.keys().isdisjoint(names_with_a_split())
     )
     splits: dict[str, dict[str, Cell]] = {}
     values = {name: value for name, value in row.items() if name not in _NO_METRICS and not name.startswith("_")}
@@ -248,15 +247,6 @@ def entries_of(row: Mapping[str, object], where: str, notes: LogNotes) -> Iterat
 
 
 _NO_METRICS = frozenset({*STEPS, "split"})
-
-
-@cache
-def _names_with_a_prefix() -> tuple[frozenset[str], ...]:
-    """Return marks of trainers whose own names begin with the split, else their names of a KL, one each."""
-    found = [
-        names for one in TRAINERS.values() for names in one.log.marks or [frozenset({name}) for name in one.log.kl]
-    ]
-    return tuple(names for names in found if all(name.startswith("train/") for name in names))
 
 
 def entries_of_tracker(rows: Sequence[Mapping[str, object]], name: str, notes: LogNotes) -> Iterator[Entry]:
