@@ -1,6 +1,6 @@
 """Write the skeleton of a rule: ``make rule NAME=kebab-case-name CODE=RDO001``.
 
-It writes the rule's file and its test, and enters the rule in `rules/table.py`. What it writes runs and passes as it
+It writes the rule's file and its test in the folder of their family, and enters the rule in `rolloutdoctor/packs.py`. What it writes runs and passes as it
 is: it counts trained tokens whose two log-probs differ, until you say what it should measure instead.
 """
 
@@ -10,7 +10,15 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-TABLE = ROOT / "rolloutdoctor" / "rules" / "table.py"
+PACKS = ROOT / "rolloutdoctor" / "packs.py"
+FAMILIES = {
+    "RDA": "advantages",
+    "RDG": "gradients",
+    "RDI": "integrity",
+    "RDM": "metrics",
+    "RDO": "off_policy",
+    "RDT": "dynamics",
+}
 
 RULE = '''"""@CODE@: one line that says what is found."""
 
@@ -129,28 +137,25 @@ def main(name: str, code: str) -> None:
     """Write the files, and enter the rule in the table."""
     if not re.fullmatch(r"[a-z]+(-[a-z]+)*", name) or not re.fullmatch(r"RD[AGIMOT]\d{3}", code):
         raise SystemExit("make rule NAME=kebab-case-name CODE=RDO001 (a family of A, G, I, M, O, T and three digits)")
-    module, class_name = name.replace("-", "_"), name.title().replace("-", "")
-    table = TABLE.read_text(encoding="utf-8")
-    rule, test = TABLE.parent / f"{module}.py", ROOT / "tests" / "rules" / f"test_{module}.py"
-    codes = {_class(path): _code(path) for path in TABLE.parent.glob("*.py") if _code(path)}
+    module, class_name, family = name.replace("-", "_"), name.title().replace("-", ""), FAMILIES[code[:3]]
+    rule = PACKS.parent / "rules" / family / f"{module}.py"
+    test = ROOT / "tests" / "rules" / family / f"test_{module}.py"
+    codes = {_entry(path): _code(path) for path in (PACKS.parent / "rules").glob("*/*.py") if _code(path)}
     if code in codes.values() or rule.exists() or test.exists():
-        raise SystemExit(f"{code} or {name} is there already; see rolloutdoctor/rules/table.py")
+        raise SystemExit(f"{code} or {name} is there already; see rolloutdoctor/packs.py")
     for path, text in ((rule, RULE), (test, TEST)):
         for key, value in {"@CODE@": code, "@NAME@": name, "@CLASS@": class_name}.items():
             text = text.replace(key, value)
         path.write_text(text, encoding="utf-8")
-    start, rest = table.split("RULES: tuple[AnyRule, ...] = (\n", 1)
-    entries, end = rest.split(")\n\n", 1)
-    lines = [*entries.splitlines(), f"    {class_name}(),"]
-    codes[class_name] = code
-    lines.sort(key=lambda line: codes[line.strip().removesuffix("(),")])
-    start = start.replace("\nAnyRule =", f"from rolloutdoctor.rules.{module} import {class_name}\n\nAnyRule =", 1)
-    table = start + "RULES: tuple[AnyRule, ...] = (\n" + "\n".join(lines) + "\n)\n\n" + end
-    TABLE.write_text(table, encoding="utf-8")
-    written = [str(path) for path in (rule, test, TABLE)]
+    codes[_entry(rule)] = code
+    start, rest = PACKS.read_text(encoding="utf-8").split("RULES = (\n", 1)
+    end = rest.split("\n)\n", 1)[1]
+    lines = "".join(f'    "{entry}",\n' for entry in sorted(codes, key=codes.__getitem__))
+    PACKS.write_text(f"{start}RULES = (\n{lines})\n{end}", encoding="utf-8")
+    written = [str(path) for path in (rule, test)]
     subprocess.run([sys.executable, "-m", "ruff", "check", "--quiet", "--fix", *written], check=True)
     subprocess.run([sys.executable, "-m", "ruff", "format", "--quiet", *written], check=True)
-    print(f"wrote {rule.relative_to(ROOT)} and {test.relative_to(ROOT)}, and one line in rolloutdoctor/rules/table.py")
+    print(f"wrote {rule.relative_to(ROOT)} and {test.relative_to(ROOT)}, and one line in rolloutdoctor/packs.py")
     print("run UPDATE=1 pytest tests/test_readme.py for the table of rules in docs")
 
 
@@ -159,9 +164,10 @@ def _code(path: Path) -> str:
     return found[1] if found else ""
 
 
-def _class(path: Path) -> str:
+def _entry(path: Path) -> str:
+    """Return the line of a rule in the table: its module and its class."""
     found = re.search(r"^class (\w+)\(\w*Rule\b", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return found[1] if found else ""
+    return f"rules.{path.parent.name}.{path.stem}:{found[1] if found else ''}"
 
 
 if __name__ == "__main__":

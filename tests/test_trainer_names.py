@@ -1,4 +1,4 @@
-"""A trainer is known by name in its own folder, its importer, its recorder and its callback, and nowhere else."""
+"""A trainer is known by name in its own folder, the table of packs, readers of logs, its recorder and its callback."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ import rolloutdoctor
 from rolloutdoctor.trainers.table import TRAINERS
 
 ROOT = Path(rolloutdoctor.__file__).parent
-OWN_ROOMS = ("trainers", "importers", "recorders", "callbacks", "metric_names")
+OWN_ROOMS = ("trainers", "packs.py", "importers", "opening", "recorders", "callbacks", "metric_names")
 MODULES = {str(path.relative_to(ROOT)): path for path in sorted(ROOT.rglob("*.py"))}
 OTHERS = [name for name in MODULES if Path(name).parts[0] not in OWN_ROOMS]
 

@@ -56,4 +56,4 @@ def test_bad_names_are_one_sentence(copy, words):
     done = make(copy, *words)
     assert done.returncode == 1
     assert done.stderr.startswith("make rule NAME=kebab-case-name CODE=RDO001")
-    assert not list((copy / "rolloutdoctor" / "rules").glob("made*"))
+    assert not list((copy / "rolloutdoctor" / "rules").rglob("made*"))
