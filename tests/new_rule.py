@@ -1,7 +1,7 @@
 """Write the skeleton of a rule: ``make rule NAME=kebab-case-name CODE=RDO001``.
 
-It writes the rule's file and its test in the folder of their family, and enters the rule in `rolloutdoctor/packs.py`. What it writes runs and passes as it
-is: it counts trained tokens whose two log-probs differ, until you say what it should measure instead.
+It writes the rule and its test in the folders of their family, and enters the rule in `rolloutdoctor/packs.py`. What
+it writes runs and passes as it is: it counts trained tokens whose two log-probs differ, until you say what it should measure instead.
 """
 
 import re

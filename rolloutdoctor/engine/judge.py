@@ -25,9 +25,8 @@ from rolloutdoctor.results.findings import NOTHING_READ, Excluded, Finding, NotA
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.audited import AuditedRule, audited_stages
 from rolloutdoctor.rules.base import Context, Judgement, counted
-from rolloutdoctor.rules.integrity.options_refuted import questions
 from rolloutdoctor.rules.logged_gaps import gaps_of
-from rolloutdoctor.rules.table import AnyRule
+from rolloutdoctor.rules.table import RULES, AnyRule
 from rolloutdoctor.rules.table_rule import Measured
 from rolloutdoctor.search.diagnosis import Diagnosis, undiagnosed
 from rolloutdoctor.search.known_faults import code_of
@@ -68,7 +67,7 @@ def judge(
     excluded: list[Excluded] = []
     skipped, not_applicable = list(plan.skipped), list(plan.not_applicable)
     notes = _notes(plan, state)
-    notes += questions(context)
+    notes += [question for rule in RULES for question in rule.questions(context)]
     doubts = find_doubts(context, diagnosis.fixes)
     for rule in plan.rules:
         seen = _seen_by(rule, state, context)

@@ -120,6 +120,10 @@ class Rule(ABC, Generic[M]):
         """Say what else stands in the way."""
         return None
 
+    def questions(self, context: Context) -> Sequence[str]:
+        """Ask the user for what would settle something, in sentences of the report, whatever rules were chosen."""
+        return ()
+
     def measure_tokens(self, block: "TokenBlock") -> Mapping[str, "Tensor"]:
         """Measure the tokens of some rows in the pass that evaluates them, for `rows` (`adds`) or `measure_rows`.
 

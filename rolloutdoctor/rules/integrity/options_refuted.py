@@ -57,7 +57,7 @@ class OptionsRefuted(CountingRule):
         """Nothing logged, nothing refuted."""
         if self.judge(run, context) is not None:
             return None
-        asked = questions(context)
+        asked = self.questions(context)
         if asked:
             seen, _, remedy = asked[0].rpartition(": ")
             return Missing(seen, remedy)
@@ -103,6 +103,18 @@ class OptionsRefuted(CountingRule):
             advice="look for code that rebuilds the mask after the trainer cleared it",
         )
 
+    def questions(self, context: Context) -> list[str]:
+        """Ask for options that were only assumed, and of which the log shows another value."""
+        found = [one.words for one in context.refuted if one.assumed]
+        for cause in context.causes.get(self.code, ()):
+            names = _assumed_behind(cause, context)
+            if names:
+                found.append(
+                    f"{cause.words}: this reproduces {cause.as_found:,} of {cause.compared:,} logged {cause.quantity}, "
+                    f"and nothing states {' or '.join(names)}: pass it with --set {names[0]}=VALUE"
+                )
+        return found
+
     def judge(self, run: AuditedMeasured, context: Context) -> Judgement | None:
         """An error: the run is not what its options say."""
         causes = tuple(cause for cause in context.causes.get(self.code, ()) if not _assumed_behind(cause, context))
@@ -120,19 +132,6 @@ class OptionsRefuted(CountingRule):
             )
         kept = {**context.causes, self.code: causes}
         return super().judge(run, replace(context, causes=kept))
-
-
-def questions(context: Context) -> list[str]:
-    """Ask for options that were only assumed, and of which the log shows another value."""
-    found = [one.words for one in context.refuted if one.assumed]
-    for cause in context.causes.get(OptionsRefuted.code, ()):
-        names = _assumed_behind(cause, context)
-        if names:
-            found.append(
-                f"{cause.words}: this reproduces {cause.as_found:,} of {cause.compared:,} logged {cause.quantity}, "
-                f"and nothing states {' or '.join(names)}: pass it with --set {names[0]}=VALUE"
-            )
-    return found
 
 
 def _stated(context: Context) -> list[Refuted]:
