@@ -1,7 +1,8 @@
 """Write the skeleton of a rule: ``make rule NAME=kebab-case-name CODE=RDO001``.
 
 It writes the rule and its test in the folders of their family, and enters the rule in `rolloutdoctor/packs.py`. What
-it writes runs and passes as it is: it counts trained tokens whose two log-probs differ, until you say what it should measure instead.
+it writes runs and passes as it is: it counts trained tokens whose two log-probs differ, until you say what it should
+measure instead.
 """
 
 import re

@@ -13,7 +13,7 @@ from rolloutdoctor.metric_names.identities import IDENTITIES, Identity
 from rolloutdoctor.metric_names.table import TRAINERS
 from rolloutdoctor.testing import diagnose_log
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parents[1]
 MADE = {run["name"]: run for run in json.loads((HERE / "data" / "logs.json").read_text())}
 """By `data/make_logs.py`."""
 SLIME = {run["name"]: run for run in json.loads((HERE.parent / "parity" / "data" / "slime_runs.json").read_text())}

@@ -16,7 +16,7 @@ from rolloutdoctor.trainers.options import Layer, resolve
 from rolloutdoctor.trainers.prime_rl.trainer import TRAINER
 from rolloutdoctor.trainers.releases import parse_version
 
-DATA = Path(__file__).parent / "data" / "prime_rl.parquet"
+DATA = Path(__file__).parents[2] / "goldens" / "data" / "prime_rl.parquet"
 SINGLE = Bound(2e-6, 1e-9, "float32 ratios of log-probs that are far apart lose several units of exp(d)")
 
 pytestmark = [compared("golden", SINGLE)]
