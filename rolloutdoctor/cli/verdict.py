@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rolloutdoctor.engine.parts import Executor
     from rolloutdoctor.results.findings import Report
     from rolloutdoctor.rules.table import AnyRule
+    from rolloutdoctor.views.style import Style
 
 SelectOption = Annotated[
     list[str] | None,
@@ -82,6 +84,65 @@ StateDirOption = Annotated[
         "--state-dir", metavar="DIR", help="With --engine ray: save each finished part there; a rerun skips those."
     ),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judging:
+    """Options about the verdict: by which rules, in which form, and when the exit code is 1."""
+
+    select: SelectOption = None
+    ignore: IgnoreOption = None
+    require: RequireOption = None
+    format_: FormatOption = opt.Format.full
+    output_file: opt.OutputOption = None
+    fail_on: FailOnOption = opt.FailOn.error
+    exit_zero: ExitZeroOption = False
+    color: opt.ColorOption = opt.Color.auto
+    quiet: opt.QuietOption = False
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show measures, places, options, references and histograms.")
+    ] = False
+
+    @property
+    def is_selective(self) -> bool:
+        """True if rules were chosen or left out."""
+        return bool(self.select or self.ignore)
+
+    def rules(self) -> "tuple[AnyRule, ...]":
+        """Return the rules that are asked for."""
+        from rolloutdoctor.rules.table import pick
+
+        return pick(words(self.select), words(self.ignore))
+
+    def style(self) -> "Style":
+        """Return how the report is written."""
+        from rolloutdoctor.results.findings import Severity
+
+        fails = None if self.fail_on is opt.FailOn.never else Severity[self.fail_on.value.upper()]
+        plain = opt.style_of(self.color, to_file=self.output_file is not None, verbose=self.verbose)
+        return replace(plain, fail_at=fails, quiet=self.quiet)
+
+    def exit_code(self, report: "Report", must_test: frozenset[str] = frozenset()) -> int:
+        """Return the exit code of a report; says on stderr which of the rules that must be tested were skipped."""
+        return exit_code(report, self.fail_on, exit_zero=self.exit_zero, must_test=must_test)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """Options about where the parts of a run are measured."""
+
+    workers: WorkersOption = 1
+    engine: EngineOption = None
+    state_dir: StateDirOption = None
+
+    @property
+    def is_one_process(self) -> bool:
+        """True if this process does it all."""
+        return self.workers == 1 and self.engine is None
+
+    def executor(self) -> "Executor | None":
+        """Choose where parts are measured; None: in this process."""
+        return executor(self.engine, self.workers, self.state_dir)
 
 
 def executor(engine: str | None, workers: int, state_dir: str | None) -> "Executor | None":

@@ -12,19 +12,25 @@ from rolloutdoctor.results.errors import UsageError
 if TYPE_CHECKING:
     from rolloutdoctor.results.findings import Finding, Report
 
-BaselineOption = Annotated[
-    str | None,
-    typer.Option(
-        "--baseline",
-        metavar="FILE.json",
-        envvar="ROLLOUTDOCTOR_BASELINE",
-        help="Findings in this file do not change the exit code; new or worse ones do.",
-    ),
-]
-WriteBaselineOption = Annotated[
-    str | None,
-    typer.Option("--write-baseline", metavar="FILE.json", help="Write the findings of this check as a baseline."),
-]
+
+@dataclass(frozen=True, kw_only=True)
+class Baselines:
+    """Options about findings that are known."""
+
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            "--baseline",
+            metavar="FILE.json",
+            envvar="ROLLOUTDOCTOR_BASELINE",
+            help="Findings in this file do not change the exit code; new or worse ones do.",
+        ),
+    ] = None
+    write_baseline: Annotated[
+        str | None,
+        typer.Option("--write-baseline", metavar="FILE.json", help="Write the findings of this check as a baseline."),
+    ] = None
+
 
 EXPECTED = "give a file that check --write-baseline wrote"
 _VERSION = 1

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.io.run import Run
     from rolloutdoctor.opening.open_any import ConvertOptions
     from rolloutdoctor.results.several import CheckedRun
-    from rolloutdoctor.views.style import Style
 
 _WORST_FIRST = (ABNORMAL, FINDINGS, NOTHING_CHECKED, 0)
 
@@ -37,16 +36,7 @@ def runs_at(paths: list[str], dump: "ConvertOptions") -> "list[NamedRun]":
 
 
 def check_several(
-    paths: list[str],
-    source: Source,
-    options: "CheckOptions",
-    *,
-    format_: opt.Format,
-    output_file: str | None,
-    fail_on: opt.FailOn,
-    exit_zero: bool,
-    must_test: frozenset[str],
-    style: "Style",
+    paths: list[str], source: Source, options: "CheckOptions", judging: verdict.Judging, must_test: frozenset[str]
 ) -> int:
     """Check every run that the paths name, print one line for each, and return the worst exit code.
 
@@ -57,17 +47,16 @@ def check_several(
     from rolloutdoctor.commands.check.each import check_each
     from rolloutdoctor.commands.check.several import RENDERERS
 
-    if format_.value not in RENDERERS:
-        raise UsageError(f"--each has no format {format_.value} (known: {', '.join(RENDERERS)})")
+    form, output_file, style = judging.format_, judging.output_file, judging.style()
+    if form.value not in RENDERERS:
+        raise UsageError(f"--each has no format {form.value} (known: {', '.join(RENDERERS)})")
     check_target(output_file, "--output-file")
 
     def opening(found: list[str]) -> "AbstractContextManager[Run]":
         return dumps.opening(found, source, quiet=True, logs_alone=True)
 
     def code(run: "CheckedRun") -> int:
-        if run.report is None:
-            return ABNORMAL
-        return verdict.exit_code(run.report, fail_on, exit_zero=exit_zero, must_test=must_test)
+        return ABNORMAL if run.report is None else judging.exit_code(run.report, must_test)
 
     found = runs_at(paths, source.dump)
     codes: set[int] = set()
@@ -78,8 +67,8 @@ def check_several(
             yield run, code(run)
             del run
 
-    pieces = RENDERERS[format_.value](coded(), [run.name for run in found], style)
-    if output_file is None and format_ is not opt.Format.json:
+    pieces = RENDERERS[form.value](coded(), [run.name for run in found], style)
+    if output_file is None and form is not opt.Format.json:
         for piece in pieces:
             show(piece, colored=style.color)
     else:

@@ -24,59 +24,67 @@ if TYPE_CHECKING:
     from rolloutdoctor.opening.open_any import ConvertOptions
     from rolloutdoctor.results.findings import Report
 
-FollowOption = Annotated[
-    bool, typer.Option("--follow", help="Keep checking as the run grows: each whole step once, each new finding once.")
-]
-StateOption = Annotated[
-    str | None,
-    typer.Option("--state", metavar="FILE", help="With --follow: save the progress there, and resume from it."),
-]
-OnFindingOption = Annotated[
-    str | None,
-    typer.Option(
-        "--on-finding",
-        metavar="COMMAND",
-        help="With --follow: run this for each new finding, which comes as JSON on its standard input.",
-    ),
-]
-UntilIdleOption = Annotated[
-    float | None,
-    typer.Option("--until-idle", metavar="SECONDS", min=0, help="With --follow: end after this long without new data."),
-]
-EveryOption = Annotated[
-    float | None,
-    typer.Option("--every", metavar="SECONDS", min=0.01, help="With --follow: polling interval; by default 1 to 30 s."),
-]
-
 COMMAND_SECONDS = 60
 """A command of --on-finding that takes longer is ended."""
 
 _SOONEST, _LATEST, _SLOWER = 1.0, 30.0, 1.3
 
 
-@dataclass(frozen=True)
-class FollowOptions:
-    """Options of following.
+@dataclass(frozen=True, kw_only=True)
+class Following:
+    """Options of following."""
 
-    Attributes:
-        state: file to keep what was counted in.
-        on_finding: command for each new finding.
-        until_idle: seconds without news after which to end; None: never.
-        every: seconds between two looks; None: more as nothing is new.
-        lines_on_stderr: True if standard output is for the report alone.
-        quiet: True to say nothing but findings.
-    """
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="Keep checking as the run grows: each whole step once, each new finding once."),
+    ] = False
+    state_file: Annotated[
+        str | None,
+        typer.Option("--state", metavar="FILE", help="With --follow: save the progress there, and resume from it."),
+    ] = None
+    on_finding: Annotated[
+        str | None,
+        typer.Option(
+            "--on-finding",
+            metavar="COMMAND",
+            help="With --follow: run this for each new finding, which comes as JSON on its standard input.",
+        ),
+    ] = None
+    until_idle: Annotated[
+        float | None,
+        typer.Option(
+            "--until-idle", metavar="SECONDS", min=0, help="With --follow: end after this long without new data."
+        ),
+    ] = None
+    every: Annotated[
+        float | None,
+        typer.Option(
+            "--every", metavar="SECONDS", min=0.01, help="With --follow: polling interval; by default 1 to 30 s."
+        ),
+    ] = None
 
-    state: str | None
-    on_finding: str | None
-    until_idle: float | None
-    every: float | None
-    lines_on_stderr: bool
-    quiet: bool
+    def refuse_unless_followed(self) -> None:
+        """Refuse options that only following has.
 
-    @property
+        Raises:
+            UsageError: if one was given without `follow`.
+        """
+        named = {
+            "--state": self.state_file,
+            "--on-finding": self.on_finding,
+            "--until-idle": self.until_idle,
+            "--every": self.every,
+        }
+        given = [name for name, value in named.items() if value is not None]
+        if given and not self.follow:
+            raise UsageError(f"{given[0]} goes with --follow; add it, or leave this out")
+
     def command(self) -> list[str]:
-        """The words of the command."""
+        """Return the words of the command.
+
+        Raises:
+            UsageError: if it is none.
+        """
         try:
             words = shlex.split(self.on_finding or "")
         except ValueError as error:
@@ -86,23 +94,15 @@ class FollowOptions:
         return words
 
 
-def refuse_unless_followed(**given: object) -> None:
-    """Refuse options that only following has.
-
-    Raises:
-        UsageError: if one was given.
-    """
-    for name, value in given.items():
-        if value is not None:
-            raise UsageError(f"--{name.replace('_', '-')} goes with --follow; add it, or leave this out")
-
-
 def follow(
     paths: list[str],
     dump: "ConvertOptions",
     options: "CheckOptions",
-    how: FollowOptions,
+    how: Following,
     finish: "Callable[[Report], int]",
+    *,
+    lines_on_stderr: bool,
+    quiet: bool,
 ) -> tuple["Report", "Kept"]:
     """Follow a run until it is idle, or a signal comes.
 
@@ -112,6 +112,8 @@ def follow(
         options: what to check.
         how: how to follow.
         finish: prints the report; what it returns is the exit code.
+        lines_on_stderr: True if standard output is for the report alone.
+        quiet: True to say nothing but findings.
 
     Raises:
         InputError: if a file cannot be read, or was replaced.
@@ -121,21 +123,21 @@ def follow(
     from rolloutdoctor.commands.follow.kept import Kept, load
     from rolloutdoctor.commands.follow.opening import Followed
 
-    command = how.command
-    check_target(how.state, "--state", whole="a state")
-    kept = load(how.state) if how.state is not None and Path(how.state).exists() else Kept()
+    command = how.command()
+    check_target(how.state_file, "--state", whole="a state")
+    kept = load(how.state_file) if how.state_file is not None and Path(how.state_file).exists() else Kept()
 
     def tell(sentence: str) -> None:
-        if not how.quiet:
+        if not quiet:
             say(sentence)
 
     def keep(now: "Kept") -> None:
-        if how.state is not None:
-            write_whole(now.content(), how.state, "--state")
+        if how.state_file is not None:
+            write_whole(now.content(), how.state_file, "--state")
 
     def said(change: "Change") -> None:
         line = f"{change.line}\n"
-        if how.lines_on_stderr:
+        if lines_on_stderr:
             say(change.line)
         else:
             show(line)
@@ -154,7 +156,7 @@ def follow(
     return follower.report(whole=True), kept
 
 
-def _until_idle(follower: "Follower", how: FollowOptions) -> None:
+def _until_idle(follower: "Follower", how: Following) -> None:
     """Look again and again."""
     # Not by a clock: of a machine that was suspended, or slow to look, nobody knows that nothing came meanwhile.
     idle, pause = 0.0, how.every or _SOONEST
