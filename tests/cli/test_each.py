@@ -192,7 +192,7 @@ def test_several_runs_in_a_file(rolloutdoctor, tmp_path):
 
 @pytest.mark.parametrize(("runs", "code"), [(2, 0), (3, 2)])
 def test_many_runs_of_a_project_are_not_checked_unasked(tmp_path, monkeypatch, runs, code):
-    monkeypatch.setattr("rolloutdoctor.commands.check.cli._MOST_RUNS", 2)
+    monkeypatch.setattr("rolloutdoctor.commands.check.modes._MOST_RUNS", 2)
     project = tmp_path / "p.db"
     with closing(sqlite3.connect(project)) as database:
         database.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, run_name TEXT, step INTEGER, metrics TEXT)")
