@@ -174,6 +174,7 @@ def test_what_the_rows_lack_is_said(mixed, tmp_path):
         (["--at", "0"], "no step before it to compare with; the steps are 0 to 2"),
         (["--at", "3"], "no step after it"),
         (["--at", "1", "--before", "0"], "before"),
+        (["--steps", "5000:"], "neither rows nor log hold the"),
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(tmp_path, words, part):

@@ -109,7 +109,8 @@ class UnitTables(StepConsumer):
 
     def rows(self) -> pl.DataFrame:
         """Return the rows, `described`."""
-        return described(concatenated(self._rows, EMPTY_ROWS, by=ROW))
+        empty = pl.DataFrame(schema=EMPTY_ROWS.schema | {name: one.dtype for name, one in ROW_COLUMNS.items()})
+        return described(concatenated(self._rows, empty, by=ROW))
 
     def cells(self) -> pl.DataFrame:
         """Return the sums over the tokens of each row and bin, ``step, row, position, probability``, and `tokens`."""
