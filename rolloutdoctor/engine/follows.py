@@ -10,9 +10,11 @@ from dataclasses import replace
 from enum import IntEnum
 from math import inf
 
+from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.stages import STAGES
 from rolloutdoctor.results.findings import Finding, Severity
 from rolloutdoctor.rules.base import Context
+from rolloutdoctor.trainers.spec import PartOptions
 
 Condition = Callable[[Finding, Finding, Context], bool]
 """Predicate of a cause and another finding: the second follows from the first."""
@@ -143,6 +145,14 @@ def _of_same_names(cause: Finding, found: Finding, context: Context) -> bool:
     return not names.isdisjoint(found.headline.split())
 
 
+def _is_of_kl_options(cause: Finding, found: Finding, context: Context) -> bool:
+    """The log contradicts options of the KL alone, and follows from a KL that counts twice."""
+    if cause.cause is None or found.cause is not None or not context.refuted or context.trainer is None:
+        return False
+    of_kl = [context.trainer.parts.get(part, PartOptions()).off for part in (Part.KL_REWARD, Part.KL_LOSS)]
+    return all(any(one.option in off for off in of_kl) for one in context.refuted)
+
+
 def _is_bare(cause: Finding, found: Finding, context: Context) -> bool:
     """No hypothesis explains what was found: rows that logged values prove to be shifted have a cause of their own."""
     return found.cause is None
@@ -256,6 +266,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDI004", ("RDA015",), _always),
     ("RDA004", ("RDA003", "RDA006", "RDA007"), _is_error),
     ("RDM007", ("RDM001",), _always),
+    ("RDG009", ("RDI014",), _is_of_kl_options),
     ("RDG007", ("RDM003",), _is_negative_kl),
     ("RDM001", ("RDG005",), _is_of_kl_metric),
     ("RDI008", ("RDO001", "RDO006", "RDM003", "RDG005", "RDM001"), _always),

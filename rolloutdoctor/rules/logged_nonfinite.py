@@ -56,9 +56,9 @@ def judge_nonfinite(table: pl.DataFrame, context: Context) -> Oddity | None:
     names = sorted(
         set(chain.from_iterable(bad["bad"])),
         key=lambda name: (
-            quantity[name] not in REACHES_WEIGHTS,
-            quantity[name] in OF_FUNCTIONS,
-            order.index(quantity[name]),
+            quantity.get(name) not in REACHES_WEIGHTS,
+            quantity.get(name) in OF_FUNCTIONS,
+            order.index(quantity[name]) if name in quantity else len(order),
             name,
         ),
     )
@@ -69,13 +69,15 @@ def judge_nonfinite(table: pl.DataFrame, context: Context) -> Oddity | None:
     words = _clause(same, bad, table)
     if rest:
         words += f"; {_clause([rest[0]], bad, table)}" + (f" ({len(rest) - 1:,} more)" if len(rest) > 1 else "")
-    reaches, partial = quantity[first] in REACHES_WEIGHTS, quantity[first] in OF_FUNCTIONS
+    known = {quantity[name] for name in names if name in quantity}
+    # Of functions that score some rows, and of what nobody knows, a NaN may be the mean of nothing.
+    reaches, partial = quantity.get(first) in REACHES_WEIGHTS, quantity.get(first) in {*OF_FUNCTIONS, None}
     onset = steps[first][0]
     return Oddity(
         severity=Severity.ERROR if reaches else Severity.INFO if partial else Severity.WARNING,
         words=words,
         advice=f"inspect the batch of step {onset}: empty masks, a log of 0 and overflows give NaN",
-        why="" if reaches else _KL_ALONE if {quantity[name] for name in names} == {"kl"} else HIDDEN,
+        why="" if reaches else _KL_ALONE if known == {"kl"} else HIDDEN,
         onset=onset,
     )
 

@@ -225,6 +225,11 @@ def _padding(shift: float, seed: int) -> Run:
     return found
 
 
+def _first_ratio(factor: float) -> float:
+    """How many times further apart the first 16 tokens of rows behind the first of their pack are, in the mean."""
+    return 1 + (factor - 1) * float(np.exp(-np.arange(16) / 32).mean())
+
+
 def _packed(factor: float, seed: int) -> Run:
     """The first tokens of rows behind the first of their pack are so many times further apart."""
     found = []
@@ -362,7 +367,7 @@ CASES = (
         _padding,
         planted=lambda shift: shift * 0.01 * MEAN_SIZE,
     ),
-    Case("RDO013", "gap factor after the first row of a pack", (1.5, 2, 4, 8, 16), _packed),
+    Case("RDO013", "gap factor after the first row of a pack", (1.5, 2, 4, 8, 16), _packed, planted=_first_ratio),
     Case("RDO014", "logit noise after the first sync", (0.02, 0.05, 0.1, 0.3, 1.0), _corrupted),
     Case("RDG015", "share of lost updates", (0.3, 0.6, 0.8, 1.0), _lost_updates),
     Case("RDI005", "share of tokens filled with 0", (0.0003, 0.001, 0.003, 0.01, 0.05), _sampler("filled")),
@@ -389,5 +394,11 @@ CASES = (
     ),
     Case("RDA015", "share of resampled rewards", (0.01, 0.1, 0.3, 0.5, 0.7), _noisy_verifier),
     Case("RDA019", "correlation of score and length (slope)", (0.1, 0.3, 0.6, 1.0), _lengthy, warns=False),
-    Case("RDT011", "share of looping responses, last step", (0.01, 0.05, 0.1, 0.2, 0.5), _loops),
+    Case(
+        "RDT011",
+        "share of looping responses, last step",
+        (0.01, 0.05, 0.1, 0.2, 0.5),
+        _loops,
+        planted=lambda share: share / 2,
+    ),
 )

@@ -21,6 +21,7 @@ from rolloutdoctor.results.several import CheckedRun
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.table import RULES
 from rolloutdoctor.testing import diagnose
+from rolloutdoctor.trainers.table import find
 from rolloutdoctor.views.style import Style
 from rolloutdoctor.views.table import RENDERERS
 from rolloutdoctor.views.verdict import verdict
@@ -231,6 +232,23 @@ def test_an_identity_that_fails_follows_from_what_changed_its_metrics():
     refuted = Refuted("actor_rollout_ref.actor.kl_loss_coef", "0.1", False, "words", "evidence")
     context = replace(NO_CONTEXT, refuted=(refuted,))
     assert told(failed, finding("RDI014"), context=context) == [("RDI014", None), ("RDM008", "RDI014")]
+
+
+def test_an_option_of_the_kl_that_is_refuted_follows_from_a_kl_that_counts_twice():
+    cause = Cause("kl-in-reward-and-loss", "RDG009", "words", "advantages", 4, 0, 4, 0.1, explains=("advantages",))
+    twice, refuted = finding("RDG009", cause=cause), finding("RDI014")
+
+    def context(*options):
+        trainer = find("verl")
+        return replace(NO_CONTEXT, trainer=trainer, refuted=tuple(Refuted(one, "", False, "", "") for one in options))
+
+    of_kl = "algorithm.use_kl_in_reward"
+    assert told(twice, refuted, context=context(of_kl)) == [("RDG009", None), ("RDI014", "RDG009")]
+    # Another option, the same without a hypothesis, and nothing refuted, have a cause of their own.
+    for found, options in (
+        (twice, (of_kl, "algorithm.gamma")), (finding("RDG009"), (of_kl,)), (twice, ()),
+    ):  # fmt: skip
+        assert ("RDI014", None) in told(found, refuted, context=context(*options))
 
 
 def test_the_order():

@@ -5,6 +5,7 @@ import json
 import pytest
 
 import rolloutdoctor as rd
+from rolloutdoctor.importers.logs.printed import pairs
 
 LINE = "step:{} - actor/pg_loss:0.0{} - actor/grad_norm:0.3 - critic/score/mean:0.{} - response_length/mean:100.5\n"
 
@@ -76,3 +77,15 @@ def test_a_number_beyond_float32_is_infinite(tmp_path):
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (found,) = [one for one in rd.check(tmp_path / "log.jsonl").findings if one.code == "RDM003"]
     assert found.headline == "grad_norm is infinite in step 2 (3.4e+38 before)"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("number of nan iterations:   1 | loss: 0.5", [("number of nan iterations", "1"), ("loss", "0.5")]),
+        ("loss nan grad_norm inf reward 0.5", [("loss", "nan"), ("grad_norm", "inf"), ("reward", "0.5")]),
+        ("loss nan | kl: 0.1", [("loss", "nan"), ("kl", "0.1")]),
+    ],
+)
+def test_nan_as_a_word_of_a_name_is_no_value(line, expected):
+    assert list(pairs(line)) == expected

@@ -168,6 +168,18 @@ def test_a_kl_that_is_nan_throughout_is_a_warning(tmp_path):
     assert (found.severity.label, found.headline) == ("warning", "kl is NaN in all 3 logged steps")
 
 
+def test_a_nan_under_a_name_that_nobody_knows_is_told(tmp_path):
+    mine = [{**ORDINARY, "mine/odd": value} for value in (1.0, float("nan"), 2.0)]
+    found, value = only(report_of(trainer_state(tmp_path, *mine)), "RDM003")
+    assert (found.severity.label, found.verdict, value["nonfinite_steps"]) == ("info", "confirmed", 1)
+    assert found.headline == "mine/odd is NaN in step 2 (1 before)"
+    # A known one is the first to be told.
+    found, _ = only(report_of(trainer_state(tmp_path, ORDINARY, {**ORDINARY, "a": float("inf"), "loss": float("nan")})),
+                    "RDM003")  # fmt: skip
+    assert found.severity.label == "error"
+    assert found.headline.startswith("loss and a are NaN or infinite in step 2")
+
+
 def test_one_line_of_nan_names_the_step_and_the_metrics(tmp_path):
     bad = dict.fromkeys(("clip_ratio/low_min", "clip_ratio/high_max", "entropy"), float("nan"))
     path = trainer_state(tmp_path, ORDINARY | bad)

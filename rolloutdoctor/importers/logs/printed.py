@@ -26,7 +26,9 @@ _TOKENS = re.compile(
 )
 _PAIR = re.compile(
     r"(?<![\w./@-])([A-Za-z_][\w./@()-]{0,100}+(?: [A-Za-z_(][\w./@()-]{0,40}+){0,4}?)"
-    rf"(?: ?[:=] {{0,40}}|[ \t]{{1,40}})({NUMBER})(?:/ ?([0-9]{{1,18}}))?%?(?=$|[\s,;|)\]}}]|[a-z]{{1,2}}\b| -)"
+    # Megatron counts "number of nan iterations".
+    rf"(?: ?[:=] {{0,40}}|[ \t]{{1,40}}(?!(?i:nan|inf) [a-z]{{1,40}}+ ?:))"
+    rf"({NUMBER})(?:/ ?([0-9]{{1,18}}))?%?(?=$|[\s,;|)\]}}]|[a-z]{{1,2}}\b| -)"
 )
 _COUNTER = re.compile(
     r"(?i)(?<![\w/.])(global[_ ]step|training[_ ]step|train[_ ]step|steps?|iteration|iter|it|update|episode|epoch)\b"

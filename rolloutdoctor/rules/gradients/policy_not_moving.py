@@ -9,7 +9,7 @@ import polars as pl
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.required_columns import loss_columns, prompt_columns
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, percent
+from rolloutdoctor.rules.base import KEEP_EXAMPLES, Context, Judgement, Missing, counted, number, percent
 from rolloutdoctor.rules.off_policy.engine_frozen import CONTEXTS, TOKENS, is_bf16
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, of_smallest
 
@@ -43,9 +43,11 @@ class PolicyNotMoving(TableRule):
     rows, so that equal rewards and clipped tokens count as none, and a finite learning rate and gradient norm above 0
     where these are logged, so that a warm-up, also of a critic, counts as none. The policy did not move in a pair whose
     two log-probs are the same number to 2^-20. It is found where 90 % of 20 pairs or more are so: of a policy that
-    moves, one in a thousand is. Only tokens below probability 0.99 count. Where siblings of a step have different
-    log-probs in one context, the noise of kernels hides a small move, and the rule is skipped, as it is where log-probs
-    are stored in bf16. Exposed: a trainer that stores the log-probs of a frozen engine as its own looks the same.
+    moves, one in a thousand is. So it is of the contexts of two steps with a single update between (`lost_updates`),
+    where such updates before it and after it moved the policy by 2^-10 or more in the median. Only tokens below
+    probability 0.99 count. Where siblings of a step have different log-probs in one context, the noise of kernels hides
+    a small move, and the rule is skipped, as it is where log-probs are stored in bf16. Exposed: a trainer that stores
+    the log-probs of a frozen engine as its own looks the same.
 
     ## What to do
     Compare a weight before and after one optimizer step; look at the parameter groups of the optimizer, the boundary of
@@ -72,6 +74,8 @@ class PolicyNotMoving(TableRule):
     least_shared: int = 4
     share: float = 0.9
     sure: float = -0.01
+    moves: float = 2.0**-10
+    """Median move by one update, beside which one below 2^-20 is none: updates of a run differ by less than that."""
 
     def columns(self, context: Context) -> frozenset[str]:
         """Return the columns of the loss and of a context."""
@@ -133,36 +137,32 @@ class PolicyNotMoving(TableRule):
                 *STEP_KEY, context=f"context_{place}", trainer=trainer, sampler=f"sampler_{place}"
             )
             each.append(of_smallest("context", CONTEXTS, seen))
-        trainer, first, last = pl.col("trainer"), pl.col("step").min(), pl.col("step").max()
         records = pl.concat(each)
-        step_of = pl.col("step")
-        pairs = records.group_by("context").agg(
-            pl.first("split"),
-            first=first,
-            step=last,
-            one=trainer.filter(step_of == first).min(),
-            other=trainer.filter(step_of == last).min(),
-            wide=pl.max_horizontal(
-                *(trainer.filter(step_of == at).max() - trainer.filter(step_of == at).min() for at in (first, last))
-            ),
-            shared=pl.max_horizontal(*((step_of == at).sum() for at in (first, last))) > 1,
-            copied=(pl.col("sampler") == trainer).all(ignore_nulls=False),
-        )
+        pairs = _pairs(records).join(steps.rename({"before": "before_first", "step": "first"}), on="first")
         return (
-            pairs.join(steps.rename({"before": "before_first", "step": "first"}), on="first")
-            .join(steps, on="step")
+            pairs.join(steps, on="step")
             .with_columns(
                 updates=pl.col("before").cast(pl.Int64) - pl.col("before_first").cast(pl.Int64),
                 same=pl.col("one") == pl.col("other"),
                 rounded=pl.lit(is_bf16(records["trainer"])),
             )
-            .filter(pl.col("first") < pl.col("step"))
-            .sort("step", "context")
+            .with_columns(lost=self._lost())
+            .sort("step", "first", "context")
         )
+
+    def _lost(self) -> pl.Expr:
+        """Tell of the pairs of one update whether it is lost: others, before it and after, did move the policy."""
+        one, interval = pl.col("next") & (pl.col("updates") == 1), ("next", "first", "step")
+        same = pl.col("same").mean().over(interval)
+        counts = one & (pl.len().over(interval) >= self.least_pairs)
+        move = (pl.col("one") - pl.col("other")).abs().median().over(interval)
+        moved = pl.col("step").filter(counts & (move >= self.moves))
+        return counts & (same >= self.share) & pl.col("step").is_between(moved.min(), moved.max(), closed="none")
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the number of contexts, and how many did not move."""
-        counts = (pl.col("updates") >= self.updates) & (pl.col("wide") == 0)
+        counts = ~pl.col("next") & (pl.col("updates") >= self.updates) & (pl.col("wide") == 0)
+        at, one = pl.col("step"), pl.col("next") & (pl.col("updates") == 1)
         move = (pl.col("one") - pl.col("other")).abs().filter(counts)
         return {
             "same_share": (pl.col("same").filter(counts).mean(), "share"),
@@ -170,6 +170,8 @@ class PolicyNotMoving(TableRule):
             "same_contexts": ((pl.col("same") & counts).sum(), "contexts"),
             "most_updates": (pl.col("updates").filter(counts).max(), "updates"),
             "move_median": (move.median(), "nats"),
+            "lost_updates": (at.filter("lost").n_unique().cast(pl.Int64), "updates"),
+            "updates_seen": (at.filter(one).n_unique().cast(pl.Int64), "updates"),
         }
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
@@ -193,7 +195,7 @@ class PolicyNotMoving(TableRule):
                 f"{self.least_pairs}",
                 "widen --steps to where prompts recur",
             )
-        shared = run.table.filter("shared")["wide"] == 0
+        shared = run.table.filter(~pl.col("next"), "shared")["wide"] == 0
         if len(shared) >= self.least_shared and shared.sum() >= self.share * len(shared):
             return None
         return Missing(
@@ -203,9 +205,9 @@ class PolicyNotMoving(TableRule):
         )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
-        """A warning."""
+        """A warning: of a policy that does not move, or that some updates do not move."""
         if run["same_share"] is None or run["same_share"] < self.share:
-            return None
+            return self._of_some(run)
         updates = counted(run.count("most_updates"), "update")
         return Judgement(
             severity=Severity.WARNING,
@@ -219,3 +221,59 @@ class PolicyNotMoving(TableRule):
             advice="compare a weight before and after an optimizer step: gradients that are dropped, an optimizer over "
             "other parameters, or updates that are lost in bf16",
         )
+
+    def _of_some(self, run: Measured) -> Judgement | None:
+        """A warning where single updates, between others that moved the policy, did not."""
+        lost, seen = run.count("lost_updates"), run.count("updates_seen")
+        if not lost:
+            return None
+        steps = sorted(set(run.table.filter("lost")["first"].to_list()))
+        told = ", ".join(map(str, steps[:KEEP_EXAMPLES])) + (" and others" if len(steps) > KEEP_EXAMPLES else "")
+        return Judgement(
+            severity=Severity.WARNING,
+            confirmed=False,
+            headline=f"{lost:,} of {counted(seen, 'update')} left the log-probs of recurring contexts as they were",
+            message=f"the updates of step {told} changed the log-prob of the same token in the same context in less "
+            f"than {percent(1 - self.share)} of the contexts, and others moved it by {number(run['move_median'])} nats "
+            f"in {self.updates} updates or more",
+            evidence="old_log_probs of contexts that recur in neighbouring steps, equal to 2^-20; the gradient is "
+            "recomputed from the rows",
+            advice="compare a weight before and after the optimizer steps of these: a gradient that is dropped or "
+            "overwritten, or log-probs of an engine that gets new weights every few steps",
+        )
+
+
+def _pairs(records: pl.DataFrame) -> pl.DataFrame:
+    """Each context at two steps: at its first and last, and, `next`, at each and the one in which it comes again.
+
+    Args:
+        records: ``split, step, context, trainer, sampler``.
+    """
+    trainer = pl.col("trainer")
+    at = (
+        records.group_by("context", "step")
+        .agg(
+            pl.first("split"),
+            trainer=trainer.min(),
+            wide=trainer.max() - trainer.min(),
+            shared=pl.len() > 1,
+            copied=(pl.col("sampler") == trainer).all(ignore_nulls=False),
+        )
+        .sort("context", "step")
+    )
+    later = [pl.col(name).shift(-1).over("context").alias(f"{name}_later") for name in ("step", "trainer", "wide")]
+    both = at.with_columns(*later, shared_later=pl.col("shared").shift(-1).over("context"), next=pl.lit(value=True))
+    ends = at.group_by("context", maintain_order=True).agg(
+        *(pl.first(name) for name in ("split", "step", "trainer", "wide", "shared")),
+        *(pl.last(name).alias(f"{name}_later") for name in ("step", "trainer", "wide", "shared")),
+        copied=pl.col("copied").all(ignore_nulls=False),
+        next=pl.lit(value=False),
+    )
+    return (
+        pl.concat([both, ends], how="diagonal")
+        .filter(pl.col("step") < pl.col("step_later"))
+        .select(
+            "context", "split", "copied", "next", first="step", step="step_later", one="trainer", other="trainer_later",
+            wide=pl.max_horizontal("wide", "wide_later"), shared=pl.col("shared") | pl.col("shared_later"),
+        )
+    )  # fmt: skip

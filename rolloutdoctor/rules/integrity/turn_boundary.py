@@ -37,9 +37,9 @@ class TurnBoundary(TableRule):
     turns of a step end or more, and none that the model goes on after, as it does after the `>` of a tag at which an
     agent loop stops it; its separator the id that always follows it within masked spans, of eight such places in the
     run or more: a template that writes several things behind it has none. Ids alone are compared, so no tokenizer is
-    needed. A finding is of eight turns or more, and one of twenty, without the separator; exposed, because a template
-    may end the turns of the model in another way. Where masked spans have no end-of-turn token, nothing says what
-    follows it: the rule is skipped. Responses with a single turn show nothing of it.
+    needed. A warning is of eight turns or more, and one of twenty, without the separator, and fewer are information;
+    exposed, because a template may end the turns of the model in another way. Where masked spans have no end-of-turn
+    token, nothing says what follows it: the rule is skipped. Responses with a single turn show nothing of it.
 
     ## What to do
     Append the separator of the chat template when a turn of the model is followed by another (upstream, verl derives it
@@ -174,16 +174,18 @@ class TurnBoundary(TableRule):
         )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
-        """A warning."""
-        bare, turns, share = run.count("bare_turns"), run.count("turns"), run["bare_share"]
-        is_sure = run.count("rendered") >= self.fewest and run["rendered_share"] == 1
-        if not is_sure or bare < self.fewest or share is None or share < self.least:
+        """A warning, and of few turns information."""
+        bare, turns, share = run.count("bare_turns"), run.count("turns"), run["bare_share"] or 0.0
+        is_sure = min(run.count("rendered"), turns) >= self.fewest and run["rendered_share"] == 1
+        if not is_sure or not bare:
             return None
+        is_fault = bare >= self.fewest and share >= self.least
+        lack = "lacks" if bare == 1 else "lack"
         end, after = run["end_id"], run["separator_id"]
         return Judgement(
-            severity=Severity.WARNING,
+            severity=Severity.WARNING if is_fault else Severity.INFO,
             confirmed=False,
-            headline=f"{bare:,} of {counted(turns, 'turn')} ({percent(share)}) lack the separator that the chat "
+            headline=f"{bare:,} of {counted(turns, 'turn')} ({percent(share)}) {lack} the separator that the chat "
             "template puts after them",
             message=f"id {after} follows id {end} in all of {run.count('rendered'):,} rendered places, and in "
             f"{turns - bare:,} of {turns:,} where a turn of the model ends and a masked span begins",

@@ -35,12 +35,13 @@ class VersionStamps(TableRule):
     *Placeholder*: the newest version of a row is known and its oldest is below 0, in nine of ten rows or more, so that
     no row has a lag. *Beyond*: a version from after its step, where versions count steps and others are not ahead of
     theirs. *Falling*: in three steps the newest version is below that of an earlier step by more than twice the largest
-    lag until then, and by more than 2, and it rises again from there: the counter started over. *Constant*: one
-    version in eight steps or more, although the sampler's weights changed. They did if the trainer moved away from the
-    reference, in mean size of its log-prob difference from the first of these steps to the last, by four times what
-    sampler and trainer are apart at both ends, and by 0.02 nats: the sampler would else have been left behind. Without
-    that evidence a constant stamp is what `stale-policy` looks at, and this rule is skipped. A row has two stamps, not
-    one for each token: a version that changed some tokens earlier than the stamp says is not seen.
+    lag until then, and by more than 2, and it rises again from there: the counter started over. Where the log ends
+    before it rises, the rows may as well be as old as their stamps say; that takes eight steps before the fall.
+    *Constant*: one version in eight steps or more, although the sampler's weights changed. They did if the trainer
+    moved away from the reference, in mean size of its log-prob difference from the first of these steps to the last, by
+    four times what sampler and trainer are apart at both ends, and by 0.02 nats: the sampler would else have been left
+    behind. Without that evidence a constant stamp is what `stale-policy` looks at, and this rule is skipped. A row has
+    two stamps, not one for each token: a version that changed some tokens earlier than the stamp says is not seen.
 
     ## What to do
     Read the version before the request is sent, keep it with the tokens that it sampled, and take the oldest over
@@ -105,7 +106,7 @@ class VersionStamps(TableRule):
             .sort(STEP_KEY)
         )
         stamps = LagTable(steps)
-        stopped, fallen = stamps.stopped(self.same), _fallen(steps)
+        stopped, fallen = stamps.stopped(self.same), _fallen(steps, self.same)
         moved = None if stopped is None else self._moved(steps.tail(stopped[1]))
         return rows.with_columns(
             beyond=step.is_in(stamps.beyond()) & (newest > step + 1),
@@ -185,7 +186,7 @@ class VersionStamps(TableRule):
             words = f"{counted(steps, 'step')} from {first} on {'holds' if steps == 1 else 'hold'} versions from after"
             found.append((f"{words} {'it' if steps == 1 else 'them'}", "read the version before the request is sent"))
         if run["fallen_from"] is not None:
-            words = f"the version counter starts over at step {run['fallen_from']}"
+            words = _fall(table, int(run["fallen_from"]))
             found.append((words, "restore the version of the policy when a run is resumed"))
         if run["trainer_move"] is not None:
             same = counted(run.count("same_version_steps"), "step")
@@ -211,15 +212,31 @@ class VersionStamps(TableRule):
         )
 
 
-def _fallen(steps: pl.DataFrame) -> int | None:
-    """Step at which a version counter starts over: it falls farther than any lag before, and rises again; or None.
+def _fallen(steps: pl.DataFrame, before: int) -> int | None:
+    """Step from which on versions are farther below those before than any lag was; None if there is none.
+
+    They rise again from there, or there are so many steps before, and the versions stay as low to the end.
 
     Args:
         steps: ``step, newest, oldest``, in order.
+        before: the least number of steps before a fall after which nothing rises.
     """
     newest, oldest = pl.col("newest"), pl.coalesce("oldest", "newest")
     high, later = newest.cum_max(), newest.reverse()
     lag = (high - oldest).cum_max().shift(fill_value=0)
-    fall = high.shift(fill_value=-1) - later.rolling_max(3).reverse()
-    starts = (fall > pl.max_horizontal(2, 2 * lag)) & (newest < later.cum_max().reverse())
-    return cast(int | None, steps.filter(starts)["step"].min())
+    below = pl.max_horizontal(2, 2 * lag)
+    rises = (high.shift(fill_value=-1) - later.rolling_max(3).reverse() > below) & (newest < later.cum_max().reverse())
+    stays = (high.shift(fill_value=-1) - later.cum_max().reverse() > below) & (pl.int_range(pl.len()) >= before)
+    return cast(int | None, steps.filter(rises | stays)["step"].min())
+
+
+def _fall(rows: pl.DataFrame, at: int) -> str:
+    """Say from where to where the newest version falls at a step, and what that shows."""
+    step = pl.col("step")
+    before, now, later = (rows.filter(part)["policy_version_max"].max() for part in (step < at, step == at, step > at))
+    if later is not None and later > now:
+        return f"the version counter starts over at step {at}"
+    return (
+        f"the newest version falls from {before} to {now} at step {at}: the version counter started over, or the rows "
+        "are that old"
+    )

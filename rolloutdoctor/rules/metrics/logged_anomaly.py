@@ -25,7 +25,8 @@ class LoggedAnomaly(TableRule):
     """A logged number that is NaN or infinite, that cannot be (a negative entropy), or is out of all proportion.
 
     ## What it does
-    Reads every logged metric of training steps whose name is known. No rollouts are needed.
+    Reads every logged metric of training steps; of one whose name is not known, whether it is a number. No rollouts are
+    needed.
 
     ## Why it matters
     A NaN in the loss or the gradient norm reaches the weights, unless the trainer skips the step; in any other metric
@@ -35,16 +36,17 @@ class LoggedAnomaly(TableRule):
 
     ## How it is measured
     `nonfinite_steps` have a NaN or an infinity: an error in the loss, the gradient norm or those of a critic, else a
-    warning; information in the reward of a function, which may have scored no response. So is a metric that is logged
-    at first and not in the last steps (five, and three times the interval at which it was logged). `impossible_steps`
-    have a value beyond what its quantity can be: a warning, and information where all of an entropy are negative, which
-    is another sign. `negative_kl_steps` have a KL below -0.01, which rounding in bfloat16 does not reach: a warning
-    where the configuration says that the KL in the loss is k2 or k3. Where nothing says it they are information, since
-    k1 may be negative, and so are two below -0.001. `*_peak` is the largest value divided by the mean of all others;
-    with more than ten values, a `kl_peak` above 10 is a finding where the tail of the others does not explain it, or it
-    is above 100 nats, without proof that it did harm: a warning from half a nat on, information where it is in one
-    line, or in fewer than 2 %, and the KL after it is what it was. So is a gradient norm above 1e7, which no loss that
-    averages tokens of rewards near 1 gives. Confirmed but for a large value alone: the log itself is the proof.
+    warning; information in the reward of a function, which may have scored no response, and in a metric of a name that
+    is not known. So is a metric that is logged at first and not in the last steps (five, and three times the interval
+    at which it was logged). `impossible_steps` have a value beyond what its quantity can be: a warning, and information
+    where all of an entropy are negative, which is another sign. `negative_kl_steps` have a KL below -0.01, which
+    rounding in bfloat16 does not reach: a warning where the configuration says that the KL in the loss is k2 or k3.
+    Where nothing says it they are information, since k1 may be negative, and so are two below -0.001. `*_peak` is the
+    largest value divided by the mean of all others; with more than ten values, a `kl_peak` above 10 is a finding where
+    the tail of the others does not explain it, or it is above 100 nats, without proof that it did harm: a warning from
+    half a nat on, information where it is in one line, or in fewer than 2 %, and the KL after it is what it was. So is
+    a gradient norm above 1e7, which no loss that averages tokens of rewards near 1 gives. Confirmed but for a large
+    value alone: the log itself is the proof.
 
     ## What to do
     Look at the rollouts of the steps listed; `RDI001` finds the tokens. For a negative KL, check which estimator and
@@ -75,15 +77,15 @@ class LoggedAnomaly(TableRule):
     small_kl: float = 0.5
 
     def metrics(self, context: Context) -> frozenset[str]:
-        """Every metric whose name is known."""
-        return frozenset(metric_quantities(context.metrics))
+        """Every metric: of one whose name is not known, whether it is a number."""
+        return frozenset(context.metrics)
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A log without a known name."""
-        return None if self.metrics(context) else not_logged(context, "loss", "kl", "grad_norm")
+        return None if metric_quantities(context.metrics) else not_logged(context, "loss", "kl", "grad_norm")
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each step that logged any of them."""
+        """One line for each step that logged one whose name is known, or that is NaN or infinite somewhere."""
         logged = pl.col("logged")
         beyond = pl.lit(value=False)
         for name, (low, high) in BOUNDS.items():
@@ -94,7 +96,10 @@ class LoggedAnomaly(TableRule):
                 beyond |= (pl.col("metric") == metric) & is_out
         is_bad = ~logged.is_finite()
         metric_of = {name: context.quantities.get(name, ("", None))[0] for name in ("kl", "grad_norm")}
-        metrics, nonfinite = nonfinite_columns(run.metrics)
+        is_told = pl.col("metric").is_in(list(metric_quantities(context.metrics))) | is_bad.any().over(
+            "split", "metric"
+        )
+        metrics, nonfinite = nonfinite_columns(run.metrics.filter(is_told))
         table = metrics.group_by(STEP_KEY, maintain_order=True).agg(
             *nonfinite,
             is_finite=~is_bad.any(),

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
-from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.ops.bounds import median_bound
+from rolloutdoctor.results.findings import Excluded, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
@@ -147,6 +148,20 @@ class PackingLeak(TableRule):
             f"{counted(run.count('packs'), 'pack')} of several rows with {self.least_tokens} of the first "
             f"{self.first_tokens} tokens below probability 0.9; needs {fewest}",
             "record more steps",
+        )
+
+    def excluded(self, run: Measured, context: Context) -> Excluded:
+        """Bound the ratio of the median pack."""
+        ratios = (run.table["behind"] / run.table["first"].clip(lower_bound=1e-6)).to_list()
+        return Excluded(
+            code=self.code,
+            effect="a gap behind the first row of a pack",
+            bound=median_bound(ratios),
+            unit="times that of the first",
+            estimate=run["gap_ratio"] or 0.0,
+            limit=inf if (run["gap_behind"] or 0.0) < self.nats else self.times,
+            seen=len(ratios),
+            of="packs",
         )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:

@@ -168,7 +168,7 @@ class SamplerMismatchLogged(NumbersRule):
         bound = 3 * (np.sqrt(2 * gap) + gap)
         if gap > self.small_k3 or abs(mean - 1) <= max(bound, self.least_apart):
             return None
-        counts = f"for a {1 / mean:.0f}th" if mean < 1 else f"{mean:.3g} times"
+        counts = f"for one part in {1 / mean:.0f}" if mean < 1 else f"{mean:.3g} times"
         return Judgement(
             severity=Severity.WARNING,
             confirmed=True,

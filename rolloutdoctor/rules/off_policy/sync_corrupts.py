@@ -1,6 +1,6 @@
 """RDO014: weight syncs that leave the sampler with weights that the trainer never had."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import median
@@ -49,8 +49,8 @@ class SyncCorrupts(TableRule):
     third has at most 1.5 times the first): the distance to weights before the first update grows with each update, at
     least with the root of their number, and that of a sampler which is always some versions behind stays, but its
     versions rise after the trainer's. Without stamps such a jump is skipped, as with stamps that contradict each other
-    (`version-stamps` has those). Nor may the gap of older rows be 1.5 times that of newer ones. `stale-policy` has what
-    is left.
+    (`version-stamps` has those), and as a smaller one of three times or more that does not grow. Nor may the gap of
+    older rows be 1.5 times that of newer ones. `stale-policy` has what is left.
 
     ## What to do
     After a sync compare every weight of the engine with the trainer's, or the log-probs of one prompt; look at expert
@@ -80,6 +80,8 @@ class SyncCorrupts(TableRule):
     uses = ("response_mask", "ref_log_probs", *STAMPS, "optim_step_id")
 
     factor: float = 10.0
+    smaller: float = 3.0
+    """A lasting rise that a sampler some versions behind has as well, and that a sync may have made."""
     least: float = 0.1
     lasting: int = 3
     flat_steps: int = 5
@@ -147,12 +149,13 @@ class SyncCorrupts(TableRule):
     def _jump(self, steps: pl.DataFrame) -> int | None:
         """Step of a jump that older weights do not explain; one that never comes if there is none.
 
-        None of one that they may explain, where a sampler that is always as many versions behind has it as well.
+        None of one that they may explain, and of one that is smaller than what is found.
         """
         gaps, never = steps["gap"].to_list(), 2**62
         place = rise(gaps, factor=self.factor, after=self.lasting)
         if place is None or median(gaps[place:]) < self.least:
-            return never
+            smaller = rise(gaps, factor=self.smaller, after=self.lasting)
+            return None if smaller is not None and self._is_flat(gaps[smaller:]) else never
         after = steps.slice(place)
         older = (after["gap_old"] / after["gap"]).median()
         if isinstance(older, float) and older >= self.flat:
@@ -161,15 +164,17 @@ class SyncCorrupts(TableRule):
         # A reference that is moved says nothing of the initial weights.
         if apart.count() == len(apart) and apart[-1] >= 0.5 * max(steps["apart"].drop_nulls().to_list()) > 0:
             return found if bool((after["gap"] >= self.beyond * apart).all()) else never
-        late = gaps[place:]
-        third = max(1, len(late) // 3)
-        is_flat = len(late) >= self.flat_steps and median(late[-third:]) <= self.flat * median(late[:third])
-        if place > 2 or not is_flat:
+        if place > 2 or not self._is_flat(gaps[place:]):
             return never
         before, at = steps["version"][place - 1], steps["version"][place]
         if before is None or at is None:
             return None
         return found if at > before else never
+
+    def _is_flat(self, late: Sequence[float]) -> bool:
+        """Tell whether a gap stays what it is, as the distance to weights before the first update does not."""
+        third = max(1, len(late) // 3)
+        return len(late) >= self.flat_steps and median(late[-third:]) <= self.flat * median(late[:third])
 
     def quantities(self) -> Mapping[str, Quantity]:
         """The gap before and after."""

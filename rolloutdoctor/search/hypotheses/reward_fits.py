@@ -25,6 +25,9 @@ MOST_TRIED = 1_000_000
 LEAST_SPAN = 100.0
 """Radii between the advantages of two rows from which those of the others follow."""
 
+SLACK = 2.0**-20
+"""Of the largest reward: what the rounding of two to float32 and a few sums leaves of a multiple."""
+
 FEWEST_BOUNDED = 3
 """Rows that give the same bound."""
 
@@ -139,6 +142,22 @@ def _bounded(low: float | None, high: float | None) -> Hypothesis:
 # Rows with the reward of another.
 
 
+def _spacing(values: Tensor, finest: float) -> float:
+    """Spacing of the lattice on which some ascending values lie, or `finest`, where that is wider.
+
+    >>> round(_spacing(torch.tensor([0.1, 0.4, 0.8]), 1e-4), 4)
+    0.1
+    """
+    common, slack = 0.0, SLACK * float(values.abs().max())
+    for gap in values.diff().tolist():
+        # Euclid's algorithm, to within what rounding leaves of so many multiples.
+        while gap > finest:
+            times = round(common / gap)
+            rest = abs(common - times * gap)
+            common, gap = gap, rest if rest > (times + 1) * slack else 0.0
+    return max(common, finest)
+
+
 def _known(group: _Group, values: Tensor, own: int) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
     """Pairs of rows of a group and rewards for both, ``[k]`` each: `own` of them have their own; None: too many."""
     size, count = len(group.rows), len(values)
@@ -172,9 +191,9 @@ def _sources(group: _Group, values: Tensor) -> tuple[Tensor, float] | None:
         if pairs is None:
             return None
         one_k, other_k, first_k, second_k = pairs
-        # A larger advantage goes with a larger score.
+        # A larger advantage goes with a larger score; what rounding leaves of equal ones is none.
         rise_k = second_k - first_k - (group.penalty_n[other_k] - group.penalty_n[one_k])
-        rises_k = rise_k * (group.logged_n[other_k] - group.logged_n[one_k]) > 0
+        rises_k = rise_k * (group.logged_n[other_k] - group.logged_n[one_k]).sign() > SLACK * values.abs().max()
         made_kn, error_kn = group.predicted(one_k[rises_k], other_k[rises_k], first_k[rises_k], second_k[rises_k])
         place_kn = torch.searchsorted(values, made_kn).clamp(1, len(values) - 1)
         below_kn, above_kn = values[place_kn - 1], values[place_kn]
@@ -186,7 +205,7 @@ def _sources(group: _Group, values: Tensor) -> tuple[Tensor, float] | None:
             best = int(changed_k.argmin())
             changed = int(changed_k[best])
             # Rewards on a lattice are of the step whatever they are.
-            width = max(2 * float(error_kn[best].max()), float(values.diff().min()))
+            width = _spacing(values, 2 * float(error_kn[best].max()))
             bits = log2(max(float(values[-1] - values[0]) / (width * len(values)), 1.0))
             tried = log2(len(made_kn)) if len(group.rows) - changed < 3 else 0.0
             return near_kn[best], (changed - (2 - own)) * bits - tried

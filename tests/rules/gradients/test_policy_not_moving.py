@@ -117,3 +117,29 @@ def test_not_enough():
     assert skipped.reason.startswith("0 contexts recur after 4 updates")
     (skipped,) = report_on([without(one, "rollout_log_probs") for one in run(model(), 3)], **TRL).skipped
     assert skipped.reason.startswith("0 contexts")
+
+
+def some_lost(*lost, rate=0.05, steps=8):
+    """Steps after which the weights are those before, where they are `lost`."""
+    versions = [sum(each not in lost for each in range(step)) for step in range(steps)]
+    made = run(model(rate=rate), steps)
+    return [replace(made[version], step=step) for step, version in enumerate(versions)]
+
+
+@pytest.mark.parametrize(
+    ("lost", "count"),
+    [((3,), 1), ((2, 4, 5), 3), ((0,), 0), ((6,), 0), ((0, 1, 5, 6), 0)],
+    ids=["one", "three", "the first", "the last", "warm-up and decay"],
+)
+def test_updates_that_are_lost_among_others(lost, count):
+    found = found_in(some_lost(*lost))
+    assert (found is not None) == bool(count)
+    if count:
+        assert (found.severity.label, found.verdict) == ("warning", "exposed")
+        assert found.headline == f"{count} of 7 updates left the log-probs of recurring contexts as they were"
+        assert values(found)["lost_updates"] == count
+
+
+def test_updates_beside_which_one_is_lost_move_enough():
+    found = [found_in(some_lost(3, rate=rate)) for rate in (2e-4, 0.02)]
+    assert [each is not None for each in found] == [False, True]

@@ -67,13 +67,17 @@ def test_in_some_of_the_turns():
         {"lost": 0.0},
         # A template without a separator: the next turn begins at once, everywhere.
         {"separator": (), "rendered": (START,)},
-        # Too few to be no slip.
-        {"turns": 2, "count": 1, "lost": 0.3},
     ],
-    ids=["kept", "no separator", "two turns"],
+    ids=["kept", "no separator"],
 )
 def test_clean(options):
     assert outcomes(report_on(steps(**options), trainer=None, select=[CODE])) == {CODE: "clean"}
+
+
+def test_few_turns_without_it_are_information():
+    found = found_by(CODE, steps(turns=2, count=1, lost=0.3), trainer=None)
+    assert found.severity.label == "info"
+    assert 1 <= values(found)["bare_turns"] < 8
 
 
 def test_not_applicable():

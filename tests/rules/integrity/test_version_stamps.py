@@ -55,6 +55,25 @@ def test_a_counter_that_starts_over():
     assert found.headline == "the version counter starts over at step 10"
 
 
+@pytest.mark.parametrize(
+    ("before", "last", "is_found"),
+    [(8, 1, True), (8, 2, True), (7, 1, False)],
+    ids=["one step of older versions", "two steps", "too few steps before them"],
+)
+def test_versions_that_fall_at_the_end(before, last, is_found):
+    # After the fall nothing rises, so the rows may be as old as that.
+    batches = stamped(before + last, lambda step, row: (0, 0) if step >= before else (step, step))
+    report = report_on(batches, trainer=None, select=[CODE])
+    headline = f"the newest version falls from {before - 1} to 0 at step {before}: the version counter started over, "
+    assert [each.headline for each in report.findings] == [headline + "or the rows are that old"] * is_found
+
+
+def test_the_lag_of_earlier_rows_hides_a_fall_at_the_end():
+    for last, is_found in ((3, True), (4, False)):  # 11 and 10 below the newest, and the largest lag is 5
+        batches = stamped(16, lambda step, row, last=last: (max(step - 5, 0), step) if step < 15 else (last, last))
+        assert len(report_on(batches, trainer=None, select=[CODE]).findings) == is_found
+
+
 def test_one_stamp_over_syncs():
     # The trainer moves 0.05 nats a step from the reference, and the sampler stays within 0.01 of it.
     moving = {"policy": lambda s: -1.0 - 0.05 * s, "rollout": lambda s: -1.01 - 0.05 * s, "ref": -1.0}

@@ -75,19 +75,30 @@ def test_what_follows_from_it():
         lambda: gaps([0.015, *(0.1 * step for step in range(1, 9))]),
         lambda: run_of(Policy(rate=0.3), 12, versions=lambda step, row: 0),
         lambda: run_of(Policy(rate=0.1), 14, versions=lambda step, row: min(step, 5)),
-        # A sampler that is always some versions behind, or another model from the start.
-        lambda: run_of(Policy(rate=0.1), 10, versions=lambda step, row: max(0, step - 1)),
+        # Another model from the start, one step, two, and a rise of less than three times.
         lambda: gaps([0.8] * 8),
-        # A gap below what a kernel leaves, one step, and two.
-        lambda: gaps([0.001, *[0.05] * 7]),
+        lambda: gaps([0.02, *[0.05] * 7]),
         lambda: gaps([0.01] * 4 + [0.8] + [0.01] * 4),
         lambda: gaps([0.01] * 6 + [0.8] * 2),
         lambda: [one.batch() for one in sampled_run(5)],
     ],
-    ids=["root", "line", "never", "stops", "behind", "always", "small", "one", "two", "healthy"],
+    ids=["root", "line", "never", "stops", "always", "less", "one", "two", "healthy"],
 )
 def test_look_alikes(made):
     assert outcomes(report_on(made(), trainer=None, select=[CODE])) == {CODE: "clean"}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: run_of(Policy(rate=0.1), 10, versions=lambda step, row: max(0, step - 1)),
+        lambda: gaps([0.02, *[0.07] * 7]),
+        lambda: gaps([0.001, *[0.05] * 7]),
+    ],
+    ids=["a sampler one version behind", "three times", "below what is found"],
+)
+def test_a_small_rise_that_stays_is_not_judged(made):
+    assert outcomes(report_on(made(), trainer=None, select=[CODE])) == {CODE: "skipped"}
 
 
 @pytest.mark.parametrize("lag", [1, 2, 3])
