@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 COMPARING := tests/sample_data tests/goldens tests/trainers tests/rules tests/views tests/recorders tests/evaluation/test_shared_evaluation.py \
 	tests/evaluation/test_float32.py tests/parity/test_radii.py
-NUMBERS := tests/goldens tests/trainers tests/formulas tests/evaluation tests/parity/test_radii.py
+NUMBERS := tests/goldens tests/trainers tests/formulas tests/evaluation tests/parity/test_radii.py tests/rules tests/sample_data tests/audit
 EVERY ?= 18
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -35,8 +35,8 @@ test-portable: $(VENV)/.dev
 test-lowest: $(VENV)/.dev
 	$(BIN)/python tests/portable.py lowest -n 2 -q $(COMPARING)
 
-# Numbers, as any library would add them up: the terms of every sum in a random order. The first of every 18
-# tests of each file, a minute of CPU; EVERY=1 runs them all.
+# Numbers and verdicts, as any library would add them up: the terms of every sum in a random order. The first of every
+# 18 tests of each file, three minutes of CPU; EVERY=1 runs them all.
 test-random-order: $(VENV)/.dev
 	$(BIN)/python tests/portable.py random-order -n 2 -q --every $(EVERY) $(NUMBERS)
 

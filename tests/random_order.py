@@ -20,8 +20,11 @@ class RandomOrder(TorchFunctionMode):
     """Put the terms of every sum of torch, and of numpy's sums over runs, in a random order.
 
     Attributes:
+        active: how many of them are entered: none where bits may be compared.
         changed: how many sums were.
     """
+
+    active = 0
 
     def __init__(self, seed=0):
         super().__init__()
@@ -29,10 +32,12 @@ class RandomOrder(TorchFunctionMode):
         self.patch = pytest.MonkeyPatch()
 
     def __enter__(self):
+        RandomOrder.active += 1
         self.patch.setattr(np, "add", _Add(np.add, self))
         return super().__enter__()
 
     def __exit__(self, *error):
+        RandomOrder.active -= 1
         self.patch.undo()
         return super().__exit__(*error)
 

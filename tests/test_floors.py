@@ -19,7 +19,8 @@ ADVISORIES = {
     "ray": ("2.54.0", "CVE-2026-27482: a page in a browser deletes jobs by the dashboard"),
     # CVE-2026-25087 (up to 23.0.0) is of files of Arrow IPC read with pre-buffering, and none is read here.
     "pyarrow": ("14.0.1", "CVE-2023-47248: an extension type in a file executes code"),
-    "orjson": ("3.9.15", "CVE-2024-27454: deep nesting ends the process"),
+    # 3.9.15 had ended CVE-2024-27454, the same of what is read.
+    "orjson": ("3.11.6", "CVE-2025-67221: deep nesting of what is written ends the process"),
 }
 """Package to the first release without a hole, and which; looked up in November 2026."""
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -109,7 +109,7 @@ class RunTables:
 
 
 def metrics_frame(keys: Sequence["StepKey"], values: Sequence[Mapping[str, float | None]]) -> pl.DataFrame:
-    """Return named values of some steps as the table `metrics`; None is left out.
+    """Return named values of some steps as the table `metrics`, sorted; None is left out.
 
     Args:
         keys: the steps.
@@ -121,7 +121,8 @@ def metrics_frame(keys: Sequence["StepKey"], values: Sequence[Mapping[str, float
         "metric": list(chain.from_iterable(values)),
         "logged": list(chain.from_iterable(found.values() for found in values)),
     }
-    return pl.DataFrame(columns, schema=EMPTY_METRICS.schema, strict=False).drop_nulls("logged")
+    frame = pl.DataFrame(columns, schema=EMPTY_METRICS.schema, strict=False).drop_nulls("logged")
+    return compact(frame.sort(*STEP_KEY, "metric", maintain_order=True))
 
 
 def steps_frame(keys: Iterable["StepKey"]) -> pl.DataFrame:
@@ -141,9 +142,7 @@ def concatenated(frames: Iterable[pl.DataFrame], empty: pl.DataFrame, *, by: Seq
     """
     parts = [part.clone() for part in (empty, *frames)]
     sizes, names = [len(part) for part in parts], [dict.fromkeys(part.columns) for part in parts]
-    order = pl.concat([part.select(by) for part in parts]).select(pl.arg_sort_by(by, maintain_order=True)).to_series()
-    # Mostly the parts are in order.
-    is_sorted = order.is_sorted()
+    order = None if _are_sorted(parts, by) else _order(pl.concat([part.select(by) for part in parts]), by)
 
     def put_together(name: str) -> pl.Series:
         pieces = [
@@ -151,9 +150,25 @@ def concatenated(frames: Iterable[pl.DataFrame], empty: pl.DataFrame, *, by: Seq
             for part, size, own in zip(parts, sizes, names, strict=True)
         ]
         column = _one_series(pieces)
-        return column if is_sorted else column[order]
+        return column if order is None else column[order]
 
     return compact(map(put_together, dict.fromkeys(chain.from_iterable(names))))
+
+
+def _order(frame: pl.DataFrame, by: Sequence[str]) -> pl.Series:
+    return frame.select(pl.arg_sort_by(by, maintain_order=True)).to_series()
+
+
+def _are_sorted(parts: Iterable[pl.DataFrame], by: Sequence[str]) -> bool:
+    """Tell whether frames one after another are sorted, as mostly they are: it takes little memory beside a sort."""
+    last: tuple[Any, ...] | None = None
+    for part in parts:
+        if not len(part):
+            continue
+        if (last is not None and part.select(by).row(0) < last) or not _order(part, by).is_sorted():
+            return False
+        last = part.select(by).row(-1)
+    return True
 
 
 def _one_series(pieces: Sequence[pl.Series]) -> pl.Series:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping
-from functools import cache
+from functools import cache, lru_cache
 
 from rolloutdoctor import packs
 from rolloutdoctor.metric_names.generic import generic
@@ -242,6 +242,12 @@ def _of_words() -> dict[tuple[str, ...], list[tuple[str, MetricName]]]:
     return {words: owners for words, owners in ordered_names.items() if len({one.quantity for _, one in owners}) == 1}
 
 
+def is_named(name: str) -> bool:
+    """Tell whether a trainer's table has a name."""
+    return name in _literal() or any(one.matches(name) for _, one in _literal()["*"])
+
+
+@lru_cache(2**16)
 def _owners(name: str) -> list[tuple[str, MetricName]]:
     """Trainers that log a name, each with its metric, or metrics of different releases."""
     if name in _no_quantity():

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 
 from rolloutdoctor.metric_names.generic import taken_for
-from rolloutdoctor.metric_names.table import TRAINERS, is_bookkeeping, understood, whose
+from rolloutdoctor.metric_names.table import is_bookkeeping, is_named, understood, whose
 
 RL, DISTILLATION, SFT, DPO, KTO, ORPO, PREFERENCES, REWARD_MODEL, LANGUAGE_MODEL = (
     "reinforcement learning",
@@ -73,13 +73,8 @@ def unrecognised(names: Collection[str]) -> list[str]:
     >>> unrecognised(["train/loss", "train/positive_nll_loss"])
     ['train/positive_nll_loss']
     """
-    tables = [metric for table in TRAINERS.values() for metric in table]
     taken = {} if whose(names) else taken_for(names)
-    return [
-        name
-        for name in sorted(names)
-        if name not in taken and not is_bookkeeping(name) and not any(metric.matches(name) for metric in tables)
-    ]
+    return [name for name in sorted(names) if not (name in taken or is_bookkeeping(name) or is_named(name))]
 
 
 def _has_reward(names: Collection[str]) -> bool:

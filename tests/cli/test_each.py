@@ -203,3 +203,6 @@ def test_many_runs_of_a_project_are_not_checked_unasked(tmp_path, monkeypatch, r
     assert done.exit_code == code
     assert ("or check them with --each" in done.stderr) is (code == 2)
     assert CliRunner().invoke(app, ["check", "--each", str(project)]).exit_code == 0
+    for given in (tmp_path, tmp_path / "*.db"):
+        found = [path for run in find_runs([str(given)]) for path in run.paths]
+        assert found == [f"{project}/r{run}" for run in range(runs)]

@@ -9,6 +9,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import log_files
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -238,6 +239,40 @@ def trackio(draw, folder):
     if draw.random() < 0.1:
         (folder / "p.db-wal").write_bytes(draw.randbytes(200))
     given = draw.choice(["p.db", "p.db", ".", "p.db/a"])
+    return command_line(draw, given, ("check", "check", "info"))
+
+
+def _odd_record(draw, record):
+    """A message whose checksum is right, with other bytes, cut, or in itself many times over."""
+    how = draw.randrange(4)
+    if how == 0:
+        return changed_bytes(draw, record)
+    if how == 1:
+        return log_files.history(values.edited(draw, {"loss": 0.5, "reward": 0.25}), draw.choice([0, 2**63 - 1]))
+    if how == 2:
+        for _ in range(draw.choice([3, 2_000])):
+            record = log_files.field(2, record)
+    return record * draw.choice([1, 2, 400])
+
+
+def wandb_runs(draw, folder):
+    """A folder of wandb, whose records, blocks or files are changed."""
+    from fuzz.examples import command_line
+
+    (folder / "wandb").mkdir()
+    rows = [{"loss": 0.5, "reward": 0.25, "grad_norm": 1.0, "step": step} for step in range(draw.choice([1, 8, 60]))]
+    log_files.wandb_folder(folder / "wandb", rows)
+    (run_folder,) = (folder / "wandb").iterdir()
+    records = [log_files.config({"beta": 0.04}), *(log_files.history(row, n) for n, row in enumerate(rows))]
+    for _ in range(draw.choice([0, 1, 3])):
+        at = draw.randrange(len(records))
+        records[at] = _odd_record(draw, records[at])[: 2**20]
+    raw = log_files.log_of(records)
+    (run_folder / "run-r1.wandb").write_bytes(changed_bytes(draw, raw) if draw.random() < 0.3 else raw)
+    for name in ("config.yaml", "wandb-summary.json"):
+        text = draw.choice(['{"loss": 0.5}', "[" * 9_000, "a: &a [*a]", json.dumps(values.anything(draw))])
+        (run_folder / "files" / name).write_text(text, encoding="utf-8", errors="surrogatepass")
+    given = draw.choice(["wandb", ".", f"wandb/{run_folder.name}", f"wandb/{run_folder.name}/run-r1.wandb"])
     return command_line(draw, given, ("check", "check", "info"))
 
 
@@ -475,6 +510,7 @@ def any_log(draw, folder):
 KINDS = {
     "trainer_dumps": (trainer_dumps, 8),
     "trackio": (trackio, 3),
+    "wandb_runs": (wandb_runs, 2),
     "notebooks": (notebooks, 3),
     "measured_tables": (measured_tables, 3),
     "more_states": (more_states, 2),

@@ -328,6 +328,9 @@ def test_every_text_ends(ended, tmp_path, name):
 
 GROWING = {
     "t.csv": lambda count: "step,loss\n" + "".join(f"{step},0.5\n" for step in range(count)),
+    "wide.csv": lambda count: "\n".join(
+        ",".join([first, *(f"m{n}" if first == "step" else "1" for n in range(count))]) for first in ("step", "1", "2")
+    ),
     "t.log": lambda count: "".join(f"{{'m{step}': 0.5, 'loss': 1, 'epoch': {step}}}\n" for step in range(count)),
     "pairs.log": lambda count: "".join(f"step={step} loss=0.5 reward={step % 7}\n" for step in range(count)),
     "t.md": lambda count: "".join(f"| step | loss | m{step} |\n| 1 | 0.5 | 1 |\n\n" for step in range(count)),

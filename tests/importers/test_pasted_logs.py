@@ -8,6 +8,7 @@ import pytest
 from rolloutdoctor.importers.logs.base import LogNotes
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.io.reader_notes import ReaderNotes
 from rolloutdoctor.metric_names.table import understood
 
 TRANSFORMERS = "the console log of the transformers Trainer"
@@ -178,6 +179,20 @@ def test_a_table(text, tmp_path):
     assert first == {"loss": -0.0125, "reward": 1.25, "rewards/exact/mean": 0.25, "entropy": 0.0}
     assert second == {"loss": -0.025, "reward": 1.5, "rewards/exact/mean": 0.5, "kl": 0.125}
     assert len(found) == 2
+
+
+@pytest.mark.parametrize("line", ["| {} |", "<tr><td>{}</td></tr>", "{}"])
+def test_text_in_place_of_a_number_is_said(line, tmp_path):
+    """Not what stands where nothing was logged: the transformers Trainer writes "No Log" before the first loss."""
+    between = {"| {} |": " | ", "<tr><td>{}</td></tr>": "</td><td>", "{}": "\t"}[line]
+    rows = [["Step", "Training Loss", "reward", "kl"], ["1", "No Log", "0.5", "-"], ["2", "0.25", "oops", "0.1"]]
+    rows += [[str(step), "0.25", "0.5", "n/a"] for step in (3, 4)]
+    path = tmp_path / "table.md"
+    path.write_text("".join(line.format(between.join(row)) + "\n" for row in rows))
+    notes = ReaderNotes()
+    found = list(read_log(Source.of(str(path)), LogNotes(notes)))
+    assert [len(values) for _, _, values in found] == [1, 2, 2, 2]
+    assert list(notes.sentences) == [f"{path}: 1 cell of reward (step 2: 'oops') is no number and is left out"]
 
 
 def test_the_table_of_a_training_before_is_none_of_this_one(tmp_path):

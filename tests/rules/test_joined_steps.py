@@ -13,6 +13,8 @@ from rolloutdoctor.rules.measures.sampled_rows import SAMPLED_TOKENS
 from tests.rules.checking import assert_measured_alike, folded, report_on
 from tests.rules.test_contract import SETUPS, full_batch, logged_by
 
+pytestmark = pytest.mark.one_order
+
 SIZES = ((3, 2, 1, 2), (4, 4), (1,), (2, 2, 2))
 
 

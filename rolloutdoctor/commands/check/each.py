@@ -81,6 +81,11 @@ def _found(given: str) -> Iterator[NamedRun]:
     if Path(given).is_dir():
         yield from _of_folder(given)
         return
+    yield from _of_file(given)
+
+
+def _of_file(given: str) -> Iterator[NamedRun]:
+    """Return the runs in a file."""
     runs = _quietly(lambda: runs_of(Path(given))) or ()
     for path in [f"{given}/{run}" for run in runs] if len(runs) > 1 else [given]:
         yield NamedRun(Source.of(path).name, (path,))
@@ -99,7 +104,7 @@ def _of_pattern(pattern: str) -> Iterator[NamedRun]:
         elif _is_run_file(match) or is_journal_name(match):
             files.setdefault(str(Path(match).parent), []).append(match)
         elif not match.endswith((".metrics.parquet", ".metrics.jsonl")):
-            yield NamedRun(Source.of(match).name, (match,))
+            yield from _of_file(match)
     for inside in files.values():
         yield from _by_what_they_say(with_journals(list(filter(_is_run_file, inside)), inside))
 
@@ -167,6 +172,9 @@ def _by_values(logs: Sequence[str]) -> Iterator[NamedRun]:
     runs: list[list[tuple[str, LoggedMetrics | None]]] = []
     for path in logs:
         table = _quietly(partial(read_logs, [Source.of(path)]))
+        if table is None and len(inside := list(_of_file(path))) > 1:
+            yield from inside
+            continue
         of_one = (run for run in runs if table and all(other and not are_apart(other, table) for _, other in run))
         mine = next(of_one, None)
         if mine is None:

@@ -2,6 +2,7 @@
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
@@ -46,7 +47,7 @@ def _csv(source: Source, notes: LogNotes) -> Iterator[Entry]:
             delimiter = _delimiter(Path(source.path))
             table = csv.DictReader(_bounded(file, source.name), delimiter=delimiter)
             names = table.fieldnames or ()
-            twice = next((name for name in names if name and list(names).count(name) > 1), None)
+            twice = next((name for name, count in Counter(names).items() if name and count > 1), None)
             if twice is not None:
                 raise InputError(f"{source.name}: two columns are called {twice}; keep one of them")
             chart = _chart(names)

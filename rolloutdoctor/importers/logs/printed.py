@@ -1,8 +1,8 @@
 """Numbers in a line of text: a dict of Python or JSON, whole or cut, and names with a number behind them."""
 
 import re
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.importers.reading.cells import decimal
@@ -51,6 +51,7 @@ class Printed:
         split: that they are of.
         counter: whose number the step is, where a program counts several things.
         total_steps: steps that the run was planned for, where the line says so.
+        texts: what stands in place of a number, by name.
     """
 
     values: dict[str, float | None]
@@ -58,6 +59,7 @@ class Printed:
     split: str = TRAIN
     counter: str = ""
     total_steps: int | None = None
+    texts: Mapping[str, str] = field(default_factory=dict)
 
 
 def number(text: str) -> float | None:

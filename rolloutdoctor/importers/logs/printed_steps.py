@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from rolloutdoctor.data.step_key import TRAIN
-from rolloutdoctor.importers.logs.base import Entry, LogNotes
+from rolloutdoctor.importers.logs.base import Entry, LogNotes, NoNumber
 from rolloutdoctor.importers.logs.printed import Printed
+from rolloutdoctor.importers.reading import cells
 
 _BAR = re.compile(r"(?<![0-9])([0-9]{1,18})/([0-9]{1,18}) \[")
 _MOST_BARS = 8
@@ -62,7 +63,8 @@ def numbered(records: Sequence[Printed], bars: Bars, name: str, notes: LogNotes,
     for place, record in enumerate(records):
         counted = step + (every or 1) * (record.split == TRAIN)
         step = record.step if record.step is not None else counted if steps is None else steps.get(place, step)
-        yield step, record.split, record.values
+        odd = {name: NoNumber(cells.shown(text), f"step {step}") for name, text in record.texts.items()}
+        yield step, record.split, record.values | odd if odd else record.values
 
 
 def _interval(epochs: Sequence[float], bars: Bars) -> tuple[int | None, int | None, int]:

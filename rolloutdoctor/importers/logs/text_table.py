@@ -12,6 +12,9 @@ from rolloutdoctor.metric_names.table import writers
 _LOSSES = {"training loss": "loss", "validation loss": "eval_loss"}
 """How the transformers Trainer heads its columns in a notebook; Unsloth adds all other metrics, as `rewards / a`."""
 
+_EMPTY = {"", "-", "–", "—", "n/a", "none", "null", "no log"}
+"""Cells, in lower case, of a step at which the metric was not logged."""
+
 _CELL = re.compile(r"<t([hd])\b[^>]{0,200}>([^<]{0,300})</t\1>|</tr>")
 _GAP = re.compile(r"\s{2,}")
 _STEP = re.compile(r"[0-9]{1,18}")
@@ -37,13 +40,17 @@ class TextTable:
                 row = dict(zip(names, cells[-len(names) :], strict=True))
                 step = row.pop("step")
                 for split, prefix in ((TRAIN, ""), (EVAL, "eval_")) if _STEP.fullmatch(step) else ():
-                    values: dict[str, float | None] = {
-                        name.removeprefix("eval_"): value
+                    own = {
+                        name.removeprefix("eval_"): cell
                         for name, cell in row.items()
-                        if name.startswith("eval_") == bool(prefix) and (value := number(cell)) is not None
+                        if name.startswith("eval_") == bool(prefix)
                     }
+                    found = {name: number(cell) for name, cell in own.items()}
+                    values: dict[str, float | None] = {name: x for name, x in found.items() if x is not None}
+                    odd = {name: cell for name, cell in own.items() if found[name] is None}
                     if values:
-                        yield Printed(values, int(step), split)
+                        texts = {name: cell for name, cell in odd.items() if cell.lower() not in _EMPTY}
+                        yield Printed(values, int(step), split, texts=texts)
 
 
 def _rows(lines: Iterable[str]) -> Iterator[list[str]]:
