@@ -15,6 +15,7 @@ from rolloutdoctor.importers.logs.printed import (
     pairs,
     values_of,
 )
+from rolloutdoctor.metric_names.table import metric_quantities
 
 _PARTS = 1_000
 """Lines of a line of verl, which people print with a metric on each."""
@@ -109,7 +110,12 @@ class Pairs:
                 # A line of several may be of a response, but for one with a loss, right below the step of its update.
                 of_update = not record.values and any("loss" in name for name in metrics)
                 if len(rows) == 1 or of_update:
-                    record.values.update({name: metrics[name] for name in metrics if name not in record.values})
+                    # What the line of the step says is not said again by that of a response below it.
+                    said = {*record.values, *metric_quantities(record.values).values()}
+                    of_these = metric_quantities(metrics)
+                    record.values.update(
+                        {name: metrics[name] for name in metrics if name not in said and of_these.get(name) not in said}
+                    )
         if record is not None and _logs(record):
             yield record
 
