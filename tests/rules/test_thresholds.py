@@ -123,7 +123,13 @@ BOUNDARIES = [
         says=("skipped", "info"),
         trainer="trl",
     ),
-    near("RDT001", "distinct", 0.01, lambda x: {"reward_std": [0.0, round(x, 4)] * 10}, ("clean", "info")),
+    near(
+        "RDT001",
+        "distinct",
+        0.01,
+        lambda x: {"reward_std": [round((x + step % 7 * 0.0137) * (step % 2), 4) for step in range(60)]},
+        ("clean|skipped", "info"),
+    ),
     Boundary("RDG012", "few", {"kl": [0.03] * 5}, {"kl": [0.03] * 6}, ("clean", "warning"), "trl"),
     Boundary(
         "RDG013",

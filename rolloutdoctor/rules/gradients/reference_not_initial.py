@@ -24,9 +24,9 @@ class ReferenceNotInitial(NumbersRule):
     ## How it is measured
     `kl_at_start` is the logged KL of step 1. A warning above 0.01 nats, and above half of the median over the next five
     steps; above 0.05 nats where fewer than six are logged; above 0.3 nats where the trainer's KL of a step may be
-    measured after updates within it (verl, slime), since one step does not move a policy so far; information
-    where the first line is of two to five steps. It is about a log alone, and skipped where that starts later, as that of a resumed run does.
-    Exposed: a reference may differ on purpose.
+    measured after updates within it (verl, slime), since one step does not move a policy so far. Where the first line
+    is of two to five steps, it is information above 0.3 nats. It is about a log alone, and skipped where that starts
+    later, as that of a resumed run does. Exposed: a reference may differ on purpose.
 
     ## What to do
     Check which weights the reference was loaded from; for an adapter on top of another, merge that one first.
