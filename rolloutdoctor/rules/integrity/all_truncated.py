@@ -33,8 +33,8 @@ class AllTruncated(TableRule):
     the largest, or if every row has a `status` of length or truncated. All steps of a run: an error, with one finished
     response it is none. Five steps one after another with a share of at least 90 %: a warning. A third of all
     responses of ten steps or more, or 90 % of those of fewer: information. Where a log says no share, a mean length
-    that is one integer in ten lines or more is the length of every response. Where at least 90 % of the steps had
-    rewards that differ within groups, the task may fix the length, and all steps are a warning too.
+    that is one integer in ten lines or more is the length of every response: a warning, exposed. Where at least 90 %
+    of the steps had rewards that differ within groups, the task may fix the length, and all steps are a warning too.
 
     Stop strings leave responses without an end-of-sequence token, which TRL counts as cut off; their lengths differ, so
     a share counts only where the mean length is at least that share of the largest. Lengths below the recorded option
@@ -226,14 +226,17 @@ class AllTruncated(TableRule):
             "sampler's stop strings, or penalize length"
         )
         if whole == windows:
+            # Equal lengths without a word on how responses ended are most likely the limit, and no proof of it.
+            is_shown = from_rows or "truncated_share" in context.quantities
             fixed = len(told) > 0 and told.sum() < (1 - self.warn_from) * len(told)
             where = f"truncated{'' if size is None else f' at {size:,.0f} tokens'}{free}"
-            severe = not fixed and windows >= self.fewest
+            where = where if is_shown else f"{size:,.0f} tokens long, as at a length limit{free}"
+            severe = is_shown and not fixed and windows >= self.fewest
             return Judgement(
                 severity=Severity.ERROR if severe else Severity.WARNING,
-                confirmed=True,
+                confirmed=is_shown,
                 headline=f"every response in {lines(windows)} is {where}",
-                message=f"no response finished in {lines(windows)}: all are {where}"
+                message=f"{'no response finished' if is_shown else 'one length'} in {lines(windows)}: all are {where}"
                 + ("; rewards vary, so the task may fix the length" if fixed else ""),
                 evidence=source,
                 advice=advice,
