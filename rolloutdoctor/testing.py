@@ -229,14 +229,23 @@ def _columns(batch: RolloutBatch) -> frozenset[str]:
     return frozenset(held | {name for name in ("group_id", "rewards", "status") if batch.has(name)})
 
 
-def check_log(code: str, trainer: str | None = None, /, *, total_steps: int | None = None, **series: Any) -> Report:  # noqa: ANN401  # options have values of any kind
+def check_log(
+    code: str,
+    trainer: str | None = None,
+    /,
+    *,
+    total_steps: int | None = None,
+    every: int = 1,
+    **series: Any,  # noqa: ANN401  # options have values of any kind
+) -> Report:
     """Check a log of numbers with one rule.
 
     Args:
         code: of the rule.
         trainer: whose log it is; None: nothing says.
         total_steps: optimizer steps that the run was planned for, where the log says so.
-        series: canonical quantity to its value at each step, from step 1, under the trainer's first name of it; a name
+        every: steps from line to line, and before the first.
+        series: canonical quantity to its value at each line, under the trainer's first name of it; a name
             with a slash is a metric; any other name is an option of the trainer.
     """
     values = {name: list(each) for name, each in series.items() if name in BY_NAME or "/" in name}
@@ -245,7 +254,9 @@ def check_log(code: str, trainer: str | None = None, /, *, total_steps: int | No
     named = {one.quantity: one.pattern for table in reversed(tables) for one in reversed(table)}
     metrics = {named.get(name, name): each for name, each in values.items()}
     steps = range(max(map(len, values.values())))
-    logged = {StepKey(at + 1, TRAIN): {name: float(each[at]) for name, each in metrics.items()} for at in steps}
+    logged = {
+        StepKey((at + 1) * every, TRAIN): {name: float(each[at]) for name, each in metrics.items()} for at in steps
+    }
     run = Run([], RunMetadata().with_total_steps(total_steps), LoggedMetrics(logged))
     options = CheckOptions(rules=(find(code),), trainer=trainer, layers=(Layer("test", stated),), device="cpu")
     return check(run, options)

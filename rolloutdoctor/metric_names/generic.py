@@ -3,6 +3,7 @@
 What is read by them is said: a name here says what a number is about, and not how it was made.
 """
 
+import re
 from collections.abc import Collection
 from functools import cache
 
@@ -10,48 +11,36 @@ from rolloutdoctor.metric_names.name import MetricName
 from rolloutdoctor.metric_names.quantities import BY_NAME
 
 SPELLINGS: dict[str, tuple[str, ...]] = {
-    "reward": (
-        "reward",
-        "rewards",
-        "mean_reward",
-        "avg_reward",
-        "average_reward",
-        "reward_mean",
-        "rewards_mean",
-        "average_reward_score",
-        "rew",
-        "mean_rew",
-        "ep_rew_mean",
-        "score",
-        "mean_score",
-        "avg_score",
-        "reward_avg",
-        "train/mean_reward",
-        "train/reward_mean",
-        "rollout/ep_rew_mean",
-    ),
+    "reward": ("reward", "rewards", "reward_score", "rew", "ep_rew", "score"),
     "reward_std": ("reward_std", "std_reward", "rewards_std"),
-    "kl": ("kl", "kl_div", "kl_divergence", "kl_ref", "mean_kl", "kl_mean", "avg_kl", "ref_kl"),
-    "ppo_kl": ("approx_kl", "approxkl", "train/approx_kl"),
-    "entropy": ("entropy", "mean_entropy", "entropy_mean", "policy_entropy"),
-    "loss": ("loss", "train_loss", "total_loss", "mean_loss", "avg_loss", "training_loss"),
-    "policy_loss": ("policy_loss", "pg_loss", "actor_loss", "act_loss", "train/policy_gradient_loss"),
-    "critic_loss": ("critic_loss", "cri_loss", "value_loss", "vf_loss", "v_loss", "train/value_loss"),
-    "grad_norm": ("grad_norm", "gradnorm", "gradient_norm", "grad_norm_mean"),
-    "clip_fraction": ("clip_frac", "clipfrac", "clip_fraction", "clip_ratio", "train/clip_fraction"),
+    "kl": ("kl", "kl_div", "kl_divergence", "kl_ref", "ref_kl"),
+    "ppo_kl": ("approx_kl", "approxkl"),
+    "entropy": ("entropy", "policy_entropy"),
+    "loss": ("loss", "total_loss"),
+    "policy_loss": (
+        "policy_loss",
+        "pg_loss",
+        "loss_pg",
+        "actor_loss",
+        "loss_actor",
+        "act_loss",
+        "policy_gradient_loss",
+    ),
+    "critic_loss": ("critic_loss", "cri_loss", "value_loss", "vf_loss", "v_loss"),
+    "grad_norm": ("grad_norm", "gradnorm", "gradient_norm"),
+    "clip_fraction": ("clip_frac", "clipfrac", "clip_fraction", "clip_ratio"),
     "response_length": (
-        "response_length",
-        "mean_length",
-        "avg_length",
-        "completion_length",
-        "mean_response_length",
-        "avg_response_len",
-        "mean_completion_length",
-        "avg_completion_length",
+        *("response_length", "response_len", "resp_len", "completion_length", "completion_len"),
+        *("mean_length", "avg_length", "mean_len", "avg_len"),
     ),
     "learning_rate": ("lr", "learning_rate"),
 }
-"""Quantity to the names that are taken for it, in lower case."""
+"""Quantity to the names that are taken for it, in lower case, with or without a word of `_AROUND`."""
+
+_AROUND = re.compile(
+    r"^(train|rollout)/|(?<![a-z])(mean|avg|average|training|train|pct)_|_(mean|avg|average|pct)(?![a-z])"
+)
+"""What says that a number is a mean, or of the training."""
 
 _OF_ANY_LOG = frozenset(
     {
@@ -82,10 +71,11 @@ def _by_spelling() -> dict[str, str]:
 def generic(name: str) -> MetricName | None:
     """Return what a name that is no trainer's is taken for; None if it says too little.
 
-    >>> generic("Avg_Reward").quantity, generic("beta")
-    ('reward', None)
+    >>> generic("Avg_Reward").quantity, generic("train/reward_mean").quantity, generic("beta")
+    ('reward', 'reward', None)
     """
-    quantity = _by_spelling().get(name.lower())
+    lower = name.lower()
+    quantity = _by_spelling().get(lower) or _by_spelling().get(_AROUND.sub("", lower))
     return None if quantity is None else MetricName(name, quantity, BY_NAME[quantity].definition, "")
 
 

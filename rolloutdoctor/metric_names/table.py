@@ -108,6 +108,11 @@ def understood(
     for one in table:
         if one in known and (release is None or one.logged_at(release)):
             found.setdefault(one.quantity, (known[one], one))
+    if trainer is None:
+        # A loop of one's own may share some names with a trainer.
+        own = {name: taken for name in sorted(names) if not _owners(name) and (taken := generic(name)) is not None}
+        for name, taken in own.items():
+            found.setdefault(taken.quantity, (name, taken))
     return found
 
 

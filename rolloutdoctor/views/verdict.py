@@ -24,6 +24,9 @@ _MOST_EVENTS = 3
 _SHARE_OF_WASTE = {"zero_variance_share", "dead_share"}
 """Measures that say how much of the rollouts trained nothing."""
 
+_FEWEST_HOURS = 0.1
+"""Time that is worth a word."""
+
 _MUCH = 0.5
 """Such a share from which on the verdict says so."""
 
@@ -150,9 +153,9 @@ def _waste(report: Report) -> str:
             continue
         words = as_sentence(finding.headline)
         times = next((vital for vital in report.vitals if vital.name == "step_time"), None)
-        if times is None:
+        hours = 0.0 if times is None else times.mean * (times.steps[-1] - times.steps[0] + 1) / 3600
+        if hours < _FEWEST_HOURS:
             return f"{words}."
-        hours = times.mean * (times.steps[-1] - times.steps[0] + 1) / 3600
         return f"{words}: about {share * hours:.3g} of {hours:.3g} hours."
     return ""
 

@@ -179,6 +179,63 @@ def test_a_broken_line_of_json_is_one_line(tmp_path, broken):
     assert told == [f"{tmp_path}/log.jsonl: 1 line is no whole JSON object, and left out (line 2)"]
 
 
+def test_of_a_line_of_json_that_was_cut_the_whole_pairs_are_read(tmp_path):
+    text = '{"step": 1, "loss": 0.5, "kl": 0.1}\n{"step": 2, "loss": 0.25, "reward": [0, 1], "kl": 0.12, "lr": 1e-'
+    values, told, _ = read(tmp_path / "log.jsonl", f"{text}\n")
+    assert values[2] == {"loss": 0.25, "kl": 0.12}
+    assert told == [f"{tmp_path}/log.jsonl: 1 line is no whole JSON object, and read up to where the cut is (line 2)"]
+
+
+def test_of_a_list_of_numbers_the_mean_is_read(tmp_path):
+    rows = [{"step": step, "loss": 0.5, "reward": [0.0, 1.0, None, 0.5]} for step in (1, 2)]
+    values, told, _ = read(tmp_path / "log.jsonl", "\n".join(map(json.dumps, rows)))
+    assert values[2] == {"loss": 0.5, "reward": 0.5}
+    assert told == [f"{tmp_path}/log.jsonl, line 1: reward is a list: its mean is read"]
+
+
+def test_numbers_of_one_step_a_line_are_a_log_and_of_several_are_rollouts(tmp_path):
+    rows = [{"step": step, "reward": 0.5, "valid": 1.0, "answer_reward": 0.25} for step in (1, 2, 3)]
+    assert read(tmp_path / "log.jsonl", "\n".join(map(json.dumps, rows)))[0][3]["answer_reward"] == 0.25
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row | {"step": 1}) for row in rows))
+    assert kind_of(tmp_path / "rows.jsonl") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            " Step Reward_pct        Loss\n    0      0.78% -108.020218\n    1       50%  128.5\n",
+            {"Reward_pct": 0.5, "Loss": 128.5},
+        ),
+        (
+            "{'train_runtime': 9.5, 'reward': 0.5, 'reward_std': 0.0, 'kl': 0.0, 'epoch': 0.8}\n",
+            {"reward": 0.5, "reward_std": 0.0},
+        ),
+        (
+            "[Step 1] Loss = -76.5 - Avg Reward = 0.25\nsample → 'fall' (reward=1.000)\nreward: 1.0\n",
+            {"avg_reward": 0.25, "loss": -76.5},
+        ),
+    ],
+    ids=["a percentage, one space apart", "a summary alone", "a response below its step"],
+)
+def test_numbers_and_no_others(text, expected, tmp_path):
+    *_, last = read(tmp_path / "out.txt", text)[0].values()
+    assert expected.items() <= last.items()
+    assert "reward" not in last or "reward" in expected
+
+
+def test_steps_in_the_text_of_responses_are_none_of_the_training(tmp_path):
+    text = "".join(
+        f"[Step {step}/50] loss=0.5 reward_avg=0.25\nStep 1: reward = 3, score = 4\n"
+        if step == 20
+        else f"[Step {step}/50] loss=0.5 reward_avg=0.25\n"
+        for step in range(1, 51)
+    )
+    values = read(tmp_path / "out.txt", text)[0]
+    assert sorted(values) == [*range(1, 51)]
+    assert {name for row in values.values() for name in row} == {"loss", "reward_avg"}
+
+
 def test_lists_of_numbers_by_name(tmp_path):
     columns = {"rewards": [0.5, 1.5], "kl_div": [0.1, 0.2], "config": {"lr": 1}}
     values, told, _ = read(tmp_path / "history.json", json.dumps(columns))

@@ -89,6 +89,45 @@ def loop_with_header(folder: Path, rows: list[Row]) -> Path:
     return path
 
 
+def loop_console(folder: Path, rows: list[Row]) -> Path:
+    """A loop of one's own that prints a line a step, and a response with steps of its own at times."""
+    path, text = folder / "run.out", ""
+    for row in rows:
+        shown = " ".join(f"{name}={value:.4f}" for name, value in row.items() if name != "step")
+        text += f"[Step {row['step']:.0f}/{rows[-1]['step']:.0f}] {shown}\n"
+        if row["step"] % 20 == 0:
+            text += "sample: Step 1: add 3 to 4. Step 2: so x = 7 (reward=1.000)\nreward: 1.0\n"
+    path.write_text(text)
+    return path
+
+
+def frame(folder: Path, rows: list[Row]) -> Path:
+    """A frame that pandas printed, with a share in percent and names one space apart."""
+    body = "".join(f"{row['step']:5.0f} {100 * row['reward']:9.2f}% {row['loss']:11.6f}\n" for row in rows)
+    printed = {"output_type": "stream", "name": "stdout", "text": f" Step Reward_pct        Loss\n{body}"}
+    cell = {"cell_type": "code", "source": "print(frame)", "outputs": [printed], "metadata": {}}
+    path = folder / "plots.ipynb"
+    path.write_text(json.dumps({"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    return path
+
+
+def json_lines(folder: Path, rows: list[Row]) -> Path:
+    """JSON Lines of numbers, the last of which was cut."""
+    path = folder / "train_metrics.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows)[:-20])
+    return path
+
+
+def dicts_and_table(folder: Path, rows: list[Row]) -> Path:
+    """A notebook that shows a table of losses, and prints all metrics as dicts."""
+    path = notebook(folder, [{"step": row["step"], "loss": row["loss"]} for row in rows])
+    body = json.loads(path.read_text())
+    text = "".join(f"{ {**row, 'epoch': row['step'] / rows[-1]['step']} }\n" for row in rows)
+    body["cells"][0]["outputs"].append({"output_type": "stream", "name": "stdout", "text": text})
+    path.write_text(json.dumps(body))
+    return path
+
+
 def old_trl(reward: Callable[[random.Random, float], float], dead: float = 0.0, **changed: float) -> Callable:
     """Names of TRL before 0.17, one prompt a line; `dead`: share of lines whose rewards are equal."""
 
@@ -197,6 +236,36 @@ def loop(draw: random.Random, at: float) -> Row:
     return {"mean_reward": min(1.0, 0.02 + at + draw.gauss(0, 0.03)), "loss": 0.8 * (1 - at), "accuracy": 0.5 + at / 2}
 
 
+def own(reward: Callable[[random.Random, float], float]) -> Callable:
+    """Names of a loop of one's own, with averages under names of its own."""
+
+    def row(draw: random.Random, at: float) -> Row:
+        length = 350 + draw.gauss(0, 60)
+        return {"loss": draw.gauss(0, 5), "reward_avg": reward(draw, at), "avg_resp_len": length}
+
+    return row
+
+
+def several(reward: Callable[[random.Random, float], float]) -> Callable:
+    """A mean reward and its parts, named as nobody else names them."""
+
+    def row(draw: random.Random, at: float) -> Row:
+        total = reward(draw, at)
+        return {"reward": total, "valid_action": 1.0, "answer_reward": total / 2, "penalty": -0.1, "judge_errors": 0.0}
+
+    return row
+
+
+def with_trl_names(draw: random.Random, at: float) -> Row:
+    """A loop of one's own of which two names are TRL's."""
+    return {"policy_loss": 0.0, "learning_rate": 1e-5, "reward_mean": 0.0, "reward_std": 0.0, "kl_mean": 0.01 * at}
+
+
+def from_another(draw: random.Random, at: float) -> Row:
+    """A KL that is as large in the first steps as later."""
+    return {**new_trl(rises)(draw, at), "kl": 0.45 + 0.1 * draw.random()}
+
+
 @dataclass(frozen=True)
 class Made:
     """A log, and what has to be said of it.
@@ -252,6 +321,29 @@ def table() -> Iterator[Made]:
     yield Made("kl-leaves", console, lines(18, 94, drifts, every=20), "RDT004", "KL")
     yield Made("collapse", console, lines(19, 60, collapses, every=5), "RDT006", "truncated")
     yield Made("collapse-state", state, lines(20, 100, collapses), "RDT006", "truncated")
+    yield Made(
+        "length-stays", notebook, lines(21, 150, old_trl(rises, completion_length=32.0)), "RDI012", "32 tokens long"
+    )
+    yield Made("zero-std-40", console, lines(22, 200, old_trl(rises, dead=0.45)), "RDT001")
+    yield Made(
+        "truncated-40",
+        notebook,
+        lines(23, 10, new_trl(rises, **{"completions/clipped_ratio": 0.43}), every=5),
+        "RDI012",
+    )
+    yield Made("truncated-once", state, lines(24, 1, new_trl(rises, **{"completions/clipped_ratio": 0.91})), "RDI012")
+    yield Made("stands-own-console", loop_console, lines(25, 50, own(stands)), "RDT016")
+    yield Made("stands-frame", frame, lines(26, 50, old_trl(lambda draw, at: 0.01 * draw.random())), "RDT016")
+    yield Made("stands-own-lines", json_lines, lines(27, 150, several(stands)), "RDT016")
+    yield Made("reward-0-own", json_lines, lines(28, 12, with_trl_names), "RDT002", "reward is 0")
+    yield Made("kl-from-the-start", state, lines(29, 135, from_another, every=2), "RDG012")
+    yield Made(
+        "function-0-dicts",
+        dicts_and_table,
+        lines(30, 12, with_functions(soft_format=0.0)),
+        "RDT002",
+        "soft_format is 0",
+    )
 
 
 @pytest.mark.parametrize("made", list(table()), ids=lambda made: made.name)

@@ -116,6 +116,20 @@ BOUNDARIES = [
         ("warning: .* the reference is", "warning: .* and the update moves"),
         "verl",
     ),
+    Boundary(
+        "RDG012",
+        "widest",
+        *({"kl": [0.5] * 6, "every": every} for every in (6, 5)),
+        says=("skipped", "info"),
+        trainer="trl",
+    ),
+    near(
+        "RDT001",
+        "distinct",
+        0.01,
+        lambda x: {"reward_std": [round((x + step % 7 * 0.0137) * (step % 2), 4) for step in range(60)]},
+        ("clean|skipped", "info"),
+    ),
     Boundary("RDG012", "few", {"kl": [0.03] * 5}, {"kl": [0.03] * 6}, ("clean", "warning"), "trl"),
     Boundary(
         "RDG013",

@@ -75,6 +75,13 @@ class LogNotes:
         self.total_steps: int | None = None
         self.counted_steps = False
         self.runs = 1
+        self._lists: set[str] = set()
+
+    def lists_of(self, row: Mapping[str, object], where: str) -> None:
+        """Say once of each name whose cells are lists of numbers that their means are read."""
+        for name in sorted(name for name, cell in row.items() if name not in self._lists and is_list(cell)):
+            self._lists.add(name)
+            self.tell(f"{where}: {name} is a list: its mean is read")
 
     def planned(self, steps: object) -> None:
         """Take the length of the run, where it is one: a run that was prolonged has the largest."""
@@ -226,6 +233,7 @@ def entries_of(row: Mapping[str, object], where: str, notes: LogNotes) -> Iterat
     step = cells.natural({named: step_in(row[named], notes)}, named, where)
     for length in LENGTHS:
         notes.planned(row.get(length))
+    notes.lists_of(row, where)
     if is_long(row):
         split = EVAL if row.get("split") == EVAL else TRAIN
         yield step, split, {str(row["name"]): cells.number(row["value"], f"{where}: value")}
@@ -277,7 +285,7 @@ def numbers(values: Mapping[str, object], where: str) -> dict[str, Cell]:
     wandb and trackio write "NaN" for a number that is not finite, others "nan" or "inf".
     """
     spelled = {
-        name: _SPELLED.get(value.strip().lower(), value) if isinstance(value, str) else value
+        name: _SPELLED.get(value.strip().lower(), value) if isinstance(value, str) else _mean(value)
         for name, value in values.items()
     }
     return {
@@ -285,6 +293,12 @@ def numbers(values: Mapping[str, object], where: str) -> dict[str, Cell]:
         for name, value in spelled.items()
         if not _says_nothing(name, value)
     }
+
+
+def _mean(value: object) -> object:
+    """Return the mean of a list of numbers; what is none as it is."""
+    cells = [cell for cell in value if cell is not None] if isinstance(value, list) and is_list(value) else []
+    return sum(cells) / len(cells) if cells else value
 
 
 _LARGEST = 3.4028235e38
@@ -300,6 +314,11 @@ def _says_nothing(name: str, value: object) -> bool:
     if isinstance(value, dict):
         return "_type" in value
     return isinstance(value, str) and (not value.strip() or name.rpartition("/")[2].startswith("_"))
+
+
+def is_list(value: object) -> bool:
+    """Tell a list of numbers, such as the rewards of the responses of a step."""
+    return isinstance(value, list) and bool(value) and all(map(is_number, value))
 
 
 def is_number(value: object) -> bool:

@@ -68,7 +68,7 @@ class BlockForm:
                     yield from self._closed(values, step, total)
                     more += has_begun
                     values, step, has_begun = {}, step + 1, True
-                values[name] = _value(cell)
+                values[name] = number(cell)
         yield from self._closed(values, step, total)
 
     def _pieces(self, lines: Iterable[str]) -> Iterator[tuple[re.Match[str] | None, str]]:
@@ -93,11 +93,6 @@ class BlockForm:
             rest = {name.removeprefix("train/"): value for name, value in rest.items()}
         if is_log_line(rest) and (self.names is not None or len(rest) >= FEWEST_NUMBERS - 1):
             yield Printed(rest, max(step, 1 - self.first) if counted is None else int(counted), total_steps=total)
-
-
-def _value(text: str) -> float | None:
-    value = number(text.removesuffix("%"))
-    return value / 100 if value is not None and text.endswith("%") else value
 
 
 _PLAIN = NUMBER.replace("[-+]?", "-?")

@@ -3,7 +3,7 @@
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -38,71 +38,74 @@ class CsvTable:
 
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield the rows that have a step."""
-        return _csv(source, notes)
+        try:
+            with Path(source.path).open(encoding="utf-8-sig", newline="") as file:
+                delimiter = _delimiter(Path(source.path))
+                table = csv.DictReader(_bounded(file, source.name), delimiter=delimiter)
+                yield from _entries(table, delimiter, source.name, notes)
+        except OSError as error:
+            raise InputError(f"{source.name}: {reason(error)}") from None
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise InputError(f"{source.name}: not a CSV in UTF-8 ({error})") from None
 
 
-def _csv(source: Source, notes: LogNotes) -> Iterator[Entry]:
-    try:
-        with Path(source.path).open(encoding="utf-8-sig", newline="") as file:
-            delimiter = _delimiter(Path(source.path))
-            table = csv.DictReader(_bounded(file, source.name), delimiter=delimiter)
-            names = table.fieldnames or ()
-            twice = next((name for name, count in Counter(names).items() if name and count > 1), None)
-            if twice is not None:
-                raise InputError(f"{source.name}: two columns are called {twice}; keep one of them")
-            chart = _chart(names)
-            runs = sorted({run for run, _ in chart.values()})
-            if len(runs) > 1:
-                raise SeveralRunsError(
-                    f"{source.name}: a chart of several runs ({', '.join(runs[:3])}); export one run's"
-                )
-            named, without = _counter(names), 0
-            whole, binned, odd = 0, False, list[int]()
-            for number, row in enumerate(table, start=2):
-                given: dict[str, object] = {}
-                for name, cell in row.items():
-                    if isinstance(name, str) and isinstance(cell, str) and cell.strip():
-                        # Where semicolons separate cells, commas may separate decimals.
-                        given[name] = _cell(cell.replace(",", ".") if delimiter == ";" else cell)
-                counted = _whole_step(given.get(named or ""))
-                if None in row or (named in given and counted is None):
-                    odd.append(number)
-                    continue
-                without += named not in given
-                if named in given and chart:
-                    cells = {name: given[name] for name in chart if name in given}
-                    binned |= any(
-                        given.get(name + end, cell) != cell for name, cell in cells.items() for end in _EXTREMES
-                    )
-                    values = {chart[name][1]: cell for name, cell in cells.items()}
-                    step = {_as_step(named): counted}
-                    yield from entries_of({**values, **step}, f"{source.name}, line {number}", notes)
-                    whole += 1
-                elif named in given:
-                    values = {name: value for name, value in given.items() if name != named}
-                    yield from entries_of({**values, _as_step(named): counted}, f"{source.name}, line {number}", notes)
-                    whole += 1
-            if binned:
-                notes.tell(
-                    f"{source.name}: points of the chart are means of several steps; export the run's history for all"
-                )
-            if odd and not whole:
-                raise InputError(
-                    f"{source.name}, line {odd[0]}: no row has as many cells as the first line has names, and a "
-                    f"{named} where an integer of 0 or more was expected; export the table again"
-                )
-            if odd:
-                count = "1 line has" if len(odd) == 1 else f"{len(odd):,} lines have"
-                are = "is" if len(odd) == 1 else "are"
-                notes.tell(
-                    f"{source.name}: {count} no whole step or too many cells, and {are} left out (line {odd[0]:,})"
-                )
-            if without:
-                notes.tell(f"{source.name}: {without:,} lines without a step are left out")
-    except OSError as error:
-        raise InputError(f"{source.name}: {reason(error)}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{source.name}: not a CSV in UTF-8 ({error})") from None
+def _columns(names: Sequence[str], source: str) -> dict[str, tuple[str, str]]:
+    """Return the columns of a chart of one run; none if it is no chart.
+
+    Raises:
+        InputError: if two columns have one name, or the chart is of several runs.
+    """
+    twice = next((name for name, count in Counter(names).items() if name and count > 1), None)
+    if twice is not None:
+        raise InputError(f"{source}: two columns are called {twice}; keep one of them")
+    chart = _chart(names)
+    runs = sorted({run for run, _ in chart.values()})
+    if len(runs) > 1:
+        raise SeveralRunsError(f"{source}: a chart of several runs ({', '.join(runs[:3])}); export one run's")
+    return chart
+
+
+def _entries(table: "csv.DictReader[str]", delimiter: str, source: str, notes: LogNotes) -> Iterator[Entry]:
+    chart = _columns(table.fieldnames or (), source)
+    named = _counter(table.fieldnames or ()) or ""
+    without, whole, binned, odd = 0, 0, False, list[int]()
+    for number, row in enumerate(table, start=2):
+        given = _given(row, delimiter)
+        step = _whole_step(given.pop(named, None)) if named in given else ""
+        if None in row or step is None:
+            odd.append(number)
+        elif step == "":
+            without += 1
+        else:
+            cells = {name: cell for name, cell in given.items() if not chart or name in chart}
+            binned |= any(
+                chart and given.get(name + end, cell) != cell for name, cell in cells.items() for end in _EXTREMES
+            )
+            values = {chart[name][1] if chart else name: cell for name, cell in cells.items()}
+            yield from entries_of({**values, _as_step(named): step}, f"{source}, line {number}", notes)
+            whole += 1
+    if odd and not whole:
+        raise InputError(
+            f"{source}, line {odd[0]}: no row has as many cells as the first line has names, and a {named} where an "
+            "integer of 0 or more was expected; export the table again"
+        )
+    if binned:
+        notes.tell(f"{source}: points of the chart are means of several steps; export the run's history for all")
+    if odd:
+        count = "1 line has" if len(odd) == 1 else f"{len(odd):,} lines have"
+        are = "is" if len(odd) == 1 else "are"
+        notes.tell(f"{source}: {count} no whole step or too many cells, and {are} left out (line {odd[0]:,})")
+    if without:
+        notes.tell(f"{source}: {without:,} lines without a step are left out")
+
+
+def _given(row: Mapping[str | None, object], delimiter: str) -> dict[str, object]:
+    """Return the cells of a row that are not empty; where semicolons separate them, commas may separate decimals."""
+    return {
+        name: _cell(cell.replace(",", ".") if delimiter == ";" else cell)
+        for name, cell in row.items()
+        if isinstance(name, str) and isinstance(cell, str) and cell.strip()
+    }
 
 
 def _counter(names: Sequence[str]) -> str | None:

@@ -50,10 +50,19 @@ class DictForm:
     remarks: tuple[str, ...] = ()
 
     def records(self, lines: Iterable[str]) -> Iterator[Printed]:
-        """Yield the dicts that log numbers."""
+        """Yield the dicts that log numbers; the summary at the end of a training only where there is nothing else."""
+        summary: list[Printed] | None = []
         for line in _joined(lines):
-            if self.mark in line:
-                yield from self._numbered(line) if self.numbering else self._unnumbered(line)
+            if self.mark not in line:
+                continue
+            found = self._numbered(line) if self.numbering else self._unnumbered(line)
+            if _SUMMARY not in line:
+                for record in found:
+                    yield record
+                    summary = None
+            elif summary is not None:
+                summary = list(found)
+        yield from summary or ()
 
     def _numbered(self, line: str) -> Iterator[Printed]:
         match = None if self.numbering is None else self.numbering.search(line)
@@ -67,7 +76,7 @@ class DictForm:
         text = "{" + line if "{" not in line and _WITHOUT_BRACE.match(line) else line
         opened = _OPENS.search(text)
         row = None if opened is None else dict_in(text[opened.start() :])
-        if row is None or _SUMMARY in row:
+        if row is None:
             return
         step, total, counter = _step_of(row)
         if step is None and not self.names:

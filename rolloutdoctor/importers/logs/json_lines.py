@@ -1,6 +1,6 @@
 """JSON Lines of logged numbers: verl's file logger, metrics.jsonl of prime-rl and tinker-cookbook, a line a value."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rolloutdoctor.importers.logs.base import (
@@ -9,11 +9,16 @@ from rolloutdoctor.importers.logs.base import (
     LogNotes,
     entries_of,
     entries_of_tracker,
+    is_list,
     is_log_row,
     is_long,
+    is_number,
+    of_rollouts,
 )
+from rolloutdoctor.importers.logs.printed import dict_in, values_of
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.metric_names.generic import is_metric
 from rolloutdoctor.metric_names.table import whose
 
 _LOOKED_AT = 4
@@ -30,7 +35,8 @@ class JsonLines:
         rows = lines.first_objects(path, _LOOKED_AT)
         if rows and not _may_come_first(rows[0]):
             rows = rows[:1]
-        return next((kind for row in rows if (kind := kind_of_row(row)) is not None), None)
+        kind = next((kind for row in rows if (kind := kind_of_row(row)) is not None), None)
+        return kind or ("JSON Lines of logged numbers" if _are_steps(rows) else None)
 
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield every line that is whole."""
@@ -51,16 +57,39 @@ class JsonLines:
 def _rows(source: Source, notes: LogNotes) -> Iterator[tuple[dict[str, object], str]]:
     """Yield the objects of a file, and where each is."""
     broken: list[int] = []
+    cut: list[int] = []
     for chunk in lines.chunks([source]):
         for number, raw in enumerate(chunk.raw.split(b"\n"), start=chunk.first):
             row = lines.parse(raw.removeprefix(b"\xef\xbb\xbf"))
+            if row is None and raw.strip():
+                row = _whole_pairs(raw)
+                (broken if row is None else cut).append(number)
             if row is not None:
                 yield row, f"{source.name}, line {number}"
-            elif raw.strip():
-                broken.append(number)
-    if broken:
-        count = "1 line is" if len(broken) == 1 else f"{len(broken):,} lines are"
-        notes.tell(f"{source.name}: {count} no whole JSON object, and left out (line {broken[0]:,})")
+    for odd, what in ((broken, "left out"), (cut, "read up to where the cut is")):
+        if odd:
+            count = "1 line is" if len(odd) == 1 else f"{len(odd):,} lines are"
+            notes.tell(f"{source.name}: {count} no whole JSON object, and {what} (line {odd[0]:,})")
+
+
+def _whole_pairs(raw: bytes) -> dict[str, object] | None:
+    """Return the names and numbers of an object that was cut, before the cut; None if it has no step."""
+    is_cut = raw.lstrip().startswith(b"{") and not raw.rstrip().endswith(b"}")
+    found = dict_in(raw.decode(errors="replace")) if is_cut else None
+    row: dict[str, object] = {**values_of(found or {})}
+    row |= {name: int(text) for name, text in (found or {}).items() if name in STEPS and text.isdecimal()}
+    return row if len(row) > 1 and any(isinstance(row.get(name), int) for name in STEPS) else None
+
+
+def _are_steps(rows: Sequence[Mapping[str, object]]) -> bool:
+    """Tell rows of numbers, each of another step, with names of metrics; rollouts share a step, or have a text."""
+    steps = {
+        str(step) for row in rows if (step := next((row[name] for name in STEPS if name in row), None)) is not None
+    }
+    return 1 < len(rows) == len(steps) and all(
+        all(map(is_number, row.values())) and of_rollouts(row.keys()) <= {"reward"} and sum(map(is_metric, row)) > 1
+        for row in rows
+    )
 
 
 def _may_come_first(row: Mapping[str, object]) -> bool:
@@ -84,7 +113,9 @@ def kind_of_row(row: Mapping[str, object]) -> str | None:
         return "verl's file logger"
     if is_history(row):
         return "the history of a wandb run"
-    is_flat = all(value is None or isinstance(value, (bool, int, float, str)) for value in row.values())
+    is_flat = all(
+        value is None or isinstance(value, (bool, int, float, str)) or is_list(value) for value in row.values()
+    )
     if not is_flat or not any(name in row for name in STEPS):
         return None
     if is_long(row):

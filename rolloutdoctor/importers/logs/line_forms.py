@@ -1,6 +1,7 @@
 """Lines of names and numbers: verl's, and those of loops of one's own."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from rolloutdoctor.importers.logs.printed import (
@@ -15,6 +16,8 @@ from rolloutdoctor.importers.logs.printed import (
     pairs,
     values_of,
 )
+from rolloutdoctor.metric_names.generic import is_metric
+from rolloutdoctor.metric_names.table import metric_quantities
 
 _PARTS = 1_000
 """Lines of a line of verl, which people print with a metric on each."""
@@ -82,6 +85,13 @@ class Pairs:
     remarks = ()
 
     def records(self, lines: Iterable[str]) -> Iterator[Printed]:
+        """Yield the steps; what has a counter, and no metric that many of them have, is the text of a response."""
+        found = [*self._steps(lines)]
+        times = Counter(name for record in found for name in record.values if is_metric(name))
+        most = max(times.values(), default=0)
+        yield from (record for record in found if any(_OF_MANY * times[name] >= most for name in record.values))
+
+    def _steps(self, lines: Iterable[str]) -> Iterator[Printed]:
         """Yield a record for each line with a counter, with what the lines behind it add."""
         record: Printed | None = None
         ends_in_bar = False
@@ -109,9 +119,18 @@ class Pairs:
                 # A line of several may be of a response, but for one with a loss, right below the step of its update.
                 of_update = not record.values and any("loss" in name for name in metrics)
                 if len(rows) == 1 or of_update:
-                    record.values.update({name: metrics[name] for name in metrics if name not in record.values})
+                    # What the line of the step says is not said again by that of a response below it.
+                    said = {*record.values, *metric_quantities(record.values).values()}
+                    of_these = metric_quantities(metrics)
+                    record.values.update(
+                        {name: metrics[name] for name in metrics if name not in said and of_these.get(name) not in said}
+                    )
         if record is not None and _logs(record):
             yield record
+
+
+_OF_MANY = 10
+"""A metric is of the log if it is in a tenth as many steps as the most common one: an evaluation is rarer than that."""
 
 
 def _logs(record: Printed) -> bool:

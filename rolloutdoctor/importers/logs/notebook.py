@@ -30,7 +30,8 @@ class NotebookOutputs:
         lines = list(chain.from_iterable(notebook.outputs))
         if not lines:
             raise InputError(f"{source.name}: a notebook without outputs, which were cleared; give one that was run")
-        counts: dict[Form, int] = {form: sum(1 for _ in form.records(lines)) for form in FORMS}
+        # A table of losses alone says less than dicts with rewards below it.
+        counts: dict[Form, int] = {form: sum(len(one.values) for one in form.records(lines)) for form in FORMS}
         # Lines of any names may be of every response: they count where nothing else has numbers.
         best = max(FORMS, key=lambda form: (form not in ANY_NAMES and counts[form] > 0, counts[form]))
         if not counts[best]:

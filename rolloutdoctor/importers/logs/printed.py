@@ -63,9 +63,9 @@ class Printed:
 
 
 def number(text: str) -> float | None:
-    """Return the number that a text says; None if it says none."""
+    """Return the number that a text says, a percentage as a share; None if it says none."""
     try:
-        return decimal(text)
+        return decimal(text[:-1]) / 100 if text.endswith("%") else decimal(text)
     except ValueError:
         return None
 

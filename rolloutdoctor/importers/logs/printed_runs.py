@@ -43,9 +43,8 @@ class _Last:
             return True
         epoch = record.values.get("epoch")
         place = epoch if record.step is None else record.step
-        falls = place is not None and self.place is not None and place <= self.place
-        # Printed with two digits, lines after one another may have one epoch.
-        falls = falls and (record.step is not None or place != self.place)
+        # Lines of one step may be of several parts of it.
+        falls = place is not None and self.place is not None and place < self.place
         if self.kind and kind and kind != self.kind and falls:
             return True
         if record.step is None:

@@ -7,6 +7,7 @@ from html import unescape
 from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.logs.csv_table import OF_ROLLOUTS
 from rolloutdoctor.importers.logs.printed import Printed, number
+from rolloutdoctor.metric_names.generic import generic
 from rolloutdoctor.metric_names.table import writers
 
 _LOSSES = {"training loss": "loss", "validation loss": "eval_loss"}
@@ -67,8 +68,10 @@ def _rows(lines: Iterable[str]) -> Iterator[list[str]]:
             text = line.strip().strip("|")
             yield [cell.strip() for cell in text.split("|" if "|" in text else "\t")]
         elif "  " in line:
-            # As pandas prints a table, with the number of each row before it.
-            yield _GAP.split(line.strip())
+            # As pandas prints a table, maybe with the number of each row before it; names may have a space within.
+            gaps, words = _GAP.split(line.strip()), line.split()
+            is_split = _head(words) is not None or all(number(word) is not None for word in words)
+            yield words if _head(gaps) is None and is_split else gaps
 
 
 def _head(cells: list[str]) -> list[str] | None:
@@ -80,4 +83,5 @@ def _head(cells: list[str]) -> list[str] | None:
         low if low == "step" else _LOSSES.get(low, cell.replace(" / ", "/"))
         for cell, low in zip(cells, lower, strict=True)
     ]
-    return names if ("loss" in names or writers(names)) and not {*names} & OF_ROLLOUTS else None
+    is_log = any(map(generic, names)) or bool(writers(names))
+    return names if is_log and not {*lower} & OF_ROLLOUTS else None

@@ -30,11 +30,11 @@ class ZeroVarianceShare(NumbersRule):
     ## How it is measured
     `zero_variance_share` is the mean of the logged shares, which is the share of responses that trained nothing. An
     error if it is 1 in each of the last five logged steps or more; a warning if its mean over the last third of the
-    steps is above 0.9; information above 0.4. Steps at the end that are as common before are chance and no error: their
-    share before, to the power of how many they are, has to be below 1 in 1,000. Where the share is not logged, a
+    steps is above 0.9; information from 0.4 on. Steps at the end that are as common before are chance and no error:
+    their share before, to the power of how many they are, has to be below 1 in 1,000. Where the share is not logged, a
     standard deviation of the rewards that is exactly 0 proves that every group of the line has equal rewards: a share
-    of such lines, at least; six decimals are enough, as the table of a notebook has them. Confirmed: the log itself is
-    the proof. Of recorded rollouts `RDA011` says the same.
+    of such lines, at least; six decimals are enough, as the table of a notebook has them, and fewer where the smallest
+    other deviation is above 0.01. Confirmed: the log itself is the proof. Of recorded rollouts `RDA011` says the same.
 
     ## What to do
     All rewards at their highest: the prompts are solved, take harder ones. All at their lowest: the prompts are too
@@ -57,6 +57,8 @@ class ZeroVarianceShare(NumbersRule):
     most: float = 0.9
     lasting: int = 5
     chance: float = 1e-3
+    distinct: float = 0.01
+    """Smallest deviation but 0, a hundred times the last of four decimals, beside which 0 is no rounded one."""
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """Rollouts, which say it themselves."""
@@ -70,7 +72,9 @@ class ZeroVarianceShare(NumbersRule):
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """With a share of at least 1 or 0 where a deviation of exactly 0, or above, is all that is logged."""
         known = pl.col("zero_variance_share")
-        proved = (pl.col("reward_std") == 0) & ~pl.lit(is_rounded(context, "reward_std", coarse=1e-5))
+        spread = pl.col("reward_std")
+        is_exact = pl.lit(not is_rounded(context, "reward_std", coarse=1e-5))
+        proved = (spread == 0) & (is_exact | (spread.filter(spread > 0).min() > self.distinct).fill_null(value=False))
         share = pl.coalesce(known, proved.cast(pl.Float64))
         return (
             by_step(run, context, (*self.about, *self.beside))
@@ -93,7 +97,7 @@ class ZeroVarianceShare(NumbersRule):
             dead = 0
         late = float(values[-max(1, len(values) // 3) :].mean())
         mean = float(values.mean())
-        if dead < self.lasting and late <= self.most and mean <= self.many:
+        if dead < self.lasting and late <= self.most and mean < self.many:
             return None
         onset = step_at(run, since) if dead >= self.lasting else None
         advice = (

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, number
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
 from rolloutdoctor.rules.logged_quantities import not_logged
 from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
 from rolloutdoctor.rules.table_rule import Measured
@@ -24,9 +24,9 @@ class ReferenceNotInitial(NumbersRule):
     ## How it is measured
     `kl_at_start` is the logged KL of step 1. A warning above 0.01 nats, and above half of the median over the next five
     steps; above 0.05 nats where fewer than six are logged; above 0.3 nats where the trainer's KL of a step may be
-    measured after updates within it (verl, slime), since one step does not move a policy so far. It is about a log
-    alone, and skipped where that starts later, as that of a resumed run does. Exposed: a reference may differ on
-    purpose.
+    measured after updates within it (verl, slime), since one step does not move a policy so far. Where the first line
+    is of two to five steps, it is information above 0.3 nats. It is about a log alone, and skipped where that starts
+    later, as that of a resumed run does. Exposed: a reference may differ on purpose.
 
     ## What to do
     Check which weights the reference was loaded from; for an adapter on top of another, merge that one first.
@@ -50,6 +50,9 @@ class ReferenceNotInitial(NumbersRule):
     far: float = 0.3
     drift: float = 0.05
 
+    widest: int = 5
+    """Steps of the first line; a warmup that long has hardly begun."""
+
     def inapplicable_reason(self, context: Context) -> str | None:
         """Rollouts: log and rows may be numbered apart, so that the first KL need not be that of the first step."""
         return "this rule tests logs without rollouts" if context.has_rows else None
@@ -62,7 +65,7 @@ class ReferenceNotInitial(NumbersRule):
         """A log that does not begin with the training, or may not."""
         if context.counted_steps:
             return Missing("the log says no step: its first line need not be the first step", "check a log with steps")
-        if len(run.table) and step_at(run, 0) > 1:
+        if len(run.table) and not self._starts(run):
             return Missing(f"the log starts at step {step_at(run, 0)}", "check a log that starts with the training")
         return super().inconclusive_reason(run, context)
 
@@ -71,25 +74,26 @@ class ReferenceNotInitial(NumbersRule):
         import numpy as np
 
         values, drift = series(run, "kl"), series(run, "ppo_kl")
-        before = context.quantities["kl"][1].before_update
-        if context.counted_steps or step_at(run, 0) > 1:
+        if context.counted_steps or not self._starts(run):
             return None
+        before = context.quantities["kl"][1].before_update and step_at(run, 0) <= 1
         first, later = float(values[0]), float(np.median(values[1:6])) if len(values) > 1 else 0.0
         floor = self.far if not before else self.floor if len(values) > self.few else self.floor_of_few
         if first <= floor or (len(values) > self.few and first <= later / 2):
             return None
-        moved = ""
+        moved, last = "", step_at(run, 0)
+        window = "step" if last < 2 else counted(last, "step")
         if abs(drift[0]) > self.drift:
             moved = f", and the update moves the log-probs by {number(float(drift[0]))} nats"
         return Judgement(
-            severity=Severity.WARNING,
+            severity=Severity.WARNING if last < 2 else Severity.INFO,
             confirmed=False,
             headline=f"the KL is {number(first)} nats before the first update: the reference is not the initial model"
             if before
-            else f"the KL is {number(first)} nats in the first step{moved}: the reference"
+            else f"the KL is {number(first)} nats in the first {window}{moved}: the reference"
             f"{', or the old log-probs, are' if moved else ' is'} of another model",
-            message=f"The KL from the reference is {number(first)} nats at step {step_at(run, 0)}, "
-            f"{'before any update' if before else 'more than the updates of one step do'}{moved}"
+            message=f"The KL from the reference is {number(first)} nats at step {last}, "
+            f"{'before any update' if before else 'more than so few updates do'}{moved}"
             + (f", and {number(later)} in the next steps" if len(values) > 1 else "")
             + ": the reference is not the model that the training started from.",
             evidence="the logged KL of the first step",
@@ -99,3 +103,8 @@ class ReferenceNotInitial(NumbersRule):
             ),
             measures={"kl_at_start": Measure(first, "nats"), "onset": Measure(step_at(run, 0), "step")},
         )
+
+    def _starts(self, run: Measured) -> bool:
+        """Tell a log whose first line is of the first step, or of the first few, as its lines are that far apart."""
+        first = step_at(run, 0)
+        return first <= 1 or (first <= self.widest and len(run.table) > 1 and step_at(run, 1) == 2 * first)

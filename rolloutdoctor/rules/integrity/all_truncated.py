@@ -31,9 +31,10 @@ class AllTruncated(TableRule):
     ## How it is measured
     A step counts as cut off as a whole if the logged share of responses that were cut off is 1 and the least length is
     the largest, or if every row has a `status` of length or truncated. All steps of a run: an error, with one finished
-    response it is none. Five steps one after another with a share of at least 90 %: a warning. Half of all responses of
-    twenty steps or more: information. Where at least 90 % of
-    the steps had rewards that differ within groups, the task may fix the length, and all steps are a warning too.
+    response it is none. Five steps one after another with a share of at least 90 %: a warning. A third of all
+    responses of ten steps or more, or 90 % of those of fewer: information. Where a log says no share, a mean length
+    that is one integer in ten lines or more is the length of every response: a warning, exposed. Where at least 90 %
+    of the steps had rewards that differ within groups, the task may fix the length, and all steps are a warning too.
 
     Stop strings leave responses without an end-of-sequence token, which TRL counts as cut off; their lengths differ, so
     a share counts only where the mean length is at least that share of the largest. Lengths below the recorded option
@@ -72,10 +73,11 @@ class AllTruncated(TableRule):
 
     window: int = 5
 
-    many: float = 0.5
-    """Share of all responses of a `long` run."""
+    many: float = 1 / 3
+    """Share of all responses of a `long` run: so many lose their answer."""
 
-    long: int = 20
+    long: int = 10
+    """Lines over which a share of a step is none of its prompts, and a mean that stays no chance."""
 
     fewest: int = 3
     """Steps from which on all of them is an error."""
@@ -86,7 +88,7 @@ class AllTruncated(TableRule):
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """Neither rows nor a log that say how responses ended."""
-        logged = "truncated_share" in context.quantities
+        logged = {"truncated_share", "response_length"} & context.quantities.keys()
         return None if logged or "status" in context.columns else self._not_logged(context)
 
     def _not_logged(self, context: Context) -> Missing:
@@ -113,6 +115,13 @@ class AllTruncated(TableRule):
         lengths = {"least": "response_length_min", "most": "response_length_max", "mean": "response_length"}
         logged = by_step(run, context, _READ).select(
             *STEP_KEY, free=is_reward_free(context), share="truncated_share", **lengths
+        )
+        # Mean lengths of many responses are one integer only where each of them has that length.
+        lone = pl.col("mean").drop_nulls()
+        is_pinned = (lone.len() >= self.long) & (lone.n_unique() == 1) & (lone.first() % 1 == 0) & (lone.first() > 1)
+        of_share = pl.coalesce("share", pl.when(share.is_null().all() & is_pinned, ~pl.col("mean").is_null()).then(1.0))
+        logged = logged.with_columns(share=of_share).with_columns(
+            pl.coalesce(name, pl.when(share == 1).then("mean")) for name in ("least", "most")
         )
         rows = (
             run.rows.with_columns(is_free=is_free)
@@ -217,14 +226,17 @@ class AllTruncated(TableRule):
             "sampler's stop strings, or penalize length"
         )
         if whole == windows:
+            # Equal lengths without a word on how responses ended are most likely the limit, and no proof of it.
+            is_shown = from_rows or "truncated_share" in context.quantities
             fixed = len(told) > 0 and told.sum() < (1 - self.warn_from) * len(told)
             where = f"truncated{'' if size is None else f' at {size:,.0f} tokens'}{free}"
-            severe = not fixed and windows >= self.fewest
+            where = where if is_shown else f"{size:,.0f} tokens long, as at a length limit{free}"
+            severe = is_shown and not fixed and windows >= self.fewest
             return Judgement(
                 severity=Severity.ERROR if severe else Severity.WARNING,
-                confirmed=True,
+                confirmed=is_shown,
                 headline=f"every response in {lines(windows)} is {where}",
-                message=f"no response finished in {lines(windows)}: all are {where}"
+                message=f"{'no response finished' if is_shown else 'one length'} in {lines(windows)}: all are {where}"
                 + ("; rewards vary, so the task may fix the length" if fixed else ""),
                 evidence=source,
                 advice=advice,
@@ -250,7 +262,7 @@ class AllTruncated(TableRule):
     def _many(self, run: Measured, source: str, advice: str, lines: str) -> Judgement | None:
         """Information on a share that is large throughout."""
         share = run["truncated_share"]
-        if len(run.table) < self.long or share is None or share < self.many:
+        if share is None or share < (self.many if len(run.table) >= self.long else self.warn_from):
             return None
         return Judgement(
             severity=Severity.INFO,

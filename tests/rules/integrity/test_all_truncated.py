@@ -7,7 +7,7 @@ import pytest
 from rules.checking import found_by, outcomes, report_on, values
 from rules.test_log_alone import only, report_of, trainer_state
 
-from rolloutdoctor.testing import toy_batch
+from rolloutdoctor.testing import check_log, toy_batch
 
 CUT = {
     "completions/clipped_ratio": 1.0,
@@ -132,7 +132,7 @@ def test_rows_say_it_themselves():
     found = find(cut)
     assert (found.severity.label, found.verdict) == ("error", "confirmed")
     assert values(found)["reward_free_share"] == 1
-    assert find([*cut, ended("length", "stop", "length", "length", step=3)]) is None
+    assert find([*cut, ended("length", "stop", "length", "length", step=3)]).severity.label == "info"
     found = find([ended(*["truncated"] * 4, rewards=((0, 1), (1, 0)), step=step) for step in range(3)])
     assert found.severity.label == "warning"
 
@@ -143,7 +143,27 @@ def test_mostly_cut_off_over_five_steps():
     found = find(mostly)
     assert found.severity.label == "warning"
     assert values(found)["truncated_share"] == pytest.approx(0.95)
-    assert find(mostly[:4]) is None
+    assert find(mostly[:4]).severity.label == "info"
+    fewer = [ended(*["length"] * 17, *["stop"] * 3, rewards=rewards, step=step) for step in range(4)]
+    assert find(fewer) is None
+
+
+@pytest.mark.parametrize(("share", "steps", "is_told"), [(0.33, 10, False), (0.34, 10, True), (0.34, 9, False)])
+def test_a_third_of_all_responses_of_ten_steps(share, steps, is_told):
+    cut = round(100 * share)
+    batch = [
+        ended(*["length"] * cut, *["stop"] * (100 - cut), rewards=((0,) * 50, (1,) * 50), step=n) for n in range(steps)
+    ]
+    assert (find(batch) is not None) == is_told
+
+
+@pytest.mark.parametrize(
+    ("lengths", "is_told"), [([32] * 10, True), ([32] * 9, False), ([32.5] * 10, False), ([32] * 9 + [31], False)]
+)
+def test_a_mean_length_that_stays(lengths, is_told):
+    report = check_log("RDI012", "trl", response_length=lengths)
+    assert [(one.severity.label, one.verdict) for one in report.findings] == [("warning", "exposed")] * is_told
+    assert is_told or report.skipped
 
 
 def test_skipped_without_finish_reasons():
