@@ -34,6 +34,10 @@ def wheels_of_index(folder: Path) -> dict[str, Path]:
     return found
 
 
+def _in_order(wheels: dict[str, Path]) -> list[tuple[str, Path]]:
+    return [(package, wheels[package]) for package in PACKAGES if package in wheels]
+
+
 def main(arguments: list[str]) -> int:
     """Compare, or store what is known."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -56,7 +60,7 @@ def main(arguments: list[str]) -> int:
         if not wheels:
             print("no wheel to compare: is there a network? --wheels FOLDER needs none", file=sys.stderr)
             return 2
-        moves = [report.compare(package, wheel) for package, wheel in wheels.items() if package in PACKAGES]
+        moves = [report.compare(package, wheel) for package, wheel in _in_order(wheels)]
     given.page.write_text(report.page(moves, datetime.date.today().isoformat()), encoding="utf-8")
     for move in moves:
         print(move)

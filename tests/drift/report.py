@@ -114,12 +114,12 @@ def page(moves: list[Move], day: str) -> str:
     for move in moves:
         made_by = PACKAGES[move.package].goldens
         lines.append(f"| {move.package} | {move.read} | {move.there} | {move.state} | `{made_by}` |")
-    lines.append("\nIn git alone, and named by commit (`--trainer NAME@COMMIT`):\n")
+    lines.append("\nNot on the index; main is named by its commit (`--trainer NAME@COMMIT`):\n")
     lines += ["| trainer | read |", "| --- | --- |"]
     on_index = {package.trainer for package in PACKAGES.values()}
     for trainer in TRAINERS.values():
-        if trainer.read and trainer.name not in on_index:
-            lines.append(f"| {trainer.title} | {'; '.join(map(str, trainer.read))} |")
+        if trainer.package_name not in PACKAGES and trainer.name not in on_index:
+            lines.append(f"| {trainer.title} | {'; '.join(map(str, trainer.read_code))} |")
     for move in moves:
         parts = {"functions that changed": move.functions, "options that came": move.came}
         parts |= {"options that went": move.went, "defaults that changed": move.defaults}

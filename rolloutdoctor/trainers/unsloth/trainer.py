@@ -17,7 +17,7 @@ from rolloutdoctor.objective.objective import Aggregation, EntropyBonus, KlTerm,
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.results.findings import Setting
 from rolloutdoctor.trainers.options import Config, Option, OptionKind, unknown_loss
-from rolloutdoctor.trainers.releases import parse_version
+from rolloutdoctor.trainers.releases import ReadCode, parse_version
 from rolloutdoctor.trainers.spec import Choices, every
 from rolloutdoctor.trainers.trl import grpo as trl
 from rolloutdoctor.trainers.trl.entropy import entropy_bonus
@@ -382,6 +382,7 @@ TRAINER = replace(
     package="trl",
     newest="1.15.0",
     oldest="0.17.0",
+    further={name: (ReadCode("2025.2.5", _NEWEST),) for name in (_ZOO, _OWN)},
     options=OPTIONS,
     objective=objective,
     metrics=metrics,

@@ -164,6 +164,18 @@ def test_defaults_follow_the_release_and_what_is_stated(zoo, trl, stated, expect
     assert tuple(default_options(zoo, trl, **stated).values()) == expected
 
 
+@pytest.mark.parametrize(
+    ("zoo", "state"), [("2026.10.9", "read"), ("2026.1.2", "read"), ("2026.10.10", "not read"), ("2024.12.1", "older")]
+)
+def test_a_release_of_its_loss_that_was_not_read_proves_nothing(zoo, state):
+    trainer = TRAINERS["unsloth"]
+    config = resolve(trainer.options, (1, 15, 0), [Layer("test", {"unsloth_zoo": zoo})], trainer="unsloth")
+    found = trainer.whole_release(trainer.release("1.15.0"), config)
+    assert found.state == state
+    assert ("unsloth_zoo" in found.words) == (state != "read")
+    assert found.numbers == (1, 15, 0)
+
+
 @pytest.mark.parametrize("mode", ["geometric_mask", "geometric_truncate"])
 def test_geometric_modes_came_with_a_release(mode):
     given = {"use_vllm": True, "vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": mode}
