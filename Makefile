@@ -8,7 +8,7 @@ EVERY ?= 18
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: calibrate demo docs dynamics gallery images labelled test test-slow test-portable test-lowest test-random-order parity lint types bench samples rule clean
+.PHONY: calibrate demo docs drift dynamics gallery goldens images labelled test test-slow test-portable test-lowest test-random-order parity lint types bench samples rule clean
 
 demo: $(VENV)/.core
 	@echo "A real TRL run:"
@@ -67,6 +67,16 @@ labelled: $(VENV)/.dev
 # first time.
 dynamics: $(VENV)/.dev
 	$(BIN)/python tests/dynamics --page
+
+# What the newest releases on the package index changed since the ones that were read: docs/drift.md. Two minutes; it
+# ends with 1 where there is a release that was not read. WHEELS=FOLDER compares the wheels of a folder.
+drift: $(VENV)/.dev
+	$(BIN)/python tests/drift $(if $(WHEELS),--wheels $(WHEELS))
+
+# Results of a trainer's own functions of a release, stored: TRAINER=unsloth ZOO=2026.10.9, or TRAINER=openrlhf
+# RELEASE=0.11.2; from the index, or from the wheels of WHEELS=FOLDER.
+goldens: $(VENV)/.dev
+	$(BIN)/python tests/goldens/make.py $(TRAINER) $(or $(RELEASE),$(ZOO)) $(WHEELS)
 
 # The pages as a site in site/, links and all.
 docs: $(VENV)/.dev

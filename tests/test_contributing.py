@@ -30,6 +30,10 @@ print(diagnose_one("RDO099", toy_batch([[1, 0]], rollout=-0.5), trainer="trl"))
 print(evaluated("verl", **{"algorithm.adv_estimator": "midrange"}).rows.advantage_N.tolist())
 found = [evaluated("trl", loss_type=name).tokens.grad_l1_N for name in ("topr", "grpo")]
 print(bool(found[0].allclose(found[1])))
+skyrl = find("skyrl")
+for version in ("0.3.0", "0.3.1"):
+    config = resolve(skyrl.options, parse_version(version), [], trainer="skyrl")
+    print(skyrl.release(version).state, config["trainer.algorithm.grpo_norm_by_std"])
 Path("run.toy").write_text("1 a 1 -0.5 -0.25\\n1 a 0 -0.5\\n")
 print(rolloutdoctor.check("run.toy").trainer)
 rolloutdoctor.plot("scores", "run.toy").savefig("scores.png")
@@ -52,7 +56,7 @@ def applied(tmp_path_factory):
 
 
 def test_every_diff_applies(applied):
-    assert len(RECIPES) == 6
+    assert len(RECIPES) == 7
     assert applied[1] == []
 
 
@@ -65,6 +69,8 @@ def test_what_they_add_works(applied):
         "RDO099 clean",
         "[0.5, -0.5, -0.25]",
         "True",
+        "read True",
+        "read False",
         "toy",
     ], done.stderr
     ruff = [sys.executable, "-m", "ruff", "check", "--quiet", "rolloutdoctor"]

@@ -136,6 +136,7 @@ def configure(
     stated = [*layers, *(layers_of(metadata) if same else [])]
     config = resolve(spec.options, release.numbers, stated, trainer=name, release=release, lenient=lenient)
     config = replace(config, is_release=not assumed and "dev" not in version)
+    release = spec.whole_release(release, config)
     try:
         objective = spec.objective_of(config)
     except UnstatedError:

@@ -213,6 +213,7 @@ def _configured(maker: TrainerInfo) -> Configured:
     is_release = not maker.version_assumed and "dev" not in maker.version
     release = trainer.release(maker.version)
     config = Config(release.numbers, settings, is_release, maker.unusable, maker.unknown)
+    release = trainer.whole_release(release, config)
     objective = trainer.objective_of(config)
     for label in maker.fixes:
         objective = choose(label).apply(objective)

@@ -334,7 +334,7 @@ class GeneralEvaluator:
         elif term.ratio_weighted:
             # The tokens of a row have one weight in the loss, so the ratio of a row gathers over all of them.
             ratio_T, gather = row_mean(given, given.log_ratio_T).exp(), partial(row_mean, given)
-        return kl.term(
+        value_T, slope_T = kl.term(
             term.estimator,
             u_T,
             ratio_T,
@@ -346,6 +346,10 @@ class GeneralEvaluator:
             gather=gather,
             bounds_ratio=term.bounds_ratio,
         )
+        if term.weighted_slope is not None:
+            drift_T = block.column("policy_log_probs") - block.column("old_log_probs")
+            slope_T = drift_T.exp().clamp(max=term.weighted_slope) * u_T
+        return value_T, slope_T
 
     def _sum(self, block: Block, name: str, x_T: Tensor) -> None:
         self._set(block, name, block.per_row(x_T))

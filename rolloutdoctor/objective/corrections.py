@@ -67,7 +67,8 @@ class TermWeight:
         low: smallest weight, or None.
         high: largest weight, or None; of an off-policy mask the largest drift, of an entropy mask the share kept.
         outside: weights outside of the bounds are cut to them, or 0.
-        measure: what is compared with the bounds where `judged` says of what: the ratio, or a KL estimator of it.
+        measure: what is compared with the bounds where `judged` says of what: the ratio, a KL estimator of it, or the
+            divergence of the two probabilities of the sampled token: KL of token or not (binary), total variation.
         judged: of what: the token, or the row's sum (of a ratio the product), mean (geometric) or largest token; None:
             the weight itself is compared.
         narrows: the ratio of a row in the policy term is that of the tokens that this leaves.
@@ -92,7 +93,7 @@ class TermWeight:
     low: float | None = None
     high: float | None = None
     outside: Literal["cut", "zero"] = "cut"
-    measure: Literal["ratio", "k1", "k2", "k3"] = "ratio"
+    measure: Literal["ratio", "k1", "k2", "k3", "binary_kl", "tv"] = "ratio"
     judged: Literal["token", "sequence", "geometric", "largest"] | None = None
     narrows: bool = False
     indicator: bool = False

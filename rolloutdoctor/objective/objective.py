@@ -278,6 +278,8 @@ class KlTerm:
         estimator: name in `rolloutdoctor.formulas.kl`.
         coef: what it is multiplied by.
         straight_through: the derivative is that of k2.
+        weighted_slope: the derivative is that of k2 times the detached ratio of policy and old log-probs, at most this,
+            and no clamp stops it. None: it is that of the value.
         ratio_weighted: multiplied by the importance ratio, not detached.
         ratio_level: that ratio is the token's, or the geometric mean of the row's.
         ratio_to: the log-probs that this ratio compares the policy's with, where they are not those of the surrogate: a
@@ -298,6 +300,7 @@ class KlTerm:
     estimator: str
     coef: float
     straight_through: bool = False
+    weighted_slope: float | None = None
     ratio_weighted: bool = False
     ratio_level: Literal["token", "sequence"] = "token"
     ratio_to: Literal["policy_log_probs", "rollout_log_probs"] | None = None

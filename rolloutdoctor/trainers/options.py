@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal
@@ -40,6 +40,8 @@ class Option:
         why_not: why another value is not computed.
         loss_alone: another value changes the loss and what is logged of it, and nothing before: all but the loss is
             computed then, as it is with the first of `computed`.
+        follows: the default as other options have it, given those before it in the table and the version; None: it is
+            the same whatever they say.
         works_after: the last release in which the option changes nothing, and why; None: it always works.
     """
 
@@ -62,6 +64,7 @@ class Option:
     spellings: Mapping[object, object] = field(default_factory=dict)
     why_not: str = "this version does not compute it"
     loss_alone: bool = False
+    follows: Callable[[Mapping[str, Setting], tuple[int, ...]], object] | None = None
     works_after: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
@@ -322,7 +325,9 @@ def resolve(
             raise misnamed[0]
     for option in options:
         if option.name not in settings:
-            settings[option.name] = _default(option, version, trainer, "" if release is None else release.state)
+            follows = option.follows if option.exists_at(version) else None
+            value = option.default_at(version) if follows is None else follows(settings, version)
+            settings[option.name] = _default(option, value, version, trainer, "" if release is None else release.state)
     for option in options:
         if settings[option.name].assumed and option.is_idle(settings):
             settings[option.name] = replace(settings[option.name], assumed=False)
@@ -352,14 +357,14 @@ def unused(options: Iterable[Option], config: Config) -> list[str]:
 
 
 @cache
-def _default(option: Option, version: tuple[int, ...], trainer: str, state: str) -> Setting:
+def _default(option: Option, value: object, version: tuple[int, ...], trainer: str, state: str) -> Setting:
     """An upstream default: an assumption as long as nothing shows which options the run was started with."""
     exists, number = option.exists_at(version), ".".join(map(str, version))
     origin = f"default of {trainer} {number}" if exists else f"{trainer} {number} has no such option"
     if exists and state in ("older", "not read"):
         origin = f"default of the {trainer} that was read"
     # Reading refuses a default that is not computed here, like any other value.
-    return Setting(option.read(option.default_at(version), origin), origin, assumed=option.decides and exists)
+    return Setting(option.read(value, origin), origin, assumed=option.decides and exists)
 
 
 def _full_name(key: str, names: Mapping[str, Option], layer: Layer, trainer: str) -> str | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.parts import Part
+from rolloutdoctor.results.findings import READ
 from rolloutdoctor.trainers.options import Config, Layer, Option, resolve, unknown_loss
 from rolloutdoctor.trainers.releases import ReadCode, Release, parse_version, release_of
 
@@ -314,6 +315,7 @@ class Trainer:
         masks_by_product: its loss multiplies by the mask, so that NaN in a masked token reaches it.
         package: whose release is the version; empty: it is called by the title.
         read: the code that was read, oldest first; none: every release from the oldest to the newest.
+        further: options that name the release of another package that makes the numbers: what was read of it.
     """
 
     name: str
@@ -336,6 +338,7 @@ class Trainer:
     masks_by_product: bool = False
     package: str = ""
     read: tuple[ReadCode, ...] = ()
+    further: Mapping[str, tuple[ReadCode, ...]] = field(default_factory=dict)
 
     @property
     def package_name(self) -> str:
@@ -354,6 +357,12 @@ class Trainer:
             UsageError: if the text is neither.
         """
         return release_of(text, self.read_code, self.title)
+
+    def whole_release(self, release: Release, config: Config) -> Release:
+        """Return the release, as not read where one of the other packages is of a release that was not."""
+        of_options = (release_of(config.word(option), read, option) for option, read in self.further.items())
+        other = next((found for found in of_options if found.state != READ), None)
+        return release if other is None or release.state != READ else replace(other, numbers=release.numbers)
 
     def objective_of(self, config: Config) -> Objective:
         """Build what it computes; its loss is unknown where an option changes that alone and is not computed.

@@ -38,7 +38,7 @@ OPTIONS: dict[tuple[str, str], tuple[str, dict[str, object]]] = {
         "off_policy_correction.product_mask_low": 0.9,
     }),
     ("truncated-out-of-denominator", "trl"): ("trl@1.8.0", {"beta": 0.1, "mask_truncated_completions": True}),
-    ("truncated-out-of-denominator", "unsloth"): ("unsloth", {"beta": 0.1, "loss_type": "dapo"}),
+    ("truncated-out-of-denominator", "unsloth"): ("unsloth@0.24.0", {"beta": 0.1, "loss_type": "dapo"}),
     ("truncated-out-of-denominator", "verl"): ("verl", {
         **KL["verl"], "trainer.use_v1": True, "rollout_rs": "token_k2", "rollout_rs_threshold": 1.2,
     }),

@@ -36,7 +36,7 @@ OPTIONS = {
         **ESTIMATOR,
         "algo.kl.use_loss": True,
         "actor.entropy_coef": 0.0,
-        "algo.advantage.is_correction_enable": True,
+        "algo.advantage.is_correction_level": "token",
     },
     "slime": {
         "use_kl_loss": True,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rolloutdoctor.formulas.advantages.grpo import grpo
 from rolloutdoctor.formulas.advantages.leave_one_out import rloo
+from rolloutdoctor.formulas.advantages.levels import level_scores
 from rolloutdoctor.formulas.advantages.scores import Scores
 from rolloutdoctor.formulas.advantages.tokens import generalised
 from rolloutdoctor.objective.objective import AdvantageRule
@@ -157,7 +158,7 @@ def _given(scores: ResponseScores, rule: AdvantageRule) -> Tensor:
     """Score of each row that is given to its tokens, ``[N]`` float64."""
     score_N = scores.score_N
     if scores.row_scores is not None:
-        estimator = rloo if rule.of_group == "rloo" else grpo
+        estimator = {"rloo": rloo, "level_scores": level_scores}.get(rule.of_group or "", grpo)
         score_N = scores.row_scores.shared(estimator(scores.row_scores, rule)).value_N
     return score_N if rule.score_bounds is None else score_N.clamp(*rule.score_bounds)
 

@@ -56,7 +56,22 @@ def bounded(free: Tensor, gate: TermWeight, dtype: torch.dtype) -> Tensor:
     return torch.where((free < low) | (free > high), 0.0, torch.ones_like(free) if gate.indicator else free)
 
 
-def judged_weights(log_ratio_T: Tensor, given: TokenInputs, gate: TermWeight) -> Tensor:
+LEAST_PROBABILITY = 1e-6
+"""Least probability of the token, and of every other, in a divergence."""
+
+
+def divergence(column: Column, gate: TermWeight) -> Tensor:
+    """Divergence of the sampler's and the trainer's probability of the sampled token, ``[T]``.
+
+    Source: OpenRLHF ``PolicyLoss`` (openrlhf/models/loss.py), `is_correction_gating`.
+    """
+    p_T, q_T = (column(name).exp().clamp(LEAST_PROBABILITY, 1 - LEAST_PROBABILITY) for name in (gate.against, gate.of))
+    if gate.measure == "tv":
+        return (p_T - q_T).abs()
+    return p_T * (p_T / q_T).log() + (1 - p_T) * ((1 - p_T) / (1 - q_T)).log()
+
+
+def judged_weights(log_ratio_T: Tensor, given: TokenInputs, gate: TermWeight, column: Column) -> Tensor:
     """Weights that are cut, or 0, where another statistic than they themselves is out of bounds, ``[T]``.
 
     Source: AReaL ``apply_rejection_sampling`` (areal/utils/functional/functional.py).
@@ -64,7 +79,10 @@ def judged_weights(log_ratio_T: Tensor, given: TokenInputs, gate: TermWeight) ->
     assert gate.judged is not None  # of the gate
     clean_T = torch.where(log_ratio_T.isfinite(), log_ratio_T, 0.0)
     is_ratio = gate.measure == "ratio"
-    value_T = clean_T if is_ratio else kl.ESTIMATORS[gate.measure](log_ratio_T)[0]
+    if gate.measure in ("binary_kl", "tv"):
+        value_T = divergence(column, gate)
+    else:
+        value_T = clean_T if is_ratio else kl.ESTIMATORS[gate.measure](log_ratio_T)[0]
     value = _at_level(value_T, given, gate.judged)
     value = value.exp() if is_ratio else value
     # What is NaN is not within the bounds.
@@ -135,7 +153,7 @@ def _log_ratio(column: Column, gate: TermWeight) -> Tensor:
 def importance(given: TokenInputs, column: Column, gate: TermWeight) -> Tensor:
     """The weights of the tokens, ``[T]``."""
     if gate.judged is not None:
-        return judged_weights(_log_ratio(column, gate), given, gate)
+        return judged_weights(_log_ratio(column, gate), given, gate, column)
     found = weights(_log_ratio(column, gate), given, gate)
     return found if gate.level == "token" else given.expand(found)
 

@@ -371,7 +371,7 @@ FIXES: dict[str, Fix] = {
         is_tried=False,
         releases={
             "trl": "0.22 to 1.8 with mask_truncated_completions",
-            "unsloth": "with loss_type = dapo",
+            "unsloth": "with TRL up to 1.8 and loss_type = dapo",
             "verl": "with trainer.use_v1 and rejections",
         },
         upstream=(

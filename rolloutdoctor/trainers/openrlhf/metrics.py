@@ -6,6 +6,7 @@ by rows. Its losses are divided by the tokens of the optimizer step before, so t
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -13,9 +14,16 @@ from torch import Tensor
 
 from rolloutdoctor.evaluation.evaluate import Evaluation, RowResult, TokenSums
 from rolloutdoctor.evaluation.scores import reward_kl_tokens, task_scores
+from rolloutdoctor.formulas.losses.gates import importance
+from rolloutdoctor.formulas.losses.terms import TokenInputs
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.trainers.lazy import LazyMetrics
+from rolloutdoctor.trainers.releases import parse_version
+
+BY_LEVEL = (0, 11, 2)
+"""The release in which a correction logs what it filters."""
+LOG_PROBS = ("old_log_probs", "rollout_log_probs")
 
 TRUNCATED = ("truncated", "length")
 """Words for a response that was cut: the recorder's, and that of its engine."""
@@ -104,4 +112,21 @@ def _update(evaluation: Evaluation, rows: RowResult, tokens: TokenSums) -> dict[
         found["train/ppo_clip_ratio"] = float(tokens.clipped_N.sum() / length_N.sum())
     if objective.gates:
         found["train/vllm_kl"] = of_tokens(column("rollout_log_probs") - column("old_log_probs"))
+        if parse_version(objective.version) >= BY_LEVEL:
+            found["train/is_filter_ratio"] = _filtered(evaluation, length_N, tokens)
     return found
+
+
+def _filtered(evaluation: Evaluation, length_N: Tensor, tokens: TokenSums) -> float:
+    """Share of tokens, or of the rows of each micro-batch, that the correction finds out of bounds."""
+    batch, gate = evaluation.batch, evaluation.objective.gates[-1]
+    column_T = {name: batch.column(name)[batch.column("response_mask")].to(evaluation.dtype) for name in LOG_PROBS}
+    trainer_V, sampler_V = column_T["old_log_probs"], column_T["rollout_log_probs"]
+    given = TokenInputs(trainer_V, sampler_V, trainer_V - sampler_V, trainer_V, seg.Runs(batch.trained))
+    # What is cut counts as what would be 0.
+    kept_V = importance(given, column_T.__getitem__, replace(gate, outside="zero")) != 0
+    if gate.level == "token" and gate.judged != "geometric":
+        return float((~kept_V).double().mean())
+    dropped_N = (given.row_sum(kept_V) == 0).double()
+    share_N = tokens.layout.micro_total(dropped_N) / tokens.layout.micro_rows_N
+    return float((share_N * length_N).sum() / length_N.sum())

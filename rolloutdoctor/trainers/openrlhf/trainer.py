@@ -1,19 +1,29 @@
 """OpenRLHF: options of its command line, its objective, and its logged metrics.
 
-Read and compared: 0.11.0 (3c3be6234e0c). A reward is the one after its length penalties, as it trains with it. Groups
+Read and compared: 0.11.0 (3c3be6234e0c) and 0.11.2. 0.11.1 brought `unbiased_gradient`; 0.11.2 says by level, mode and
+gating what a correction does, that was on or off and of a type before, and brought `flash_reinforce` and
+`loss_agg_mode`. A reward is the one after its length penalties, as it trains with it. Groups
 are the responses to a prompt, in the order of the rollout.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from rolloutdoctor.objective.corrections import TermWeight
-from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, EntropyBonus, KlTerm, Objective, Surrogate
+from rolloutdoctor.objective.objective import (
+    AdvantageRule,
+    Aggregation,
+    EntropyBonus,
+    KlTerm,
+    Levels,
+    Objective,
+    Surrogate,
+)
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
-from rolloutdoctor.trainers.releases import ReadCode
+from rolloutdoctor.trainers.releases import ReadCode, parse_version
 from rolloutdoctor.trainers.spec import Choices, Log, OptionRoles, PartOptions, Trainer, every
 
 if TYPE_CHECKING:
@@ -21,17 +31,32 @@ if TYPE_CHECKING:
 
 _A, _KL = "algo.advantage", "algo.kl"
 _ESTIMATOR, _CORRECTS, _TYPE = f"{_A}.estimator", f"{_A}.is_correction_enable", f"{_A}.is_correction_type"
+_LEVEL, _MODE, _GATING = (f"{_A}.is_correction_{name}" for name in ("level", "mode", "gating"))
+_BY_LEVEL = "0.11.2"
+"""The release in which a correction is said by its level, mode and gating."""
 BOUND = 20.0
 """Largest absolute log-ratio of ppo."""
 
 GROUPED = {"rloo": "rloo", "reinforce_baseline": "grpo", "group_norm": "grpo", "dr_grpo": "grpo"}
 """Estimator to how the score of a row is made among its group."""
 WHITENED = ("gae", "reinforce", "reinforce_baseline")
+FLASH = "flash_reinforce"
 KL_TYPES = ("k1", "k2", "k3")
+SLOPE_BOUND = 10.0
+"""Largest ratio that `unbiased_gradient` weighs by."""
 _BOTH = "low,high"
 
+_OF_LEVEL: dict[str, tuple[object, ...]] = {_LEVEL: ("token", "seq"), "actor.policy_loss_type": ("ppo",)}
+
 OPTIONS = (
-    Option(_ESTIMATOR, "word", "gae", "how scores become advantages", choices=("gae", "reinforce", *GROUPED)),
+    Option(
+        _ESTIMATOR,
+        "word",
+        "gae",
+        "how scores become advantages",
+        choices=("gae", "reinforce", *GROUPED, FLASH),
+        values_since={FLASH: _BY_LEVEL},
+    ),
     Option(f"{_A}.gamma", "number", 1.0, "discount per token (gae, reinforce)", low=0, high=1),
     Option(f"{_A}.lambd", "number", 1.0, "lambda of generalised advantage estimation (gae)", low=0, high=1),
     Option(
@@ -52,6 +77,14 @@ OPTIONS = (
     Option(f"{_KL}.estimator", "word", "k1", "estimator of the KL, clamped to 10", choices=KL_TYPES),
     Option(f"{_KL}.use_loss", "flag", False, "the KL is a term of the loss instead of a penalty in the reward"),
     Option(
+        f"{_KL}.unbiased_gradient",
+        "flag",
+        False,
+        "the gradient of the KL in the loss is the ratio times k1",
+        only_with={f"{_KL}.use_loss": (True,)},
+        since="0.11.1",
+    ),
+    Option(
         f"{_KL}.target",
         "number",
         None,
@@ -60,6 +93,15 @@ OPTIONS = (
         why_not="the coefficient of a step is not logged",
     ),
     Option("actor.policy_loss_type", "word", "ppo", "one ratio a token, or a row", choices=("ppo", "gspo")),
+    Option(
+        "actor.loss_agg_mode",
+        "word",
+        "token-mean",
+        "how the policy's token terms become one loss; gspo takes the mean over rows",
+        choices=("token-mean", "seq-mean-token-mean"),
+        only_with={"actor.policy_loss_type": ("ppo",)},
+        since=_BY_LEVEL,
+    ),
     Option("actor.eps_clip", "number", 0.2, "clip range of the ratio", low=0),
     Option("actor.eps_clip_low_high", "numbers", None, f"{_BOTH} clip range; null: actor.eps_clip"),
     Option("actor.dual_clip", "number", None, "largest ratio of negative advantages; null: none", low=1),
@@ -81,7 +123,37 @@ OPTIONS = (
         loss_alone=True,
     ),
     Option(
-        _CORRECTS, "flag", False, "weigh the policy term by trainer over sampler; with gspo compare with the sampler"
+        _CORRECTS,
+        "flag",
+        False,
+        "weigh the policy term by trainer over sampler; with gspo compare with the sampler",
+        until=_BY_LEVEL,
+    ),
+    Option(
+        _LEVEL,
+        "word",
+        "off",
+        "what a correction judges: each token, or the mean of a row; with gspo it compares with the sampler",
+        choices=("off", "token", "seq"),
+        since=_BY_LEVEL,
+    ),
+    Option(
+        _MODE,
+        "word",
+        "mask",
+        "weights outside of the thresholds: 0, or cut",
+        choices=("mask", "clip"),
+        only_with=_OF_LEVEL,
+        since=_BY_LEVEL,
+    ),
+    Option(
+        _GATING,
+        "word",
+        "ratio",
+        "what is compared with the thresholds",
+        choices=("ratio", "binary_kl", "tv"),
+        only_with=_OF_LEVEL,
+        since=_BY_LEVEL,
     ),
     Option(
         _TYPE,
@@ -90,13 +162,14 @@ OPTIONS = (
         "weights outside of the thresholds: cut, 0, or kept where the row's geometric mean is inside",
         choices=("tis", "icepop", "seq-mask-tis"),
         only_with={_CORRECTS: (True,), "actor.policy_loss_type": ("ppo",)},
+        until=_BY_LEVEL,
     ),
     Option(
         f"{_A}.is_correction_threshold",
         "numbers",
         (0.5, 5.0),
-        f"thresholds of the weights: {_BOTH}",
-        only_with={_CORRECTS: (True,), "actor.policy_loss_type": ("ppo",)},
+        f"thresholds of a correction: {_BOTH}; from {_BY_LEVEL} on one number is an upper bound",
+        only_with={"actor.policy_loss_type": ("ppo",)},
     ),
     Option("rollout.n_samples_per_prompt", "integer", 1, "responses per prompt", low=1, decides=False),
     Option(
@@ -150,10 +223,12 @@ def objective(config: Config) -> Objective:
     config.needs(_ESTIMATOR)
     coef, in_loss = config.number(f"{_KL}.init_coef"), bool(config[f"{_KL}.use_loss"])
     term = KlTerm(estimator=config.word(f"{_KL}.estimator"), coef=coef, clamp=10.0)
+    in_loss_term = replace(term, weighted_slope=SLOPE_BOUND) if config[f"{_KL}.unbiased_gradient"] else term
     penalty = None
     if coef > 0 and not in_loss:
         penalty = replace(term, log_probs="old_log_probs", masked=True, of_trained=True)
-    ratio_of_rows, corrects = config.word("actor.policy_loss_type") == "gspo", bool(config[_CORRECTS])
+    ratio_of_rows, corrects = config.word("actor.policy_loss_type") == "gspo", _corrects(config)
+    by_rows = ratio_of_rows or config.word("actor.loss_agg_mode") != "token-mean"
     eps = config.number("actor.eps_clip")
     low, high = _pair(config, "actor.eps_clip_low_high") or (eps, eps)
     token_mean = Aggregation(mode="token-mean")
@@ -177,8 +252,8 @@ def objective(config: Config) -> Objective:
             level="sequence" if ratio_of_rows else "token",
         ),
         aggregation=token_mean,
-        policy_aggregation=Aggregation(mode="filled-row-mean-token-mean") if ratio_of_rows else None,
-        kl_loss=term if in_loss and coef > 0 else None,
+        policy_aggregation=Aggregation(mode="filled-row-mean-token-mean") if by_rows else None,
+        kl_loss=in_loss_term if in_loss and coef > 0 else None,
         kl_reward=penalty,
         # The entropies that the loss saw are in no row.
         entropy_bonus=EntropyBonus(coef=entropy, aggregation=token_mean, stored=False) if entropy else None,
@@ -204,6 +279,11 @@ def _advantage(config: Config, *, penalised: bool) -> AdvantageRule:
     )
     if name == "gae":
         return replace(rule, estimator="gae_of_masked")
+    if name == FLASH:
+        rule = replace(rule, row_levels=Levels(mean="batch", std=None), gamma=1.0)
+        if penalised:
+            return replace(rule, estimator="returns_of_group_scores", of_group="level_scores")
+        return replace(rule, estimator="level_scores", bounds=bounds, score_bounds=None)
     if name == "reinforce":
         return rule
     of_group = "rloo" if name == "rloo" else "grpo"
@@ -213,16 +293,46 @@ def _advantage(config: Config, *, penalised: bool) -> AdvantageRule:
     return replace(rule, estimator=of_group, bounds=bounds, score_bounds=None)
 
 
+def _corrects(config: Config) -> bool:
+    return config[_LEVEL] != "off" if config.version >= parse_version(_BY_LEVEL) else bool(config[_CORRECTS])
+
+
 def _gates(config: Config) -> tuple[TermWeight, ...]:
-    """Build what multiplies the policy term."""
-    low, high = _pair(config, f"{_A}.is_correction_threshold") or (None, None)
-    weight = TermWeight(kind="importance")
+    """Build what multiplies the policy term.
+
+    Raises:
+        UsageError: for combinations that OpenRLHF itself refuses.
+    """
+    name, weight = f"{_A}.is_correction_threshold", TermWeight(kind="importance")
+    by_level = config.version >= parse_version(_BY_LEVEL)
+    single = by_level and isinstance(config[name], tuple) and len(cast(tuple[float, ...], config[name])) == 1
+    low, high = (0.0, cast(tuple[float, ...], config[name])[0]) if single else _pair(config, name) or (None, None)
+    if by_level:
+        return _gates_by_level(config, replace(weight, low=low, high=high))
     match config.word(_TYPE):
         case "tis":
             return (replace(weight, low=low, high=high),)
         case "icepop":
             return (replace(weight, low=low, high=high, outside="zero"),)
     return weight, replace(weight, level="geometric", low=low, high=high, outside="zero", indicator=True)
+
+
+def _gates_by_level(config: Config, weight: TermWeight) -> tuple[TermWeight, ...]:
+    of_rows, gating = config[_LEVEL] == "seq", config.word(_GATING)
+    if config[_MODE] == "clip":
+        if of_rows or gating != "ratio":
+            raise UsageError(f"{_MODE} = clip needs {_LEVEL} = token and {_GATING} = ratio: OpenRLHF refuses others")
+        return (weight,)
+    if gating != "ratio":
+        if weight.low:
+            raise UsageError(
+                f"{_A}.is_correction_threshold of {_GATING} = {gating} is an upper bound alone: one number"
+            )
+        measure = cast(Literal["binary_kl", "tv"], gating)
+        return (replace(weight, measure=measure, judged="geometric" if of_rows else "token", outside="zero"),)
+    if not of_rows:
+        return (replace(weight, outside="zero"),)
+    return TermWeight(kind="importance"), replace(weight, level="geometric", outside="zero", indicator=True)
 
 
 def group_size(config: Config, split: str) -> int | None:
@@ -249,9 +359,9 @@ _RECORDER = "rolloutdoctor.recorders.openrlhf.record (a run of OpenRLHF writes n
 TRAINER = Trainer(
     name="openrlhf",
     title="OpenRLHF",
-    newest="0.11.0",
+    newest="0.11.2",
     oldest="0.11.0",
-    read=(ReadCode("0.11.0", commit="3c3be6234e0c"),),
+    read=(ReadCode("0.11.0", commit="3c3be6234e0c"), ReadCode("0.11.1", "0.11.2")),
     options=OPTIONS,
     objective=objective,
     metrics=metrics,
@@ -274,6 +384,7 @@ TRAINER = Trainer(
             "train/ppo_kl": "drift",
             "train/ppo_clip_ratio": "clip_share",
             "train/vllm_kl": "sampler_gap",
+            "train/is_filter_ratio": "clip_share",
             "train/entropy_loss": "entropy",
             "train/reward": "rewards",
             "train/group_reward_std": "rewards",
@@ -306,8 +417,8 @@ TRAINER = Trainer(
         Part.KL_LOSS: PartOptions({f"{_KL}.use_loss": (False,), f"{_KL}.init_coef": (0,)}),
         Part.KL_REWARD: PartOptions({f"{_KL}.use_loss": (True,), f"{_KL}.init_coef": (0,)}),
         Part.KL_ESTIMATOR: PartOptions({f"{_KL}.estimator": ()}),
-        Part.GROUP_BASELINE: PartOptions({_ESTIMATOR: ("gae", "reinforce")}),
-        Part.GROUP_STD: PartOptions({_ESTIMATOR: ("gae", "reinforce", "rloo", "reinforce_baseline", "dr_grpo")}),
+        Part.GROUP_BASELINE: PartOptions({_ESTIMATOR: ("gae", "reinforce", FLASH)}),
+        Part.GROUP_STD: PartOptions({_ESTIMATOR: ("gae", "reinforce", "rloo", "reinforce_baseline", "dr_grpo", FLASH)}),
         Part.POLICY_LOSS: PartOptions({"actor.policy_loss_type": ()}),
     },
     choices=Choices(

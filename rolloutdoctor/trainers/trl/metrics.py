@@ -137,7 +137,7 @@ def _correction(evaluation: Evaluation) -> dict[str, float]:
         return found
     for gate in evaluation.objective.gates:
         if gate.kind == "importance":
-            found |= _sampling(evaluation, gate)
+            found |= _sampling(evaluation, gate, _generations(evaluation))
     return found
 
 
@@ -431,7 +431,16 @@ def _ranks(evaluation: Evaluation, part_N: Tensor) -> Iterator[Tensor]:
         yield part_N & (rank_N == rank)
 
 
-def _sampling(evaluation: Evaluation, gate: TermWeight) -> dict[str, float]:
+def sampling_of_updates(evaluation: Evaluation, update_N: Tensor) -> dict[str, float]:
+    """Recompute them as Unsloth logs them, at every forward pass; a token without a log-prob has a difference of 0."""
+    parts = [update_N == update for update in torch.unique(update_N).tolist()]
+    gates = [gate for gate in evaluation.objective.gates if gate.kind == "importance"]
+    return _sampling(evaluation, gates[0], parts, nan_is_zero=True) if gates else {}
+
+
+def _sampling(
+    evaluation: Evaluation, gate: TermWeight, parts: list[Tensor], *, nan_is_zero: bool = False
+) -> dict[str, float]:
     """Recompute the metrics of sampler against trainer: means of the ranks' means, extremes over all; 0 if empty."""
     batch, dtype = evaluation.batch, evaluation.dtype
     mask_T = batch.column("response_mask")
@@ -439,12 +448,15 @@ def _sampling(evaluation: Evaluation, gate: TermWeight) -> dict[str, float]:
     difference_V = trainer_V - sampler_V
     given = TokenInputs(trainer_V, sampler_V, difference_V, trainer_V, seg.Runs(batch.trained))
     weight = weights(difference_V, given, gate)
+    gap_V = difference_V.abs()
+    if nan_is_zero:
+        gap_V = gap_V.nan_to_num(nan=0.0, posinf=math.inf)
     found: dict[str, list[float]] = {}
-    for part_N in _generations(evaluation):
+    for part_N in parts:
         gaps, ratios = [], []
         for here_N in _ranks(evaluation, part_N):
             here_V = seg.expand(here_N, batch.trained)
-            gap = difference_V[here_V & ~difference_V.isnan()].abs()
+            gap = gap_V[here_V & ~gap_V.isnan()]
             gaps.append(gap if len(gap) else gap.new_zeros(1))
             ratio = weight[here_V] if gate.level == "token" else weight[here_N]
             ratios.append(ratio if len(ratio) else ratio.new_zeros(1))

@@ -1,4 +1,4 @@
-"""OpenRLHF's numbers, recomputed: its own functions at 3c3be6234e0c on 8 cases under 31 configurations.
+"""OpenRLHF's numbers, recomputed: its own functions at 3c3be6234e0c (0.11.0) and of 0.11.2 on 8 cases.
 
 The results in float64 were made with the casts to float32 taken out; those in float32 with them.
 """
@@ -12,33 +12,43 @@ from rolloutdoctor.trainers.openrlhf.trainer import TRAINER
 
 pytestmark = [compared("golden", ROUNDED)]
 
-RESULTS = results("openrlhf")
+RESULTS = {"0.11.0": results("openrlhf"), "0.11.2": results("openrlhf", "0.11.2")}
 DEFAULTS = {
     "algo.advantage.estimator": "gae",
     "algo.advantage.no_std_norm": False,
     "algo.kl.estimator": "k1",
     "algo.kl.use_loss": False,
     "actor.policy_loss_type": "ppo",
-    "algo.advantage.is_correction_enable": False,
-    "algo.advantage.is_correction_type": "tis",
     "train.dynamic_batch_enable": False,
+}
+OF_RELEASE = {
+    "0.11.0": {"algo.advantage.is_correction_enable": False, "algo.advantage.is_correction_type": "tis"},
+    "0.11.2": {
+        "algo.kl.unbiased_gradient": False,
+        "actor.loss_agg_mode": "token-mean",
+        "algo.advantage.is_correction_level": "off",
+        "algo.advantage.is_correction_mode": "mask",
+        "algo.advantage.is_correction_gating": "ratio",
+    },
 }
 
 
 def params():
-    for (case, config), result in RESULTS.items():
-        options = DEFAULTS | result.options
-        marks = [covers("openrlhf", name, options[name]) for name in DEFAULTS]
-        yield pytest.param(case, config, marks=marks, id=f"{case}-{config}")
+    for release, of_release in RESULTS.items():
+        for (case, config), result in of_release.items():
+            defaults = DEFAULTS | OF_RELEASE[release]
+            options = defaults | result.options
+            marks = [covers("openrlhf", name, options[name]) for name in defaults]
+            yield pytest.param(release, case, config, marks=marks, id=f"{release}-{case}-{config}")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "config"), [*params()])
+@pytest.mark.parametrize(("release", "case", "config"), [*params()])
 @pytest.mark.parametrize("label", DTYPES)
-def test_results(case, config, label):
-    result = RESULTS[case, config]
+def test_results(release, case, config, label):
+    result = RESULTS[release][case, config]
     dtype, single = DTYPES[label], label == "f32"
-    own = evaluated("openrlhf", result, label)
+    own = evaluated(f"openrlhf@{release}", result, label)
     lost = 1e-7 * (case == "tiny_spread")
     advantage_T, radius = token_advantages(own)
     mask_T = own.batch.column("response_mask")

@@ -21,7 +21,7 @@ def diagnosed(case, config):
     batch = batch_of("openrlhf", case, torch.float32)
     batch = replace(batch, per_token={**batch.per_token, "advantages": torch.tensor(result.advantage["f32"])})
     size = {"rollout.n_samples_per_prompt": 2 if case == "pairs" else 4}
-    return diagnose([batch], trainer="openrlhf", options=result.options | size, logged=[logged])
+    return diagnose([batch], trainer="openrlhf@0.11.0", options=result.options | size, logged=[logged])
 
 
 @pytest.mark.parametrize("config", ["gae", "reinforce", "rloo, KL", "group_norm", "KL k3 in the loss", "gspo", "tis"])
@@ -53,6 +53,30 @@ def test_what_is_not_computed_is_refused_by_name(options, match):
         objective_of("openrlhf", **{E: "rloo"} | options)
 
 
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"mode": "clip", "level": "seq"}, "clip needs"),
+        ({"mode": "clip", "level": "token", "gating": "tv"}, "clip needs"),
+        ({"level": "seq", "gating": "binary_kl"}, "upper bound alone"),
+    ],
+)
+def test_corrections_that_upstream_refuses_are_refused(options, match):
+    named = {f"algo.advantage.is_correction_{name}": value for name, value in options.items()}
+    with pytest.raises(UsageError, match=match):
+        objective_of("openrlhf@0.11.2", **{E: "rloo"} | named)
+
+
+def test_a_correction_is_said_by_the_words_of_its_release():
+    by_type, by_level = {CORRECTS: True}, {"algo.advantage.is_correction_level": "token"}
+    assert objective_of("openrlhf@0.11.0", **{E: "rloo"} | by_type).gates[0].outside == "cut"
+    assert objective_of("openrlhf@0.11.2", **{E: "rloo"} | by_level).gates[0].outside == "zero"
+    with pytest.raises(UsageError, match=r"is gone since 0\.11\.2"):
+        objective_of("openrlhf@0.11.2", **{E: "rloo"} | by_type)
+    with pytest.raises(UsageError, match=r"came with 0\.11\.2"):
+        objective_of("openrlhf@0.11.0", **{E: "rloo"} | by_level)
+
+
 def test_the_logged_loss_is_weighted_twice_by_tokens():
     result = results("openrlhf")["rejected", "gspo"]
     share = result.scalars["f32"]["train/policy_loss"] / result.scalars["f32"]["loss"]
@@ -74,5 +98,5 @@ def test_later_epochs_have_no_metrics_of_the_update():
 
 
 def test_gspo_with_the_correction_compares_with_the_sampler():
-    mine = objective_of("openrlhf", **{E: "rloo", "actor.policy_loss_type": "gspo", CORRECTS: True})
+    mine = objective_of("openrlhf@0.11.0", **{E: "rloo", "actor.policy_loss_type": "gspo", CORRECTS: True})
     assert (mine.surrogate.old, mine.gates) == ("rollout_log_probs", ())

@@ -18,6 +18,8 @@ from rolloutdoctor.objective.required_columns import loss_columns
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.testing import diagnose
+from rolloutdoctor.trainers.options import Layer, resolve
+from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.table import TRAINERS, trainer_from_metric_names
 
 SINGLE = Bound(2e-6, 1e-9, "several sums of float32 in another order, and a k3 that cancels")
@@ -65,7 +67,7 @@ def test_loss(entries, name):
     dtype = {"f32": torch.float32, "f64": torch.float64}[name]
     for entry in entries:
         zoo, case, _, options = entry
-        batch, mine = steps.batch_of(case, options), steps.objective(zoo, options)
+        batch, mine = steps.batch_of(case, options, zoo), steps.objective(zoo, options)
         found = evaluate(batch, mine, dtype=dtype, per_token=True)
         words, single = "/".join(entry[:3]), dtype == torch.float32
         loss, grad = float(wanted(entry, f"{name}/loss")), wanted(entry, f"{name}/grad")
@@ -85,10 +87,12 @@ def test_loss(entries, name):
 
 def test_a_row_without_a_token_makes_the_logged_kl_nan():
     """But for one term per row without a KL, which is a zero of the row."""
-    of_empty = {entry[2]: wanted(entry, "f64/metrics")[1] for entry in steps.entries() if entry[1] == steps.EMPTY}
-    assert {name for name, kl in of_empty.items() if not kl.isnan()} == {
+    of_empty = {entry[::2][:2]: wanted(entry, "f64/metrics")[1] for entry in steps.entries() if entry[1] == steps.EMPTY}
+    counted = {entry: not kl.isnan() for entry, kl in of_empty.items()}
+    assert {name for (zoo, name), number in counted.items() if number and not steps.is_new(zoo)} == {
         *("sequence_without_kl", "luspo", "luspo_weights"),
     }
+    assert all(number for (zoo, _), number in counted.items() if steps.is_new(zoo))
 
 
 def test_a_truncated_mode_without_bounds_is_refused_as_trl_does():
@@ -101,23 +105,99 @@ def test_a_truncated_mode_without_bounds_is_refused_as_trl_does():
 
 
 def test_luspo_of_tokens_leaves_the_loss_unknown():
-    of_rows = {"loss_type": "luspo", "importance_sampling_level": "sequence", "beta": 0.0}
+    """Before 2026.9.8: from then on it is TRL's mean of sums."""
+    of_rows = {"loss_type": "luspo", "importance_sampling_level": "sequence", "beta": 0.0, "unsloth_zoo": "2026.8.13"}
     assert not objective_of("unsloth@1.5.0", **of_rows).unknown_loss
     for other in ({"beta": 0.1}, {"importance_sampling_level": "token"}):
         assert "padded cells" in objective_of("unsloth@1.5.0", **of_rows | other).unknown_loss
+        assert not objective_of("unsloth@1.5.0", **of_rows | other | {"unsloth_zoo": "2026.9.8"}).unknown_loss
     with pytest.raises(UsageError, match=r"luspo came with unsloth-zoo 2026\.7\.1, and the run has 2026\.5\.1"):
-        objective_of("unsloth@1.5.0", unsloth_zoo="2026.5.1", **of_rows)
+        objective_of("unsloth@1.5.0", **of_rows | {"unsloth_zoo": "2026.5.1"})
 
 
 def test_truncated_rows_are_trained_and_not_counted_from_trl_1_9_on():
-    """The loss makes its mask anew, and the tokens are counted with TRL's."""
+    """The loss makes its mask anew, and the tokens are counted with TRL's; from 2026.9.8 on they stay masked."""
     for version, counted_before, left_out in (("1.8.0", True, False), ("1.9.0", False, True)):
-        rule = objective_of(f"unsloth@{version}", loss_type="dapo").aggregation
-        assert (rule.counted_before_rejection, rule.leaves_out_truncated) == (counted_before, left_out)
-    assert "status" in loss_columns(objective_of("unsloth@1.9.0", loss_type="dapo"))
+        for zoo, anew in (("2026.9.7", True), ("2026.9.8", False)):
+            rule = objective_of(f"unsloth@{version}", loss_type="dapo", unsloth_zoo=zoo, unsloth="2026.9.7").aggregation
+            assert (rule.counted_before_rejection, rule.leaves_out_truncated) == (counted_before, left_out and anew)
+    old = {"unsloth_zoo": "2026.8.13"}
+    assert "status" in loss_columns(objective_of("unsloth@1.9.0", loss_type="dapo", **old))
     assert "status" not in loss_columns(
-        objective_of("unsloth@1.9.0", loss_type="bnpo", mask_truncated_completions=True)
+        objective_of("unsloth@1.9.0", loss_type="bnpo", mask_truncated_completions=True, **old)
     )
+
+
+def default_options(zoo: str, trl: str, **stated: object) -> dict[str, object]:
+    """What the configuration class makes of options that were not stated."""
+    config = resolve(
+        TRAINERS["unsloth"].options,
+        parse_version(trl),
+        [Layer("test", {"unsloth_zoo": zoo, **stated})],
+        trainer="unsloth",
+    )
+    return {name: config[name] for name in ("loss_type", "beta", "epsilon_high", "mask_truncated_completions")}
+
+
+@pytest.mark.parametrize(
+    ("zoo", "trl", "stated", "expected"),
+    [
+        ("2026.8.13", "0.24.0", {}, ("bnpo", 0.001, None, False)),
+        ("2026.9.11", "0.24.0", {}, ("bnpo", 0.001, None, False)),
+        ("2026.9.12", "0.24.0", {}, ("dapo", 0.0, None, False)),
+        ("2026.9.12", "0.21.0", {}, ("bnpo", 0.001, None, False)),
+        ("2026.10.9", "1.15.0", {"loss_type": "dapo"}, ("dapo", 0.0, 0.28, True)),
+        ("2026.10.9", "1.15.0", {"loss_type": "dapo", "epsilon_high": 0.3}, ("dapo", 0.0, 0.3, True)),
+        (
+            "2026.10.9",
+            "1.15.0",
+            {"loss_type": "dapo", "mask_truncated_completions": False, "beta": 0.1},
+            ("dapo", 0.1, 0.28, False),
+        ),
+        ("2026.10.9", "1.15.0", {"loss_type": "cispo"}, ("cispo", 0.001, 5.0, False)),
+        ("2026.10.9", "1.15.0", {"loss_type": "dr_grpo"}, ("dr_grpo", 0.0, None, False)),
+        ("2026.10.9", "1.15.0", {"loss_type": "grpo"}, ("grpo", 0.001, None, False)),
+        ("2026.10.9", "1.15.0", {"unsloth": "2026.9.10"}, ("bnpo", 0.001, None, False)),
+    ],
+)
+def test_defaults_follow_the_release_and_what_is_stated(zoo, trl, stated, expected):
+    assert tuple(default_options(zoo, trl, **stated).values()) == expected
+
+
+@pytest.mark.parametrize(
+    ("zoo", "state"), [("2026.10.9", "read"), ("2026.1.2", "read"), ("2026.10.10", "not read"), ("2024.12.1", "older")]
+)
+def test_a_release_of_its_loss_that_was_not_read_proves_nothing(zoo, state):
+    trainer = TRAINERS["unsloth"]
+    config = resolve(trainer.options, (1, 15, 0), [Layer("test", {"unsloth_zoo": zoo})], trainer="unsloth")
+    found = trainer.whole_release(trainer.release("1.15.0"), config)
+    assert found.state == state
+    assert ("unsloth_zoo" in found.words) == (state != "read")
+    assert found.numbers == (1, 15, 0)
+
+
+@pytest.mark.parametrize("mode", ["geometric_mask", "geometric_truncate"])
+def test_geometric_modes_came_with_a_release(mode):
+    given = {"use_vllm": True, "vllm_importance_sampling_correction": True, "vllm_importance_sampling_mode": mode}
+    (gate,) = objective_of("unsloth@1.15.0", **given).gates
+    assert gate.level == "geometric"
+    with pytest.raises(UsageError, match=r"came with unsloth-zoo 2026\.10\.7, and the run has 2026\.10\.6"):
+        objective_of("unsloth@1.15.0", unsloth_zoo="2026.10.6", **given)
+
+
+def test_sampling_metrics_are_over_trained_tokens():
+    """At every forward pass, and before Unsloth 2026.10.4 over padded cells."""
+    (entry,) = [one for one in steps.entries() if one[:3] == ("2026.10.9", "ragged", "geometric_mask")]
+    batch = steps.batch_of("ragged", entry[3], "2026.10.9")
+    found = TRAINERS["unsloth"].metrics(evaluate(batch, steps.objective("2026.10.9", entry[3])))
+    gap_T = (batch.column("old_log_probs") - batch.column("rollout_log_probs")).abs()
+    micro_T = torch.repeat_interleave(batch.per_row["micro_batch_id"], batch.rows.diff())
+    means = [float(gap_T[micro_T == micro].mean()) for micro in (0, 1)]
+    assert found["sampling/sampling_logp_difference/mean"] == pytest.approx(sum(means) / 2, rel=1e-6)
+    before = objective_of(
+        "unsloth@1.9.0", unsloth_zoo="2026.10.3", **entry[3] | {"vllm_importance_sampling_mode": "token_mask"}
+    )
+    assert not [name for name in TRAINERS["unsloth"].metrics(evaluate(batch, before)) if name.startswith("sampling/")]
 
 
 ADVANTAGES = {
@@ -154,7 +234,7 @@ def checked(loss_type: str, zoo: str = "2026.8.13", *, masked: bool = False, sta
     (entry,) = [one for one in steps.entries() if one[:3] == (zoo, "truncated", loss_type)]
     options = {"gradient_accumulation_steps": releases.ACCUMULATION, "max_completion_length": releases.WIDTH}
     options |= {**entry[3], "num_generations": 4, "unsloth_zoo": stated or zoo, "mask_truncated_completions": masked}
-    batch = steps.batch_of("truncated", entry[3])
+    batch = steps.batch_of("truncated", entry[3], zoo)
     columns = {name: value.float() if value.is_floating_point() else value for name, value in batch.per_token.items()}
     if masked:
         kept_N = torch.tensor([status == "stop" for status in batch.statuses])

@@ -53,3 +53,28 @@ CONFIGS = {
     "entropy": {E: "rloo", **NONE, "actor.entropy_coef": 0.0},
     "dynamic": {**LOSS, K: "k3", "train.dynamic_batch_enable": True},
 }
+
+B, T = {E: "rloo", **NONE}, F + "threshold"
+OF_RELEASE = {
+    "0.11.2": {
+        "gae": {E: "gae"},
+        "KL k3 in the loss": {**LOSS, K: "k3"},
+        **{f"unbiased {k}": {**LOSS, K: k, "algo.kl.unbiased_gradient": True} for k in ("k1", "k2", "k3")},
+        "flash": {E: "flash_reinforce", **NONE},
+        "flash, KL": {E: "flash_reinforce", C: 0.1},
+        "flash, clipped": {E: "flash_reinforce", C: 0.1, "reward.clip_range": [-0.3, 0.2]},
+        "rows": {**B, "actor.loss_agg_mode": "seq-mean-token-mean"},
+        "default correction": {**B, F + "level": "token"},
+        "token clip": {**B, F + "level": "token", F + "mode": "clip", T: [0.95, 1.05]},
+        "token mask": {**B, F + "level": "token", T: [0.95, 1.05]},
+        "seq mask": {**B, F + "level": "seq", T: [0.98, 1.02]},
+        "upper bound": {**B, F + "level": "token", T: [1.05]},
+        **{
+            f"{level} {gating}": {**B, F + "level": level, F + "gating": gating, T: [bound]}
+            for gating, bounds in {"binary_kl": (0.002, 0.001), "tv": (0.03, 0.02)}.items()
+            for level, bound in zip(("token", "seq"), bounds)
+        },
+        "gspo, sampler": {E: "rloo", **NONE, "actor.policy_loss_type": "gspo", F + "level": "token"},
+    }
+}
+"""Configurations of a later release: those that it brought, and two that it left alone."""

@@ -1,5 +1,5 @@
 # ruff: noqa
-"""Results of OpenRLHF's own functions, whose modules are never imported: CHECKOUT OUT.pkl.
+"""Results of OpenRLHF's own functions, whose modules are never imported: CHECKOUT OUT.pkl, with RELEASE of 0.11.2.
 
 CHECKOUT is a clone of OpenRLHF/OpenRLHF at 3c3be6234e0c. `store.py` makes the tables of the pickle. In float64 the
 casts to float32 are taken out. One rank; the engine's division by the accumulation steps is that of DeepSpeed.
@@ -16,6 +16,7 @@ if __name__ == "__main__":
     import openrlhf_cases, upstream
 
     root = Path(sys.argv[1]) / "openrlhf"
+    later = sys.argv[3:]
 
     def load(path, names, space, double, cls=None):
         upstream.load(root / path, names, space, cls, upstream.uncast if double else str)
@@ -40,7 +41,12 @@ if __name__ == "__main__":
             "tqdm": lambda x, **k: Bar(x),
             "DataLoader": lambda buffer, **k: buffer.items,
         }
-        load("models/utils.py", ["compute_approx_kl", "compute_reward", "masked_mean"], s, double)
+        load(
+            "models/utils.py",
+            ["KL_IS_WEIGHT_CLIP"] * bool(later) + ["compute_approx_kl", "compute_reward", "masked_mean"],
+            s,
+            double,
+        )
         load("models/loss.py", ["aggregate_loss", "PolicyLoss"], s, double)
         load(
             "utils/loss_utils.py",
@@ -78,6 +84,11 @@ if __name__ == "__main__":
         "actor.aux_loss_coef": 0,
         "algo.advantage.is_correction_enable": False,
         "algo.advantage.is_correction_type": "tis",
+        "algo.advantage.is_correction_level": "off",
+        "algo.advantage.is_correction_mode": "mask",
+        "algo.advantage.is_correction_gating": "ratio",
+        "algo.kl.unbiased_gradient": False,
+        "actor.loss_agg_mode": "token-mean",
         "algo.advantage.is_correction_threshold": [0.5, 5.0],
         "train.dynamic_batch_enable": False,
         "train.max_epochs": 1,
@@ -95,6 +106,8 @@ if __name__ == "__main__":
                     setattr(at, part, Space())
                 at = getattr(at, part)
             setattr(at, last, value)
+        threshold = root.algo.advantage.is_correction_threshold
+        root.algo.advantage.is_correction_threshold = [0.0] * (len(threshold) == 1) + list(threshold)
         if root.actor.eps_clip_low_high is None:
             root.actor.eps_clip_low_high = (root.actor.eps_clip,) * 2
         return root
@@ -207,14 +220,30 @@ if __name__ == "__main__":
             replay_buffer=buffer,
             dataloader_pin_memory=False,
         )
+        correction = (
+            {
+                n: getattr(a, n)
+                for n in (
+                    "is_correction_level",
+                    "is_correction_mode",
+                    "is_correction_gating",
+                    "is_correction_threshold",
+                )
+            }
+            | {"token_level_loss": args.actor.loss_agg_mode == "token-mean"}
+            if later
+            else {
+                "enable_vllm_is_correction": a.is_correction_enable,
+                "vllm_is_truncated_threshold": a.is_correction_threshold if a.is_correction_enable else None,
+                "vllm_is_correction_type": a.is_correction_type,
+            }
+        )
         me.actor_loss_fn = s["PolicyLoss"](
             clip_eps_low=args.actor.eps_clip_low_high[0],
             clip_eps_high=args.actor.eps_clip_low_high[1],
             dual_clip=args.actor.dual_clip,
             policy_loss_type=args.actor.policy_loss_type,
-            enable_vllm_is_correction=a.is_correction_enable,
-            vllm_is_truncated_threshold=a.is_correction_threshold if a.is_correction_enable else None,
-            vllm_is_correction_type=a.is_correction_type,
+            **correction,
         )
         me.training_step = lambda *x: s["training_step"](me, *x)
         status = s["ppo_train"](me, args.algo.kl.init_coef)
@@ -237,4 +266,7 @@ if __name__ == "__main__":
         metrics = {"loss": sum(losses)} | metrics
         return metrics, *(upstream.unpadded(x, b["mask"]) for x in (advantage.detach(), leaf.grad))
 
-    upstream.store(openrlhf_cases, run)
+    cases = openrlhf_cases
+    if later:
+        cases = Space(CASES=cases.CASES, CONFIGS=cases.OF_RELEASE[later[0]])
+    upstream.store(cases, run)

@@ -1,6 +1,6 @@
 # ruff: noqa
 """Tables of stored results: swift|skyrl|open_instruct|areal RESULTS.pkl FOLDER; with RELEASE BASE.pkl of those whose
-gradient is not BASE's."""
+gradient is not BASE's, or RELEASE alone for `OF_RELEASE` of the cases."""
 
 if __name__ == "__main__":
     import pickle, sys, json, importlib
@@ -10,7 +10,8 @@ if __name__ == "__main__":
     name, results, out, *newer = sys.argv[1:]
     cases = importlib.import_module(f"{name}_cases")
     found = pickle.load(open(results, "rb"))
-    base = pickle.load(open(newer[1], "rb")) if newer else {}
+    base = pickle.load(open(newer[1], "rb")) if newer[1:] else {}
+    configs = getattr(cases, "OF_RELEASE", {}).get(newer[0], cases.CONFIGS) if newer else cases.CONFIGS
     rows = []
     for case in cases.CASES:
         b = cases.batch_of(case)
@@ -35,14 +36,15 @@ if __name__ == "__main__":
                     },
                 )
             )
-    pl.DataFrame(rows, infer_schema_length=None).write_parquet(
-        f"{out}/input.parquet", compression="zstd", compression_level=20
-    )
+    if not newer:
+        pl.DataFrame(rows, infer_schema_length=None).write_parquet(
+            f"{out}/input.parquet", compression="zstd", compression_level=20
+        )
     rows = []
     for case in cases.CASES:
-        for cname, options in cases.CONFIGS.items():
+        for cname, options in configs.items():
             key = f"{case}|{cname}"
-            if newer and (found[f"{key}|f64|grad"] == base[f"{key}|f64|grad"]).all():
+            if base and (found[f"{key}|f64|grad"] == base[f"{key}|f64|grad"]).all():
                 continue
             if f"{key}|f64|error" in found:
                 rows.append(
