@@ -72,9 +72,10 @@ class ZeroStdKl(TableRule):
     adds = ("logits", "logits_low")
     optional = ("grad_share_logits_l2", "grad_share_logits_l2_low", "grad_share_logits_l2_high")
     splits = ("train",)
-    overstated: float = 0.5
-    """Share by logits over that by log-probs below which tokens of probability near 1 carry the gradient: those of the
-    study had less of the parameters' gradient than of the log-probs', in nearly every step."""
+    apart: float = 2.0
+    """Factor between the shares by log-probs and by logits from which tokens of probability near 1 carry one side of
+    the gradient. From there on that of the parameters' gradient was off that by log-probs on the side of that by logits
+    in every step of the study."""
     blurred: float = 0.01
     """Share of their KL that float32 rounding may be, up to which a sentence says the KL."""
     uses = ("sum_pi_squared", "advantage", "advantages")
@@ -248,7 +249,7 @@ class ZeroStdKl(TableRule):
         )
         message = (
             f"{counted(dead, 'group')} of {groups:,} ({share}) have equal rewards; only their KL term has a gradient, "
-            f"{gradient} of sum |dLoss/dlogp|{_of_logits(run, self.overstated)}"
+            f"{gradient} of sum |dLoss/dlogp|{_of_logits(run, self.apart)}"
         )
         if alone:
             message += _of_adam(run, context, by_step.filter("zero_std", "moves"))
@@ -302,17 +303,20 @@ def _of_adam(run: Measured, context: Context, alone: pl.DataFrame) -> str:
     )
 
 
-def _of_logits(run: Measured, overstated: float) -> str:
+def _of_logits(run: Measured, apart: float) -> str:
     """Say how much of the gradient with respect to the logits it is, and where that tells of the parameters'."""
     exact, low, high = (run.values.get(f"grad_share_logits_l2{end}") for end in ("", "_low", "_high"))
-    most, by_log_probs = exact if exact is not None else high, run.values.get("grad_share_l2")
-    if most is None or by_log_probs is None:
+    by_log_probs = run.values.get("grad_share_l2")
+    low, high = (low, high) if exact is None else (exact, exact)
+    if low is None or high is None or by_log_probs is None:
         return ""
-    range_ = percent(most) if low is None or exact is not None else f"{percent(low)} to {percent(most)}"
-    caution = "; tokens of probability near 1 carry it, so log-probs overstate its share of the parameters' gradient"
-    return f", {range_} of the norm of the gradient with respect to the logits" + (
-        caution if most < overstated * by_log_probs else ""
-    )
+    range_ = percent(high) if low == high else f"{percent(low)} to {percent(high)}"
+    words = f", {range_} of the norm of the gradient with respect to the logits"
+    if high * apart < by_log_probs:
+        return f"{words}; their tokens are nearly certain: log-probs overstate their share of the parameters' gradient"
+    if low > apart * by_log_probs:
+        return f"{words}; the other tokens are nearly certain: log-probs understate this share of the parameters'"
+    return words
 
 
 def _share(x: pl.Expr) -> pl.Expr:

@@ -56,19 +56,28 @@ def test_exact_logits_share():
     assert "grad_share_logits_l2_low" not in values(found)
 
 
-@pytest.mark.parametrize(("spread", "is_said"), [(0.24, True), (0.26, False)])
-def test_nearly_certain_tokens_are_said_to_carry_it(spread, is_said):
-    # The squared norm by logits is 0.01 spread on the dead tokens, of probability exp(-0.1), and 1.11 on the rest.
-    policy = [[-0.1] * 2, [-0.1] * 2, [-1.0], [-1.0] * 3]
-    squares = [[spread - 1 + 2 * math.exp(-0.1)] * 2] * 2 + [[2 / math.e], [2 / math.e] * 3]
+@pytest.mark.parametrize(
+    ("of_dead", "of_rest", "words"),
+    [
+        # Squared norms by logits are 0.01 and 1.11 times the spread; by log-probs the share is the root of 1 / 112.
+        (0.24, 1.0, "log-probs overstate"),
+        (0.26, 1.0, ""),
+        (1.0, 0.23, "log-probs understate"),
+        (1.0, 0.26, ""),
+    ],
+)
+def test_nearly_certain_tokens_are_said_to_carry_it(of_dead, of_rest, words):
+    policy = [[-0.1] * 2, [-0.1] * 2, [-0.1], [-0.1] * 3]
+    of_token = [spread - 1 + 2 * math.exp(-0.1) for spread in (of_dead, of_dead, of_rest, of_rest)]
     batch = toy_batch(
         [[1, 1], [1, 0]],
         lengths=[2, 2, 1, 3],
         policy=policy,
         ref=[[each - 0.5 for each in row] for row in policy],
-        per_token={"sum_pi_squared": squares},
+        per_token={"sum_pi_squared": [[square] * len(row) for square, row in zip(of_token, policy, strict=True)]},
     )
-    assert ("tokens of probability near 1 carry it" in found_by(CODE, batch, **TRL).message) == is_said
+    message = found_by(CODE, batch, **TRL).message
+    assert (words in message) if words else ("nearly certain" not in message)
 
 
 def test_exact_share_lies_between_the_bounds():
