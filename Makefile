@@ -8,7 +8,7 @@ EVERY ?= 18
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: calibrate demo docs dynamics gallery images labelled test test-slow test-portable test-lowest test-random-order parity lint types bench samples rule clean
+.PHONY: calibrate demo docs dynamics gallery gradients images labelled test test-slow test-portable test-lowest test-random-order parity lint types bench samples rule clean
 
 demo: $(VENV)/.core
 	@echo "A real TRL run:"
@@ -67,6 +67,11 @@ labelled: $(VENV)/.dev
 # first time.
 dynamics: $(VENV)/.dev
 	$(BIN)/python tests/dynamics --page
+
+# Gradients by log-probs, by logits and by parameters over tiny trainings: docs/gradients.md. Some ten minutes the first
+# time.
+gradients: $(VENV)/.dev
+	$(BIN)/python tests/gradients --page
 
 # The pages as a site in site/, links and all.
 docs: $(VENV)/.dev

@@ -89,10 +89,19 @@ def by(
 
 
 class OfRows(NamedTuple):
-    """What the rows of a step carry, by one space and by parameters."""
+    """What the rows of a step carry, by one space and by parameters.
+
+    Attributes:
+        rank: correlation within a step, median.
+        same_first: share of the steps in which one response is the largest in both.
+        same_where_half: the same where one response has half of the squared norm in the space.
+        carriers: responses with half of it in the space and by parameters, ``[steps, 2]``.
+        top: share of the largest in both, ``[steps, 2]``.
+    """
 
     rank: float
     same_first: float
+    same_where_half: float
     carriers: np.ndarray
     top: np.ndarray
 
@@ -116,4 +125,11 @@ def of_rows(steps: Iterable[Step], space: str) -> OfRows:
         first.append(x.argmax() == y.argmax())
         counts.append((carriers(x), carriers(y)))
         tops.append((x.max() / x.sum(), y.max() / y.sum()))
-    return OfRows(float(np.nanmedian(rank)), float(np.mean(first)), np.array(counts), np.array(tops))
+    same, top = np.array(first), np.array(tops)
+    half = float(same[top[:, 0] >= 0.5].mean())
+    return OfRows(float(np.nanmedian(rank)), float(same.mean()), half, np.array(counts), top)
+
+
+def of_alone(steps: Iterable[Step]) -> list[Step]:
+    """Steps after the first whose gradient is that of the KL term alone: no group has a spread of rewards."""
+    return [each for each in steps if each.get("adam") and each["step"] > 1 and each["dead"] == 1]

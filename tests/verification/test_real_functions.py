@@ -1,5 +1,7 @@
 """TRL's and verl's own functions by the fixture: each passes as itself, and not as its neighbour."""
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -187,3 +189,11 @@ def test_whitening_by_slices_is_found():
     CASES.only("ragged", "tied").check(lambda case: whitened(case, 1), options)
     with pytest.raises(AssertionError, match=r"values of .* differ"):
         CASES.only("ragged", "tied").check(lambda case: whitened(case, 2), options)
+
+
+def test_the_recipe_of_the_page_runs(trainers):
+    page = Path(__file__).parents[2] / "docs" / "verify.md"
+    (recipe,) = (code for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) if "trl_loss" in code)
+    scope = {}
+    exec(recipe, scope)
+    scope["test_dapo"](CASES)
