@@ -241,22 +241,19 @@ def numbers(before: Tensor, after: Tensor) -> dict[str, float]:
 
 
 def baseline_without_masked(inputs: Mapping[str, Tensor], scale: str) -> Tensor | None:
-    """The advantages if fully masked responses had no part in the baseline, ``[N]``; None where none is masked.
+    """The advantages if fully masked responses had no part in the baseline, ``[N]``.
 
-    A response that is left alone keeps its reward, as the fix `rejected-rows` has it.
+    None where none is masked, or a group has one response left: trainers differ in what it gets.
     """
     kept = inputs["completion_mask"].sum(1) > 0
-    if kept.all() or scale not in ("group", "none") or not kept.any():
-        return None
     reward, group = inputs["probe_reward"], inputs["probe_group"]
+    left = torch.bincount(group[kept], minlength=int(group.max()) + 1)
+    if kept.all() or scale not in ("group", "none") or not kept.any() or bool((left == 1).any()):
+        return None
     found = torch.zeros_like(inputs["advantages"])
-    for each in group.unique():
+    for each in group[kept].unique():
         rows = (group == each) & kept
-        count = int(rows.sum())
-        if count == 1:
-            found[rows] = reward[rows].to(found.dtype)
-        elif count:
-            centered = reward[rows] - reward[rows].mean()
-            spread = reward[rows].std() + 1e-4 if scale == "group" else 1.0
-            found[rows] = (centered / spread).to(found.dtype)
+        centered = reward[rows] - reward[rows].mean()
+        spread = reward[rows].std() + 1e-4 if scale == "group" else 1.0
+        found[rows] = (centered / spread).to(found.dtype)
     return found
