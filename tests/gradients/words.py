@@ -27,8 +27,8 @@ of this size have a vocabulary of 24; what holds of large ones may be wider or n
 
 - **share**: norm of what is left out over the norm of the gradient. Factors are of steps with a share up to {most}:
   towards 100 % every space must say 100 %.
-- Steps in which a group has one unmasked response left are left out of the second row: trainers differ in what it
-  gets.
+- Of masked responses, steps in which a group has one unmasked response left are not compared: trainers differ in
+  what it gets.
 - **kappa** and **cosine**: of the gradient and what is left of it, as `diff` prints them.
 """
 READING = """\
