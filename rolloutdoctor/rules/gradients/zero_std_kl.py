@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -296,9 +297,9 @@ def _of_adam(run: Measured, context: Context, alone: pl.DataFrame) -> str:
     whose = "this update's own gradient is" if len(alone) == 1 else "their own gradients are"
     if known.is_empty():
         return f"; under Adam {whose} not all that moves the weights there: its first moment holds earlier gradients"
-    middle = "" if len(known) == 1 else "in the median "
+    middle, share = "" if len(known) == 1 else "in the median ", percent(median(known.to_list()))
     return (
-        f"; of the gradient norms that Adam's first moment adds up there, {middle}{percent(known.median())} are the "
+        f"; of the gradient norms that Adam's first moment adds up there, {middle}{share} are the "
         "step's own, and the rest is of earlier steps"
     )
 
