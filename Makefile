@@ -8,7 +8,7 @@ EVERY ?= 18
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: calibrate demo docs drift dynamics gallery goldens images labelled test test-slow test-portable test-lowest test-random-order parity lint types bench samples rule clean
+.PHONY: calibrate demo docs drift dynamics gallery goldens gradients images labelled test test-slow test-portable test-lowest test-random-order parity lint types bench samples rule clean
 
 demo: $(VENV)/.core
 	@echo "A real TRL run:"
@@ -77,6 +77,11 @@ drift: $(VENV)/.dev
 # RELEASE=0.11.2; from the index, or from the wheels of WHEELS=FOLDER.
 goldens: $(VENV)/.dev
 	$(BIN)/python tests/goldens/make.py $(TRAINER) $(or $(RELEASE),$(ZOO)) $(WHEELS)
+
+# Gradients by log-probs, by logits and by parameters over tiny trainings: docs/gradients.md. Some ten minutes the first
+# time.
+gradients: $(VENV)/.dev
+	$(BIN)/python tests/gradients --page
 
 # The pages as a site in site/, links and all.
 docs: $(VENV)/.dev

@@ -63,6 +63,8 @@ OPTIONS = (
     "ref_model_sync_steps",
     "ref_model_mixup_alpha",
     "max_grad_norm",
+    "optim",
+    "adam_beta1",
     "seed",
 )
 

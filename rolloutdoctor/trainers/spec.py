@@ -234,6 +234,23 @@ class Log:
 
 
 @dataclass(frozen=True)
+class AdamOptions:
+    """The options of which Adam makes its first moment from the gradients.
+
+    Attributes:
+        optimizer: the optimizer.
+        plain: its values that keep the moment as it is, in full precision.
+        beta1: the decay rate of the moment.
+        clip: the norm at which the gradient is clipped before it, 0 or null for never; the logged norm is of before.
+    """
+
+    optimizer: str
+    plain: frozenset[str]
+    beta1: str
+    clip: str
+
+
+@dataclass(frozen=True)
 class OptionRoles:
     """The names of the options that more than the objective depends on.
 
@@ -250,6 +267,7 @@ class OptionRoles:
         came_after: options that its whole configuration lists since some release, newest first, each with the newest
             release before it: what is absent dates a configuration that states no release.
         total_steps: the options that hold the optimizer steps of the run, where they are above 0.
+        adam: the options of Adam's first moment, or None.
     """
 
     kl: str | None = None
@@ -263,6 +281,7 @@ class OptionRoles:
     always_listed: frozenset[str] = frozenset()
     came_after: Mapping[str, str] = field(default_factory=dict)
     total_steps: tuple[str, ...] = ("max_steps",)
+    adam: AdamOptions | None = None
 
 
 @dataclass(frozen=True)

@@ -218,8 +218,17 @@ def edited(module: object, cls: type, edits: tuple[Edit, ...], strength: float) 
         yield
 
 
-def train(training: Training, path: Path) -> None:
-    """Train and record a run."""
+def train(
+    training: Training, path: Path, *, prepare: Callable[[Any], object] = lambda trainer: None, **more: object
+) -> None:
+    """Train and record a run.
+
+    Args:
+        training: what is trained.
+        path: the run file.
+        prepare: called with the trainer before it is recorded.
+        more: further arguments of the trainer.
+    """
     module = MODULES[training.trainer]
     cls = getattr(module, f"{training.trainer}Trainer")
     config = getattr(trl, f"{training.trainer}Config")
@@ -228,7 +237,6 @@ def train(training: Training, path: Path) -> None:
     dtype = model.pop("dtype", "float32")
     loaded = transformers.LlamaForCausalLM.from_pretrained(_saved_model(tuple(model.items())), dtype=dtype)
     prompts = _prompts(training)
-    more = {}
     with ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         stack.enter_context(edited(module, cls, training.edits, training.strength))
@@ -262,5 +270,6 @@ def train(training: Training, path: Path) -> None:
             trainer.add_callback(
                 callbacks.SyncRefModelCallback(ref_model=trainer.ref_model, accelerator=trainer.accelerator)
             )
+        prepare(trainer)
         record(trainer, path)
         trainer.train()

@@ -22,7 +22,10 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "ref_log_probs": ("ref_log_probs", "ref_log_prob", "ref_logprob", "ref_logprobs", "ref_per_token_logps"),
     "rollout_log_probs": ("rollout_log_probs", "rollout_log_prob", "sampling_per_token_logps", "sampler_log_probs"),
     "values": ("values", "value"),
+    "entropy": ("entropy", "entropies"),
     "advantages": ("advantages", "advantage", "adv"),
+    "row_advantages": ("row_advantages",),
+    "num_items_in_batch": ("num_items_in_batch", "num_items"),
 }
 """A tensor of a case to the names that parameters have for it."""
 
@@ -32,7 +35,7 @@ _BY_NAME = {name: canonical for canonical, names in PARAMETERS.items() for name 
 def tensor_of(case: Case, name: str) -> object:
     """Return what a case has under a canonical name."""
     columns = {"log_probs": "policy_log_probs"}
-    if name in ("log_probs", "old_log_probs", "ref_log_probs", "rollout_log_probs", "values"):
+    if name in ("log_probs", "old_log_probs", "ref_log_probs", "rollout_log_probs", "values", "entropy"):
         return case.column(columns.get(name, name))
     return getattr(case, name)
 

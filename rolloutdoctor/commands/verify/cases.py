@@ -1,7 +1,7 @@
 """Cases: small batches on which the formulas of known trainers differ, packed and as a trainer's padded tensors."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.some_rows import without
 from rolloutdoctor.testing import toy_batch
 
-TOKEN_COLUMNS = ("policy_log_probs", "old_log_probs", "ref_log_probs", "rollout_log_probs", "values")
+TOKEN_COLUMNS = ("policy_log_probs", "old_log_probs", "ref_log_probs", "rollout_log_probs", "values", "entropy")
 
 
 @dataclass(frozen=True)
@@ -23,14 +24,18 @@ class Case:
         batch: the batch.
         dtype: of the padded log-probs and rewards.
         advantages: ``[N, L]`` what the options compute, for a loss; None for a function that computes them.
+        row_advantages: ``[N]`` the same of each response, fully masked ones too; None where they differ by token.
         leaf: ``[N, L]`` the policy's log-probs as a leaf of autograd; None where no derivative is taken.
+        items: trained tokens of the whole batch, where the case is a micro-batch of it.
     """
 
     name: str
     batch: RolloutBatch
     dtype: torch.dtype = torch.float32
     advantages: Tensor | None = None
+    row_advantages: Tensor | None = None
     leaf: Tensor | None = None
+    items: int | None = None
 
     @cached_property
     def lengths(self) -> list[int]:
@@ -58,6 +63,41 @@ class Case:
     def response_mask(self) -> Tensor:
         """1 on trained tokens, ``[N, L]`` int64."""
         return self.pad(self.batch.column("response_mask").long())
+
+    @property
+    def has_micro_batches(self) -> bool:
+        """True if it is cut into several micro-batches."""
+        return len(self.batch.per_row["micro_batch_id"].unique()) > 1
+
+    @property
+    def num_items_in_batch(self) -> Tensor:
+        """Trained tokens of the whole batch, int64."""
+        return self.response_mask.sum() if self.items is None else torch.tensor(self.items)
+
+    @property
+    def centered_rewards(self) -> Tensor:
+        """Rewards less the mean of their group on trained tokens, ``[N, L]``; 0 exactly where they are equal."""
+        reward_N, group_N = self.batch.column("reward").double(), self.group_index
+        found_N = torch.zeros_like(reward_N)
+        for group in group_N.unique():
+            own = group_N == group
+            if (reward_N[own] != reward_N[own][0]).any():
+                found_N[own] = reward_N[own] - reward_N[own].mean()
+        return found_N[:, None].to(self.dtype) * self.response_mask
+
+    def part(self, start: int, stop: int | None) -> "Case":
+        """Return some responses as a micro-batch."""
+        place_N, width = torch.arange(len(self.lengths)), max(self.lengths[start:stop])
+        left_out_N = (place_N < start) | (place_N >= (len(place_N) if stop is None else stop))
+        still_T = torch.zeros(self.batch.tokens, dtype=torch.bool)
+        return replace(
+            self,
+            batch=without(self.batch, left_out_N, still_T),
+            items=int(self.num_items_in_batch),
+            advantages=None if self.advantages is None else self.advantages[start:stop, :width],
+            row_advantages=None if self.row_advantages is None else self.row_advantages[start:stop],
+            leaf=None if self.leaf is None else self.leaf[start:stop, :width],
+        )
 
     @property
     def rewards(self) -> Tensor:
@@ -132,6 +172,7 @@ def _case(
         ref=ref,
         rollout=rollout,
         values=values,
+        per_token={"entropy": rows(0.5 + torch.rand(tokens, generator=draw, dtype=torch.float64))},
         # One update on one micro-batch of one rank: means over parts of the batch are those of the whole.
         per_row={**dict.fromkeys(("micro_batch_id", "optim_step_id", "rank"), [0] * len(lengths)), **(per_row or {})},
     )
@@ -164,6 +205,13 @@ CASES = (
         spread=4.0,
         base=30.0,
         seed=6,
+    ),
+    _case(
+        "several micro-batches",
+        [[1.0, 0.0, 0.0, 0.5], [0.0, 2.0, 1.0, 0.5]],
+        [1, 2, 6, 3, 5, 1, 2, 4],
+        per_row={"micro_batch_id": [0, 0, 0, 0, 1, 1, 1, 1]},
+        seed=9,
     ),
     _case("groups of several sizes", [[1.0], [0.0, 1.0, 0.5], [0.2, 0.9, 0.4, 0.1]], [3, 2, 4, 1, 5, 2, 3, 3], seed=7),
     _case(

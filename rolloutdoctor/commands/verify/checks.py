@@ -10,7 +10,8 @@ from torch import Tensor
 
 from rolloutdoctor.commands.verify.arguments import call
 from rolloutdoctor.commands.verify.cases import CASES, Case
-from rolloutdoctor.commands.verify.laws import check_laws, check_masked_tokens
+from rolloutdoctor.commands.verify.laws import check_laws
+from rolloutdoctor.commands.verify.loss_laws import check_loss_laws
 from rolloutdoctor.commands.verify.query import AUDITED, stage_of
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.engine.configure import configure, read_settings
@@ -114,14 +115,14 @@ class RolloutCases:
 
         Raises:
             AssertionError: if value or gradient is another.
-            UsageError: if `as_`, a part or a parameter is not understood.
+            UsageError: if `as_`, a part or a parameter is not understood, or the loss of no case can be computed.
         """
         objective = _part(objective_of(as_), part)
-        computed = []
-        for case in self.cases:
-            expected = _expected(case, objective)
-            if expected is not None:
-                computed.append((expected, _Computed(function, expected, more)))
+        # A function gets one micro-batch; how several add up is a law.
+        expectations = [_expected(case, objective) for case in self.cases if not case.has_micro_batches]
+        computed = [(one, _Computed(function, one, more)) for one in expectations if isinstance(one, _Expected)]
+        if not computed:
+            raise UsageError(f"{as_}: nothing to compare with: {next(iter(expectations), 'no case is left')}")
         wrong = next((words for expected, mine in computed if (words := mine.against(expected))), "")
         if wrong:
             known = _class_of_loss([mine for _, mine in computed], as_, part)
@@ -136,13 +137,22 @@ class RolloutCases:
         """
         check_laws(function, *names, cases=self.cases, **more)
 
+    def check_loss_laws(self, function: Callable[..., Any], *names: str, **more: object) -> None:
+        """Check laws of a function that computes a loss; see `loss_laws.check_loss_laws`.
+
+        Raises:
+            AssertionError: if one does not hold.
+            UsageError: if a name is none.
+        """
+        check_loss_laws(function, *names, cases=self.cases, **more)
+
     def check_masked_tokens(self, function: Callable[..., Any], **more: object) -> None:
-        """Check that masked tokens have no part in a loss; see `laws.check_masked_tokens`.
+        """Check that masked tokens have no part in a loss: the law `masked tokens`.
 
         Raises:
             AssertionError: if one has.
         """
-        check_masked_tokens(function, cases=self.cases, **more)
+        self.check_loss_laws(function, "masked tokens", **more)
 
     def check_kl(self, function: Callable[..., Any], as_: str, **more: object) -> None:
         """Check a KL estimator: its value of each token ``[N, L]``, and its derivative by the policy's log-prob.
@@ -224,7 +234,7 @@ def _class_of_loss(computed: "Sequence[_Computed]", as_: str, part: str) -> str:
     for candidate in of_trainer(configured.trainer, version, configured.trainer.choices.loss, [Layer(as_, options)]):
         objective = _part(candidate.objective, part)
         pairs = [(_expected(mine.case, objective), mine) for mine in computed]
-        agree = sum(expected is not None and not mine.against(expected) for expected, mine in pairs)
+        agree = sum(isinstance(one, _Expected) and not mine.against(one) for one, mine in pairs)
         if agree > best[0]:
             best = agree, ", ".join(f"{name}={value}" for name, value in candidate.options.items())
     return f"it computes {best[1]} ({best[0]} of {len(computed)} cases)" if best[1] else ""
@@ -252,6 +262,7 @@ class _Expected:
     Attributes:
         case: the case.
         advantages: ``[N, L]``.
+        row_advantages: ``[N]``, or None where they differ by token.
         loss: the loss of the batch.
         grad: its gradient by the log-probs of the policy, ``[N, L]``.
         of_loss: what the loss may be off: what it loses in float32, and roundings of the sizes of its terms.
@@ -260,29 +271,32 @@ class _Expected:
 
     case: Case
     advantages: Tensor
+    row_advantages: Tensor | None
     loss: Tensor
     grad: Tensor
     of_loss: Tensor
     of_grad: Tensor
 
 
-def _expected(case: Case, objective: Objective) -> _Expected | None:
-    """None where the options compute nothing of a case: the trainer itself fails there."""
+def _expected(case: Case, objective: Objective) -> _Expected | str:
+    """What the options compute of a case; why not, where the trainer fails there or the loss needs more than rows."""
     without_kl = replace(objective, kl_loss=None)
     try:
         whole, single = (evaluate(case.batch, objective, dtype=dtype, per_token=True) for dtype in _BOTH)
         policy = evaluate(case.batch, without_kl, dtype=torch.float64, per_token=True)
-    except CannotComputeError:
-        return None
+    except CannotComputeError as error:
+        return str(error)
     of_whole, of_single, of_policy = whole.per_token, single.per_token, policy.per_token
-    if of_whole is None or of_single is None or of_policy is None:
-        return None
+    if of_whole is None or of_single is None or of_policy is None or whole.rows is None:
+        return objective.unknown_loss or "the options compute no loss of rows"
+    advantage_N = whole.rows.advantage_N
     loss, grad_T = torch.tensor(whole.loss, dtype=torch.float64), of_whole.grad_T
     terms = of_whole.loss_T.abs().sum() + loss.abs()
     terms_T = of_policy.grad_T.abs() + (grad_T - of_policy.grad_T).abs()
     return _Expected(
         case,
         case.pad(of_whole.advantage_T.double()),
+        None if advantage_N is None else advantage_N.double(),
         loss,
         case.pad(grad_T),
         (loss - single.loss).abs() + ROUNDINGS * UNIT * terms,
@@ -295,9 +309,7 @@ class _Computed:
 
     def __init__(self, function: Callable[..., Any], expected: _Expected, more: Mapping[str, object]) -> None:
         self.case = expected.case
-        (self.loss, self.grad), (loss, grad) = (
-            _of_loss(function, self.case, expected.advantages, dtype, more) for dtype in _BOTH
-        )
+        (self.loss, self.grad), (loss, grad) = (_of_loss(function, expected, dtype, more) for dtype in _BOTH)
         self._lost = (self.loss - loss).abs().nan_to_num(0.0), (self.grad - grad).abs().nan_to_num(0.0)
 
     def against(self, expected: _Expected) -> str:
@@ -319,10 +331,12 @@ class _Computed:
 
 
 def _of_loss(
-    function: Callable[..., Any], case: Case, advantages: Tensor, dtype: torch.dtype, more: Mapping[str, object]
+    function: Callable[..., Any], expected: _Expected, dtype: torch.dtype, more: Mapping[str, object]
 ) -> tuple[Tensor, Tensor]:
     """The loss of a case and its gradient by the policy's log-probs, ``[N, L]``, computed in a precision."""
-    taken = replace(case, dtype=dtype, advantages=advantages.to(dtype))
+    by_row = None if expected.row_advantages is None else expected.row_advantages.to(dtype)
+    advantages = expected.advantages.to(dtype)
+    taken = replace(expected.case, dtype=dtype, advantages=advantages, row_advantages=by_row)
     leaf = taken.column("policy_log_probs").requires_grad_()
     loss = call(function, replace(taken, leaf=leaf), more)
     (grad,) = torch.autograd.grad(loss.sum(), leaf, materialize_grads=True)

@@ -137,29 +137,5 @@ def check_laws(function: Callable[..., Any], *names: str, cases: tuple[Case, ...
                 )
 
 
-def check_masked_tokens(function: Callable[..., Any], *, cases: tuple[Case, ...] = CASES, **more: object) -> None:
-    """Check that masked tokens have no part in a loss: no gradient, and no value that depends on their log-probs.
-
-    Raises:
-        AssertionError: if one has.
-    """
-    for case in cases:
-        is_trained = case.response_mask.bool()
-        if is_trained.all():
-            continue
-        losses = []
-        for shift in (0.0, -0.5):
-            columns = dict(case.batch.per_token)
-            policy_T = columns["policy_log_probs"]
-            columns["policy_log_probs"] = torch.where(columns["response_mask"], policy_T, policy_T + shift)
-            taken = replace(case, batch=replace(case.batch, per_token=columns), dtype=torch.float64)
-            losses.append(float(call(function, taken, more).detach().sum()))
-        if losses[0] != losses[1]:
-            raise AssertionError(
-                f"log-probs of masked tokens change the loss of the case {case.name!r}: {losses[0]:.9g} becomes "
-                f"{losses[1]:.9g}"
-            )
-
-
 def _values(found: Tensor) -> Tensor:
     return found.detach().double()

@@ -31,7 +31,8 @@ class SpikeAttributed(TableRule):
     squared norm, in the step where they are the smallest share; a finding is one of at most one in twenty (one
     response at least), of eight responses with a gradient or more. `top_share` is the share of the largest;
     `effective_tokens` is the squared L1 norm over the squared L2 norm, the number of tokens if all weighed the same.
-    Information: it says where a spike is, not that it is wrong.
+    Information: it says where a spike is, not that it is wrong. In trainings of tiny models a response with half of the
+    squared norm by log-probs was the largest by parameters in four of five steps (`docs/gradients.md`).
 
     ## What to do
     `rolloutdoctor diff --steps STEP:STEP+1 --top N` computes the step without them.
@@ -151,7 +152,8 @@ class SpikeAttributed(TableRule):
                 f"one response in twenty or fewer carries half of the gradient or more. At step {step} the gradient "
                 f"is as concentrated as {number(run['effective_tokens'])} tokens of equal weight."
             ),
-            evidence="the gradient of the loss with respect to the log-probs, recomputed from the rows",
+            evidence="the gradient of the loss with respect to the log-probs, recomputed from the rows; others may "
+            "carry that of the parameters",
             advice=(
                 f"inspect these responses; `rolloutdoctor diff --steps {step}:{step + 1} --top {carriers}` recomputes "
                 "the step without them"

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -10,6 +11,7 @@ from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import loss_columns
 from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.adam_moment import shares_in_moment
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
@@ -39,7 +41,9 @@ class ZeroStdKl(TableRule):
     ## How it is measured
     The gradient is the exact derivative of the loss with respect to each logged log-prob; it is not a gradient of
     parameters. `grad_share_logits_l2` weighs it by the norm of the derivative of the log-prob with respect to the
-    token's logits, which needs the column `sum_pi_squared`; without it the share is bounded from both sides. `kappa` =
+    token's logits, which needs the column `sum_pi_squared`; without it the share is bounded from both sides. In
+    trainings of tiny models a share of the parameters' gradient was the share by log-probs times a factor of 0.2 to 3
+    in nine of ten steps; `docs/gradients.md` says where they part. `kappa` =
     <g, g_fixed> / <g_fixed, g_fixed>, where the fix masks the KL of such groups in the loss. Confirmed: the logged
     losses equal the objective with that KL term and differ, by more than their rounding radius, from the one
     without it; or, in a step where every group has equal rewards and all advantages are zero (as logged, or else
@@ -69,6 +73,10 @@ class ZeroStdKl(TableRule):
     adds = ("logits", "logits_low")
     optional = ("grad_share_logits_l2", "grad_share_logits_l2_low", "grad_share_logits_l2_high")
     splits = ("train",)
+    apart: float = 2.0
+    """Factor between the shares by log-probs and by logits from which tokens of probability near 1 carry one side of
+    the gradient. From there on that of the parameters' gradient was off that by log-probs on the side of that by logits
+    in every step of the study."""
     blurred: float = 0.01
     """Share of their KL that float32 rounding may be, up to which a sentence says the KL."""
     uses = ("sum_pi_squared", "advantage", "advantages")
@@ -98,6 +106,10 @@ class ZeroStdKl(TableRule):
             "gradient",
             "compare with and without the KL term of these groups: `rolloutdoctor diff --fix zero-std`",
         )
+
+    def metrics(self, context: Context) -> frozenset[str]:
+        """The logged gradient norm, of which Adam's first moment is made."""
+        return frozenset({context.trainer.log.grad_norm} if context.trainer is not None else ())
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """The squared norm of the gradient with respect to the logits, and its lower bound."""
@@ -238,13 +250,10 @@ class ZeroStdKl(TableRule):
         )
         message = (
             f"{counted(dead, 'group')} of {groups:,} ({share}) have equal rewards; only their KL term has a gradient, "
-            f"{gradient} of sum |dLoss/dlogp|{_of_logits(run)}"
+            f"{gradient} of sum |dLoss/dlogp|{_of_logits(run, self.apart)}"
         )
         if alone:
-            message += (
-                f"; Adam divides by the running norm of the gradient, so {'this' if alone == 1 else 'these'} "
-                f"{counted(alone, 'update')} {'is' if alone == 1 else 'are'} larger than the share of the gradient says"
-            )
+            message += _of_adam(run, context, by_step.filter("zero_std", "moves"))
         if confirmed:
             norm = number(steps.select(pl.max("norm")).item())
             norm_name = context.trainer.log.grad_norm if context.trainer else "grad_norm"
@@ -280,14 +289,35 @@ class ZeroStdKl(TableRule):
         )
 
 
-def _of_logits(run: Measured) -> str:
-    """Say how much of the gradient with respect to the logits it is, which needs the columns of `recompute`."""
+def _of_adam(run: Measured, context: Context, alone: pl.DataFrame) -> str:
+    """Say what Adam makes of updates whose gradient is that of the KL alone, by the log where it can be told."""
+    assert context.trainer is not None
+    shares = shares_in_moment(run.run.by_step(context.trainer.log.grad_norm), context)
+    known = alone.join(shares, on=STEP_KEY).drop_nulls("share")["share"]
+    whose = "this update's own gradient is" if len(alone) == 1 else "their own gradients are"
+    if known.is_empty():
+        return f"; under Adam {whose} not all that moves the weights there: its first moment holds earlier gradients"
+    middle, share = "" if len(known) == 1 else "in the median ", percent(median(known.to_list()))
+    return (
+        f"; of the gradient norms that Adam's first moment adds up there, {middle}{share} are the "
+        "step's own, and the rest is of earlier steps"
+    )
+
+
+def _of_logits(run: Measured, apart: float) -> str:
+    """Say how much of the gradient with respect to the logits it is, and where that tells of the parameters'."""
     exact, low, high = (run.values.get(f"grad_share_logits_l2{end}") for end in ("", "_low", "_high"))
-    if exact is not None:
-        return f", {percent(exact)} of the norm of the gradient with respect to the logits"
-    if low is None or high is None:
+    by_log_probs = run.values.get("grad_share_l2")
+    low, high = (low, high) if exact is None else (exact, exact)
+    if low is None or high is None or by_log_probs is None:
         return ""
-    return f", {percent(low)} to {percent(high)} of the norm of the gradient with respect to the logits"
+    range_ = percent(high) if low == high else f"{percent(low)} to {percent(high)}"
+    words = f", {range_} of the norm of the gradient with respect to the logits"
+    if high * apart < by_log_probs:
+        return f"{words}; their tokens are nearly certain: log-probs overstate their share of the parameters' gradient"
+    if low > apart * by_log_probs:
+        return f"{words}; the other tokens are nearly certain: log-probs understate this share of the parameters'"
+    return words
 
 
 def _share(x: pl.Expr) -> pl.Expr:

@@ -43,6 +43,7 @@ from rolloutdoctor.trainers.spec import (
 from rolloutdoctor.trainers.trl.entropy import applied_coefs, entropy_bonus
 from rolloutdoctor.trainers.trl.loss_types import LOSS_TYPES, OF_GENERATION
 from rolloutdoctor.trainers.trl.options import (
+    ADAM,
     END_METRICS,
     GENERATION_METRICS,
     NOT_RECOMPUTED,
@@ -340,6 +341,7 @@ TRAINER = Trainer(
         length="max_completion_length",
         truncation="mask_truncated_completions",
         sync="sync_ref_model",
+        adam=ADAM,
         window="logging_steps",
         must_state={"scale_rewards": "group"},
         advised={

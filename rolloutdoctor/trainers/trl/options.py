@@ -3,6 +3,7 @@
 from math import inf
 
 from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.spec import AdamOptions
 from rolloutdoctor.trainers.trl.loss_types import LOSS_TYPES
 
 _WEIGHTED: dict[str, tuple[object, ...]] = {"use_vllm": (True,), "vllm_importance_sampling_correction": (True,)}
@@ -277,6 +278,17 @@ OPTIONS = (
             ("delta", 0.005, "how far the entropy coefficient moves at each step"),
         )
     ),
+    Option("optim", "word", "adamw_torch_fused", "the optimizer", decides=False, changes=(("0.19", "adamw_torch"),)),
+    Option("adam_beta1", "number", 0.9, "decay rate of Adam's first moment", low=0, high=1, decides=False),
+    Option(
+        "max_grad_norm",
+        "number",
+        1.0,
+        "clip the gradient at this norm; 0 or null: never",
+        low=0,
+        optional=True,
+        decides=False,
+    ),
     Option(
         "router_aux_loss_coef",
         "number",
@@ -289,6 +301,8 @@ OPTIONS = (
         since="1.7",
     ),
 )
+
+ADAM = AdamOptions("optim", frozenset({"adamw_torch", "adamw_torch_fused"}), "adam_beta1", "max_grad_norm")
 
 NOT_RECOMPUTED = {
     "grad_norm": "the norm of the parameters' gradient needs the model",

@@ -56,6 +56,30 @@ def test_exact_logits_share():
     assert "grad_share_logits_l2_low" not in values(found)
 
 
+@pytest.mark.parametrize(
+    ("of_dead", "of_rest", "words"),
+    [
+        # Squared norms by logits are 0.01 and 1.11 times the spread; by log-probs the share is the root of 1 / 112.
+        (0.24, 1.0, "log-probs overstate"),
+        (0.26, 1.0, ""),
+        (1.0, 0.23, "log-probs understate"),
+        (1.0, 0.26, ""),
+    ],
+)
+def test_nearly_certain_tokens_are_said_to_carry_it(of_dead, of_rest, words):
+    policy = [[-0.1] * 2, [-0.1] * 2, [-0.1], [-0.1] * 3]
+    of_token = [spread - 1 + 2 * math.exp(-0.1) for spread in (of_dead, of_dead, of_rest, of_rest)]
+    batch = toy_batch(
+        [[1, 1], [1, 0]],
+        lengths=[2, 2, 1, 3],
+        policy=policy,
+        ref=[[each - 0.5 for each in row] for row in policy],
+        per_token={"sum_pi_squared": [[square] * len(row) for square, row in zip(of_token, policy, strict=True)]},
+    )
+    message = found_by(CODE, batch, **TRL).message
+    assert (words in message) if words else ("nearly certain" not in message)
+
+
 def test_exact_share_lies_between_the_bounds():
     # S is between p^2 (all other tokens infinitely rare) and p^2 + (1 - p)^2 (one other token)
     p = math.exp(-1.0)
@@ -215,3 +239,35 @@ def test_not_applicable_where_every_response_is_alone():
 def test_their_share_of_the_kl_is_said_above_rounding(apart, is_said):
     batch = toy_batch([[1, 1], [1, 0]], lengths=2, policy=-1.0, ref=-1.0 - apart)
     assert ("of the KL term" in found_by(CODE, batch, **TRL).headline) is is_said
+
+
+def adam_words(norms, **options):
+    """What the finding says of Adam, after a first step that has a spread and further ones that have none."""
+    steps = [mixed(1), *(dead(step=number) for number in range(2, len(norms) + 1))]
+    logged = [{"grad_norm": norm} if norm is not None else {} for norm in norms]
+    given = {"optim": "adamw_torch", "adam_beta1": 0.9, "max_grad_norm": 0.0, **options}
+    stated = {name: value for name, value in given.items() if value is not None}
+    found = found_by(CODE, steps, logged=logged, trainer="trl", beta=0.1, **stated)
+    return found.message.partition("Adam")[2]
+
+
+def test_the_share_of_the_first_moment_is_told_by_the_norms():
+    # The one update of the KL alone has 0.1 of 0.1 + 0.9 * 1.
+    assert "10 % are the step's own" in adam_words([1.0, 0.1])
+    # Clipped at 0.1 the first one had no more: 0.1 of 0.1 + 0.9 * 0.1.
+    assert "52.6 % are the step's own" in adam_words([1.0, 0.1], max_grad_norm=0.1)
+    assert "in the median 12.1 %" in adam_words([1.0, 0.1, 0.15])
+
+
+@pytest.mark.parametrize(
+    ("norms", "options"),
+    [
+        ([1.0, None], {}),
+        ([None, 0.1], {}),
+        ([math.nan, 0.1], {}),
+        ([1.0, 0.1], {"optim": "adafactor"}),
+        ([1.0, 0.1], {"adam_beta1": None}),
+    ],
+)
+def test_without_norms_or_options_no_share_is_told(norms, options):
+    assert "its first moment holds earlier gradients" in adam_words(norms, **options)
