@@ -67,7 +67,7 @@ class Case:
     @property
     def has_micro_batches(self) -> bool:
         """True if it is cut into several micro-batches."""
-        return len(self.batch.per_row["micro_batch_id"].unique()) > 1
+        return len(torch.unique(self.batch.per_row["micro_batch_id"])) > 1
 
     @property
     def num_items_in_batch(self) -> Tensor:
@@ -79,7 +79,7 @@ class Case:
         """Rewards less the mean of their group on trained tokens, ``[N, L]``; 0 exactly where they are equal."""
         reward_N, group_N = self.batch.column("reward").double(), self.group_index
         found_N = torch.zeros_like(reward_N)
-        for group in group_N.unique():
+        for group in torch.unique(group_N):
             own = group_N == group
             if (reward_N[own] != reward_N[own][0]).any():
                 found_N[own] = reward_N[own] - reward_N[own].mean()

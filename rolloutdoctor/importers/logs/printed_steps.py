@@ -64,7 +64,7 @@ def numbered(records: Sequence[Printed], bars: Bars, name: str, notes: LogNotes,
         counted = step + (every or 1) * (record.split == TRAIN)
         step = record.step if record.step is not None else counted if steps is None else steps.get(place, step)
         odd = {name: NoNumber(cells.shown(text), f"step {step}") for name, text in record.texts.items()}
-        yield step, record.split, record.values | odd if odd else record.values
+        yield step, record.split, {**record.values, **odd}
 
 
 def _interval(epochs: Sequence[float], bars: Bars) -> tuple[int | None, int | None, int]:

@@ -233,8 +233,9 @@ def _fallen(steps: pl.DataFrame, before: int) -> int | None:
 def _fall(rows: pl.DataFrame, at: int) -> str:
     """Say from where to where the newest version falls at a step, and what that shows."""
     step = pl.col("step")
-    before, now, later = (rows.filter(part)["policy_version_max"].max() for part in (step < at, step == at, step > at))
-    if later is not None and later > now:
+    newest = (rows.filter(part)["policy_version_max"].max() for part in (step < at, step == at, step > at))
+    before, now, later = (cast(int | None, version) for version in newest)
+    if now is not None and later is not None and later > now:
         return f"the version counter starts over at step {at}"
     return (
         f"the newest version falls from {before} to {now} at step {at}: the version counter started over, or the rows "
