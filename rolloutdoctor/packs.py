@@ -29,6 +29,21 @@ COMMANDS = {
 }
 """Word of the command line to the module that has a function of that name, in the order of the help."""
 
+PICTURES = {
+    "overview": "pictures.gather.steps:OverviewFigure",
+    "audit": "pictures.gather.audit:AuditFigure",
+    "rewards": "pictures.gather.rewards:RewardsFigure",
+    "advantages": "pictures.gather.steps:AdvantagesFigure",
+    "kl": "pictures.gather.steps:KlFigure",
+    "baseline": "pictures.gather.steps:BaselineFigure",
+    "loss": "pictures.gather.loss:LossFigure",
+    "gradient": "pictures.gather.steps:GradientFigure",
+    "ratio": "pictures.gather.ratio:RatioFigure",
+    "mismatch": "pictures.gather.tokens:MismatchFigure",
+    "lengths": "pictures.gather.tokens:LengthsFigure",
+}
+"""Kind of picture to what gathers it from the steps of a run; `pictures.KIND` draws it."""
+
 TRAINERS = (
     "trainers.trl.grpo:TRAINER",
     "trainers.trl.rloo:TRAINER",

@@ -12,7 +12,7 @@ from rolloutdoctor.commands.plot.query import draw
 from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.run import open_run
-from rolloutdoctor.pictures.marks import marked
+from rolloutdoctor.pictures.gather.marks import marked
 from rolloutdoctor.pictures.table import PICTURES
 from rolloutdoctor.results.audit import AuditEntry
 from rolloutdoctor.results.errors import InputError

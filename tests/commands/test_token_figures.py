@@ -10,8 +10,8 @@ from rolloutdoctor.commands.plot.query import check_and_draw, draw
 from rolloutdoctor.engine import run_steps
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.run import open_run
-from rolloutdoctor.pictures.marks import _fitted
-from rolloutdoctor.pictures.token_figures import GRID_CELLS
+from rolloutdoctor.pictures.gather.marks import _fitted
+from rolloutdoctor.pictures.gather.tokens import GRID_CELLS
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.figures import Mark, MismatchData
 

@@ -28,7 +28,7 @@ from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import LoggedMetrics, Run
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns
-from rolloutdoctor.pictures.figures import AdvantagesFigure
+from rolloutdoctor.pictures.gather.steps import AdvantagesFigure
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.figures import AdvantagesData
 from rolloutdoctor.results.findings import InputSummary

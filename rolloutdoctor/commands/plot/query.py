@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
+from rolloutdoctor import packs
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.check import report_of
@@ -12,21 +13,12 @@ from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.run_steps import StepConsumer, run_file_steps
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
-from rolloutdoctor.pictures.audit_figure import AuditFigure
-from rolloutdoctor.pictures.figures import (
-    AdvantagesFigure,
-    BaselineFigure,
+from rolloutdoctor.pictures.gather.marks import marked
+from rolloutdoctor.pictures.gather.steps import (
     FigureAccumulator,
-    GradientFigure,
-    KlFigure,
-    OverviewFigure,
     label_of,
 )
-from rolloutdoctor.pictures.loss_figure import LossFigure
-from rolloutdoctor.pictures.marks import marked
-from rolloutdoctor.pictures.ratio_figure import RatioFigure
-from rolloutdoctor.pictures.reward_figure import RewardsFigure
-from rolloutdoctor.pictures.token_figures import LengthsFigure, MismatchFigure
+from rolloutdoctor.plugins import own
 from rolloutdoctor.results.errors import InputError, UsageError
 from rolloutdoctor.results.figures import Gallery, PictureData, known_kind
 from rolloutdoctor.results.findings import Report, Severity
@@ -34,20 +26,8 @@ from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.table import RULES
 from rolloutdoctor.search.hypotheses.fixes import ChosenFix, choose
 
-GATHERED: dict[str, type[FigureAccumulator]] = {
-    "overview": OverviewFigure,
-    "audit": AuditFigure,
-    "rewards": RewardsFigure,
-    "advantages": AdvantagesFigure,
-    "kl": KlFigure,
-    "baseline": BaselineFigure,
-    "loss": LossFigure,
-    "gradient": GradientFigure,
-    "ratio": RatioFigure,
-    "mismatch": MismatchFigure,
-    "lengths": LengthsFigure,
-}
-"""Classes that gather each picture; `rolloutdoctor.views.plots` draws it under the same name."""
+GATHERED: dict[str, type[FigureAccumulator]] = dict(zip(packs.PICTURES, own(packs.PICTURES.values()), strict=True))
+"""Kind of picture to what gathers it."""
 
 SHOWN = "rejected-rows"
 """Fix that a report compares the advantages with, where a finding names it."""

@@ -16,8 +16,8 @@ from rolloutdoctor.ops.elementwise import is_above
 from rolloutdoctor.ops.gap_bins import BINS, bin_of, quantile
 from rolloutdoctor.ops.histogram import histogram
 from rolloutdoctor.ops.version_stamps import lags_of
-from rolloutdoctor.pictures.figures import FigureAccumulator, columns_of
-from rolloutdoctor.pictures.marks import MARKING
+from rolloutdoctor.pictures.gather.marks import MARKING
+from rolloutdoctor.pictures.gather.steps import FigureAccumulator, columns_of
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.figures import LengthsData, MismatchData, Spread
 from rolloutdoctor.results.histograms import Histogram

@@ -5,7 +5,7 @@ from typing import Any
 import polars as pl
 
 from rolloutdoctor.engine.run_steps import EvaluatedStep
-from rolloutdoctor.pictures.figures import FigureAccumulator, columns_of
+from rolloutdoctor.pictures.gather.steps import FigureAccumulator, columns_of
 from rolloutdoctor.results.figures import RewardsData, RewardSeries
 from rolloutdoctor.rules.base import Context
 
