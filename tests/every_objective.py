@@ -63,6 +63,14 @@ NEEDED: dict[tuple[str, str], dict[str, object]] = {
     ("prime-rl", "rae"): {"stored_advantages": True},
     ("prime-rl", "hierarchical_grpo"): {"stored_advantages": True},
     **{
+        ("openrlhf", gating): {
+            "algo.advantage.is_correction_level": "token",
+            "algo.advantage.is_correction_threshold": [0.5],
+        }
+        for gating in ("binary_kl", "tv")
+    },
+    ("openrlhf", "clip"): {"algo.advantage.is_correction_level": "token"},
+    **{
         ("nemo-rl", kind): {
             "use_importance_sampling_correction": True,
             "truncated_importance_sampling_ratio": 1.2,

@@ -1,6 +1,6 @@
 """The first pass of an evaluation: scores, baseline rows and advantages, everything with one value per row."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -135,15 +135,7 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
     if "response_mask" in batch.per_token:
         length_N = batch.trained.diff().double()
         rejected_N = length_N == 0
-    in_baseline_N = torch.ones_like(score_N, dtype=torch.bool)
-    if RowSet.UNSCORED in objective.baseline_rows.without:
-        in_baseline_N &= ~score_N.isnan()
-    if RowSet.REJECTED in objective.baseline_rows.without and rejected_N is not None:
-        in_baseline_N &= ~rejected_N
-    if RowSet.PADDING in objective.baseline_rows.without:
-        in_baseline_N &= ~padding_rows(batch)
-    if RowSet.TRUNCATED in objective.baseline_rows.without and rejected_N is not None:
-        in_baseline_N &= ~(rejected_N & has_status(batch.statuses, TRUNCATED, batch.device))
+    in_baseline_N = _counted(batch, objective.baseline_rows.without, score_N, rejected_N)
     rule = objective.advantage
     if rule.length_term is not None:
         score_N = shaped_by_length(batch, objective, score_N, in_baseline_N, dtype)
@@ -191,13 +183,24 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
     )
     if rule.single:
         own_N = _in_single(batch, part)
-        part = replace(part, advantage_N=given(own_N if first_N is None else own_N[first_N]))
-    if rule.exact_zero and part.advantage_N is not None:
-        part = replace(part, advantage_N=part.advantage_N.masked_fill(equal_N, 0.0))
-    if rule.bounds is None:
-        return part
-    assert part.advantage_N is not None  # of the estimator
-    return replace(part, advantage_N=part.advantage_N.clamp(*rule.bounds))
+        value_N = given(own_N if first_N is None else own_N[first_N])
+    if rule.exact_zero:
+        value_N = value_N.masked_fill(equal_N, 0.0)
+    return replace(part, advantage_N=value_N if rule.bounds is None else value_N.clamp(*rule.bounds))
+
+
+def _counted(batch: RolloutBatch, without: Container[RowSet], score_N: Tensor, rejected_N: Tensor | None) -> Tensor:
+    """Tell which rows count in the baseline of their group, ``[N]`` bool."""
+    counted_N = torch.ones_like(score_N, dtype=torch.bool)
+    if RowSet.UNSCORED in without:
+        counted_N &= ~score_N.isnan()
+    if RowSet.PADDING in without:
+        counted_N &= ~padding_rows(batch)
+    if rejected_N is not None and RowSet.REJECTED in without:
+        counted_N &= ~rejected_N
+    if rejected_N is not None and RowSet.TRUNCATED in without:
+        counted_N &= ~(rejected_N & has_status(batch.statuses, TRUNCATED, batch.device))
+    return counted_N
 
 
 def shaped_by_length(
