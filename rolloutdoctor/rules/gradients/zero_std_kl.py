@@ -11,8 +11,8 @@ from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import loss_columns
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.adam_moment import shares_in_moment
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.measures.adam_moment import shares_in_moment
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
