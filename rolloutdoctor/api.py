@@ -30,7 +30,8 @@ from rolloutdoctor.engine.options import CheckOptions, ReadOptions
 from rolloutdoctor.io.run import Run, StepRange
 from rolloutdoctor.io.write.frames import Rows, written
 from rolloutdoctor.objective.objective import Objective
-from rolloutdoctor.opening.open_any import ConvertOptions, open_any
+from rolloutdoctor.opening.dumps import ConvertOptions
+from rolloutdoctor.opening.open_any import open_any
 from rolloutdoctor.ops.evaluation_mode import one_thread
 from rolloutdoctor.results.comparison import Comparison, Recomputed
 from rolloutdoctor.results.display import Displayed, print_as, show_as

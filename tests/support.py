@@ -19,7 +19,8 @@ from rolloutdoctor.importers.base import Importer
 from rolloutdoctor.importers.table import IMPORTERS
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.metric_names import table as names
-from rolloutdoctor.opening.open_any import ConvertOptions, open_any
+from rolloutdoctor.opening.dumps import ConvertOptions
+from rolloutdoctor.opening.open_any import open_any
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.table import RULES
 from rolloutdoctor.trainers.options import Layer

@@ -115,7 +115,7 @@ class Watch:
         from rolloutdoctor.commands.follow.kept import Kept
         from rolloutdoctor.commands.follow.opening import Followed
         from rolloutdoctor.engine.options import CheckOptions
-        from rolloutdoctor.opening.open_any import ConvertOptions
+        from rolloutdoctor.opening.dumps import ConvertOptions
         from rolloutdoctor.rules.table import pick
 
         def nothing(_: object) -> None:

@@ -17,7 +17,7 @@ from rolloutdoctor.results.errors import UsageError
 
 if TYPE_CHECKING:
     from rolloutdoctor.engine.options import ReadOptions
-    from rolloutdoctor.opening.open_any import ConvertOptions
+    from rolloutdoctor.opening.dumps import ConvertOptions
 
     Options = TypeVar("Options", bound=ReadOptions)
 
@@ -92,7 +92,7 @@ class Dump:
         Raises:
             UsageError: if a mapping cannot be read.
         """
-        from rolloutdoctor.opening.open_any import ConvertOptions
+        from rolloutdoctor.opening.dumps import ConvertOptions
 
         found = {} if self.map_file is None else _read_map(self.map_file)
         for text in self.columns or []:

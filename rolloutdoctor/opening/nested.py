@@ -1,13 +1,14 @@
-"""Folders that hold a run further down: OUTPUT/wandb, OUTPUT/runs, LOGDIR/rollout, and the folder of a tracker."""
+"""Look into folders: those that hold a run further down (OUTPUT/wandb, LOGDIR/rollout), and those that are shut."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rolloutdoctor.importers.logs.table import kind_of
 from rolloutdoctor.importers.table import detect
-from rolloutdoctor.io.locations.paths import METRIC_SUFFIXES, Source, natural_key
-from rolloutdoctor.results.errors import SeveralRunsError
+from rolloutdoctor.io.locations.paths import METRIC_SUFFIXES, Source, natural_key, reason
+from rolloutdoctor.results.errors import InputError, SeveralRunsError
 
 _DEEPEST = 2
 _MOST_FOLDERS = 1_000
@@ -79,3 +80,13 @@ def holds_run(folder: Path) -> bool:
     return any(
         file.suffix == ".parquet" or file.name.endswith(METRIC_SUFFIXES) or kind_of(file) is not None for file in files
     )
+
+
+@contextmanager
+def looking(paths: Sequence[str]) -> Iterator[None]:
+    """Turn what cannot be looked at, a folder that is shut, into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename if isinstance(error.filename, str) else paths[0]
+        raise InputError(f"{Source.of(where).name}: {reason(error)}") from None

@@ -11,7 +11,7 @@ COLUMNS |= {"response_mask": "mask", "old_log_probs": "old", "ref_log_probs": "r
 
 def rows(quick, folder):
     """Against `json.loads` of the lines alone, MB a second, and peak memory by size."""
-    from rolloutdoctor.opening.open_any import ConvertOptions, convert, detect_dump
+    from rolloutdoctor.opening.dumps import ConvertOptions, convert, detect_dump
 
     sizes, repeats = ((60, 240), 2) if quick else ((250, 2000), 3)
     paths = [folder / f"{size}.jsonl" for size in sizes]

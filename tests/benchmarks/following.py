@@ -25,7 +25,7 @@ from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.write.journal import JournalWriter
 from rolloutdoctor.io.write.run_table import run_table
 from rolloutdoctor.io.write.writer import metrics_table
-from rolloutdoctor.opening.open_any import ConvertOptions
+from rolloutdoctor.opening.dumps import ConvertOptions
 from rolloutdoctor.rules.table import pick
 
 EVERY = 1000

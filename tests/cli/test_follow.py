@@ -19,7 +19,7 @@ from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.run_steps import run_steps
 from rolloutdoctor.engine.stored import members_of
 from rolloutdoctor.io.archives import archived
-from rolloutdoctor.opening.open_any import ConvertOptions
+from rolloutdoctor.opening.dumps import ConvertOptions
 from rolloutdoctor.recorders.own_loop import StepRecorder
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.trainers.options import Layer

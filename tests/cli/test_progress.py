@@ -10,7 +10,7 @@ import pytest
 from rolloutdoctor.cli import progress, verdict
 from rolloutdoctor.cli.progress import bytes_bar
 from rolloutdoctor.importers.reading import lines
-from rolloutdoctor.opening.open_any import ConvertOptions, convert, detect_dump
+from rolloutdoctor.opening.dumps import ConvertOptions, convert, detect_dump
 
 
 class Terminal(io.StringIO):

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from rolloutdoctor.cli.app import app
 from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.importers.logs.table import kind_of
-from rolloutdoctor.opening.open_any import ConvertOptions, open_any
+from rolloutdoctor.opening.dumps import ConvertOptions
+from rolloutdoctor.opening.open_any import open_any
 from rolloutdoctor.results.errors import InputError
 
 SAMPLES = Path(__file__).parents[2] / "sample_data"

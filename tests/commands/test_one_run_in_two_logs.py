@@ -12,7 +12,7 @@ from rolloutdoctor.data.step_key import TRAIN, StepKey
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.reader_notes import ReaderNotes
 from rolloutdoctor.io.write.writer import metrics_path, write_metrics
-from rolloutdoctor.opening.open_any import read_logs
+from rolloutdoctor.opening.logs import read_logs
 
 
 def history(lines, interval=5, seed=0):

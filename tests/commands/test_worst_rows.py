@@ -103,7 +103,8 @@ def test_of_a_long_row_the_tokens_around_the_heaviest_are_kept(tmp_path):
 @pytest.mark.slow
 def test_never_more_rows_than_some_and_none_of_a_log():
     assert len(views_of(SAMPLES / "run.parquet")[1]) <= MOST_ROWS
-    from rolloutdoctor.opening.open_any import ConvertOptions, open_any
+    from rolloutdoctor.opening.dumps import ConvertOptions
+    from rolloutdoctor.opening.open_any import open_any
 
     made = []
     path = [str(SAMPLES / "run.metrics.parquet")]

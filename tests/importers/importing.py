@@ -17,7 +17,8 @@ from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.small_files import once
 from rolloutdoctor.io.run import open_run
-from rolloutdoctor.opening.open_any import ConvertOptions, convert, detect_dump, open_any
+from rolloutdoctor.opening.dumps import ConvertOptions, convert, detect_dump
+from rolloutdoctor.opening.open_any import open_any
 
 DATA = Path(__file__).parent / "data"
 

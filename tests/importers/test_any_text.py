@@ -12,7 +12,8 @@ from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.metric_names.generic import SPELLINGS, taken_for
 from rolloutdoctor.metric_names.quantities import BY_NAME
 from rolloutdoctor.metric_names.table import understood
-from rolloutdoctor.opening.open_any import ConvertOptions, open_any
+from rolloutdoctor.opening.dumps import ConvertOptions
+from rolloutdoctor.opening.open_any import open_any
 from rolloutdoctor.results.errors import InputError
 
 

@@ -6,7 +6,8 @@ import pytest
 from log_files import console, tracked, wandb_folder
 
 from rolloutdoctor.commands.check.each import find_runs
-from rolloutdoctor.opening.open_any import ConvertOptions, open_any
+from rolloutdoctor.opening.dumps import ConvertOptions
+from rolloutdoctor.opening.open_any import open_any
 from rolloutdoctor.results.errors import InputError, SeveralRunsError
 
 ROWS = [

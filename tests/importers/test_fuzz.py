@@ -15,7 +15,7 @@ from importers.importing import DATA, slime_dump
 from rolloutdoctor.importers.logs.table import read_log
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.run import open_run
-from rolloutdoctor.opening.open_any import ConvertOptions, convert, detect_dump
+from rolloutdoctor.opening.dumps import ConvertOptions, convert, detect_dump
 from rolloutdoctor.results.errors import RolloutDoctorError
 
 scalars = (

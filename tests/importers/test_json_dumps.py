@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from importers.importing import DATA, bytes_of, in_small_pieces
 
-from rolloutdoctor.opening.open_any import ConvertOptions, convert, detect_dump
+from rolloutdoctor.opening.dumps import ConvertOptions, convert, detect_dump
 from rolloutdoctor.results.errors import RolloutDoctorError
 
 DUMPS = {

@@ -11,7 +11,7 @@ from importers.importing import DATA, bytes_of, in_small_pieces
 
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source
-from rolloutdoctor.opening.open_any import ConvertOptions, convert, detect_dump
+from rolloutdoctor.opening.dumps import ConvertOptions, convert, detect_dump
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError
 
 COLUMNS = {"reward": "info.score", "step": "step", "group_id": "g", "old_log_probs": "lp", "response_ids": "ids"}

@@ -10,7 +10,8 @@ import pytest
 from rolloutdoctor.importers.logs.base import LogNotes
 from rolloutdoctor.importers.logs.table import FORMATS, kind_of, read_log
 from rolloutdoctor.io.locations.paths import Source
-from rolloutdoctor.opening.open_any import ConvertOptions, open_any
+from rolloutdoctor.opening.dumps import ConvertOptions
+from rolloutdoctor.opening.open_any import open_any
 from rolloutdoctor.results.errors import InputError
 
 TRL_5 = """\

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from importers.importing import DATA, converted, findings, findings_of_run
 
-from rolloutdoctor.opening.open_any import ConvertOptions, detect_dump
+from rolloutdoctor.opening.dumps import ConvertOptions, detect_dump
 from rolloutdoctor.results.errors import DataError, InputError, SchemaError, UsageError
 
 ROWS = [

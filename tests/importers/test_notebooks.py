@@ -8,7 +8,8 @@ from rolloutdoctor.importers.logs.base import LogNotes
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.importers.reading.notebooks import read_notebook
 from rolloutdoctor.io.locations.paths import Source
-from rolloutdoctor.opening.open_any import ConvertOptions, open_any
+from rolloutdoctor.opening.dumps import ConvertOptions
+from rolloutdoctor.opening.open_any import open_any
 from rolloutdoctor.opening.stated.calls import read_code
 from rolloutdoctor.opening.stated.printed import read_printed
 from rolloutdoctor.results.errors import InputError

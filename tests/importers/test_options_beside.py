@@ -21,7 +21,8 @@ from rolloutdoctor.engine.configure import read_settings
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.run import open_run
-from rolloutdoctor.opening.open_any import ConvertOptions, convert, detect_dump, open_any
+from rolloutdoctor.opening.dumps import ConvertOptions, convert, detect_dump
+from rolloutdoctor.opening.open_any import open_any
 from rolloutdoctor.opening.stated.options import trainer_of
 from rolloutdoctor.opening.stated.printed import read_printed
 from rolloutdoctor.opening.stated.training_args import read_training_args

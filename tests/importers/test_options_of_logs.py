@@ -7,7 +7,8 @@ import pytest
 from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.configure import read_settings
 from rolloutdoctor.engine.options import CheckOptions
-from rolloutdoctor.opening.open_any import ConvertOptions, open_any
+from rolloutdoctor.opening.dumps import ConvertOptions
+from rolloutdoctor.opening.open_any import open_any
 from rolloutdoctor.results.errors import UsageError
 
 DICTS = "".join(f"{{'loss': 0.5, 'grad_norm': 1.0, 'reward': {n}.5, 'epoch': {n / 100}}}\n" for n in range(1, 6))

@@ -10,7 +10,8 @@ from rolloutdoctor.engine.configure import read_settings
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.importers.table import IMPORTERS
 from rolloutdoctor.io.run import open_run
-from rolloutdoctor.opening.open_any import ConvertOptions, convert, detect_dump, open_any
+from rolloutdoctor.opening.dumps import ConvertOptions, convert, detect_dump
+from rolloutdoctor.opening.open_any import open_any
 from rolloutdoctor.rules.table import RULES
 
 

@@ -8,7 +8,7 @@ from importers.importing import DATA, converted, findings
 
 import rolloutdoctor
 from rolloutdoctor.importers.unknown import not_understood
-from rolloutdoctor.opening.open_any import ConvertOptions, detect_dump
+from rolloutdoctor.opening.dumps import ConvertOptions, detect_dump
 from rolloutdoctor.results.errors import DataError, InputError
 
 SUMMARIES = "train_rollout_summaries.jsonl"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from importers.importing import DATA, converted, findings, slime_dump
 
-from rolloutdoctor.opening.open_any import ConvertOptions, detect_dump
+from rolloutdoctor.opening.dumps import ConvertOptions, detect_dump
 from rolloutdoctor.results.errors import DataError, InputError
 
 JSON_DUMPS = {
@@ -91,7 +91,7 @@ def test_hostile_input_stays_in_bounded_memory(tmp_path):
     script = """
 import sys
 from pathlib import Path
-from rolloutdoctor.opening.open_any import ConvertOptions, convert, detect_dump
+from rolloutdoctor.opening.dumps import ConvertOptions, convert, detect_dump
 from rolloutdoctor.results.errors import RolloutDoctorError
 for name, importer in (("deep.jsonl", "mapped"), ("endless.jsonl", "mapped"), ("dump", "slime")):
     try:

@@ -14,7 +14,8 @@ from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.run_steps import run_file_steps
 from rolloutdoctor.engine.serial import measure
-from rolloutdoctor.opening.open_any import ConvertOptions, open_any
+from rolloutdoctor.opening.dumps import ConvertOptions
+from rolloutdoctor.opening.open_any import open_any
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.rules.table import find
 

@@ -21,7 +21,8 @@ from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.io.parquet.files import RunFile, read_footer
 from rolloutdoctor.io.parquet.index import build_index
 from rolloutdoctor.io.run import Run
-from rolloutdoctor.opening.open_any import ConvertOptions, are_apart, detect_dump, logs_of, read_logs
+from rolloutdoctor.opening.dumps import ConvertOptions, detect_dump
+from rolloutdoctor.opening.logs import are_apart, logs_of, read_logs
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError, SeveralRunsError, UsageError
 from rolloutdoctor.results.several import CheckedRun
 from rolloutdoctor.trainers.table import ALIASES

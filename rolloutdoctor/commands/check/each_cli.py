@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rolloutdoctor.commands.check.each import NamedRun
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.io.run import Run
-    from rolloutdoctor.opening.open_any import ConvertOptions
+    from rolloutdoctor.opening.dumps import ConvertOptions
     from rolloutdoctor.results.several import CheckedRun
 
 _WORST_FIRST = (ABNORMAL, FINDINGS, NOTHING_CHECKED, 0)

@@ -38,8 +38,8 @@ def convert(
     """Convert a trainer's own dump to a run file, with its logged metrics beside it."""
     from rolloutdoctor.cli.progress import bytes_bar
     from rolloutdoctor.io.write.writer import metrics_path
-    from rolloutdoctor.opening.open_any import convert as run_convert
-    from rolloutdoctor.opening.open_any import detect_dump
+    from rolloutdoctor.opening.dumps import convert as run_convert
+    from rolloutdoctor.opening.dumps import detect_dump
     from rolloutdoctor.results.errors import UsageError
 
     options = replace(how.dump, text=not no_text)

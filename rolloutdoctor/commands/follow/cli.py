@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rolloutdoctor.commands.follow.follower import Follower
     from rolloutdoctor.commands.follow.kept import Kept
     from rolloutdoctor.engine.options import CheckOptions
-    from rolloutdoctor.opening.open_any import ConvertOptions
+    from rolloutdoctor.opening.dumps import ConvertOptions
     from rolloutdoctor.results.findings import Report
 
 COMMAND_SECONDS = 60

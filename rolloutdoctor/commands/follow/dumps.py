@@ -19,7 +19,7 @@ from rolloutdoctor.io.parquet.index import keys_of
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.io.write.scratch import scratch_folder
 from rolloutdoctor.io.write.writer import metrics_path
-from rolloutdoctor.opening.open_any import ConvertOptions, Detected, convert, detect_dump
+from rolloutdoctor.opening.dumps import ConvertOptions, Detected, convert, detect_dump
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError
 from rolloutdoctor.trainers.table import ALIASES
 

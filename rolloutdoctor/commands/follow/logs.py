@@ -11,7 +11,8 @@ from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.data.step_spans import StepSpans
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source
-from rolloutdoctor.opening.open_any import ConvertOptions, open_any
+from rolloutdoctor.opening.dumps import ConvertOptions
+from rolloutdoctor.opening.open_any import open_any
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError, SeveralRunsError
 
 

@@ -14,7 +14,8 @@ from rolloutdoctor.importers.logs.table import kind_of
 from rolloutdoctor.importers.table import detect
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.run import Run
-from rolloutdoctor.opening.open_any import ConvertOptions, detect_dump, open_any
+from rolloutdoctor.opening.dumps import ConvertOptions, detect_dump
+from rolloutdoctor.opening.open_any import open_any
 from rolloutdoctor.results.errors import InputError
 
 _JOURNAL = ".journal"

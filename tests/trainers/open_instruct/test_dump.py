@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from importers.importing import DATA, converted, findings
 
-from rolloutdoctor.opening.open_any import ConvertOptions, detect_dump
+from rolloutdoctor.opening.dumps import ConvertOptions, detect_dump
 from rolloutdoctor.results.errors import DataError, InputError
 
 DUMP = DATA / "open_instruct"

@@ -11,7 +11,8 @@ from importers.importing import DATA, converted, findings, prime_rl_output
 
 from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.options import CheckOptions
-from rolloutdoctor.opening.open_any import ConvertOptions, detect_dump, open_any
+from rolloutdoctor.opening.dumps import ConvertOptions, detect_dump
+from rolloutdoctor.opening.open_any import open_any
 from rolloutdoctor.results.errors import DataError, InputError
 from rolloutdoctor.results.findings import Severity
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from importers.importing import DATA, converted
 
-from rolloutdoctor.opening.open_any import ConvertOptions, detect_dump
+from rolloutdoctor.opening.dumps import ConvertOptions, detect_dump
 from rolloutdoctor.results.errors import DataError, InputError
 
 DUMP = DATA / "skyrl"

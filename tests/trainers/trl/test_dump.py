@@ -13,7 +13,8 @@ from importers.importing import DATA, converted, findings, findings_of_run
 
 from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.options import CheckOptions
-from rolloutdoctor.opening.open_any import ConvertOptions, open_any
+from rolloutdoctor.opening.dumps import ConvertOptions
+from rolloutdoctor.opening.open_any import open_any
 from rolloutdoctor.results.errors import DataError, InputError, UsageError
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.table import pick

@@ -1,0 +1,132 @@
+"""Read logs of numbers, one or several of one run."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+
+from rolloutdoctor.data.step_key import StepKey
+from rolloutdoctor.importers.logs.base import LogNotes
+from rolloutdoctor.importers.logs.table import kind_of, read_log
+from rolloutdoctor.importers.table import detect
+from rolloutdoctor.io.locations.paths import METRIC_SUFFIXES, Source
+from rolloutdoctor.io.metrics import (
+    LoggedMetrics,
+    check_one_log,
+    contradiction,
+    differences,
+    joined,
+    read_metrics,
+    steps_of_lines,
+    values_by_step,
+)
+from rolloutdoctor.io.reader_notes import ReaderNotes
+from rolloutdoctor.metric_names.generic import taken_for
+from rolloutdoctor.opening.beside import newest_state
+from rolloutdoctor.opening.nested import looking
+from rolloutdoctor.results.errors import InputError, SeveralRunsError
+from rolloutdoctor.trainers.table import trainer_from_metric_names
+
+
+def logs_of(paths: Sequence[str]) -> tuple[Source, ...]:
+    """Return the logs of numbers that `paths` name, a folder by those in it; none if something else is there too."""
+    with looking(paths):
+        return _logs_of(paths)
+
+
+def _logs_of(paths: Sequence[str]) -> tuple[Source, ...]:
+    logs: list[str] = []
+    for path in paths:
+        here = Path(path)
+        if is_log(here):
+            inside = [path]
+        elif here.is_dir() and detect(here) is None and not any(_is_run_file(each) for each in here.iterdir()):
+            inside = sorted(str(each) for each in here.iterdir() if each.is_file() and is_log(each))
+            state = None if inside else newest_state(here)
+            inside += [] if state is None else [str(state)]
+        else:
+            inside = []
+        if not inside:
+            return ()
+        logs += inside
+    return tuple(map(Source.of, logs))
+
+
+def read_logs(logs: Sequence[Source], notes: ReaderNotes | None = None) -> LoggedMetrics:
+    """Read logs of numbers; where a step, split and name occur twice the last wins, as in a table of metrics.
+
+    Args:
+        logs: the logs.
+        notes: takes what a log does not say, and what was left out of it; None: it is dropped.
+
+    Raises:
+        InputError: if one cannot be read, or holds no number.
+        SeveralRunsError: if they are of several runs.
+    """
+    notes = ReaderNotes() if notes is None else notes
+    tables = [(log.name, _read_log(log, notes)) for log in logs]
+    total = max((table.total_steps for _, table in tables if table.total_steps), default=None)
+    tables = [(name, at_steps_of(table, name, tables, notes)) for name, table in tables]
+    check_one_log(tables)
+    writers = [(name, trainer_from_metric_names(table.names())) for name, table in tables]
+    known = [(name, writer.name) for name, writer in writers if writer is not None]
+    for second, writer in known[1:]:
+        if writer != known[0][1]:
+            raise SeveralRunsError(
+                f"{known[0][0]} and {second} are not of one run: their metrics are those of {known[0][1]} and {writer};"
+                " give one of them, or check them with --each"
+            )
+    found = joined([table for _, table in tables])
+    for name, table in reversed(tables[:-1]):
+        for key, metric, value, last in differences(table, found):
+            notes.repeated(f"{name} and {tables[-1][0]}", key, metric, value, last)
+    found.total_steps = total
+    found.counted_steps = all(table.counted_steps for _, table in tables)
+    if not any(found.at(key) for key in found.steps()):
+        raise InputError(f"{logs[0].name}: no number was logged there")
+    return found
+
+
+def at_steps_of(
+    table: LoggedMetrics, name: str, others: Iterable[tuple[str, LoggedMetrics]], tell: Callable[[str], None]
+) -> LoggedMetrics:
+    """Return a log under the steps of another one that holds the same lines, where it counts its own from 1."""
+    for other, lines in others:
+        steps = steps_of_lines(table, lines)
+        if steps is not None:
+            tell(f"{name}: its lines are those of {other}, and take their steps")
+            return table.at_steps(steps)
+    return table
+
+
+def are_apart(one: LoggedMetrics, other: LoggedMetrics) -> bool:
+    """Tell whether two logs are of two runs: of two trainers, or with two values of one metric at a step."""
+    writers = [trainer_from_metric_names(table.names()) for table in (one, other)]
+    if writers[0] != writers[1] and None not in writers:
+        return True
+    is_same = any(steps_of_lines(*pair) is not None for pair in ((one, other), (other, one)))
+    return not is_same and contradiction(one, other) is not None
+
+
+def _read_log(log: Source, notes: ReaderNotes) -> LoggedMetrics:
+    if log.path.endswith(METRIC_SUFFIXES):
+        return read_metrics([log], notes)
+    of_log = LogNotes(notes)
+    entries = ((StepKey(step, split), found) for step, split, found in read_log(log, of_log))
+    metrics = LoggedMetrics(values_by_step(entries, log.name, notes))
+    metrics.total_steps, metrics.counted_steps = of_log.total_steps, of_log.counted_steps
+    return metrics
+
+
+def tell_generic_names(names: Collection[str], tell: Callable[[str], None]) -> None:
+    """Say which names are taken for what, where they are no trainer's that is known."""
+    taken = [f"{name} as {title}" for name, title in taken_for(names).items()]
+    if taken:
+        tell(f"the names of the metrics are of no trainer that is known; read are {', '.join(taken)}")
+
+
+def is_log(path: Path) -> bool:
+    """Tell a log of numbers, or a table of metrics."""
+    return (path.name.endswith(METRIC_SUFFIXES) and path.is_file()) or kind_of(path) is not None
+
+
+def _is_run_file(path: Path) -> bool:
+    return path.suffix == ".parquet" and not is_log(path)
