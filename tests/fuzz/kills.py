@@ -44,6 +44,7 @@ class Command:
         share: of the trials, beside 1 for the others: real starts take long.
         is_server: it never ends by itself.
         is_folder: `out` is a folder of files.
+        gone: seconds in which its processes notice that it was killed.
     """
 
     words: str
@@ -51,6 +52,7 @@ class Command:
     share: float = 1.0
     is_server: bool = False
     is_folder: bool = False
+    gone: float = GONE
 
 
 COMMANDS = {
@@ -74,8 +76,13 @@ COMMANDS = {
     "plot": Command("plot rewards run.parquet -o out/a.png", "a.png"),
     "merge": Command("merge one.state two.state --exit-zero --output-file out/a.txt", "a.txt"),
     "view": Command("view run.parquet --no-browser", "", 0.6, True),
+    # Agents of Ray that begin as the rest of it ends wait a minute for it, 75 s at most that were seen, and end.
     "check --state-dir": Command(
-        "check run.parquet --exit-zero --engine ray=local --state-dir out/parts --steps :4", "parts", 0.15, False, True
+        "check run.parquet --exit-zero --engine ray=local --state-dir out/parts --steps :4",
+        "parts",
+        0.15,
+        is_folder=True,
+        gone=120.0,
     ),
 }
 RECORDER = "a recorder's journal"
@@ -238,11 +245,11 @@ class Trials:
             time.sleep(0.001)
         return program
 
-    def leaves_no_process(self, program, mark, what):
+    def leaves_no_process(self, program, mark, gone, what):
         """Wait for the processes of a command."""
         begun = time.monotonic()
         while group(program.pid) or marked(mark):
-            if time.monotonic() - begun > GONE:
+            if time.monotonic() - begun > gone:
                 self.wrong("processes left", f"{what}: {marked(mark)}")
                 for each in marked(mark):
                     with suppress(ProcessLookupError):
@@ -283,7 +290,7 @@ class Trials:
         self.figures["kills"] += 1
         self.figures["kills after the end"] += is_over
         what = f"{name}, killed"
-        self.leaves_no_process(program, mark, what)
+        self.leaves_no_process(program, mark, command.gone, what)
         self.is_whole(name, old, what)
         self.same_inputs(what)
 
@@ -309,7 +316,7 @@ class Trials:
         self.figures["signals"] += 1
         if self.busy[-1] >= SECOND or self.waits[-1] > 10 * SECOND:
             self.wrong("slow", f"{what}: {self.waits[-1]:.1f} s, {self.busy[-1]:.1f} s of CPU")
-        self.leaves_no_process(program, mark, what)
+        self.leaves_no_process(program, mark, command.gone, what)
         is_new = self.is_whole(name, old, what)
         self.same_inputs(what)
         code = program.returncode

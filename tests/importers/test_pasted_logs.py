@@ -195,6 +195,19 @@ def test_text_in_place_of_a_number_is_said(line, tmp_path):
     assert list(notes.sentences) == [f"{path}: 1 cell of reward (step 2: 'oops') is no number and is left out"]
 
 
+@pytest.mark.parametrize("line", ["{}|{}|{}|{}", "|{}|{}|{}|{}|", "| {} | {} | {} | {} |", "{}\t{}\t{}\t{}"])
+@pytest.mark.parametrize("empty", [{1}, {2}, {3}, {2, 3}, {1, 3}])
+def test_a_row_with_empty_cells_anywhere_keeps_its_other_values(empty, line, tmp_path):
+    names = ["step", "loss", "reward", "kl"]
+    rows = [[str(step), *("" if place in empty else f"0.{place}" for place in (1, 2, 3))] for step in (1, 2)]
+    rows += [["3", "0.1", "0.2", "0.3"]]
+    _, found, told = read(tmp_path, "".join(f"{line.format(*row)}\n" for row in [names, *rows]))
+    assert told == []
+    for step in (1, 2):
+        assert found[step, "train"] == {names[place]: place / 10 for place in (1, 2, 3) if place not in empty}
+    assert found[3, "train"] == {"loss": 0.1, "reward": 0.2, "kl": 0.3}
+
+
 def test_the_table_of_a_training_before_is_none_of_this_one(tmp_path):
     before = "Step\tTraining Loss\tValidation Loss\n5\t2.5\t3.5\n"
     _, found, told = read(tmp_path, f"{before}\n{TABS}")

@@ -34,10 +34,15 @@ class TextTable:
     def records(self, lines: Iterable[str]) -> Iterator[Printed]:
         """Yield the rows of all tables with a step and a loss, or names that trainers log."""
         names: list[str] = []
-        for cells in _rows(lines):
+        width = first = 0
+        for each in _rows(lines):
+            cells = _without_ends(each)
             if (head := _head(cells)) is not None:
-                names = head
-            elif names and len(names) <= len(cells) <= len(names) + 1:
+                names, width, first = head, len(each), each.index(cells[0])
+                continue
+            if len(each) == width:
+                cells = each[first : first + len(names)]
+            if names and len(names) <= len(cells) <= len(names) + 1:
                 row = dict(zip(names, cells[-len(names) :], strict=True))
                 step = row.pop("step")
                 for split, prefix in ((TRAIN, ""), (EVAL, "eval_")) if _STEP.fullmatch(step) else ():
@@ -65,13 +70,18 @@ def _rows(lines: Iterable[str]) -> Iterator[list[str]]:
                     yield cells
                     cells = []
         elif "|" in line or "\t" in line:
-            text = line.strip().strip("|")
-            yield [cell.strip() for cell in text.split("|" if "|" in text else "\t")]
+            yield [cell.strip() for cell in line.strip(" \r\n").split("|" if "|" in line else "\t")]
         elif "  " in line:
             # As pandas prints a table, maybe with the number of each row before it; names may have a space within.
             gaps, words = _GAP.split(line.strip()), line.split()
             is_split = _head(words) is not None or all(number(word) is not None for word in words)
             yield words if _head(gaps) is None and is_split else gaps
+
+
+def _without_ends(cells: list[str]) -> list[str]:
+    """Return the cells of a line between its outer separators; those of a table's rows may be empty at an end."""
+    filled = [place for place, cell in enumerate(cells) if cell]
+    return cells[filled[0] : filled[-1] + 1] if filled else []
 
 
 def _head(cells: list[str]) -> list[str] | None:
