@@ -1,33 +1,26 @@
 """TRL's and verl's own functions by the fixture: each passes as itself, and not as its neighbour."""
 
 import re
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from labelled.trl_training import edited
-from parity.test_verl_policy import AGGREGATIONS, CLIP, VARIANTS
-from verification.trainers import grpo_loss, rloo_loss, verl_loss, written
+from parity.test_verl_policy import AGGREGATIONS, CLIP, CORRECTIONS, INSIDE, VARIANTS
+from parity.test_verl_rejected import LEAKING
+from verification.trainers import bypass_loss, grpo_loss, rloo_loss, verl_estimator, verl_loss, written
 
 from rolloutdoctor.commands.verify.checks import RolloutCases
+from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.verl import trainer as verl
 
 pytestmark = [pytest.mark.parity, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 CASES = RolloutCases()
-ADVANTAGES = {
-    "grpo": {},
-    "rloo": {},
-    "rloo_vectorized": {},
-    "grpo_vectorized": {},
-    "opo": {},
-    "reinforce_plus_plus_baseline": {},
-    "gpg": {},
-    "gae": {"gamma": 1.0, "lam": 0.95},
-    "reinforce_plus_plus": {"gamma": 0.95},
-}
-"""Those that need no column beside rewards, values and groups."""
+ESTIMATORS = (*LEAKING, "gae", "reinforce_plus_plus", "remax", "optimal_token_baseline", "tir_optimal_token_baseline")
 KL = {"kl": "k1", "abs": "abs", "mse": "k2", "low_var_kl": "k3_clamped"}
 
 
@@ -36,17 +29,19 @@ def algos():
     return pytest.importorskip("verl.trainer.ppo.core_algos")
 
 
-@pytest.mark.parametrize("name", ADVANTAGES)
+@pytest.mark.parametrize("name", ESTIMATORS)
 def test_an_estimator_passes_as_itself_alone(algos, name):
-    function = algos.get_adv_estimator_fn(name)
-    more = {"config": {}, **ADVANTAGES[name]}
-    options = "".join(f",{key}={value}" for key, value in ADVANTAGES[name].items())
-    if name == "reinforce_plus_plus":
-        more = {"config": SimpleNamespace(**ADVANTAGES[name])}
-    CASES.check(function, f"verl@0.9.1:adv_estimator={name}{options}", **more)
-    other = "opo" if name.startswith("grpo") else "grpo"
+    function, more, options = verl_estimator(algos, name)
+    cases = CASES.without("groups of several sizes") if name == "grpo_passk" else CASES  # which fails on a group of one
+    cases.check(function, written("verl@0.9.1", options), **more)
+    other = "opo" if name in ("grpo", "grpo_vectorized") else "grpo"
     with pytest.raises(AssertionError):
-        CASES.check(function, f"verl@0.9.1:adv_estimator={other}", **more)
+        cases.only("ragged").check(function, f"verl@0.9.1:adv_estimator={other}", **more)
+
+
+def test_every_estimator_is_compared(algos):
+    assert set(ESTIMATORS) == set(algos.ADV_ESTIMATOR_REGISTRY)
+    assert {*VARIANTS, "bypass_mode"} == set(algos.POLICY_LOSS_REGISTRY)
 
 
 @pytest.mark.parametrize("name", KL)
@@ -118,7 +113,16 @@ def test_every_policy_loss_of_verl_passes(algos, mode, aggregation):
     CASES.check_loss(verl_loss(algos, mode, aggregation), as_, part="policy")
 
 
-@pytest.mark.parametrize("name", sorted(verl.KL_TYPES))
+@pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("kind", ["ppo_clip", "reinforce"])
+def test_every_loss_of_bypass_mode_passes(algos, kind, correction):
+    inside = {"loss_type": kind, **CORRECTIONS[correction]}
+    chosen = {"loss_mode": "bypass_mode", "rollout_correction.bypass_mode": True, **CLIP}
+    options = {"adv_estimator": "grpo", **chosen, **{f"{INSIDE}.{name}": value for name, value in inside.items()}}
+    CASES.check_loss(bypass_loss(algos, inside), written("verl@0.9.1", options), part="policy")
+
+
+@pytest.mark.parametrize("name", sorted(name + plus for name in verl.KL_TYPES for plus in ("", "+")))
 def test_every_kl_of_verl_passes(algos, name):
     options = f"verl@0.9.1:adv_estimator=grpo,use_kl_loss=true,kl_loss_type={name}"
     CASES.check_kl(lambda log_probs, ref_log_probs: algos.kl_penalty(log_probs, ref_log_probs, name), options)
@@ -127,18 +131,29 @@ def test_every_kl_of_verl_passes(algos, name):
 STALE = {
     "use_bias_correction_kl": (
         {"beta": 0.04, "use_bias_correction_kl": True},
-        ("_compute_loss", "per_token_kl = per_token_kl * coef_1", "pass"),
+        ("per_token_kl = per_token_kl * coef_1", "pass"),
     ),
     "off_policy_mask_threshold": (
         {"off_policy_mask_threshold": 0.02},
-        ("_compute_loss", "per_token_loss = per_token_loss * off_policy_mask", "pass"),
+        ("per_token_loss = per_token_loss * off_policy_mask", "pass"),
     ),
-    "delta": (
-        {"delta": 1.1},
-        ("_compute_loss", "coef_1 = torch.clamp(coef_1, max=self.args.delta)", "pass"),
+    "entropy_coef": ({"entropy_coef": 0.01}, ("loss = loss - apply_coef * entropy_loss", "pass")),
+    "entropy_coef, detached": (
+        {"entropy_coef": 0.01},
+        ("loss = loss - apply_coef * entropy_loss", "loss = loss - apply_coef * entropy_loss.detach()"),
     ),
+    "router_aux_loss_coef": (
+        {"router_aux_loss_coef": 0.01},
+        ("loss = loss + self.router_aux_loss_coef * aux_loss / normalizer", "pass"),
+    ),
+    "router_aux_loss_coef, detached": (
+        {"router_aux_loss_coef": 0.01},
+        ("self.router_aux_loss_coef * aux_loss / normalizer", "self.router_aux_loss_coef * aux_loss.detach()"),
+    ),
+    "images": ({}, ('mm_token_type_ids=inputs.get("mm_token_type_ids"),', "")),
+    "delta": ({"delta": 1.1}, ("coef_1 = torch.clamp(coef_1, max=self.args.delta)", "pass")),
 }
-"""Options that a copy of the loss ignores, as that of `gspo_token` does the first two."""
+"""Options that a copy of the loss ignores, as that of `gspo_token` ignores all but the last."""
 
 
 @pytest.mark.parametrize("name", STALE)
@@ -146,9 +161,50 @@ def test_a_copy_of_the_loss_that_ignores_an_option_is_found(trainers, name):
     more, edit = STALE[name]
     options = {"loss_type": "dapo", **TRL, **more}
     module, cls = trainers["GRPO"]
-    EQUAL.check_loss(grpo_loss(cls, options), written("trl@1.16.0", options))
-    with edited(module, cls, (edit,), 0.0), pytest.raises(AssertionError, match="by the options"):
-        EQUAL.check_loss(grpo_loss(cls, options), written("trl@1.16.0", options))
+    loss = partial(grpo_loss, options=options, images=name == "images")
+    EQUAL.check_loss(loss(cls), written("trl@1.16.0", options))
+    with edited(module, cls, (("_compute_loss", *edit),), 0.0), pytest.raises(AssertionError, match="by the options"):
+        EQUAL.check_loss(loss(cls), written("trl@1.16.0", options))
+
+
+@pytest.mark.parametrize("name", [name for name in STALE if "detached" not in name and name != "delta"])
+def test_gspo_token_ignores_them(name):
+    """The copy itself, where the installed TRL has it: 1.16.0 has none."""
+    cls = pytest.importorskip("trl.experimental.gspo_token").GRPOTrainer
+    options, release = {"loss_type": "dapo", **TRL, **STALE[name][0]}, f"trl@{version('trl')}"
+    plain = {"loss_type": "dapo", **TRL, "use_bias_correction_kl": False}
+    EQUAL.check_loss(grpo_loss(cls, plain), written(release, plain))
+    with pytest.raises(AssertionError, match="by the options"):
+        EQUAL.check_loss(grpo_loss(cls, options, images=name == "images"), written(release, options))
+
+
+def test_an_entropy_coefficient_that_adapts_is_left_to_a_recorded_run(trainers):
+    options = {"loss_type": "dapo", **TRL, "use_adaptive_entropy": True, "entropy_coef": 0.01}
+    with pytest.raises(UsageError, match="adapts from step to step; a recorded run shows"):
+        EQUAL.check_loss(grpo_loss(trainers["GRPO"][1], options), written("trl@1.16.0", options))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+def test_zero_variance_groups_push_through_the_kl_in_the_loss_of_trl(trainers, beta):
+    options = {"loss_type": "dapo", **TRL, "beta": beta}
+    loss = grpo_loss(trainers["GRPO"][1], options)
+    if not beta:
+        EQUAL.check_loss_laws(loss, "equal rewards")
+        return
+    with pytest.raises(AssertionError, match=r"case 'zero variance' response \d has advantage 0 and a gradient"):
+        EQUAL.only("zero variance").check_loss_laws(loss, "equal rewards")
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_rejected_rows_shift_the_baseline_in_the_estimators_of_verl(algos, name):
+    """All with a baseline of the group but `opo`, which weighs responses by their trained tokens."""
+    function, more, _ = verl_estimator(algos, name)
+    cases = CASES.only("fully masked")
+    if name not in LEAKING or name == "opo":
+        cases.check_laws(function, "masked response", **more)
+        return
+    with pytest.raises(AssertionError, match=r"changes the advantage of no other one: .* 'fully masked'"):
+        cases.check_laws(function, "masked response", **more)
 
 
 class Batch(dict):

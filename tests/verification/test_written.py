@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rolloutdoctor.commands.verify.cases import CASES
 from rolloutdoctor.commands.verify.written import written_test
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Layer
@@ -28,12 +29,32 @@ def ran(folder, text):
 
 @pytest.mark.parametrize(
     ("function", "code", "words"),
-    [("grpo", 0, "9 passed"), pytest.param("rloo", 1, "9 failed", marks=pytest.mark.slow)],
+    [("grpo", 0, f"{len(CASES)} passed"), pytest.param("rloo", 1, f"{len(CASES)} failed", marks=pytest.mark.slow)],
 )
 def test_the_file_tests_a_function(tmp_path, function, code, words):
     text = written_test("verl@0.9.1", layers(adv_estimator="grpo"), f"{FUNCTIONS}:{function}")
     done = ran(tmp_path, text)
     assert (done.returncode, words in done.stdout) == (code, True), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("estimator", "inputs"),
+    [
+        ("rloo", set()),
+        ("gae", {"values"}),
+        ("remax", {"reward_baselines"}),
+        ("optimal_token_baseline", {"old_log_probs", "sum_pi_squared"}),
+    ],
+)
+def test_the_file_has_the_inputs_of_the_estimator(estimator, inputs):
+    scope = {}
+    exec(written_test("verl@0.9.1", layers(adv_estimator=estimator)), scope)
+    assert {"values", "old_log_probs", "sum_pi_squared", "reward_baselines"} & scope["CASES"][0].keys() == inputs
+
+
+def test_a_file_has_no_rewards_by_function():
+    with pytest.raises(UsageError, match="check it with the fixture rollout_cases"):
+        written_test("verl@0.9.1", layers(adv_estimator="gdpo", gdpo_reward_keys="format,accuracy"))
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "gae"])

@@ -21,6 +21,12 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "old_log_probs": ("old_log_probs", "old_log_prob", "old_logprobs", "old_per_token_logps", "old_action_log_probs"),
     "ref_log_probs": ("ref_log_probs", "ref_log_prob", "ref_logprob", "ref_logprobs", "ref_per_token_logps"),
     "rollout_log_probs": ("rollout_log_probs", "rollout_log_prob", "sampling_per_token_logps", "sampler_log_probs"),
+    "reward_baselines": ("reward_baselines", "reward_baseline"),
+    "rewards_per_func": ("rewards_per_func",),
+    "non_tensor_batch": ("non_tensor_batch",),
+    "padded_batch": ("batch",),
+    "sum_pi_squared": ("sum_pi_squared",),
+    "aux_loss": ("aux_loss",),
     "values": ("values", "value"),
     "entropy": ("entropy", "entropies"),
     "advantages": ("advantages", "advantage", "adv"),
@@ -29,15 +35,16 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
 }
 """A tensor of a case to the names that parameters have for it."""
 
+_MADE = ("response_mask",)
+"""Columns of a case that it hands on in another type."""
+
 _BY_NAME = {name: canonical for canonical, names in PARAMETERS.items() for name in names}
 
 
 def tensor_of(case: Case, name: str) -> object:
     """Return what a case has under a canonical name."""
-    columns = {"log_probs": "policy_log_probs"}
-    if name in ("log_probs", "old_log_probs", "ref_log_probs", "rollout_log_probs", "values", "entropy"):
-        return case.column(columns.get(name, name))
-    return getattr(case, name)
+    column = "policy_log_probs" if name == "log_probs" else name
+    return case.column(column) if column in case.batch.per_token and column not in _MADE else getattr(case, name)
 
 
 def call(function: Callable[..., Any], case: Case, more: Mapping[str, object]) -> Tensor:

@@ -1,7 +1,7 @@
 """Cases: small batches on which the formulas of known trainers differ, packed and as a trainer's padded tensors."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -12,7 +12,8 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.some_rows import without
 from rolloutdoctor.testing import toy_batch
 
-TOKEN_COLUMNS = ("policy_log_probs", "old_log_probs", "ref_log_probs", "rollout_log_probs", "values", "entropy")
+AUX_LOSS = 0.8125
+"""The load-balancing loss of a router, which no row has: one number for every case."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Case:
         dtype: of the padded log-probs and rewards.
         advantages: ``[N, L]`` what the options compute, for a loss; None for a function that computes them.
         row_advantages: ``[N]`` the same of each response, fully masked ones too; None where they differ by token.
-        leaf: ``[N, L]`` the policy's log-probs as a leaf of autograd; None where no derivative is taken.
+        leaves: inputs as leaves of autograd, by name: columns ``[N, L]`` and `aux_loss`.
         items: trained tokens of the whole batch, where the case is a micro-batch of it.
     """
 
@@ -34,7 +35,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     advantages: Tensor | None = None
     row_advantages: Tensor | None = None
-    leaf: Tensor | None = None
+    leaves: Mapping[str, Tensor] = field(default_factory=dict)
     items: int | None = None
 
     @cached_property
@@ -55,8 +56,8 @@ class Case:
 
     def column(self, name: str) -> Tensor:
         """Return a column of tokens as a matrix, ``[N, L]``."""
-        if name == "policy_log_probs" and self.leaf is not None:
-            return self.leaf
+        if name in self.leaves:
+            return self.leaves[name]
         return self.pad(self.batch.column(name).to(self.dtype))
 
     @property
@@ -96,13 +97,40 @@ class Case:
             items=int(self.num_items_in_batch),
             advantages=None if self.advantages is None else self.advantages[start:stop, :width],
             row_advantages=None if self.row_advantages is None else self.row_advantages[start:stop],
-            leaf=None if self.leaf is None else self.leaf[start:stop, :width],
+            leaves={name: x[start:stop, :width] if x.dim() else x for name, x in self.leaves.items()},
         )
 
     @property
     def rewards(self) -> Tensor:
         """The reward of each response, ``[N]``."""
         return self.batch.column("reward").to(self.dtype)
+
+    @property
+    def reward_baselines(self) -> Tensor:
+        """The reward of a greedy response to the same prompt, ``[N]``."""
+        return self.batch.column("reward_baseline").to(self.dtype)
+
+    @property
+    def rewards_per_func(self) -> Tensor:
+        """The reward of each response by each reward function, ``[N, F]``."""
+        return torch.stack(list(self.batch.rewards.values()), 1).to(self.dtype)
+
+    @property
+    def non_tensor_batch(self) -> dict[str, "np.ndarray"]:
+        """The reward of each response by the name of the reward function, ``[N]``, as verl has them."""
+        return {name: reward_N.numpy() for name, reward_N in self.batch.rewards.items()}
+
+    @property
+    def padded_batch(self) -> dict[str, Tensor]:
+        """Prompts of one token and the attention mask over prompt and response, as verl has them."""
+        is_token = self.pad(torch.ones(self.batch.tokens, dtype=torch.int64))
+        prompts = torch.ones(len(self.lengths), 1, dtype=torch.int64)
+        return {"prompts": prompts, "attention_mask": torch.cat([prompts, is_token], 1)}
+
+    @property
+    def aux_loss(self) -> Tensor:
+        """The load-balancing loss of the router of a mixture of experts."""
+        return self.leaves.get("aux_loss", torch.tensor(AUX_LOSS, dtype=self.dtype))
 
     @property
     def token_level_rewards(self) -> Tensor:
@@ -140,7 +168,10 @@ def _case(
     seed: int = 0,
     per_row: Mapping[str, Sequence[int]] | None = None,
 ) -> Case:
-    """Draw the log-probs of a case: multiples of 2^-16, which float32 and a file hold exactly.
+    """Draw the columns of a case: log-probs are multiples of 2^-16, which float32 and a file hold exactly.
+
+    The two reward functions add up to the reward; a sum of squared probabilities is one that a distribution with the
+    old probability of the token can have.
 
     Args:
         name: of the case.
@@ -163,6 +194,11 @@ def _case(
     others = [policy_T + spread * torch.randn(tokens, generator=draw, dtype=torch.float64) for _ in range(3)]
     old, ref, rollout = (rows(other_T.clamp(max=-0.001)) for other_T in others)
     values = rows(torch.randn(tokens, generator=draw, dtype=torch.float64))
+    entropy = rows(0.5 + torch.rand(tokens, generator=draw, dtype=torch.float64))
+    p_T = others[0].clamp(max=-0.001).exp()
+    others_T = (1 - p_T) ** 2 * torch.rand(tokens, generator=draw, dtype=torch.float64)
+    squared = [row.tolist() for row in torch.split(p_T**2 + others_T, list(lengths))]
+    format_N, baseline_N = torch.randint(0, 4, (2, len(lengths)), generator=draw).double() / 4
     batch = toy_batch(
         rewards,
         lengths=list(lengths),
@@ -172,11 +208,13 @@ def _case(
         ref=ref,
         rollout=rollout,
         values=values,
-        per_token={"entropy": rows(0.5 + torch.rand(tokens, generator=draw, dtype=torch.float64))},
+        per_token={"entropy": entropy, "sum_pi_squared": squared},
         # One update on one micro-batch of one rank: means over parts of the batch are those of the whole.
         per_row={**dict.fromkeys(("micro_batch_id", "optim_step_id", "rank"), [0] * len(lengths)), **(per_row or {})},
     )
-    return Case(name, batch)
+    columns = {**batch.per_row, "reward_baseline": baseline_N}
+    parts = {"accuracy": batch.column("reward") - format_N, "format": format_N}
+    return Case(name, replace(batch, per_row=columns, rewards=parts))
 
 
 CASES = (

@@ -32,8 +32,11 @@ class Law:
     back: Callable[[Case, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def _rewards(case: Case, reward_N: Tensor) -> Case:
-    return replace(case, batch=replace(case.batch, per_row={**case.batch.per_row, "reward": reward_N}))
+def _rewards(case: Case, edit: Callable[[Tensor], Tensor]) -> Case:
+    """A case with other rewards, those of each reward function and of the greedy responses too."""
+    edited = {name: edit(case.batch.per_row[name]) for name in ("reward", "reward_baseline")}
+    functions = {name: edit(reward_N) for name, reward_N in case.batch.rewards.items()}
+    return replace(case, batch=replace(case.batch, per_row={**case.batch.per_row, **edited}, rewards=functions))
 
 
 def _reversed(case: Case) -> Case:
@@ -49,6 +52,7 @@ def _reversed(case: Case) -> Case:
         group_ids=batch.group_ids,
         per_row={name: x_N[order] for name, x_N in batch.per_row.items()},
         per_token={name: x_T[tokens] for name, x_T in batch.per_token.items()},
+        rewards={name: x_N[order] for name, x_N in batch.rewards.items()},
         sample_ids=[batch.sample_ids[row] for row in order],
     )
     return replace(case, batch=changed)
@@ -63,7 +67,8 @@ def _other_reward_of_masked(case: Case) -> Case | None:
     is_masked = _is_masked(case)
     if not is_masked.any():
         return None
-    return _rewards(case, torch.where(is_masked, case.batch.column("reward") - 3.0, case.batch.column("reward")))
+    # From the best of its group to the worst, so that estimators of ranks see it too.
+    return _rewards(case, lambda reward_N: torch.where(is_masked, reward_N - 8.0, reward_N))
 
 
 def _as_they_are(case: Case, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,17 +83,17 @@ LAWS: Mapping[str, Law] = {
     ),
     "shift": Law(
         "a constant added to all rewards changes no advantage",
-        lambda case: _rewards(case, case.batch.column("reward") + 2.0),
+        lambda case: _rewards(case, lambda reward_N: reward_N + 2.0),
         _as_they_are,
     ),
     "scale": Law(
         "rewards times a constant change no advantage, up to the epsilon of the standard deviation",
-        lambda case: _rewards(case, case.batch.column("reward") * 1024.0),
+        lambda case: _rewards(case, lambda reward_N: reward_N * 1024.0),
         _as_they_are,
     ),
     "equal rewards": Law(
         "equal rewards give advantages of exactly 0",
-        lambda case: _rewards(case, torch.full_like(case.batch.column("reward"), 0.5)),
+        lambda case: _rewards(case, lambda reward_N: torch.full_like(reward_N, 0.5)),
         lambda case, before, after: (after, torch.zeros_like(after)),
     ),
     "masked response": Law(

@@ -35,7 +35,7 @@ class LossLaw:
 def _with_gradient(loss: Loss, case: Case) -> tuple[float, Tensor]:
     """The loss of a case, and its gradient by the policy's log-probs, ``[N, L]``."""
     leaf = case.column("policy_log_probs").requires_grad_()
-    value = loss(replace(case, leaf=leaf)).sum()
+    value = loss(replace(case, leaves={"policy_log_probs": leaf})).sum()
     (grad,) = torch.autograd.grad(value, leaf, materialize_grads=True)
     return float(value.detach()), grad
 

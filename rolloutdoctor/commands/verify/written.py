@@ -9,15 +9,19 @@ from torch import Tensor
 
 from rolloutdoctor.commands.verify.arguments import PARAMETERS
 from rolloutdoctor.commands.verify.cases import CASES, Case
-from rolloutdoctor.commands.verify.checks import ROUNDINGS, UNIT
+from rolloutdoctor.commands.verify.losses import ROUNDINGS, UNIT
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation, evaluate_rows
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.objective.objective import Objective
+from rolloutdoctor.objective.required_columns import advantage_columns
 from rolloutdoctor.results.errors import CannotComputeError, UsageError
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.step import StepView
 from rolloutdoctor.trainers.options import Layer
+
+_COLUMNS = {"reward_baselines": "reward_baseline"}
+"""Inputs of a function to the columns that they are made of, where the names differ."""
 
 _RUNNER = '''
 
@@ -68,6 +72,8 @@ def written_test(trainer: str, layers: Sequence[Layer], function: str = "") -> s
         raise UsageError("--write needs --trainer NAME@RELEASE: whose numbers are expected")
     configured = configure(RunMetadata(), trainer, layers)
     assert configured is not None
+    if "rewards" in advantage_columns(configured.objective):
+        raise UsageError(f"{trainer}: a file has no rewards by function; check it with the fixture rollout_cases")
     cases = [written for case in CASES if (written := _written(case, configured.objective)) is not None]
     if not cases:
         raise UsageError(f"{trainer}: these options compute no advantages of the cases")
@@ -120,6 +126,9 @@ def _written(case: Case, objective: Objective) -> dict[str, object] | None:
         exact_T = double.advantage_T.double() * case.batch.column("response_mask")
         lost_T = (single.advantage_T.double() - double.advantage_T.double()).abs()
         expected, radius = case.pad(exact_T), case.pad(lost_T + ROUNDINGS * UNIT * (1 + exact_T.abs()))
+    inputs = {name: case.column(name) for name in ("values", "old_log_probs", "sum_pi_squared")}
+    inputs["reward_baselines"] = case.reward_baselines
+    needed = advantage_columns(objective)
     taken: dict[str, object] = {
         "name": case.name,
         "rewards": _numbers(case.rewards),
@@ -128,12 +137,11 @@ def _written(case: Case, objective: Objective) -> dict[str, object] | None:
         "index": case.index.tolist(),
         "group_index": case.group_index.tolist(),
         "group_size": case.group_size,
-        "values": _numbers(case.column("values")),
+        **{name: _numbers(x) for name, x in inputs.items() if _COLUMNS.get(name, name) in needed},
         "expected": _numbers(expected),
         "radius": _numbers(radius, 3),
     }
-    by_row = {"values"} if double.advantage_N is not None else set()
-    return {name: value for name, value in taken.items() if value != 0 and name not in by_row}
+    return {name: value for name, value in taken.items() if value != 0}
 
 
 def _numbers(x: Tensor, digits: int = 9) -> object:
