@@ -164,10 +164,10 @@ def test_differences_under_a_release_that_was_not_read_prove_nothing(state, foun
 
 def test_names_that_are_no_option_are_listed(tmp_path):
     made = dump("openrlhf", {"algo.advantage.estimator": "rloo"})
-    named = {**made.options, "algo.advantage.is_correction_level": "token"}
-    report = rd.check(replace(made, options=named, release="0.11.2").write(tmp_path / "run.parquet", stated=True))
-    assert report.unknown_options == ("algo.advantage.is_correction_level",)
-    assert "default of openrlhf 0.11.2" not in {one.origin for one in report.config.values()}
+    named = {**made.options, "algo.advantage.is_correction_scope": "token"}
+    report = rd.check(replace(made, options=named, release="0.12.0").write(tmp_path / "run.parquet", stated=True))
+    assert report.unknown_options == ("algo.advantage.is_correction_scope",)
+    assert "default of openrlhf 0.12.0" not in {one.origin for one in report.config.values()}
 
 
 def rd_json(report):
