@@ -217,14 +217,17 @@ def _no_quantity() -> frozenset[str]:
 
 @cache
 def names_with_a_split() -> frozenset[str]:
-    """Return names that begin with ``train/`` as trainers log them, and mean nothing without it.
+    """Return names that begin with ``train/`` as trainers log them, and are no other trainer's without it.
 
     >>> {"train/kl_loss", "train/loss"} & names_with_a_split()
     {'train/kl_loss'}
     """
-    return frozenset(
-        name for name in _literal() if name.startswith("train/") and not _owners(name.removeprefix("train/"))
-    )
+
+    def trainers(name: str) -> set[str]:
+        return {trainer for trainer, _ in _owners(name)}
+
+    begun = (name for name in _literal() if name.startswith("train/"))
+    return frozenset(name for name in begun if trainers(name.removeprefix("train/")) <= trainers(name))
 
 
 _FEWEST_WORDS = 3

@@ -417,7 +417,7 @@ TRAINER = Trainer(
         Part.KL_LOSS: PartOptions({f"{_KL}.use_loss": (False,), f"{_KL}.init_coef": (0,)}),
         Part.KL_REWARD: PartOptions({f"{_KL}.use_loss": (True,), f"{_KL}.init_coef": (0,)}),
         Part.KL_ESTIMATOR: PartOptions({f"{_KL}.estimator": ()}),
-        Part.GROUP_BASELINE: PartOptions({_ESTIMATOR: ("gae", "reinforce", FLASH)}),
+        Part.GROUP_BASELINE: PartOptions({_ESTIMATOR: ("gae", "reinforce")}),
         Part.GROUP_STD: PartOptions({_ESTIMATOR: ("gae", "reinforce", "rloo", "reinforce_baseline", "dr_grpo", FLASH)}),
         Part.POLICY_LOSS: PartOptions({"actor.policy_loss_type": ()}),
     },

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from rolloutdoctor.objective.corrections import TermWeight
 from rolloutdoctor.objective.objective import Aggregation, EntropyBonus, KlTerm, Objective, RowSet
+from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.results.findings import Setting
 from rolloutdoctor.trainers.options import Config, Option, OptionKind, unknown_loss
 from rolloutdoctor.trainers.releases import ReadCode, parse_version
-from rolloutdoctor.trainers.spec import Choices, every
+from rolloutdoctor.trainers.spec import Choices, PartOptions, every
 from rolloutdoctor.trainers.trl import grpo as trl
 from rolloutdoctor.trainers.trl.entropy import entropy_bonus
 from rolloutdoctor.trainers.trl.loss_types import LOSS_TYPES, OF_GENERATION
@@ -386,6 +387,7 @@ TRAINER = replace(
     options=OPTIONS,
     objective=objective,
     metrics=metrics,
+    parts={**_TRL.parts, Part.GROUP_STD: PartOptions({"scale_rewards": ("batch", "none"), "loss_type": ("dr_grpo",)})},
     log=replace(
         _TRL.log,
         marks=(frozenset({"completion_length", "completions/mean_length"}),),
