@@ -31,9 +31,9 @@ test-slow: $(VENV)/.dev
 test-portable: $(VENV)/.dev
 	@for level in lowest avx2 native; do $(BIN)/python tests/portable.py $$level -n 2 || exit 1; done
 
-# Of these, what compares with logs and stored numbers.
+# Of these, the fast tests of what compares with logs and stored numbers.
 test-lowest: $(VENV)/.dev
-	$(BIN)/python tests/portable.py lowest -n 2 -q $(COMPARING)
+	$(BIN)/python tests/portable.py lowest -n 2 -q -m "not slow" $(COMPARING)
 
 # Numbers and verdicts, as any library would add them up: the terms of every sum in a random order. The first of every
 # 18 tests of each file, three minutes of CPU; EVERY=1 runs them all.

@@ -92,8 +92,17 @@ def write_log(path, steps, sigma, tails, seed=0):
     return path
 
 
-@pytest.mark.parametrize("steps", [1000, pytest.param(100_000, marks=pytest.mark.slow(every=True))])
-@pytest.mark.parametrize(("sigma", "tails"), [(0.1, "normal"), (0.5, "normal"), (1.0, "normal"), (0.5, "heavy")])
+@pytest.mark.parametrize(
+    ("steps", "sigma", "tails"),
+    [
+        (1000, 0.1, "normal"),
+        (1000, 0.5, "normal"),
+        (1000, 1.0, "normal"),
+        (1000, 0.5, "heavy"),
+        # A minute each.
+        pytest.param(100_000, 0.5, "heavy", marks=pytest.mark.slow(every=True)),
+    ],
+)
 def test_logs(tmp_path, steps, sigma, tails):
     assert warnings_of(rd.check(write_log(tmp_path / "log.jsonl", steps, sigma, tails))) == []
 
