@@ -9,11 +9,11 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from drift import index
+
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-from drift import index  # noqa: E402
-
 REAL = HERE / "real" / "make"
 PACKAGES = {"unsloth": "unsloth_zoo", "openrlhf": "openrlhf", "skyrl": "skyrl"}
 

@@ -244,7 +244,7 @@ class PolicyNotMoving(TableRule):
 
 
 def _pairs(records: pl.DataFrame) -> pl.DataFrame:
-    """Each context at two steps: at its first and last, and, `next`, at each and the one in which it comes again.
+    """Pair the steps of each context: the first with the last, and each with the following one (`next`).
 
     Args:
         records: ``split, step, context, trainer, sampler``.

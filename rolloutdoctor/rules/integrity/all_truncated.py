@@ -77,7 +77,7 @@ class AllTruncated(TableRule):
     """Share of all responses of a `long` run: so many lose their answer."""
 
     long: int = 10
-    """Lines over which a share of a step is none of its prompts, and a mean that stays no chance."""
+    """Logged steps from which on a share is no matter of single prompts, and one mean length throughout no chance."""
 
     fewest: int = 3
     """Steps from which on all of them is an error."""
@@ -117,8 +117,8 @@ class AllTruncated(TableRule):
             *STEP_KEY, free=is_reward_free(context), share="truncated_share", **lengths
         )
         # Mean lengths of many responses are one integer only where each of them has that length.
-        lone = pl.col("mean").drop_nulls()
-        is_pinned = (lone.len() >= self.long) & (lone.n_unique() == 1) & (lone.first() % 1 == 0) & (lone.first() > 1)
+        means, first = pl.col("mean").drop_nulls(), pl.col("mean").drop_nulls().first()
+        is_pinned = (means.len() >= self.long) & (means.n_unique() == 1) & (first % 1 == 0) & (first > 1)
         of_share = pl.coalesce("share", pl.when(share.is_null().all() & is_pinned, ~pl.col("mean").is_null()).then(1.0))
         logged = logged.with_columns(share=of_share).with_columns(
             pl.coalesce(name, pl.when(share == 1).then("mean")) for name in ("least", "most")
