@@ -1,7 +1,7 @@
 """What this package is made of: every trainer, dump, rule, picture and command, one line each.
 
 A line is an entry point, ``module:object`` below `rolloutdoctor`, as those of other packages are
-(`plugins.offered`); `plugins.own` loads it. Nothing else imports a pack by its name.
+(`plugins.offered`); `plugins.own` loads it. The kernel imports no pack by its name (`make lint`).
 """
 
 COMMANDS = {

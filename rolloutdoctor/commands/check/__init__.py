@@ -1,1 +1,1 @@
-"""check."""
+"""The command ``check``."""

@@ -1,1 +1,1 @@
-"""compare."""
+"""The command ``compare``."""

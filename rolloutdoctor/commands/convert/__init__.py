@@ -1,1 +1,1 @@
-"""convert."""
+"""The command ``convert``."""

@@ -1,1 +1,1 @@
-"""demo."""
+"""The command ``demo``."""

@@ -1,1 +1,1 @@
-"""diff."""
+"""The command ``diff``."""

@@ -1,1 +1,1 @@
-"""explain."""
+"""The reference pages as commands: rules, causes, fixes, trainers, metrics, schemas."""

@@ -1,1 +1,1 @@
-"""identify."""
+"""The command ``identify``."""

@@ -1,1 +1,1 @@
-"""info."""
+"""The command ``info``."""

@@ -1,1 +1,1 @@
-"""measure."""
+"""The command ``measure``."""

@@ -1,1 +1,1 @@
-"""merge."""
+"""The command ``merge``."""

@@ -1,1 +1,1 @@
-"""plot."""
+"""The command ``plot``."""

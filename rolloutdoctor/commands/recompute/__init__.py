@@ -1,1 +1,1 @@
-"""recompute."""
+"""The command ``recompute``."""

@@ -1,1 +1,1 @@
-"""report."""
+"""The command ``report``."""

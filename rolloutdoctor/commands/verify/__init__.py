@@ -1,1 +1,1 @@
-"""verify."""
+"""The command ``verify``."""

@@ -1,1 +1,1 @@
-"""view."""
+"""The command ``view``."""

@@ -1,1 +1,1 @@
-"""why."""
+"""The command ``why``."""

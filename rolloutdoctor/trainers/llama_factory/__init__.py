@@ -1,1 +1,1 @@
-"""llama_factory."""
+"""What is particular to llama-factory."""

@@ -1,1 +1,1 @@
-"""miles."""
+"""What is particular to miles."""

@@ -1,1 +1,1 @@
-"""rllm."""
+"""What is particular to rllm."""

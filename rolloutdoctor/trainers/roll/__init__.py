@@ -1,1 +1,1 @@
-"""roll."""
+"""What is particular to roll."""

@@ -1,1 +1,1 @@
-"""tinker_cookbook."""
+"""What is particular to tinker-cookbook."""

@@ -1,1 +1,1 @@
-"""unsloth."""
+"""What is particular to unsloth."""

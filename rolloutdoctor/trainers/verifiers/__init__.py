@@ -1,1 +1,1 @@
-"""verifiers."""
+"""What is particular to verifiers."""
