@@ -110,9 +110,9 @@ def understood(
             found.setdefault(one.quantity, (known[one], one))
     if trainer is None:
         # A loop of one's own may share some names with a trainer.
-        own = {name: taken for name in sorted(names) if not _owners(name) and (taken := generic(name)) is not None}
-        for name, taken in own.items():
-            found.setdefault(taken.quantity, (name, taken))
+        for name in sorted(names):
+            if not _owners(name) and (taken := generic(name)) is not None:
+                found.setdefault(taken.quantity, (name, taken))
     return found
 
 
