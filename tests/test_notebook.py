@@ -15,8 +15,8 @@ import pytest
 
 NOTEBOOK = Path(__file__).parent.parent / "docs" / "notebook.ipynb"
 FORMS = {"text/html": "_repr_html_", "image/png": "_repr_png_"}
-ROUNDING = re.compile(r"\d(?:\.\d+)?e-\d\d|(?<=worst )[\d.]+")
-"""Numbers that are rounding of float32, which is another one on another processor."""
+ROUNDING = re.compile(r"\d(?:\.\d+)?e-\d\d|(?<=worst)[\d.]+|(?<=error)[\d.]+(?=oftherounding)")
+"""Numbers that are rounding of float32, which is another one on another processor; in a text without spaces."""
 LARGEST = 16_000
 """Characters that one cell may show."""
 
@@ -54,6 +54,16 @@ def shown(value, number):
     return [{"data": data, "execution_count": number, "metadata": {}, "output_type": "execute_result"}]
 
 
+def without_rounding(shown):
+    """What is shown, without what is rounding; lines of a list are one text, for a line may be broken in a sentence."""
+    if isinstance(shown, dict):
+        return {name: without_rounding(value) for name, value in shown.items()}
+    if isinstance(shown, list) and not all(isinstance(each, str) for each in shown):
+        return [without_rounding(each) for each in shown]
+    text = "".join(shown) if isinstance(shown, list) else str(shown)
+    return ROUNDING.sub("~", "".join(text.split()))
+
+
 @pytest.mark.slow
 def test_every_cell_runs_and_shows_what_is_kept(monkeypatch):
     monkeypatch.chdir(NOTEBOOK.parent)
@@ -65,7 +75,7 @@ def test_every_cell_runs_and_shows_what_is_kept(monkeypatch):
             cell |= {"execution_count": number, "outputs": outputs}
         NOTEBOOK.write_text(json.dumps(book, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     kept = [cell["outputs"] for cell in cells]
-    assert ROUNDING.sub("~", json.dumps(kept)) == ROUNDING.sub("~", json.dumps(found))
+    assert without_rounding(kept) == without_rounding(found)
     assert "<table>" in "".join(found[2][0]["data"]["text/html"])
 
 
