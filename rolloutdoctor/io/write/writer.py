@@ -23,6 +23,7 @@ METRICS_SCHEMA = pa.schema(
     [("step", pa.int64()), ("split", pa.string()), ("name", pa.string()), ("value", pa.float64())]
 )
 _MOST_WAITING_TABLES = 256
+_VALUES_OF_A_TABLE = 4096
 _EMPTY_RUN = ("step", "group_id", "sample_id", "reward")
 
 
@@ -138,7 +139,6 @@ class _TableWriter:
     def _append(self, table: pa.Table) -> None:
         if self.closed:
             raise UsageError(f"{self.path}: rows were written after the file was closed")
-        self.rows += len(table)
         for piece in _pieces(table, self._row_group_bytes):
             if self._waiting and self._waiting_bytes + piece.nbytes > self._row_group_bytes:
                 with self._written():
@@ -213,6 +213,7 @@ class RunWriter(_TableWriter):
             return
         table = run_table(columns, self._schema, where=str(self.path), first_row=self.rows)
         self._schema = table.schema
+        self.rows += len(table)
         self._append(table)
 
     def _empty_schema(self) -> pa.Schema:
@@ -244,6 +245,7 @@ class TableWriter(_TableWriter):
         if table.schema != self._schema:
             raise SchemaError(f"{self.path}: every table needs the schema of the file")
         if len(table):
+            self.rows += len(table)
             self._append(table)
 
 
@@ -257,15 +259,37 @@ class MetricsWriter(_TableWriter):
 
     def __init__(self, path: str | Path, *, row_group_bytes: int = ROW_GROUP_BYTES, fresh: bool = False) -> None:
         super().__init__(path, None, row_group_bytes, fresh=fresh)
+        self._cells: list[tuple[int, str, str, float | None]] = []
 
     def write(self, step: int, split: str, values: Mapping[str, float | None]) -> None:
         """Append what was logged at one step; None is a metric that had no value."""
-        if values:
-            self._append(metrics_table(step, split, values))
+        self.rows += len(values)
+        self._cells += [(step, split, name, value) for name, value in values.items()]
+        if len(self._cells) >= _VALUES_OF_A_TABLE:
+            self._append_cells()
 
     def write_table(self, table: pa.Table) -> None:
         """Append a table that `metrics_table` made."""
+        self._append_cells()
+        self.rows += len(table)
         self._append(table.cast(METRICS_SCHEMA))
+
+    def complete(self) -> None:
+        """Complete the file under its temporary name."""
+        self._append_cells()
+        super().complete()
+
+    def abort(self) -> None:
+        """Remove what was written."""
+        self._cells = []
+        super().abort()
+
+    def _append_cells(self) -> None:
+        # A table for each step of a long log costs more than its numbers.
+        if self._cells:
+            columns, self._cells = zip(*self._cells, strict=True), []
+            arrays = [pa.array(cells, type=kind) for cells, kind in zip(columns, METRICS_SCHEMA.types, strict=True)]
+            self._append(pa.Table.from_arrays(arrays, schema=METRICS_SCHEMA))
 
 
 def metrics_table(step: int, split: str, values: Mapping[str, float | None]) -> pa.Table:
