@@ -1,0 +1,46 @@
+"""Every number that decides what a rule over rows says: one run just below it, and one just above."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from rules.advantages import boundaries as advantages
+from rules.dynamics import boundaries as dynamics
+from rules.gradients import boundaries as gradients
+from rules.integrity import boundaries as integrity
+from rules.metrics import boundaries as metrics
+from rules.off_policy import boundaries as off_policy
+from rules.row_boundaries import numbers_of_rules
+
+from rolloutdoctor.rules import table
+
+FAMILIES = (advantages, dynamics, gradients, integrity, metrics, off_policy)
+BOUNDARIES = [boundary for family in FAMILIES for boundary in family.BOUNDARIES]
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES, ids=lambda one: f"{one.code} {one.number}")
+def test_a_number_is_where_it_is_said_to_be(boundary):
+    for outcome, says in zip(boundary.outcomes(), boundary.says, strict=True):
+        assert re.match(says, outcome), (outcome, says)
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES, ids=lambda one: f"{one.code} {one.number}")
+def test_a_number_decides_between_the_two(boundary, monkeypatch):
+    """With a tenth more or less of it, or one more or less of a count, both runs get the same answer."""
+    rule = table.find(boundary.code)
+    number = getattr(rule, boundary.number)
+    other = (
+        (number - 1, number + 1) if isinstance(number, int) else (number / boundary.factor, number * boundary.factor)
+    )
+    alike = []
+    for value in other:
+        changed = replace(rule, **{boundary.number: value})
+        monkeypatch.setattr(table, "RULES", tuple(changed if one is rule else one for one in table.RULES))
+        below, above = boundary.outcomes()
+        alike.append(below == above)
+        monkeypatch.undo()
+    assert any(alike)
+
+
+def test_every_boundary_is_one_of_a_number():
+    assert {(one.code, one.number) for one in BOUNDARIES} <= numbers_of_rules()
