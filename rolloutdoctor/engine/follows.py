@@ -272,6 +272,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDI008", ("RDO001", "RDO006", "RDM003", "RDG005", "RDM001"), _always),
     ("RDO006", ("RDO003", "RDO015"), _always),
     ("RDA020", ("RDA011",), _always),
+    ("RDA022", ("RDA002", "RDA011"), _always),
     ("RDG015", ("RDG011",), _always),
     ("RDI017", ("RDO002",), _is_of_lag),
     ("RDO003", ("RDO002", "RDO001", "RDG016"), _always),
