@@ -124,6 +124,7 @@ RULES = (
     "rules.advantages.outlier_dropped:OutlierDropped",
     "rules.advantages.several_votes:SeveralVotes",
     "rules.advantages.group_key:GroupKey",
+    "rules.advantages.trajectory_weight:TrajectoryWeight",
     "rules.advantages.reward_at_mask:RewardAtMask",
     "rules.gradients.zero_std_kl:ZeroStdKl",
     "rules.gradients.loss_near_zero:LossNearZero",
@@ -199,5 +200,7 @@ RULES = (
     "rules.dynamics.entropy_jump:EntropyJump",
     "rules.dynamics.kl_not_held:KlNotHeld",
     "rules.dynamics.reward_not_moved:RewardNotMoved",
+    "rules.dynamics.tool_calls:ToolCalls",
+    "rules.dynamics.turn_cap:TurnCap",
 )
 """In the order of their codes."""

@@ -42,6 +42,7 @@ RANKS = {
     "RDT002": Rank.INPUT,
     "RDT009": Rank.INPUT,
     "RDT012": Rank.INPUT,
+    "RDT017": Rank.INPUT,
     # States of the update.
     "RDG002": Rank.DYNAMICS,
     "RDG003": Rank.DYNAMICS,
@@ -234,6 +235,8 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     (ANY, ("RDM008",), _of_same_names),
     ("RDT009", ("RDT002", *_DYNAMICS), _began_earlier),
     ("RDT012", ("RDT002", *_DYNAMICS), _began_earlier),
+    ("RDT017", ("RDT001", "RDT002", "RDT005", "RDT013", "RDT018"), _began_earlier),
+    ("RDT018", ("RDT001", "RDT005"), _began_earlier),
     ("RDO003", _DYNAMICS, _began_earlier),
     ("RDO012", _DYNAMICS, _began_earlier),
     ("RDO014", _DYNAMICS, _began_earlier),
