@@ -77,7 +77,8 @@ class GroupKey(TableRule):
         if prompt_columns(context.columns):
             return baseline_per_token(context)
         how = context.recording or (context.trainer.recording if context.trainer is not None else {})
-        return Missing("missing column prompt_ids or prompt", how.get("prompt_ids", "record the column prompt_ids"))
+        remedy = how.get("prompt_ids", how.get("*", "record the column prompt_ids"))
+        return Missing("missing column prompt_ids or prompt", remedy)
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """Which group a row is of, what was logged of its advantage, and how far rounding takes that."""

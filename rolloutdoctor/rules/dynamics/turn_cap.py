@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
-from rolloutdoctor.rules.logged_quantities import not_logged
+from rolloutdoctor.rules.base import Context, Judgement, counted, number, percent
+from rolloutdoctor.rules.logged_quantities import WITHOUT_TOOLS
 from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
 from rolloutdoctor.rules.series import ending
 from rolloutdoctor.rules.table_rule import Measured
@@ -52,11 +52,11 @@ class TurnCap(NumbersRule):
     chance: float = 1e-3
     most: float = 0.9
 
-    def unavailable_reason(self, context: Context) -> Missing | None:
-        """A log with neither the share nor both ends of the number of turns."""
+    def inapplicable_reason(self, context: Context) -> str | None:
+        """A trainer of several turns logs the share, or both ends of their number."""
         known = context.quantities.keys()
         either = "turn_cap_share" in known or {"turns_min", "turns_max"} <= known
-        return None if either else not_logged(context, "turns_min", "turns_max")
+        return None if either else WITHOUT_TOOLS
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Look at the end of the run."""
