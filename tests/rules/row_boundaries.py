@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from rules.checking import report_on
+from rules.checking import Metrics, report_on
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.results.findings import Report, Severity
@@ -32,6 +32,7 @@ class RowBoundary:
         below, above: the rows of either side, or the logs without rows.
         says: regular expressions of what becomes of them: ``clean``, ``skipped``, or severity and headline without
             digits.
+        logged: metrics of the steps of either, as `report_on` takes them.
         looks_at: text of the finding that `says` is about, and that a number may decide alone.
         options: of `report_on`: trainer, logged metrics, options of the trainer.
         factor: by which the number is changed to see that it decides; of a count, the summand is 1.
@@ -45,17 +46,19 @@ class RowBoundary:
     options: Mapping[str, Any] = field(default_factory=dict)
     factor: float = 1.1
     looks_at: str = "headline"
+    logged: tuple[Metrics | Sequence[Metrics], Metrics | Sequence[Metrics]] = ((), ())
 
     def outcomes(self) -> tuple[str, str]:
         """What becomes of the rows below and above."""
-        below, above = (outcome(self._report(given), self.looks_at) for given in (self.below, self.above))
+        sides = zip((self.below, self.above), self.logged, strict=True)
+        below, above = (outcome(self._report(given, logged), self.looks_at) for given, logged in sides)
         return below, above
 
-    def _report(self, given: Batches | Log) -> Report:
+    def _report(self, given: Batches | Log, logged: Metrics | Sequence[Metrics]) -> Report:
         options = {"trainer": None, **self.options}
         if isinstance(given, Mapping):
             return check_log(self.code, options.pop("trainer"), **given, **options)
-        return report_on(given, select=[self.code], **options)
+        return report_on(given, select=[self.code], logged=logged, **options)
 
 
 def near(
