@@ -1,21 +1,25 @@
 """Two runs between which a number of a rule lies, and what becomes of either."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from rules.checking import report_on
+from rules.checking import Metrics, report_on
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.results.findings import Report, Severity
 from rolloutdoctor.rules.numbers_rule import NumbersRule
 from rolloutdoctor.rules.table import RULES
+from rolloutdoctor.testing import check_log
 
 NEAR = 0.03
 """How far the measured value may be from a number that is no count."""
 
 Batches = RolloutBatch | Sequence[RolloutBatch]
+
+Log = Mapping[str, Any]
+"""Series by quantity, as `check_log` takes them: of rules over rows that read a log without rows, too."""
 
 
 @dataclass(frozen=True)
@@ -25,33 +29,64 @@ class RowBoundary:
     Attributes:
         code: of the rule.
         number: its attribute.
-        below, above: the rows of either side.
+        below, above: the rows of either side, or the logs without rows.
         says: regular expressions of what becomes of them: ``clean``, ``skipped``, or severity and headline without
             digits.
+        logged: metrics of the steps of either, as `report_on` takes them.
+        looks_at: text of the finding that `says` is about, and that a number may decide alone.
         options: of `report_on`: trainer, logged metrics, options of the trainer.
         factor: by which the number is changed to see that it decides; of a count, the summand is 1.
     """
 
     code: str
     number: str
-    below: Batches
-    above: Batches
+    below: Batches | Log
+    above: Batches | Log
     says: tuple[str, str]
     options: Mapping[str, Any] = field(default_factory=dict)
     factor: float = 1.1
+    looks_at: str = "headline"
+    logged: tuple[Metrics | Sequence[Metrics], Metrics | Sequence[Metrics]] = ((), ())
 
     def outcomes(self) -> tuple[str, str]:
         """What becomes of the rows below and above."""
+        sides = zip((self.below, self.above), self.logged, strict=True)
+        below, above = (outcome(self._report(given, logged), self.looks_at) for given, logged in sides)
+        return below, above
+
+    def _report(self, given: Batches | Log, logged: Metrics | Sequence[Metrics]) -> Report:
         options = {"trainer": None, **self.options}
-        below, above = (report_on(rows, select=[self.code], **options) for rows in (self.below, self.above))
-        return outcome(below), outcome(above)
+        if isinstance(given, Mapping):
+            return check_log(self.code, options.pop("trainer"), **given, **options)
+        return report_on(given, select=[self.code], logged=logged, **options)
 
 
-def outcome(report: Report) -> str:
+def near(
+    code: str,
+    name: str,
+    number: float,
+    made: Callable[[float], Batches | Log],
+    says: tuple[str, str],
+    looks_at: str = "headline",
+    **options: object,
+) -> RowBoundary:
+    """Rows a little below and above a number, which `made` takes."""
+    below, above = made(number * (1 - NEAR)), made(number * (1 + NEAR))
+    return RowBoundary(code, name, below, above, says, options, looks_at=looks_at)
+
+
+def count(
+    code: str, name: str, number: int, made: Callable[[int], Batches | Log], says: tuple[str, str], **options: object
+) -> RowBoundary:
+    """Rows with one less of what is counted, and with so many."""
+    return RowBoundary(code, name, made(number - 1), made(number), says, options)
+
+
+def outcome(report: Report, looks_at: str = "headline") -> str:
     """What the one rule of a report says, without digits."""
     if report.findings:
         found = report.findings[0]
-        return f"{found.severity.label}: {re.sub('[0-9][0-9.e-]*', '#', found.headline)}"
+        return f"{found.severity.label}: {re.sub('[0-9][0-9.e-]*', '#', getattr(found, looks_at))}"
     if report.clean:
         return "clean"
     return "not applicable" if report.not_applicable else "skipped"

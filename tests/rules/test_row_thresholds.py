@@ -15,6 +15,9 @@ from rules.row_boundaries import numbers_of_rules
 from rolloutdoctor.rules import table
 
 FAMILIES = (advantages, dynamics, gradients, integrity, metrics, off_policy)
+WHOLE = (advantages, dynamics, gradients, metrics)
+"""Families of which each number has its rows."""
+
 BOUNDARIES = [boundary for family in FAMILIES for boundary in family.BOUNDARIES]
 
 
@@ -32,15 +35,26 @@ def test_a_number_decides_between_the_two(boundary, monkeypatch):
     other = (
         (number - 1, number + 1) if isinstance(number, int) else (number / boundary.factor, number * boundary.factor)
     )
-    alike = []
-    for value in other:
+
+    def are_alike(value):
         changed = replace(rule, **{boundary.number: value})
         monkeypatch.setattr(table, "RULES", tuple(changed if one is rule else one for one in table.RULES))
         below, above = boundary.outcomes()
-        alike.append(below == above)
         monkeypatch.undo()
-    assert any(alike)
+        return below == above
+
+    assert any(are_alike(value) for value in other)
 
 
 def test_every_boundary_is_one_of_a_number():
     assert {(one.code, one.number) for one in BOUNDARIES} <= numbers_of_rules()
+
+
+@pytest.mark.parametrize("family", WHOLE, ids=lambda family: family.__name__.split(".")[1])
+def test_every_number_has_its_rows(family):
+    folder = f"rolloutdoctor.{family.__name__.removesuffix('.boundaries')}."
+    numbers = {
+        (code, name) for code, name in numbers_of_rules() if type(table.find(code)).__module__.startswith(folder)
+    }
+    assert numbers
+    assert numbers == {(one.code, one.number) for one in family.BOUNDARIES}

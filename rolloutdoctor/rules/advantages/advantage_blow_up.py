@@ -43,8 +43,9 @@ class AdvantageBlowUp(TableRule):
     raise no alarm; steps with missing ranks, groups that are not complete and rows alone in a group are left out.
     Each value is given its rounding radius. Recomputed advantages keep the bound, so only logged ones are tested.
     A group's spread is rounding where max - min is above 0 and at most 4 * 2^-23 of its largest |reward|;
-    `noise_max` is the largest advantage there. Equal rewards are float-residue's. `top_row_grad_share` is what the row
-    with the largest advantage has of the recomputed gradient of its step (log-prob space), the largest over the steps.
+    `noise_max` is the largest advantage there: a warning from 0.01 on. Equal rewards are float-residue's.
+    `top_row_grad_share` is what the row with the largest advantage has of the recomputed gradient of its step (log-prob
+    space), the largest over the steps.
     The bound says nothing of division by a batch's standard deviation, of whitening, or of no division.
 
     Where a row is divided by the standard deviation of the *other* rows, the bound is its own: if their rewards are

@@ -40,7 +40,9 @@ class FloatResidue(TableRule):
     ## How it is measured
     Read from the logged advantages if there are any (then confirmed). Otherwise the trainer's float32 arithmetic is
     repeated on the rewards, added up in the order of torch on an x86 processor; the sign and size of the residue depend
-    on that order, so a GPU gives another one. The exact advantage is 0.
+    on that order, so a GPU gives another one. The exact advantage is 0. A warning from an advantage of 0.01 on, an
+    error if such a one was logged, and information below; with a filter of zero advantages a warning from 1 % of the
+    tokens in the denominator on.
 
     ## What to do
     Test for equal rewards by max - min, compute group statistics in float64, or scale rewards to dyadic values.

@@ -44,7 +44,8 @@ class InertRewardTerm(TableRule):
     their means over the step; `reward_variance_share` is what the reward has within its groups of its own: the share
     that can reach the gradient. That a function which depends on the response agrees in every group by chance must have
     a probability of 2^-20: one in (n + 1) / 2 for each group of n rows (a success whose chance is any between 0 and 1),
-    and one in two at least, so that 20 pairs are needed, or ten groups of eight. Functions of weight 0 are left out.
+    and one in two at least, so that 20 pairs are needed, or ten groups of eight. A warning where the inert functions
+    have a tenth of the variance or more, else information. Functions of weight 0 are left out.
     Estimators without a group baseline, pass@k, and steps that are compared as one batch are not looked at, since
     there the term does not cancel; neither is a single group.
 

@@ -36,11 +36,11 @@ class LengthStarved(TableRule):
     any of the run, or belong to a group of equal rewards: what a filter of such groups or a bound on the ratio drops
     may be long and old as well.
 
-    A warning where what was dropped is a twentieth of the responses or more, and within steps both longer and older
-    than what was trained, by five standard errors each. Where a file holds trained responses alone, it is information:
-    the correlation is 0.4 or more, by five standard errors, the same bound is reached in three quarters of the steps,
-    and by three tenths of the longest responses and twice as often as by the shortest. A trainer that waits at the
-    bound for long responses, and discards none, looks the same.
+    A warning where what was dropped is a twentieth of the responses or more, ten at least, and within steps both longer
+    and older than what was trained, by five standard errors each. Where a file holds trained responses alone, it is
+    information: the correlation is 0.4 or more, by five standard errors, the same bound is reached in three quarters of
+    the steps, and by three tenths of the longest responses and twice as often as by the shortest. A trainer that waits
+    at the bound for long responses, and discards none, looks the same.
 
     ## What to do
     Bound staleness by pacing the sampler instead of discarding, or raise the bound. Compare the length of sampled and

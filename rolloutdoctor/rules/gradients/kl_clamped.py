@@ -39,7 +39,8 @@ class KlClamped(CountingRule):
     g_recorded|_1 / |g_recorded|_1, and the `cosine` of the two.
 
     k3 is 10 where the policy's log-prob is 2.61 below the reference's or 11.0 above. A warning where that is passed on
-    more than 0.1 % of the trained tokens: at a KL of some hundredths of a nat that tokens usually have, none is.
+    more than 0.1 % of the trained tokens and three at least, information where these are fewer: at a KL of some
+    hundredths of a nat that tokens usually have, none is.
 
     ## What to do
     Look at the tokens at the clamp: a log-ratio of many nats is a wrong reference, a wrong token or a collapsed

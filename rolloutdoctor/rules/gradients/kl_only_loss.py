@@ -39,7 +39,8 @@ class KlOnlyLoss(TableRule):
     not match, and the rule is silent unless they do. A step counts if the KL part is at least 1e-7 and the policy part
     at most 1e-4 of it; a loss rounded to four digits (transformers before 5) is ignored below 0.5. Confirmed: it is
     what the trainer logged. `zero_policy_steps` have a policy loss of exactly 0 although the ratio is not 1 (a KL of
-    the update above 1e-3): then no advantages cancel, and every one is 0. A warning.
+    the update above 1e-3): then no advantages cancel, and every one is 0. A warning where more than a tenth of the
+    steps are such ones, or the loss is the KL alone and the gradient norm 0 in as many; else information.
 
     ## What to do
     Nothing, if the logged gradient norm is not 0: watch reward and gradient norm instead of the loss.

@@ -37,7 +37,9 @@ class LossNearZero(TableRule):
 
     ## How it is measured
     `expected_loss_at_ratio_one` is minus the weighted advantages plus the KL part. Gradients are in log-prob space.
-    Run-level numbers are means over the steps in question. Confirmed: the logged loss equals the recomputed one.
+    Run-level numbers are means over the steps in question, whose loss is below 0.001. Information where there is a
+    gradient; a warning where more than a tenth of the steps have none, but for a single one without a KL, or the first.
+    Confirmed: the logged loss equals the recomputed one.
 
     Of a log without rollouts the loss and the gradient norm are read. A gradient norm of exactly 0 in a line in which
     no group is of zero variance, or in a step with reward variance, cannot be with a policy term: one line is enough

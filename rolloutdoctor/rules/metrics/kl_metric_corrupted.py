@@ -71,8 +71,9 @@ class KlMetricCorrupted(TableRule):
     `inverted` is the KL recovered from the corrupted series: (mean reward / mean length - logged) / kl_coef. Two values
     agree if they differ by no more than the float32 rounding error, which for k3 is some `4e-7` per token however small
     the KL is. Confirmed: the logged values equal the reward buffer and not the KL, or the logged loss, which holds the
-    KL, agrees wherever the metric does not. Exposed: no KL is at hand, and a
-    trainer of this release stores the reward buffer; the measures say how far its metric is off.
+    KL, agrees wherever the metric does not. A warning where neither is so and `rel_error` is above 5 %; up to there the
+    rule has no verdict. Exposed: no KL is at hand, and a trainer of this release stores the reward buffer; the measures
+    say how far its metric is off.
 
     ## What to do
     Upgrade the trainer. For the old run use the recovered KL given here, and ignore alerts that its logged KL
