@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from rules.checking import report_on
+
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.results.findings import Report, Severity
 from rolloutdoctor.rules.numbers_rule import NumbersRule
 from rolloutdoctor.rules.table import RULES
-from rules.checking import report_on
 
 NEAR = 0.03
 """How far the measured value may be from a number that is no count."""
