@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from math import exp, log
 
+import numpy as np
 from rules.integrity.boundaries import count, near, rewards
 from rules.row_boundaries import RowBoundary
 
@@ -18,6 +19,8 @@ ONCE = {
     "actor.ppo_mini_batch_size": 64,
     "actor.ppo_epochs": 1,
 }
+MASKED = {"trainer": "trl", "use_vllm": True, "vllm_importance_sampling_mode": "sequence_mask"}
+UNCAPPED = {"trainer": "trl", "beta": 0.0, "loss_type": "dapo", "scale_rewards": "none"}
 
 
 def centre(eighths: int, power: int) -> float:
@@ -119,6 +122,186 @@ def passes(size: float, share: float = 1.0, *, signed: bool = False) -> list[Rol
     apart = [size * (-1 if signed and place % 2 else 1) * (place < some) for place in range(rows * length)]
     old = [[-1.0 + x for x in apart[length * row : length * row + length]] for row in range(rows)]
     return [toy_batch([[1.0, 0.0] * 4] * 8, lengths=length, old=old, step=0)]
+
+
+def lengthy(
+    third: int,
+    lost: int,
+    *,
+    lengths: tuple[int, int, int] = (4, 8, 16),
+    larger: float = 1.0,
+    shown: tuple[int, int, int] = (0, 0, 0),
+    less: int = 0,
+) -> RolloutBatch:
+    """Rows of three lengths, equally often, of which some of the longest have a weight of e^2.
+
+    Args:
+        third: rows of each length.
+        lost: those of the longest that are off in one direction, and the others in both.
+        lengths: of the rows.
+        larger: how many times the gap of a token is that of others in the longest rows.
+        shown: rows of each length with a log weight of a quarter; others have one of 0.
+        less: so many rows less.
+    """
+    sizes, apart = [], []
+    for length, some in zip(lengths, shown, strict=True):
+        for row in range(third):
+            is_lost = length == lengths[2] and row < lost
+            size = 0.125 * (larger if length == lengths[2] else 1.0)
+            each = [size * (1 if is_lost or place % 2 else -1) for place in range(length)]
+            each[0] += 0.25 * (row < some)
+            sizes.append(length)
+            apart.append(each)
+    sizes, apart = sizes[less:], apart[less:]
+    rollout = [[-1.0 - x for x in each] for each in apart]
+    return toy_batch(rewards(len(sizes)), lengths=sizes, rollout=rollout)
+
+
+def bursts(
+    *rows: tuple[int, int], length: int = 101, tail: float = 0.5, step: int = 0, base: float = 0.01
+) -> RolloutBatch:
+    """Rows with so many tokens that are far off, and so many pairs of neighbours among them; of one sign in turn.
+
+    Args:
+        rows: tokens and pairs of each.
+        length: of the rows.
+        tail: size of their gap.
+        step: its number.
+        base: size of the gap of the other tokens.
+    """
+    sign, found = 1.0, []
+    for tokens, pairs in rows:
+        # One run that has all the pairs, and the others alone.
+        alone = tokens - pairs - 1
+        far = {*range(1, 2 + pairs)} if tokens else set()
+        far |= {pairs + 3 + 3 * place for place in range(alone)}
+        assert max(far, default=0) < length - 1
+        row = []
+        for place in range(length):
+            sign = -sign
+            row.append(-1.0 - sign * (tail if place in far else base))
+        found.append(row)
+    return toy_batch(rewards(len(rows)), lengths=length, rollout=found, step=step)
+
+
+def recurring(again: int, ratio: float, *, prompt: int = 200, first: int = 40, behind: int = 0) -> list[RolloutBatch]:
+    """Prompts of which some recur at the next version, with so many times the gap.
+
+    Args:
+        again: prompts that recur.
+        ratio: of the gaps.
+        prompt: tokens of each.
+        first: other prompts of the second version.
+        behind: of these, how many have a larger gap than any of those.
+    """
+    found = []
+    for step in range(2):
+        new = [(1 + 100 * step + place, 0.01 * (20 if step and place < behind else 1)) for place in range(first)]
+        old = [(1 + place, 0.01 * ratio) for place in range(again)] if step else []
+        rows = [*new, *old]
+        per_row = {"prompt_ids": [name for name, _ in rows], "prompt_length": [prompt] * len(rows)}
+        rollout = [[-1.0 - gap] * 32 for _, gap in rows]
+        found.append(toy_batch([[0.0]] * len(rows), lengths=32, rollout=rollout, per_row=per_row, step=step))
+    return found
+
+
+def frozen(
+    prompts: int, *, versions: int = 2, move: float = 0.5, share: float = 1.0, creep: float = 0.0
+) -> list[RolloutBatch]:
+    """Prompts that recur at each version, at which the trainer's log-prob moves.
+
+    Args:
+        prompts: so many, of two rows each.
+        versions: so many.
+        move: of the trainer, from version to version.
+        share: of the prompts at which the sampler does not move.
+        creep: how far it does there all the same.
+    """
+    found = []
+    for step in range(versions):
+        rows = [prompt for prompt in range(prompts) for _ in range(2)]
+        moves = [creep if prompt < round(share * prompts) else move for prompt in rows]
+        found.append(
+            toy_batch(
+                [[1.0, 0.0]] * prompts,
+                lengths=1,
+                policy=[[-1.2345 - move * step]] * len(rows),
+                rollout=[[-1.2345 - x * step] for x in moves],
+                per_row={"prompt": [1 + prompt for prompt in rows]},
+                per_token={"response_ids": [[7]] * len(rows)},
+                step=step,
+            )
+        )
+    return found
+
+
+def shifted(
+    gaps: Sequence[float], prompts: Sequence[int], micro: Sequence[int] | None = None, length: int = 8
+) -> RolloutBatch:
+    """Rows with prompts of some lengths, in one micro-batch or several, and their gaps."""
+    rows = len(gaps)
+    per_row = {
+        "prompt_ids": range(1, rows + 1),
+        "prompt_length": prompts,
+        "micro_batch_id": [0] * rows if micro is None else micro,
+    }
+    rollout = [[-1.0 - gap] * length for gap in gaps]
+    return toy_batch([[0.0] * rows], lengths=length, rollout=rollout, per_row=per_row)
+
+
+def padded(plain: int, others: int, gap: float, *, least: float = 0.01) -> RolloutBatch:
+    """Rows of one micro-batch, some without padding and some with ten tokens of it, and the gaps of either."""
+    return shifted([least] * plain + [gap] * others, [50] * plain + [40] * others)
+
+
+def correlated(seed: int, own: float, by_prompt: float, spread: int) -> RolloutBatch:
+    """Rows of six micro-batches, whose gaps go with their padding, with their prompts and with chance.
+
+    Args:
+        seed: of chance, by which a correlation is where it is wanted.
+        own: logarithm of the gap for 60 tokens of padding.
+        by_prompt: the same for a prompt that is so much shorter.
+        spread: tokens from micro-batch to micro-batch.
+    """
+    draw, row = np.random.default_rng(seed), np.arange(24)
+    padding = np.where(row % 4 == 0, 0, draw.integers(5, 60, 24))
+    prompt = 200 + spread * (row // 4 * 5 % 6) - padding
+    size = 0.01 * np.exp(own * padding / 60 - by_prompt * (prompt - 200) / 60 + draw.normal(size=24))
+    return shifted(size.tolist(), prompt.tolist(), (row // 4).tolist())
+
+
+def rising(rows: int, ratio: float, each: int = 4) -> RolloutBatch:
+    """Rows of micro-batches whose gaps rise a little with padding, and to so many times those of rows without."""
+    padding = [0 if row % each == 0 else 1 + row for row in range(rows)]
+    gaps = [0.01 * (ratio if some else 1.0) * (1 + some / 1e4) for some in padding]
+    prompts = [300 + 60 * (row // each * 5 % 6) - some for row, some in enumerate(padding)]
+    return shifted(gaps, prompts, [row // each for row in range(rows)])
+
+
+def packed(
+    ratio: float, *, first: float = 0.05, packs: int = 40, less: int = 0, start: int = 0, unsure: int = 20
+) -> RolloutBatch:
+    """Packs of two rows, of which the second has so many times the gap.
+
+    Args:
+        ratio: of the gaps.
+        first: gap of the first row.
+        packs: how many.
+        less: packs whose second row has half the gap.
+        start: first token of which the sampler was not sure.
+        unsure: how many of those there are.
+    """
+    sizes = [size for pack in range(packs) for size in (first, first * (0.5 if pack < less else ratio))]
+    rows = [[-1.0 - size if start <= place < start + unsure else -0.01 for place in range(20)] for size in sizes]
+    policy = [[-1.0 if each < -0.5 else -0.01 for each in row] for row in rows]
+    per_row = {"micro_batch_id": [row // 2 for row in range(2 * packs)], "pack_index": [0, 1] * packs}
+    return toy_batch([[1, 0]] * packs, lengths=20, policy=policy, rollout=rows, per_row=per_row)
+
+
+def far(tokens: int, others: int, *, ratio: float = 4.0, ref: float | None = None) -> RolloutBatch:
+    """Tokens of a negative advantage whose ratio is that, and others with a ratio of 1."""
+    old = [-1.0 - log(ratio)] * tokens + [-1.0] * others
+    return toy_batch([[1, 0]], lengths=[1, len(old)], old=[[-1.0], old], ref=ref)
 
 
 BOUNDARIES: list[RowBoundary] = [
@@ -268,4 +451,140 @@ BOUNDARIES: list[RowBoundary] = [
     near("RDO006", "many_beyond", 0.1, lambda x: passes(0.5, x, signed=True), "info", "warning", **ONCE),
     near("RDO006", "far", 0.01, passes, "info", "warning", **ONCE),
     near("RDO006", "some", 0.001, passes, "skipped", "info", **ONCE),
+    RowBoundary("RDO007", "least_rows", lengthy(20, 20, less=1), lengthy(20, 20), ("skipped", "warning"), MASKED),
+    RowBoundary("RDO007", "lost", lengthy(82, 8), lengthy(78, 8), ("skipped", "warning"), MASKED),
+    RowBoundary("RDO007", "lost_for_sure", lengthy(206, 10), lengthy(194, 10), ("skipped", "warning"), MASKED),
+    RowBoundary("RDO007", "beyond_chance", lengthy(120, 8), lengthy(120, 10), ("skipped", "warning"), MASKED),
+    near("RDO007", "same_gap", 1.5, lambda x: lengthy(20, 10, larger=x), "warning", "info", **MASKED),
+    RowBoundary(
+        "RDO007",
+        "correlated",
+        lengthy(100, 0, shown=(32, 50, 68)),
+        lengthy(100, 0, shown=(31, 50, 69)),
+        ("clean", "info"),
+        MASKED,
+    ),
+    RowBoundary(
+        "RDO007",
+        "longer",
+        lengthy(20, 20, lengths=(50, 54, 58)),
+        lengthy(20, 20, lengths=(50, 54, 62)),
+        ("not applicable", "warning"),
+        MASKED,
+    ),
+    RowBoundary(
+        "RDO008",
+        "least_tokens",
+        bursts(*[(10, 4)] * 3, length=663),
+        bursts(*[(10, 4)] * 4, length=500),
+        ("skipped", "info"),
+    ),
+    RowBoundary(
+        "RDO008",
+        "tail_ratio",
+        bursts(*[(4, 2)] * 20, base=0.632 * centre(9, -6), tail=0.632 * centre(13, -3)),
+        bursts(*[(4, 2)] * 20, base=0.632 * centre(11, -6), tail=0.632 * centre(9, -2)),
+        ("skipped", "info"),
+    ),
+    RowBoundary(
+        "RDO008",
+        "least_tail",
+        [bursts((10, 5), *[(0, 0)] * 19), bursts((0, 0), base=0.3, step=1)],
+        [bursts((11, 5), *[(0, 0)] * 19), bursts((0, 0), base=0.3, step=1)],
+        ("skipped", "info"),
+    ),
+    RowBoundary(
+        "RDO008",
+        "bursts",
+        bursts(*[(10, 4)] * 4, (3, 0), *[(1, 0)] * 3, *[(0, 0)] * 32, length=51),
+        bursts(*[(10, 4)] * 3, (9, 4), (2, 0), *[(1, 0)] * 3, *[(0, 0)] * 32, length=51),
+        ("skipped", "info"),
+    ),
+    RowBoundary(
+        "RDO008",
+        "some_bursts",
+        bursts(*[(33, 13)] * 24, *[(33, 14)] * 6),
+        bursts(*[(33, 14)] * 30),
+        ("skipped", "info"),
+    ),
+    RowBoundary(
+        "RDO008",
+        "beyond_chance",
+        bursts(*[(10, 2)] * 15, *[(10, 1)] * 5),
+        bursts(*[(10, 2)] * 16, *[(10, 1)] * 4),
+        ("skipped", "info"),
+    ),
+    count("RDO009", "least_length", 128, lambda n: recurring(20, 5.0, prompt=n), "not applicable", "warning"),
+    count("RDO009", "least_records", 10, lambda n: recurring(n, 5.0), "skipped", "warning"),
+    near("RDO009", "factor", 3.0, lambda x: recurring(10, x, first=10), "skipped", "warning"),
+    RowBoundary(
+        "RDO009",
+        "level",
+        recurring(13, 5.0, first=34, behind=8),
+        recurring(11, 5.0, first=28, behind=6),
+        ("warning", "skipped"),
+    ),
+    RowBoundary(
+        "RDO009",
+        "level_of_excess",
+        recurring(19, 2.5, first=34, behind=5),
+        recurring(18, 2.5, first=30, behind=4),
+        ("warning", "clean"),
+    ),
+    near("RDO009", "factor_of_excess", 2.0, lambda x: recurring(20, x), "info", "warning"),
+    near("RDO009", "excess_noted", 1.5, lambda x: recurring(20, x), "clean", "info"),
+    count("RDO010", "least_pairs", 20, frozen, "skipped", "warning"),
+    count("RDO010", "least_contexts", 5, lambda n: frozen(n, versions=4), "clean", "warning"),
+    near("RDO010", "share", 0.9, lambda x: frozen(100, share=x), "clean", "warning"),
+    near("RDO010", "least_move", 0.1, lambda x: frozen(20, move=x, creep=0.001), "clean", "warning"),
+    near("RDO010", "least_exact", 0.002, lambda x: frozen(20, move=x), "clean", "warning"),
+    count("RDO011", "least_rows", 16, lambda n: rising(n, 3.0, 3), "skipped", "warning: .* correlates"),
+    RowBoundary(
+        "RDO011",
+        "level",
+        correlated(1222, 2.0, 0.0, 40),
+        correlated(1103, 2.0, 0.0, 40),
+        ("skipped", "warning: .* correlates"),
+    ),
+    RowBoundary(
+        "RDO011",
+        "level_less_prompt",
+        correlated(937, 1.0, 3.0, 10),
+        correlated(400, 1.0, 3.0, 10),
+        ("skipped", "warning: .* correlates"),
+    ),
+    near("RDO011", "factor", 2.0, lambda x: rising(24, x), "skipped", "warning: .* correlates"),
+    near("RDO011", "factor_alone", 10.0, lambda x: padded(8, 8, 0.01 * x), "skipped", "warning: .* correlates"),
+    near("RDO011", "least_alone", 0.001, lambda x: padded(8, 8, x, least=5e-5), "skipped", "warning: .* correlates"),
+    near("RDO011", "factor_apart", 5.0, lambda x: padded(12, 12, 0.01 * x), "skipped", "warning: left padding"),
+    RowBoundary("RDO011", "least_bits", padded(11, 11, 0.06), padded(11, 12, 0.06), ("skipped", "warning: left")),
+    RowBoundary(
+        "RDO013",
+        "first_tokens",
+        packed(5.0, start=12, unsure=4),
+        packed(5.0, start=13, unsure=4),
+        ("warning", "skipped"),
+    ),
+    count("RDO013", "least_tokens", 4, lambda n: packed(5.0, unsure=n), "skipped", "warning"),
+    near("RDO013", "times", 3.0, packed, "clean", "warning"),
+    near("RDO013", "nats", 0.01, lambda x: packed(5.0, first=x / 5), "clean", "warning"),
+    RowBoundary(
+        "RDO013",
+        "deviations",
+        packed(5.0, packs=100, less=31),
+        packed(5.0, packs=100, less=29),
+        ("skipped", "warning"),
+    ),
+    near("RDO016", "least", 0.01, lambda x: far(1, round(4 / x) - 5), "clean", "info", **UNCAPPED),
+    count("RDO016", "fewest", 10, lambda n: far(n, 90, ref=-1.2), "clean", "info", trainer="trl", beta=0.1),
+    near(
+        "RDO016",
+        "least_tokens",
+        0.001,
+        lambda x: far(20, round(20 / x) - 20, ref=-1.2),
+        "clean",
+        "info",
+        trainer="trl",
+        beta=0.1,
+    ),
 ]
