@@ -104,7 +104,7 @@ def sided(tokens: int, *parts: tuple[float, int], rest: float = 0.1) -> RolloutB
 
 def rounded(values: Sequence[float]) -> RolloutBatch:
     """Log-probs of the sampler beside ones of the trainer that are not rounded."""
-    old = [-1.3712 - 0.0134 * place for place in range(len(values))]
+    old = [-1.371234 - 0.013417 * place for place in range(len(values))]
     return toy_batch([[1.0]], lengths=len(values), policy=[old], rollout=[[-x for x in values]])
 
 
@@ -184,7 +184,9 @@ def bursts(
     return toy_batch(rewards(len(rows)), lengths=length, rollout=found, step=step)
 
 
-def recurring(again: int, ratio: float, *, prompt: int = 200, first: int = 40, behind: int = 0) -> list[RolloutBatch]:
+def recurring(
+    again: int, ratio: float, *, prompt: int = 200, first: int = 40, behind: int = 0, unsure: int = 32
+) -> list[RolloutBatch]:
     """Prompts of which some recur at the next version, with so many times the gap.
 
     Args:
@@ -193,6 +195,7 @@ def recurring(again: int, ratio: float, *, prompt: int = 200, first: int = 40, b
         prompt: tokens of each.
         first: other prompts of the second version.
         behind: of these, how many have a larger gap than any of those.
+        unsure: tokens of each response.
     """
     found = []
     for step in range(2):
@@ -200,8 +203,8 @@ def recurring(again: int, ratio: float, *, prompt: int = 200, first: int = 40, b
         old = [(1 + place, 0.01 * ratio) for place in range(again)] if step else []
         rows = [*new, *old]
         per_row = {"prompt_ids": [name for name, _ in rows], "prompt_length": [prompt] * len(rows)}
-        rollout = [[-1.0 - gap] * 32 for _, gap in rows]
-        found.append(toy_batch([[0.0]] * len(rows), lengths=32, rollout=rollout, per_row=per_row, step=step))
+        rollout = [[-1.0 - gap] * unsure for _, gap in rows]
+        found.append(toy_batch([[0.0]] * len(rows), lengths=unsure, rollout=rollout, per_row=per_row, step=step))
     return found
 
 
