@@ -10,7 +10,7 @@ from math import log
 import pytest
 from rules.integrity.boundaries import count, near, prompts, rewards
 from rules.integrity.test_mask_leak import conversation
-from rules.off_policy.boundaries import far, gapped, recurring
+from rules.off_policy.boundaries import far, gapped, recurring, shifted
 from rules.row_boundaries import RowBoundary
 
 from rolloutdoctor.testing import toy_batch
@@ -110,6 +110,69 @@ def unsure(log_prob):
         toy_batch(rewards(2), lengths=100, policy=log_prob - gap, rollout=log_prob, step=step)
         for step, gap in enumerate([0.01] * 3 + [0.2] * 3)
     ]
+
+
+def gaps_of(plain, others, tokens=8):
+    """Rows of one micro-batch without padding and with some, whose gap is twelve times as large, of so many tokens."""
+    gaps = [0.01] * plain + [0.12] * others
+    return shifted(gaps, [50] * plain + [40] * others, length=tokens)
+
+
+def turning(rows, back, others):
+    """Rows whose first half has eight times the gap of the second, some with the halves exchanged, and others."""
+    high, low = [-1.08] * 32, [-1.01] * 32
+    found = [[*high, *low]] * rows + [[*low, *high]] * back
+    # Of a step with more tokens only some are looked at.
+    old = [toy_batch(rewards(4 + others // 3), lengths=64, rollout=-1.01, step=step) for step in range(3)]
+    return [*old, toy_batch(rewards(len(found)), lengths=64, rollout=found, step=3)]
+
+
+def certain(zeros, others):
+    """Tokens to which the sampler gave a log-prob of 0.0, and of -0.005, where the trainer's is another one."""
+    own = [0.0] * zeros + [-0.005] * others
+    return toy_batch(rewards(len(own)), lengths=1, policy=-2.0, rollout=[[x] for x in own])
+
+
+def reference(steps, share):
+    """A trainer that moves away from a sampler, which has a share of that gap to the reference."""
+    return [
+        toy_batch(
+            rewards(2),
+            lengths=4,
+            policy=-1.0 - 0.1 * step,
+            rollout=-1.0,
+            ref=-1.0 - 0.1 * step * share,
+            per_row={"prompt": [2 * step + 1] * 2},
+            per_token={"response_ids": [[1, 2, 3, 4]] * 2},
+            step=step,
+        )
+        for step in range(steps)
+    ]
+
+
+def noisy(move, noise, follows):
+    """Thirty prompts at two versions, at which the trainer moves and the sampler follows, and noise of the trainer."""
+    off = noise / 2**0.5
+    return [
+        toy_batch(
+            [[1.0, 0.0]] * 30,
+            lengths=1,
+            policy=[[-1.2345 - move * step - off], [-1.2345 - move * step + off]] * 30,
+            rollout=-1.2345 - follows * step,
+            per_row={"prompt": [1 + row // 2 for row in range(60)]},
+            per_token={"response_ids": [[7]] * 60},
+            step=step,
+        )
+        for step in range(2)
+    ]
+
+
+def cut(tokens, zeros, excess):
+    """Tokens whose sampler's log-probs are above the trainer's by so much, and some that are 0."""
+    old = [-3.0 - 2.0 * (place % 2) for place in range(tokens)]
+    own = [0.0 if place < zeros else x + excess for place, x in enumerate(old)]
+    old = [-0.5 if place < zeros else x for place, x in enumerate(old)]
+    return toy_batch([[1.0]], lengths=tokens, policy=[old], rollout=[own])
 
 
 ONSET = [0.01] * 3 + [0.2] * 3
@@ -220,8 +283,42 @@ BOUNDARIES = [
     near("RDO002", "measures.sampler_gap.UNSURE", log(0.9), unsure, "skipped", "warning"),
 ]
 
+WRITTEN = [
+    # Rows of a step without padding, rows with it, and tokens of each.
+    RowBoundary(
+        "RDO011", "rows without padding", gaps_of(4, 12), gaps_of(5, 12), ("skipped", "warning: .* correlates")
+    ),
+    RowBoundary("RDO011", "padded rows", gaps_of(12, 7), gaps_of(12, 8), ("skipped", "warning: .* correlates")),
+    RowBoundary("RDO011", "tokens", gaps_of(8, 8, 7), gaps_of(8, 8, 8), ("skipped", "warning: .* correlates")),
+    RowBoundary("RDO011", "tokens apart", gaps_of(14, 14, 3), gaps_of(14, 14, 4), ("skipped", "warning: left padding")),
+    # Steps before a jump that the first updates do not explain, and how far the reference is at its end.
+    RowBoundary(
+        "RDO014",
+        "steps before",
+        gapped([0.01] * 2 + [0.8] * 5, versions=range(7)),
+        gapped([0.01] * 3 + [0.8] * 5, versions=range(8)),
+        ("warning", "clean"),
+    ),
+    # Rows that turn, those that turn back, and all of them.
+    count("RDO002", "rows that turn", 10, lambda n: turning(n, 0, 0), "clean", "warning"),
+    RowBoundary("RDO002", "turns back", turning(19, 4, 0), turning(20, 4, 0), ("clean", "warning")),
+    RowBoundary("RDO002", "share that turns", turning(12, 0, 1220), turning(12, 0, 1170), ("clean", "warning")),
+    # Placeholders of 0.0 beside tokens that are nearly certain.
+    count("RDI005", "times as many", 12, lambda n: certain(n, 4), "clean", "warning"),
+    # The gap to the reference, and steps.
+    near("RDO010", "of the gap", 0.1, lambda x: reference(5, x), "warning: the sampler still runs", "skipped"),
+    count("RDO010", "steps", 4, lambda n: reference(n, 0.01), "skipped", "warning: the sampler still runs"),
+    # The trainer's noise, and how far a sampler that stays may move.
+    near("RDO010", "noises that move", 10.0, lambda x: noisy(0.5, 0.5 / x, 0.0), "clean", "warning"),
+    near("RDO010", "share that stays", 0.1, lambda x: noisy(0.5, 0.0, 0.5 * x), "warning", "clean"),
+    near("RDO010", "noises that stay", 4.0, lambda x: noisy(0.5, 0.02, 0.02 * x), "warning", "clean"),
+    # Zeros of the sampler, and how large the excess of a cut support may be.
+    near("RDO004", "zeros", 0.5, lambda x: cut(1000, round(1000 * x), 0.1), "warning", "clean"),
+    RowBoundary("RDO004", "largest excess", cut(600, 0, 1.8), cut(600, 0, 2.4), ("warning", "clean")),
+]
 
-@pytest.mark.parametrize("boundary", BOUNDARIES, ids=lambda one: f"{one.code} {one.number}")
+
+@pytest.mark.parametrize("boundary", BOUNDARIES + WRITTEN, ids=lambda one: f"{one.code} {one.number}")
 def test_a_number_is_where_it_is_said_to_be(boundary):
     for outcome, says in zip(boundary.outcomes(), boundary.says, strict=True):
         assert re.match(says, outcome), (outcome, says)
