@@ -175,9 +175,36 @@ def cut(tokens, zeros, excess):
     return toy_batch([[1.0]], lengths=tokens, policy=[old], rollout=[own])
 
 
+def ending(times, before=0.05, rows=20, even=0):
+    """Responses that reach the end of the context, with so many times the gap in their last eight tokens, and others.
+
+    Args:
+        times: the earlier gap.
+        before: the earlier gap.
+        rows: that reach the end.
+        even: of these, how many have a smaller gap there.
+    """
+    ends = [before * (0.5 if row < even else times) for row in range(rows)]
+    rollout = [[-1.0 - before] * 32 + [-1.0 - end] * 8 for end in ends] + [[-1.0 - before] * 41] * rows
+    per_row = {"prompt_ids": range(1, 2 * rows + 1), "prompt_length": [100] * rows + [50] * rows}
+    return toy_batch(rewards(2 * rows), lengths=[40] * rows + [41] * rows, rollout=rollout, per_row=per_row)
+
+
 ONSET = [0.01] * 3 + [0.2] * 3
+AT_END = "warning: the last tokens"
 SYNC = {"apart": 0.01, "rows": 1}
 BOUNDARIES = [
+    near("RDI001", "integrity.nonfinite_values.LOWEST", -1000.0, lambda x: pairs(-1.0, x), "clean", "error"),
+    near("RDI001", "integrity.nonfinite_values.HIGHEST", 88 / 256, lambda x: pairs(-1.0, x), "clean", "error"),
+    near("RDO001", "measures.context_end._TIMES", 5.0, ending, "info", AT_END),
+    near("RDO001", "measures.context_end._NATS", 0.1, lambda x: ending(6.0, x / 6), "info", AT_END),
+    RowBoundary(
+        "RDO001",
+        "measures.context_end._DEVIATIONS",
+        ending(6.0, rows=100, even=31),
+        ending(6.0, rows=100, even=29),
+        ("info", AT_END),
+    ),
     near("RDI005", "integrity.logprob_placeholder.APART", 0.75, lambda x: pairs(-1.0, -1.0 - x), "clean", "warning"),
     near("RDI005", "integrity.logprob_placeholder.LOWEST", -1000.0, lambda x: pairs(x, -2.0), "clean", "error"),
     near("RDI005", "integrity.logprob_placeholder.HIGHEST", 0.05, lambda x: pairs(x, -2.0), "clean", "warning"),

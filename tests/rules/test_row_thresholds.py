@@ -44,3 +44,10 @@ def test_a_number_decides_between_the_two(boundary, monkeypatch):
 
 def test_every_boundary_is_one_of_a_number():
     assert {(one.code, one.number) for one in BOUNDARIES} <= numbers_of_rules()
+
+
+@pytest.mark.parametrize("family", [integrity, off_policy], ids=lambda one: one.__name__.split(".")[1])
+def test_every_number_has_its_rows(family):
+    name = family.__name__.split(".")[1]
+    own = {(code, number) for code, number in numbers_of_rules() if f".{name}." in type(table.find(code)).__module__}
+    assert own == {(one.code, one.number) for one in family.BOUNDARIES}
