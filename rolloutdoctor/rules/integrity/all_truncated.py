@@ -30,11 +30,12 @@ class AllTruncated(TableRule):
 
     ## How it is measured
     A step counts as cut off as a whole if the logged share of responses that were cut off is 1 and the least length is
-    the largest, or if every row has a `status` of length or truncated. All steps of a run: an error, with one finished
-    response it is none. Five steps one after another with a share of at least 90 %: a warning. A third of all
-    responses of ten steps or more, or 90 % of those of fewer: information. Where a log says no share, a mean length
-    that is one integer in ten lines or more is the length of every response: a warning, exposed. Where at least 90 %
-    of the steps had rewards that differ within groups, the task may fix the length, and all steps are a warning too.
+    the largest, or if every row has a `status` of length or truncated. All steps of a run, three or more: an error,
+    with one finished response it is none. Five steps one after another with a share of at least 90 % together: a
+    warning. A third of all responses of ten steps or more, or 90 % of those of fewer: information. Where a log says no
+    share, a mean length that is one integer in ten lines or more is the length of every response: a warning, exposed.
+    Where at least 90 % of the steps had rewards that differ within groups, the task may fix the length, and all steps
+    are a warning too.
 
     Stop strings leave responses without an end-of-sequence token, which TRL counts as cut off; their lengths differ, so
     a share counts only where the mean length is at least that share of the largest. Lengths below the recorded option
