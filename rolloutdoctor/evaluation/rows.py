@@ -278,7 +278,9 @@ def _token_advantages(
             at_end_N = ESTIMATORS[rule.of_group or "grpo"](scores, rule).value_N
         trained = token_scores(batch, objective, in_baseline_N, weight_T, dtype, at_end_N)
         value_V = TOKEN_ESTIMATORS[rule.estimator].advantages(trained, rule)
-        value_V = _whitened(value_V, torch.ones_like(value_V), None, rule) if rule.whitened else value_V
+        if rule.whitened:
+            over = whitening_population(batch, rule) if rule.whitened_over == "context-slice" else None
+            value_V = _whitened(value_V, torch.ones_like(value_V), over, rule)
         if rule.token_levels is not None:
             value_V = token_levels(batch, value_V, rule).value
         advantage_T[mask_T] = value_V
