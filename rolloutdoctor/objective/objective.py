@@ -148,6 +148,8 @@ class AdvantageRule:
         one_vote: rows of one trajectory (`trajectory_id`) count once in the baselines and scales of their group, with
             the score that they share, and all get its advantage.
         resets_at_mask: a discounted return over the trained tokens starts anew before every masked span.
+        groups_of: the trainer cuts the batch into groups of so many rows by position, whichever they are of; 0: of a
+            number that nothing says; None: groups are those of their ids.
         masked_end: the score of a row whose last response token is masked counts; or it enters the baseline and is lost
             to the row's own advantage; or it is 0; or, of estimators over the trained tokens, it lies on the last of
             these.
@@ -197,6 +199,7 @@ class AdvantageRule:
     resets_at_mask: bool = False
     masked_end: Literal["counts", "lost", "zero", "last"] = "counts"
     empty_is_zero: bool = False
+    groups_of: int | None = None
 
     @property
     def spec(self) -> EstimatorSpec:
