@@ -6,7 +6,7 @@ import pytest
 
 import rolloutdoctor
 from rolloutdoctor.commands.check.each import find_runs
-from rolloutdoctor.importers.logs.base import LogNotes
+from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.metric_names.generic import SPELLINGS, taken_for

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
-from rolloutdoctor.importers.logs.base import STEPS
 from rolloutdoctor.importers.logs.csv_table import OF_ROLLOUTS
 from rolloutdoctor.importers.logs.printed import (
     COUNTERS,
@@ -18,6 +17,7 @@ from rolloutdoctor.importers.logs.printed import (
     nulls_of,
     values_of,
 )
+from rolloutdoctor.importers.logs.row_names import STEPS
 
 _LINES = 40
 """Lines of a dict, which terminals cut."""

@@ -4,9 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
-from rolloutdoctor.importers.logs.base import STEPS, Cell, Entry, LogNotes, entries_of, is_number, numbers
+from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.json_lines import kind_of_row
+from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.numbers import Cell, is_number, numbers
 from rolloutdoctor.importers.logs.printed import is_log_line
+from rolloutdoctor.importers.logs.row_names import STEPS
+from rolloutdoctor.importers.logs.rows import entries_of
 from rolloutdoctor.importers.reading import cells, lines
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.results.errors import DataError, InputError

@@ -3,19 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rolloutdoctor.importers.logs.base import (
-    STEPS,
-    Entry,
-    LogNotes,
-    entries_of,
-    entries_of_tracker,
-    is_list,
-    is_log_row,
-    is_long,
-    is_number,
-    of_rollouts,
-)
+from rolloutdoctor.importers.logs.base import Entry
+from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.numbers import is_list, is_number
 from rolloutdoctor.importers.logs.printed import dict_in, values_of
+from rolloutdoctor.importers.logs.row_names import STEPS, is_log_row, is_long, of_rollouts
+from rolloutdoctor.importers.logs.rows import entries_of, entries_of_tracker
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.metric_names.generic import is_metric

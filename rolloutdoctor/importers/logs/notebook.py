@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from rolloutdoctor.importers.logs.base import Entry, LogNotes
+from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.console import ANY_NAMES, FORMS, Form, entries_of_text
+from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.reading.notebooks import is_notebook, read_notebook
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.results.errors import InputError
