@@ -123,6 +123,7 @@ RULES = (
     "rules.advantages.reward_follows_length:RewardFollowsLength",
     "rules.advantages.outlier_dropped:OutlierDropped",
     "rules.advantages.several_votes:SeveralVotes",
+    "rules.advantages.no_baseline_logged:NoBaselineLogged",
     "rules.advantages.reward_at_mask:RewardAtMask",
     "rules.gradients.zero_std_kl:ZeroStdKl",
     "rules.gradients.loss_near_zero:LossNearZero",

@@ -69,6 +69,7 @@ NO_CAUSES = frozenset(
         "RDA013",
         "RDA017",
         "RDA019",
+        "RDA022",
         "RDG001",
         "RDO007",
     }
