@@ -17,7 +17,7 @@ from rolloutdoctor.importers.logs.printed import (
     nulls_of,
     values_of,
 )
-from rolloutdoctor.importers.logs.row_names import STEPS
+from rolloutdoctor.importers.logs.row_names import MOST_NAMES, STEPS
 
 _LINES = 40
 """Lines of a dict, which terminals cut."""
@@ -76,7 +76,7 @@ class DictForm:
         text = "{" + line if "{" not in line and _WITHOUT_BRACE.match(line) else line
         opened = _OPENS.search(text)
         row = None if opened is None else dict_in(text[opened.start() :])
-        if row is None:
+        if row is None or len(row) > MOST_NAMES:
             return
         step, total, counter = _step_of(row)
         if step is None and not self.names:

@@ -7,7 +7,7 @@ from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.numbers import is_list, is_number
 from rolloutdoctor.importers.logs.printed import dict_in, values_of
-from rolloutdoctor.importers.logs.row_names import STEPS, is_log_row, is_long, of_rollouts
+from rolloutdoctor.importers.logs.row_names import MOST_NAMES, STEPS, is_log_row, is_long, of_rollouts
 from rolloutdoctor.importers.logs.rows import entries_of, entries_of_tracker
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source
@@ -100,8 +100,11 @@ def is_history(row: Mapping[str, object]) -> bool:
 def kind_of_row(row: Mapping[str, object]) -> str | None:
     """Say what a row of logged numbers is; None if it is a rollout, or something else.
 
-    Rollouts have a reward or a text; a log of numbers has names that nobody gives a rollout.
+    Rollouts have a reward or a text; a log of numbers has names that nobody gives a rollout. The vocabulary of a
+    tokenizer has all these names, too.
     """
+    if len(row) > MOST_NAMES:
+        return None
     if set(row) == {"step", "data"} and isinstance(row["data"], dict):
         return "verl's file logger"
     if is_history(row):

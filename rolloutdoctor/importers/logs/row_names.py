@@ -28,6 +28,10 @@ STEPS = (
 """Names under which loggers have the step, the best first."""
 
 
+MOST_NAMES = 10_000
+"""Names in a row of a log; the vocabulary of a tokenizer, which has all words, has more."""
+
+
 OF_UPDATES = frozenset({"loss", "grad_norm", "learning_rate", "epoch"})
 """Metrics that no rollout has."""
 
