@@ -1,6 +1,7 @@
 """Responses without a step: a JSON list, or JSON Lines, with a text or token ids and a reward in each object."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,9 @@ _SPELLINGS = {
 
 _OF_A_RESPONSE = ("response", "response_ids", "response_mask", "rollout_log_probs", "policy_log_probs", "old_log_probs")
 _STEP = 0
+
+_OF_STEPS = re.compile(r"(?i)(?<![a-z])(step|iteration|update)")
+"""What counts steps under another name: rows of several steps are not one batch."""
 
 
 class ResponseList:
@@ -59,6 +63,8 @@ class ResponseList:
             return None
         where = _where(row) if isinstance(row, dict) else {}
         if "reward" not in where or where.keys().isdisjoint(_OF_A_RESPONSE) or (is_lines and "step" in where):
+            return None
+        if "step" not in where and any(map(_OF_STEPS.search, row)):
             return None
         what = "rollouts" if "step" in where else "responses without a step"
         return f"{'JSON Lines' if is_lines else 'a JSON list'} of {what}, with {', '.join(sorted(where))}"

@@ -82,6 +82,7 @@ def test_a_list_of_rollouts_with_steps_keeps_them(tmp_path):
         {"prompt": "p", "reward": 1.0},
         {"loss": 0.1, "reward": 1.0, "kl": 0.1},
         {"text": "a", "label": 1},
+        {"gen_step": 1, "prompt": "p", "completion": "a", "reward": 1.0},
         {"step": 1, "reward": 0.5, "loss": 0.1},
     ],
 )

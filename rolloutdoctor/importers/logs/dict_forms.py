@@ -15,6 +15,7 @@ from rolloutdoctor.importers.logs.printed import (
     dict_in,
     is_log_line,
     nulls_of,
+    texts_in,
     values_of,
 )
 from rolloutdoctor.importers.logs.row_names import MOST_NAMES, STEPS
@@ -91,7 +92,8 @@ class DictForm:
             logs = is_long and is_log_line(values) and not any(name in line for name in of_rollouts)
         if logs:
             split = EVAL if any(name.startswith("eval_") for name in row) else TRAIN
-            yield Printed(values, step, split, counter=counter, total_steps=total)
+            texts = {name.removeprefix("eval_"): value for name, value in texts_in(text[text.find("{") :]).items()}
+            yield Printed(values, step, split, counter=counter, total_steps=total, texts=texts)
 
 
 # ``train`` (slime/backends/megatron_utils/model.py) and slime/observability/*_metrics.py; ``fit``

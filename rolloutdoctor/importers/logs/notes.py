@@ -19,11 +19,17 @@ class RunOfText:
         first: its first record.
         after: the record behind its last one.
         kind: of training, such as ``rewards``; empty if nothing says.
+        label: what the file calls it; empty if it does not.
     """
 
     first: int
     after: int
     kind: str = ""
+    label: str = ""
+
+    def __str__(self) -> str:
+        lines = f"{self.after - self.first:,} lines"
+        return f"{self.label} of {lines}" if self.label else lines + (f" ({self.kind})" if self.kind else "")
 
 
 class LogNotes:
@@ -74,10 +80,10 @@ class LogNotes:
         if number > len(runs):
             raise InputError(f"{name}: no run {number} is there; it holds {len(runs)}")
         if len(runs) > 1 and self.run is None:
-            shown = [f"{run.after - run.first:,} lines" + (f" ({run.kind})" if run.kind else "") for run in runs[:4]]
             more = f" and {len(runs) - 4:,} more" if len(runs) > 4 else ""
+            how = "runs," if runs[0].label else "runs one after another, of"
             self.tell(
-                f"{name}: {len(runs)} runs one after another, of {', '.join(shown)}{more}: the {ordinal(number)} is "
+                f"{name}: {len(runs)} {how} {', '.join(map(str, runs[:4]))}{more}: the {ordinal(number)} is "
                 f"read; give {name}/N for another one, or check them with --each"
             )
         return runs[number - 1].first, runs[number - 1].after

@@ -1,5 +1,6 @@
 """Names in a row of a log: those of its step, and those that tell it from a rollout."""
 
+import re
 from collections.abc import Collection, Mapping
 
 from rolloutdoctor.data.schema import COLUMNS, Kind
@@ -55,6 +56,20 @@ def is_of_update(names: Collection[str]) -> bool:
     return of_rollouts(names) <= {"reward"} and any(name in OF_UPDATES for name in names)
 
 
+LONG = frozenset({"step", "name", "value"})
+"""Names of a row that holds one metric; without one of them it holds none."""
+
+
 def is_long(row: Mapping[str, object]) -> bool:
     """Tell a row that holds one metric: its step, name and value."""
-    return {"step", "name", "value"} <= set(row) <= {"step", "name", "value", "split"}
+    return LONG <= set(row) <= LONG | {"split"}
+
+
+def has_mean_reward(row: Mapping[str, object]) -> bool:
+    """Tell a row with a mean of rewards, which no response has, and no response: lists beside it are of its step."""
+    means = [name for name, value in row.items() if isinstance(value, (int, float)) and _MEAN.search(name.lower())]
+    of_response = of_rollouts(row.keys()) & {"response", "response_ids", "response_mask"}
+    return not of_response and any((known := generic(name)) and known.quantity == "reward" for name in means)
+
+
+_MEAN = re.compile(r"mean|avg|average")
