@@ -70,6 +70,7 @@ NO_CAUSES = frozenset(
         "RDA013",
         "RDA017",
         "RDA019",
+        "RDA024",
         "RDG001",
         "RDO007",
     }

@@ -374,6 +374,7 @@ TRAINER = Trainer(
             "the KL coefficient": f"{_ACTOR}.kl_loss_coef",
             "the upper clip range": f"{_ACTOR}.clip_ratio_high",
             "the response length limit": "data.max_response_length",
+            "the group size": "actor_rollout_ref.rollout.n",
         },
         always_listed=verl_releases.ALWAYS_LISTED,
         came_after=verl_releases.CAME_AFTER,
