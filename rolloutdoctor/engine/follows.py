@@ -168,6 +168,11 @@ def _is_not_of_copies(cause: Finding, found: Finding, context: Context) -> bool:
     return not _is_of_copies(found, cause, context)
 
 
+def _is_by_padding(cause: Finding, found: Finding, context: Context) -> bool:
+    """Log-probs that are moved by the padding of their row leave places that hold none."""
+    return "by the padding of their row" in cause.headline and found.cause is None
+
+
 def _is_negative_kl(cause: Finding, found: Finding, context: Context) -> bool:
     """Nothing is odd about the log but the sign of a KL, which an estimator that the log follows from gives."""
     odd = {name: found.measures[name].value for name in ("negative_kl_steps", "nonfinite_steps", "impossible_steps")}
@@ -281,6 +286,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDG007", ("RDM003",), _is_negative_kl),
     ("RDM001", ("RDG005",), _is_of_kl_metric),
     ("RDI008", ("RDO001", "RDO006", "RDM003", "RDG005", "RDM001"), _always),
+    ("RDI008", ("RDI005", "RDI006"), _is_by_padding),
     ("RDO006", ("RDO003", "RDO015"), _always),
     ("RDA020", ("RDA011",), _always),
     ("RDG015", ("RDG011",), _always),
