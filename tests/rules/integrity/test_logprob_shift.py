@@ -55,6 +55,51 @@ def test_rows_on_both_sides_or_too_few_are_not_named():
     assert found(of_rows(0.1, 1)[:1]) is None
 
 
+def by_padding(steps, side, share=1.0):
+    """Rows whose log-probs are late (1) or early (-1) by their padding; of those with two places or more that share."""
+    found = []
+    for one in steps:
+        parts = np.split(one.sampler, one.rows[1:-1])
+        padding = max(map(len, parts)) - np.array([len(part) for part in parts])
+        moved = 13 * np.cumsum(padding >= 2) % 50 < 50 * share
+        by = np.where(moved, side * padding, 0)
+        its = [np.roll(part, places) for part, places in zip(parts, by, strict=True)]
+        found.append(replace(one, sampler=np.concatenate(its)))
+    return found
+
+
+@pytest.mark.parametrize(("side", "word"), [(1, "late"), (-1, "early")])
+@pytest.mark.parametrize("options", [{}, {"noise": 0.05}, {"turns": 2}])
+def test_log_probs_apart_by_the_padding(side, word, options):
+    finding = found(by_padding(run(2, lengths=(30, 60), **options), side))
+    assert (finding.severity, finding.verdict) == (Severity.ERROR, "confirmed")
+    assert finding.headline.startswith(f"log-probs of the sampler are {word} by the padding of their row in")
+    measures = values(finding)
+    assert measures[f"padding_{word}_rows"] >= 0.9 * measures["padding_varying_rows"]
+    assert measures["padding_error_ratio"] > 10
+    assert any(f"the sampler's {word} by the padding of the row" in each.note for each in finding.examples)
+
+
+@pytest.mark.parametrize(("share", "is_named"), [(0.94, True), (0.86, False)])
+def test_nine_tenths_of_the_rows_are_moved_by_their_padding(share, is_named):
+    finding = found(by_padding(run(4, lengths=(40, 44), prompts=20), 1, share))
+    assert (finding is not None and "by the padding of their row" in finding.headline) == is_named
+
+
+def test_padding_of_one_place_is_a_shift_by_one_token():
+    finding = found(by_padding(run(2, lengths=(40, 41)), 1))
+    assert finding is None or "shifted by one token" in finding.headline
+
+
+def test_healthy_rows_are_not_moved_by_their_padding():
+    assert outcomes(report(run(2, lengths=(16, 60)))) == {CODE: "clean"}
+    # Nor are those that differ in place, whatever the reason.
+    steps = run(2, lengths=(16, 60))
+    draw = np.random.default_rng(0)
+    steps = [replace(one, sampler=draw.permutation(one.sampler)) for one in steps]
+    assert found(steps) is None
+
+
 def test_numbers_by_hand():
     old = [-0.5, -2.0, -1.0, -3.0, -0.2, -1.5, -2.5, -0.7, -1.2]
     batch = toy_batch([[0] * 8], lengths=9, policy=[old] * 8, rollout=[[old[0], *old[:-1]]] * 8)
