@@ -104,6 +104,17 @@ VERL_ONCE = {
 RATE = 1e-6
 RISING = [RATE * step for step in range(1, 100)]
 
+
+def without_baseline(steps: int, away: float = 0.0, mean: float = 1.0) -> Log:
+    """Advantages that are the rewards, but for the last step."""
+    low = [-0.5, 0.1, -0.25, 0.2][:steps]
+    high = [one + 1 for one in low]
+    return {
+        **{"reward_min": low, "reward_max": high, "advantage_min": low, "reward": [1.0] * steps},
+        **{"advantage_max": [*high[:-1], high[-1] * (1 + away)], "advantage": [mean] * steps},
+    }
+
+
 BOUNDARIES = [
     near("RDG012", "floor", 0.01, lambda x: {"kl": [x] * 6, "beta": 0.1}, ("clean", "warning"), "trl"),
     near("RDG012", "floor_of_few", 0.05, lambda x: {"kl": [x] * 3, "beta": 0.1}, ("clean", "warning"), "trl"),
@@ -369,6 +380,9 @@ BOUNDARIES = [
         {"learning_rate": turns(RATE, 0.0, at=15, steps=20)},
         ("warning", "error"),
     ),
+    Boundary("RDA024", "fewest", without_baseline(2), without_baseline(3), ("skipped", "warning")),
+    near("RDA024", "within", 1e-5, lambda x: without_baseline(4, x), ("warning", "skipped")),
+    near("RDA024", "centred", 0.5, lambda x: without_baseline(4, 1.0, x), ("clean", "skipped")),
     steps_of("RDT017", 10, "warning", tool_calls=0.0),
     Boundary(
         "RDT017",

@@ -200,7 +200,9 @@ BOUNDARIES: list[RowBoundary] = [
     near("RDA003", "warn_above", 0.01, escaped, ("info", "warning"), trainer="prime-rl"),
     near("RDA007", "warn_above", 0.01, noise, ("clean", "warning"), **GRPO),
     near("RDA008", "warn_above", 0.25, phantom, ("info", "warning"), **TRL),
-    RowBoundary("RDA009", "least_bits", inert(19, 1.0), inert(20, 1.0), ("skipped", "warning"), TRL),
+    # A bit for each pair.
+    RowBoundary("RDA009", "some_bits", inert(7, 1.0), inert(8, 1.0), ("skipped", "info"), TRL, factor=1.15),
+    RowBoundary("RDA009", "least_bits", inert(19, 1.0), inert(20, 1.0), ("info", "warning"), TRL),
     near("RDA009", "warn_above", 0.1, lambda x: inert(20, sqrt(x / (1 - x))), ("info", "warning"), **TRL),
     # The share of the advantages of these groups is 1.07 and 1.136 times what it is without the division.
     RowBoundary("RDA012", "grows_by", edges(11), edges(5), ("clean", "info"), TRL),
