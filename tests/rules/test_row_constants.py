@@ -127,6 +127,37 @@ def turning(rows, back, others):
     return [*old, toy_batch(rewards(len(found)), lengths=64, rollout=found, step=3)]
 
 
+def slopes(one_sided, far=0):
+    """Forty prompts whose first tokens have slope 1.5, but for some on the other side of 1 and some far off."""
+    each = [1.5] * (one_sided - far) + [3.0] * far + [0.8] * (40 - one_sided)
+    old = [-0.5, -2.0, -3.5]
+    return toy_batch(
+        [[0.0] * 3] * 40,
+        lengths=1,
+        policy=[[x] for x in old] * 40,
+        rollout=[[slope * x + 0.2] for slope in each for x in old],
+    )
+
+
+def digits(share):
+    """A thousand log-probs of the sampler, of which a share have one decimal digit."""
+    own = [-1.5 - place % 40 / 10 - (0.0123457 if place >= round(1000 * share) else 0.0) for place in range(1000)]
+    old = [-1.371234 - 0.013417 * place for place in range(1000)]
+    return toy_batch([[1.0]], lengths=1000, policy=[old], rollout=[own])
+
+
+def one_sided(above):
+    """Bursts of eight tokens that are far off in each row of 101, of 160 of which so many are above."""
+    rows, token = [], 0
+    for _ in range(20):
+        row = [-1.0 - 0.01 * (-1) ** place for place in range(101)]
+        for place in range(10, 18):
+            row[place] = -1.5 if 7 * token % 160 < above else -0.5
+            token += 1
+        rows.append(row)
+    return toy_batch(rewards(20), lengths=101, rollout=rows)
+
+
 def certain(zeros, others):
     """Tokens to which the sampler gave a log-prob of 0.0, and of -0.005, where the trainer's is another one."""
     own = [0.0] * zeros + [-0.005] * others
@@ -311,6 +342,13 @@ BOUNDARIES = [
 ]
 
 WRITTEN = [
+    # Contexts on one side of 1, and near the median.
+    RowBoundary("RDO003", "one side", slopes(35), slopes(37), ("skipped", "warning")),
+    RowBoundary("RDO003", "near the median", slopes(40, 9), slopes(40, 7), ("skipped", "warning")),
+    # Values on a lattice, and sides of a tail.
+    RowBoundary("RDO005", "on a lattice", digits(0.985), digits(0.995), ("clean", "warning")),
+    RowBoundary("RDO008", "fewest above", one_sided(54), one_sided(58), ("skipped", "info")),
+    RowBoundary("RDO008", "most above", one_sided(102), one_sided(106), ("info", "skipped")),
     # Rows of a step without padding, rows with it, and tokens of each.
     RowBoundary(
         "RDO011", "rows without padding", gaps_of(4, 12), gaps_of(5, 12), ("skipped", "warning: .* correlates")
