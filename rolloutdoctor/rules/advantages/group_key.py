@@ -89,11 +89,11 @@ class GroupKey(TableRule):
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each group whose prompt is known."""
-        of_rollout = [*STEP_KEY, pl.coalesce("trajectory_id", -1 - pl.int_range(pl.len()))]
+        rollout = pl.coalesce("trajectory_id", -1 - pl.int_range(pl.len()))
         agrees = (pl.col("logged") - pl.col("advantage")).abs() <= pl.col("radius")
         is_told = pl.col("logged").is_not_nan() & pl.col("advantage").is_not_nan()
         groups = (
-            run.rows.with_columns(rollout=of_rollout[-1], task=pl.first("prompt").over(of_rollout))
+            run.rows.with_columns(rollout=rollout, task=pl.first("prompt").over(*STEP_KEY, rollout))
             .group_by(*STEP_KEY, "group", maintain_order=True)
             .agg(
                 pl.first("group_id", "sample_id", "task", "reward"),
