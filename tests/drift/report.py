@@ -116,9 +116,10 @@ def page(moves: list[Move], day: str) -> str:
         lines.append(f"| {move.package} | {move.read} | {move.there} | {move.state} | `{made_by}` |")
     lines.append("\nNot on the index; main is named by its commit (`--trainer NAME@COMMIT`):\n")
     lines += ["| trainer | read |", "| --- | --- |"]
-    on_index = {package.trainer for package in PACKAGES.values()}
+    whole = {name: package for name, package in PACKAGES.items() if not package.on_index}
+    on_index = {package.trainer for package in whole.values()}
     for trainer in TRAINERS.values():
-        if trainer.package_name not in PACKAGES and trainer.name not in on_index:
+        if trainer.package_name not in whole and trainer.name not in on_index:
             lines.append(f"| {trainer.title} | {'; '.join(map(str, trainer.read_code))} |")
     for move in moves:
         parts = {"functions that changed": move.functions, "options that came": move.came}

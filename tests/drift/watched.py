@@ -13,16 +13,20 @@ class Package:
         trainer: the trainer that is computed after it.
         option: the option of the trainer whose default is its newest read release; empty: the trainer's own release.
         goldens: what compares a release of it with its own functions.
+        on_index: the newest release that was read of those on the index, where later ones are in git alone.
     """
 
     trainer: str
     goldens: str
     option: str = ""
+    on_index: str = ""
 
     @property
     def read(self) -> str:
         """Newest release that was read, a commit where that is of no release."""
         trainer = TRAINERS[self.trainer]
+        if self.on_index:
+            return self.on_index
         if self.option:
             return str(next(each.default for each in trainer.options if each.name == self.option))
         return trainer.read_code[-1].name
@@ -36,7 +40,7 @@ PACKAGES = {
     "openrlhf": Package("openrlhf", "tests/goldens/real/make/openrlhf_results.py"),
     "unsloth_zoo": Package("unsloth", "tests/goldens/make_unsloth.py", option="unsloth_zoo"),
     "unsloth": Package("unsloth", "tests/goldens/make_unsloth.py", option="unsloth_zoo"),
-    "areal": Package("areal", "tests/goldens/real/make/areal_results.py"),
+    "areal": Package("areal", "tests/goldens/real/make/areal_results.py", on_index="1.0.4"),
 }
 
 FUNCTIONS = """
