@@ -123,6 +123,9 @@ RULES = (
     "rules.advantages.reward_follows_length:RewardFollowsLength",
     "rules.advantages.outlier_dropped:OutlierDropped",
     "rules.advantages.several_votes:SeveralVotes",
+    "rules.advantages.group_key:GroupKey",
+    "rules.advantages.trajectory_weight:TrajectoryWeight",
+    "rules.advantages.no_baseline_logged:NoBaselineLogged",
     "rules.advantages.reward_at_mask:RewardAtMask",
     "rules.gradients.zero_std_kl:ZeroStdKl",
     "rules.gradients.loss_near_zero:LossNearZero",
@@ -198,5 +201,7 @@ RULES = (
     "rules.dynamics.entropy_jump:EntropyJump",
     "rules.dynamics.kl_not_held:KlNotHeld",
     "rules.dynamics.reward_not_moved:RewardNotMoved",
+    "rules.dynamics.tool_calls:ToolCalls",
+    "rules.dynamics.turn_cap:TurnCap",
 )
 """In the order of their codes."""

@@ -251,7 +251,7 @@ def check_log(
     values = {name: list(each) for name, each in series.items() if name in BY_NAME or "/" in name}
     stated = {name: value for name, value in series.items() if name not in values}
     tables = [NAMES.get(trainer or "", ()), *NAMES.values()]
-    named = {one.quantity: one.pattern for table in reversed(tables) for one in reversed(table)}
+    named = {one.quantity: "".join(one.spellings[0]) for table in reversed(tables) for one in reversed(table)}
     metrics = {named.get(name, name): each for name, each in values.items()}
     steps = range(max(map(len, values.values())))
     logged = {

@@ -26,7 +26,7 @@ from rolloutdoctor.rules.table import RULES
 from rolloutdoctor.trainers.options import Layer
 from rolloutdoctor.trainers.table import TRAINERS
 
-DUMPED = tuple(one for one in IMPORTERS if one.name not in ("journal", "mapped"))
+DUMPED = tuple(one for one in IMPORTERS if one.name not in ("journal", "mapped", "responses"))
 """Importers of what programs write by themselves."""
 
 HOLDS = {

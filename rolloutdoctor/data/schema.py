@@ -194,3 +194,6 @@ STAND_INS = {
 
 TRUNCATED = frozenset({"length", "truncated", "max_tokens", "max_length"})
 """Finish reasons of a response that was cut off."""
+
+FAILED = frozenset({"abort", "aborted", "cancelled", "canceled", "error", "failed", "timeout", "timed_out"})
+"""Values of the column status, in lower case, of a rollout that did not come to an end that could be scored."""

@@ -202,7 +202,7 @@ def read_trainer_config(path: str) -> Layer:
             body = yaml.load(text, Loader=_loader())
         except RecursionError:
             raise UsageError(f"{name}: nested too deeply; {_TRAINER_FILE}") from None
-        except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
+        except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, ArithmeticError) as error:
             # PyYAML raises anything on a tag that does not fit its value.
             where = str(getattr(error, "problem_mark", "")).strip()
             raise UsageError(f"{name}: not YAML {where}".rstrip()) from None

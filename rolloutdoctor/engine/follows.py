@@ -42,6 +42,7 @@ RANKS = {
     "RDT002": Rank.INPUT,
     "RDT009": Rank.INPUT,
     "RDT012": Rank.INPUT,
+    "RDT017": Rank.INPUT,
     # States of the update.
     "RDG002": Rank.DYNAMICS,
     "RDG003": Rank.DYNAMICS,
@@ -69,6 +70,7 @@ NO_CAUSES = frozenset(
         "RDA013",
         "RDA017",
         "RDA019",
+        "RDA024",
         "RDG001",
         "RDO007",
     }
@@ -158,6 +160,21 @@ def _is_bare(cause: Finding, found: Finding, context: Context) -> bool:
     return found.cause is None
 
 
+def _is_of_copies(cause: Finding, found: Finding, context: Context) -> bool:
+    """Equal responses with different rewards are all that speaks for other rows: a noisy judge gives them, too."""
+    return "differing_copies" in found.measures
+
+
+def _is_not_of_copies(cause: Finding, found: Finding, context: Context) -> bool:
+    """The rewards of other rows are shown by more than equal responses."""
+    return not _is_of_copies(found, cause, context)
+
+
+def _is_by_padding(cause: Finding, found: Finding, context: Context) -> bool:
+    """Log-probs that are moved by the padding of their row leave places that hold none."""
+    return "by the padding of their row" in cause.headline and found.cause is None
+
+
 def _is_negative_kl(cause: Finding, found: Finding, context: Context) -> bool:
     """Nothing is odd about the log but the sign of a KL, which an estimator that the log follows from gives."""
     odd = {name: found.measures[name].value for name in ("negative_kl_steps", "nonfinite_steps", "impossible_steps")}
@@ -234,6 +251,8 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     (ANY, ("RDM008",), _of_same_names),
     ("RDT009", ("RDT002", *_DYNAMICS), _began_earlier),
     ("RDT012", ("RDT002", *_DYNAMICS), _began_earlier),
+    ("RDT017", ("RDT001", "RDT002", "RDT005", "RDT013", "RDT018"), _began_earlier),
+    ("RDT018", ("RDT001", "RDT005"), _began_earlier),
     ("RDO003", _DYNAMICS, _began_earlier),
     ("RDO012", _DYNAMICS, _began_earlier),
     ("RDO014", _DYNAMICS, _began_earlier),
@@ -263,15 +282,18 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDI009", ("RDI004",), _is_bare),
     ("RDI009", ("RDA015",), _always),
     ("RDI015", ("RDI009",), _are_all_copies),
-    ("RDI004", ("RDA015",), _always),
+    ("RDA015", ("RDI004",), _is_of_copies),
+    ("RDI004", ("RDA015",), _is_not_of_copies),
     ("RDA004", ("RDA003", "RDA006", "RDA007"), _is_error),
     ("RDM007", ("RDM001",), _always),
     ("RDG009", ("RDI014",), _is_of_kl_options),
     ("RDG007", ("RDM003",), _is_negative_kl),
     ("RDM001", ("RDG005",), _is_of_kl_metric),
     ("RDI008", ("RDO001", "RDO006", "RDM003", "RDG005", "RDM001"), _always),
+    ("RDI008", ("RDI005", "RDI006"), _is_by_padding),
     ("RDO006", ("RDO003", "RDO015"), _always),
     ("RDA020", ("RDA011",), _always),
+    ("RDA022", ("RDA002", "RDA011"), _always),
     ("RDG015", ("RDG011",), _always),
     ("RDI017", ("RDO002",), _is_of_lag),
     ("RDO003", ("RDO002", "RDO001", "RDG016"), _always),

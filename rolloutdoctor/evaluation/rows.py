@@ -47,7 +47,7 @@ from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.group_stats import GroupStats
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.ops.rounding import Radius
-from rolloutdoctor.results.errors import naming
+from rolloutdoctor.results.errors import CannotComputeError, naming
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +137,8 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
         rejected_N = length_N == 0
     in_baseline_N = _counted(batch, objective.baseline_rows.without, score_N, rejected_N)
     rule = objective.advantage
+    if rule.groups_of is not None:
+        refuse_other_sizes(batch, rule.groups_of)
     if rule.length_term is not None:
         score_N = shaped_by_length(batch, objective, score_N, in_baseline_N, dtype)
     if rule.spec.axis is not Axis.ROWS:
@@ -278,7 +280,9 @@ def _token_advantages(
             at_end_N = ESTIMATORS[rule.of_group or "grpo"](scores, rule).value_N
         trained = token_scores(batch, objective, in_baseline_N, weight_T, dtype, at_end_N)
         value_V = TOKEN_ESTIMATORS[rule.estimator].advantages(trained, rule)
-        value_V = _whitened(value_V, torch.ones_like(value_V), None, rule) if rule.whitened else value_V
+        if rule.whitened:
+            over = whitening_population(batch, rule) if rule.whitened_over == "context-slice" else None
+            value_V = _whitened(value_V, torch.ones_like(value_V), over, rule)
         if rule.token_levels is not None:
             value_V = token_levels(batch, value_V, rule).value
         advantage_T[mask_T] = value_V
@@ -308,6 +312,23 @@ def compared_groups(batch: RolloutBatch, objective: Objective) -> Groups:
     if rule.batch_if_unequal and len(groups.sizes) > 1:
         return Groups.of(torch.zeros_like(groups.index_N))
     return by_number(groups, batch.group_ids) if rule.numeric_ids == "always" else groups
+
+
+def refuse_other_sizes(batch: RolloutBatch, size: int) -> None:
+    """Refuse a step of which groups that are cut by position are not the groups of the rows.
+
+    Args:
+        batch: the step.
+        size: rows of every group; 0: any number, but the same.
+
+    Raises:
+        CannotComputeError: if a group has another size.
+    """
+    sizes = set() if batch.groups is None else set(batch.groups.sizes)
+    if len(sizes) > 1 or (size and sizes - {size}):
+        raise CannotComputeError(
+            "the batch is cut into groups of one size by position, and the groups of this step have others"
+        )
 
 
 def zero_std_rows(batch: RolloutBatch, scores: Sequence[Tensor], stats: GroupStats, *, partial: bool = False) -> Tensor:

@@ -4,11 +4,12 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.schema import PROMPT_LENGTH
 from rolloutdoctor.formulas import kl
 from rolloutdoctor.formulas.advantages.response_tokens import ResponseScores
 from rolloutdoctor.formulas.advantages.scores import Scores
 from rolloutdoctor.formulas.advantages.tokens import TokenScores
-from rolloutdoctor.formulas.advantages.whitening import Population
+from rolloutdoctor.formulas.advantages.whitening import Population, context_slices
 from rolloutdoctor.formulas.corrections.importance import importance_weights
 from rolloutdoctor.formulas.corrections.masked import LogRatios
 from rolloutdoctor.formulas.corrections.sampler import Corrected, Rows, corrected
@@ -261,10 +262,29 @@ def whitening_population(batch: RolloutBatch, rule: AdvantageRule) -> Population
             return Population(zeros=float((length_N - trained_N).sum()), moments=rule.whitened_moments)
         masked = length_N - trained_N if axis is Axis.ROWS else ~batch.column("response_mask")
         return Population(masked=masked, moments=rule.whitened_moments)
+    if rule.whitened_over == "context-slice":
+        if axis is Axis.ROWS:
+            return None  # of a row that is cut, each token has an advantage of its own
+        part_T = context_parts(batch, rule.context_ranks)
+        return Population(part=part_T if axis is Axis.ALL_TOKENS else part_T[batch.column("response_mask")], alone=True)
     part_N = torch.unique(rank_N, return_inverse=True)[1]
     if axis is Axis.ROWS:
         return Population(part=part_N)
     return Population(part=part_N.repeat_interleave(trained_N if axis is Axis.TRAINED_TOKENS else length_N))
+
+
+def context_parts(batch: RolloutBatch, ranks: int) -> Tensor:
+    """Return the rank of context parallelism that has each response token, ``[T]`` int64.
+
+    Raises:
+        CannotComputeError: if the tokens of a prompt are not known.
+    """
+    prompt_N, length_N = batch.per_row[PROMPT_LENGTH], batch.rows.diff()
+    if bool((prompt_N < 0).any()):
+        raise CannotComputeError("slices of context parallelism need prompt_ids in every row")
+    place_T = torch.arange(batch.tokens, device=batch.device) - seg.expand(batch.rows[:-1], batch.rows)
+    prompt_T, total_T = (seg.expand(x_N.long(), batch.rows) for x_N in (prompt_N, prompt_N + length_N))
+    return context_slices(prompt_T + place_T, total_T, ranks)
 
 
 def first_of_trajectory(

@@ -43,6 +43,7 @@ WITHIN_GROUPS: Mapping[str, Callable[[AdvantageRule], bool]] = {
         (
             *("epsilon", "biased_std", "epsilon_in_root", "singleton", "gamma", "lam", "flags_zero_std"),
             *("knows_single", "sums_tokens", "reward_keys", "reward_weights", "reward_bounds", "whitened_over"),
+            *("context_ranks", "groups_of"),
             *("whitened_moments", "zero_tail", "one_pass", "variance_floor", "bounds", "null_is_zero"),
             *("overlong", "length_term", "weighs_masked", "reward_shift", "reward_factor"),
             *("one_vote", "resets_at_mask", "masked_end", "empty_is_zero"),

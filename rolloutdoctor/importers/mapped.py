@@ -122,6 +122,11 @@ def _where(body: Mapping[str, object], mapping: Mapping[str, str], file: str, *,
     return found
 
 
+def fields_of(body: Mapping[str, object]) -> dict[str, str]:
+    """Return the fields of a row that are columns, by their own names or an alias."""
+    return {name: str(place) for name, place in _where(body, {}, "", strict=False).items()}
+
+
 _OF_AN_UPDATE = ("loss", "learning_rate", "lr", "grad_norm")
 """Names of what an update has, and a response has not."""
 

@@ -5,15 +5,20 @@ from pathlib import Path
 from rolloutdoctor import packs
 from rolloutdoctor.importers.base import Importer
 from rolloutdoctor.importers.mapped import MappedTable
+from rolloutdoctor.importers.responses import ResponseList
 from rolloutdoctor.plugins import offered, own
 from rolloutdoctor.results.errors import UsageError, nearest
 
 IMPORTERS: tuple[Importer, ...] = tuple(importer() for importer in own(packs.DUMPS))
 
-_NAMES = [*(importer.name for importer in IMPORTERS), MappedTable.name]
+_NAMES = [*(importer.name for importer in IMPORTERS), ResponseList.name, MappedTable.name]
 
-# The mapped table takes what nobody else knows.
-IMPORTERS += (*offered("rolloutdoctor.importers", ("name", "detect", "read"), _NAMES, "name"), MappedTable())
+# These take what nobody else knows.
+IMPORTERS += (
+    *offered("rolloutdoctor.importers", ("name", "detect", "read"), _NAMES, "name"),
+    MappedTable(),
+    ResponseList(),
+)
 
 
 def find(name: str) -> Importer:

@@ -3,7 +3,7 @@
 import csv
 from pathlib import Path
 
-from rolloutdoctor.importers.logs.base import STEPS
+from rolloutdoctor.importers.logs.row_names import STEPS
 from rolloutdoctor.importers.mapped import advice
 from rolloutdoctor.importers.reading import lines
 

@@ -38,6 +38,7 @@ class EstimatorSpec:
         of_others: mean and standard deviation of a row are those of the other rows of its group.
         discounted: an advantage is the discounted sum of the rewards of the trained tokens from its own on.
         at_end: the score of a row among its group is the reward of its last token.
+        of_tokens: the estimator that gives the same to every token of a row; empty: none does.
         within_groups: no row of another group enters an advantage, unless a scale or a whitening is over the batch.
     """
 
@@ -58,6 +59,7 @@ class EstimatorSpec:
     discounted: bool = False
     at_end: bool = False
     within_groups: bool = False
+    of_tokens: str = ""
 
     @property
     def required_columns(self) -> frozenset[str]:
@@ -77,7 +79,14 @@ _MASK = frozenset({"response_mask"})
 SPECS: dict[str, EstimatorSpec] = {
     spec.name: spec
     for spec in (
-        EstimatorSpec("grpo", "reward - mean", divides=True, is_standard_score=True, within_groups=True),
+        EstimatorSpec(
+            "grpo",
+            "reward - mean",
+            divides=True,
+            is_standard_score=True,
+            within_groups=True,
+            of_tokens="group_scores_of_tokens",
+        ),
         EstimatorSpec("relative_to_mean", "(reward - mean) / mean", relative=True, within_groups=True),
         EstimatorSpec("rloo", "reward - mean of the other rows", within_groups=True),
         EstimatorSpec("rloo_scaled", "(reward - mean of the other rows) / deviation", divides=True),
@@ -85,7 +94,9 @@ SPECS: dict[str, EstimatorSpec] = {
             "leave_one_out_score", "reward - mean of the other rows", divides=True, of_others=True, within_groups=True
         ),
         EstimatorSpec("level_scores", "reward - mean, over the deviation, each of its own level", divides=True),
-        EstimatorSpec("raw", "reward, without a baseline", baseline=None, within_groups=True),
+        EstimatorSpec(
+            "raw", "reward, without a baseline", baseline=None, within_groups=True, of_tokens="scores_of_tokens"
+        ),
         EstimatorSpec("gpg", "alpha (reward - mean)"),
         EstimatorSpec(
             "opo", "reward - mean weighted by length", columns=_MASK, weighs_lengths=True, within_groups=True
@@ -223,6 +234,14 @@ SPECS: dict[str, EstimatorSpec] = {
             axis=Axis.ALL_TOKENS,
             columns=frozenset({"group_id"}),
         ),
+        EstimatorSpec(
+            "group_scores_of_tokens",
+            "reward - mean, for each token",
+            axis=Axis.ALL_TOKENS,
+            columns=frozenset({"group_id"}),
+            divides=True,
+        ),
+        EstimatorSpec("scores_of_tokens", "reward, for each token", axis=Axis.ALL_TOKENS, baseline=None),
         EstimatorSpec(
             "penalised_scores", "reward, less the KL penalty of each token", axis=Axis.ALL_TOKENS, baseline=None
         ),

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import nan
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from rolloutdoctor.objective.corrections import RolloutCorrection, SamplerCorrection, TermWeight
-from rolloutdoctor.objective.estimators import SPECS, EstimatorSpec
+from rolloutdoctor.objective.estimators import SPECS, Axis, EstimatorSpec
 from rolloutdoctor.results.errors import CannotComputeError
 
 
@@ -130,8 +130,9 @@ class AdvantageRule:
         variance_floor: the variance of that divides by the number of tokens and is at least 1e-8, where it else divides
             by one less and has 1e-8 added.
         whitened_over: what mean and variance of any whitening are over: the trained tokens of the step; those of the
-            row's rank; all response tokens; or all positions of rows padded to the longest, where every one that is
-            not trained counts as 0.
+            row's rank; those of the token's slice of context parallelism; all response tokens; or all positions of
+            rows padded to the longest, where every one that is not trained counts as 0.
+        context_ranks: over how many ranks of context parallelism every row is cut; 1: over none.
         whitened_moments: which of the two are over that, the other being over the trained tokens; and whether the
             variance is about the mean of its own tokens, not about the one that is subtracted.
         bounds: what the advantages are clamped to in the end; None: nothing.
@@ -147,6 +148,8 @@ class AdvantageRule:
         one_vote: rows of one trajectory (`trajectory_id`) count once in the baselines and scales of their group, with
             the score that they share, and all get its advantage.
         resets_at_mask: a discounted return over the trained tokens starts anew before every masked span.
+        groups_of: the trainer cuts the batch into groups of so many rows by position, whichever they are of; 0: of a
+            number that nothing says; None: groups are those of their ids.
         masked_end: the score of a row whose last response token is masked counts; or it enters the baseline and is lost
             to the row's own advantage; or it is 0; or, of estimators over the trained tokens, it lies on the last of
             these.
@@ -181,7 +184,8 @@ class AdvantageRule:
     null_is_zero: bool = False
     whitened: bool = False
     variance_floor: bool = False
-    whitened_over: Literal["trained", "rank", "response", "padded"] = "trained"
+    whitened_over: Literal["trained", "rank", "context-slice", "response", "padded"] = "trained"
+    context_ranks: int = 1
     whitened_moments: Literal["both", "mean", "variance", "mean-own-centre", "variance-own-centre"] = "both"
     bounds: tuple[float, float] | None = None
     row_levels: Levels | None = None
@@ -195,11 +199,23 @@ class AdvantageRule:
     resets_at_mask: bool = False
     masked_end: Literal["counts", "lost", "zero", "last"] = "counts"
     empty_is_zero: bool = False
+    groups_of: int | None = None
 
     @property
     def spec(self) -> EstimatorSpec:
         """Return the properties of the estimator."""
         return SPECS[self.estimator]
+
+    def whitened_by_slice(self, ranks: int) -> Self | None:
+        """Return the rule that whitens the slices of each context-parallel rank by themselves; None: there is none.
+
+        Source: slime ``compute_advantages_and_returns`` up to 0.3.1; miles ``normalize_advantages``.
+        """
+        name = self.estimator if self.spec.axis is not Axis.ROWS else self.spec.of_tokens
+        if not name or not (self.whitened or self.spec.normalised_over == "tokens"):
+            return None
+        of_group = self.estimator if self.spec.is_standard_score else self.of_group
+        return replace(self, estimator=name, of_group=of_group, whitened_over="context-slice", context_ranks=ranks)
 
     @property
     def is_group_score(self) -> bool:

@@ -34,6 +34,8 @@ def advantage_columns(objective: Objective) -> frozenset[str]:
         needed.add("response_mask")
     if rule.length_term is not None and rule.length_term.input:
         needed.add("prompt_ids")
+    if rule.whitened_over == "context-slice":
+        needed |= {"prompt_ids", "response_mask"}
     if RowSet.REJECTED in objective.baseline_rows.without:
         needed.add("response_mask")
     if RowSet.TRUNCATED in objective.baseline_rows.without:

@@ -289,8 +289,8 @@ def deviation(value: float | None, true: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """A number for people: three significant digits."""
-    return "n/a" if value is None else f"{value:.3g}"
+    """A number for people: three significant digits; a zero without its sign."""
+    return "n/a" if value is None else f"{value + 0.0:.3g}"
 
 
 def counted(count: float, noun: str) -> str:

@@ -74,6 +74,9 @@ def of_distillation(context: Context) -> str | None:
     return "a distillation learns from its teacher: rewards may all be equal" if is_distilled else None
 
 
+WITHOUT_TOOLS = "the log has no metric of tool calls or turns"
+"""A trainer whose model has tools or several turns logs them."""
+
 SPREAD = ("zero_variance_share", "advantage_min", "advantage_max", "reward_std")
 """Quantities that tell whether rewards differ within groups."""
 

@@ -55,6 +55,23 @@ class Ends:
         return abs(self.change) / self.error if self.error > 0 else (float("inf") if self.change else 0.0)
 
 
+def ending(is_so: "NDArray[np.bool_]", fewest: int, chance: float) -> int | None:
+    """Return the first of the places at the end in all of which something is so; None if they are few or chance.
+
+    Args:
+        is_so: of each place.
+        fewest: such places.
+        chance: how probable so many may be if they are as common as before.
+    """
+    import numpy as np
+
+    other = np.flatnonzero(~is_so)
+    since = int(other[-1]) + 1 if len(other) else 0
+    count = len(is_so) - since
+    is_chance = since > 0 and float(is_so[:since].mean()) ** count > chance
+    return None if count < fewest or is_chance else since
+
+
 FALSE_ALARM = 1e-3
 """Probability that a value of a run whose steps are drawn alike lies beyond `chance_limit`."""
 

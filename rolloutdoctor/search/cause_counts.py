@@ -11,6 +11,7 @@ from rolloutdoctor.evaluation.evaluate import Evaluation
 from rolloutdoctor.objective.stages import STAGES
 from rolloutdoctor.results.audit import Cause
 from rolloutdoctor.results.exact import ratio
+from rolloutdoctor.search.bounded_counts import bounded_counts, with_bounds
 from rolloutdoctor.search.cause_search import Established, Search
 from rolloutdoctor.search.diagnosis import Diagnosis, undiagnosed
 from rolloutdoctor.search.hypotheses.advantage_fits import AS_LOGGED
@@ -106,13 +107,17 @@ class CauseCount:
 
 def confirm(search: Search, steps: Iterable[Step], audit: AuditTally) -> Diagnosis:
     """Count over all steps how many values each cause explains, and how much it changes."""
-    if not search.found:
+    bounded = bounded_counts(audit, search.trainer, search.bounded)
+    if not search.found and not bounded:
         return _with_factors(undiagnosed(audit))
     counts = [CauseCount() for _ in search.found]
     means: list[OpenWindows] = [{} for _ in range(len(counts) + 1)]
     last: AuditTally = {}
     for step in steps:
-        last = add_tallies(last, _count(search, step, counts, means))
+        found, evaluation = _count(search, step, counts, means)
+        last = add_tallies(last, found)
+        for each in bounded:
+            each.add(step, found, evaluation, search.trainer)
     causes, fixes = [], dict[str, tuple[str, ...]]()
     for one, count in zip(search.found, counts, strict=True):
         if one.hypothesis.code == FIX_CODE:
@@ -127,7 +132,8 @@ def confirm(search: Search, steps: Iterable[Step], audit: AuditTally) -> Diagnos
     partly = frozenset(name for name in left if _follows(search, name, audit[name].stage))
     unexplained = {name: tally for name, tally in left.items() if name not in partly}
     given = frozenset(off.keys() - left.keys()) if as_logged else frozenset[str]()
-    return _with_factors(Diagnosis(tuple(causes), fixes, unexplained, partly, given))
+    diagnosis = with_bounds(Diagnosis(tuple(causes), fixes, unexplained, partly, given), bounded, search.trainer)
+    return _with_factors(diagnosis)
 
 
 def _follows(search: Search, name: str, stage: str) -> bool:
@@ -136,8 +142,10 @@ def _follows(search: Search, name: str, stage: str) -> bool:
     return any(name in one.quantities or STAGES.index(stage) > STAGES.index(one.stage) for one in partly)
 
 
-def _count(search: Search, step: Step, counts: list[CauseCount], means: list[OpenWindows]) -> AuditTally:
-    """Add a step to the counts of every cause; return its audit under all of them."""
+def _count(
+    search: Search, step: Step, counts: list[CauseCount], means: list[OpenWindows]
+) -> tuple[AuditTally, Evaluation | None]:
+    """Add a step to the counts of every cause; return its audit under all of them, and its evaluation."""
     base: AuditTally = {}
     before: Evaluation | None = None
     for place in range(len(counts) + 1):
@@ -152,7 +160,7 @@ def _count(search: Search, step: Step, counts: list[CauseCount], means: list[Ope
             found = {name: _better(base.get(name), tally) for name, tally in found.items()}
             counts[place - 1].add(step.batch.step, base, found, before, after)
         base, before = found, after
-    return base
+    return base, before
 
 
 def _with_factors(diagnosis: Diagnosis) -> Diagnosis:

@@ -19,6 +19,7 @@ from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.objective.stages import STAGES
 from rolloutdoctor.search.candidates import Candidate
 from rolloutdoctor.search.hypotheses.advantage_fits import AS_LOGGED
+from rolloutdoctor.search.hypotheses.bounded import BOUNDED, BoundedHypothesis
 from rolloutdoctor.search.hypotheses.hypothesis import Hypothesis, Seen
 from rolloutdoctor.search.hypotheses.table import FAMILIES, HYPOTHESES
 from rolloutdoctor.search.step import Step
@@ -195,12 +196,12 @@ class Search:
     def _try_stages(self, stages: Sequence[str]) -> None:
         candidates, unexplained = applicable(self._context), set[str]()
         for stage in stages:
-            # An edit that leaves its own stage unexplained explains a later one by chance.
+            # An edit that leaves a stage unexplained which it changes explains a later one by chance.
             reaching = [
                 one
                 for one in candidates
                 if STAGES.index(one.stage) <= STAGES.index(stage)
-                and (one.stage not in unexplained or not self._left(one.stage, one))
+                and not any(self._left(each, one) for each in _changed_by(one, unexplained))
             ]
             for _ in range(ROUNDS):
                 best = self._best(stage, reaching)
@@ -214,6 +215,11 @@ class Search:
         """The quantities of a stage that disagree under the edits that are established, and some more."""
         counts = _disagreeing(self._audits(stage, *more), stage)
         return {name for name, count in counts.items() if count and name in self._off}
+
+    @property
+    def bounded(self) -> tuple[BoundedHypothesis, ...]:
+        """The hypotheses with a part that the rows do not hold, which could apply."""
+        return tuple(one for one in BOUNDED if one.applies(self._recorded.objective))
 
     @property
     def edits(self) -> list[Hypothesis]:
@@ -316,6 +322,12 @@ class Search:
                 if name in self._always_off:
                     zeros[name] += min(base[name].zero_bits, MOST_ZERO_BITS)
         return frozenset(name for name in left if sum(bits[name].values()) + zeros[name] >= ENOUGH_BITS)
+
+
+def _changed_by(one: Hypothesis, stages: Collection[str]) -> list[str]:
+    """Those of some stages that an edit changes: its own, and where the rows are evaluated anew all after it."""
+    first = STAGES.index(one.stage)
+    return [each for each in stages if each == one.stage or (one.evaluates and STAGES.index(each) > first)]
 
 
 def _bits(before: QuantityTally, after: QuantityTally) -> float:

@@ -46,14 +46,16 @@ class ReadCode:
     Attributes:
         first: the first release, or the number by which options say what a commit has.
         last: the last release; empty: the first.
-        commit: the commit that was read, where that is known.
+        commit: the commit that was read, where that is known; of several releases that of the last.
         main_of: the day of a commit of the main branch that no release has; empty for releases.
+        tag: the development version that is a tag of that commit; empty without one.
     """
 
     first: str
     last: str = ""
     commit: str = ""
     main_of: str = ""
+    tag: str = ""
 
     @property
     def name(self) -> str:
@@ -100,10 +102,15 @@ def release_of(text: str, read: Sequence[ReadCode], title: str) -> Release:
     >>> read = (ReadCode("0.3.0", "0.8.0"), ReadCode("0.8.1", commit="559b44772", main_of="2026-08-21"))
     >>> [release_of(text, read, "prime-rl").state for text in ("0.5.1", "559b447", "0.8.1", "0.2.0")]
     ['read', 'read', 'not read', 'older']
+    >>> tagged = (ReadCode("0.8.1", commit="559b44772", main_of="2026-08-21", tag="0.8.1.dev67"),)
+    >>> [release_of(text, tagged, "prime-rl").state for text in ("v0.8.1.dev67", "0.8.1.dev6", "0.8.1.dev68")]
+    ['read', 'not read', 'not read']
     >>> release_of("0.9.0", read, "prime-rl").words
     'prime-rl 0.9.0 is newer than main of 2026-08-21 (559b447), the last that was read: differences of numbers prove nothing'
     """  # noqa: E501  # a sentence that users see
     nothing = "differences of numbers prove nothing"
+    if text.lower().removeprefix("v").partition("+")[0] in {code.tag for code in read if code.tag}:
+        return Release(parse_version(text), READ)
     commit = _COMMIT.search(text.lower())
     if commit is not None:
         for code in read:

@@ -1,6 +1,6 @@
 """Interface of trainers: all that the rest of the package knows of one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -161,6 +161,27 @@ def _not_logged(logged: Mapping[str, float], config: Config | None) -> LossParts
 
 
 @dataclass(frozen=True)
+class Redefined:
+    """Metrics that a release of a trainer counts otherwise than those before it, under the same name.
+
+    Attributes:
+        metrics: a pattern of their names.
+        sign: a pattern of metrics that are logged beside them from that release on, and by no other.
+        words: what differs, as a sentence; ``{new}`` is the run that counts so, ``{old}`` the other.
+    """
+
+    metrics: str
+    sign: str
+    words: str
+
+    def counts_so(self, names: Collection[str]) -> bool | None:
+        """Tell whether a log counts so; None where it has no such metric."""
+        if not any(fnmatchcase(name, self.metrics) for name in names):
+            return None
+        return any(fnmatchcase(name, self.sign) for name in names)
+
+
+@dataclass(frozen=True)
 class Log:
     """The metrics that a trainer logs, under its own names.
 
@@ -186,6 +207,7 @@ class Log:
         loss_parts: takes the loss of a training step apart from what was logged; None where that does not do. The
             configuration is None where nothing states it.
         file: its own log of numbers, in words; None if it has none of its own.
+        redefined: metrics that some releases count otherwise.
         marks: sets of metrics of which one is logged whole, if its names are those of another trainer; none: its names
             are its own.
     """
@@ -211,6 +233,7 @@ class Log:
     )
     loss_parts: Callable[[Mapping[str, float], Config | None], LossParts | None] = _not_logged
     file: str | None = None
+    redefined: tuple[Redefined, ...] = ()
 
     def is_share(self, metric: str) -> bool:
         """Return True for the loss, if a share of it is logged: parts without a row may make it smaller."""

@@ -51,6 +51,7 @@ def test_a_row_that_was_rejected_stops_voting(tmp_path):
     assert (found["loss_before"], found["loss_after"]) == pytest.approx((198 / 4, -2 / 4))
     assert (found["grad_l1_before"], found["grad_l1_after"]) == pytest.approx((200 / 4, 4 / 4))
     assert found["spurious_share_l1"] == pytest.approx(200 / 200)
+    assert "kl_only_share_l1" not in found
     assert found["relative_change_l1"] == pytest.approx(200 / 4)
     assert found["kappa"] == pytest.approx((-198 + 2) / 4)
     assert found["cosine"] == pytest.approx((-198 + 2) / math.sqrt((2 * 99**2 + 2) * 4))
@@ -68,6 +69,7 @@ def test_the_kl_of_a_group_without_spread(tmp_path):
     dead = slope / 8
     alive = 2 * abs(-0.5 / 4 + dead) + (0.5 / 4 + dead)
     assert found["spurious_share_l1"] == pytest.approx(dead / (dead + alive))
+    assert found["kl_only_share_l1"] == found["spurious_share_l1"]
     assert found["relative_change_l1"] == pytest.approx(dead / alive)
     assert found["kappa"] == pytest.approx(1)
     assert (found["other_rows"], found["other_rows_rescaled"]) == (2, 0)

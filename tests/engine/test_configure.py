@@ -327,6 +327,8 @@ def test_flat_file_of_trl(tmp_path):
         ("a.yaml", "just text", "expected an object of options"),
         ("a.yaml", "", "expected an object of options"),
         ("a.yaml", "a: \x01", "not YAML"),
+        # A number to the base of 60, too large for a float.
+        ("a.yaml", "a: !!float " + "1:" * 200 + "1", "not YAML"),
     ],
 )
 def test_bad_files(tmp_path, name, text, message):

@@ -45,8 +45,8 @@ def unexplained(**stages):
 
 
 def test_the_table_names_rules_and_has_no_circle():
-    # RDA006 and RDA004, RDT013 and RDT005 explain each other under conditions that exclude each other.
-    excluding = {"_all_of_rows", "_fell_with_length"}
+    # RDA006 and RDA004, RDT013 and RDT005, RDA015 and RDI004: conditions that exclude each other.
+    excluding = {"_all_of_rows", "_fell_with_length", "_is_of_copies"}
     table = [(cause, codes) for cause, codes, holds in FOLLOWS if cause != ANY and holds.__name__ not in excluding]
     links = {(cause, code) for cause, codes in table for code in codes}
     assert {code for link in links for code in link} <= CODES.keys()
@@ -128,6 +128,8 @@ def test_copies_that_fill_up_the_batch_are_no_repeated_samples(shown, copies, el
     assert order[0][0] == ("RDI015" if follows else "RDI009")
 
 
+BY_PADDING = "log-probs of the sampler are late by the padding of their row in 150 sampled rows of 150"
+OF_COPIES = {"copies": Measure(144, "rows"), "differing_copies": Measure(62, "rows")}
 OTHER_ROWS = Cause("rewards-of-other-rows", "RDI004", "words", "advantages", 4, 1, 4, 0.5, "do")
 
 
@@ -163,6 +165,23 @@ OTHER_ROWS = Cause("rewards-of-other-rows", "RDI004", "words", "advantages", 4, 
             [replace(finding("RDI004"), cause=OTHER_ROWS), finding("RDI009", WARNING)],
             [("RDI004", None), ("RDI009", None)],
         ),
+        # Equal responses with different rewards are a noisy judge or other rows; more than that shows the latter.
+        (
+            [replace(finding("RDI004", WARNING), measures=OF_COPIES), finding("RDA015", WARNING)],
+            [("RDA015", None), ("RDI004", "RDA015")],
+        ),
+        ([finding("RDI004", WARNING), finding("RDA015", WARNING)], [("RDI004", None), ("RDA015", "RDI004")]),
+        # A reward whose noise may be meant explains no warning.
+        (
+            [replace(finding("RDI004", WARNING), measures=OF_COPIES), finding("RDA015", Severity.INFO)],
+            [("RDI004", None), ("RDA015", None)],
+        ),
+        # Places that a shift by the padding leaves empty are no placeholders, and no tokens of a tool.
+        (
+            [replace(finding("RDI008"), headline=BY_PADDING), finding("RDI006"), finding("RDI005", WARNING)],
+            [("RDI008", None), ("RDI006", "RDI008"), ("RDI005", "RDI008")],
+        ),
+        ([finding("RDI008"), finding("RDI006")], [("RDI006", None), ("RDI008", None)]),
         ([finding("RDI009", WARNING), finding("RDI015", WARNING)], [("RDI015", None), ("RDI009", "RDI015")]),
         ([finding("RDG011", WARNING), finding("RDG015", WARNING)], [("RDG015", None), ("RDG011", "RDG015")]),
         ([begun("RDT002", 3), begun("RDA011", 3)], [("RDT002", None), ("RDA011", "RDT002")]),

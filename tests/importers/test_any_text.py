@@ -6,7 +6,7 @@ import pytest
 
 import rolloutdoctor
 from rolloutdoctor.commands.check.each import find_runs
-from rolloutdoctor.importers.logs.base import LogNotes
+from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.metric_names.generic import SPELLINGS, taken_for
@@ -172,7 +172,7 @@ def test_a_nul_byte_is_one_more_control_character(tmp_path):
     assert read(tmp_path / "out.txt", text)[0] == {1: {"actor/pg_loss": 0.5, "critic/score/mean": 1.0}}
 
 
-@pytest.mark.parametrize("broken", ['{"step": 2, "lo', "...", "# and so on", '{"step": 2, "loss": 1, "loss": 2}'])
+@pytest.mark.parametrize("broken", ['{"step": 2, "lo', "...", "# and so on"])
 def test_a_broken_line_of_json_is_one_line(tmp_path, broken):
     rows = [json.dumps({"step": step, "loss": 0.5, "kl": 0.1}) for step in (1, 3)]
     values, told, _ = read(tmp_path / "log.jsonl", f"{rows[0]}\n{broken}\n{rows[1]}\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rolloutdoctor.importers.logs.base import LogNotes
+from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.table import FORMATS, kind_of, read_log
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.opening.dumps import ConvertOptions

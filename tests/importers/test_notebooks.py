@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rolloutdoctor.importers.logs.base import LogNotes
+from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.importers.reading.notebooks import read_notebook
 from rolloutdoctor.io.locations.paths import Source

@@ -5,7 +5,7 @@ import tracemalloc
 
 import pytest
 
-from rolloutdoctor.importers.logs.base import LogNotes
+from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.reader_notes import ReaderNotes

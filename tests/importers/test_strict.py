@@ -6,9 +6,9 @@ import time
 import pytest
 from importers.importing import DATA
 
-from rolloutdoctor.importers.logs.base import LogNotes
 from rolloutdoctor.importers.logs.dict_forms import SLIME
 from rolloutdoctor.importers.logs.line_forms import VerlLine
+from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source
@@ -93,7 +93,7 @@ def test_a_key_that_is_there_twice(tmp_path, spaces):
     (tmp_path / "log.jsonl").write_text(text)
     told = []
     assert read(tmp_path / "log.jsonl", told.append) == [(0, "train", {"a/b": 1.0})]
-    assert "1 line is no whole JSON object, and left out (line 2)" in told[0]
+    assert "value is there twice with two values in line 2, and left out there" in told[0]
 
 
 def test_a_step_that_a_float_cannot_hold(tmp_path):

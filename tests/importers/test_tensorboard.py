@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from importers.importing import DATA, converted
 
-from rolloutdoctor.importers.logs.base import LogNotes
+from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.io.locations.paths import Source
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import rolloutdoctor
 from rolloutdoctor.cli.app import app
 from rolloutdoctor.commands.check.each import find_runs
-from rolloutdoctor.importers.logs.base import LogNotes
+from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.table import kind_of, read_log
 from rolloutdoctor.importers.logs.trackio_project import trackio_config
 from rolloutdoctor.importers.logs.wandb_run import wandb_config

@@ -101,10 +101,15 @@ def test_a_kl_that_jumps_in_one_step(tmp_path, before, after, is_found):
         ([0.0, 0.6, 0.2, 0.29], [0.5, 0.4, 0.5, 0.4], "info"),
         ([0.0, 0.6, 0.2, 0.31], [0.5, 0.4, 0.5, 0.4], "warning"),
         ([0.0, 0.6], [0.5, 0.6], "warning"),
+        # A reward of some lines alone may have risen, where its last is not below its first.
+        ([0.0, 0.6, 0.7, 0.8], [0.5, None, None, 0.5], "info"),
+        ([0.0, 0.6, 0.7, 0.8], [0.5, None, None, 0.4], "warning"),
+        ([0.0, 0.6, 0.7, 0.8], [None] * 4, "warning"),
     ],
 )
 def test_a_kl_that_jumps_and_falls_back_or_is_rewarded_is_information(tmp_path, kl, rewards, severity):
     lines = [SWIFT | {"kl": nats, "reward": reward} for nats, reward in zip(kl, rewards, strict=True)]
+    lines = [{name: value for name, value in line.items() if value is not None} for line in lines]
     assert finding(jsonl(tmp_path / "log.jsonl", *lines), "RDT004").severity.label == severity
 
 

@@ -15,9 +15,6 @@ from rules.row_boundaries import numbers_of_rules
 from rolloutdoctor.rules import table
 
 FAMILIES = (advantages, dynamics, gradients, integrity, metrics, off_policy)
-WHOLE = (advantages, dynamics, gradients, metrics)
-"""Families of which each number has its rows."""
-
 BOUNDARIES = [boundary for family in FAMILIES for boundary in family.BOUNDARIES]
 
 
@@ -27,6 +24,7 @@ def test_a_number_is_where_it_is_said_to_be(boundary):
         assert re.match(says, outcome), (outcome, says)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boundary", BOUNDARIES, ids=lambda one: f"{one.code} {one.number}")
 def test_a_number_decides_between_the_two(boundary, monkeypatch):
     """With a tenth more or less of it, or one more or less of a count, both runs get the same answer."""
@@ -50,7 +48,7 @@ def test_every_boundary_is_one_of_a_number():
     assert {(one.code, one.number) for one in BOUNDARIES} <= numbers_of_rules()
 
 
-@pytest.mark.parametrize("family", WHOLE, ids=lambda family: family.__name__.split(".")[1])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__.split(".")[1])
 def test_every_number_has_its_rows(family):
     folder = f"rolloutdoctor.{family.__name__.removesuffix('.boundaries')}."
     numbers = {

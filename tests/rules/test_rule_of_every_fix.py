@@ -19,6 +19,7 @@ from rolloutdoctor.trainers.table import TRAINERS
 
 VLLM = {"use_vllm": True, "vllm_importance_sampling_mode": "sequence_mask", "vllm_importance_sampling_clip_max": 1.2}
 OPENRLHF = {"algo.advantage.estimator": "group_norm", "algo.kl.use_loss": True, "algo.kl.init_coef": 0.1}
+SLICES = {"advantage_estimator": "grpo", "normalize_advantages": True, "context_parallel_size": 2}
 PER_TOKEN = {"calculate_per_token_loss": True}
 OPTIONS: dict[tuple[str, str], tuple[str, dict[str, object]]] = {
     ("kl-inplace", "slime"): ("slime@0.3.1", {"advantage_estimator": "ppo", "kl_coef": 0.1}),
@@ -54,6 +55,8 @@ OPTIONS: dict[tuple[str, str], tuple[str, dict[str, object]]] = {
     ("one-vote-per-rollout", "trl-rloo"): ("trl-rloo", {"beta": 0.0}),
     ("tool-spans", "verl"): ("verl@0.8.0", {"adv_estimator": "reinforce_plus_plus"}),
     ("masked-end", "verl"): ("verl@0.9.1", {"adv_estimator": "reinforce_plus_plus"}),
+    ("cp-whitening", "slime"): ("slime@0.3.1", SLICES),
+    ("cp-whitening", "miles"): ("miles", SLICES),
 }  # fmt: skip
 """Trainer, with its release where that decides, and the options of a run that has the fault; else those of `KL`."""
 
@@ -92,6 +95,8 @@ def drawn(kind: str):
     reward_N[:8] = 0.5
     trained_N = torch.tensor([int(batch.trained[row + 1] - batch.trained[row]) for row in range(len(batch))])
     per_row = {"reward": reward_N, "micro_batch_id": place_N // 12, "rank": place_N % 2}
+    prompt_N = 3 * (place_N // 4) + 20
+    per_row |= {"prompt_ids": prompt_N, "prompt_length": prompt_N}
     # Trajectories that differ in their KL penalty have no one reward.
     per_row |= {"trajectory_id": trajectory_N} if kind == "whole" else {}
     return replace(

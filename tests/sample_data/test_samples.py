@@ -66,16 +66,27 @@ OF_THE_SAMPLER = {"RDI005", "RDI010", *(f"RDO{number:03}" for number in (1, 2, 3
 OF_OTHER_RUNS = {"RDA014", "RDA016", "RDA018", "RDG015", "RDI017", "RDO013", "RDO014", "RDT011"}
 UNTESTED = {
     # They need rewards by function (one of them the outcome), advantages of tokens, or a mark of rows without a reward.
-    "run": {"RDA006", "RDA021", "RDA008", "RDI011", *OF_THE_SAMPLER, *OF_OTHER_RUNS},
-    "verl_rejected": {"RDA008", "RDA021", "RDO006", "RDA009", "RDO002", "RDO008", "RDO010", "RDO011", *OF_OTHER_RUNS},
+    "run": {"RDA006", "RDA021", "RDA023", "RDA008", "RDI011", *OF_THE_SAMPLER, *OF_OTHER_RUNS},
+    "verl_rejected": {
+        "RDA008",
+        "RDA021",
+        "RDA023",
+        "RDO006",
+        "RDA009",
+        "RDO002",
+        "RDO008",
+        "RDO010",
+        "RDO011",
+        *OF_OTHER_RUNS,
+    },
     # It says of no row how it ended.
     "slime_ppo": {
-        *("RDA005", "RDA013", "RDA015", "RDA017", "RDI007", "RDI009", "RDI011", "RDI016", "RDO016"),
+        *("RDA005", "RDA013", "RDA023", "RDA015", "RDA017", "RDI007", "RDI009", "RDI011", "RDI016", "RDO016"),
         *OF_THE_SAMPLER,
         *OF_OTHER_RUNS,
     },
     # Its entropies show a temperature.
-    "healthy": {"RDA006", "RDA021", *OF_THE_SAMPLER, *OF_OTHER_RUNS},
+    "healthy": {"RDA006", "RDA021", "RDA023", *OF_THE_SAMPLER, *OF_OTHER_RUNS},
 }
 MOST_BYTES = 6 * 2**20
 

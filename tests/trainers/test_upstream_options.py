@@ -70,7 +70,7 @@ own loss is replaced, and with it go `label_smoothing_factor` and `average_token
 ACTOR = "actor_rollout_ref.actor"
 VERL_INERT = {
     # Which groups are sampled again; the rows are those that were kept.
-    "algorithm.filter_groups": words("max_inflight_gen_batches max_num_gen_batches metric"),
+    "algorithm.filter_groups": words("max_inflight_gen_batches max_num_gen_batches"),
     # Only with use_pf_ppo, which is refused; loss_type never reaches the loss.
     "algorithm": words("pf_ppo"),
     "algorithm.rollout_correction": words("loss_type"),

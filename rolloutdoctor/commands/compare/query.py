@@ -33,6 +33,7 @@ from rolloutdoctor.results.run_comparison import (
     Side,
 )
 from rolloutdoctor.results.version import __version__
+from rolloutdoctor.trainers.table import TRAINERS
 
 
 @dataclass(frozen=True)
@@ -286,6 +287,18 @@ def _row_parts(a: _Seen, b: _Seen, by: str) -> Iterator[Part]:
         yield Part(line["label"], {name: (line[f"{name} 0"], line[f"{name} 1"]) for name in measures})
 
 
+def _redefined(sides: list[_Seen]) -> Iterator[str]:
+    """Say which metrics of one name the releases of the two runs count differently."""
+    stated = {one.report.trainer for one in sides} - {None}
+    names = [one.prepared.run.metrics.names() for one in sides]
+    for trainer in TRAINERS.values():
+        for one in trainer.log.redefined if stated <= {trainer.name} else ():
+            so = [one.counts_so(each) for each in names]
+            if None not in so and so[0] != so[1]:
+                new, old = ("A", "B") if so[0] else ("B", "A")
+                yield one.words.format(new=new, old=old)
+
+
 def _notes(a: Run, b: Run, sides: list[_Seen], rows: RowComparison) -> Iterator[str]:
     yield from dict.fromkeys((*a.notes.sentences, *b.notes.sentences))
     if a.metrics_only or b.metrics_only:
@@ -308,6 +321,7 @@ def _notes(a: Run, b: Run, sides: list[_Seen], rows: RowComparison) -> Iterator[
     if reports[0].trainer != reports[1].trainer:
         names = [report.trainer or "an unknown trainer" for report in reports]
         yield f"Options of {names[0]} and {names[1]} have different names and meanings, and are not compared."
+    yield from _redefined(sides)
     objectives = [one.prepared.context.objective for one in sides]
     if None in objectives:
         which = "A" if objectives[0] is None else "B"

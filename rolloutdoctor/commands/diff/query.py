@@ -1,7 +1,7 @@
 """`diff`: a run computed as configured and with changes, side by side."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import polars as pl
@@ -26,11 +26,15 @@ from rolloutdoctor.io.run import Run
 from rolloutdoctor.results.comparison import Comparison, Effect, Pair, Slice
 from rolloutdoctor.results.errors import InputError, UsageError
 from rolloutdoctor.results.exact import mean
+from rolloutdoctor.results.findings import Measure
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.base import counted, percent
 
 BY_GRADIENT = "absolute change of the log-prob gradient"
 BY_ADVANTAGE = "absolute change of advantages"
+
+ONLY_KL = "zero-std:loss"
+"""The change that takes away the KL term of zero-variance groups, and nothing else."""
 
 _ALL = 1e-9
 """Share of a gradient that is the rounding of its sum."""
@@ -147,17 +151,24 @@ def _effect(state: DiffState, side: str, by: str | None, *, joint: bool) -> Effe
     parts: tuple[Slice, ...] = per_step if by == "step" else ()
     if by is not None and by != "step":
         parts = tuple(part_slices(by, state.frames["parts"].filter(side=side), total["steps"]))
+    whole = measures(lines.select(**totals()))[0]
     return Effect(
         label=side,
         joint=joint,
         differs=differs(total) or moved,
-        total=measures(lines.select(**totals()))[0],
+        total=whole | _of_kl_only(side, whole),
         metrics={name: _mean(own) for name, own in names.items()},
         per_step=per_step,
         parts=parts,
         moved_by=BY_GRADIENT if total["steps"] else BY_ADVANTAGE,
         remarks=(*_remarks(total, moved), *_whole_steps(lines)),
     )
+
+
+def _of_kl_only(side: str, total: Mapping[str, Measure]) -> dict[str, Measure]:
+    """What the spurious share is where the KL term of zero-variance groups, and nothing else, is taken away."""
+    share = total["spurious_share_l1"]
+    return {"kl_only_share_l1": share} if side == ONLY_KL and share.value is not None else {}
 
 
 def part_slices(by: str, lines: pl.DataFrame, steps: float) -> Iterator[Slice]:

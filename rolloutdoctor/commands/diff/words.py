@@ -130,8 +130,9 @@ def gradient(total: Mapping[str, Measure]) -> str:
     """Describe the change of the gradient in a few words; empty if there is none."""
     if total["grad_l1_before"].value is None:
         return ""
+    share = "KL-only share" if "kl_only_share_l1" in total else "spurious share"
     return (
-        f"spurious share {shown(total['spurious_share_l1'])} (L1), relative change "
+        f"{share} {shown(total['spurious_share_l1'])} (L1), relative change "
         f"{shown(total['relative_change_l1'])} (L1), kappa {shown(total['kappa'])}, cosine {shown(total['cosine'])}"
     )
 

@@ -1,5 +1,6 @@
 """Radii of scores and advantages."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -11,10 +12,11 @@ from rolloutdoctor.evaluation.radii.remembered import remembered_by_row
 from rolloutdoctor.evaluation.radii.terms import kl_terms
 from rolloutdoctor.evaluation.remembered import remembered
 from rolloutdoctor.evaluation.rows import token_levels
-from rolloutdoctor.evaluation.scores import named_scores, reward_kl_tokens, token_scores
+from rolloutdoctor.evaluation.scores import named_scores, reward_kl_tokens, token_scores, whitening_population
 from rolloutdoctor.formulas.advantages.leave_one_out import std_of_others
 from rolloutdoctor.formulas.advantages.levels import alone, normalised
 from rolloutdoctor.formulas.advantages.table import TOKEN_ESTIMATORS
+from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import AdvantageRule, Objective
 from rolloutdoctor.ops import rounding
 from rolloutdoctor.ops import segments as seg
@@ -195,6 +197,18 @@ def _whitened(before_V: Tensor, value_V: Tensor, error: Radius) -> Radius:
     return rounding.scaled(_largest(before_V), float(len(before_V)), steepest, _largest(value_V), error=error)
 
 
+def _parts(evaluation: Evaluation, before_V: Tensor) -> list[Tensor]:
+    """The trained tokens that share the moments of a whitening: one selection, ``[V]`` bool, for each part."""
+    rule = evaluation.objective.advantage
+    over = whitening_population(evaluation.batch, rule) if rule.whitened_over == "context-slice" else None
+    if over is None or over.part is None:
+        return [torch.ones_like(before_V, dtype=torch.bool)]
+    part_V = over.part
+    if rule.spec.axis is Axis.ALL_TOKENS:
+        part_V = part_V[evaluation.batch.column("response_mask")]
+    return [part_V == part for part in torch.unique(part_V)]
+
+
 def _whitened_tokens(evaluation: Evaluation) -> Radius:
     """Radius of any trained token's advantage where slime whitens those of the step."""
     rows, batch, objective = evaluation.rows, evaluation.batch, evaluation.objective
@@ -212,10 +226,17 @@ def _whitened_tokens(evaluation: Evaluation) -> Radius:
         return rounding.scaled(_largest(before_V), float(len(before_V)), steepest, _largest(value_V), error=error)
     if objective.advantage.centres_only:
         return error + rounding.mean(_largest(before_V), max(len(before_V), 1)) * 2
-    found = _whitened(before_V, value_V, error)
+    parts = _parts(evaluation, before_V)
+    found = _largest_of([_whitened(before_V[part], value_V[part], error) for part in parts])
     if objective.advantage.variance_floor or objective.advantage.whitening_epsilon is not None:
         return found
-    return found + _of_difference(before_V, torch.ones_like(before_V), _largest(value_V))
+    lost = [_of_difference(before_V[part], torch.ones_like(before_V[part]), _largest(value_V)) for part in parts]
+    return found + _largest_of(lost)
+
+
+def _largest_of(radii: Sequence[Radius]) -> Radius:
+    largest, likely = ([getattr(one, name).max() for one in radii] for name in ("largest", "likely"))
+    return Radius(torch.stack(largest).max(), torch.stack(likely).max())
 
 
 def _of_difference(before: Tensor, weight: Tensor, size: Tensor) -> Radius:

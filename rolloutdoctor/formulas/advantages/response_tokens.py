@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -180,6 +180,16 @@ def penalised_group_scores(scores: ResponseScores, rule: AdvantageRule) -> Tenso
     assert scores.row_scores is not None  # the estimator has groups
     advantage_T = seg.expand(scores.row_scores.shared(grpo(scores.row_scores, rule)).value_N, scores.offsets)
     return advantage_T if scores.penalty_T is None else advantage_T - scores.penalty_T
+
+
+def group_scores_of_tokens(scores: ResponseScores, rule: AdvantageRule) -> Tensor:
+    """GRPO's advantage of the row, which is whitened by parts of rows then, ``[T]`` float64."""
+    return penalised_group_scores(replace(scores, penalty_T=None), rule)
+
+
+def scores_of_tokens(scores: ResponseScores, rule: AdvantageRule) -> Tensor:
+    """The reward of the row, which is whitened by parts of rows then, ``[T]`` float64."""
+    return penalised_scores(replace(scores, penalty_T=None), rule)
 
 
 def penalised_scores(scores: ResponseScores, rule: AdvantageRule) -> Tensor:

@@ -19,10 +19,12 @@ from rolloutdoctor.formulas.advantages.response_tokens import (
     gae,
     gae_of_masked,
     gae_of_trained,
+    group_scores_of_tokens,
     penalised_group_scores,
     penalised_scores,
     response_returns,
     returns_of_scores,
+    scores_of_tokens,
 )
 from rolloutdoctor.formulas.advantages.scores import Advantages, Scores
 from rolloutdoctor.formulas.advantages.token_baselines import optimal_token_baseline, tir_optimal_token_baseline
@@ -91,10 +93,12 @@ RESPONSE_ESTIMATORS: dict[str, Callable[[ResponseScores, AdvantageRule], Tensor]
     "gae": gae,
     "gae_of_masked": gae_of_masked,
     "gae_of_trained": gae_of_trained,
+    "group_scores_of_tokens": group_scores_of_tokens,
     "penalised_group_scores": penalised_group_scores,
     "penalised_scores": penalised_scores,
     "response_returns": response_returns,
     "returns_of_group_scores": returns_of_scores,
     "returns_of_scores": returns_of_scores,
+    "scores_of_tokens": scores_of_tokens,
 }
 """`Axis.ALL_TOKENS`."""

@@ -22,12 +22,34 @@ class Population:
         moments: which of the two are taken over these as well; the other is over the trained tokens. The variance is
             about the mean that is subtracted, or, with an own centre, about that of its own tokens.
         part: ``[n]`` int64, the part of the step whose moments each value gets; None: the whole step.
+        alone: a single token in a part has a variance of 0; False: it is refused.
     """
 
     masked: Tensor | None = None
     zeros: float = 0.0
     moments: Moments = "both"
     part: Tensor | None = None
+    alone: bool = False
+
+
+def context_slices(position_T: Tensor, total_T: Tensor, ranks: int) -> Tensor:
+    """The rank of context parallelism that has each token, ``[T]`` int64.
+
+    A row of L tokens is cut into ``2 ranks`` chunks of ``ceil(L / (2 ranks))``; rank r has the r-th from the start and
+    the r-th from the end, and of a token what predicts it: the position before it. Source: slime
+    ``get_logits_and_tokens_offset_with_cp``.
+
+    Args:
+        position_T: ``[T]`` int64, position in prompt and response, from 0.
+        total_T: ``[T]`` int64, tokens of prompt and response.
+        ranks: how many there are.
+
+    >>> context_slices(torch.arange(1, 9), torch.full((8,), 9), 2).tolist()
+    [0, 0, 0, 1, 1, 1, 1, 1]
+    """
+    chunk_T = (total_T + 2 * ranks - 1) // (2 * ranks)
+    number_T = (position_T - 1).clamp(min=0) // chunk_T.clamp(min=1)
+    return torch.minimum(number_T, 2 * ranks - 1 - number_T)
 
 
 def whiten(x: Tensor, tokens: Tensor | None = None, population: Population | None = None) -> Tensor:
@@ -128,6 +150,8 @@ def _whiten_over(x: Tensor, weight: Tensor, population: Population) -> Tensor:
     squares_P = seg.total_by(part, variance_weight * (value - centre_P[part]).square())
     squares_P = squares_P + variance_zeros * centre_P.square()
     count_P = seg.total_by(part, variance_weight) + variance_zeros
-    if bool((count_P[part] < 2).any()):
+    if population.alone and bool((count_P[part] == 0).any()):
+        raise CannotComputeError(f"whitening needs a trained token in every slice of a step; {TRAINER} fails here")
+    if not population.alone and bool((count_P[part] < 2).any()):
         raise CannotComputeError("whitening needs at least two tokens in every part of a step")
-    return (x - mean_P[part]) * torch.rsqrt(squares_P / (count_P - 1) + 1e-8)[part]
+    return (x - mean_P[part]) * torch.rsqrt(squares_P / (count_P - 1).clamp(min=1) + 1e-8)[part]

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from rolloutdoctor.importers.logs.base import STEPS
 from rolloutdoctor.importers.logs.printed import FEWEST_NUMBERS, NUMBER, Printed, is_log_line, number
+from rolloutdoctor.importers.logs.row_names import STEPS
 
 _STEPS = (*STEPS[:-1], "time/total_timesteps")
 

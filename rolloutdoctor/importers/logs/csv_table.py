@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from rolloutdoctor.importers.logs.base import STEPS, Entry, LogNotes, entries_of, is_log_row
+from rolloutdoctor.importers.logs.base import Entry
+from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.row_names import STEPS, is_log_row
+from rolloutdoctor.importers.logs.rows import entries_of
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.importers.reading.cells import decimal
 from rolloutdoctor.io.locations.paths import Source, reason

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
-from rolloutdoctor.importers.logs.base import STEPS
 from rolloutdoctor.importers.logs.csv_table import OF_ROLLOUTS
 from rolloutdoctor.importers.logs.printed import (
     COUNTERS,
@@ -16,8 +15,10 @@ from rolloutdoctor.importers.logs.printed import (
     dict_in,
     is_log_line,
     nulls_of,
+    texts_in,
     values_of,
 )
+from rolloutdoctor.importers.logs.row_names import MOST_NAMES, STEPS
 
 _LINES = 40
 """Lines of a dict, which terminals cut."""
@@ -76,7 +77,7 @@ class DictForm:
         text = "{" + line if "{" not in line and _WITHOUT_BRACE.match(line) else line
         opened = _OPENS.search(text)
         row = None if opened is None else dict_in(text[opened.start() :])
-        if row is None:
+        if row is None or len(row) > MOST_NAMES:
             return
         step, total, counter = _step_of(row)
         if step is None and not self.names:
@@ -91,7 +92,8 @@ class DictForm:
             logs = is_long and is_log_line(values) and not any(name in line for name in of_rollouts)
         if logs:
             split = EVAL if any(name.startswith("eval_") for name in row) else TRAIN
-            yield Printed(values, step, split, counter=counter, total_steps=total)
+            texts = {name.removeprefix("eval_"): value for name, value in texts_in(text[text.find("{") :]).items()}
+            yield Printed(values, step, split, counter=counter, total_steps=total, texts=texts)
 
 
 # ``train`` (slime/backends/megatron_utils/model.py) and slime/observability/*_metrics.py; ``fit``

@@ -4,9 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
-from rolloutdoctor.importers.logs.base import STEPS, Cell, Entry, LogNotes, entries_of, is_number, numbers
+from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.json_lines import kind_of_row
+from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.numbers import Cell, is_number, numbers
 from rolloutdoctor.importers.logs.printed import is_log_line
+from rolloutdoctor.importers.logs.row_names import STEPS
+from rolloutdoctor.importers.logs.rows import entries_of
+from rolloutdoctor.importers.logs.runs_of_rows import Row, of_one_run
 from rolloutdoctor.importers.reading import cells, lines
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.results.errors import DataError, InputError
@@ -49,13 +54,16 @@ class JsonDocument:
         rows, is_counted = _rows(body)
         if is_counted:
             notes.tell(f"{source.name}: its lists have no step: their places are counted from 1")
+        placed: list[Row] = []
         for number, row in enumerate(rows, start=1):
             if not isinstance(row, dict):
                 raise DataError(f"{source.name}, row {number}: not an object; log an object of names and numbers")
-            if _TRAINER & row.keys() and "step" in row:
-                yield from trainer_entries(row, f"{source.name}, row {number}")
+            placed.append((row, f"{source.name}, row {number}"))
+        for named, where in of_one_run(placed, source.name, notes):
+            if _TRAINER & named.keys() and "step" in named:
+                yield from trainer_entries(named, where)
             else:
-                yield from entries_of(row, f"{source.name}, row {number}", notes)
+                yield from entries_of(named, where, notes)
 
 
 def _rows(body: object) -> tuple[Sequence[object], bool]:

@@ -3,19 +3,21 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rolloutdoctor.importers.logs.base import (
+from rolloutdoctor.importers.logs.base import Entry
+from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.numbers import is_list, is_number
+from rolloutdoctor.importers.logs.printed import dict_in, values_of
+from rolloutdoctor.importers.logs.row_names import (
+    LONG,
+    MOST_NAMES,
     STEPS,
-    Entry,
-    LogNotes,
-    entries_of,
-    entries_of_tracker,
-    is_list,
+    has_mean_reward,
     is_log_row,
     is_long,
-    is_number,
     of_rollouts,
 )
-from rolloutdoctor.importers.logs.printed import dict_in, values_of
+from rolloutdoctor.importers.logs.rows import entries_of, entries_of_tracker
+from rolloutdoctor.importers.logs.runs_of_rows import Row, of_one_run
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.metric_names.generic import is_metric
@@ -32,7 +34,7 @@ class JsonLines:
         """Look at the first objects: before its numbers a loop may write its configuration, or an evaluation."""
         if path.name.endswith(".metrics.jsonl") or not path.is_file():
             return None
-        rows = lines.first_objects(path, _LOOKED_AT)
+        rows = lines.first_objects(path, _LOOKED_AT, repeats=True)
         if rows and not _may_come_first(rows[0]):
             rows = rows[:1]
         kind = next((kind for row in rows if (kind := kind_of_row(row)) is not None), None)
@@ -44,11 +46,14 @@ class JsonLines:
             yield from entries_of_tracker([row for row, _ in _rows(source, notes)], source.name, notes)
             return
         without: list[str] = []
+        rows: list[Row] = []
         for row, where in _rows(source, notes):
             if "data" in row or any(row.get(name) is not None for name in STEPS):
-                yield from entries_of(row, where, notes)
+                rows.append((row, where))
             else:
                 without.append(where)
+        for row, where in of_one_run(rows, source.name, notes):
+            yield from entries_of(row, where, notes)
         if without:
             count = "1 line has no step and is" if len(without) == 1 else f"{len(without):,} lines have no step and are"
             notes.tell(f"{source.name}: {count} left out ({without[0].rpartition(', ')[2]})")
@@ -58,14 +63,22 @@ def _rows(source: Source, notes: LogNotes) -> Iterator[tuple[dict[str, object], 
     """Yield the objects of a file, and where each is."""
     broken: list[int] = []
     cut: list[int] = []
+    twice: dict[str, list[int]] = {}
     for chunk in lines.chunks([source]):
         for number, raw in enumerate(chunk.raw.split(b"\n"), start=chunk.first):
-            row = lines.parse(raw.removeprefix(b"\xef\xbb\xbf"))
+            row, repeated = lines.without_repeats(raw.removeprefix(b"\xef\xbb\xbf"))
+            for name in repeated:
+                twice.setdefault(name, []).append(number)
+            if {*repeated} & LONG:
+                continue
             if row is None and raw.strip():
                 row = _whole_pairs(raw)
                 (broken if row is None else cut).append(number)
             if row is not None:
                 yield row, f"{source.name}, line {number}"
+    for name, numbers in twice.items():
+        count = f"line {numbers[0]:,}" if len(numbers) == 1 else f"{len(numbers):,} lines (line {numbers[0]:,})"
+        notes.tell(f"{source.name}: {name} is there twice with two values in {count}, and left out there")
     for odd, what in ((broken, "left out"), (cut, "read up to where the cut is")):
         if odd:
             count = "1 line is" if len(odd) == 1 else f"{len(odd):,} lines are"
@@ -107,8 +120,11 @@ def is_history(row: Mapping[str, object]) -> bool:
 def kind_of_row(row: Mapping[str, object]) -> str | None:
     """Say what a row of logged numbers is; None if it is a rollout, or something else.
 
-    Rollouts have a reward or a text; a log of numbers has names that nobody gives a rollout.
+    Rollouts have a reward or a text; a log of numbers has names that nobody gives a rollout. The vocabulary of a
+    tokenizer has all these names, too.
     """
+    if len(row) > MOST_NAMES:
+        return None
     if set(row) == {"step", "data"} and isinstance(row["data"], dict):
         return "verl's file logger"
     if is_history(row):
@@ -116,11 +132,18 @@ def kind_of_row(row: Mapping[str, object]) -> str | None:
     is_flat = all(
         value is None or isinstance(value, (bool, int, float, str)) or is_list(value) for value in row.values()
     )
-    if not is_flat or not any(name in row for name in STEPS):
+    has_step = any(name in row for name in STEPS)
+    if has_step and has_mean_reward(row):
+        return _of_numbers(row)
+    if not is_flat or not has_step:
         return None
     if is_long(row):
         return "JSON Lines of step, name and value"
     if not is_log_row(row):
         return None
+    return _of_numbers(row)
+
+
+def _of_numbers(row: Mapping[str, object]) -> str:
     trainer = whose(row)
     return "JSON Lines of logged numbers" + (f", named as {trainer} does" if trainer else "")

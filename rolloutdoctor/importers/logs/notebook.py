@@ -1,13 +1,16 @@
 """The outputs of a Jupyter notebook: text and tables; what its Markdown and code hold is no log."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from rolloutdoctor.importers.logs.base import Entry, LogNotes
+from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.console import ANY_NAMES, FORMS, Form, entries_of_text
+from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.printed import Printed
 from rolloutdoctor.importers.reading.notebooks import is_notebook, read_notebook
 from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.metric_names.table import metric_quantities, writers
 from rolloutdoctor.results.errors import InputError
 
 
@@ -31,9 +34,32 @@ class NotebookOutputs:
         if not lines:
             raise InputError(f"{source.name}: a notebook without outputs, which were cleared; give one that was run")
         # A table of losses alone says less than dicts with rewards below it.
-        counts: dict[Form, int] = {form: sum(len(one.values) for one in form.records(lines)) for form in FORMS}
-        # Lines of any names may be of every response: they count where nothing else has numbers.
-        best = max(FORMS, key=lambda form: (form not in ANY_NAMES and counts[form] > 0, counts[form]))
+        records = {form: list(form.records(lines)) for form in FORMS}
+        counts: dict[Form, int] = {form: sum(len(one.values) for one in found) for form, found in records.items()}
+        # Lines of any names may be of every response: they count where nothing else has numbers of rewards.
+        trained = {form for form in FORMS if form not in ANY_NAMES or _is_of_steps(records[form])}
+        best = max(
+            FORMS,
+            key=lambda form: (
+                form in trained and _has_reward(records[form]),
+                counts[form] > 0 and form not in ANY_NAMES,
+                counts[form],
+            ),
+        )
         if not counts[best]:
             raise InputError(f"{source.name}: no output of the notebook has numbers of a training; give another log")
         yield from entries_of_text(lines, best, source.name, notes)
+
+
+def _is_of_steps(records: Sequence[Printed]) -> bool:
+    """Tell lines of steps, each of its own and with a trainer's names, from those of responses."""
+    steps = [record.step for record in records]
+    return None not in steps and len({*steps}) == len(steps) and bool(writers(_names(records)))
+
+
+def _has_reward(records: Sequence[Printed]) -> bool:
+    return "reward" in metric_quantities(_names(records)).values()
+
+
+def _names(records: Sequence[Printed]) -> set[str]:
+    return {name for record in records for name in record.values}

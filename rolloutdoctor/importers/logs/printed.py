@@ -127,6 +127,23 @@ def pairs(line: str) -> Iterator[tuple[str, str]]:
             yield label.strip(), value
 
 
+_TEXT = re.compile(r"""(['"])([\w/ .-]{1,100})\1\s?:\s?(['"])((?:(?!\3)[^\\\n]){1,60})\3\s*(?=[,}])""")
+
+
+def texts_in(text: str) -> dict[str, str]:
+    """Return what a dict has in place of the number of a metric.
+
+    >>> texts_in("{'loss': 0.5, 'reward': 'n/a', 'kl': '0.1', 'remaining': '3h'}")
+    {'reward': 'n/a'}
+    """
+    found = {name: value for _, name, _, value in _TEXT.findall(text)} if len(text) <= LONGEST_LINE else {}
+    return {
+        name: value
+        for name, value in found.items()
+        if is_metric(name) and number(value.partition("/")[0].strip()) is None and value not in _NULL.split("|")
+    }
+
+
 _LEVEL = re.compile(r"^\[?(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)\]?[\s:]+")
 """What a logger puts before its line."""
 

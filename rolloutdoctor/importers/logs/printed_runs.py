@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from rolloutdoctor.data.step_key import TRAIN
-from rolloutdoctor.importers.logs.base import RunOfText
+from rolloutdoctor.importers.logs.notes import RunOfText
 from rolloutdoctor.importers.logs.printed import Printed
 from rolloutdoctor.metric_names.table import functions
 

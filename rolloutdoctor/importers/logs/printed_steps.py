@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from rolloutdoctor.data.step_key import TRAIN
-from rolloutdoctor.importers.logs.base import Entry, LogNotes, NoNumber
+from rolloutdoctor.importers.logs.base import Entry
+from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.numbers import NoNumber
 from rolloutdoctor.importers.logs.printed import Printed
 from rolloutdoctor.importers.reading import cells
 

@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from rolloutdoctor.importers.logs.base import LogFormat, LogNotes, NoNumber
+from rolloutdoctor.importers.logs.base import LogFormat
 from rolloutdoctor.importers.logs.console import Console
 from rolloutdoctor.importers.logs.csv_table import CsvTable
 from rolloutdoctor.importers.logs.json_document import JsonDocument
 from rolloutdoctor.importers.logs.json_lines import JsonLines
 from rolloutdoctor.importers.logs.notebook import NotebookOutputs
+from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.numbers import NoNumber
 from rolloutdoctor.importers.logs.parquet_history import ParquetHistory
 from rolloutdoctor.importers.logs.tensorboard import TensorboardEvents
 from rolloutdoctor.importers.logs.trackio_project import TrackioProject, trackio_runs

@@ -5,7 +5,8 @@ from itertools import islice
 from pathlib import Path
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
-from rolloutdoctor.importers.logs.base import Entry, LogNotes
+from rolloutdoctor.importers.logs.base import Entry
+from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.reading.tensorboard_records import is_text, records, scalars
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.results.errors import InputError

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from rolloutdoctor.importers.logs.base import Entry, LogNotes, entries_of_tracker
+from rolloutdoctor.importers.logs.base import Entry
+from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.rows import entries_of_tracker
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.importers.reading.sqlite_files import Database, opened, text_of
 from rolloutdoctor.io.locations.paths import Source

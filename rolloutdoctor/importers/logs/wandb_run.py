@@ -6,8 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from sys import intern
 
-from rolloutdoctor.importers.logs.base import Entry, LogNotes, Tell, entries_of_tracker
+from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.console import Console
+from rolloutdoctor.importers.logs.notes import LogNotes, Tell
+from rolloutdoctor.importers.logs.rows import entries_of_tracker
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.importers.reading.wandb_records import MAGIC, fields, records
 from rolloutdoctor.io.locations.paths import Source, reason
@@ -51,10 +53,14 @@ class WandbRun:
         if run.is_file():
             with _reading(source):
                 rows = list(_history(source, notes.tell))
-            yield from entries_of_tracker(rows, source.name, notes)
-            return
+            if any(len(row) > 1 for row in rows) or not _has_numbers(run.parent):
+                yield from entries_of_tracker(rows, source.name, notes)
+                return
+            run, lacks = run.parent, "has no numbers"
+        else:
+            lacks = "is not there"
         log, summary = (run / "files" / name for name in (_LOG, _SUMMARY))
-        console, missing = Console(), f"{source.name}: the history (run-*.wandb) is not there"
+        console, missing = Console(), f"{source.name}: the history (run-*.wandb) {lacks}"
         if console.detect(log) is not None:
             notes.tell(f"{missing}: read is the console of the run, files/{_LOG}")
             yield from console.read(Source(str(log), f"{source.name}/files/{_LOG}"), notes)
@@ -115,8 +121,12 @@ def _run_in(folder: Path) -> list[Path]:
     files = [file for file in sorted(folder.glob("run-*.wandb")) if file.is_file() and _begins(file)]
     if files or not any((folder / "files" / name).is_file() for name in (_LOG, _SUMMARY)):
         return files
-    has_numbers = Console().detect(folder / "files" / _LOG) or (folder / "files" / _SUMMARY).is_file()
-    return [folder] if has_numbers else []
+    return [folder] if _has_numbers(folder) else []
+
+
+def _has_numbers(folder: Path) -> bool:
+    """Tell the folder of a run that has numbers beside the history."""
+    return bool(Console().detect(folder / "files" / _LOG)) or (folder / "files" / _SUMMARY).is_file()
 
 
 def _begins(file: Path) -> bool:

@@ -156,6 +156,27 @@ def parse(raw: bytes) -> dict[str, object] | None:
     return body if isinstance(body, dict) and not _too_deep(body, raw) else None
 
 
+def without_repeats(raw: bytes) -> tuple[dict[str, object] | None, tuple[str, ...]]:
+    """Return the object in some bytes as `parse` does, without keys that are there twice with two values, and these."""
+    found = parse(raw)
+    if found is not None or _is_all_brackets(raw):
+        return found, ()
+    repeated: dict[str, None] = {}
+
+    def told_apart(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        first: dict[str, object] = {}
+        odd = [name for name, value in pairs if first.setdefault(name, value) != value]
+        repeated.update(dict.fromkeys(odd))
+        return {name: value for name, value in first.items() if name not in odd}
+
+    try:
+        body = json.loads(raw, object_pairs_hook=told_apart)
+    except (ValueError, RecursionError):
+        return None, ()
+    is_whole = isinstance(body, dict) and not _too_deep(body, raw)
+    return (body, tuple(repeated)) if is_whole else (None, ())
+
+
 def document(raw: bytes) -> object:
     """Return the JSON document in some bytes; None if it is none, or nested too deep to be a log."""
     try:
@@ -210,8 +231,15 @@ def first_object(path: Path) -> dict[str, object] | None:
     return next(iter(first_objects(path, 1)), None)
 
 
-def first_objects(path: Path, most: int) -> list[dict[str, object]]:
-    """Return the objects on the first lines that are not empty, for sniffing; none from the first that is not one."""
+def first_objects(path: Path, most: int, *, repeats: bool = False) -> list[dict[str, object]]:
+    """Return the objects on the first lines that are not empty, for sniffing; none from the first that is not one.
+
+    Args:
+        path: of a file.
+        most: objects.
+        repeats: True to take objects with a key twice, as `without_repeats` does.
+    """
+    read = (lambda text: without_repeats(text)[0]) if repeats else parse
     found: list[dict[str, object]] = []
     # To open a pipe is to wait for who writes to it.
     if not path.is_file():
@@ -222,7 +250,7 @@ def first_objects(path: Path, most: int) -> list[dict[str, object]]:
                 if not raw.strip():
                     continue
                 text = raw.lstrip().removeprefix(_BYTE_ORDER_MARK)
-                row = parse(text) if len(raw) <= LONGEST_LINE and text.lstrip().startswith(b"{") else None
+                row = read(text) if len(raw) <= LONGEST_LINE and text.lstrip().startswith(b"{") else None
                 if row is None:
                     break
                 found.append(row)

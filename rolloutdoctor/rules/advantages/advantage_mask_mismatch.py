@@ -153,6 +153,8 @@ class AdvantageMaskMismatch(TableRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """An error where trained tokens have another advantage than their row; outside of the mask information."""
+        if self._is_by_token(context):
+            return None
         dead = run.table.filter("is_dead") if "advantages" in context.unexplained else run.table.clear()
         rows = run.count("rows") + len(dead)
         if not rows:
@@ -180,6 +182,20 @@ class AdvantageMaskMismatch(TableRule):
             evidence="the logged per-token advantages; this estimator gives one value per response",
             advice="broadcast each response's scalar advantage over its own response mask, not over another row's",
         )
+
+    def vacuous_reason(self, run: Measured, context: Context) -> str | None:
+        """A cause under which the tokens of a row have advantages of their own."""
+        return "what RDA010 reports gives every token an advantage of its own" if self._is_by_token(context) else None
+
+    def _is_by_token(self, context: Context) -> bool:
+        """True if the whitening that was found gives the tokens of a row advantages of their own."""
+        objective, names = context.objective, {cause.hypothesis for cause in context.causes.get("RDA010", ())}
+        if objective is None or not names:
+            return False
+        from rolloutdoctor.search.hypotheses.whitening import WHITENINGS
+
+        edits = [one.objective for one in WHITENINGS if one.name in names and one.objective is not None]
+        return any(has_time_axis(edit(objective)) for edit in edits)
 
     def _outside(self, run: Measured) -> Judgement | None:
         if not run["outside_tokens"]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import polars as pl
 
+from rolloutdoctor.data.schema import FAILED, TRUNCATED
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.required_columns import prompt_columns
 from rolloutdoctor.results.findings import Severity
@@ -14,6 +15,15 @@ from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 LEAST_SHARE = 1e-6
 """Shares that differ by less do so by the rounding of float32."""
+
+ENDED = {
+    "failed": (
+        "failed (error, timeout or abort)",
+        "look at the errors of the environment and its tools, and leave failed rollouts out of the baseline",
+    ),
+    "truncated": ("was truncated", "raise the response length limit, or penalize length before it is reached"),
+}
+"""How all responses of a group ended that have one reward for that reason: words for it, and what to do."""
 
 BINARY = ((0.0, 1.0), (-1.0, 1.0))
 """Values that a reward of right and wrong has."""
@@ -25,7 +35,8 @@ class DeadGroups(TableRule):
 
     ## What it does
     Counts groups without a spread of rewards, at the lower end of the reward, at the upper end, and elsewhere, and the
-    trained tokens that they take.
+    trained tokens that they take. Where rows have a status, it counts those in which every response failed, or was
+    truncated.
 
     ## Why it matters
     With equal rewards every advantage is 0: the responses were sampled and scored for nothing. Under a token mean they
@@ -63,13 +74,14 @@ class DeadGroups(TableRule):
     needs_objective = False
     splits = ("train",)
     needs = ("reward", "group_id")
+    optional = ("failed_groups", "truncated_groups")
 
     fewest: int = 8
     """Groups without a spread that are too many for chance, where there are no others."""
 
     def optional_columns(self, context: Context) -> frozenset[str]:
-        """Trained tokens, and which prompts recur."""
-        return frozenset({"response_mask"}) | prompt_columns(context.columns)
+        """Trained tokens, how responses ended, and which prompts recur."""
+        return frozenset({"response_mask", "status"}) | prompt_columns(context.columns)
 
     def metrics(self, context: Context) -> frozenset[str]:
         """The share that the trainer logs."""
@@ -79,6 +91,7 @@ class DeadGroups(TableRule):
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each group of two or more scored responses."""
         reward, dead = pl.col("reward"), pl.col("low") == pl.col("high")
+        status = pl.col("status").str.to_lowercase()
         groups = (
             run.rows.filter(reward.is_finite())
             .group_by(*STEP_KEY, "group", maintain_order=True)
@@ -89,6 +102,9 @@ class DeadGroups(TableRule):
                 low=reward.min(),
                 high=reward.max(),
                 right=(reward == 1).sum(),
+                failed=status.is_in(FAILED).fill_null(value=False).all(),
+                truncated=status.is_in(TRUNCATED).fill_null(value=False).all(),
+                has_status=status.is_not_null().any(),
                 **{f"binary{number}": reward.is_in(ends).all() for number, ends in enumerate(BINARY)},
             )
             .filter(pl.col("rows") > 1)
@@ -110,7 +126,7 @@ class DeadGroups(TableRule):
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the number of zero-variance groups, and what they cost."""
-        dead, prompt = pl.col("dead"), pl.col("prompt")
+        dead, prompt, has_status = pl.col("dead"), pl.col("prompt"), pl.col("has_status").any()
         right = pl.sum("right") / pl.sum("rows")
         by_chance = (right ** pl.col("rows") + (1 - right) ** pl.col("rows")).mean()
         return {
@@ -118,6 +134,7 @@ class DeadGroups(TableRule):
             "dead_groups": (dead.sum(), "groups"),
             "lowest_groups": (pl.sum("lowest"), "groups"),
             "highest_groups": (pl.sum("highest"), "groups"),
+            **{f"{how}_groups": (pl.when(has_status).then((dead & pl.col(how)).sum()), "groups") for how in ENDED},
             "other_groups": (dead.sum() - pl.sum("lowest") - pl.sum("highest"), "groups"),
             "expected_share": (pl.when((pl.col("binary0") | pl.col("binary1")).all()).then(by_chance), "share"),
             "kappa": (pl.col("trained_tokens").filter(~dead).sum() / pl.sum("trained_tokens"), "1"),
@@ -152,6 +169,11 @@ class DeadGroups(TableRule):
             f"{run['lowest_groups']:,} at the lowest reward, {run['highest_groups']:,} at the highest, "
             f"{run['other_groups']:,} elsewhere"
         )
+        advice = None
+        for how, (words, remedy) in ENDED.items():
+            if among := run[f"{how}_groups"]:
+                ends += f"; in {among:,} of them every response {words}"
+                advice = remedy if among >= dead / 2 else advice
         if dead == groups >= self.fewest:
             return Judgement(
                 severity=Severity.ERROR,
@@ -165,7 +187,8 @@ class DeadGroups(TableRule):
                     f"rewards: {ends}"
                 ),
                 evidence="the rewards of the rows, compared exactly",
-                advice=(
+                advice=advice
+                or (
                     "call the reward function on some responses to one prompt: it may be constant, its parser may "
                     "find no answer, or the prompts may be all solved or all too hard"
                 ),
@@ -199,7 +222,8 @@ class DeadGroups(TableRule):
             ),
             message=message,
             evidence="the rewards of the rows, compared exactly",
-            advice=(
+            advice=advice
+            or (
                 "use harder or easier prompts, larger groups, or dynamic sampling (DAPO), which drops zero-variance "
                 "groups"
             ),

@@ -44,8 +44,9 @@ class InertRewardTerm(TableRule):
     their means over the step; `reward_variance_share` is what the reward has within its groups of its own: the share
     that can reach the gradient. That a function which depends on the response agrees in every group by chance must have
     a probability of 2^-20: one in (n + 1) / 2 for each group of n rows (a success whose chance is any between 0 and 1),
-    and one in two at least, so that 20 pairs are needed, or ten groups of eight. A warning where the inert functions
-    have a tenth of the variance or more, else information. Functions of weight 0 are left out.
+    and one in two at least, so that 20 pairs are needed, or ten groups of eight. From 2^-8 on it is information: what
+    these groups show, and how likely chance is. Beyond that, a warning where the inert functions have a tenth of the
+    variance or more, else information. Functions of weight 0 are left out.
     Estimators without a group baseline, pass@k, and steps that are compared as one batch are not looked at, since
     there the term does not cancel; neither is a single group.
 
@@ -72,6 +73,9 @@ class InertRewardTerm(TableRule):
 
     least_bits: float = 20.0
     """Once in a million runs."""
+
+    some_bits: float = 8.0
+    """Once in 256 runs, which the report says."""
 
     warn_above: float = 0.1
     """Below a tenth of what the functions vary by, what cancels is small beside what does not."""
@@ -158,8 +162,10 @@ class InertRewardTerm(TableRule):
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few groups of two or more rows."""
-        bits = run.table.filter("is_first")["bits"].sum()
+        bits = self._bits(run)
         if bits >= self.least_bits or not self.columns(context):
+            return None
+        if self.judge(run, context) is not None:
             return None
         return Missing(
             f"{counted(run.count('groups'), 'group')} of two or more rows with rewards by function, which agree by "
@@ -167,8 +173,12 @@ class InertRewardTerm(TableRule):
             "widen --steps, or record the column rewards for every row",
         )
 
+    def _bits(self, run: Measured) -> float:
+        """How unlikely it is that the rows of every group agree by chance."""
+        return float(run.table.filter("is_first")["bits"].sum())
+
     def judge(self, run: Measured, context: Context) -> Judgement | None:
-        """A warning where much of what the functions vary by cancels, else information."""
+        """A warning where much of what the functions vary by cancels in enough groups, else information."""
         functions = (
             run.table.drop_nulls("function")
             .group_by("function")
@@ -182,22 +192,27 @@ class InertRewardTerm(TableRule):
         share = run["inert_variance_share"]
         # No group has any variance: dead groups, and not one term.
         alone = len(inert) + len(constant) == len(functions)
-        heavy = bool(inert) and share is not None and share >= self.warn_above and not alone
+        bits, groups = self._bits(run), counted(run.count("groups"), "group")
+        few = bits < self.least_bits
+        if few and (alone or bits < self.some_bits):
+            return None
+        heavy = bool(inert) and share is not None and share >= self.warn_above and not alone and not few
         named = [*inert, *(name for name, _ in constant)]
         parts = []
         if inert:
-            parts.append(f"{', '.join(inert)}: constant within each of {counted(run.count('groups'), 'group')}")
+            parts.append(f"{', '.join(inert)}: constant within each of {groups}")
         if constant:
             parts.append(f"{', '.join(f'{name} = {low:.4g}' for name, low in constant)} in every row")
         return Judgement(
             severity=Severity.WARNING if heavy else Severity.INFO,
             confirmed=False,
             headline=f"{' and '.join(named)} {'cancel' if len(named) > 1 else 'cancels'} in the group baseline "
-            f"({percent(share)} of the functions' variance)",
+            + (f"of all {groups} " if few else "")
+            + f"({percent(share)} of the functions' variance)",
             message="; ".join(parts),
             evidence=(
                 f"{percent(run['reward_variance_share'])} of the variance of the reward is within groups and can "
-                "reach the gradient"
+                "reach the gradient" + (f"; so few groups agree by chance once in 2^{bits:.0f} runs" if few else "")
             ),
             advice="make the term depend on the response, add it after the baseline is subtracted, or drop it",
         )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from rolloutdoctor.data.schema import FAILED
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import RowSet
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.rules.step import StepView
-
-FAILED = frozenset({"abort", "aborted", "cancelled", "canceled", "error", "failed", "timeout", "timed_out"})
-"""Values of the column status, in lower case, of a rollout that did not come to an end that could be scored."""
 
 
 @dataclass(frozen=True)

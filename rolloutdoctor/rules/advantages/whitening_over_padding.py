@@ -2,18 +2,22 @@
 
 from dataclasses import dataclass
 
-from rolloutdoctor.rules.audited import CauseRule
 from rolloutdoctor.rules.base import Context
+from rolloutdoctor.rules.known_fault import KnownFaultRule, of_fixes, shifts_of
+
+FIX = "cp-whitening:whole"
 
 
 @dataclass(frozen=True)
-class WhiteningOverPadding(CauseRule):
-    """Advantages are whitened over padding, over masked tokens, or rank by rank.
+class WhiteningOverPadding(KnownFaultRule):
+    """Advantages are whitened over padding, over masked tokens, rank by rank, or slice by slice of the rows.
 
     ## What it does
     Where the objective whitens its advantages and the logged ones are not reproduced, tries other tokens for the mean
     and the variance: all response tokens, all positions of rows padded to the longest of the step, one moment over
-    these and the other over the trained tokens, and the tokens of each rank by itself.
+    these and the other over the trained tokens, the tokens of each rank by itself, and the slices that each
+    context-parallel rank has of the rows. slime does the last up to 0.3.1, and so does miles: such a run is evaluated
+    with the fix `cp-whitening` as well.
 
     ## Why it matters
     A mean that counts padding is not the mean of the trained tokens: the difference pushes every token of the step in
@@ -23,8 +27,10 @@ class WhiteningOverPadding(CauseRule):
     Every logged advantage is compared with both formulas, each within its rounding radius. The finding gives how
     many values each explains, how many rows change, how many advantages change their sign (`sign_flips`), and with
     log-probs how much of the gradient differs: `relative_change_l1` = |g_made - g_recorded|_1 / |g_recorded|_1, in
-    log-prob space. Moments by rank need the column rank. An objective that does not whiten is tested for whitening
-    that no option asks for. Clean: the logged advantages agree with moments over the trained tokens of the step.
+    log-prob space. Moments by rank need the column rank, those by slice `prompt_ids`. An objective that does not
+    whiten is tested for whitening that no option asks for. Where the release whitens by slice it is a warning, and
+    confirmed where the logged advantages agree with the release and not with the fix. Clean: the logged advantages
+    agree with moments over the trained tokens of the step.
 
     ## What to do
     Pass the loss mask to both the mean and the variance, and sum both over all ranks before dividing.
@@ -42,7 +48,11 @@ class WhiteningOverPadding(CauseRule):
     references = (
         "https://github.com/NovaSky-AI/SkyRL/issues/1305",
         "https://github.com/volcengine/verl/issues/1527",
+        "https://github.com/THUDM/slime/pull/2235",
     )
+    fixes = (FIX,)
+    reads = of_fixes(FIX)
+    adds = shifts_of(FIX)
     stages = ("advantages",)
     remedy = "log the advantages: the column advantage (one a row) or advantages (one a token)"
 
@@ -51,6 +61,6 @@ class WhiteningOverPadding(CauseRule):
         from rolloutdoctor.search.hypotheses.whitening import WHITENINGS
 
         objective = context.objective
-        if objective is None or any(one.applies(objective) for one in WHITENINGS):
+        if objective is None or self._concerned(context) or any(one.applies(objective) for one in WHITENINGS):
             return None
         return "the advantages are not whitened"

@@ -31,8 +31,9 @@ class KlBlowUp(NumbersRule):
     end than at the start by more than its noise, and else a warning. `onset` is the first step from which it stays
     above the geometric mean of both; of a rise that takes more than a quarter of the steps, the first that left the
     start. In fewer than ten steps a KL that goes from below 0.01 to above 0.3 nats between two consecutive ones is a
-    warning, and information where it falls back, or the reward of three lines or more is not below the first: one step
-    does not move a policy so far. Confirmed: the log shows that, not why. A KL that is NaN or negative is `RDM003`'s.
+    warning: one step does not move a policy so far. It is information where the KL falls back, or the reward of three
+    lines or more is not below the first, or may have risen in lines that say no reward or are left out, since they may
+    be of other rows. Confirmed: the log shows that, not why. A KL that is NaN or negative is `RDM003`'s.
 
     ## What to do
     Go back to a checkpoint before the onset; raise the KL coefficient, or lower the learning rate.
@@ -66,6 +67,9 @@ class KlBlowUp(NumbersRule):
         rate = f" at a learning rate of {number(rates[0])}" if len(rates) else ""
         rewards = run.table["reward"].drop_nulls().drop_nans()
         is_passing = run.table["kl"][-1] <= self.jump or (len(rewards) > 2 and rewards[-1] >= rewards[0])
+        # Lines of the log that may be of other rows than those of the step are left out.
+        is_hidden = not len(rewards) and "reward" in context.quantities
+        is_passing |= is_hidden or _may_have_risen(series(run, "reward"))
         return Judgement(
             severity=Severity.INFO if is_passing else Severity.WARNING,
             confirmed=True,

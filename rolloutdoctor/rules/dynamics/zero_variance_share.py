@@ -10,6 +10,7 @@ from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
 from rolloutdoctor.rules.logged_quantities import by_step, is_rounded, not_logged, of_distillation
 from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
+from rolloutdoctor.rules.series import ending
 from rolloutdoctor.rules.table_rule import Measured
 
 if TYPE_CHECKING:
@@ -90,20 +91,17 @@ class ZeroVarianceShare(NumbersRule):
         values = series(run, "zero_variance_share")
         if values.max() > 1 or values.min() < 0:
             return None
-        spread = np.flatnonzero(values < 1)
-        since = 0 if not len(spread) else int(spread[-1]) + 1
-        dead = len(values) - since
-        if since and float((values[:since] == 1).mean()) ** dead > self.chance:
-            dead = 0
+        since = ending(values == 1, self.lasting, self.chance)
         late = float(values[-max(1, len(values) // 3) :].mean())
         mean = float(values.mean())
-        if dead < self.lasting and late <= self.most and mean < self.many:
+        if since is None and late <= self.most and mean < self.many:
             return None
-        onset = step_at(run, since) if dead >= self.lasting else None
+        onset = None if since is None else step_at(run, since)
         advice = (
             "use prompts that are neither solved nor too hard, drop zero-variance groups, or check the reward function"
         )
-        if onset is not None:
+        if since is not None and onset is not None:
+            dead = len(values) - since
             headline = f"every group is zero-variance since step {onset}: all advantages are 0"
             message = f"Since step {onset}, in {counted(dead, 'logged step')}, every group has equal rewards."
             rewards = series(run, "reward")

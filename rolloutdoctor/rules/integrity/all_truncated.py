@@ -30,11 +30,12 @@ class AllTruncated(TableRule):
 
     ## How it is measured
     A step counts as cut off as a whole if the logged share of responses that were cut off is 1 and the least length is
-    the largest, or if every row has a `status` of length or truncated. All steps of a run: an error, with one finished
-    response it is none. Five steps one after another with a share of at least 90 %: a warning. A third of all
-    responses of ten steps or more, or 90 % of those of fewer: information. Where a log says no share, a mean length
-    that is one integer in ten lines or more is the length of every response: a warning, exposed. Where at least 90 %
-    of the steps had rewards that differ within groups, the task may fix the length, and all steps are a warning too.
+    the largest, or if every row has a `status` of length or truncated. All steps of a run, three or more: an error,
+    with one finished response it is none. Five steps one after another with a share of at least 90 % together: a
+    warning. A third of all responses of ten steps or more, or 90 % of those of fewer: information. Where a log says no
+    share, a mean length that is one integer, and the largest, in the last ten lines or more is the length of every
+    response: a warning, exposed. Where at least 90 % of the steps had rewards that differ within groups, the task may
+    fix the length, and all steps are a warning too.
 
     Stop strings leave responses without an end-of-sequence token, which TRL counts as cut off; their lengths differ, so
     a share counts only where the mean length is at least that share of the largest. Lengths below the recorded option
@@ -117,10 +118,13 @@ class AllTruncated(TableRule):
             *STEP_KEY, free=is_reward_free(context), share="truncated_share", **lengths
         )
         # Mean lengths of many responses are one integer only where each of them has that length.
-        means, first = pl.col("mean").drop_nulls(), pl.col("mean").drop_nulls().first()
-        is_pinned = (means.len() >= self.long) & (means.n_unique() == 1) & (first % 1 == 0) & (first > 1)
-        of_share = pl.coalesce("share", pl.when(share.is_null().all() & is_pinned, ~pl.col("mean").is_null()).then(1.0))
-        logged = logged.with_columns(share=of_share).with_columns(
+        means, last = pl.col("mean"), pl.col("mean").drop_nulls().last()
+        differs = (means != last).fill_null(value=False)
+        at_end = means.is_not_null() & (differs.cum_sum(reverse=True) == 0)
+        is_limit = (last % 1 == 0) & (last > 1) & (last == means.max())
+        is_pinned = is_limit & (at_end.sum() >= self.long) & share.is_null().all()
+        of_share = pl.coalesce("share", pl.when(is_pinned, at_end).then(1.0))
+        logged = logged.with_columns(share=of_share, is_late=is_pinned & differs.any()).with_columns(
             pl.coalesce(name, pl.when(share == 1).then("mean")) for name in ("least", "most")
         )
         rows = (
@@ -148,7 +152,8 @@ class AllTruncated(TableRule):
             .join(rows, on=STEP_KEY, how="anti")
             .with_columns(is_whole=(share == 1) & is_one_length, share=pl.when(at_cap).then(share).otherwise(0.0))
         )
-        columns = (*STEP_KEY, "share", "least", "most", "is_whole", "free")
+        columns = (*STEP_KEY, "share", "least", "most", "is_whole", "free", "is_late")
+        rows = rows.with_columns(is_late=pl.lit(value=False))
         found = [frame.select(*columns, from_rows=pl.lit(frame is rows)) for frame in (rows, log)]
         return pl.concat(found).sort(STEP_KEY)
 
@@ -232,12 +237,13 @@ class AllTruncated(TableRule):
             where = f"truncated{'' if size is None else f' at {size:,.0f} tokens'}{free}"
             where = where if is_shown else f"{size:,.0f} tokens long, as at a length limit{free}"
             severe = is_shown and not fixed and windows >= self.fewest
+            since = f" since step {table['step'][0]}" if table["is_late"].any() else ""
             return Judgement(
                 severity=Severity.ERROR if severe else Severity.WARNING,
                 confirmed=is_shown,
-                headline=f"every response in {lines(windows)} is {where}",
-                message=f"{'no response finished' if is_shown else 'one length'} in {lines(windows)}: all are {where}"
-                + ("; rewards vary, so the task may fix the length" if fixed else ""),
+                headline=f"every response in {lines(windows)}{since} is {where}",
+                message=f"{'no response finished' if is_shown else 'one length'} in {lines(windows)}{since}: "
+                f"all are {where}" + ("; rewards vary, so the task may fix the length" if fixed else ""),
                 evidence=source,
                 advice=advice,
             )

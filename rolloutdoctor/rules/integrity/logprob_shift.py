@@ -31,7 +31,10 @@ OWN = {
 }
 """Owner of the log-probs that are compared with each column of the trainer."""
 
-START = {"sampler": "", "reference": "reference_", "old policy": "old_policy_"}
+PADDING = "padding"
+"""Stands for the sampler's log-probs, moved by the padding of each row."""
+
+START = {PADDING: "padding_", "sampler": "", "reference": "reference_", "old policy": "old_policy_"}
 """Of the names of what is measured: that of the sampler is measured once for several rules."""
 
 WHOSE = {"sampler": "trainer", "reference": "policy", "old policy": "policy"}
@@ -65,7 +68,7 @@ ENGINES = Limits(8, 0.3, better=5.0, rows=5, share=0.9, deviations=0.0, pooled=5
 UPDATES = Limits(3, 1e-3, better=1.0, rows=36, share=0.5, deviations=6.0, pooled=1.5)
 """Of log-probs of one engine before and after updates, which may be as far apart as tokens are."""
 
-LIMITS = {"sampler": ENGINES, "reference": UPDATES, "old policy": UPDATES}
+LIMITS = {PADDING: ENGINES, "sampler": ENGINES, "reference": UPDATES, "old policy": UPDATES}
 
 FALSE_ALARMS = 1e-6
 """Probability of a false alarm over a whole run."""
@@ -102,6 +105,10 @@ class LogProbShift(DirectRule):
     come from the engine of the policy's and are some updates away, so that rows of three adjacent tokens and a standard
     deviation of 0.001 count: found where more of at least 36 rows than half have a smaller error one token away, by six
     standard deviations of a coin, and the error of all of them is a third smaller there.
+
+    The sampler's log-probs are moved by the padding of their row, too: by as many places as it is shorter than the
+    longest of its step, two at least. That is what left-padded log-probs look like that are read as right-padded ones,
+    or the other way round; `padding_late_rows` and `padding_early_rows` count them by the same limits.
 
     Some rows: found where ten times as many rows fit five times better on one side as on the other, and a fair coin
     would do that once in a million runs. Some steps: found where in a step with 30 adjacent tokens the ranks of the
@@ -168,7 +175,7 @@ class LogProbShift(DirectRule):
             for whose, sample in samples.items()
             if sample is not None
             for name, x_N in zip(COLUMNS, _errors(sample, LIMITS[whose], step.by_step), strict=True)
-        }
+        } | _of_padding(samples["sampler"], step)
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each row and pair of log-probs."""
@@ -211,13 +218,15 @@ class LogProbShift(DirectRule):
 
     def _defined(self, values: Mapping[str, float | int | None]) -> dict[str, float | int | None]:
         """Leave out what is about log-probs of which no row varies."""
-        absent = {START[whose] + name for whose in OWN if not values[f"{START[whose]}varying_rows"] for name in ROWS}
+        absent = {START[whose] + name for whose in START if not values[f"{START[whose]}varying_rows"] for name in ROWS}
         return {name: value for name, value in values.items() if name not in absent}
 
     def shown(self, place: Mapping[str, Any]) -> str:
         """Name how much better a row fits one token away."""
         side = "late" if place["late"] < place["early"] else "early"
         error = f"squared error {place['aligned']:.3g} in place, {place[side]:.3g}"
+        if place["whose"] == PADDING:
+            return f"{error} with the sampler's {side} by the padding of the row"
         return f"{error} with the {place['whose']}'s {side}"
 
     def inconclusive_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
@@ -238,6 +247,10 @@ class LogProbShift(DirectRule):
             for side, rows, other, z in (("late", late, early, pl.col("z")), ("early", early, late, -pl.col("z"))):
                 steps = its.filter(z >= chance)["step"].unique().sort()
                 one_sided = limits.better > 1 and _is_one_sided(rows, other)
+                if whose == PADDING and is_all and rows >= least:
+                    return _by_padding(side, f"{counted(rows, 'sampled row')} of {total:,}", gain)
+                if whose == PADDING:
+                    continue
                 if len(steps) or one_sided or (is_all and rows >= least):
                     where = f"{counted(rows, 'sampled row')} of {total:,}"
                     if len(steps) and 2 * rows < total:
@@ -260,6 +273,41 @@ class LogProbShift(DirectRule):
             + " if one of them is shifted by one token",
             advice="align log-probs with their tokens: the logits at position t predict token t + 1",
         )
+
+
+def _of_padding(sample: "Sample | None", step: "StepView") -> "dict[str, Tensor | None]":
+    """The same of the sampler's log-probs moved by the padding of each row."""
+    import numpy as np
+    import torch
+
+    from rolloutdoctor.rules.measures.padding_shift import padding_errors
+
+    if sample is None or not len(sample.place):
+        return {}
+    length_N, by_step = step.batch.rows.diff().cpu(), step.by_step.cpu
+    padding_N = by_step.expand(by_step.high(length_N)).long() - length_N
+    found = torch.full((len(COLUMNS), len(length_N)), torch.nan, dtype=torch.float64)
+    errors = padding_errors(sample, padding_N.numpy(), ENGINES.pairs, ENGINES.spread)
+    # A side without a partner does not fit; where neither has one the row is not looked at.
+    errors[1:] = np.where(np.isnan(errors[0]), np.nan, np.nan_to_num(errors[1:], nan=np.inf))
+    found[:3, sample.row] = torch.from_numpy(errors)
+    return {START[PADDING] + name: x_N for name, x_N in zip(COLUMNS, found, strict=True)}
+
+
+def _by_padding(side: str, where: str, gain: float) -> Judgement:
+    return Judgement(
+        severity=Severity.ERROR,
+        confirmed=True,
+        headline=f"log-probs of the sampler are {side} by the padding of their row in {where}",
+        message=(
+            f"in {where}, the sampler's log-probs equal the trainer's as many places "
+            f"{'before' if side == 'late' else 'after'} as the row is shorter than the longest of its step"
+        ),
+        evidence="the squared difference of the two "
+        + (f"is {gain:.3g} times smaller" if gain else "vanishes")
+        + " if one of them is moved by that much",
+        advice="read log-probs from the side on which they are padded, or cut them to their row before they are padded",
+    )
 
 
 def _is_one_sided(rows: float, other: float) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import lgamma, log, log2
 
 import polars as pl
 
@@ -34,8 +35,11 @@ class ResumedData(TableRule):
     steps with the prompts of consecutive earlier ones are a repetition; it takes three different sets, so updates that
     share a generation are none. An epoch without shuffling repeats too. It is recognised by the logged epoch, which
     grows by about 1, or by what follows: after an epoch everything recurs, after a resumption the prompts that
-    were not reached before. Without either it is information, and so are two such steps within one epoch by the log. A
-    training set of fewer steps than a stretch cannot be looked at.
+    were not reached before. Without either it is information.
+
+    Two such steps within one epoch by the log are enough where chance would repeat two of the run's steps with a
+    probability of at most 2^-20, even if each prompt was drawn anew from those that the run has; else they are
+    information. A training set of fewer steps than a stretch cannot be looked at.
 
     ## What to do
     Save and restore the state of the data loader, or skip the batches that were consumed.
@@ -61,6 +65,9 @@ class ResumedData(TableRule):
 
     fewest: int = 3
 
+    least_bits: float = 20.0
+    """Two steps are chance once in a million runs."""
+
     def columns(self, context: Context) -> frozenset[str]:
         """Return the columns that identify the prompt of each row."""
         return prompt_columns(context.columns) or frozenset({"prompt_ids"})
@@ -70,7 +77,7 @@ class ResumedData(TableRule):
         return frozenset(EPOCHS)
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each step with known prompts: a hash of them, each once, and the epoch.
+        """One line for each step with known prompts: a hash of them, each once, how many, and the epoch.
 
         Of a stretch of steps that repeat earlier ones also its `first` step, that of the earlier ones (`source`), the
         epochs between (`later`), and whether it `goes_on`: steps with other prompts follow, where those of an epoch
@@ -79,8 +86,10 @@ class ResumedData(TableRule):
         prompt, epoch = pl.col("prompt"), pl.coalesce(*EPOCHS)
         steps = (
             run.rows.group_by(STEP_KEY, maintain_order=True)
-            .agg(known=(prompt != 0).all(), prompts=prompt.unique().hash().sum())
+            .agg(known=(prompt != 0).all(), prompts=prompt.unique().hash().sum(), each=prompt.unique())
             .filter("known")
+            .with_columns(count=pl.col("each").list.len(), pool=pl.col("each").explode().n_unique())
+            .drop("each")
             .join(run.by_step(*EPOCHS), on=STEP_KEY, how="left", maintain_order="left")
             .with_columns(epoch=pl.when(epoch.is_finite() & (epoch >= 0)).then(epoch))
         )
@@ -112,7 +121,7 @@ class ResumedData(TableRule):
         found = (
             run.table.drop_nulls("first")
             .group_by("first", maintain_order=True)
-            .agg(pl.first("source", "later", "goes_on"), last=pl.col("step").max(), steps=pl.len())
+            .agg(pl.first("source", "later", "goes_on", "pool"), "count", last=pl.col("step").max(), steps=pl.len())
             .with_columns(early=(known & (pl.col("later") < 1 - EPOCH_SLACK)) | (~known & goes_on))
             .filter(pl.col("early") | ~known)
             .sort("early", "steps", "first", descending=[True, True, False])
@@ -120,7 +129,9 @@ class ResumedData(TableRule):
         if not len(found):
             return None
         worst = found.row(0, named=True)
-        early, is_long = worst["early"], worst["steps"] >= self.fewest
+        bits = _bits(worst["count"], worst["pool"], len(run.table))
+        is_sure = worst["steps"] < self.fewest and bits >= self.least_bits
+        early, is_long = worst["early"], worst["steps"] >= self.fewest or is_sure
         first, later = worst["first"], worst["later"]
         source = f"steps {worst['source']} to {worst['source'] + worst['last'] - first}"
         epochs = "" if later is None else f", {number(later)} epochs later by the log"
@@ -140,11 +151,27 @@ class ResumedData(TableRule):
                 else "; an epoch without shuffling looks the same, and no epoch was logged"
             ),
             evidence="hashes of the prompts in each step"
-            + ("" if later is None else f"; the logged epoch grows by {number(later)}"),
+            + ("" if later is None else f"; the logged epoch grows by {number(later)}")
+            + (f"; prompts drawn with replacement would repeat two steps once in 2^{bits:.0f} runs" if is_sure else ""),
             advice="restore the data loader's state on resume, or skip the batches already consumed"
             if early
             else "no action if an epoch ends there; log the epoch to know",
         )
+
+
+def _bits(counts: Sequence[int], pool: int, steps: int) -> float:
+    """How unlikely it is that steps of so many prompts repeat others by chance, in bits.
+
+    Prompts are drawn from a pool that has at least those that were seen: n of them are a given set with a probability
+    of at most n! / pool^n, and any two of the steps may be the ones.
+
+    Args:
+        counts: prompts of each step of the stretch.
+        pool: different prompts of the run.
+        steps: of the run.
+    """
+    pairs = steps * (steps - 1) / 2
+    return sum(count * log2(pool) - lgamma(count + 1) / log(2) for count in counts) - log2(max(pairs, 1.0))
 
 
 def _repeats(steps: Sequence[int], sets: Sequence[int], epochs: Sequence[float | None], fewest: int) -> pl.DataFrame:

@@ -34,11 +34,11 @@ class MoeRouting(TableRule):
     ## How it is measured
     Noise of a kernel moves a log-prob by its size times 1 - p, so that delta over 1 - p has about the same spread on
     all tokens: normal noise has a 99th percentile of four medians. A hint is given where it has `tail_ratio` = 12 or
-    more, 35 to 65 % of the tokens beyond six medians are on either side, these follow each other at least twice as
-    often as by chance within their row (or a quarter more often, by 3.5 standard deviations of that count: where a
-    fifth of the tokens is far off they cannot follow each other twice as often), and tokens of one context have slope
-    1. Placeholders, stale weights and cut supports are one-sided, a temperature has no tail, rows of other weights
-    differ as a whole.
+    more, 0.5 % of the tokens or more are beyond six medians, 35 to 65 % of these are on either side, they follow each
+    other at least twice as often as by chance within their row (or a quarter more often, by 3.5 standard deviations of
+    that count: where a fifth of the tokens is far off they cannot follow each other twice as often), and tokens of one
+    context have slope 1. Placeholders, stale weights and cut supports are one-sided, a temperature has no tail, rows of
+    other weights differ as a whole.
 
     It is a hint and never confirmed: information, and a warning where three tokens or more of the tail are ones that
     the sampler was sure of and the trainer finds unlikely (`sampler-mismatch`). No column says which experts a token

@@ -168,6 +168,14 @@ def _kept_reward(objective: Objective) -> Objective:
     return changing("advantage", masked_end="last" if is_by_token else "counts")(objective)
 
 
+def _whitens_slices(objective: Objective) -> bool:
+    return objective.advantage.whitened_over == "context-slice"
+
+
+def _whole_step(objective: Objective) -> Objective:
+    return changing("advantage", whitened_over="trained")(objective)
+
+
 def _counts_empty_rows(objective: Objective) -> bool:
     return objective.aggregation.mode == "token-mean-empty-as-one"
 
@@ -501,6 +509,29 @@ FIXES: dict[str, Fix] = {
         is_tried=False,
         releases={"verl": "with gae, reinforce_plus_plus or remax"},
         sources=("https://github.com/radixark/miles/pull/1827",),
+    ),
+    "cp-whitening": Fix(
+        name="cp-whitening",
+        code="RDA010",
+        summary="whitens advantages over the tokens of the step, not over the slices of each context-parallel rank",
+        fault="the slices of each context-parallel rank are whitened by themselves",
+        story=(
+            "With context parallelism of n ranks slime cuts a row into 2 n chunks, and rank r has the r-th from the "
+            "start and the r-th from the end. Up to 0.3.1 the mean and variance of normalize_advantages were summed "
+            "over the ranks of the data-parallel group alone, so that the halves of one row got different shifts and "
+            "factors: advantages depended on how many ranks there were. miles has the same."
+        ),
+        stage="advantages",
+        contested=False,
+        needs="advantages that are whitened slice by slice",
+        applies=_whitens_slices,
+        variants={"whole": _whole_step},
+        notes={"whole": "mean and variance are over the trained tokens of all ranks"},
+        releases={
+            "slime": "up to 0.3.1 with normalize_advantages and context_parallel_size above 1",
+            "miles": "with normalize_advantages and context_parallel_size above 1",
+        },
+        upstream=(Thread("https://github.com/THUDM/slime/pull/2235", "merged"),),
     ),
 }
 

@@ -1,6 +1,8 @@
 """Hypotheses about what the mean and the variance of a whitening were taken over."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.search.hypotheses.hypothesis import Hypothesis, changing
@@ -29,6 +31,21 @@ def whitens(objective: Objective) -> bool:
     """Return True if advantages are whitened over the trained tokens."""
     rule = objective.advantage
     return (rule.whitened or rule.spec.normalised_over == "tokens") and rule.whitened_over == "trained"
+
+
+_RANKS = (2, 4, 8, 16)
+"""Context-parallel ranks that are tried where the options do not say how many there were."""
+
+
+def _is_cut(objective: Objective, ranks: int) -> bool:
+    rule = objective.advantage
+    return whitens(objective) and rule.context_ranks in (1, ranks) and rule.whitened_by_slice(ranks) is not None
+
+
+def _by_slice(objective: Objective, ranks: int) -> Objective:
+    rule = objective.advantage.whitened_by_slice(ranks)
+    assert rule is not None  # `_is_cut`
+    return replace(objective, advantage=rule)
 
 
 def _is_plain(objective: Objective) -> bool:
@@ -84,5 +101,20 @@ WHITENINGS = (
         "every rank whitens its advantages with the mean and the variance of its own tokens",
         frozenset({"rank"}),
         whitened_over="rank",
+    ),
+    *(
+        Hypothesis(
+            name=f"whitened-per-cp-slice-{ranks}",
+            code="RDA010",
+            stage="advantages",
+            words=f"each of {ranks} context-parallel ranks whitens its slices with the mean and the variance of these",
+            remedy="sum mean and variance over the data-parallel group with context parallelism (slime after 0.3.1); "
+            "compare with `rolloutdoctor diff --fix cp-whitening`",
+            applies=partial(_is_cut, ranks=ranks),
+            objective=partial(_by_slice, ranks=ranks),
+            columns=frozenset({"prompt_ids", "response_mask"}),
+            references=("https://github.com/THUDM/slime/pull/2235",),
+        )
+        for ranks in _RANKS
     ),
 )

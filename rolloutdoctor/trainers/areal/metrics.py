@@ -92,17 +92,20 @@ def _update(evaluation: Evaluation, rows: RowResult, tokens: TokenSums) -> dict[
     if bool(kept_t.all()) or ordered(objective.version) > ordered("2.0.0") or rule.kind == "cispo_clipped":
         found |= {f"{_U}/clip_ratio/avg": clipped / count, f"{_U}/dual_clip_ratio/avg": capped / count}
         found |= _ends(f"{_U}/importance_weight", ratio_t)
+    is_second = ordered(objective.version) >= ordered("2.0.0")
     behind = next(name for name in BEHAVIOUR if f"{OLD} of {name}" in objective.also_logs)
     if behind in batch.per_token:
         behind_t = block.column(behind)
         gap_t = behind_t - policy_t
-        found |= _ends(OLD, behind_t) | _ends(f"{_U}/logp_diff", gap_t)
-        found |= _ends(f"{_U}/logp_abs_diff", gap_t.abs())
+        found |= _ends(OLD, behind_t)
+        if is_second:
+            found |= _ends(f"{_U}/logp_diff", gap_t) | _ends(f"{_U}/logp_abs_diff", gap_t.abs())
         of_kept = {"direct": gap_t, "taylor": gap_t.square() / 2, "dual": kl.k3(gap_t)[0]}
         for name, x_t in of_kept.items():
             found |= _ends(f"{_U}/compute_logp/kl_div_{name}", x_t[kept_t])
     if weights:
         found |= _ends(f"{_U}/behave_imp_weight", weight_t[kept_t])
         found |= _ends(f"{_U}/behave_approx_kl", (old_t - block.column("rollout_log_probs"))[kept_t])
-        found[f"{_U}/behave_filtered_ratio/avg"] = 1 - float(kept_t.sum()) / count
+        if is_second:
+            found[f"{_U}/behave_filtered_ratio/avg"] = 1 - float(kept_t.sum()) / count
     return found

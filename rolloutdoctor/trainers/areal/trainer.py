@@ -1,7 +1,7 @@
 """AReaL: options of its PPO actor, its objective, and its logged metrics.
 
-Read and compared: 2.0.0, and main of 2026-08 (cbff54d645d2), whose options count as those of 2.0.1. Options are those
-of ``PPOActorConfig`` (areal/api/cli_args.py).
+Read and compared: 1.0.4, 2.0.0, and main of 2026-08 (cbff54d645d2), whose options count as those of 2.0.1. Options are
+those of ``PPOActorConfig`` (areal/api/cli_args.py).
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from rolloutdoctor.objective.objective import (
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
-from rolloutdoctor.trainers.releases import ReadCode
+from rolloutdoctor.trainers.releases import ReadCode, parse_version
 from rolloutdoctor.trainers.spec import Choices, Log, OptionRoles, PartOptions, Trainer, every
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ _LONG = f"{_A}.overlong_"
 _TAIL = {f"{_LONG}reward_penalty": (True,)}
 _FILTERS = {f"{_REJECT}.level": ("token", "sequence")}
 LEVELS = ("batch", "group")
+_SECOND = "2.0.0"
 _AGGREGATED: dict[str, Literal["geometric", "sequence", "largest"]] = {
     "mean": "geometric",
     "sum": "sequence",
@@ -64,6 +65,14 @@ def _norm(name: str, of: str) -> tuple[Option, ...]:
         Option(f"{name}.mean_leave1out", "flag", False, f"{of}: the mean is that of the others"),
         Option(f"{name}.std_unbiased", "flag", True, f"{of}: the deviation divides by one less"),
         Option(f"{name}.eps", "number", 1e-5, f"{of}: added to the deviation", low=0),
+        Option(
+            f"{name}.group_size",
+            "integer",
+            1,
+            f"{of}: responses of a group, by which a batch was cut before 2.0.0",
+            low=1,
+            decides=False,
+        ),
     )
 
 
@@ -122,7 +131,7 @@ OPTIONS = (
     Option(f"{_A}.use_sapo_loss", "flag", False, "a smooth gate instead of the clip"),
     Option(f"{_A}.sapo_tau_pos", "number", 1.0, "temperature for positive advantages (sapo)", low=0),
     Option(f"{_A}.sapo_tau_neg", "number", 1.05, "temperature for the other advantages (sapo)", low=0),
-    Option(f"{_A}.use_cispo_loss", "flag", False, "the log-prob, weighed by the clipped ratio"),
+    Option(f"{_A}.use_cispo_loss", "flag", False, "the log-prob, weighed by the clipped ratio", since=_SECOND),
     Option(f"{_A}.use_decoupled_loss", "flag", False, "compare the policy with a proximal one, not with the sampler"),
     Option(f"{_A}.recompute_logprob", "flag", False, "recompute the log-probs of the sampler"),
     Option(
@@ -131,6 +140,7 @@ OPTIONS = (
         "recompute",
         "where the log-probs of the proximal policy come from",
         choices=("recompute", "loglinear", "metrics", "reuse_train_logp"),
+        values_since={"reuse_train_logp": _SECOND},
         computed=("recompute", "metrics", "reuse_train_logp"),
         why_not="it interpolates by the version of the token before, which the rows do not have",
         loss_alone=True,
@@ -253,6 +263,7 @@ def _advantage(config: Config, *, by_token: bool) -> AdvantageRule:
         whitening_epsilon=of_tokens.epsilon if whitens else None,
         token_levels=of_tokens if is_normalised and not whitens else None,
         masked_end="lost",
+        groups_of=_groups_of(config, (_REWARD, of_rows), (_ADVANTAGE, of_tokens)),
     )
     name: Literal["grpo", "rloo", "level_scores"]
     match of_rows.mean, of_rows.std, of_rows.of_others:
@@ -268,6 +279,24 @@ def _advantage(config: Config, *, by_token: bool) -> AdvantageRule:
     if not by_token:
         return replace(found, estimator=name)
     return replace(found, estimator="group_scores_to_go", of_group=None if name == "grpo" else name)
+
+
+def _groups_of(config: Config, *norms: tuple[str, Levels]) -> int | None:
+    """Return the size of the groups by which a batch is cut, 0 where nothing says; None where groups are as they are.
+
+    Raises:
+        UsageError: for groups of one response, which before 2.0.0 have another baseline.
+    """
+    sizes = {
+        int(config.number(f"{name}.group_size")) if config.settings[f"{name}.group_size"].is_stated else 0
+        for name, levels in norms
+        if "group" in (levels.mean, levels.std)
+    }
+    if config.version >= parse_version(_SECOND) or not sizes:
+        return None
+    if 1 in sizes or len(sizes - {0}) > 1:
+        raise UsageError(f"group_size = {', '.join(map(str, sorted(sizes)))} is not computed of AReaL before {_SECOND}")
+    return max(sizes)
 
 
 def _levels(config: Config, name: str) -> Levels:
@@ -393,8 +422,8 @@ TRAINER = Trainer(
     name="areal",
     title="AReaL",
     newest="2.0.1",
-    oldest="2.0.0",
-    read=(ReadCode("2.0.0"), ReadCode("2.0.1", commit="cbff54d645d2", main_of="2026-08")),
+    oldest="1.0.4",
+    read=(ReadCode("1.0.4", "2.0.0"), ReadCode("2.0.1", commit="cbff54d645d2", main_of="2026-08")),
     options=OPTIONS,
     objective=objective,
     metrics=metrics,

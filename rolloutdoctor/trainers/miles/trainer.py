@@ -38,6 +38,12 @@ _SPELLINGS: dict[object, object] = {
 _NOT_IN_FILE = "a custom function is not part of the run file"
 
 
+_SLICES = (
+    "ranks that every row is cut over; above 1 normalize_advantages whitens the slices of each rank by themselves, "
+    "which needs prompt_ids"
+)
+
+
 def _option(option: Option) -> Option:
     match option.name:
         case "advantage_estimator":
@@ -46,6 +52,8 @@ def _option(option: Option) -> Option:
             return replace(option, spellings={**option.spellings, **_SPELLINGS})
         case "eps_clip_c":
             return replace(option, works_after=None, meaning="dual clip for negative advantages; null: none")
+        case "context_parallel_size":
+            return replace(option, meaning=_SLICES)
     return option
 
 
@@ -68,6 +76,14 @@ OPTIONS = (
         "flag",
         False,
         "the log-probs at the loss are the old ones too, so that every ratio is 1, unless use_rollout_logprobs",
+        decides=False,
+    ),
+    Option(
+        "qkv_format",
+        "word",
+        "thd",
+        "rows that are packed, or padded to one length: then normalize_advantages with context parallelism is refused",
+        choices=("thd", "bshd"),
         decides=False,
     ),
     Option("observe_training_entropy", "flag", False, "log train/entropy_loss, which is 0 without", decides=False),
@@ -103,11 +119,16 @@ def objective(config: Config) -> Objective:
     if skips and not config["use_rollout_logprobs"]:
         surrogate = replace(surrogate, old="policy_log_probs")
     name = base.advantage.estimator
+    rule = replace(base.advantage, estimator=_NAMES.get(name, name), batch_if_unequal=False, one_vote=True)
+    if rule.whitened and rule.context_ranks > 1 and config["qkv_format"] != "thd":
+        raise UsageError("normalize_advantages of slices of rows that are padded (qkv_format = bshd) is not computed")
+    if rule.context_ranks > 1:
+        rule = rule.whitened_by_slice(rule.context_ranks) or rule
     return replace(
         base,
         trainer="miles",
         version=".".join(map(str, config.version)),
-        advantage=replace(base.advantage, estimator=_NAMES.get(name, name), batch_if_unequal=False, one_vote=True),
+        advantage=rule,
         surrogate=surrogate,
         kl_loss=None if base.kl_loss is None else _bounded(base.kl_loss),
         kl_reward=_bounded(base.kl_reward),

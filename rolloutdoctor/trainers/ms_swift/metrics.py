@@ -93,10 +93,14 @@ def _rewards(evaluation: Evaluation) -> dict[str, float]:
         found["reward_std"] = _over(parts, _std, score_N)
     elif all(each is not None for each in spread):
         found["reward_std"] = nanmean([_spread(each) for each in spread if each is not None])
+    release = release_of(evaluation)
+    of: dict[str, Callable[[Tensor], float]] = {"mean": _mean, "std": partial(_std_of_known, release)}
     for name, each_N in batch.rewards.items():
         each_N = each_N.to(evaluation.dtype).double()
-        found[f"rewards/{name}/mean"] = _over(parts, _mean, each_N)
-        found[f"rewards/{name}/std"] = _over(parts, partial(_std_of_known, release_of(evaluation)), each_N)
+        # From 4.6.0 on a generation batch without a reward of the name leaves it out; before it is NaN.
+        having = [part for part in parts if release < (4, 6) or not bool(each_N[part].isnan().all())]
+        for word, reduce in of.items() if having else ():
+            found[f"rewards/{name}/{word}"] = sum(reduce(each_N[part]) for part in having) / len(having)
     return found
 
 

@@ -13,6 +13,7 @@ from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, KlTerm
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option, unknown_loss
+from rolloutdoctor.trainers.releases import ReadCode
 from rolloutdoctor.trainers.spec import Choices, Log, LossParts, OptionRoles, PartOptions, Trace, Trainer, every
 
 if TYPE_CHECKING:
@@ -348,6 +349,7 @@ TRAINER = Trainer(
     title="NeMo-RL",
     newest="0.7.0",
     oldest="0.6.0",
+    read=(ReadCode("0.6.0", "0.7.0", commit="81aa43dda476"),),
     options=OPTIONS,
     objective=objective,
     metrics=metrics,

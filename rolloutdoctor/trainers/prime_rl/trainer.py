@@ -399,7 +399,10 @@ TRAINER = Trainer(
     title="prime-rl",
     newest="0.8.1",
     oldest="0.3.0",
-    read=(ReadCode("0.3.0", "0.8.0"), ReadCode("0.8.1", commit="559b44772", main_of="2026-08-21")),
+    read=(
+        ReadCode("0.3.0", "0.8.0", commit="60bc29547a88"),
+        ReadCode("0.8.1", commit="559b44772e47", main_of="2026-08-21", tag="0.8.1.dev67"),
+    ),
     options=OPTIONS,
     objective=objective,
     metrics=metrics,

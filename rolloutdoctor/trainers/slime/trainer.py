@@ -1,6 +1,7 @@
 """slime: its flags with underscores, its objective, and its logged metrics.
 
-Read and compared: slime 0.3.1, and the commits after that release that fixed `rollout/kl` and `eps_clip_c`.
+Read and compared: slime 0.3.1, and the commits after that release that fixed `rollout/kl`, `eps_clip_c` and whitening
+with context parallelism.
 """
 
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from rolloutdoctor.objective.objective import (
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.releases import ReadCode
 from rolloutdoctor.trainers.slime import mis as slime_mis
 from rolloutdoctor.trainers.slime.mis import MIS
 from rolloutdoctor.trainers.spec import Choices, Log, OptionRoles, PartOptions, StoredKl, Trace, Trainer, Updates, every
@@ -150,8 +152,8 @@ OPTIONS = (
         "context_parallel_size",
         "integer",
         1,
-        "slices of every row; above 1 rollout/kl and rollout/entropy are sums over slices whose bounds are not "
-        "recorded, so they are not recomputed; nothing else changes",
+        "ranks that every row is cut over; up to 0.3.1 normalize_advantages whitens the slices of each rank by "
+        "themselves, which needs prompt_ids; above 1 rollout/kl and rollout/entropy are not recomputed",
         low=1,
         decides=False,
     ),
@@ -248,7 +250,7 @@ def _advantage(config: Config, estimator: str, kl_coef: float) -> AdvantageRule:
         name = "penalised_group_scores" if centred else "penalised_scores"
     else:
         name = "grpo" if centred else "raw"
-    return AdvantageRule(
+    rule = AdvantageRule(
         estimator=name,
         scale=scale,
         epsilon=EPSILON,
@@ -257,7 +259,11 @@ def _advantage(config: Config, estimator: str, kl_coef: float) -> AdvantageRule:
         lam=config.number("lambd"),
         batch_if_unequal=True,
         whitened=whitened,
+        context_ranks=int(config.number("context_parallel_size")),
     )
+    # Up to release 0.3.1 the moments are over the ranks that have the same slices, not over all.
+    by_slice = rule.context_ranks > 1 and config.version <= (0, 3, 1)
+    return (rule.whitened_by_slice(rule.context_ranks) if by_slice else None) or rule
 
 
 def _gates(config: Config) -> tuple[TermWeight, ...]:
@@ -365,6 +371,7 @@ TRAINER = Trainer(
     title="slime",
     newest="0.3.1",
     oldest="0.2.2",
+    read=(ReadCode("0.2.2", "0.3.1", commit="a6272da0d4f3"),),
     options=OPTIONS,
     objective=objective,
     metrics=metrics,

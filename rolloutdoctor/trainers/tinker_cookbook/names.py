@@ -22,6 +22,7 @@ NAMES: tuple[MetricName, ...] = (
         "tinker_cookbook/distillation/train_on_policy.py, incorporate_kl_penalty"),
     MetricName("env/all/ac_tokens_per_turn", "response_length",
         "action tokens over turns: of a turn, not of a trajectory", _ENV),
+    MetricName("env/all/turns_per_episode", "turns", "mean over trajectories", _ENV),
     MetricName("optim/lr", "learning_rate", "of the step", _TRAIN),
     MetricName("optim/kl_sample_train_v1", "sampler_kl", "mean over action tokens of sampler minus trainer log-prob",
         _KL),

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN, StepKey
 from rolloutdoctor.importers import base
-from rolloutdoctor.importers.logs.base import LogNotes
+from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.table import read_log
 from rolloutdoctor.importers.reading.parquet_files import batches, schema_of
 from rolloutdoctor.io.locations.paths import Source, natural_key

@@ -133,6 +133,15 @@ OPTIONS = (
         "dynamic sampling: drop groups of equal scores before the update; a run file has the rows that remain",
         decides=False,
     ),
+    Option(
+        "algorithm.filter_groups.metric",
+        "word",
+        "reward",
+        "by which groups are equal: the reward before any KL, or a field of the reward function; null: none",
+        changes=(("0.9.1", None),),
+        optional=True,
+        decides=False,
+    ),
     Option(_IN_REWARD, "flag", False, "subtract a KL penalty from the token rewards", since="0.4.0"),
     Option(
         "algorithm.kl_penalty",

@@ -13,7 +13,17 @@ from rolloutdoctor.results.errors import UnstatedError
 from rolloutdoctor.trainers.lazy import LazyMetrics
 from rolloutdoctor.trainers.options import Config, Option, unknown_loss
 from rolloutdoctor.trainers.releases import parse_version
-from rolloutdoctor.trainers.spec import Choices, Log, LossParts, OptionRoles, PartOptions, Trace, Trainer, Updates
+from rolloutdoctor.trainers.spec import (
+    Choices,
+    Log,
+    LossParts,
+    OptionRoles,
+    PartOptions,
+    Redefined,
+    Trace,
+    Trainer,
+    Updates,
+)
 from rolloutdoctor.trainers.verl import (
     advantages as verl_advantages,
 )
@@ -296,6 +306,14 @@ TRAINER = Trainer(
     metrics=metrics,
     group_size=group_size,
     log=Log(
+        redefined=(
+            Redefined(
+                "val-core/*/acc/*",
+                "val-aux/*/acc_success_only/*",
+                "{new} counts a session that failed as 0 in val-core/*/acc/* (verl 0.9.1 and newer), and {old} leaves "
+                "it out: compare val-aux/*/acc_success_only/* of {new} with it.",
+            ),
+        ),
         loss="actor/pg_loss",
         grad_norm="actor/grad_norm",
         kl=("actor/kl_loss", "actor/reward_kl_penalty"),
@@ -356,6 +374,7 @@ TRAINER = Trainer(
             "the KL coefficient": f"{_ACTOR}.kl_loss_coef",
             "the upper clip range": f"{_ACTOR}.clip_ratio_high",
             "the response length limit": "data.max_response_length",
+            "the group size": "actor_rollout_ref.rollout.n",
         },
         always_listed=verl_releases.ALWAYS_LISTED,
         came_after=verl_releases.CAME_AFTER,

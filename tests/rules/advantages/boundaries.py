@@ -15,6 +15,7 @@ from rolloutdoctor.testing import toy_batch
 
 GRPO = {"trainer": "verl", "adv_estimator": "grpo"}
 TRL = {"trainer": "trl"}
+PER_ROW = {**TRL, "loss_type": "grpo", "beta": 0.0}
 DAPO = {**TRL, "loss_type": "dapo"}
 QUIET = "clean|skipped"
 
@@ -193,13 +194,26 @@ def long_dropped(counts: Sequence[int], rows: int, spread: int = 0) -> list[Roll
     ] + [longest]
 
 
+def split(groups: int, others: int) -> RolloutBatch:
+    """Groups of one response to the same prompt, and groups of two to others."""
+    prompts = [1] * groups + [2 + group for group in range(others) for _ in range(2)]
+    return toy_batch([[1.0]] * groups + [[1.0, 0.0]] * others, lengths=1, per_row={"prompt_ids": prompts})
+
+
+def branched(rows: int, others: int) -> RolloutBatch:
+    """Two trajectories of so many rows."""
+    rewards = [[float(row % 2) for row in range(rows + others)]]
+    return toy_batch(rewards, lengths=1, per_row={"trajectory_id": [0] * rows + [1] * others})
+
+
 BOUNDARIES: list[RowBoundary] = [
     near("RDA003", "warn_above", 0.01, residue, ("info", "error"), **GRPO),
     near("RDA003", "warn_above", 0.01, escaped, ("info", "warning"), trainer="prime-rl"),
     near("RDA007", "warn_above", 0.01, noise, ("clean", "warning"), **GRPO),
     RowBoundary("RDA007", "noise_ulps", noise(0.5, 4), noise(0.5, 5), ("warning", "clean"), GRPO),
     near("RDA008", "warn_above", 0.25, phantom, ("info", "warning"), **TRL),
-    RowBoundary("RDA009", "least_bits", inert(19, 1.0), inert(20, 1.0), ("skipped", "warning"), TRL),
+    RowBoundary("RDA009", "least_bits", inert(19, 1.0), inert(20, 1.0), ("info", "warning"), TRL),
+    RowBoundary("RDA009", "some_bits", inert(7, 1.0), inert(8, 1.0), ("skipped", "info"), TRL),
     near("RDA009", "warn_above", 0.1, lambda x: inert(20, sqrt(x / (1 - x))), ("info", "warning"), **TRL),
     count("RDA011", "fewest", 8, lambda x: toy_batch([[1, 1]] * x, lengths=1), ("info", "error")),
     # The share of the advantages of these groups is 1.07 and 1.136 times what it is without the division.
@@ -326,4 +340,10 @@ BOUNDARIES: list[RowBoundary] = [
     RowBoundary("RDA019", "share_from", against_length(200, 98), against_length(200, 102), (QUIET, "info")),
     # Correlations of 4.9 and 5.1 standard errors.
     RowBoundary("RDA019", "errors", against_length(40, 22), against_length(41, 23), (QUIET, "info")),
+    count("RDA022", "fewest", 8, lambda groups: split(groups, 1), ("clean", "warning"), **GRPO),
+    # 17 and 18 of 35 groups.
+    RowBoundary("RDA022", "share_from", split(17, 18), split(18, 17), ("clean", "warning"), GRPO),
+    # A part that is moved of (a - b) / 2 (a + b).
+    RowBoundary("RDA023", "info_from", branched(52, 50), branched(50, 48), ("clean", "info"), PER_ROW),
+    RowBoundary("RDA023", "warn_from", branched(61, 41), branched(59, 39), ("info", "warning"), PER_ROW),
 ]

@@ -1,6 +1,7 @@
 """RDA011: groups without a spread, at both ends and elsewhere."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from rules.checking import found_by, outcomes, report_on, values
@@ -47,6 +48,20 @@ def test_other_rewards():
 def test_rows_without_a_reward_are_left_out():
     value = values(find(toy_batch([[1, math.nan, 1], [1, math.nan], [1, 0]])))
     assert (value["dead_groups"], value["dead_share"]) == (1, 0.5)
+
+
+def test_groups_that_failed_or_were_truncated_as_a_whole():
+    rewards = [[0, 0], [0, 0], [0, 0], [1, 1], [1, 0]]
+    statuses = ["error", "Timeout", "length", "length", "stop", "error", "stop", "stop", "length", None]
+    batch = replace(toy_batch(rewards), statuses=statuses)
+    found = find(batch)
+    assert (values(found)["failed_groups"], values(found)["truncated_groups"]) == (1, 1)
+    assert "in 1 of them every response failed (error, timeout or abort); in 1 of them every" in found.message
+    assert found.advice.startswith("use harder or easier prompts")
+    failed = find(replace(batch, statuses=["error"] * 6 + statuses[6:]))
+    assert failed.advice.startswith("look at the errors of the environment")
+    # Without the column nobody knows.
+    assert "failed_groups" not in values(find(toy_batch(rewards)))
 
 
 def test_prompts_that_are_always_dead():

@@ -112,12 +112,29 @@ def test_too_few_groups_are_no_verdict():
     assert skipped.reason.endswith("agree by chance once in 2^4 runs; needs 2^20")
 
 
-@pytest.mark.parametrize(("groups", "size", "enough"), [(18, 8, True), (10, 8, True), (9, 8, False), (19, 2, False)])
-def test_evidence_is_in_bits(groups, size, enough):
+@pytest.mark.parametrize(
+    ("groups", "size", "said"),
+    # Each group of eight has log2(4.5) bits, a pair has one.
+    [
+        *((18, 8, "warning"), (10, 8, "warning"), (20, 2, "warning")),
+        *((9, 8, "info"), (19, 2, "info"), (4, 8, "info"), (8, 2, "info")),
+        *((3, 8, None), (7, 2, None)),
+    ],
+)
+def test_evidence_is_in_bits(groups, size, said):
     hard = np.repeat(np.arange(groups) % 5, size).astype(float)
-    rows = batch({"correct": np.tile([1.0, 0.0], groups * size // 2), "hard": hard}, groups=groups, size=size)
-    report = diagnose([rows], **TRL, select=[CODE])
-    assert bool(report.findings) == enough != bool(report.skipped)
+    correct = np.tile([1.0, 0.0], groups * size // 2)
+    report = diagnose([batch({"correct": correct, "hard": hard}, groups=groups, size=size)], **TRL, select=[CODE])
+    assert [each.severity.label for each in report.findings] == [each for each in [said] if each]
+    assert bool(report.skipped) == (said is None)
+    if said == "info":
+        assert f"of all {groups} groups" in report.findings[0].headline
+        assert "so few groups agree by chance once in 2^" in report.findings[0].evidence
+
+
+def test_few_groups_without_any_variance_say_nothing_of_a_function():
+    (skipped,) = diagnose([batch({"correct": HARD[:32]}, groups=16)], **TRL, select=[CODE]).skipped
+    assert "needs 2^20" in skipped.reason
 
 
 def test_the_name_of_a_function_may_have_a_slash():

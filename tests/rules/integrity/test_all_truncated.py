@@ -166,6 +166,25 @@ def test_a_mean_length_that_stays(lengths, is_told):
     assert is_told or report.skipped
 
 
+@pytest.mark.parametrize(
+    ("lengths", "since"),
+    [
+        ([*range(20, 30), *[32] * 10], 10),
+        ([*range(20, 30), *[32] * 9], None),
+        # Another limit, or none: longer ones were there before.
+        ([33, *range(20, 29), *[32] * 10], None),
+        # The end alone is looked at.
+        ([*[32] * 10, 31], None),
+    ],
+)
+def test_a_mean_length_that_reaches_its_limit(lengths, since):
+    report = check_log("RDI012", "trl", response_length=lengths)
+    told = [one.headline.partition(" is ")[0] for one in report.findings]
+    first = report.findings[0].examples[0].step if report.findings else None
+    assert told == ([] if since is None else [f"every response in 10 steps since step {first}"])
+    assert since is None or len(lengths) - since == 10
+
+
 def test_skipped_without_finish_reasons():
     (skipped,) = report_on(toy_batch([[0, 1]]), trainer=None, select=["RDI012"]).skipped
     assert "neither rows nor log" in skipped.reason

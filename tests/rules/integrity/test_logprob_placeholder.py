@@ -62,6 +62,15 @@ def test_a_filled_tail():
     assert values(finding)["tokens"] == 0
 
 
+@pytest.mark.parametrize(("place", "fires"), [(2, True), (1, False)])
+def test_a_filled_tail_that_differs_in_one_token(place, fires):
+    """In the third from the end it is one of the tail, before that it is not."""
+    policy = [[-0.5, -0.45, -0.6, -0.5, -0.4]] * 3
+    policy = [[*row[:place], -2.0, *row[place + 1 :]] for row in policy]
+    finding = found_in(toy_batch([[1, 0, 1]], lengths=5, policy=policy, rollout=[[-0.1, -0.2, *[-0.37] * 3]] * 3))
+    assert (finding is not None) == fires
+
+
 def test_the_trainer_has_them():
     steps = run(2)
     steps = [replace(one, trainer=np.where(np.arange(len(one.trainer)) % 50 == 0, 0, one.trainer)) for one in steps]

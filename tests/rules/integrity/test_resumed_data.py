@@ -1,5 +1,6 @@
 """RDI013: prompts that start over, and epochs that do so by right."""
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
@@ -8,6 +9,7 @@ from rules.checking import found_by, outcomes, report_on, values
 from rolloutdoctor.evaluation.run_tables import EMPTY_METRICS, RunTables
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.integrity.resumed_data import ResumedData
+from rolloutdoctor.rules.integrity.resumed_data import _bits as chance
 from rolloutdoctor.testing import toy_batch
 
 CODE = "RDI013"
@@ -49,6 +51,43 @@ def test_two_steps_within_an_epoch_are_information():
     assert find(order) is None
     # One step alone.
     assert find("abcdaefghi", epochs) is None
+
+
+@pytest.mark.parametrize(
+    ("order", "prompts", "bits"),
+    [
+        # 2 (4 log2(16) - log2(24)) less the logarithm of 15 pairs of steps.
+        ("abcdab", 4, 18.923),
+        # 20 different prompts and 21 pairs.
+        ("abcdabe", 4, 21.013),
+        # Of small steps chance repeats two sooner: 2 log2(29) less the logarithm of 435.
+        ("abcdefghijklmnopqrstuvwxyzABCab", 1, 0.855),
+    ],
+)
+def test_two_steps_are_enough_where_chance_does_not_repeat_them(order, prompts, bits):
+    batches = [
+        toy_batch(
+            [[1.0, 0.0]] * prompts,
+            per_row={"prompt": [100 * ord(one) + row // 2 for row in range(2 * prompts)]},
+            step=place,
+        )
+        for place, one in enumerate(order)
+    ]
+    found = find(order, [step / 100 for step in range(len(order))], batches)
+    assert chance([prompts] * 2, prompts * len(set(order)), len(order)) == pytest.approx(bits, abs=1e-3)
+    assert found.severity.label == ("warning" if bits >= 20 else "info")
+    assert ("once in 2^21 runs" in found.evidence) == (bits >= 20)
+    # Where nobody logged an epoch one may have ended there.
+    assert find(order, batches=batches) is None
+
+
+def test_the_chance_is_that_of_drawing_with_replacement():
+    draw = np.random.default_rng(0)
+    # Two given steps of two prompts each, of six: 2 / 36 each.
+    first, again = (np.sort(draw.integers(0, 6, (2, 200_000, 2))) for _ in range(2))
+    is_pair = (first[..., 0] != first[..., 1]).all(0)
+    share = (first == again).all((0, 2))[is_pair].mean()
+    assert chance([2, 2], 6, 2) == pytest.approx(-np.log2(share), abs=0.1)
 
 
 def test_the_logged_epoch_proves_it():

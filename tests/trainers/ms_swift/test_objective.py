@@ -1,7 +1,9 @@
 """ms-swift: a step as its own functions log it, what is reported of it, and what is refused."""
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -84,16 +86,34 @@ def test_what_is_not_computed_is_refused_by_name(options, match):
         objective_of("ms-swift", **options)
 
 
-@pytest.mark.parametrize(("version", "one"), [("4.5.3", float("nan")), ("4.6.0", 0.0)])
-def test_the_deviation_of_a_single_reward_is_that_of_the_release(version, one):
-    """Before 4.6.0 upstream takes Bessel's correction of one value, which is not a number."""
-    nan = float("nan")
-    rewards = {"f0": torch.tensor([1.0, nan, nan, nan]), "f1": torch.full((4,), nan)}
-    batch = replace(toy_batch([[1, 0], [0, 1]]), rewards=rewards)
-    found = TRAINERS["ms-swift"].metrics(evaluate(batch, objective_of(f"ms-swift@{version}")))
-    assert found["rewards/f0/std"] == pytest.approx(one, nan_ok=True)
-    assert math.isnan(found["rewards/f1/std"])
-    assert math.isnan(found["rewards/f1/mean"])
+STORED = json.loads((Path(__file__).parents[2] / "goldens/data/swift_rewards.json").read_text())
+
+
+def logged(version, batches):
+    """What is logged of each reward function, of one generation batch or of several."""
+    parts = torch.arange(len(batches)).repeat_interleave(4)
+    columns = torch.tensor([row for each in batches for row in each], dtype=torch.float64)
+    batch = toy_batch([[1, 0]] * (2 * len(batches)), per_row={"generation_id": parts.tolist()})
+    batch = replace(batch, rewards=dict(zip(STORED["names"], columns.T, strict=True)))
+    found = dict(TRAINERS["ms-swift"].metrics(evaluate(batch, objective_of(f"ms-swift@{version}"))))
+    return {name: value for name, value in found.items() if name.startswith("rewards/")}
+
+
+@pytest.mark.parametrize("version", STORED["results"])
+def test_what_is_logged_of_a_reward_function_that_did_not_score_every_row(version):
+    """Without any reward the mean was not a number, and is left out from 4.6.0 on; of one there was no deviation."""
+    each = STORED["results"][version]
+    for batch, wanted in zip(STORED["batches"], each, strict=True):
+        assert logged(version, [batch]) == pytest.approx(wanted, rel=1e-6, nan_ok=True)
+    # As the trainer logs them: the mean over the generation batches that have the name.
+    wanted = {}
+    for name in {*each[0], *each[1]}:
+        values = [one[name] for one in each if name in one]
+        wanted[name] = sum(values) / len(values)
+    found = logged(version, STORED["batches"])
+    assert found == pytest.approx(wanted, rel=1e-6, nan_ok=True)
+    assert ("rewards/none/mean" in found) == (version < "4.6")
+    assert math.isnan(found["rewards/late/mean"]) == (version < "4.6")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from importers.importing import DATA, converted
 
-from rolloutdoctor.importers.logs.base import LogNotes, entries_of
+from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.rows import entries_of
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import DataError, InputError, UsageError
 

@@ -237,3 +237,15 @@ CONFIGS = {
     "m2, reject": {**DECOUPLED, "actor.m2_threshold": 0.02, J + "level": "token", J + "upper": 1.1},
     "loglinear": {**DECOUPLED, "actor.prox_logp_method": "loglinear"},
 }
+
+OF_RELEASE = {
+    "1.0.4": {
+        name: CONFIGS[name]
+        for name in (
+            *("raw", "grpo", "others", "biased", "whitened", "clip", "dual clip", "recomputed", "decoupled", "reused"),
+            *("metrics", "sequence", "sapo", "mask", "clamp", "rows masked", "rows clamped", "KL k3", "KL, whitened"),
+            *("discounted", "scaled, clip", "overlong", "rewards, batch and batch"),
+        )
+    }
+}
+"""Configurations of a release that is stored beside the newest one."""

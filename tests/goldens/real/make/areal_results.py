@@ -1,7 +1,8 @@
 # ruff: noqa
 """Results of AReaL's own actor, whose package is never imported: CHECKOUT OUT.pkl.
 
-CHECKOUT is a clone of areal-project/AReaL at cbff54d645d2. Advantages, update, losses and statistics are its own; the
+CHECKOUT is a clone of areal-project/AReaL at cbff54d645d2, or the unpacked wheel of 1.0.4, whose normalisation takes groups
+of a fixed size. Advantages, update, losses and statistics are its own; the
 engine, which gives the log-probs and cuts micro-batches, has a stand-in. `store.py` makes the tables of the pickle.
 """
 
@@ -46,7 +47,12 @@ if __name__ == "__main__":
             "areal.utils",
         ):
             stub(name)
-        stub("areal.infra.platforms", current_platform=SimpleNamespace(device_type="cpu", current_device=lambda: "cpu"))
+        stub(
+            "areal.infra.platforms",
+            current_platform=SimpleNamespace(
+                device_type="cpu", current_device=lambda: "cpu", is_initialized=lambda: False
+            ),
+        )
         sys.modules["areal.utils"].logging = stub("areal.utils.logging", getLogger=lambda *a: quiet)
         stub("areal.utils.seqpack", flat2d=lambda x: [b for a in x for b in a])
         stub("areal.api.cli_args", RejectionSamplingConfig=object)
@@ -62,8 +68,10 @@ if __name__ == "__main__":
         tracker = real("areal.utils.stats_tracker", "utils/stats_tracker.py")
         data = real("areal.utils.data", "utils/data.py", ("Normalization", "KLEstimator"))
         functional = real("areal.utils.functional", "utils/functional/functional.py")
-        stub("areal.trainer.ppo.lambda_fn", GAELambdaContext=dict, resolve_gae_lambda_fn=lambda x: (x, False))
-        gae = real("areal.trainer.ppo.gae", "trainer/ppo/gae.py")
+        gae = SimpleNamespace()
+        if (root / "trainer/ppo/gae.py").exists():
+            stub("areal.trainer.ppo.lambda_fn", GAELambdaContext=dict, resolve_gae_lambda_fn=lambda x: (x, False))
+            gae = real("areal.trainer.ppo.gae", "trainer/ppo/gae.py")
         stats = real("areal.trainer.ppo.stats", "trainer/ppo/stats.py")
         constants = sys.modules["areal.utils.constants"]
         module, code = load("areal.trainer.ppo.actor", "trainer/ppo/actor.py", double)
@@ -98,13 +106,13 @@ if __name__ == "__main__":
             cells[r, at : at + len(row)] = torch.tensor(row, dtype=dtype)
         return cells
 
-    def config_of(options):
+    def config_of(options, size=1):
         own = {k.removeprefix("actor."): v for k, v in options.items() if k.startswith("actor.")}
         nested = {}
         for key in [k for k in own if "." in k]:
             part, _, name = key.partition(".")
             nested.setdefault(part, {})[name] = own.pop(key)
-        norm = dict(mean_level=None, std_level=None, mean_leave1out=False, std_unbiased=True, eps=1e-5, group_size=1)
+        norm = dict(mean_level=None, std_level=None, mean_leave1out=False, std_unbiased=True, eps=1e-5, group_size=size)
         sampling = dict(level="token", action="mask", metric="ratio", agg="mean", upper=5.0, lower=None)
         found = dict(
             reward_bias=0.0,
@@ -150,7 +158,7 @@ if __name__ == "__main__":
         torch.set_default_dtype(dtype)
         b, (module, tracker) = areal_cases.batch_of(case), actor_module(dtype == torch.float64)
         sys.modules["areal.utils.stats_tracker"] = tracker
-        config = config_of(options)
+        config = config_of(options, b["K"])
         leaf = padded(b, "policy", dtype, True).requires_grad_()
         entropy = padded(b, "entropy", dtype, True)
         optim = torch.tensor(b["optim"])
@@ -187,7 +195,9 @@ if __name__ == "__main__":
             data["prox_logp"] = padded(b, "old", dtype, True)
         if options.get("ref.path"):
             data["ref_logp"] = padded(b, "ref", dtype, True)
-        data = actor._compute_advantages(data, SimpleNamespace(traj_group_sizes=sizes))
+        # Before 2.0.0 a normalisation has the group size of its options.
+        more = (SimpleNamespace(traj_group_sizes=sizes),) if (root / "trainer/ppo/gae.py").exists() else ()
+        data = actor._compute_advantages(data, *more)
         keep = {k: v for k, v in data.items() if isinstance(v, torch.Tensor) and v.shape[:1] == optim.shape}
         data["mbs"] = [{**{k: v[optim == s] for k, v in keep.items()}, "step": s} for s in steps]
         for mb in data["mbs"]:
@@ -218,4 +228,6 @@ if __name__ == "__main__":
         scalars["loss"] = sum(losses)
         return scalars, *(upstream.unpadded(x, b["mask"]) for x in (data["advantages"], leaf.grad))
 
-    upstream.store(areal_cases, run)
+    # What 1.0.4 does not have: the cispo loss, and log-probs of the policy for the proximal ones.
+    missing = (TypeError, ValueError) if not (root / "trainer/ppo/gae.py").exists() else ()
+    upstream.store(areal_cases, run, missing)

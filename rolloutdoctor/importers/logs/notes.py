@@ -1,0 +1,99 @@
+"""What a log says beside its numbers, and which of its runs is read."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rolloutdoctor.importers.logs.numbers import is_list
+from rolloutdoctor.io.reader_notes import ReaderNotes
+from rolloutdoctor.results.errors import InputError
+
+Tell = Callable[[str], None]
+"""Takes a sentence for the user."""
+
+
+@dataclass(frozen=True)
+class RunOfText:
+    """One of the runs in a file.
+
+    Attributes:
+        first: its first record.
+        after: the record behind its last one.
+        kind: of training, such as ``rewards``; empty if nothing says.
+        label: what the file calls it; empty if it does not.
+    """
+
+    first: int
+    after: int
+    kind: str = ""
+    label: str = ""
+
+    def __str__(self) -> str:
+        lines = f"{self.after - self.first:,} lines"
+        return f"{self.label} of {lines}" if self.label else lines + (f" ({self.kind})" if self.kind else "")
+
+
+class LogNotes:
+    """What a log says beside its numbers, and which of its runs is wanted.
+
+    Args:
+        tell: takes a sentence for the user; the notes of the run, or any function.
+        run: number of the run that is wanted of a file with several, counted from 1; None: the one that is read.
+
+    Attributes:
+        total_steps: optimizer steps that the run was planned for; None if the log does not say.
+        counted_steps: whether its lines say no step, so that they are numbered.
+        runs: how many runs the file holds.
+        reader: the notes of the run, which take the cells that are no numbers.
+    """
+
+    def __init__(self, tell: Tell = lambda sentence: None, run: int | None = None) -> None:
+        self.tell = tell
+        self.reader = tell if isinstance(tell, ReaderNotes) else ReaderNotes()
+        self.run = run
+        self.total_steps: int | None = None
+        self.counted_steps = False
+        self.runs = 1
+        self._lists: set[str] = set()
+
+    def lists_of(self, row: Mapping[str, object], where: str) -> None:
+        """Say once of each name whose cells are lists of numbers that their means are read."""
+        for name in sorted(name for name, cell in row.items() if name not in self._lists and is_list(cell)):
+            self._lists.add(name)
+            self.tell(f"{where}: {name} is a list: its mean is read")
+
+    def planned(self, steps: object) -> None:
+        """Take the length of the run, where it is one: a run that was prolonged has the largest."""
+        if isinstance(steps, (int, float)) and not isinstance(steps, bool) and 0 < steps < 2**53 and steps % 1 == 0:
+            self.total_steps = max(int(steps), self.total_steps or 0)
+
+    def chosen(self, runs: Sequence[RunOfText], name: str) -> tuple[int, int]:
+        """Return from which record to which the run is that is read: of several the longest with rewards.
+
+        Raises:
+            InputError: if another one is wanted than there are.
+        """
+        self.runs = len(runs)
+        if not runs:
+            return 0, 0
+        longest = max(runs, key=lambda run: (run.kind == "rewards", run.after - run.first, run.first))
+        number = self.run or 1 + runs.index(longest)
+        if number > len(runs):
+            raise InputError(f"{name}: no run {number} is there; it holds {len(runs)}")
+        if len(runs) > 1 and self.run is None:
+            more = f" and {len(runs) - 4:,} more" if len(runs) > 4 else ""
+            how = "runs," if runs[0].label else "runs one after another, of"
+            self.tell(
+                f"{name}: {len(runs)} {how} {', '.join(map(str, runs[:4]))}{more}: the {ordinal(number)} is "
+                f"read; give {name}/N for another one, or check them with --each"
+            )
+        return runs[number - 1].first, runs[number - 1].after
+
+
+def ordinal(number: int) -> str:
+    """Return a number in the order of things.
+
+    >>> ordinal(1), ordinal(12), ordinal(23)
+    ('1st', '12th', '23rd')
+    """
+    last = 0 if number % 100 in (11, 12, 13) else number % 10
+    return f"{number}{({1: 'st', 2: 'nd', 3: 'rd'}).get(last, 'th')}"

@@ -1,0 +1,88 @@
+"""Cells of a row of a log as numbers, or as what stands in their place."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rolloutdoctor.importers.reading import cells
+
+
+@dataclass(frozen=True)
+class NoNumber:
+    """Cell of a log that is no number: `read_log` leaves it out, and a note says so.
+
+    Attributes:
+        text: of the cell, short.
+        where: file, and line, row or record.
+    """
+
+    text: str
+    where: str
+
+
+Cell = float | NoNumber | None
+
+
+_SPELLED = {
+    "nan": math.nan,
+    **dict.fromkeys(("inf", "+inf", "infinity", "+infinity"), math.inf),
+    **dict.fromkeys(("-inf", "-infinity"), -math.inf),
+}
+"""How JSON, Python and others write a number that is not finite, in lower case."""
+
+
+def numbers(values: Mapping[str, object], where: str) -> dict[str, Cell]:
+    """Return values as numbers or null, and what is neither as `NoNumber`; empty texts and media are left out.
+
+    wandb and trackio write "NaN" for a number that is not finite, others "nan" or "inf".
+    """
+    spelled = {
+        name: _SPELLED.get(value.strip().lower(), value) if isinstance(value, str) else _mean(value)
+        for name, value in values.items()
+    }
+    return {
+        name: _in_float32(as_float(value)) if is_number(value) else NoNumber(cells.shown(value), where)
+        for name, value in spelled.items()
+        if not _says_nothing(name, value)
+    }
+
+
+def _mean(value: object) -> object:
+    """Return the mean of a list of numbers; what is none as it is."""
+    cells = [cell for cell in value if cell is not None] if isinstance(value, list) and is_list(value) else []
+    return sum(cells) / len(cells) if cells else value
+
+
+_LARGEST = 3.4028235e38
+
+
+def _in_float32(value: float | None) -> float | None:
+    """Return a number as trainers hold it, in float32: what is larger is infinite there."""
+    return value if value is None or not abs(value) > _LARGEST else math.copysign(math.inf, value)
+
+
+def _says_nothing(name: str, value: object) -> bool:
+    """Tell an empty text, and what wandb and trackio keep of a table, a picture or a histogram."""
+    if isinstance(value, dict):
+        return "_type" in value
+    return isinstance(value, str) and (not value.strip() or name.rpartition("/")[2].startswith("_"))
+
+
+def is_list(value: object) -> bool:
+    """Tell a list of numbers, such as the rewards of the responses of a step."""
+    return isinstance(value, list) and bool(value) and all(map(is_number, value))
+
+
+def is_number(value: object) -> bool:
+    """Tell a number, or null, from everything else."""
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+
+
+def as_float(value: object) -> float | None:
+    """Return a number as a float; None if it is none."""
+    if not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

@@ -1,0 +1,75 @@
+"""Names in a row of a log: those of its step, and those that tell it from a rollout."""
+
+import re
+from collections.abc import Collection, Mapping
+
+from rolloutdoctor.data.schema import COLUMNS, Kind
+from rolloutdoctor.metric_names.generic import generic
+
+STEPS = (
+    "step",
+    "global_step",
+    "train/global_step",
+    "trainer/global_step",
+    "training/global_step",
+    "training_step",
+    # ms-swift's, in logging.jsonl and on the console: "5/16"
+    "global_step/max_steps",
+    # LLaMA-Factory's, in trainer_log.jsonl
+    "current_steps",
+    # ROLL's
+    "system/step",
+    "steps",
+    "iteration",
+    "iter",
+    "update",
+    # wandb's own counter, which grows with every call
+    "_step",
+)
+"""Names under which loggers have the step, the best first."""
+
+
+MOST_NAMES = 10_000
+"""Names in a row of a log; the vocabulary of a tokenizer, which has all words, has more."""
+
+
+OF_UPDATES = frozenset({"loss", "grad_norm", "learning_rate", "epoch"})
+"""Metrics that no rollout has."""
+
+
+def of_rollouts(names: Collection[str]) -> set[str]:
+    """Return the columns of a rollout that some names are, but for those that metrics share."""
+    known = {column for column in COLUMNS if any(name in names for name in (column.name, *column.aliases))}
+    return {column.name for column in known if column.kind is not Kind.FLOATS} - {"step", "split"}
+
+
+def is_log_row(names: Collection[str]) -> bool:
+    """Tell the names of a row of logged numbers from those of a rollout: some have a slash, or are of means."""
+    named = [name for name in names if name not in STEPS]
+    if any("/" in name for name in named) or is_of_update(names):
+        return True
+    return of_rollouts(names) <= {"reward"} and any(generic(name) and not of_rollouts([name]) for name in named)
+
+
+def is_of_update(names: Collection[str]) -> bool:
+    """Tell names of which one is a metric that no rollout has, and none is of a rollout but the reward."""
+    return of_rollouts(names) <= {"reward"} and any(name in OF_UPDATES for name in names)
+
+
+LONG = frozenset({"step", "name", "value"})
+"""Names of a row that holds one metric; without one of them it holds none."""
+
+
+def is_long(row: Mapping[str, object]) -> bool:
+    """Tell a row that holds one metric: its step, name and value."""
+    return LONG <= set(row) <= LONG | {"split"}
+
+
+def has_mean_reward(row: Mapping[str, object]) -> bool:
+    """Tell a row with a mean of rewards, which no response has, and no response: lists beside it are of its step."""
+    means = [name for name, value in row.items() if isinstance(value, (int, float)) and _MEAN.search(name.lower())]
+    of_response = of_rollouts(row.keys()) & {"response", "response_ids", "response_mask"}
+    return not of_response and any((known := generic(name)) and known.quantity == "reward" for name in means)
+
+
+_MEAN = re.compile(r"mean|avg|average")

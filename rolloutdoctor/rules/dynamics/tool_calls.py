@@ -1,0 +1,110 @@
+"""RDT017: tools that nobody calls any more, or that fail at every call, from the trainer's log alone."""
+
+from dataclasses import dataclass
+
+from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.logged_quantities import WITHOUT_TOOLS, is_rounded
+from rolloutdoctor.rules.numbers_rule import NumbersRule, go_back, series, step_at
+from rolloutdoctor.rules.series import ending
+from rolloutdoctor.rules.table_rule import Measured
+
+
+@dataclass(frozen=True)
+class ToolCalls(NumbersRule):
+    """No tool is called any more, or every call fails.
+
+    ## What it does
+    Looks for steps at the end of the log in which no response called a tool, and for such steps in which the calls
+    failed.
+
+    ## Why it matters
+    A policy that has stopped calling its tools answers from memory, and seldom begins again: no rollout is left in
+    which a call is rewarded. A tool that is down looks like a policy that got worse, and the update learns to avoid it.
+
+    ## How it is measured
+    `tool_calls` is the logged number of calls of a response, `tool_failures` the logged share of calls that failed. A
+    warning where the calls are exactly 0 in each of the last five logged steps or more, or nine of ten calls failed in
+    each of them. Steps at the end that are as common before are chance: their share before, to the power of how many
+    they are, has to be below 1 in 1,000. A log that rounds the calls to fewer than two decimals says nothing.
+    Confirmed: the log itself is the proof.
+
+    ## What to do
+    No calls: read responses of the first such step; look at the chat template and the parser of calls, and at rewards
+    that are higher without a call. Failing calls: look at the service behind the tool at that step, and leave out what
+    was sampled since.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_log
+    >>> diagnose_log("RDT017", tool_calls=[1.2] * 10 + [0.0] * 10)
+    'RDT017 warning confirmed: tool_calls 0.6'
+    """
+
+    code = "RDT017"
+    name = "tool-calls"
+    references = (
+        "https://github.com/PrimeIntellect-ai/verifiers/issues/3071",
+        "https://github.com/verl-project/verl/issues/5635",
+    )
+    about = ("tool_calls",)
+    beside = ("tool_failures",)
+
+    lasting: int = 5
+    chance: float = 1e-3
+    failing: float = 0.9
+
+    def inapplicable_reason(self, context: Context) -> str | None:
+        """A trainer that has tools logs their calls."""
+        return None if "tool_calls" in context.quantities else WITHOUT_TOOLS
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
+        """Calls that the log rounded to 0, where it has fewer than two decimals."""
+        if len(run.table) and (run.table["tool_calls"] == 0).any() and is_rounded(context, "tool_calls", coarse=0.01):
+            return Missing("the log rounds the number of tool calls to 0", "log it with more digits")
+        return super().inconclusive_reason(run, context)
+
+    def judge_log(self, run: Measured, context: Context) -> Judgement | None:
+        """Look at the end of the run: no call, else calls that fail."""
+        calls, failures = series(run, "tool_calls"), series(run, "tool_failures")
+        since = ending(calls == 0, self.lasting, self.chance)
+        if since is not None:
+            return _stopped(run, since)
+        since = ending((failures >= self.failing) & (calls > 0), self.lasting, self.chance)
+        return None if since is None else _failing(run, since)
+
+
+def _stopped(run: Measured, since: int) -> Judgement:
+    """Say since when no tool is called."""
+    onset, lines = step_at(run, since), counted(len(run.table) - since, "logged step")
+    before = float(series(run, "tool_calls")[:since].mean()) if since else 0.0
+    headline = f"no tool is called since step {onset}: {number(before)} calls a response before"
+    return Judgement(
+        severity=Severity.WARNING,
+        confirmed=True,
+        headline=headline if since else f"no tool was called in any of {lines}",
+        message=f"In {lines}, from step {onset} on, no response called a tool.",
+        evidence="the logged number of tool calls",
+        advice=(
+            f"read responses of step {onset}; check the chat template, the parser of tool calls, and whether responses "
+            "without a call get the higher reward" + (f"; {go_back(run, onset)}" if since else "")
+        ),
+        measures={"onset": Measure(onset, "step")},
+    )
+
+
+def _failing(run: Measured, since: int) -> Judgement:
+    """Say since when calls fail."""
+    onset, lines = step_at(run, since), counted(len(run.table) - since, "logged step")
+    share = float(series(run, "tool_failures")[since:].mean())
+    return Judgement(
+        severity=Severity.WARNING,
+        confirmed=True,
+        headline=f"{percent(share)} of the tool calls fail since step {onset}",
+        message=f"In {lines}, from step {onset} on, {percent(share)} of the tool calls failed.",
+        evidence="the logged share of tool calls that failed",
+        advice=(
+            f"check the service behind the tool at step {onset}; {go_back(run, onset)}, and leave failed rollouts out "
+            "of the baseline"
+        ),
+        measures={"onset": Measure(onset, "step")},
+    )

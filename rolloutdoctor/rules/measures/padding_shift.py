@@ -1,0 +1,56 @@
+"""Log-probs that are as many places late or early as their row has padding: left-padded ones read as right-padded."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from rolloutdoctor.rules.measures.sampled_rows import Sample
+
+LEAST_PADDING = 2
+"""Places from which on a shift by the padding is none by one token."""
+
+
+def padding_errors(
+    sample: "Sample", padding_N: "NDArray[np.int64]", pairs: int, spread: float
+) -> "NDArray[np.float64]":
+    """Squared differences of sampled rows in place, and where one of the two is moved by the padding of the row.
+
+    Args:
+        sample: of the rows.
+        padding_N: places that each row of the block is shorter than the longest of its step, ``[N]``.
+        pairs: fewest tokens that have a partner as many places away.
+        spread: least standard deviation of the log-probs of these partners.
+
+    Returns:
+        ``[3, r]``: sums of squared differences of the sampled rows in place, with their own log-probs late, and early;
+        NaN where a row has less padding than `LEAST_PADDING`, or its log-probs do not vary.
+    """
+    import numpy as np
+
+    found = np.full((3, len(sample.row)), np.nan)
+    padding_r = padding_N[sample.row]
+    has = padding_r >= LEAST_PADDING
+    apart = sample.by_row(np.square(sample.apart)) / np.maximum(sample.length, 1)
+    if not (has & (apart > spread**2)).any():
+        return found  # in place they agree, and rows that agree in place are not moved
+    own, other, place = sample.sampler, sample.trainer, sample.place
+    row, by = (sample.runs.spread(x) for x in (np.arange(len(sample.row)), np.where(has, padding_r, 0)))
+    key = row * int(place.max() + by.max() + 1) + place
+    errors = []
+    for side in (1, -1):
+        # Late: the own log-prob of a token is the other's of as many places before.
+        wanted = key - side * by
+        at = np.minimum(np.searchsorted(key, wanted), len(key) - 1)
+        fits = (key[at] == wanted) & (row[at] == row) & (by > 0)
+        count = np.maximum(sample.by_row(fits), 1)
+        mean = sample.by_row(np.where(fits, other[at], 0.0)) / count
+        varies = sample.by_row(np.where(fits, np.square(other[at] - sample.runs.spread(mean)), 0.0)) / count
+        moved, here = (sample.by_row(np.where(fits, np.square(own - x), 0.0)) for x in (other[at], other))
+        known = has & (count >= pairs) & (varies > spread**2)
+        errors.append((np.where(known, moved, np.nan), np.where(known, here, np.nan)))
+    (late, late_here), (early, early_here) = errors
+    found[0] = np.where(np.nan_to_num(late, nan=np.inf) <= np.nan_to_num(early, nan=np.inf), late_here, early_here)
+    found[1:] = late, early
+    return found

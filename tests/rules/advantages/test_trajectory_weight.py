@@ -1,0 +1,57 @@
+"""RDA023: rows of a trajectory that each weigh as much as another trajectory, and losses that count something else."""
+
+import pytest
+from rules.checking import found_by, outcomes, report_on, values
+
+from rolloutdoctor.testing import toy_batch
+
+CODE = "RDA023"
+PER_ROW = {"trainer": "trl", "loss_type": "grpo", "beta": 0.0}
+
+
+def rows(trajectories, lengths=4, **kwargs):
+    rewards = [[float(place % 2) for place in range(len(trajectories))]]
+    return toy_batch(rewards, lengths=lengths, per_row={"trajectory_id": trajectories}, **kwargs)
+
+
+def test_a_trajectory_of_three_rows():
+    found = found_by(CODE, rows([0, 0, 0, 1]), **PER_ROW)
+    assert (found.severity.label, found.verdict) == ("warning", "exposed")
+    # 3/4 and 1/4 of the loss, where halves are equal parts.
+    assert values(found) == pytest.approx({"moved_weight": 0.25, "largest_weight": 1.5, "most_rows": 3})
+    assert found.examples[0].note == "3 rows, 1.5 times an equal part of the loss"
+
+
+def test_lengths_do_not_matter_to_a_mean_over_rows():
+    found = found_by(CODE, rows([0, 0, 0, 1], lengths=[2, 9, 4, 7]), **PER_ROW)
+    assert values(found)["moved_weight"] == pytest.approx(0.25)
+
+
+def test_a_row_without_a_trained_token_has_no_weight():
+    batch = rows([0, 0, 1, 1], mask=[[1, 1], [0, 0], [1, 1], [1, 0]])
+    # Two of the three trained rows are of the second trajectory: 2/3 and 1/3 of the loss.
+    assert values(found_by(CODE, batch, **PER_ROW))["moved_weight"] == pytest.approx(1 / 6)
+
+
+@pytest.mark.parametrize("trajectories", [[0, 0, 1, 1], [0, 1, 2, 3], [-1, -1, -1, -1]])
+def test_equal_numbers_of_rows(trajectories):
+    report = report_on(rows(trajectories), select=[CODE], **PER_ROW)
+    assert outcomes(report)[CODE] == ("clean" if trajectories[0] == trajectories[1] == 0 else "not applicable")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"trainer": "trl", "loss_type": "dapo", "beta": 0.0},
+        {"trainer": "slime", "advantage_estimator": "grpo"},
+    ],
+    ids=["tokens", "trajectories"],
+)
+def test_a_loss_that_counts_something_else(options):
+    report = report_on(rows([0, 0, 0, 1], lengths=[2, 9, 4, 7]), select=[CODE], **options)
+    assert outcomes(report) == {CODE: "not applicable"}
+
+
+def test_skipped_without_the_column():
+    report = report_on(toy_batch([[1, 0]]), select=[CODE], **PER_ROW)
+    assert report.skipped[0].reason == "missing column trajectory_id"

@@ -1,0 +1,367 @@
+"""Numbers that stand beside a rule over rows, in its module or one that it measures with: rows just below, and above.
+
+The law is that of `test_row_thresholds.py`; a number is named by its module, and changed where it is read.
+"""
+
+import re
+from importlib import import_module
+from math import log
+
+import pytest
+from rules.integrity.boundaries import count, near, prompts, rewards
+from rules.integrity.test_mask_leak import conversation
+from rules.off_policy.boundaries import far, gapped, recurring, shifted
+from rules.row_boundaries import RowBoundary
+
+from rolloutdoctor.testing import toy_batch
+
+MISMATCH = "off_policy.sampler_mismatch"
+COMMON = "measures.common_tokens"
+
+
+def pairs(sampler, trainer, rows=4, length=4, tokens=3, others=-2.0):
+    """Rows of which some tokens have these log-probs, one a row, and the others are the same to both engines."""
+    own = [
+        [sampler if row < tokens and place == row else others - place / 9 for place in range(length)]
+        for row in range(rows)
+    ]
+    old = [
+        [trainer if row < tokens and place == row else others - place / 9 for place in range(length)]
+        for row in range(rows)
+    ]
+    return toy_batch(rewards(rows), lengths=length, policy=old, rollout=own)
+
+
+def low_run(log_prob):
+    """Three tokens in a row of this log-prob."""
+    return toy_batch(rewards(2), lengths=5, policy=[[-1.0, *[log_prob] * 3, -1.0], [-1.0] * 5])
+
+
+def zeros(mean):
+    """Three tokens to which the sampler gave a log-prob of 0.0, and the trainer another one."""
+    own = [[-1.0, 0.0, 0.0, 0.0, -1.0]] * 2
+    return toy_batch(rewards(2), lengths=5, policy=[[-1.0, *[mean] * 3, -1.0]] * 2, rollout=own)
+
+
+def branched(nats):
+    """Two responses of a group that share 64 tokens of so many nats, and part."""
+    ids = [[5] * 64 + [6] * 6, [5] * 64 + [7] * 6, *[[row] * 70 for row in range(8, 14)]]
+    groups = {"prompt": [1] * 4 + [2] * 4}
+    return toy_batch(
+        [[1.0, 0.0] * 2] * 2,
+        lengths=70,
+        policy=None,
+        rollout=-nats / 64,
+        per_row=groups,
+        per_token={"response_ids": ids},
+    )
+
+
+def again(*, groups, differing):
+    """Groups of four, two of them alike; in some these have different rewards."""
+    scores = [[1.0, 0.0, 1.0, 0.0] if group < differing else [1.0, 1.0, 0.0, 0.0] for group in range(groups)]
+    ids = [[1000 + group + 500 * max(0, row - 1)] for group in range(groups) for row in range(4)]
+    return toy_batch(scores, lengths=1, policy=None, per_token={"response_ids": ids})
+
+
+def line(rows, kinds):
+    """Rewards that are a line in the length of the response, of so many rows and lengths, and each a row late."""
+    lengths = sorted([10 + 3 * (row % kinds) for row in range(rows - 2)] + [4, 60])
+    order = [(11 * row) % rows for row in range(rows)]
+    sizes = [lengths[place] for place in order]
+    return toy_batch([[1.0 - sizes[row - 1] / 100 for row in range(rows)]], lengths=sizes, policy=None)
+
+
+def apart(gap, others=101, tokens=20):
+    """A row whose tokens have this gap, and seven with so many tokens in which one is far off."""
+    lengths = [tokens, *[6] * 6, others - 36]
+    rollout = [[-1.0 - (0.0 if row else gap)] * length for row, length in enumerate(lengths)]
+    rollout[1][0] = -2.0
+    return toy_batch(rewards(8), lengths=lengths, rollout=rollout)
+
+
+def lattice(size):
+    """Log-probs of the sampler of one size, with three decimal digits."""
+    return toy_batch([[1.0]], lengths=200, policy=[[-1.371234 - 0.013417 * x for x in range(200)]], rollout=-size)
+
+
+def moved(share):
+    """Log-probs that are far below their entropy, by a policy that has moved by a share of it."""
+    return toy_batch(rewards(100), lengths=1, policy=-3.0, old=-3.0 - 2.0 * share, per_token={"entropy": 2.0})
+
+
+def spread(squares):
+    """First tokens with such a sum of squares about their mean, of both log-probs together."""
+    half = (squares / (2 * (1 + 4))) ** 0.5
+    old = [[-2.0 - half], [-2.0 + half]]
+    return toy_batch([[0.0] * 2] * 30, lengths=1, policy=old * 30, rollout=[[2 * x + 0.5] for (x,) in old] * 30)
+
+
+def early(length):
+    """Rows whose first quarter has five times the gap of the rest."""
+    first = length // 4
+    rollout = [[-1.05] * first + [-1.01] * (length - first)] * 4
+    return [toy_batch(rewards(4), lengths=length, rollout=rollout, step=step) for step in range(4)]
+
+
+def unsure(log_prob):
+    """Steps whose gap rises, of tokens to which the sampler gave so much."""
+    return [
+        toy_batch(rewards(2), lengths=100, policy=log_prob - gap, rollout=log_prob, step=step)
+        for step, gap in enumerate([0.01] * 3 + [0.2] * 3)
+    ]
+
+
+def gaps_of(plain, others, tokens=8):
+    """Rows of one micro-batch without padding and with some, whose gap is twelve times as large, of so many tokens."""
+    gaps = [0.01] * plain + [0.12] * others
+    return shifted(gaps, [50] * plain + [40] * others, length=tokens)
+
+
+def turning(rows, back, others):
+    """Rows whose first half has eight times the gap of the second, some with the halves exchanged, and others."""
+    high, low = [-1.08] * 32, [-1.01] * 32
+    found = [[*high, *low]] * rows + [[*low, *high]] * back
+    # Of a step with more tokens only some are looked at.
+    old = [toy_batch(rewards(4 + others // 3), lengths=64, rollout=-1.01, step=step) for step in range(3)]
+    return [*old, toy_batch(rewards(len(found)), lengths=64, rollout=found, step=3)]
+
+
+def certain(zeros, others):
+    """Tokens to which the sampler gave a log-prob of 0.0, and of -0.005, where the trainer's is another one."""
+    own = [0.0] * zeros + [-0.005] * others
+    return toy_batch(rewards(len(own)), lengths=1, policy=-2.0, rollout=[[x] for x in own])
+
+
+def reference(steps, share):
+    """A trainer that moves away from a sampler, which has a share of that gap to the reference."""
+    return [
+        toy_batch(
+            rewards(2),
+            lengths=4,
+            policy=-1.0 - 0.1 * step,
+            rollout=-1.0,
+            ref=-1.0 - 0.1 * step * share,
+            per_row={"prompt": [2 * step + 1] * 2},
+            per_token={"response_ids": [[1, 2, 3, 4]] * 2},
+            step=step,
+        )
+        for step in range(steps)
+    ]
+
+
+def noisy(move, noise, follows):
+    """Thirty prompts at two versions, at which the trainer moves and the sampler follows, and noise of the trainer."""
+    off = noise / 2**0.5
+    return [
+        toy_batch(
+            [[1.0, 0.0]] * 30,
+            lengths=1,
+            policy=[[-1.2345 - move * step - off], [-1.2345 - move * step + off]] * 30,
+            rollout=-1.2345 - follows * step,
+            per_row={"prompt": [1 + row // 2 for row in range(60)]},
+            per_token={"response_ids": [[7]] * 60},
+            step=step,
+        )
+        for step in range(2)
+    ]
+
+
+def cut(tokens, zeros, excess):
+    """Tokens whose sampler's log-probs are above the trainer's by so much, and some that are 0."""
+    old = [-3.0 - 2.0 * (place % 2) for place in range(tokens)]
+    own = [0.0 if place < zeros else x + excess for place, x in enumerate(old)]
+    old = [-0.5 if place < zeros else x for place, x in enumerate(old)]
+    return toy_batch([[1.0]], lengths=tokens, policy=[old], rollout=[own])
+
+
+def ending(times, before=0.05, rows=20, even=0):
+    """Responses that reach the end of the context, with so many times the gap in their last eight tokens, and others.
+
+    Args:
+        times: the earlier gap.
+        before: the earlier gap.
+        rows: that reach the end.
+        even: of these, how many have a smaller gap there.
+    """
+    ends = [before * (0.5 if row < even else times) for row in range(rows)]
+    rollout = [[-1.0 - before] * 32 + [-1.0 - end] * 8 for end in ends] + [[-1.0 - before] * 41] * rows
+    per_row = {"prompt_ids": range(1, 2 * rows + 1), "prompt_length": [100] * rows + [50] * rows}
+    return toy_batch(rewards(2 * rows), lengths=[40] * rows + [41] * rows, rollout=rollout, per_row=per_row)
+
+
+ONSET = [0.01] * 3 + [0.2] * 3
+AT_END = "warning: the last tokens"
+SYNC = {"apart": 0.01, "rows": 1}
+BOUNDARIES = [
+    near("RDI001", "integrity.nonfinite_values.LOWEST", -1000.0, lambda x: pairs(-1.0, x), "clean", "error"),
+    near("RDI001", "integrity.nonfinite_values.HIGHEST", 88 / 256, lambda x: pairs(-1.0, x), "clean", "error"),
+    near("RDO001", "measures.context_end._TIMES", 5.0, ending, "info", AT_END),
+    near("RDO001", "measures.context_end._NATS", 0.1, lambda x: ending(6.0, x / 6), "info", AT_END),
+    RowBoundary(
+        "RDO001",
+        "measures.context_end._DEVIATIONS",
+        ending(6.0, rows=100, even=31),
+        ending(6.0, rows=100, even=29),
+        ("info", AT_END),
+    ),
+    near("RDI005", "integrity.logprob_placeholder.APART", 0.75, lambda x: pairs(-1.0, -1.0 - x), "clean", "warning"),
+    near("RDI005", "integrity.logprob_placeholder.LOWEST", -1000.0, lambda x: pairs(x, -2.0), "clean", "error"),
+    near("RDI005", "integrity.logprob_placeholder.HIGHEST", 0.05, lambda x: pairs(x, -2.0), "clean", "warning"),
+    near("RDI006", "integrity.mask_leak.LOWEST", -12.0, low_run, "skipped", "warning: # tokens in runs of three"),
+    near("RDI006", "integrity.mask_leak.UNLIKELY", -1.0, zeros, "skipped", "warning: # tokens in runs to which"),
+    near(
+        "RDI006",
+        f"{COMMON}.LEAST",
+        4.0,
+        lambda x: conversation(low=-x, size=32, groups=1),
+        "skipped",
+        "warning: .* shared",
+    ),
+    near(
+        "RDI006", f"{COMMON}.BEYOND", 40.0, lambda x: conversation(low=-(x + 5.1) / 3), "skipped", "warning: .* shared"
+    ),
+    RowBoundary(
+        "RDI009",
+        "integrity.duplicate_responses.BEYOND",
+        branched(49.5),
+        branched(50.5),
+        ("clean", "warning: .* begin like"),
+    ),
+    RowBoundary(
+        "RDI013",
+        "integrity.resumed_data.EPOCH_SLACK",
+        prompts("abcdefghabc"),
+        prompts("abcdefgabch"),
+        ("clean", "warning"),
+        {"logged": [{"epoch": x} for x in (*(step / 10 for step in range(7)), 0.897, 0.903, 0.95, 0.97)]},
+    ),
+    RowBoundary(
+        "RDI004",
+        "integrity.reward_row_misaligned.LEAST",
+        again(groups=240, differing=145),
+        again(groups=240, differing=144),
+        ("warning: .* identical responses", "skipped"),
+        {"trainer": "trl"},
+    ),
+    RowBoundary(
+        "RDI004",
+        "integrity.reward_row_misaligned.MOST",
+        again(groups=34, differing=34),
+        again(groups=38, differing=38),
+        ("skipped", "warning: .* identical responses"),
+        {"trainer": "trl"},
+    ),
+    RowBoundary(
+        "RDI004", "measures.reward_relations.LEAST", line(9, 7), line(10, 8), ("skipped", "warning"), {"trainer": "trl"}
+    ),
+    RowBoundary(
+        "RDI004",
+        "measures.reward_relations.KINDS",
+        line(14, 5),
+        line(14, 6),
+        ("skipped", "warning"),
+        {"trainer": "trl"},
+    ),
+    near("RDO001", f"{MISMATCH}.SURE", log(0.5), lambda x: pairs(x, -5.0), "warning: the sampler gave", "info"),
+    near("RDO001", f"{MISMATCH}.APART", 2.0, lambda x: pairs(-0.1, -0.1 - x), "info", "warning: the sampler gave"),
+    near("RDO001", f"{MISMATCH}.FAR", 0.1, apart, "info", "warning: .* disagree in"),
+    RowBoundary("RDO001", f"{MISMATCH}.MOST_FAR", apart(0.5), apart(0.5, 96), ("warning: .* disagree in", "info")),
+    near("RDO005", "off_policy.quantized_logprobs.LARGE", 0.1, lambda x: lattice(round(x, 3)), "skipped", "info"),
+    near("RDO003", "off_policy.temperature_mismatch.MOVED", 0.02, moved, "warning", "skipped"),
+    near("RDO003", "measures.contexts.LEAST_SPREAD", 1.0, spread, "skipped", "warning"),
+    count(
+        "RDO009",
+        "off_policy.stale_prefix_cache.LEAST_TOKENS",
+        32,
+        lambda n: recurring(20, 5.0, unsure=n),
+        "skipped",
+        "warning",
+    ),
+    near(
+        "RDO016",
+        "off_policy.unbounded_ratio.FAR",
+        3.0,
+        lambda x: far(1, 9, ratio=x),
+        "clean",
+        "info",
+        trainer="trl",
+        beta=0.0,
+    ),
+    count(
+        "RDO002",
+        "off_policy.stale_policy.LEAST_TOKENS",
+        100,
+        lambda n: gapped(ONSET, rows=1, length=n),
+        "skipped",
+        "warning",
+    ),
+    count(
+        "RDO014",
+        "off_policy.sync_corrupts.LEAST_TOKENS",
+        100,
+        lambda n: gapped(ONSET, length=n, **SYNC),
+        "skipped",
+        "warning",
+    ),
+    count(
+        "RDO002", "measures.sampler_gap.LONG", 32, lambda n: early(4 * n), "clean", "warning: .* in their first part"
+    ),
+    near("RDO002", "measures.sampler_gap.UNSURE", log(0.9), unsure, "skipped", "warning"),
+]
+
+WRITTEN = [
+    # Rows of a step without padding, rows with it, and tokens of each.
+    RowBoundary(
+        "RDO011", "rows without padding", gaps_of(4, 12), gaps_of(5, 12), ("skipped", "warning: .* correlates")
+    ),
+    RowBoundary("RDO011", "padded rows", gaps_of(12, 7), gaps_of(12, 8), ("skipped", "warning: .* correlates")),
+    RowBoundary("RDO011", "tokens", gaps_of(8, 8, 7), gaps_of(8, 8, 8), ("skipped", "warning: .* correlates")),
+    RowBoundary("RDO011", "tokens apart", gaps_of(14, 14, 3), gaps_of(14, 14, 4), ("skipped", "warning: left padding")),
+    # Steps before a jump that the first updates do not explain, and how far the reference is at its end.
+    RowBoundary(
+        "RDO014",
+        "steps before",
+        gapped([0.01] * 2 + [0.8] * 5, versions=range(7)),
+        gapped([0.01] * 3 + [0.8] * 5, versions=range(8)),
+        ("warning", "clean"),
+    ),
+    # Rows that turn, those that turn back, and all of them.
+    count("RDO002", "rows that turn", 10, lambda n: turning(n, 0, 0), "clean", "warning"),
+    RowBoundary("RDO002", "turns back", turning(19, 4, 0), turning(20, 4, 0), ("clean", "warning")),
+    RowBoundary("RDO002", "share that turns", turning(12, 0, 1220), turning(12, 0, 1170), ("clean", "warning")),
+    # Placeholders of 0.0 beside tokens that are nearly certain.
+    count("RDI005", "times as many", 12, lambda n: certain(n, 4), "clean", "warning"),
+    # The gap to the reference, and steps.
+    near("RDO010", "of the gap", 0.1, lambda x: reference(5, x), "warning: the sampler still runs", "skipped"),
+    count("RDO010", "steps", 4, lambda n: reference(n, 0.01), "skipped", "warning: the sampler still runs"),
+    # The trainer's noise, and how far a sampler that stays may move.
+    near("RDO010", "noises that move", 10.0, lambda x: noisy(0.5, 0.5 / x, 0.0), "clean", "warning"),
+    near("RDO010", "share that stays", 0.1, lambda x: noisy(0.5, 0.0, 0.5 * x), "warning", "clean"),
+    near("RDO010", "noises that stay", 4.0, lambda x: noisy(0.5, 0.02, 0.02 * x), "warning", "clean"),
+    # Zeros of the sampler, and how large the excess of a cut support may be.
+    near("RDO004", "zeros", 0.5, lambda x: cut(1000, round(1000 * x), 0.1), "warning", "clean"),
+    RowBoundary("RDO004", "largest excess", cut(600, 0, 1.8), cut(600, 0, 2.4), ("warning", "clean")),
+]
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES + WRITTEN, ids=lambda one: f"{one.code} {one.number}")
+def test_a_number_is_where_it_is_said_to_be(boundary):
+    for outcome, says in zip(boundary.outcomes(), boundary.says, strict=True):
+        assert re.match(says, outcome), (outcome, says)
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES, ids=lambda one: f"{one.code} {one.number}")
+def test_a_number_decides_between_the_two(boundary, monkeypatch):
+    """With a tenth more or less of it, or one more or less of a count, both runs get the same answer."""
+    where, _, name = boundary.number.rpartition(".")
+    module = import_module(f"rolloutdoctor.rules.{where}")
+    number = getattr(module, name)
+    other = (number - 1, number + 1) if isinstance(number, int) else (number / 1.1, number * 1.1)
+    alike = []
+    for value in other:
+        monkeypatch.setattr(module, name, value)
+        below, above = boundary.outcomes()
+        alike.append(below == above)
+        monkeypatch.undo()
+    assert any(alike)
