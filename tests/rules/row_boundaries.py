@@ -32,7 +32,7 @@ class RowBoundary:
         below, above: the rows of either side, or the logs without rows.
         says: regular expressions of what becomes of them: ``clean``, ``skipped``, or severity and headline without
             digits.
-        logged: metrics of the steps of either, as `report_on` takes them.
+        logged: metrics of the steps of either, as `report_on` takes them; `options` may have those of both.
         looks_at: text of the finding that `says` is about, and that a number may decide alone.
         options: of `report_on`: trainer, logged metrics, options of the trainer.
         factor: by which the number is changed to see that it decides; of a count, the summand is 1.
@@ -58,7 +58,7 @@ class RowBoundary:
         options = {"trainer": None, **self.options}
         if isinstance(given, Mapping):
             return check_log(self.code, options.pop("trainer"), **given, **options)
-        return report_on(given, select=[self.code], logged=logged, **options)
+        return report_on(given, select=[self.code], **{"logged": logged, **options})
 
 
 def near(

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from rolloutdoctor.objective.objective import Objective
     from rolloutdoctor.rules.step import StepView
 
-NOISE_ULPS = 4
-"""A spread of so many float32 roundings of the largest reward is noise: a reward is a sum of a few terms."""
-
 
 @dataclass(frozen=True)
 class AdvantageBlowUp(TableRule):
@@ -77,6 +74,9 @@ class AdvantageBlowUp(TableRule):
     reads = ("reward", "score", "in_baseline", "advantage", "grad_l1", "rank")
     adds = ("compared", "logged", "radius", "undivided", "least", "most")
 
+    noise_ulps: int = 4
+    """A spread of so many float32 roundings of the largest reward is noise: a reward is a sum of a few terms."""
+
     warn_above: float = 0.01
     """Advantages of noise below it are no more than float-residue calls information."""
 
@@ -128,7 +128,7 @@ class AdvantageBlowUp(TableRule):
         logged = pl.coalesce("logged", "most").abs()
         in_range = logged.is_between(pl.col("least") * (1 - _DIGITS), pl.col("most") * (1 + _DIGITS))
         seen, fits = pl.coalesce("logged", "most", "advantage"), pl.col("fits")
-        rounding = NOISE_ULPS * 2.0**-23 * known.abs().nan_max()
+        rounding = self.noise_ulps * 2.0**-23 * known.abs().nan_max()
         spread = known.nan_max() - known.nan_min()
         bound = pl.when(undivided.is_not_null()).then(undivided).otherwise((pl.col("largest") - 1).sqrt())
         excess = (logged - (pl.col("radius") + 2.0**-23 * logged)).clip(0) / bound
@@ -241,7 +241,7 @@ class AdvantageBlowUp(TableRule):
                 f"{'logged' if is_logged else 'recomputed'} advantages make {percent(run['noise_mass_share'])} of all "
                 "abs(advantage)"
             ),
-            evidence=f"max - min is above 0 and at most {NOISE_ULPS} float32 roundings of the largest reward",
+            evidence=f"max - min is above 0 and at most {self.noise_ulps} float32 roundings of the largest reward",
             advice="round rewards before the group statistics, or treat a spread at rounding level as zero",
         )
 

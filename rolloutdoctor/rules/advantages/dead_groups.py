@@ -13,9 +13,6 @@ from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
-FEWEST_GROUPS = 8
-"""Groups without a spread that are too many for chance, where there are no others."""
-
 LEAST_SHARE = 1e-6
 """Shares that differ by less do so by the rounding of float32."""
 
@@ -51,9 +48,9 @@ class DeadGroups(TableRule):
     right-or-wrong rewards where every response is right with the run's mean chance p, p^G + (1 - p)^G: prompts that
     differ in difficulty have more, and so do responses that repeat each other (`RDI009`). `always_dead_share` is that
     of prompts which recur in several steps and were dead in each. Such groups are a property of the task and the
-    policy, so this is information. A share that the trainer logs under its own definition (TRL: frac_reward_zero_std,
-    which is about the standard deviation that divides: the batch's where that one does) is given beside the share of
-    dead groups where the two differ.
+    policy, so this is information; an error where all groups are such, eight or more. A share that the trainer logs
+    under its own definition (TRL: frac_reward_zero_std, which is about the standard deviation that divides: the batch's
+    where that one does) is given beside the share of dead groups where the two differ.
 
     ## What to do
     Sample other prompts, larger groups, or until there is a spread (dynamic sampling); leave out prompts that are
@@ -78,6 +75,9 @@ class DeadGroups(TableRule):
     splits = ("train",)
     needs = ("reward", "group_id")
     optional = ("failed_groups", "truncated_groups")
+
+    fewest: int = 8
+    """Groups without a spread that are too many for chance, where there are no others."""
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """Trained tokens, how responses ended, and which prompts recur."""
@@ -174,7 +174,7 @@ class DeadGroups(TableRule):
             if among := run[f"{how}_groups"]:
                 ends += f"; in {among:,} of them every response {words}"
                 advice = remedy if among >= dead / 2 else advice
-        if dead == groups >= FEWEST_GROUPS:
+        if dead == groups >= self.fewest:
             return Judgement(
                 severity=Severity.ERROR,
                 confirmed=True,

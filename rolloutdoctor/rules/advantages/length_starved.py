@@ -71,7 +71,10 @@ class LengthStarved(TableRule):
     correlation_from: float = 0.4
     errors: float = 5.0
     at_bound: float = 0.3
+    times_short: float = 2.0
+    steps_from: float = 0.75
     dropped_from: float = 0.05
+    fewest_dropped: int = 10
 
     def columns(self, context: Context) -> frozenset[str]:
         """The mask, and the policy version."""
@@ -157,7 +160,8 @@ class LengthStarved(TableRule):
         correlation = run["lag_length_correlation"]
         long, short = run["long_at_bound"] or 0.0, run["short_at_bound"] or 0.0
         is_bound = correlation >= self.correlation_from and correlation * sqrt(rows) >= self.errors
-        is_bound &= (run["steps_at_bound"] or 0.0) >= 0.75 and long >= max(self.at_bound, 2 * short)
+        is_bound &= (run["steps_at_bound"] or 0.0) >= self.steps_from
+        is_bound &= long >= max(self.at_bound, self.times_short * short)
         if not is_dropped and not is_bound:
             return None
         if is_dropped:
@@ -180,10 +184,9 @@ class LengthStarved(TableRule):
             advice=advice,
         )
 
-    @staticmethod
-    def _errors(off: pl.Series) -> float:
-        """A mean in standard errors; 0 of fewer than ten."""
+    def _errors(self, off: pl.Series) -> float:
+        """A mean in standard errors; 0 of too few."""
         spread, mean = off.std(), off.mean()
-        if len(off) < 10 or not isinstance(spread, float) or not isinstance(mean, float):
+        if len(off) < self.fewest_dropped or not isinstance(spread, float) or not isinstance(mean, float):
             return 0.0
         return mean / (spread / sqrt(len(off))) if spread else float("inf") * mean if mean else 0.0

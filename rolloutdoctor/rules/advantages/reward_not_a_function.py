@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
 
-ROUNDING = 0.01
-"""Share of a function's range in the run below which a difference is one of a reward model's bfloat16."""
-
 
 @dataclass(frozen=True)
 class RewardNotAFunction(TableRule):
@@ -68,6 +65,9 @@ class RewardNotAFunction(TableRule):
     needs_objective = False
     splits = ("train",)
 
+    rounding: float = 0.01
+    """Share of a function's range in the run below which a difference is one of a reward model's bfloat16."""
+
     limit: float = 0.1
     warn_above: float = 0.5
     fewest: int = 10
@@ -104,7 +104,7 @@ class RewardNotAFunction(TableRule):
         )
         differing, at_group = pl.col("differs").sum().over("function"), pl.col("at_group")
         return (
-            _copies(lines)
+            _copies(lines, self.rounding)
             .with_columns(most=(differing * 2 - (pl.col("differs") & ~at_group).sum().over("function")))
             .sort(pl.col("most"), function, *STEP_KEY, "row", descending=[True, False, False, False, False])
             .with_columns(chosen=function == function.first())
@@ -186,11 +186,11 @@ class RewardNotAFunction(TableRule):
         )
 
 
-def _copies(lines: pl.DataFrame) -> pl.DataFrame:
+def _copies(lines: pl.DataFrame, rounding: float) -> pl.DataFrame:
     """Responses that repeat one of their group (`at_group`), or as the first of their group one to their prompt.
 
     `before` is the reward of the one before, `apart` the squared difference, and `chance` the mean squared difference
-    from the other rewards of the group.
+    from the other rewards of the group. Differences below `rounding` times the function's range are none.
     """
     value, names = pl.col("value"), ("value", "sample_id")
     group, kind = [*STEP_KEY, "group", "function"], [*STEP_KEY, "group", "function", "response"]
@@ -207,5 +207,5 @@ def _copies(lines: pl.DataFrame) -> pl.DataFrame:
         pl.concat([inside, across])
         .rename({"before_value": "before", "before_sample_id": "twin"})
         .with_columns(apart=(value - pl.col("before")) ** 2, value_of=value)
-        .with_columns(differs=pl.col("apart") > (ROUNDING * pl.col("range")) ** 2)
+        .with_columns(differs=pl.col("apart") > (rounding * pl.col("range")) ** 2)
     )

@@ -76,9 +76,11 @@ class Repetition(TableRule):
 
     loops_from: float = 0.5
     info_above: float = 0.01
+    fewest_looping: int = 3
     warn_above: float = 0.1
     fewest: int = 10
     errors: float = 3.0
+    cut_from: float = 0.5
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
         """Count the 16-grams of trained tokens, and those that occurred before, of sampled responses."""
@@ -164,7 +166,7 @@ class Repetition(TableRule):
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information, and a warning where many responses loop at the end or are rewarded for it."""
         found, share, last = run.count("looping"), run["looping_share"] or 0.0, run["looping_share_last"] or 0.0
-        if found < 3 or share < self.info_above:
+        if found < self.fewest_looping or share < self.info_above:
             return None
         above = run.table.filter("loops")["above"].drop_nulls()
         spread = above.std()
@@ -173,7 +175,7 @@ class Repetition(TableRule):
         is_paid = len(above) >= self.fewest and mean > 0 and (error == 0 or (ratio(mean, error) or 0.0) >= self.errors)
         is_many = last >= self.warn_above and found >= self.fewest
         cut = run["truncated_share"]
-        is_cut = (cut or 0.0) > 0.5
+        is_cut = (cut or 0.0) > self.cut_from
         is_fault = (is_paid or is_many) and (is_cut or self._grew(run.table))
         told = [f"their reward is {number(mean)} from that of their groups"] if len(above) else []
         told += [f"{percent(cut)} of them are cut off"] if cut is not None else []

@@ -75,6 +75,9 @@ class LossNearZero(TableRule):
 
     near_zero: float = 1e-3
     dead_warn_above: float = 0.1
+    same: float = 0.005
+    """Share of the KL part that the policy part may have of a loss that is called the KL part alone: 1.00 to two
+    digits."""
 
     def columns(self, context: Context) -> frozenset[str]:
         """Everything that the loss needs; nothing where there is a log alone."""
@@ -243,7 +246,8 @@ class LossNearZero(TableRule):
     def _headline(self, near: pl.DataFrame, steps: int, dead: int) -> str:
         """Say what the loss is in the steps in question, and in how many there was a gradient."""
         count = len(near)
-        of_kl = near.filter(pl.col("kl_loss") != 0, (pl.col("policy_loss").abs() <= _SAME * pl.col("kl_loss").abs()))
+        policy, kl = pl.col("policy_loss").abs(), pl.col("kl_loss").abs()
+        of_kl = near.filter(kl != 0, policy <= self.same * kl)
         every = f"all {count:,} steps" if count > 1 else "the step"
         gradient = f"{count - dead:,} of {counted(count, 'step')} had a gradient" if dead else f"{every} had a gradient"
         only_kl = int(near["is_kl"].sum())
@@ -257,10 +261,6 @@ class LossNearZero(TableRule):
                 f"measure of progress; {gradient}"
             )
         return f"the loss is about 0 (below {self.near_zero:g}) in {count:,} of {counted(steps, 'step')}; {gradient}"
-
-
-_SAME = 0.005
-"""Share of the KL part that the policy part may have of a loss that is called the KL part alone: 1.00 to two digits."""
 
 
 def _log(run: Measured) -> pl.DataFrame:

@@ -83,6 +83,15 @@ class ReferenceMoved(TableRule):
     fall: float = 0.1
     """Nine tenths between two steps: training moves the KL by parts of it."""
 
+    level: float = 0.5
+    """Of what was there before, that is left afterwards at most."""
+
+    others: float = 3.0
+    """Times any other fall, of one that the policy leaves at once."""
+
+    policy_moves: float = 3.0
+    """Times its median change, up to which the policy itself did not jump."""
+
     window: int = 3
     """Steps before and after that must show it, so that one odd batch does not."""
 
@@ -95,6 +104,12 @@ class ReferenceMoved(TableRule):
 
     unsure_fall: float = 1 / 3
     """A fall to this, and not to a tenth, is neither a finding nor clean."""
+
+    unsure_level: float = 0.75
+    """The same as `level`, of such a fall."""
+
+    unsure_others: float = 2.0
+    """The same as `others`, of such a fall."""
 
     least_kl: float = 1e-8
     """Below it k3 is what float32 log-probs leave."""
@@ -135,13 +150,14 @@ class ReferenceMoved(TableRule):
         low, high = kl.rolling_min(self.window).shift(1), kl.rolling_max(self.window).shift(1 - self.window)
         stands_out = self._log(low) - self._log(high) >= self.beyond_chance * self._chance(kl)
         policy_moved = pl.col("mean_policy").diff().abs()
-        stays = (before > self.least_kl) & (policy_moved <= 3 * policy_moved.median() + 1e-12)
+        stays = (before > self.least_kl) & (policy_moved <= self.policy_moves * policy_moved.median() + 1e-12)
         # The largest fall beside the one of the step, in logarithms.
         beside = pl.when(drop < drop.max()).then(drop.max()).otherwise(drop.filter(drop < drop.max()).max())
         beside = beside.fill_null(0.0)
         # A policy that moves fast leaves the new reference at once: the KL stays low for one step then.
-        deep = (kl <= self.fall * low) & (high <= 0.5 * before) & (drop >= 3.0 * beside)
-        partly = (drop >= 2.0 * beside) & (kl <= pl.min_horizontal(self.unsure_fall * before, 0.75 * low))
+        deep = (kl <= self.fall * low) & (high <= self.level * before) & (drop >= self.others * beside)
+        partly = (drop >= self.unsure_others * beside) & (high <= self.unsure_level * before)
+        partly &= kl <= pl.min_horizontal(self.unsure_fall * before, self.unsure_level * low)
         rows = run.rows.drop_nulls("tokens").group_by(STEP_KEY, maintain_order=True).agg(pl.sum(*self.adds))
         return (
             rows.filter(tokens > 0)
@@ -152,8 +168,8 @@ class ReferenceMoved(TableRule):
                 before_kl=before,
                 before_policy=pl.col("mean_policy").shift(1),
                 is_equal=pl.col("different") == 0,
-                is_fall=(((kl <= self.fall * before) & (high <= 0.5 * low) & stands_out) | deep) & stays,
-                is_unsure=partly & (high <= 0.75 * before) & stays,
+                is_fall=(((kl <= self.fall * before) & (high <= self.level * low) & stands_out) | deep) & stays,
+                is_unsure=partly & stays,
             )
         )
 

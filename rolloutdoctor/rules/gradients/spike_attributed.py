@@ -57,6 +57,7 @@ class SpikeAttributed(TableRule):
     times: float = 3.0
     logged_times: float = 10.0
     share: float = 0.05
+    carried: float = 0.5
 
     def columns(self, context: Context) -> frozenset[str]:
         """Return the columns of the loss."""
@@ -76,7 +77,7 @@ class SpikeAttributed(TableRule):
             .sort(*step, "grad_sq", "row", descending=[False, False, True, False])
             .with_columns(norm=square.sum().over(step).sqrt(), value=square / square.sum().over(step))
             .with_columns(
-                carries=(pl.col("value").cum_sum() - pl.col("value")).over(step) < 0.5,
+                carries=(pl.col("value").cum_sum() - pl.col("value")).over(step) < self.carried,
                 effective=(pl.col("grad_l1").sum().over(step) / pl.col("norm")) ** 2,
                 is_first=first.over(step),
                 rows=pl.len().over(step),

@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import cache
 from math import sqrt
 
-import numpy as np
 import torch
 from rules.row_boundaries import RowBoundary, count, near
 
@@ -39,10 +38,9 @@ def escaped(share: float) -> RolloutBatch:
     return toy_batch([[0.7] * 8, [1, 0]], lengths=[1] * 8 + [others] * 2, policy=-0.5, rollout=-0.5)
 
 
-def noise(logged: float) -> RolloutBatch:
-    """A reward and its neighbour in float32, with such an advantage."""
-    rewards = [100, float(np.nextafter(np.float32(100), np.float32(200)))]
-    return toy_batch([rewards, [1, 0]], per_row={"advantage": [-logged, logged, 0.7, -0.7]})
+def noise(logged: float, ulps: int = 1) -> RolloutBatch:
+    """A reward of 1 and one so many float32 roundings above it, with such an advantage."""
+    return toy_batch([[1, 1 + ulps * 2.0**-23], [1, 0]], per_row={"advantage": [-logged, logged, 0.7, -0.7]})
 
 
 def phantom(share: float) -> RolloutBatch:
@@ -155,6 +153,19 @@ def lagging(step: int, lags: Sequence[int], lengths: Sequence[int] | None = None
     )
 
 
+def beside_short(last: int) -> list[RolloutBatch]:
+    """Nine steps in which half of 20 responses are three versions old, with two short ones, in the last so many."""
+    return [
+        lagging(step, [3 * (row > 10 or 4 - short < row <= 4) for row in range(1, 21)])
+        for step, short in enumerate([2] * 8 + [last])
+    ]
+
+
+def at_bound_in(steps: int) -> list[RolloutBatch]:
+    """21 steps in which half of the responses are three versions old, or two."""
+    return [lagging(step, [(3 if step < steps else 2) * (row > 10) for row in range(1, 21)]) for step in range(21)]
+
+
 def at_bound(rows: int, places: Sequence[int], steps: int = 9) -> list[RolloutBatch]:
     """Steps in which the responses at these places by length are three versions old, and no other is."""
     return [lagging(step, [3 * (row in places) for row in range(1, rows + 1)]) for step in range(steps)]
@@ -199,11 +210,12 @@ BOUNDARIES: list[RowBoundary] = [
     near("RDA003", "warn_above", 0.01, residue, ("info", "error"), **GRPO),
     near("RDA003", "warn_above", 0.01, escaped, ("info", "warning"), trainer="prime-rl"),
     near("RDA007", "warn_above", 0.01, noise, ("clean", "warning"), **GRPO),
+    RowBoundary("RDA007", "noise_ulps", noise(0.5, 4), noise(0.5, 5), ("warning", "clean"), GRPO),
     near("RDA008", "warn_above", 0.25, phantom, ("info", "warning"), **TRL),
-    # A bit for each pair.
-    RowBoundary("RDA009", "some_bits", inert(7, 1.0), inert(8, 1.0), ("skipped", "info"), TRL, factor=1.15),
     RowBoundary("RDA009", "least_bits", inert(19, 1.0), inert(20, 1.0), ("info", "warning"), TRL),
+    RowBoundary("RDA009", "some_bits", inert(7, 1.0), inert(8, 1.0), ("skipped", "info"), TRL),
     near("RDA009", "warn_above", 0.1, lambda x: inert(20, sqrt(x / (1 - x))), ("info", "warning"), **TRL),
+    count("RDA011", "fewest", 8, lambda x: toy_batch([[1, 1]] * x, lengths=1), ("info", "error")),
     # The share of the advantages of these groups is 1.07 and 1.136 times what it is without the division.
     RowBoundary("RDA012", "grows_by", edges(11), edges(5), ("clean", "info"), TRL),
     # Token weights by length to the power of -0.48 and of -0.52.
@@ -269,6 +281,13 @@ BOUNDARIES: list[RowBoundary] = [
     near("RDA015", "warn_above", 0.5, lambda x: copies(12, ratio=x), ("info", "warning")),
     # 10 of 12 copies more above the half than below, and 11 of 13: 2.89 and 3.05 standard errors.
     RowBoundary("RDA015", "errors", copies(11, calm=1), copies(12, calm=1), ("info", "warning")),
+    near(
+        "RDA015",
+        "rounding",
+        0.01,
+        lambda x: toy_batch([[0, x, 1]], lengths=1, per_token={"response_ids": [[5], [5], [6]]}),
+        (QUIET, "info"),
+    ),
     count("RDA015", "fewest", 10, differing, ("info", "warning")),
     near("RDA015", "limit", 0.1, lambda x: repeated(seen_where(0, x, 1)), ("clean", "skipped")),
     near("RDA016", "share_from", 0.1, lambda x: from_tools(6, seen_where(6, x)), ("info", "warning")),
@@ -302,6 +321,12 @@ BOUNDARIES: list[RowBoundary] = [
     ),
     # 19 or 20 of the 64 longest.
     RowBoundary("RDA018", "at_bound", longest_at_bound(3), longest_at_bound(4), (QUIET, "info")),
+    # All of the 36 longest, and 19 or 17 of the shortest; 15 or 16 of the steps.
+    RowBoundary("RDA018", "times_short", beside_short(3), beside_short(1), (QUIET, "info")),
+    RowBoundary("RDA018", "steps_from", at_bound_in(15), at_bound_in(16), (QUIET, "info")),
+    count(
+        "RDA018", "fewest_dropped", 10, lambda x: long_dropped([2] * (x - 8) + [1] * (16 - x), 16), ("info", "warning")
+    ),
     # 10 or 11 of 208 responses.
     RowBoundary(
         "RDA018",

@@ -19,7 +19,7 @@ def responses(
     same: int = 120,
     step: int = 0,
     paid: Sequence[float] = (),
-    end: str = "",
+    cut: int = 0,
 ) -> RolloutBatch:
     """Responses of different tokens; the first ones end with one token so many times.
 
@@ -30,14 +30,15 @@ def responses(
         same: how often the one token comes, so that ``same - 16`` of ``length - 15`` 16-grams occurred before.
         step: its number.
         paid: reward of each response that loops, beside one that does not and has 0; else each is a group of its own.
-        end: how those that loop ended.
+        cut: how many of those that loop were cut off.
     """
     looping = [*range(1, length - same + 1), *[7] * same]
     order = [row % 2 == 0 and row < 2 * loops if paid else row < loops for row in range(rows)]
     rewards = [[paid[row // 2] if row < 2 * loops else 0, 0] for row in range(0, rows, 2)] if paid else [[0]] * rows
     ids = [looping if loop else list(range(length)) for loop in order]
     batch = toy_batch(rewards, lengths=length, per_token={"response_ids": ids}, step=step)
-    return replace(batch, statuses=[end if loop else "stop" for loop in order]) if end else batch
+    cut_off = [row for row, loop in enumerate(order) if loop][:cut]
+    return replace(batch, statuses=["length" if row in cut_off else "stop" for row in range(rows)]) if cut else batch
 
 
 def repeating(share: float) -> RolloutBatch:
@@ -48,7 +49,7 @@ def repeating(share: float) -> RolloutBatch:
 def rewarded(errors: float) -> RolloutBatch:
     """16 looping responses with half a reward more than their groups in the mean, and so many standard errors of it."""
     spread = 15**0.5 / errors
-    return responses(16, 170, paid=[1 + spread * (-1) ** row for row in range(16)], end="length")
+    return responses(16, 170, paid=[1 + spread * (-1) ** row for row in range(16)], cut=16)
 
 
 def growing(last: int) -> list[RolloutBatch]:
@@ -59,21 +60,22 @@ def growing(last: int) -> list[RolloutBatch]:
 BOUNDARIES: list[RowBoundary] = [
     count("RDT011", "least", 113, lambda x: responses(4, 4, length=x + 15), ("skipped", "info")),
     near("RDT011", "loops_from", 0.5, repeating, (QUIET, "info")),
+    count("RDT011", "fewest_looping", 3, lambda x: responses(x, 9), (QUIET, "info")),
+    # 16 of 33, and 17.
+    RowBoundary("RDT011", "cut_from", responses(33, 33, cut=16), responses(33, 33, cut=17), ("info", "warning")),
     # 3 of 309, and of 291.
     RowBoundary("RDT011", "info_above", responses(3, 309), responses(3, 291), (QUIET, "info")),
     # 10 of 103, and of 97.
     RowBoundary(
         "RDT011",
         "warn_above",
-        *(responses(10, rows, end="length") for rows in (103, 97)),
+        *(responses(10, rows, cut=10) for rows in (103, 97)),
         ("info", "warning"),
     ),
     # None of which a tenth could loop, and not less.
     RowBoundary("RDT011", "warn_above", responses(0, 101), responses(0, 94), ("clean", "skipped")),
-    count("RDT011", "fewest", 10, lambda x: responses(x, 20, end="length"), ("info", "warning")),
-    count(
-        "RDT011", "fewest", 10, lambda x: responses(x, 120, paid=[1] * x, end="length"), ("info", "warning: .*rewarded")
-    ),
+    count("RDT011", "fewest", 10, lambda x: responses(x, 20, cut=x), ("info", "warning")),
+    count("RDT011", "fewest", 10, lambda x: responses(x, 120, paid=[1] * x, cut=x), ("info", "warning: .*rewarded")),
     near("RDT011", "errors", 3.0, rewarded, ("info", "warning: .*rewarded")),
     # Seven or eight more of 40: 2.9 and 3.2 standard errors.
     RowBoundary("RDT011", "errors", growing(7), growing(8), ("info", "warning")),

@@ -50,9 +50,9 @@ def blurred(rounding: float) -> RolloutBatch:
     return pulled((7 * unit + sqrt(49 * unit**2 + 12 * unit * rounding)) / rounding)
 
 
-def loss_of(size: float) -> RolloutBatch:
-    """Two and one token of opposite advantages: a loss of minus a sixth of the better reward."""
-    return toy_batch([[6 * size, 0]], lengths=[2, 1])
+def loss_of(size: float, gap: float = 0.0) -> RolloutBatch:
+    """Two and one token of opposite advantages: a policy loss of minus a sixth of the better reward."""
+    return toy_batch([[6 * size, 0]], lengths=[2, 1], ref=-1 - gap)
 
 
 def dead_steps(dead: int, steps: int) -> list[RolloutBatch]:
@@ -86,9 +86,9 @@ def gap_of(kl: float) -> float:
     return low
 
 
-def kl_of(levels: Sequence[float]) -> list[RolloutBatch]:
-    """Steps with such a mean k3; the policy moves a little."""
-    policy = [-1 - 0.01 * (step % 3) for step in range(len(levels))]
+def kl_of(levels: Sequence[float], policy: Sequence[float] = ()) -> list[RolloutBatch]:
+    """Steps with such a mean k3; the policy moves a little, or is where it is said to be."""
+    policy = policy or [-1 - 0.01 * (step % 3) for step in range(len(levels))]
     return [
         toy_batch([[1, 0]], policy=mean, ref=mean - gap_of(kl), step=step)
         for step, (kl, mean) in enumerate(zip(levels, policy, strict=True))
@@ -101,6 +101,23 @@ RISING = [0.01, 0.011, 0.012, 0.0125]
 def fallen_to(share: float) -> list[RolloutBatch]:
     """Steps whose KL falls to such a share of that of the step before."""
     return kl_of([*RISING, *[share * RISING[-1]] * 4])
+
+
+def fallen_by(high: float, low: float) -> list[RolloutBatch]:
+    """A KL that falls by the largest factor to a share of what it was, and to another one in the next step."""
+    return kl_of([*RISING, low * RISING[-1], *[high * RISING[-1]] * 3])
+
+
+def another_fall(times: float, low: float) -> list[RolloutBatch]:
+    """A KL that falls to such a share, so many times as far as at the start in its logarithm, and then rises again."""
+    return kl_of([RISING[0] * low ** (-1 / times), *RISING, low * RISING[-1], *[0.48 * RISING[-1]] * 3])
+
+
+def policy_moved(times: float) -> list[RolloutBatch]:
+    """A KL that falls where the policy moves so many times as far as in other steps."""
+    return kl_of(
+        [*RISING, *[0.05 * RISING[-1]] * 4], [-1 - 0.01 * (step + (times - 1) * (step > 3)) for step in range(8)]
+    )
 
 
 def noisy_fall(times: float) -> list[RolloutBatch]:
@@ -200,6 +217,14 @@ BOUNDARIES: list[RowBoundary] = [
         ("info", "clean"),
         TRL,
     ),
+    near(
+        "RDG002",
+        "same",
+        0.005,
+        lambda x: loss_of(x * 0.1 * (expm1(-0.03125) + 0.03125), 0.03125),
+        ("info: .* by design", "info: the loss is about # .below"),
+        **WITH_KL,
+    ),
     # 3 of 31 steps, and 3 of 29.
     RowBoundary("RDG002", "dead_warn_above", dead_steps(3, 31), dead_steps(3, 29), ("info", "warning"), PLAIN),
     RowBoundary(
@@ -248,6 +273,11 @@ BOUNDARIES: list[RowBoundary] = [
     RowBoundary("RDG008", "most", clamped(4, 4030), clamped(4, 3780), (QUIET, "warning"), SLIME),
     count("RDG008", "fewest", 3, lambda x: clamped(x, 500), ("info", "warning"), **SLIME),
     near("RDG011", "fall", 0.1, fallen_to, ("warning", "skipped")),
+    near("RDG011", "level", 0.5, lambda x: fallen_by(x * RISING[1] / RISING[-1], 0.096), ("warning", "skipped")),
+    near("RDG011", "others", 3.0, lambda x: another_fall(x, 0.04), ("skipped", "warning")),
+    near("RDG011", "policy_moves", 3.0, policy_moved, ("warning", "clean")),
+    near("RDG011", "unsure_level", 0.75, lambda x: fallen_by(x, 0.3), ("skipped", "clean")),
+    near("RDG011", "unsure_others", 2.0, lambda x: another_fall(x, 0.3), ("clean", "skipped")),
     near("RDG011", "unsure_fall", 1 / 3, fallen_to, ("skipped", "clean")),
     near("RDG011", "beyond_chance", 2.0, noisy_fall, (QUIET, "warning")),
     # 38.7 and 40.6 bits.
@@ -272,6 +302,14 @@ BOUNDARIES: list[RowBoundary] = [
         ("clean", "info"),
         TRL,
         logged=tuple([{"grad_norm": norm} for norm in some(1.0, 10 * x, 11, 12)] for x in (1 - NEAR, 1 + NEAR)),
+    ),
+    RowBoundary(
+        "RDG014",
+        "carried",
+        *(spiking(sqrt(15 * part / (1 - part))) for part in (0.485, 0.515)),
+        ("clean", "info"),
+        TRL,
+        logged=([{"grad_norm": norm} for norm in some(1.0, 50.0, 11, 12)],) * 2,
     ),
     # Two responses of 38, and of 42.
     RowBoundary(

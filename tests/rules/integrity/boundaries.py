@@ -95,21 +95,18 @@ def zeros(alone: int, rows: int) -> RolloutBatch:
     return toy_batch(rewards(rows), lengths=7, policy=old, rollout=own)
 
 
-def prompts(order: str, of_each: int = 1) -> list[RolloutBatch]:
-    """A step for each letter, which is its prompt, or so many prompts."""
+def prompts(order: str) -> list[RolloutBatch]:
+    """A step for each letter, which is its prompt."""
+    return [toy_batch([[1, 0]], per_row={"prompt": [ord(one)] * 2}, step=step) for step, one in enumerate(order)]
+
+
+def two_repeated(pool: int) -> list[RolloutBatch]:
+    """Nine steps, the seventh and eighth with the three prompts of the first and second, of so many prompts in all."""
+    seen = [range(3 * at, 3 * at + 3) for at in (0, 1, 2, 3, 4, 5, 0, 1)] + [range(18, pool)]
     return [
-        toy_batch(
-            [[1, 0]] * of_each,
-            per_row={"prompt": [100 * ord(one) + row // 2 for row in range(2 * of_each)]},
-            step=step,
-        )
-        for step, one in enumerate(order)
+        toy_batch([[1.0]] * len(own), lengths=1, per_row={"prompt": [1 + one for one in own]}, step=step)
+        for step, own in enumerate(seen)
     ]
-
-
-def epochs(steps: int) -> list[dict[str, float]]:
-    """The start of an epoch of a hundred steps."""
-    return [{"epoch": step / 100} for step in range(steps)]
 
 
 def turns(near: Sequence[float], rest: float, rows: int) -> RolloutBatch:
@@ -214,14 +211,14 @@ BOUNDARIES: list[RowBoundary] = [
     near("RDI006", "warn_above", 0.01, after_end, "skipped", "warning: .* after the end"),
     RowBoundary("RDI006", "most_alone", zeros(29, 100), zeros(31, 100), ("warning", "skipped")),
     count("RDI013", "fewest", 3, lambda n: prompts("abcdefg" + "abc"[:n] + "hijk"), "clean", "warning"),
-    # Chances of 2^-18.9 and 2^-21.0.
+    # 6 log2(pool) less log2(36) and 2 log2(6): 19.7 and 20.4 bits.
     RowBoundary(
         "RDI013",
         "least_bits",
-        prompts("abcdab", 4),
-        prompts("abcdeab", 4),
+        two_repeated(32),
+        two_repeated(35),
         ("info", "warning"),
-        logged=(epochs(6), epochs(7)),
+        logged=([{"epoch": step / 40} for step in range(9)],) * 2,
     ),
     count("RDI010", "fewest", 20, lambda n: turns([0.5] * n, 0.002, n), "skipped", "warning"),
     RowBoundary("RDI010", "times", starts(6.0, 1.25, 0.01), starts(8.0, 1.5, 0.01), ("info", "warning")),
