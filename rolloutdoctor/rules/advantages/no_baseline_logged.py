@@ -7,6 +7,7 @@ import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.metric_names.quantities import BY_NAME
+from rolloutdoctor.metric_names.table import names_of
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.findings import LONGER_LOG, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, own_name
@@ -58,6 +59,14 @@ class NoBaselineLogged(NumbersRule):
     fewest: int = 3
     within: float = 1e-5
     centred: float = 0.5
+
+    def inapplicable_reason(self, context: Context) -> str | None:
+        """Rollouts, which say it themselves, or a trainer that logs no extremes."""
+        if context.has_rows:
+            return "with rollouts RDA002 tests this"
+        writers = context.likely_writers
+        is_logged = not writers or any(all(names_of(writer, name) for name in self.about) for writer in writers)
+        return None if is_logged else "the trainer does not log the smallest and the largest advantage"
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step with rewards of several values; `same` where the advantages have their extremes."""
