@@ -63,7 +63,7 @@ class NoBaselineLogged(NumbersRule):
     def inapplicable_reason(self, context: Context) -> str | None:
         """Rollouts, which say it themselves, or a trainer that logs no extremes."""
         if context.has_rows:
-            return "this rule tests logs without rollouts"
+            return "tests logs without rollouts"
         writers = context.likely_writers
         is_logged = not writers or any(all(names_of(writer, name) for name in self.about) for writer in writers)
         return None if is_logged else "the trainer does not log the smallest and the largest advantage"

@@ -55,7 +55,7 @@ class ReferenceNotInitial(NumbersRule):
 
     def inapplicable_reason(self, context: Context) -> str | None:
         """Rollouts: log and rows may be numbered apart, so that the first KL need not be that of the first step."""
-        return "this rule tests logs without rollouts" if context.has_rows else None
+        return "tests logs without rollouts" if context.has_rows else None
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """A log without a KL."""
