@@ -19,6 +19,7 @@ from rolloutdoctor.metric_names.identities import IDENTITIES
 from rolloutdoctor.metric_names.quantities import QUANTITIES
 from rolloutdoctor.metric_names.table import TRAINERS as WRITERS
 from rolloutdoctor.rules.table import RULES
+from rolloutdoctor.search.hypotheses.bounded import BOUNDED
 from rolloutdoctor.search.hypotheses.fixes import FIXES
 from rolloutdoctor.search.hypotheses.table import FAMILIES, FIX_CODE, HYPOTHESES
 
@@ -72,7 +73,8 @@ def fixes_table() -> str:
 
 def causes_table() -> str:
     rows = ["| rule | cause | what the trainer did |", "| --- | --- | --- |"]
-    found = sorted((one for one in (*HYPOTHESES, *FAMILIES) if one.code != FIX_CODE), key=lambda one: one.code)
+    every = (*HYPOTHESES, *FAMILIES, *BOUNDED)
+    found = sorted((one for one in every if one.code != FIX_CODE), key=lambda one: one.code)
     rows += [f"| `{one.code}` | `{one.name}` | {one.words} |" for one in found]
     return "\n".join(rows)
 

@@ -100,13 +100,14 @@ def causes(code: str | None = None, *, as_json: bool = False) -> str:
         UsageError: if there is no such rule.
     """
     from rolloutdoctor.rules.table import find
+    from rolloutdoctor.search.hypotheses.bounded import BOUNDED, BoundedHypothesis
     from rolloutdoctor.search.hypotheses.hypothesis import Family, Hypothesis
     from rolloutdoctor.search.hypotheses.table import FAMILIES, FIX_CODE, HYPOTHESES
     from rolloutdoctor.trainers.table import TRAINERS
 
     examples = {trainer.name: trainer.example() for trainer in TRAINERS.values()}
     wanted = None if code is None else find(code).code
-    every: tuple[Hypothesis | Family, ...] = (*HYPOTHESES, *FAMILIES)
+    every: tuple[Hypothesis | Family | BoundedHypothesis, ...] = (*HYPOTHESES, *FAMILIES, *BOUNDED)
     chosen = [one for one in every if one.code != FIX_CODE and wanted in (None, one.code)]
     body: list[dict[str, object]] = [
         {

@@ -46,6 +46,7 @@ class BoundedHypothesis:
         intervals: metrics to what they may have been, given a step as recorded and the metrics; empty where nothing
             would differ.
         references: upstream threads and papers.
+        stage: what it reaches first (`audit.tally.STAGES`).
     """
 
     name: str
@@ -55,6 +56,7 @@ class BoundedHypothesis:
     applies: Callable[[Objective], bool]
     intervals: Callable[[Evaluation, "Trainer", tuple[str, ...]], Mapping[str, Interval]]
     references: tuple[str, ...] = ()
+    stage: str = "loss"
 
 
 def _has_ratio_of_rows(objective: Objective) -> bool:
