@@ -38,6 +38,12 @@ def fall_of(size: float) -> list[float]:
     return waves(turns(1.0, 0.0, at=20, steps=40), size)
 
 
+def extremes(low: list[float], high: list[float]) -> Log:
+    """The extremes of advantages beside rewards from 0 to 1."""
+    rewards = {"reward_min": [0.0] * len(low), "reward_max": [1.0] * len(low)}
+    return {**rewards, "advantage_min": low, "advantage_max": high}
+
+
 @dataclass(frozen=True)
 class Boundary:
     """Two logs between which a number lies.
@@ -499,6 +505,20 @@ BOUNDARIES = [
         0.001,
         lambda x: {"reward": waves([0.5] * 30, 0.1), "kl": [x] * 30},
         ("info: .*the KL is where it was", "info"),
+    ),
+    Boundary(
+        "RDA022",
+        "fewest",
+        *(extremes([0.0] * steps, [1.0] * steps) for steps in (2, 3)),
+        ("skipped", "warning"),
+    ),
+    near("RDA022", "within", 1e-5, lambda x: extremes([0.0] * 3, [1.0 + x] * 3), ("warning", "skipped")),
+    near(
+        "RDA022",
+        "centred",
+        0.5,
+        lambda x: {**extremes([-0.7] * 3, [0.7] * 3), "advantage": [x] * 3, "reward": [1.0] * 3},
+        ("clean", "skipped"),
     ),
 ]
 
