@@ -7,6 +7,7 @@ import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.metric_names.quantities import BY_NAME
+from rolloutdoctor.metric_names.table import names_of
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.findings import LONGER_LOG, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, own_name
@@ -58,6 +59,13 @@ class NoBaselineLogged(NumbersRule):
     fewest: int = 3
     within: float = 1e-5
     centred: float = 0.5
+
+    def inapplicable_reason(self, context: Context) -> str | None:
+        """A trainer that logs no extremes."""
+        known = context.quantities.keys() >= {*self.about}
+        if known or context.writer is None or all(names_of(context.writer.name, name) for name in self.about):
+            return None
+        return f"{context.writer.name} logs no extremes of advantages and rewards"
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step with rewards of several values; `same` where the advantages have their extremes."""
