@@ -85,4 +85,5 @@ def _defaults() -> Mapping[str, Mapping[str, object]]:
         "recompute": shared,
         "plot": values,
         "report": values,
+        "view": shared,
     }

@@ -219,6 +219,16 @@ def layers(settings: list[str] | None, config: str | None) -> "list[Layer]":
     return found
 
 
+def warn_of_device(*, quiet: bool) -> None:
+    """Say on stderr that a command which computes on the CPU does not use the device of the settings file."""
+    from rolloutdoctor.cli.settings import find_settings
+
+    file = find_settings()
+    device = file.values.get("device", Device.auto.value)
+    if not quiet and device not in (Device.auto.value, Device.cpu.value):
+        say(f"{file.path}: device={device} is not used: this command computes on the CPU")
+
+
 def warn_of_partial(run: "Run", *, quiet: bool) -> None:
     """Say on stderr which columns are not in every file, or not in every row of a step, and so were not read."""
     if quiet:

@@ -64,7 +64,7 @@ class ResponseList:
         where = _where(row) if isinstance(row, dict) else {}
         if "reward" not in where or where.keys().isdisjoint(_OF_A_RESPONSE) or (is_lines and "step" in where):
             return None
-        if "step" not in where and any(map(_OF_STEPS.search, row)):
+        if "step" not in where and isinstance(row, dict) and any(_OF_STEPS.search(name) for name in row):
             return None
         what = "rollouts" if "step" in where else "responses without a step"
         return f"{'JSON Lines' if is_lines else 'a JSON list'} of {what}, with {', '.join(sorted(where))}"

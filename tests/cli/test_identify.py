@@ -192,3 +192,12 @@ def test_output_file(rolloutdoctor, tmp_path):
     found = rolloutdoctor("identify", run, "--steps", "1:6", "--format", "json", "--output-file", out)
     assert (found.returncode, found.stdout) == (0, "")
     assert json.loads(out.read_text())["recorded"] == "agrees"
+
+
+@pytest.mark.parametrize(("device", "is_told"), [("cuda", True), ("cpu", False), ("auto", False)])
+def test_a_device_of_the_settings_file_is_not_ignored_in_silence(rolloutdoctor, tmp_path, device, is_told):
+    (tmp_path / "rolloutdoctor.toml").write_text(f'device = "{device}"\n')
+    run = SAMPLES / "run.parquet"
+    told = "rolloutdoctor.toml: device=cuda is not used: this command computes on the CPU"
+    assert (told in rolloutdoctor("identify", run, cwd=tmp_path).stderr) == is_told
+    assert told not in rolloutdoctor("identify", run, "--quiet", cwd=tmp_path).stderr

@@ -229,3 +229,24 @@ def test_a_release_that_a_list_of_packages_pins(tmp_path):
     ) as run:
         assert run.metadata.trainer_version == "0.20.0"
         assert run.metadata.origins["trainer_version"] == "requirements.txt"
+
+
+def test_printed_rewards_count_for_more_than_a_table_of_losses(tmp_path):
+    """A notebook shows the loss alone in its table, and a callback prints the rest of each step with four digits."""
+    steps = range(1, 9)
+    lines = [
+        f"[Step {n}] loss=0.0001 grad_norm=0.0012 completions/mean_length=1024.0000 completions/clipped_ratio=1.0000 "
+        f"rewards/f/mean=0.3000 rewards/f/std=0.0000 reward=0.3000 reward_std=0.0000 kl=0.00{n}2"
+        for n in steps
+    ]
+    shown = html(table(steps, names=("Training Loss",)))
+    values, _, _ = read(notebook(tmp_path / "a.ipynb", code("train()", printed("\n".join(lines)), shown)))
+    assert {n: row["reward_std"] for n, row in values.items()} == dict.fromkeys(steps, 0.0)
+    assert all(row["completions/clipped_ratio"] == 1.0 for row in values.values())
+
+
+def test_numbers_of_responses_give_way_to_a_table_of_losses(tmp_path):
+    lines = "\n".join(f"step {n // 4 + 1}: response {n}, reward: 0.5, length: 12, kl: 0.1" for n in range(32))
+    shown = html(table(range(1, 9), names=("Training Loss",)))
+    values, _, _ = read(notebook(tmp_path / "a.ipynb", code("train()", printed(lines), shown)))
+    assert all(row.keys() == {"loss"} for row in values.values())

@@ -127,3 +127,15 @@ def test_text_in_place_of_a_number_of_a_printed_dict_is_said(epoch, tmp_path):
     list(read_log(Source.of(str(path)), notes))
     assert "1 cell of reward" in notes.reader.sentences[0]
     assert "'n/a'" in notes.reader.sentences[0]
+
+
+def test_the_vocabulary_of_a_tokenizer_is_no_log(tmp_path):
+    """It has every word, on one line: those of a wandb history, and those of the transformers Trainer."""
+    words = ["_step", "_timestamp", "step", "loss", "epoch", "reward", "train/loss", "kl"]
+    rows = {word: place for place, word in enumerate([*words, *(f"w{n}" for n in range(12_000))])}
+    (tmp_path / "vocab.json").write_text(json.dumps(rows))
+    assert kind_of(tmp_path / "vocab.json") is None
+    # A row of a log may have very many names.
+    rows = {word: value for word, value in rows.items() if value < 2_000}
+    (tmp_path / "log.jsonl").write_text(json.dumps(rows))
+    assert kind_of(tmp_path / "log.jsonl") == "the history of a wandb run"

@@ -151,6 +151,17 @@ def test_a_file_of_chunks_without_an_end_takes_bounded_memory(tmp_path):
     assert told
 
 
+def test_a_history_without_numbers_gives_way_to_the_console(tmp_path):
+    """As of a run that was ended before its first `run.log`, and printed its steps."""
+    run = run_folder(tmp_path, log_of([history({}, 0)]))
+    assert entries(run) == {}
+    (run / "files").mkdir()
+    (run / "files" / "output.log").write_text("step:1 - actor/pg_loss:0.5 - critic/score/mean:0.25\n")
+    told = []
+    assert entries(run, told) == {(1, "train"): {"actor/pg_loss": 0.5, "critic/score/mean": 0.25}}
+    assert "the history (run-*.wandb) has no numbers: read is the console of the run" in told[0]
+
+
 def test_the_folder_of_several_runs(tmp_path):
     folder = tmp_path / "wandb"
     for name in ("run-20260101_000000-a", "offline-run-20260101_000000-b"):

@@ -635,3 +635,21 @@ def test_weights_that_nobody_states_are_fitted(tmp_path):
     for reward, expected in ((total, []), ([x + 0.05 * (at % 3) for at, x in enumerate(total)], ["warning"])):
         path = log_file(tmp_path / "trainer_state.json", reward=reward, **means)
         assert [found.severity.label for found in rd.check(path, select=["RDM008"]).findings] == expected
+
+
+KL_OF_A_COLLAPSE = [0.828, 0.848, 1.317, 2.004, 2.523, 4.376, 7.835, 12.971, 15.679, 16.560, 16.627, 16.899]
+REWARD_OF_A_COLLAPSE = [-0.676, -0.717, -0.844, -0.911, -0.918, -0.944, -0.966, -0.973, -0.997, -1.0, -1.0, -1.0]
+
+
+@pytest.mark.parametrize("after", [20, 100, 250])
+def test_a_collapse_within_the_first_tenth_is_no_rise_of_the_reward(after):
+    """A public run: the score falls to its floor while the KL rises, and stays there for most of the log."""
+    kl, reward = [*KL_OF_A_COLLAPSE, *[16.9, 16.7] * (after // 2)], [*REWARD_OF_A_COLLAPSE, *[-1.0] * after]
+    assert diagnose_log("RDT004", kl=kl, reward=reward).split()[1] in ("warning", "error")
+
+
+@pytest.mark.parametrize("after", [20, 100, 250])
+def test_a_reward_that_rises_within_the_first_tenth_bought_its_kl(after):
+    kl = [*KL_OF_A_COLLAPSE, *[16.9, 16.7] * (after // 2)]
+    reward = [*(-each for each in REWARD_OF_A_COLLAPSE), *[1.0] * after]
+    assert diagnose_log("RDT004", kl=kl, reward=reward) == "RDT004 clean"

@@ -38,6 +38,12 @@ def fall_of(size: float) -> list[float]:
     return waves(turns(1.0, 0.0, at=20, steps=40), size)
 
 
+def extremes(low: list[float], high: list[float]) -> Log:
+    """The extremes of advantages beside rewards from 0 to 1."""
+    rewards = {"reward_min": [0.0] * len(low), "reward_max": [1.0] * len(low)}
+    return {**rewards, "advantage_min": low, "advantage_max": high}
+
+
 @dataclass(frozen=True)
 class Boundary:
     """Two logs between which a number lies.
@@ -103,16 +109,6 @@ VERL_ONCE = {
 }
 RATE = 1e-6
 RISING = [RATE * step for step in range(1, 100)]
-
-
-def without_baseline(steps: int, away: float = 0.0, mean: float = 1.0) -> Log:
-    """Advantages that are the rewards, but for the last step."""
-    low = [-0.5, 0.1, -0.25, 0.2][:steps]
-    high = [one + 1 for one in low]
-    return {
-        **{"reward_min": low, "reward_max": high, "advantage_min": low, "reward": [1.0] * steps},
-        **{"advantage_max": [*high[:-1], high[-1] * (1 + away)], "advantage": [mean] * steps},
-    }
 
 
 BOUNDARIES = [
@@ -380,9 +376,6 @@ BOUNDARIES = [
         {"learning_rate": turns(RATE, 0.0, at=15, steps=20)},
         ("warning", "error"),
     ),
-    Boundary("RDA024", "fewest", without_baseline(2), without_baseline(3), ("skipped", "warning")),
-    near("RDA024", "within", 1e-5, lambda x: without_baseline(4, x), ("warning", "skipped")),
-    near("RDA024", "centred", 0.5, lambda x: without_baseline(4, 1.0, x), ("clean", "skipped")),
     steps_of("RDT017", 10, "warning", tool_calls=0.0),
     Boundary(
         "RDT017",
@@ -556,6 +549,20 @@ BOUNDARIES = [
         0.001,
         lambda x: {"reward": waves([0.5] * 30, 0.1), "kl": [x] * 30},
         ("info: .*the KL is where it was", "info"),
+    ),
+    Boundary(
+        "RDA024",
+        "fewest",
+        *(extremes([0.0] * steps, [1.0] * steps) for steps in (2, 3)),
+        ("skipped", "warning"),
+    ),
+    near("RDA024", "within", 1e-5, lambda x: extremes([0.0] * 3, [1.0 + x] * 3), ("warning", "skipped")),
+    near(
+        "RDA024",
+        "centred",
+        0.5,
+        lambda x: {**extremes([-0.7] * 3, [0.7] * 3), "advantage": [x] * 3, "reward": [1.0] * 3},
+        ("clean", "skipped"),
     ),
 ]
 

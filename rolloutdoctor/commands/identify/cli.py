@@ -41,6 +41,7 @@ def identify(
     from rolloutdoctor.commands.identify.words import RENDERERS
     from rolloutdoctor.engine.options import ReadOptions
 
+    opt.warn_of_device(quiet=quiet)
     options = groups.read_options(ReadOptions, source, part, device="cpu")
     run = dumps.opened(paths, source, quiet=quiet, logs_alone=True)
     check_target(output_file, "--output-file")

@@ -72,6 +72,7 @@ def view(
     from rolloutdoctor.commands.view.query import Inspector
     from rolloutdoctor.engine.options import CheckOptions
 
+    opt.warn_of_device(quiet=quiet)
     options = groups.read_options(CheckOptions, source, groups.Part(), device="cpu", dtype=dtype.value)
     run = dumps.opened(paths, source, quiet=quiet, text=True, logs_alone=True, says_notes=True)
     inspector = Inspector(run, options, paths)

@@ -52,8 +52,8 @@ class JsonLines:
                 rows.append((row, where))
             else:
                 without.append(where)
-        for row, where in of_one_run(rows, source.name, notes):
-            yield from entries_of(row, where, notes)
+        for of_run, where in of_one_run(rows, source.name, notes):
+            yield from entries_of(of_run, where, notes)
         if without:
             count = "1 line has no step and is" if len(without) == 1 else f"{len(without):,} lines have no step and are"
             notes.tell(f"{source.name}: {count} left out ({without[0].rpartition(', ')[2]})")

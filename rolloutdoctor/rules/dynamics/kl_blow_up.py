@@ -123,10 +123,16 @@ class KlBlowUp(NumbersRule):
 
 def _rose_since(rewards: "Values", onset: int) -> bool:
     """Tell whether the reward rose beyond its noise once the KL had begun to rise."""
+    import numpy as np
+
     level = ends(rewards)
     medians = smoothed(rewards, 2 * (level.count // 2) + 1)
-    before = medians[:onset][-level.count :].max() if onset >= level.count else level.first
-    return float(medians[onset:].max()) - max(float(before), level.first) > 4 * level.error
+    if onset >= level.count:
+        before = max(float(medians[:onset][-level.count :].max()), level.first)
+    else:
+        # What the first tenth has may have come with the rise of the KL.
+        before = float(np.median(rewards[: max(onset, 1)]))
+    return float(medians[onset:].max()) - before > 4 * level.error
 
 
 def _may_have_risen(rewards: "Values") -> bool:
