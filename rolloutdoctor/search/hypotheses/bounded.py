@@ -71,8 +71,8 @@ def _padded(batch: "RolloutBatch", part: str | None) -> "Tensor | None":
     if part_N is None or not len(length_N):
         return None
     index_N = torch.unique(part_N, return_inverse=True)[1]
-    longest_N = torch.stack([length_N[index_N == each].max() for each in range(int(index_N.max()) + 1)])[index_N]
-    padded_N = length_N < longest_N
+    longest_P = torch.zeros_like(length_N).scatter_reduce(0, index_N, length_N, "amax")
+    padded_N = length_N < longest_P[index_N]
     return padded_N if bool(padded_N.any()) else None
 
 
