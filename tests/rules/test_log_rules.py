@@ -103,6 +103,7 @@ OTHER_REASONS = {
     "RDG004": "nothing gives the coefficient of the KL in the loss",
     "RDI012": "the sentence names rows, too",
     "RDI014": "options, of which none are stated",
+    "RDA024": "advantages that are neither the rewards nor around 0",
     "RDG003": "a share that does not count every such group proves nothing below 1",
 }
 """Rules whose reason is another than a quantity that is not logged."""

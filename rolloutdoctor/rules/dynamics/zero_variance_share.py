@@ -35,7 +35,8 @@ class ZeroVarianceShare(NumbersRule):
     their share before, to the power of how many they are, has to be below 1 in 1,000. Where the share is not logged, a
     standard deviation of the rewards that is exactly 0 proves that every group of the line has equal rewards: a share
     of such lines, at least; six decimals are enough, as the table of a notebook has them, and fewer where the smallest
-    other deviation is above 0.01. Confirmed: the log itself is the proof. Of recorded rollouts `RDA011` says the same.
+    other deviation is above 0.01. Of fewer than ten lines: a warning where the share is above 0.9 in each. Confirmed:
+    the log itself is the proof. Of recorded rollouts `RDA011` says the same.
 
     ## What to do
     All rewards at their highest: the prompts are solved, take harder ones. All at their lowest: the prompts are too
@@ -82,6 +83,26 @@ class ZeroVarianceShare(NumbersRule):
             .with_columns(zero_variance_share=share, is_least=known.is_null())
             .filter(pl.col("zero_variance_share").is_finite())
             .sort("step")
+        )
+
+    def judge_few(self, run: Measured, context: Context) -> Judgement | None:
+        """Judge few lines, each of which is nearly all zero-variance groups: one is enough."""
+        values = series(run, "zero_variance_share")
+        if not len(values) or not ((values > self.most) & (values <= 1)).all():
+            return None
+        where = f"step {step_at(run, 0)}" if len(values) == 1 else f"all {len(values):,} logged steps"
+        is_whole = bool((values == 1).all())
+        share = "every group" if is_whole else f"{percent(float(values.mean()))} of the groups"
+        return Judgement(
+            severity=Severity.WARNING,
+            confirmed=True,
+            headline=f"{share} of {where} {'is' if is_whole else 'are'} zero-variance: their advantages are 0",
+            message=f"In {where}, {share} had equal rewards and trained nothing.",
+            evidence="the logged share of zero-variance groups",
+            advice=(
+                "use prompts that are neither solved nor too hard, drop zero-variance groups, or check the reward "
+                "function"
+            ),
         )
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
