@@ -1,6 +1,7 @@
 """Train with faulty dynamics and without, and count which reports of the logs are right: docs/dynamics.md.
 
-``python tests/dynamics [FOLDER] [--seeds N] [--clean N] [--page]``: what is in the folder is not made again.
+``python tests/dynamics [FOLDER] [--seeds N] [--clean N] [--drawn N] [--first SEED] [--page]``: what is in the folder is
+not made again.
 """
 
 import argparse
@@ -68,6 +69,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--clean", type=int, default=120)
     parser.add_argument("--drawn", type=int, default=0, help="trainings of each fault of the second design")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first of these: one that nobody looked at")
     parser.add_argument("--kept", action="store_true", help="check what is in the folder, and train nothing")
     parser.add_argument("--page", action="store_true", help="write docs/dynamics.md")
     given = parser.parse_args()
@@ -80,9 +82,12 @@ def main() -> None:
     ]
     cases += [(f"clean-{seed}", clean(seed)) for seed in range(given.clean)]
     cases += [
-        (f"drawn-{kind}-{seed}", drawn.planted(kind, seed)) for seed in range(given.drawn) for kind in drawn.KINDS
+        (f"drawn-{kind}-{seed}", drawn.planted(kind, seed))
+        for seed in range(given.first, given.first + given.drawn)
+        for kind in drawn.KINDS
     ]
-    cases += [(f"drawn-clean-{seed}", drawn.clean(seed)) for seed in range(3 * given.drawn)]
+    of_clean = range(30 * given.first, 30 * (given.first + given.drawn))
+    cases += [(f"drawn-clean-{seed}", drawn.clean(seed)) for seed in of_clean]
     for name, case in cases:
         folder = given.folder / name
         if not (folder / "trainer_state.json").exists():
