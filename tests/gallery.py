@@ -120,7 +120,7 @@ BROKEN = (
         "The learning rate is too high",
         "The learning rate is 0.1, with a KL coefficient of 0.1.",
         "Lower the learning rate by a factor of ten or more, and add a warmup. The collapse is a consequence: within "
-        "a few updates the policy puts all probability on one response to every prompt.",
+        "twenty updates the policy puts all probability on one response to each prompt.",
         ("RDT003", "RDT001", "RDT004", "RDT006"),
         LOG,
         _log("lr-huge"),
