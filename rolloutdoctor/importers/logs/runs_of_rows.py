@@ -1,6 +1,7 @@
 """The runs in a file of rows: told apart by a name in them, or where the steps begin anew."""
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from rolloutdoctor.data.step_key import EVAL
 from rolloutdoctor.importers.logs.notes import LogNotes, RunOfText
@@ -27,14 +28,13 @@ def of_one_run(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]
     if named is None:
         found = _by_steps(rows)
     else:
-        labels = [f"{named}={row[named]}" for row, _ in rows]
-        rows = [({one: value for one, value in row.items() if one != named}, where) for row, where in rows]
-        places = {label: [at for at, each in enumerate(labels) if each == label] for label in dict.fromkeys(labels)}
-        rows = [rows[at] for of_run in places.values() for at in of_run]
-        found, first = [], 0
-        for label, of_run in places.items():
-            found.append(RunOfText(first, first + len(of_run), label=label))
-            first += len(of_run)
+        runs: dict[str, list[Row]] = {}
+        for row, where in rows:
+            own = {one: value for one, value in row.items() if one != named}
+            runs.setdefault(f"{named}={row[named]}", []).append((own, where))
+        rows = [row for of_run in runs.values() for row in of_run]
+        ends = list(accumulate(map(len, runs.values())))
+        found = [RunOfText(end - len(runs[label]), end, label=label) for label, end in zip(runs, ends, strict=True)]
     first, after = notes.chosen(found, name)
     return rows[first:after]
 
