@@ -56,6 +56,7 @@ class TrajectoryWeight(TableRule):
     reads = ("trained_tokens", "weight", "trajectory_id")
     splits = ("train",)
     needs_loss = True
+    rests_on = ("loss",)
 
     info_from: float = 0.01
     warn_from: float = 0.1

@@ -12,6 +12,14 @@ LEAST_PADDING = 2
 """Places from which on a shift by the padding is none by one token."""
 
 
+def differ_in_place(sample: "Sample", padding_N: "NDArray[np.int64]", spread: float) -> "NDArray[np.bool_]":
+    """Tell which sampled rows have padding and differ in place, ``[r]``: rows that agree in place are not moved."""
+    import numpy as np
+
+    apart = sample.by_row(np.square(sample.apart)) / np.maximum(sample.length, 1)
+    return (padding_N[sample.row] >= LEAST_PADDING) & (apart > spread**2)
+
+
 def padding_errors(
     sample: "Sample", padding_N: "NDArray[np.int64]", pairs: int, spread: float
 ) -> "NDArray[np.float64]":
@@ -32,9 +40,8 @@ def padding_errors(
     found = np.full((3, len(sample.row)), np.nan)
     padding_r = padding_N[sample.row]
     has = padding_r >= LEAST_PADDING
-    apart = sample.by_row(np.square(sample.apart)) / np.maximum(sample.length, 1)
-    if not (has & (apart > spread**2)).any():
-        return found  # in place they agree, and rows that agree in place are not moved
+    if not has.any():
+        return found
     own, other, place = sample.sampler, sample.trainer, sample.place
     row, by = (sample.runs.spread(x) for x in (np.arange(len(sample.row)), np.where(has, padding_r, 0)))
     key = row * int(place.max() + by.max() + 1) + place

@@ -104,7 +104,7 @@ def test_nothing_to_compare():
         assert word in skipped.reason
 
 
-def test_rewards_of_other_rows_come_first():
+def test_rewards_of_other_rows_follow_where_equal_responses_alone_tell():
     draw = np.random.default_rng(5)
     steps = []
     for number in range(12):
@@ -112,4 +112,4 @@ def test_rewards_of_other_rows_come_first():
         moved = torch.tensor(draw.permuted(batch.per_row["reward"].numpy().reshape(GROUPS, SIZE), axis=1).ravel())
         steps.append(replace(batch, per_row={**batch.per_row, "reward": moved}))
     findings = diagnose(steps, trainer="trl", options={"scale_rewards": "none"}, select=["RDI004", CODE]).findings
-    assert [(one.code, one.follows_from) for one in findings] == [("RDI004", None), (CODE, "RDI004")]
+    assert [(one.code, one.follows_from) for one in findings] == [(CODE, None), ("RDI004", CODE)]
