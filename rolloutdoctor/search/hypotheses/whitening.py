@@ -108,7 +108,7 @@ WHITENINGS = (
             code="RDA010",
             stage="advantages",
             words=f"each of {ranks} context-parallel ranks whitens its slices with the mean and the variance of these",
-            remedy="sum mean and variance over the data-parallel group with context parallelism (slime after 0.3.1); "
+            remedy="sum mean and variance over the data-parallel group with context parallelism; "
             "compare with `rolloutdoctor diff --fix cp-whitening`",
             applies=partial(_is_cut, ranks=ranks),
             objective=partial(_by_slice, ranks=ranks),
