@@ -111,6 +111,13 @@ RATE = 1e-6
 RISING = [RATE * step for step in range(1, 100)]
 
 
+def of_batches(updates: int) -> Log:
+    """Entropies that differ from generated batch to batch, and not between the updates on one."""
+    entropy = [level for batch in range(14) for level in [1.0 + 0.2 * (batch % 2)] * updates]
+    reward = [value for _ in range(14) for value in [0.5, *[float("nan")] * (updates - 1)]]
+    return {"entropy": entropy, "reward": reward}
+
+
 BOUNDARIES = [
     near("RDG012", "floor", 0.01, lambda x: {"kl": [x] * 6, "beta": 0.1}, ("clean", "warning"), "trl"),
     near("RDG012", "floor_of_few", 0.05, lambda x: {"kl": [x] * 3, "beta": 0.1}, ("clean", "warning"), "trl"),
@@ -376,6 +383,7 @@ BOUNDARIES = [
         {"learning_rate": turns(RATE, 0.0, at=15, steps=20)},
         ("warning", "error"),
     ),
+    Boundary("RDT014", "updates", of_batches(16), of_batches(17), ("clean", "warning")),
     steps_of("RDT017", 10, "warning", tool_calls=0.0),
     Boundary(
         "RDT017",

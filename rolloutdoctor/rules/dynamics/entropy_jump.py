@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, own_name
 from rolloutdoctor.rules.level_jump import level_jump
@@ -26,7 +29,9 @@ class EntropyJump(NumbersRule):
     after, the medians of these lines are apart by more than half of it, and it is a tenth of the level before or more.
     Of noisy entropies: ten lines on either side are flat, on their own side of the middle of the change, which is
     within one step, a fifth of the level before or more, and four standard deviations of the noise. An outlier goes
-    back, and is none. A warning, exposed: what changed is not in the log. `onset` is the first step of the new level.
+    back, and is none. Updates on one generated batch have nearly one entropy, whatever the next batch has: where a log
+    has a reward at some lines alone, up to 16 lines from one to the next are one line here. A warning, exposed: what
+    changed is not in the log. `onset` is the first step of the new level.
 
     ## What to do
     Compare the sampling temperature, the weights, the data and the template of the runs or phases that meet there.
@@ -41,6 +46,7 @@ class EntropyJump(NumbersRule):
     name = "entropy-jump"
     references = ("https://github.com/volcengine/verl/issues/6806",)
     about = ("entropy",)
+    beside = ("reward",)
 
     fewest: int = 12
     times: float = 4.0
@@ -49,6 +55,17 @@ class EntropyJump(NumbersRule):
     lines: int = 10
     large: float = 0.2
     deviations: float = 4.0
+    updates: int = 16
+    """Updates on one generated batch, of which trainers log the reward once."""
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each generated batch: the updates on it share its responses."""
+        lines, begins = super().table(run, context), pl.col("reward").is_finite().fill_null(value=False)
+        batches = lines.group_by(batch=begins.cum_sum(), maintain_order=True).agg(
+            pl.first("step", "split", "reward"), pl.mean("entropy"), updates=pl.len()
+        )
+        is_shared = len(batches) > 1 and 1 < batches.select(pl.median("updates")).item() <= self.updates
+        return batches.drop("batch", "updates") if is_shared else lines
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Look for the largest such jump."""
