@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import sqrt
 from typing import Any
 
 import polars as pl
@@ -31,7 +32,8 @@ class AllTruncated(TableRule):
     ## How it is measured
     A step counts as cut off as a whole if the logged share of responses that were cut off is 1 and the least length is
     the largest, or if every row has a `status` of length or truncated. All steps of a run, three or more: an error,
-    with one finished response it is none. Five steps one after another with a share of at least 90 % together: a
+    with one finished response it is none. Five steps one after another with a share of at least 90 % together, where
+    the whole run has that, or they are above it by four standard errors of what it varies by from step to step: a
     warning. A third of all responses of ten steps or more, or 90 % of those of fewer: information. Where a log says no
     share, a mean length that is one integer, and the largest, in the last ten lines or more is the length of every
     response: a warning, exposed. Where at least 90 % of the steps had rewards that differ within groups, the task may
@@ -71,6 +73,9 @@ class AllTruncated(TableRule):
 
     warn_from: float = 0.9
     """Share of responses cut off over `window` steps."""
+
+    errors: float = 4.0
+    """Standard errors of the mean of `window` steps: one in 30,000 such stretches is so far above by chance."""
 
     window: int = 5
 
@@ -207,6 +212,11 @@ class AllTruncated(TableRule):
         """First and last step of the first run of `window` steps with enough cut off; None without any."""
         shares = [pl.col("share").shift(-place) for place in range(self.window)]
         enough = pl.sum_horizontal(shares, ignore_nulls=False) >= self.warn_from * self.window
+        # Of shares that vary from step to step some five are high by chance, unless all are.
+        share = pl.col("share")
+        error = share.diff().abs().median() / (0.6745 * sqrt(2 * self.window))
+        above = pl.sum_horizontal(shares, ignore_nulls=False) / self.window - share.mean()
+        enough &= (share.mean() >= self.warn_from) | (above >= self.errors * error)
         found = table.select("step", last=pl.col("step").shift(1 - self.window), enough=enough).filter("enough")
         return (found["step"][0], found["last"][0]) if len(found) else None
 

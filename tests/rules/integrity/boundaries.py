@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import log
+from math import log, sqrt
 from typing import Any
 
 from rules.row_boundaries import NEAR, Batches, RowBoundary
@@ -109,6 +109,13 @@ def two_repeated(pool: int) -> list[RolloutBatch]:
     ]
 
 
+def noisy_share(errors: float) -> dict[str, list[float]]:
+    """A log of a truncated share that goes up and down, and five steps of 0.95, so many standard errors above all."""
+    above = 0.95 - (30 * 0.5 + 5 * 0.95) / 35
+    step = above / errors * 0.6745 * sqrt(10)
+    return {"truncated_share": [0.5 + step * (-1) ** place / 2 for place in range(30)] + [0.95] * 5}
+
+
 def turns(near: Sequence[float], rest: float, rows: int) -> RolloutBatch:
     """Rows with a second turn, whose first four tokens are so far apart by row, and the others by `rest`."""
     mask = [1] * 8 + [0] + [1] * 8
@@ -191,6 +198,7 @@ BOUNDARIES: list[RowBoundary] = [
     count("RDI012", "fewest", 3, lambda n: cut(*[1.0] * n), "warning: every response", "error: every response"),
     count("RDI012", "window", 5, lambda n: cut(*[1.0] * n, 0.0, 0.0), "clean", "warning: at least"),
     near("RDI012", "warn_from", 0.9, lambda x: cut(*[x] * 5), "clean", "warning: at least"),
+    near("RDI012", "errors", 4.0, noisy_share, "info: .* of the responses are truncated", "warning: at least"),
     near("RDI012", "many", 1 / 3, lambda x: cut(*[x] * 10), "clean", "info: .* of the responses are truncated"),
     count("RDI012", "long", 10, lambda n: cut(*[0.5] * n, rows=10), "clean", "info"),
     near("RDI009", "info_above", 0.25, copies, "skipped", "info: .* repeat another one"),
