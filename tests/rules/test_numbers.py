@@ -10,7 +10,7 @@ from rules.checking import outcomes
 
 import rolloutdoctor as rd
 from rolloutdoctor.rules.series import crossing, ends, memory, noise
-from rolloutdoctor.testing import diagnose_log
+from rolloutdoctor.testing import check_log, diagnose_log
 
 STEPS = 60
 
@@ -463,6 +463,11 @@ NEW = {
         "warning",
     ),
     "an environment of so many turns": ("RDT018", {"turns_min": [10] * STEPS, "turns_max": [10] * STEPS}, "info"),
+    "a question, a call and its answer": (
+        "RDT018",
+        {"turns_min": [2] * 40 + [3] * 20, "turns_max": [3] * STEPS},
+        "warning",
+    ),
     "a question and its answer": ("RDT018", {"turns_min": [2] * STEPS, "turns_max": [2] * STEPS}, "clean"),
     "as many turns, and no cap": (
         "RDT018",
@@ -559,6 +564,12 @@ NEW = {
     "a KL before any update": ("RDG012", {"kl": [0.63], "ppo_kl": [-0.2]}, "warning"),
     "a KL of one step": ("RDG012", {"kl": [0.2], "ppo_kl": [0.01]}, "clean"),
 }
+
+
+@pytest.mark.parametrize(("every", "expected"), [(1, ["RDG012"]), (5, [])])
+def test_a_log_that_begins_after_some_updates_says_less_of_the_reference(every, expected):
+    report = check_log("RDG012", "trl", kl=[0.1] * 8, beta=0.1, every=every)
+    assert [one.code for one in report.findings] == expected
 
 
 @pytest.mark.parametrize("case", NEW)
