@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE / "real/make")]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent / "real" / "make"))
 
-import torch  # noqa: E402
-import upstream  # noqa: E402
-from goldens.processor import note  # noqa: E402
+import torch
+import upstream
+from goldens.processor import note
 
-DATA = HERE / "data" / "swift_rewards.json"
+DATA = Path(__file__).parent / "data" / "swift_rewards.json"
 NAMES = ("every", "some", "one", "none", "late")
 NONE = float("nan")
 BATCHES = (

@@ -42,7 +42,7 @@ class RowBoundary:
     number: str
     below: Batches | Log
     above: Batches | Log
-    says: tuple[str, str]
+    says: tuple[str, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     factor: float = 1.1
     looks_at: str = "headline"
@@ -66,7 +66,7 @@ def near(
     name: str,
     number: float,
     made: Callable[[float], Batches | Log],
-    says: tuple[str, str],
+    *says: str,
     looks_at: str = "headline",
     **options: object,
 ) -> RowBoundary:
@@ -76,7 +76,7 @@ def near(
 
 
 def count(
-    code: str, name: str, number: int, made: Callable[[int], Batches | Log], says: tuple[str, str], **options: object
+    code: str, name: str, number: int, made: Callable[[int], Batches | Log], *says: str, **options: object
 ) -> RowBoundary:
     """Rows with one less of what is counted, and with so many."""
     return RowBoundary(code, name, made(number - 1), made(number), says, options)

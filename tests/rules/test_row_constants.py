@@ -8,10 +8,10 @@ from importlib import import_module
 from math import log
 
 import pytest
-from rules.integrity.boundaries import count, near, prompts, rewards
+from rules.integrity.boundaries import prompts, rewards
 from rules.integrity.test_mask_leak import conversation
 from rules.off_policy.boundaries import far, gapped, recurring, shifted
-from rules.row_boundaries import RowBoundary
+from rules.row_boundaries import RowBoundary, count, near
 
 from rolloutdoctor.testing import toy_batch
 

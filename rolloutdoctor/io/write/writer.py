@@ -1,7 +1,7 @@
 """Writing run files and their metrics tables, bit by bit and never half."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -287,15 +287,18 @@ class MetricsWriter(_TableWriter):
     def _append_cells(self) -> None:
         # A table for each step of a long log costs more than its numbers.
         if self._cells:
-            columns, self._cells = zip(*self._cells, strict=True), []
-            arrays = [pa.array(cells, type=kind) for cells, kind in zip(columns, METRICS_SCHEMA.types, strict=True)]
-            self._append(pa.Table.from_arrays(arrays, schema=METRICS_SCHEMA))
+            table, self._cells = _table_of(zip(*self._cells, strict=True)), []
+            self._append(table)
 
 
 def metrics_table(step: int, split: str, values: Mapping[str, float | None]) -> pa.Table:
     """Return what was logged at one step as a table; None is a metric that had no value."""
     count = len(values)
-    columns = [[step] * count, [split] * count, list(values), list(values.values())]
+    return _table_of(([step] * count, [split] * count, list(values), list(values.values())))
+
+
+def _table_of(columns: Iterable[Sequence[object]]) -> pa.Table:
+    """Return a table of the columns of `METRICS_SCHEMA`."""
     arrays = [pa.array(cells, type=kind) for cells, kind in zip(columns, METRICS_SCHEMA.types, strict=True)]
     return pa.Table.from_arrays(arrays, schema=METRICS_SCHEMA)
 

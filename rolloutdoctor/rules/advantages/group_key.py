@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GroupKey(TableRule):
-    """Every group holds one rollout, although its prompt was sampled several times in the step.
+    """Groups hold one rollout each, although their prompt was sampled several times in the step.
 
     ## What it does
     Looks for groups whose rows are all of one rollout (one row, or the rows of one `trajectory_id`), and whose prompt
@@ -56,7 +56,7 @@ class GroupKey(TableRule):
         "https://github.com/rllm-org/rllm/issues/776",
         "https://github.com/PeterGriffinJin/Search-R1/issues/88",
     )
-    reads = ("prompt", "reward", "advantage", "trajectory_id")
+    reads = ("prompt", "advantage", "trajectory_id")
     adds = ("logged", "radius")
     splits = ("train",)
     stages = ("advantages",)
@@ -96,7 +96,7 @@ class GroupKey(TableRule):
             run.rows.with_columns(rollout=rollout, task=pl.first("prompt").over(*STEP_KEY, rollout))
             .group_by(*STEP_KEY, "group", maintain_order=True)
             .agg(
-                pl.first("group_id", "sample_id", "task", "reward"),
+                pl.first("group_id", "sample_id", "task"),
                 is_alone=pl.n_unique("rollout") == 1,
                 told=is_told.sum(),
                 agreeing=(agrees & is_told).sum(),

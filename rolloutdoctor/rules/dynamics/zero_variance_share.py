@@ -16,6 +16,8 @@ from rolloutdoctor.rules.table_rule import Measured
 if TYPE_CHECKING:
     import numpy as np
 
+_ADVICE = "use prompts that are neither solved nor too hard, drop zero-variance groups, or check the reward function"
+
 
 @dataclass(frozen=True)
 class ZeroVarianceShare(NumbersRule):
@@ -99,10 +101,7 @@ class ZeroVarianceShare(NumbersRule):
             headline=f"{share} of {where} {'is' if is_whole else 'are'} zero-variance: their advantages are 0",
             message=f"In {where}, {share} had equal rewards and trained nothing.",
             evidence="the logged share of zero-variance groups",
-            advice=(
-                "use prompts that are neither solved nor too hard, drop zero-variance groups, or check the reward "
-                "function"
-            ),
+            advice=_ADVICE,
         )
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
@@ -118,9 +117,7 @@ class ZeroVarianceShare(NumbersRule):
         if since is None and late <= self.most and mean < self.many:
             return None
         onset = None if since is None else step_at(run, since)
-        advice = (
-            "use prompts that are neither solved nor too hard, drop zero-variance groups, or check the reward function"
-        )
+        advice = _ADVICE
         if since is not None and onset is not None:
             dead = len(values) - since
             headline = f"every group is zero-variance since step {onset}: all advantages are 0"

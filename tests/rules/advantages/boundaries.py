@@ -207,15 +207,15 @@ def branched(rows: int, others: int) -> RolloutBatch:
 
 
 BOUNDARIES: list[RowBoundary] = [
-    near("RDA003", "warn_above", 0.01, residue, ("info", "error"), **GRPO),
-    near("RDA003", "warn_above", 0.01, escaped, ("info", "warning"), trainer="prime-rl"),
-    near("RDA007", "warn_above", 0.01, noise, ("clean", "warning"), **GRPO),
+    near("RDA003", "warn_above", 0.01, residue, "info", "error", **GRPO),
+    near("RDA003", "warn_above", 0.01, escaped, "info", "warning", trainer="prime-rl"),
+    near("RDA007", "warn_above", 0.01, noise, "clean", "warning", **GRPO),
     RowBoundary("RDA007", "noise_ulps", noise(0.5, 4), noise(0.5, 5), ("warning", "clean"), GRPO),
-    near("RDA008", "warn_above", 0.25, phantom, ("info", "warning"), **TRL),
+    near("RDA008", "warn_above", 0.25, phantom, "info", "warning", **TRL),
     RowBoundary("RDA009", "least_bits", inert(19, 1.0), inert(20, 1.0), ("info", "warning"), TRL),
     RowBoundary("RDA009", "some_bits", inert(7, 1.0), inert(8, 1.0), ("skipped", "info"), TRL),
-    near("RDA009", "warn_above", 0.1, lambda x: inert(20, sqrt(x / (1 - x))), ("info", "warning"), **TRL),
-    count("RDA011", "fewest", 8, lambda x: toy_batch([[1, 1]] * x, lengths=1), ("info", "error")),
+    near("RDA009", "warn_above", 0.1, lambda x: inert(20, sqrt(x / (1 - x))), "info", "warning", **TRL),
+    count("RDA011", "fewest", 8, lambda x: toy_batch([[1, 1]] * x, lengths=1), "info", "error"),
     # The share of the advantages of these groups is 1.07 and 1.136 times what it is without the division.
     RowBoundary("RDA012", "grows_by", edges(11), edges(5), ("clean", "info"), TRL),
     # Token weights by length to the power of -0.48 and of -0.52.
@@ -244,16 +244,17 @@ BOUNDARIES: list[RowBoundary] = [
         (QUIET, "info"),
         DAPO,
     ),
-    near("RDA014", "share_from", 0.05, lambda x: contradicted(EQUAL, x), ("info", "warning")),
-    near("RDA014", "share_from", 0.05, lambda x: contradicted(OTHER, x), ("info", "warning")),
-    count("RDA014", "fewest", 3, lambda x: answers([(EQUAL + BOXED, x, 0), (EQUAL + BOXED, 1, 1)]), (QUIET, "warning")),
+    near("RDA014", "share_from", 0.05, lambda x: contradicted(EQUAL, x), "info", "warning"),
+    near("RDA014", "share_from", 0.05, lambda x: contradicted(OTHER, x), "info", "warning"),
+    count("RDA014", "fewest", 3, lambda x: answers([(EQUAL + BOXED, x, 0), (EQUAL + BOXED, 1, 1)]), QUIET, "warning"),
     # Three right answers are not rewarded, one or none of them in a way that never is.
     count(
         "RDA014",
         "fewest",
         3,
         lambda x: answers([(EQUAL + BOXED, x, 0), (EQUAL + BOXED, 1, 1), (EQUAL + MARKED, 3 - x, 0)]),
-        ("info", "warning"),
+        "info",
+        "warning",
     ),
     # One right answer more that is not rewarded, so that it is told anyway.
     count(
@@ -261,24 +262,27 @@ BOUNDARIES: list[RowBoundary] = [
         "fewest",
         3,
         lambda x: answers([(OTHER + BOXED, x, 1), (OTHER + BOXED, 1, 0), (EQUAL + BOXED, 1, 0), (EQUAL + BOXED, 1, 1)]),
-        ("info", "warning"),
+        "info",
+        "warning",
     ),
     count(
         "RDA014",
         "fewest",
         3,
         lambda x: answers([(0, x, 1), (EQUAL + BOXED, 200, 1), (OTHER + BOXED, 200, 0)]),
-        ("clean", "info"),
+        "clean",
+        "info",
     ),
-    count("RDA014", "fewest", 3, lambda x: answers([(0, 3, 1), (EQUAL + BOXED, x, 1)]), ("skipped", "info")),
+    count("RDA014", "fewest", 3, lambda x: answers([(0, 3, 1), (EQUAL + BOXED, x, 1)]), "skipped", "info"),
     near(
         "RDA014",
         "limit",
         0.1,
         lambda x: answers([(EQUAL + BOXED, seen_where(0, x, 1), 1)]),
-        ("clean", "skipped"),
+        "clean",
+        "skipped",
     ),
-    near("RDA015", "warn_above", 0.5, lambda x: copies(12, ratio=x), ("info", "warning")),
+    near("RDA015", "warn_above", 0.5, lambda x: copies(12, ratio=x), "info", "warning"),
     # 10 of 12 copies more above the half than below, and 11 of 13: 2.89 and 3.05 standard errors.
     RowBoundary("RDA015", "errors", copies(11, calm=1), copies(12, calm=1), ("info", "warning")),
     near(
@@ -286,17 +290,18 @@ BOUNDARIES: list[RowBoundary] = [
         "rounding",
         0.01,
         lambda x: toy_batch([[0, x, 1]], lengths=1, per_token={"response_ids": [[5], [5], [6]]}),
-        (QUIET, "info"),
+        QUIET,
+        "info",
     ),
-    count("RDA015", "fewest", 10, differing, ("info", "warning")),
-    near("RDA015", "limit", 0.1, lambda x: repeated(seen_where(0, x, 1)), ("clean", "skipped")),
-    near("RDA016", "share_from", 0.1, lambda x: from_tools(6, seen_where(6, x)), ("info", "warning")),
-    count("RDA016", "fewest", 3, lambda x: from_tools(x, 9), (QUIET, "info|warning")),
-    count("RDA017", "fewest", 10, spending, ("skipped", "info"), **TRL),
-    near("RDA017", "fall", 0.3, lambda x: spending(12, fall=x), ("clean", "info"), **TRL),
+    count("RDA015", "fewest", 10, differing, "info", "warning"),
+    near("RDA015", "limit", 0.1, lambda x: repeated(seen_where(0, x, 1)), "clean", "skipped"),
+    near("RDA016", "share_from", 0.1, lambda x: from_tools(6, seen_where(6, x)), "info", "warning"),
+    count("RDA016", "fewest", 3, lambda x: from_tools(x, 9), QUIET, "info|warning"),
+    count("RDA017", "fewest", 10, spending, "skipped", "info", **TRL),
+    near("RDA017", "fall", 0.3, lambda x: spending(12, fall=x), "clean", "info", **TRL),
     # 14 of 22 and 15 of 23: 2.98 and 3.13 standard errors.
     RowBoundary("RDA017", "errors", spending(22, against=4), spending(23, against=4), ("clean", "info"), TRL),
-    count("RDA018", "fewest_steps", 8, lambda x: at_bound(20, range(11, 21), x), ("skipped", "info")),
+    count("RDA018", "fewest_steps", 8, lambda x: at_bound(20, range(11, 21), x), "skipped", "info"),
     RowBoundary(
         "RDA018",
         "fewest_rows",
@@ -325,7 +330,7 @@ BOUNDARIES: list[RowBoundary] = [
     RowBoundary("RDA018", "times_short", beside_short(3), beside_short(1), (QUIET, "info")),
     RowBoundary("RDA018", "steps_from", at_bound_in(15), at_bound_in(16), (QUIET, "info")),
     count(
-        "RDA018", "fewest_dropped", 10, lambda x: long_dropped([2] * (x - 8) + [1] * (16 - x), 16), ("info", "warning")
+        "RDA018", "fewest_dropped", 10, lambda x: long_dropped([2] * (x - 8) + [1] * (16 - x), 16), "info", "warning"
     ),
     # 10 or 11 of 208 responses.
     RowBoundary(
@@ -340,7 +345,7 @@ BOUNDARIES: list[RowBoundary] = [
     RowBoundary("RDA019", "share_from", against_length(200, 98), against_length(200, 102), (QUIET, "info")),
     # Correlations of 4.9 and 5.1 standard errors.
     RowBoundary("RDA019", "errors", against_length(40, 22), against_length(41, 23), (QUIET, "info")),
-    count("RDA022", "fewest", 8, lambda groups: split(groups, 1), ("clean", "warning"), **GRPO),
+    count("RDA022", "fewest", 8, lambda groups: split(groups, 1), "clean", "warning", **GRPO),
     # 17 and 18 of 35 groups.
     RowBoundary("RDA022", "share_from", split(17, 18), split(18, 17), ("clean", "warning"), GRPO),
     # A part that is moved of (a - b) / 2 (a + b).

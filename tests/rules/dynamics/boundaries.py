@@ -58,9 +58,9 @@ def growing(last: int) -> list[RolloutBatch]:
 
 
 BOUNDARIES: list[RowBoundary] = [
-    count("RDT011", "least", 113, lambda x: responses(4, 4, length=x + 15), ("skipped", "info")),
-    near("RDT011", "loops_from", 0.5, repeating, (QUIET, "info")),
-    count("RDT011", "fewest_looping", 3, lambda x: responses(x, 9), (QUIET, "info")),
+    count("RDT011", "least", 113, lambda x: responses(4, 4, length=x + 15), "skipped", "info"),
+    near("RDT011", "loops_from", 0.5, repeating, QUIET, "info"),
+    count("RDT011", "fewest_looping", 3, lambda x: responses(x, 9), QUIET, "info"),
     # 16 of 33, and 17.
     RowBoundary("RDT011", "cut_from", responses(33, 33, cut=16), responses(33, 33, cut=17), ("info", "warning")),
     # 3 of 309, and of 291.
@@ -74,9 +74,9 @@ BOUNDARIES: list[RowBoundary] = [
     ),
     # None of which a tenth could loop, and not less.
     RowBoundary("RDT011", "warn_above", responses(0, 101), responses(0, 94), ("clean", "skipped")),
-    count("RDT011", "fewest", 10, lambda x: responses(x, 20, cut=x), ("info", "warning")),
-    count("RDT011", "fewest", 10, lambda x: responses(x, 120, paid=[1] * x, cut=x), ("info", "warning: .*rewarded")),
-    near("RDT011", "errors", 3.0, rewarded, ("info", "warning: .*rewarded")),
+    count("RDT011", "fewest", 10, lambda x: responses(x, 20, cut=x), "info", "warning"),
+    count("RDT011", "fewest", 10, lambda x: responses(x, 120, paid=[1] * x, cut=x), "info", "warning: .*rewarded"),
+    near("RDT011", "errors", 3.0, rewarded, "info", "warning: .*rewarded"),
     # Seven or eight more of 40: 2.9 and 3.2 standard errors.
     RowBoundary("RDT011", "errors", growing(7), growing(8), ("info", "warning")),
 ]

@@ -1,29 +1,17 @@
 """Numbers of the rules of this family: rows just below each, and just above."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import log, sqrt
 from typing import Any
 
-from rules.row_boundaries import NEAR, Batches, RowBoundary
+from rules.row_boundaries import Batches, RowBoundary, count, near
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.testing import toy_batch
 
 END = 2
 Ids = Sequence[Sequence[int]]
-
-
-def near(
-    code: str, name: str, number: float, rows: Callable[[float], Batches], *says: str, **options: Any
-) -> RowBoundary:
-    """Rows a little below and above a number, which `rows` takes."""
-    return RowBoundary(code, name, rows(number * (1 - NEAR)), rows(number * (1 + NEAR)), says, options)
-
-
-def count(code: str, name: str, number: int, rows: Callable[[int], Batches], *says: str, **options: Any) -> RowBoundary:
-    """Rows with one less than a number, which `rows` takes, and with as many."""
-    return RowBoundary(code, name, rows(number - 1), rows(number), says, options)
 
 
 def rewards(rows: int) -> list[list[float]]:

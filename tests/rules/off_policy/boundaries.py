@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from math import exp, log
 
 import numpy as np
-from rules.integrity.boundaries import count, near, rewards
-from rules.row_boundaries import RowBoundary
+from rules.integrity.boundaries import rewards
+from rules.row_boundaries import RowBoundary, count, near
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.testing import toy_batch
