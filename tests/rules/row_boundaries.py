@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from rules.checking import Metrics, report_on
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.results.findings import Report, Severity
+from rolloutdoctor.rules import table
 from rolloutdoctor.rules.numbers_rule import NumbersRule
 from rolloutdoctor.rules.table import RULES
 from rolloutdoctor.testing import check_log
@@ -101,3 +102,21 @@ def numbers_of_rules() -> set[tuple[str, str]]:
         for each in fields(rule)
         if isinstance(value := getattr(rule, each.name), int | float) and not isinstance(value, bool | Severity)
     }
+
+
+def is_decided_by(boundary: Any, name: str, monkeypatch: Any) -> bool:
+    """With a tenth more or less of a number, or one more or less of a count, both sides get the same answer."""
+    rule = table.find(boundary.code)
+    number = getattr(rule, name)
+    others = (
+        (number - 1, number + 1) if isinstance(number, int) else (number / boundary.factor, number * boundary.factor)
+    )
+
+    def are_alike(value: float) -> bool:
+        changed = replace(rule, **{name: value})
+        with monkeypatch.context() as patched:
+            patched.setattr(table, "RULES", tuple(changed if one is rule else one for one in table.RULES))
+            below, above = boundary.outcomes()
+        return below == above
+
+    return any(map(are_alike, others))

@@ -68,43 +68,39 @@ class ToolCalls(NumbersRule):
         calls, failures = series(run, "tool_calls"), series(run, "tool_failures")
         since = ending(calls == 0, self.lasting, self.chance)
         if since is not None:
-            return _stopped(run, since)
+            onset, before = step_at(run, since), float(calls[:since].mean()) if since else 0.0
+            never = f"no tool was called in any of {counted(len(calls), 'logged step')}"
+            return _judged(
+                run,
+                since,
+                f"no tool is called since step {onset}: {number(before)} calls a response before" if since else never,
+                "no response called a tool",
+                f"read responses of step {onset}; check the chat template, the parser of tool calls, and whether "
+                "responses without a call get the higher reward" + (f"; {go_back(run, onset)}" if since else ""),
+            )
         since = ending((failures >= self.failing) & (calls > 0), self.lasting, self.chance)
-        return None if since is None else _failing(run, since)
-
-
-def _stopped(run: Measured, since: int) -> Judgement:
-    """Say since when no tool is called."""
-    onset, lines = step_at(run, since), counted(len(run.table) - since, "logged step")
-    before = float(series(run, "tool_calls")[:since].mean()) if since else 0.0
-    headline = f"no tool is called since step {onset}: {number(before)} calls a response before"
-    return Judgement(
-        severity=Severity.WARNING,
-        confirmed=True,
-        headline=headline if since else f"no tool was called in any of {lines}",
-        message=f"In {lines}, from step {onset} on, no response called a tool.",
-        evidence="the logged number of tool calls",
-        advice=(
-            f"read responses of step {onset}; check the chat template, the parser of tool calls, and whether responses "
-            "without a call get the higher reward" + (f"; {go_back(run, onset)}" if since else "")
-        ),
-        measures={"onset": Measure(onset, "step")},
-    )
-
-
-def _failing(run: Measured, since: int) -> Judgement:
-    """Say since when calls fail."""
-    onset, lines = step_at(run, since), counted(len(run.table) - since, "logged step")
-    share = float(series(run, "tool_failures")[since:].mean())
-    return Judgement(
-        severity=Severity.WARNING,
-        confirmed=True,
-        headline=f"{percent(share)} of the tool calls fail since step {onset}",
-        message=f"In {lines}, from step {onset} on, {percent(share)} of the tool calls failed.",
-        evidence="the logged share of tool calls that failed",
-        advice=(
+        if since is None:
+            return None
+        onset, share = step_at(run, since), percent(float(failures[since:].mean()))
+        return _judged(
+            run,
+            since,
+            f"{share} of the tool calls fail since step {onset}",
+            f"{share} of the tool calls failed",
             f"check the service behind the tool at step {onset}; {go_back(run, onset)}, and leave failed rollouts out "
-            "of the baseline"
-        ),
+            "of the baseline",
+        )
+
+
+def _judged(run: Measured, since: int, headline: str, what: str, advice: str) -> Judgement:
+    """Return a warning about the last lines of the log."""
+    onset, lines = step_at(run, since), counted(len(run.table) - since, "logged step")
+    return Judgement(
+        severity=Severity.WARNING,
+        confirmed=True,
+        headline=headline,
+        message=f"In {lines}, from step {onset} on, {what}.",
+        evidence="the logged tool calls, and the share of them that failed",
+        advice=advice,
         measures={"onset": Measure(onset, "step")},
     )

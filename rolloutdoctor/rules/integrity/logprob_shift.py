@@ -277,25 +277,17 @@ class LogProbShift(DirectRule):
 
 def _of_padding(sample: "Sample | None", step: "StepView") -> "dict[str, Tensor | None]":
     """The same of the sampler's log-probs moved by the padding of each row."""
-    import numpy as np
     import torch
 
-    from rolloutdoctor.rules.measures.padding_shift import differ_in_place, padding_errors
+    from rolloutdoctor.rules.measures.padding_shift import errors_by_padding
 
     if sample is None:
         return {}
-    length_N, by_step = step.batch.rows.diff().cpu(), step.by_step.cpu
-    padding_N = by_step.expand(by_step.high(length_N)).long() - length_N
-    # Steps whose rows all agree in place are not looked at.
-    differs_N = torch.zeros(len(length_N), dtype=torch.bool)
-    differs_N[sample.row] = torch.from_numpy(differ_in_place(sample, padding_N.numpy(), ENGINES.spread))
-    padding_N *= by_step.expand(by_step.any(differs_N))
+    length_N = step.batch.rows.diff().cpu()
     found = torch.full((len(COLUMNS), len(length_N)), torch.nan, dtype=torch.float64)
     if len(sample.place):
-        errors = padding_errors(sample, padding_N.numpy(), ENGINES.pairs, ENGINES.spread)
-        # A side without a partner does not fit; where neither has one the row is not looked at.
-        errors[1:] = np.where(np.isnan(errors[0]), np.nan, np.nan_to_num(errors[1:], nan=np.inf))
-        found[:3, sample.row] = torch.from_numpy(errors)
+        errors = errors_by_padding(sample, length_N, step.by_step.cpu, ENGINES.pairs, ENGINES.spread)
+        found[: len(errors), sample.row] = torch.from_numpy(errors)
     return {START[PADDING] + name: x_N for name, x_N in zip(COLUMNS, found, strict=True)}
 
 

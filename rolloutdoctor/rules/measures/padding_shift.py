@@ -5,19 +5,44 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from torch import Tensor
 
+    from rolloutdoctor.ops.by_step import ByStep
     from rolloutdoctor.rules.measures.sampled_rows import Sample
 
 LEAST_PADDING = 2
 """Places from which on a shift by the padding is none by one token."""
 
 
-def differ_in_place(sample: "Sample", padding_N: "NDArray[np.int64]", spread: float) -> "NDArray[np.bool_]":
-    """Tell which sampled rows have padding and differ in place, ``[r]``: rows that agree in place are not moved."""
-    import numpy as np
+def errors_by_padding(
+    sample: "Sample", length_N: "Tensor", by_step: "ByStep", pairs: int, spread: float
+) -> "NDArray[np.float64]":
+    """Compare sampled rows in place, and moved by as many places as they are shorter than the longest of their step.
 
+    Steps whose rows all agree in place are not looked at, nor rows of which neither side has a partner: NaN. A side
+    without a partner does not fit: infinity.
+
+    Args:
+        sample: of the rows.
+        length_N: tokens of each row of the block, ``[N]``, on the CPU.
+        by_step: its rows by step, on the CPU.
+        pairs: fewest tokens that have a partner as many places away.
+        spread: least standard deviation of the log-probs of these partners.
+
+    Returns:
+        ``[3, r]``, as `padding_errors`.
+    """
+    import numpy as np
+    import torch
+
+    padding_N = by_step.expand(by_step.high(length_N)).long() - length_N
     apart = sample.by_row(np.square(sample.apart)) / np.maximum(sample.length, 1)
-    return (padding_N[sample.row] >= LEAST_PADDING) & (apart > spread**2)
+    differs_N = torch.zeros(len(length_N), dtype=torch.bool)
+    differs_N[sample.row] = torch.from_numpy((padding_N.numpy()[sample.row] >= LEAST_PADDING) & (apart > spread**2))
+    padding_N *= by_step.expand(by_step.any(differs_N))
+    errors = padding_errors(sample, padding_N.numpy(), pairs, spread)
+    errors[1:] = np.where(np.isnan(errors[0]), np.nan, np.nan_to_num(errors[1:], nan=np.inf))
+    return errors
 
 
 def padding_errors(
