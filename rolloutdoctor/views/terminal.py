@@ -1,6 +1,6 @@
 """The report for a person at a terminal: the verdict, then each fault in five lines; everything with -v."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from rich.console import Group, RenderableType
@@ -9,21 +9,15 @@ from rich.table import Table
 from rich.text import Text
 
 from rolloutdoctor.results.findings import Finding, Report, Severity
-from rolloutdoctor.results.related import explanation
+from rolloutdoctor.results.related import PROPERTIES, by_family, explanation
 from rolloutdoctor.results.rule_pages import page_of
 from rolloutdoctor.views.audit_words import audit_line, audit_lines
 from rolloutdoctor.views.concise import counts, standing
 from rolloutdoctor.views.layout import as_text, assumptions, configuration, hanging, header, many
 from rolloutdoctor.views.style import COLORS, Style, plain, shown, where
-from rolloutdoctor.views.untested import by_reason, by_remedy
+from rolloutdoctor.views.untested import best_remedy, by_reason, by_remedy
 from rolloutdoctor.views.verdict import verdict
 from rolloutdoctor.views.vital_lines import vital_lines
-
-_REASONS = 3
-"""Reasons for which rules could not be tested that are named; the others are counted."""
-
-_CODES = 12
-"""Rules that are named by their codes; of more the number says enough."""
 
 _PLACES = 3
 """Places of a finding that are named."""
@@ -50,47 +44,48 @@ def _parts(report: Report, style: Style) -> Iterator[RenderableType]:
 
 
 def _in_short(report: Report, style: Style) -> Iterator[RenderableType]:
-    """Every finding in five lines, or in one if it is information or follows from another; then the rest in short."""
+    """Tell a fault in five lines, information once a family and the properties in one; then the rest in short."""
     codes = [finding.code for finding in report.findings]
-    for finding in report.findings:
-        see = f"follows from {finding.follows_from}" if finding.follows_from else explanation(finding.code, codes)
-        if finding.severity < Severity.WARNING or finding.follows_from:
-            yield _headline(finding, style, see)
+    properties = []
+    for finding, members in by_family(report.findings):
+        if finding.severity < Severity.WARNING and finding.code in PROPERTIES:
+            properties.append(finding)
             continue
-        yield _headline(finding, style)
+        see = f"follows from {finding.follows_from}" if finding.follows_from else explanation(finding.code, codes)
+        also = f"also {', '.join(members)}" if members else ""
+        if finding.severity < Severity.WARNING or finding.follows_from:
+            yield _headline(finding, style, also or see)
+            continue
+        yield _headline(finding, style, also)
         why = ("see", see) if see else ("why", finding.why)
         place = ("where", _in_brief(finding))
         yield _grid((why, ("evidence", finding.evidence), place, ("do", finding.advice)), style)
     if report.findings:
         yield ""
+    if properties:
+        words = ", ".join(f"{finding.code} {finding.name}" for finding in properties)
+        yield hanging(Text("properties"), Text(words), 11)
     audit = audit_line(report.audit)
     if audit:
         yield hanging(Text("audit"), Text(plain(audit, 300)), 11)
     for title, words in assumptions(report):
         yield hanging(Text(title), Text(words), 11)
-    untested = _untested(report)
-    if untested:
-        yield hanging(Text("untested"), Text(plain(untested, 300)), 11)
+    if report.skipped:
+        yield hanging(Text("untested"), Text(plain(_untested(report), 300)), 11)
     for note in report.notes:
         yield hanging(Text("note"), Text(plain(note, 400)), 11)
-    if report.findings or untested:
+    if report.findings or report.skipped:
         yield Text(f"`{page_of('CODE')}` explains a rule; -v shows measures, places and options.")
 
 
 def _untested(report: Report) -> str:
-    """The rules that could not be tested, by reason, the commonest reasons first."""
-    by_reason: dict[str, list[str]] = {}
-    for one in report.skipped:
-        by_reason.setdefault(one.reason, []).append(one.code)
-    reasons = sorted(by_reason, key=lambda reason: -len(by_reason[reason]))
-    words = [f"{_named(by_reason[reason])} ({reason})" for reason in reasons[:_REASONS]]
-    left = sum(len(by_reason[reason]) for reason in reasons[_REASONS:])
-    return "; ".join(words) + (f"; and {many(left, 'other rule')}" if left else "")
-
-
-def _named(codes: Sequence[str]) -> str:
-    """Name some rules by their codes; many by their number."""
-    return ", ".join(codes) if len(codes) <= _CODES else many(len(codes), "rule")
+    """Count the rules that could not be tested, and say the one thing that would test most of them."""
+    count = len(report.skipped)
+    rules = report.skipped[0].code if count == 1 else many(count, "rule")
+    remedy, tested = best_remedy(report.skipped) or ("", 0)
+    if not tested:
+        return rules
+    return f"{rules}; to test {f'{tested:,} of them' if tested < count else 'it' if count == 1 else 'them'}: {remedy}"
 
 
 def _everything(report: Report, style: Style) -> Iterator[RenderableType]:

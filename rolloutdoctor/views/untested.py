@@ -1,9 +1,16 @@
 """Rules that were not tested, together where one remedy, or one reason, is that of several."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from rolloutdoctor.results.findings import NotApplicable, Skipped
+from rolloutdoctor.results.findings import NO_REMEDY, NotApplicable, Skipped
+
+
+def best_remedy(skipped: Iterable[Skipped]) -> tuple[str, int] | None:
+    """Return the one thing that would make most of the rules run, and how many; None if nothing would."""
+    remedies = Counter(one.remedy for one in skipped if one.remedy and one.remedy != NO_REMEDY)
+    return max(remedies.items(), key=lambda one: (one[1], one[0]), default=None)
 
 
 def by_remedy(skipped: Iterable[Skipped]) -> Iterator[tuple[str, str, str]]:

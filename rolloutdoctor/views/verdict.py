@@ -1,13 +1,13 @@
 """The verdict on a run in a sentence: what is wrong, its share of the log-prob gradient, and what to do."""
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 from math import isfinite
 
-from rolloutdoctor.results.findings import LONGER_LOG, NO_REMEDY, NOTHING_READ, Finding, Report, Severity
+from rolloutdoctor.results.findings import LONGER_LOG, NOTHING_READ, Finding, Report, Severity
 from rolloutdoctor.views.layout import as_sentence, many
 from rolloutdoctor.views.style import shown
+from rolloutdoctor.views.untested import best_remedy
 
 _MOST_UNTESTED = 0.5
 """Share of the applicable rules that could not be tested, above which a run without findings is not called healthy."""
@@ -108,11 +108,8 @@ def _too_little(report: Report, tested: int, testable: int) -> str:
 
 def _to_test_more(report: Report) -> str:
     """Say the one thing that would run most of the rules that could not be tested, as a sentence after a space."""
-    remedies = Counter(one.remedy for one in report.skipped if one.remedy and one.remedy != NO_REMEDY)
-    if not remedies:
-        return ""
-    remedy, rules = max(remedies.items(), key=lambda one: (one[1], one[0]))
-    return f" To test {rules:,} more: {remedy}."
+    best = best_remedy(report.skipped)
+    return "" if best is None else f" To test {best[1]:,} more: {best[0]}."
 
 
 def _untested(report: Report) -> str:
