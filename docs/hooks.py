@@ -1,12 +1,13 @@
-"""Hook of mkdocs: a page for each rule, made of `rolloutdoctor rule CODE --format json`, and links to it from pages.
+"""Hook of mkdocs: a page for each rule, made of `rolloutdoctor rule CODE --format json`, links to it, and long tables.
 
-The pages are made when the site is built: as files they would repeat the docstring of every rule.
+These are made when the site is built: as files the pages would repeat the docstring of every rule.
 """
 
 import json
 import re
 from collections.abc import Iterator
 
+from made import TABLES
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -19,6 +20,7 @@ INDEX = "What it finds"
 
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"(?<!\[)`(RD[A-Z]\d{3})`(?!\])")
+_PLACE = re.compile(r"^<!-- (\w+) -->$", re.MULTILINE)
 _DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 
 
@@ -57,6 +59,11 @@ def linked(text: str, at: str) -> str:
     return "".join(parts())
 
 
+def with_tables(text: str) -> str:
+    """Return a page with the tables that it has places for."""
+    return _PLACE.sub(lambda place: TABLES[place[1]](), text)
+
+
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Enter the pages in the menu, below the table of all rules."""
     for section in config.nav or ():
@@ -81,5 +88,5 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Link the rules that a page names."""
-    return linked(markdown, page.file.src_uri)
+    """Put the tables in their places, and link the rules that a page names."""
+    return linked(with_tables(markdown), page.file.src_uri)

@@ -1,12 +1,17 @@
 """The hook of the docs makes a page of every rule, and links where pages name one."""
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
 
+from rolloutdoctor.metric_names.quantities import QUANTITIES
 from rolloutdoctor.results.rule_pages import SITE
 from rolloutdoctor.rules.table import RULES
+from rolloutdoctor.search.hypotheses.fixes import FIXES
+from rolloutdoctor.search.hypotheses.table import FIX_CODE, HYPOTHESES
+from rolloutdoctor.trainers.table import TRAINERS
 
 pytest.importorskip("mkdocs")
 ROOT = Path(__file__).parent.parent
@@ -14,6 +19,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def hooks():
+    sys.path.insert(0, str(ROOT / "docs"))  # as mkdocs does
     spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -44,6 +50,29 @@ def test_the_page_of_every_rule_is_its_docstring(hooks):
 )
 def test_codes_are_links(hooks, text, at, expected):
     assert hooks.linked(text, at) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "entries"),
+    [
+        ("causes", [one.name for one in HYPOTHESES if one.code != FIX_CODE]),
+        ("fixes", FIXES),
+        ("metrics", [one.name for one in QUANTITIES]),
+        pytest.param("support", TRAINERS, marks=pytest.mark.slow),
+    ],
+)
+def test_the_site_has_the_long_tables(hooks, name, entries):
+    page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    assert page.count(f"<!-- {name} -->") == 1
+    table = hooks.with_tables(page).removeprefix(page.partition("<!--")[0])
+    assert table.startswith("| ")
+    assert [entry for entry in entries if f"| `{entry}` |" not in table] == []
+
+
+def test_every_long_table_has_a_page(hooks):
+    assert all(
+        f"<!-- {name} -->" in (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in hooks.TABLES
+    )
 
 
 def test_findings_link_the_site_that_the_docs_are_built_for():

@@ -15,13 +15,7 @@ from proof.table import claimed, markdown
 
 from rolloutdoctor.data.schema import COLUMNS
 from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS
-from rolloutdoctor.metric_names.identities import IDENTITIES
-from rolloutdoctor.metric_names.quantities import QUANTITIES
-from rolloutdoctor.metric_names.table import TRAINERS as WRITERS
 from rolloutdoctor.rules.table import RULES
-from rolloutdoctor.search.hypotheses.bounded import BOUNDED
-from rolloutdoctor.search.hypotheses.fixes import FIXES
-from rolloutdoctor.search.hypotheses.table import FAMILIES, FIX_CODE, HYPOTHESES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -53,55 +47,6 @@ def row_table() -> str:
     return "\n".join(rows)
 
 
-def short_name(url: str) -> str:
-    """``trl#5588`` of the address of a thread."""
-    _, repository, _, number = url.rsplit("/", 3)
-    return f"{repository}#{number}"
-
-
-def fixes_table() -> str:
-    head = ("fix", "what it changes", "needs", "trainers, releases", "upstream", "variants (the first is the default)")
-    rows = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
-    for fix in FIXES.values():
-        variants = "; ".join(f"`{name}`: {note}" for name, note in fix.notes.items())
-        threads = [f"[{short_name(one.url)}]({one.url}) {one.words}" for one in fix.upstream] or [fix.status]
-        upstream = "; ".join([*threads, *(["contested"] if fix.contested else [])])
-        cells = (f"`{fix.name}`", fix.summary, fix.needs, fix.concerned(), upstream, variants)
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
-
-
-def causes_table() -> str:
-    rows = ["| rule | cause | what the trainer did |", "| --- | --- | --- |"]
-    every = (*HYPOTHESES, *FAMILIES, *BOUNDED)
-    found = sorted((one for one in every if one.code != FIX_CODE), key=lambda one: one.code)
-    rows += [f"| `{one.code}` | `{one.name}` | {one.words} |" for one in found]
-    return "\n".join(rows)
-
-
-def metrics_table() -> str:
-    lines = ["| quantity | unit | what it is |", "| --- | --- | --- |"]
-    lines += [f"| `{one.name}` | {one.unit} | {one.definition} |" for one in QUANTITIES]
-    for trainer, table in WRITERS.items():
-        lines += [
-            "",
-            f"## {trainer}",
-            "",
-            "| quantity | name | releases | what it is | where |",
-            "| --- | --- | --- | --- | --- |",
-        ]
-        lines += [
-            f"| `{one.quantity}` | `{one.pattern}` | {one.releases()} | {one.definition} | {one.source} |"
-            for quantity in dict.fromkeys(one.quantity for one in table)
-            for one in table
-            if one.quantity == quantity
-        ]
-        if trainer in IDENTITIES:
-            lines += ["", "| identity of its metrics | where |", "| --- | --- |"]
-            lines += [f"| `{one.text}` | {one.conditions()}{one.source} |" for one in IDENTITIES[trainer]]
-    return "\n".join(lines)
-
-
 def parity_table() -> str:
     return markdown(claimed())
 
@@ -112,14 +57,10 @@ def parity_table() -> str:
         ("rules", "rules", rules_table),
         ("columns", "columns", columns_table),
         ("rows", "tables", row_table),
-        ("fixes", "fixes", fixes_table),
-        ("causes", "causes", causes_table),
-        ("metrics", "metrics", metrics_table),
         ("parity", "exact", parity_table),
-        pytest.param("support", "support", support.whole, marks=pytest.mark.slow),
         pytest.param("support", "../README", support.short, marks=pytest.mark.slow),
     ],
-    ids=["rules", "columns", "rows", "fixes", "causes", "metrics", "parity", "support", "support in short"],
+    ids=["rules", "columns", "rows", "parity", "support in short"],
 )
 def test_table_is_what_the_code_says(name, page, table_of):
     path = ROOT / "docs" / f"{page}.md"
