@@ -20,6 +20,7 @@ COMMANDS = {
     "info": "commands.info.cli",
     "convert": "commands.convert.cli",
     "demo": "commands.demo.cli",
+    "new-rule": "commands.new_rule.cli",
     "rule": "commands.explain.cli",
     "causes": "commands.explain.cli",
     "fixes": "commands.explain.cli",

@@ -29,7 +29,9 @@ app = typer.Typer(
 )
 for _name, _place in packs.COMMANDS.items():
     _module = import_module(f"rolloutdoctor.{_place}")
-    app.command(_name, cls=GroupedCommand, epilog=getattr(_module, "EPILOG", None))(getattr(_module, _name))
+    app.command(_name, cls=GroupedCommand, epilog=getattr(_module, "EPILOG", None))(
+        getattr(_module, _name.replace("-", "_"))
+    )
 
 
 def _version(wanted: bool) -> None:
