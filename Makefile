@@ -97,7 +97,7 @@ images: $(VENV)/.core
 gallery: $(VENV)/.dev
 	$(BIN)/python tests/gallery.py
 
-# A new rule: its file, its test and its line in the table; see CONTRIBUTING.md.
+# A new rule: its file, its test and its line in the table; see docs/contribute/rule.md.
 rule: $(VENV)/.dev
 	@$(BIN)/python tests/new_rule.py $(NAME) $(CODE)
 

@@ -1,4 +1,4 @@
-"""The recipes of CONTRIBUTING.md are true: their diffs apply to the repository as it is, and what they add works."""
+"""The recipes are true: their diffs apply to the repository as it is, and what they add works."""
 
 import re
 import shutil
@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from rolloutdoctor.rules.table_rule import Rule
+
 ROOT = Path(__file__).parent.parent
-RECIPES = re.findall(r"^```diff\n(.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL | re.M)
+PAGES = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "contribute").glob("*.md"))]
+RECIPES = [diff for page in PAGES for diff in re.findall(r"^```diff\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)]
+RULE_PAGE = (ROOT / "docs" / "contribute" / "rule.md").read_text(encoding="utf-8")
 
 USE = """
 from pathlib import Path
@@ -38,6 +42,24 @@ Path("run.toy").write_text("1 a 1 -0.5 -0.25\\n1 a 0 -0.5\\n")
 print(rolloutdoctor.check("run.toy").trainer)
 rolloutdoctor.plot("scores", "run.toy").savefig("scores.png")
 """
+
+
+OF_THE_ENGINE = frozenset(
+    {
+        "measured",
+        "queried",
+        "series",
+        "measures",
+        "worst",
+        "listed",
+        "title",
+        "why",
+        "questions",
+        "watched",
+        "compared_fixes",
+    }
+)
+"""Methods of a rule that the engine calls and no recipe overrides."""
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +97,20 @@ def test_what_they_add_works(applied):
     ], done.stderr
     ruff = [sys.executable, "-m", "ruff", "check", "--quiet", "rolloutdoctor"]
     assert subprocess.run(ruff, cwd=copy, capture_output=True, check=False).stdout == b""
+
+
+def test_the_whole_rule_is_the_one_of_the_tested_package():
+    (shown,) = re.findall(r"^```python\n(.*?)^```$", RULE_PAGE, re.DOTALL | re.MULTILINE)
+    assert shown == (ROOT / "tests" / "plugins" / "acme_rl" / "long_responses.py").read_text(encoding="utf-8")
+
+
+def test_the_methods_of_a_rule_are_those_there_are_and_each_example_has_its_own():
+    rows = re.findall(r"^\| `(\w+)` \| .* \| `([\w/]+\.py)` \|$", RULE_PAGE, re.MULTILINE)
+    hooks = {name for name, one in vars(Rule).items() if callable(one) and not name.startswith("_")} - OF_THE_ENGINE
+    assert {name for name, _ in rows} == hooks
+    folder = ROOT / "rolloutdoctor" / "rules"
+    for name, example in rows:
+        assert f"    def {name}(" in (folder / example.removeprefix("rules/")).read_text(encoding="utf-8"), (
+            name,
+            example,
+        )

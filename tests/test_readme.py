@@ -18,7 +18,7 @@ from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS
 from rolloutdoctor.rules.table import RULES
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINES = 150
 """Lines of the README at most."""
 COLUMNS_SHOWN = 80
@@ -109,7 +109,7 @@ def test_the_readme_is_short():
     assert len(PAGES[0].read_text(encoding="utf-8").splitlines()) <= LINES
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8")):
         assert target.startswith("https://") or (page.parent / target).exists(), target
@@ -117,4 +117,6 @@ def test_links_lead_somewhere(page):
 
 def test_every_page_is_in_the_menu():
     menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    assert set(re.findall(r"([\w-]+\.md)$", menu, re.MULTILINE)) == {page.name for page in PAGES[1:]}
+    assert set(re.findall(r"([\w/-]+\.md)$", menu, re.MULTILINE)) == {
+        page.relative_to(ROOT / "docs").as_posix() for page in PAGES[1:]
+    }

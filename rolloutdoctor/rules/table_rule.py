@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from rolloutdoctor.data.step_key import StepKey
     from rolloutdoctor.evaluation.token_measures import TokenBlock
-    from rolloutdoctor.rules.logged_step import LoggedStep
     from rolloutdoctor.rules.step import StepView
 
 Quantity = tuple[pl.Expr, str]
@@ -158,13 +157,9 @@ class Rule(ABC, Generic[M]):
         """
         return {}
 
-    def measure_log(self, step: "LoggedStep") -> Mapping[str, float | None]:
-        """Return further values of what a step logged; `table` has them as `metrics` of these names."""
-        return {}
-
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
-        """Return further values of a step whose rows were measured; by default those of its log."""
-        return self.measure_log(step.log)
+        """Return further values of a step whose rows were measured; `table` has them as `metrics` of these names."""
+        return {}
 
     def measure_steps(self, steps: "StepView") -> Sequence[Mapping[str, float | None]]:
         """Return the same for each of several steps, whose rows follow one another.
@@ -172,7 +167,7 @@ class Rule(ABC, Generic[M]):
         To be overridden in place of `measure_step` where it takes all tokens of the steps: sums and counts by bin, as
         `StepView.values` names them and `RunTables.by_name` has them.
         """
-        if type(self).measure_step is Rule.measure_step and type(self).measure_log is Rule.measure_log:
+        if type(self).measure_step is Rule.measure_step:
             return [{} for _ in steps.each]
         return [self.measure_step(each) for each in steps.each]
 
