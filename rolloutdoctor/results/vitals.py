@@ -40,17 +40,17 @@ class Vital:
     @property
     def early(self) -> float:
         """The mean of the first tenth: of one value, where there are fewer than twenty."""
-        return _mean(self.series[: self._tenth])
+        return mean(self.series[: self._tenth])
 
     @property
     def late(self) -> float:
         """The mean of the last tenth."""
-        return _mean(self.series[-self._tenth :])
+        return mean(self.series[-self._tenth :])
 
     @property
     def mean(self) -> float:
         """The mean of all values."""
-        return _mean(self.series)
+        return mean(self.series)
 
     @property
     def _tenth(self) -> int:
@@ -67,7 +67,8 @@ class Vital:
         return max(self.series)
 
 
-def _mean(values: Sequence[float]) -> float:
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of finite values, rounded once in the sum and once in the quotient."""
     try:
         return fsum(values) / len(values)
     except OverflowError:

@@ -1,12 +1,13 @@
 """Logged quantities over the run, a line each: means of its first and last tenth, a sparkline, where findings begin."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from rolloutdoctor.results.vitals import Vital
+from rolloutdoctor.results.vitals import Vital, mean
 from rolloutdoctor.views.style import Style
 
 _WIDEST, _NARROWEST = 24, 8
@@ -49,12 +50,13 @@ def vital_lines(vitals: Sequence[Vital], style: Style) -> Iterator[RenderableTyp
 def sparkline(series: Sequence[float], columns: int = _WIDEST, *, unicode: bool = True) -> str:
     """Draw a series in a line of text of so many columns at most, its smallest mean at the bottom.
 
-    >>> sparkline([0.0, 1.0, 2.0, 3.0])
-    '▁▃▆█'
+    >>> sparkline([0.0, 1.0, 2.0, 3.0]), sparkline([0.1] * 5, 2)
+    ('▁▃▆█', '▁▁')
     """
     means, levels = _buckets(series, columns), _LEVELS[0 if unicode else 1]
     low, high = min(means), max(means)
-    if high == low:
+    # A sum and a quotient are rounded once each: means of equal values may lie so far apart.
+    if high - low <= 2 * sys.float_info.epsilon * max(abs(low), abs(high)):
         return levels[0] * len(means)
     # The difference of numbers that a float can hold may be one that it cannot.
     span, low = high / 2 - low / 2, low / 2
@@ -71,7 +73,7 @@ def _buckets(series: Sequence[float], count: int) -> list[float]:
     if size <= count:
         return list(series)
     ends = [size * part // count for part in range(count + 1)]
-    return [sum(series[start:end]) / (end - start) for start, end in pairwise(ends)]
+    return [mean(series[start:end]) for start, end in pairwise(ends)]
 
 
 def _number(value: float) -> str:
