@@ -20,6 +20,9 @@ ENOUGH_BITS = 8.0
 A value says as many bits as its radius fits into its size, or into its distance from what the options give: a value of
 0 follows from many formulas, and one whose radius is as wide as that distance from both."""
 
+MOST_ZERO_BITS = 3.0
+"""Of one value that is 0: three steps in which the recorded options give another number are enough."""
+
 
 Lengths = tuple[float, float, float, float]
 
@@ -142,6 +145,19 @@ class QuantityTally:
         return next((label for label, told, as_is in self.faults if told == as_is), "") if not self.disagree else ""
 
     @property
+    def constant(self) -> str:
+        """Describe the one factor, or the one offset, by which several values disagree; empty if there is none."""
+        if self.disagree < 2:
+            return ""
+        if self.factor_low <= self.factor_high:
+            factor = _shortest(self.factor_low, self.factor_high)
+            return f"{factor} times the recomputed value" if float(factor) else "0, and not the recomputed value"
+        if self.offset_low <= self.offset_high:
+            offset = _shortest(self.offset_low, self.offset_high)
+            return f"the recomputed value {'' if offset.startswith('-') else '+'}{offset}"
+        return ""
+
+    @property
     def shape(self) -> str:
         """Describe how the disagreeing values differ from the recomputed ones."""
         if not self.disagree:
@@ -158,10 +174,8 @@ class QuantityTally:
             where += f", only in rows of {shortest:g} tokens or more"
         elif 0 <= longest < shortest_agreeing < math.inf:
             where += f", only in rows of up to {longest:g} tokens"
-        if self.disagree > 1 and self.factor_low <= self.factor_high:
-            return f"{(self.factor_low + self.factor_high) / 2:.6g} times the recomputed value{where}"
-        if self.disagree > 1 and self.offset_low <= self.offset_high:
-            return f"the recomputed value {(self.offset_low + self.offset_high) / 2:+.6g}{where}"
+        if self.constant:
+            return f"{self.constant}{where}"
         if self.disagree > 1 and self.line <= _STRAIGHT:
             return f"a straight line of the recomputed value in every step (R2 at least {1 - self.line:.6g}){where}"
         if self.disagree > 1 and self.above[0] > 0 and self.above[1] < 2 * self.above[0]:
@@ -286,6 +300,19 @@ def _simplest(low: float, high: float) -> tuple[int, int]:
         return whole, 1
     numerator, denominator = _simplest(1 / (high - whole + 1), 1 / (low - whole + 1))
     return (whole - 1) * numerator + denominator, numerator
+
+
+def _shortest(low: float, high: float) -> str:
+    """Return the number of fewest digits between two numbers, six at most.
+
+    >>> _shortest(-1.000001, -0.999998), _shortest(-0.1, 0.2), _shortest(1.69999, 1.70001), _shortest(9.999, 10.001)
+    ('-1', '0', '1.7', '10')
+    """
+    if low <= 0 <= high:
+        return "0"
+    middle = (low + high) / 2
+    shorter = (float(f"{middle:.{digits}g}") for digits in range(1, 7))
+    return f"{next((x for x in shorter if low <= x <= high), middle):.6g}"
 
 
 def _units(gap: float, radius: float) -> float:

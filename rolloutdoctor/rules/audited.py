@@ -326,7 +326,11 @@ class DiffersRule(AuditedRule):
         if worst.first is not None:
             step, sample, logged, recomputed = worst.first
             row = f", row {sample}" if sample else ""
-            off = f": logged {logged:.3g}, recomputed {recomputed:.3g}"
+            off = (
+                f" {constant}"
+                if (constant := worst.constant)
+                else f": logged {logged:.3g}, recomputed {recomputed:.3g}"
+            )
             first = (
                 f"{name} is {worst.shape}; first at step {step}{row}: logged {logged:.7g}, recomputed {recomputed:.7g}"
             )

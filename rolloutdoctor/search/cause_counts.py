@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import sqrt
 
-from rolloutdoctor.audit.factors import added_term, factor_of
+from rolloutdoctor.audit.factors import added_term, factor_of, remedy_of
 from rolloutdoctor.audit.tally import AuditTally, QuantityTally, add_tallies
 from rolloutdoctor.audit.windows import OpenWindows
 from rolloutdoctor.evaluation.evaluate import Evaluation
@@ -197,7 +197,7 @@ def _scaled(hypothesis: str, words: str, where: str, names: list[str], audit: Au
         words=f"the logged {listed} {'is' if len(names) == 1 else 'are'} {words}{where}",
         remedy="look for a term that no option names, such as the load-balancing loss of a router"
         if is_term
-        else "divide once: look for the number of micro-batches, ranks or accumulation steps of that size",
+        else remedy_of(words),
         quantity=quantity,
         compared=tally.compared,
         as_recorded=tally.agree,

@@ -67,6 +67,8 @@ def test_a_doubted_row_counts_only_where_it_agrees():
     ("logged", "shape"),
     [
         ([2.0, 6.0], "2 times the recomputed value"),
+        ([-1.0, -3.0], "-1 times the recomputed value"),
+        ([0.0, 0.0], "0, and not the recomputed value"),
         ([1.5, 3.5], "the recomputed value +0.5"),
         ([2.0, 7.0], "no constant factor or offset"),
     ],
@@ -118,6 +120,9 @@ def off_by(factor, base=(0.3, 0.7, 1.1)):
         (1 / 8, "what the rows give, divided by 8"),
         (1 / 2, "what the rows give, divided by 2"),
         (1 / math.log(2), "in bits, and not in nats"),
+        (-1, "the negative of what the rows give"),
+        (0, "0, and not what the rows give"),
+        (-2, ""),
         (1.37, ""),
         (2.5, ""),
     ],
@@ -158,6 +163,20 @@ def test_a_factor_scales_what_arithmetic_lost_and_not_the_digits_of_the_log(fact
     assert not factor_of(coarse[0] + coarse[1])
     digits = tally_value("loss", 0, 8.04, 1.0, 0.05 + 1e-7, "", 0.05)
     assert digits.factor_low < 8 < digits.factor_high
+
+
+@pytest.mark.parametrize(("share", "is_named"), [(2**-8, True), (2**-6, False)])
+def test_a_sign_is_told_by_an_interval_of_one_part_in_64(share, is_named):
+    apart = (tally_value("loss", step, -x, x, share * x, "") for step, x in enumerate((0.31, 0.74)))
+    assert bool(factor_of(sum(apart, QuantityTally("loss")))) is is_named
+
+
+def test_a_value_that_agrees_leaves_a_sign_unproved():
+    assert factor_of(in_one_step(-0.4, 0.4) + in_one_step(-0.9, 0.9)) == ""
+
+
+def test_two_zeros_are_those_of_an_option():
+    assert factor_of(off_by(0, (0.3, 0.7))) == ""
 
 
 def test_a_wide_interval_has_no_factor():
