@@ -127,6 +127,7 @@ RULES = (
     "rules.advantages.group_key:GroupKey",
     "rules.advantages.trajectory_weight:TrajectoryWeight",
     "rules.advantages.no_baseline_logged:NoBaselineLogged",
+    "rules.advantages.resampled_advantages:ResampledAdvantages",
     "rules.advantages.reward_at_mask:RewardAtMask",
     "rules.gradients.zero_std_kl:ZeroStdKl",
     "rules.gradients.loss_near_zero:LossNearZero",
