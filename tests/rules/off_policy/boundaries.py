@@ -429,6 +429,13 @@ BOUNDARIES: list[RowBoundary] = [
     ),
     RowBoundary(
         "RDO004",
+        "least_deviations",
+        sided(550, (-0.1, 32), rest=0.0),
+        sided(550, (-0.1, 36), rest=0.0),
+        ("clean", "info: the trainer's log-probs .* those of the sampler are not"),
+    ),
+    RowBoundary(
+        "RDO004",
         "other_side",
         sided(550, (0.07, 31), (-0.07, 3), rest=0.0),
         sided(550, (0.07, 29), (-0.07, 3), rest=0.0),
