@@ -1,4 +1,4 @@
-"""RDA025: rows are trained with the advantages of other rows, which were drawn."""
+"""RDA026: rows are trained with the advantages of other rows, which were drawn."""
 
 from dataclasses import dataclass
 
@@ -43,11 +43,11 @@ class ResampledAdvantages(KnownFaultRule):
     >>> drawn = [x / 2.4**0.5 for x in (-1, -2, -1)]  # those of the second row, for both
     >>> per_token = {"values": [[0, -1, 0], [1, 2, 1]], "advantages": [drawn, drawn]}
     >>> batch = toy_batch([[1, 0]], lengths=[3, 3], per_token=per_token)
-    >>> diagnose_one("RDA025", batch, trainer="verl", adv_estimator="gae")
-    'RDA025 error confirmed: values_compared 6'
+    >>> diagnose_one("RDA026", batch, trainer="verl", adv_estimator="gae")
+    'RDA026 error confirmed: values_compared 6'
     """
 
-    code = "RDA025"
+    code = "RDA026"
     name = "resampled-advantages"
     references = (
         "https://github.com/verl-project/verl/issues/7956",

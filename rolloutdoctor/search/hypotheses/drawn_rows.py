@@ -11,7 +11,7 @@ from rolloutdoctor.search.hypotheses.hypothesis import Family, Hypothesis, Seen,
 if TYPE_CHECKING:
     from rolloutdoctor.evaluation.evaluate import Evaluation
 
-CODE = "RDA025"
+CODE = "RDA026"
 ENOUGH_BITS = 12.0
 """Bits of evidence needed that values of other rows are not those by chance."""
 

@@ -543,7 +543,7 @@ FIXES: dict[str, Fix] = {
     ),
     "own-advantages": Fix(
         name="own-advantages",
-        code="RDA025",
+        code="RDA026",
         summary="gives every row its own advantages, not those of a row that was drawn",
         fault="rows are trained with the advantages of other rows, which were drawn",
         story=(

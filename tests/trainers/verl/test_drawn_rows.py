@@ -96,7 +96,7 @@ def reported(batch, options):
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_a_run_with_the_option_has_the_fault(case):
     found, _, _ = reported(batch_of(case), options_of(case))
-    finding = next(one for one in found if one.code == "RDA025")
+    finding = next(one for one in found if one.code == "RDA026")
     assert (finding.fix, finding.verdict, finding.severity) == ("own-advantages", "confirmed", Severity.WARNING)
     assert "#7957" in finding.advice
     assert not [one for one in found if one.code in ("RDA004", "RDI004", "RDG005")]
@@ -108,9 +108,9 @@ def test_where_no_option_says_so_the_cause_is_named(case, before):
     found, skipped, _ = reported(batch_of(case, before=before), options_of(case, stated=False))
     if case[2] == "masks" and not before:
         # Moments are over masks that the file does not have: nothing is named, and nothing clean.
-        assert "RDA025" in skipped
+        assert "RDA026" in skipped
         return
-    finding = next(one for one in found if one.code == "RDA025")
+    finding = next(one for one in found if one.code == "RDA026")
     assert finding.verdict == "confirmed"
     names = {finding.cause.hypothesis, *finding.cause.also}
     assert ("advantages-and-masks-of-resampled-rows" if case[2] == "masks" else "advantages-of-resampled-rows") in names
@@ -130,14 +130,14 @@ def test_advantages_from_before_the_draw_are_no_verdict():
     case = ("pow", "gae", "advantages")
     batch = batch_of(case, advantages=own_advantages(case))
     found, skipped, clean = reported(batch, options_of(case))
-    assert "RDA025" not in clean
-    assert "before rows were drawn" in skipped["RDA025"]
+    assert "RDA026" not in clean
+    assert "before rows were drawn" in skipped["RDA026"]
     # The rows end in masks, which is another rule's.
     assert {one.code for one in found} == {"RDA029"}
     # Without the option they are what they should be.
     found, _, clean = reported(batch, options_of(case, stated=False))
     assert {one.code for one in found} == {"RDA029"}
-    assert "RDA025" in clean
+    assert "RDA026" in clean
 
 
 def test_the_fix_gives_rows_their_own():
@@ -158,7 +158,7 @@ def test_other_faults_of_the_same_rows_are_not_taken_for_a_draw():
     for made in (own + 0.1 * draw.normal(size=own.shape), other.rows.advantage_T.numpy(), own + 0.5, 2 * own):
         found, _, _ = reported(batch_of(case, advantages=made), options_of(case, stated=False))
         assert found
-        assert "RDA025" not in {one.code for one in found}
+        assert "RDA026" not in {one.code for one in found}
 
 
 def test_a_value_for_each_row_says_nothing_of_a_draw():
@@ -172,9 +172,9 @@ def test_a_value_for_each_row_says_nothing_of_a_draw():
     moved = own.reshape(8, 4)[[3, 2, 2, 0, 7, 6, 6, 1]].tolist()
     batch = toy_batch(rewards, lengths=lengths, policy=-1.0, per_token={**zeros, "advantages": moved})
     found, skipped, clean = reported(batch, {"algorithm.adv_estimator": "gae"})
-    assert "RDA025" not in {one.code for one in found}
-    assert "RDA025" in skipped
-    assert "RDA025" not in clean
+    assert "RDA026" not in {one.code for one in found}
+    assert "RDA026" in skipped
+    assert "RDA026" not in clean
 
 
 def test_evidence_is_counted_against_what_is_asked(monkeypatch):
