@@ -187,6 +187,7 @@ RULES = (
     "rules.off_policy.sync_corrupts:SyncCorrupts",
     "rules.off_policy.ratio_noise:RatioNoise",
     "rules.off_policy.unbounded_ratio:UnboundedRatio",
+    "rules.off_policy.softmax_collapse:SoftmaxCollapse",
     "rules.dynamics.zero_variance_share:ZeroVarianceShare",
     "rules.dynamics.constant_reward:ConstantReward",
     "rules.dynamics.entropy_collapse:EntropyCollapse",
