@@ -7,6 +7,7 @@ Advantages, returns and masks are those that ``PPOTrainer._compute_advantage`` o
 import importlib
 import sys
 from importlib.machinery import ModuleSpec
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -25,11 +26,8 @@ METHODS = {"pow": 2.0, "max_min": 2.0, "max_random": 2.0}
 DISCOUNTS = {"plain": (1.0, 1.0), "gae": (0.99, 0.95)}
 SETTINGS = {"advantages": {}, "masks": {"sampler": True}, "penalty": {"kl": True}, "bypass": {"bypass": True}}
 CASES = [
-    (method, discount, setting)
-    for method in METHODS
-    for discount in DISCOUNTS
-    for setting in SETTINGS
-    if method == "pow" or (discount == "gae" and setting in ("advantages", "masks"))
+    *product(("pow",), DISCOUNTS, SETTINGS),
+    *product(("max_min", "max_random"), ("gae",), ("advantages", "masks")),
 ]
 
 LOGGED = [
