@@ -130,6 +130,9 @@ def _tables() -> Iterator[tuple[str, str, dict[str, object]]]:
             yield "trl", f"{loss}, {name}", {"beta": 0.04, "loss_type": loss, **options}
     for name, options in CASES:
         yield "verl", f"{name} {options}", {"use_kl_loss": True, "adv_estimator": name, **options}
+    for bypass in (False, True):
+        drawn = {"adv_estimator": "gae", "use_pf_ppo": True, "use_kl_loss": True}
+        yield "verl", f"drawn rows, {bypass}", drawn | {"algorithm.rollout_correction.bypass_mode": bypass}
     for name, options in BOUNDS.items():
         own = {f"algorithm.rollout_correction.{key}": value for key, value in options.items()}
         yield "verl", f"corrected, {name}", KL["verl"] | own
@@ -209,6 +212,7 @@ def full_batch(
     per_token = dict(batch.per_token)
     for name in ("entropy", "sum_pi_squared", "kl", "is_weights", "token_rewards"):
         per_token[name] = uniform(batch.tokens).to(dtype)
+    per_token["advantages"] = per_token["values"].flip(0)
     return replace(
         batch,
         split=split,

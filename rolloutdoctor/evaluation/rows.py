@@ -9,6 +9,7 @@ from torch import Tensor
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.schema import PROMPT_LENGTH, TRUNCATED
 from rolloutdoctor.data.step_key import TRAIN
+from rolloutdoctor.evaluation.drawn_rows import as_estimated, drawn_advantages
 from rolloutdoctor.evaluation.layouts import layout_of
 from rolloutdoctor.evaluation.padding_rows import logged_size, padding_rows
 from rolloutdoctor.evaluation.response_ends import has_status
@@ -278,13 +279,16 @@ def _token_advantages(
             clean_N = torch.where(in_baseline_N, task_scores(batch, objective, dtype), 0.0)
             scores = Scores(clean_N, in_baseline_N, torch.zeros_like(clean_N), compared_groups(batch, objective))
             at_end_N = ESTIMATORS[rule.of_group or "grpo"](scores, rule).value_N
-        trained = token_scores(batch, objective, in_baseline_N, weight_T, dtype, at_end_N)
+        estimated = as_estimated(batch, rule)
+        trained = token_scores(estimated, objective, in_baseline_N, weight_T, dtype, at_end_N)
         value_V = TOKEN_ESTIMATORS[rule.estimator].advantages(trained, rule)
         if rule.whitened:
             over = whitening_population(batch, rule) if rule.whitened_over == "context-slice" else None
             value_V = _whitened(value_V, torch.ones_like(value_V), over, rule)
         if rule.token_levels is not None:
             value_V = token_levels(batch, value_V, rule).value
+        if rule.drawn:
+            return drawn_advantages(batch, trained, value_V, rule)[0]
         advantage_T[mask_T] = value_V
         return advantage_T if rule.bounds is None else advantage_T.clamp(*rule.bounds)
     groups = compared_groups(batch, objective) if rule.spec.has_groups else None

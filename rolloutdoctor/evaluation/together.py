@@ -62,6 +62,7 @@ WITHIN_GROUPS: Mapping[str, Callable[[AdvantageRule], bool]] = {
     "whitened": lambda rule: not rule.whitened,
     "row_levels": lambda rule: rule.row_levels is None,
     "token_levels": lambda rule: rule.token_levels is None,
+    "drawn": lambda rule: rule.drawn is None,
 }
 """Field of an `AdvantageRule` to whether rows of other groups stay out of an advantage; unlisted ones let them in."""
 

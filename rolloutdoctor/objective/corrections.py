@@ -63,9 +63,11 @@ class TermWeight:
         of: the trainer's, of importance weights.
         level: one weight per token, or per row: the product, the geometric mean or the largest of its tokens' ratios;
             or one per micro-batch, which is a packed sequence: the geometric mean over its tokens, or their mean
-            distance of the ratio from 1, of a divergence.
+            distance of the ratio from 1, of a divergence, or their mean squared log-ratio, of a second moment, which
+            takes what it drops out of the micro-batch's denominator too.
         low: smallest weight, or None.
-        high: largest weight, or None; of an off-policy mask the largest drift, of an entropy mask the share kept.
+        high: largest weight, or None; of an off-policy mask the largest drift, of an entropy mask the share kept, of a
+            second moment what that of the tokens left is below.
         outside: weights outside of the bounds are cut to them, or 0.
         measure: what is compared with the bounds where `judged` says of what: the ratio, a KL estimator of it, or the
             divergence of the two probabilities of the sampled token: KL of token or not (binary), total variation.
@@ -86,7 +88,7 @@ class TermWeight:
         of_rank: a quantile is that of the micro-batch of the rank, not of the micro-batches of all ranks together.
     """
 
-    kind: Literal["importance", "off_policy", "high_entropy", "outlier", "divergence", "future_kl"]
+    kind: Literal["importance", "off_policy", "high_entropy", "outlier", "divergence", "future_kl", "second_moment"]
     against: Literal["old_log_probs", "rollout_log_probs"] = "rollout_log_probs"
     of: Literal["old_log_probs", "policy_log_probs"] = "old_log_probs"
     level: Literal["token", "sequence", "geometric", "largest", "pack"] = "token"

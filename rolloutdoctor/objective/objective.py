@@ -154,6 +154,9 @@ class AdvantageRule:
             to the row's own advantage; or it is 0; or, of estimators over the trained tokens, it lies on the last of
             these.
         empty_is_zero: the score of a row without a response token is 0.
+        drawn: rows were drawn with replacement once the advantages were made, and every row has the advantages of one
+            that was drawn in its place, or its mask too, where `response_mask_pre` is its own; or it has its own
+            advantages and such a mask; None: neither. Which row it is the logged advantages say. Of `masked_gae`.
     """
 
     estimator: str
@@ -200,6 +203,7 @@ class AdvantageRule:
     masked_end: Literal["counts", "lost", "zero", "last"] = "counts"
     empty_is_zero: bool = False
     groups_of: int | None = None
+    drawn: Literal["advantages", "masks", "masks alone"] | None = None
 
     @property
     def spec(self) -> EstimatorSpec:
@@ -216,6 +220,16 @@ class AdvantageRule:
             return None
         of_group = self.estimator if self.spec.is_standard_score else self.of_group
         return replace(self, estimator=name, of_group=of_group, whitened_over="context-slice", context_ranks=ranks)
+
+    @property
+    def draws_advantages(self) -> bool:
+        """True if a row has the advantages of another one, which was drawn."""
+        return self.drawn in ("advantages", "masks")
+
+    @property
+    def draws_masks(self) -> bool:
+        """True if a row has the mask of another one, and its own in `response_mask_pre`."""
+        return self.drawn in ("masks", "masks alone")
 
     @property
     def is_group_score(self) -> bool:

@@ -36,6 +36,8 @@ def advantage_columns(objective: Objective) -> frozenset[str]:
         needed.add("prompt_ids")
     if rule.whitened_over == "context-slice":
         needed |= {"prompt_ids", "response_mask"}
+    if rule.drawn:
+        needed |= {mask_before_rejection(objective)} | ({"advantages"} if rule.draws_advantages else set())
     if RowSet.REJECTED in objective.baseline_rows.without:
         needed.add("response_mask")
     if RowSet.TRUNCATED in objective.baseline_rows.without:
@@ -65,8 +67,9 @@ def weight_columns(objective: Objective) -> frozenset[str]:
 
 
 def mask_before_rejection(objective: Objective) -> str:
-    """Name of the mask before rejection: without rejection it is the mask."""
-    return "response_mask_pre" if objective.correction.rejects else "response_mask"
+    """Name of the mask that the estimator saw: where nothing replaces it later, it is the mask."""
+    is_replaced = objective.correction.rejects or objective.advantage.draws_masks
+    return "response_mask_pre" if is_replaced else "response_mask"
 
 
 UNKNOWN_LOSS = "(unknown loss)"

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from rolloutdoctor.search.hypotheses.fixes import ChosenFix
 
 
+NO_SUCH_FAULT = "the options and the release have no such fault"
+"""Why such a rule is not applicable."""
+
+
 def of_fixes(*labels: str) -> tuple[str, ...]:
     """Return the columns of `rows` that a rule about some fixes reads."""
     return ("grad_l1", "grad_sq", "trained_tokens", *(f"{label}/{name}" for label in labels for name in OF_FIX))
@@ -121,7 +125,7 @@ class ReleaseFaultRule(KnownFaultRule):
         """Say that no fix applies."""
         if context.objective is None or self._concerned(context):
             return None
-        return "the options and the release have no such fault"
+        return NO_SUCH_FAULT
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """Name the columns without which no fix that applies can be compared."""

@@ -100,10 +100,7 @@ def assumptions(subject: RunResult) -> Iterator[tuple[str, str]]:
 
     Before these come the names of options that are not understood, where the release was not read.
     """
-    unknown: tuple[str, ...] = getattr(subject, "unknown_options", ()) if getattr(subject, "unread_release", "") else ()
-    if unknown:
-        more = f" and {len(unknown) - _MOST_UNKNOWN} more" if len(unknown) > _MOST_UNKNOWN else ""
-        yield "unknown", f"options that are not understood: {plain(', '.join(unknown[:_MOST_UNKNOWN]), 400)}{more}"
+    yield from _unknown(subject)
     found: dict[tuple[str, str], list[str]] = {}
     for name, setting in subject.config.items():
         if setting.assumed:
@@ -112,6 +109,14 @@ def assumptions(subject: RunResult) -> Iterator[tuple[str, str]]:
             found.setdefault(("options", setting.origin), []).append(_set(name, setting))
     for (title, origin), values in found.items():
         yield title, f"{plain(origin)}: {', '.join(values)}"
+
+
+def _unknown(subject: RunResult) -> Iterator[tuple[str, str]]:
+    """Yield the names of options that are not understood, where the release was not read."""
+    unknown: tuple[str, ...] = getattr(subject, "unknown_options", ()) if getattr(subject, "unread_release", "") else ()
+    if unknown:
+        more = f" and {len(unknown) - _MOST_UNKNOWN} more" if len(unknown) > _MOST_UNKNOWN else ""
+        yield "unknown", f"options that are not understood: {plain(', '.join(unknown[:_MOST_UNKNOWN]), 400)}{more}"
 
 
 def configuration(subject: RunResult) -> Iterator[RenderableType]:
@@ -125,6 +130,8 @@ def configuration(subject: RunResult) -> Iterator[RenderableType]:
             by_origin.setdefault(setting.origin, []).append(_set(name, setting))
     if not by_origin and not assumed:
         return
+    for title, words in _unknown(subject):
+        yield hanging(Text(title), Text(words), 11)
     for title, group in (("options", by_origin), ("assumed", assumed)):
         for origin, values in group.items():
             yield hanging(Text(title), Text(f"{plain(origin)}: {', '.join(values)}"), 11)

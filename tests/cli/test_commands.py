@@ -137,7 +137,7 @@ def test_rules_that_need_no_trainer_run_without_one(rolloutdoctor, tmp_path):
         (["--set", "beta=1"], ["verl has no option 'beta'"]),
         (["--set", "clip_ratio_lo=0.1"], ["did you mean 'clip_ratio_low'?"]),
         (["--set", "adv_estimator=grop"], ["did you mean 'grpo'?"]),
-        (["--set", "use_pf_ppo=true"], ["use_pf_ppo = True", "computed: False"]),
+        (["--set", "kl_penalty=full", "--set", "use_kl_in_reward=true"], ["kl_penalty = full", "(computed:"]),
         (["--set", "clip_ratio_low=-1"], ["out of range", ">= 0"]),
         (["--set", "clip_ratio_low=nan"], ["out of range"]),
         (["--set", "clip_ratio_low"], ["expected KEY=VALUE"]),

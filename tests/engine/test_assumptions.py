@@ -20,6 +20,8 @@ from rolloutdoctor.trainers.deciding import deciding_options
 from rolloutdoctor.trainers.options import Layer, resolve
 from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.table import TRAINERS
+from rolloutdoctor.views import terminal
+from rolloutdoctor.views.style import Style
 
 SEED, GROUPS = 11, (8,) * 6
 """Groups of eight rows whose rewards differ, so that every estimator gives other numbers."""
@@ -168,6 +170,9 @@ def test_names_that_are_no_option_are_listed(tmp_path):
     report = rd.check(replace(made, options=named, release="0.12.0").write(tmp_path / "run.parquet", stated=True))
     assert report.unknown_options == ("algo.advantage.is_correction_scope",)
     assert "default of openrlhf 0.12.0" not in {one.origin for one in report.config.values()}
+    for verbose in (False, True):
+        words = " ".join(terminal.render(report, Style(verbose=verbose)).split())
+        assert "unknown options that are not understood: algo.advantage.is_correction_scope" in words
 
 
 def rd_json(report):

@@ -100,7 +100,7 @@ def test_everything_is_there():
     plan = plan_for(beta=0.1, metrics=KL_METRICS | {one.pattern for one in trl.NAMES})
     ruled_out = [one.code for one in plan.not_applicable]
     # TRL has no such fault.
-    faults = [find(name).code for name in ("reward-at-mask", "RDG016")]
+    faults = [find(name).code for name in ("RDA026", "reward-at-mask", "RDG016")]
     assert ruled_out == sorted(
         [*faults, "RDA020", "RDA024", "RDG004", "RDG012", "RDO007", "RDO012", "RDO015", "RDT001", "RDT018"]
     )

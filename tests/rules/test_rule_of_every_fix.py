@@ -9,6 +9,7 @@ from every_objective import KL
 from objectives import objective_of
 
 from rolloutdoctor.evaluation.evaluate import evaluate_all, stored_kl
+from rolloutdoctor.formulas.advantages.drawn_rows import of_sources
 from rolloutdoctor.results.errors import CannotComputeError
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.known_fault import KnownFaultRule
@@ -57,6 +58,7 @@ OPTIONS: dict[tuple[str, str], tuple[str, dict[str, object]]] = {
     ("masked-end", "verl"): ("verl@0.9.1", {"adv_estimator": "reinforce_plus_plus"}),
     ("cp-whitening", "slime"): ("slime@0.3.1", SLICES),
     ("cp-whitening", "miles"): ("miles", SLICES),
+    ("own-advantages", "verl"): ("verl@0.9.1", {"adv_estimator": "gae", "use_pf_ppo": True}),
 }  # fmt: skip
 """Trainer, with its release where that decides, and the options of a run that has the fault; else those of `KL`."""
 
@@ -130,6 +132,18 @@ def test_a_rule_says_that_a_run_has_the_fault(name, trainer):
     shown = 0
     for kind in ("plain", "empty", "whole"):
         batch = drawn(kind)
+        if name == "own-advantages":
+            plain = objective_of(made, adv_estimator="gae")
+            own_T = evaluate_all(batch, {"": plain})[""].rows.advantage_T
+            source_N = torch.arange(len(batch)).roll(5)
+            batch = replace(
+                batch,
+                per_token={
+                    **batch.per_token,
+                    "advantages": of_sources(own_T, 0.0, source_N, batch.rows),
+                    "response_mask_pre": batch.column("response_mask"),
+                },
+            )
         if name == "kl-inplace":
             if kind == "empty":
                 continue  # a reward has no token to lie on

@@ -105,6 +105,7 @@ def test_the_contracts_fixes():
         "padding-rows": ["left-out"],
         "masked-end": ["last-trained"],
         "cp-whitening": ["whole"],
+        "own-advantages": ["own"],
     }
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rolloutdoctor.evaluation.drawn_rows import as_estimated
 from rolloutdoctor.evaluation.evaluate import Evaluation, compared_groups, evaluate_rows
 from rolloutdoctor.evaluation.radii.remembered import remembered_by_row
 from rolloutdoctor.evaluation.radii.terms import kl_terms
@@ -180,7 +181,8 @@ def _normalised_tokens(evaluation: Evaluation) -> Radius:
     rows, batch, rule = evaluation.rows, evaluation.batch, evaluation.objective.advantage
     assert rows is not None
     assert rows.advantage_T is not None
-    seen = token_scores(batch, evaluation.objective, rows.in_baseline_N, rows.weight_T, evaluation.dtype)
+    estimated = as_estimated(batch, rule)
+    seen = token_scores(estimated, evaluation.objective, rows.in_baseline_N, rows.weight_T, evaluation.dtype)
     before_V = TOKEN_ESTIMATORS[rule.estimator].returns(seen, rule)
     if "values" in rule.spec.columns:
         before_V = before_V - seen.columns["values"].double()

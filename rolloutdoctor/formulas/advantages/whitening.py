@@ -78,9 +78,26 @@ def whiten(x: Tensor, tokens: Tensor | None = None, population: Population | Non
             "here"
         )
     value = torch.where(weight > 0, x.double(), 0.0)
+    mean, factor = _moments(value, weight)
+    return torch.where(weight > 0, (value - mean) * factor, 0.0)
+
+
+def _moments(value: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean, and one over the root of the variance, of two values or more; float64."""
+    count = weight.sum()
     mean = (weight * value).sum() / (count + 1e-8)
     variance = (weight * (value - mean) ** 2).sum() / (count + 1e-8) * count / (count - 1)
-    return torch.where(weight > 0, (value - mean) * torch.rsqrt(variance + 1e-8), 0.0)
+    return mean, torch.rsqrt(variance + 1e-8)
+
+
+def whitened_zero(x: Tensor) -> float:
+    """Return what `whiten` makes of a 0 that is none of the values, such as padding.
+
+    >>> round(whitened_zero(torch.tensor([1.0, 3.0])), 4)
+    -1.4142
+    """
+    mean, factor = _moments(x.double(), torch.ones_like(x, dtype=torch.float64))
+    return float(-mean * factor)
 
 
 def whiten_every_token(

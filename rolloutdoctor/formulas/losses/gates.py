@@ -125,12 +125,16 @@ def over_packs(given: TokenInputs, column: Column, gate: TermWeight, micro_N: Te
     Args:
         given: the rows of the step.
         column: their columns.
-        gate: of importance, or of divergence.
+        gate: of importance, of divergence, or of a second moment.
         micro_N: ``[N]`` int64, the row's micro-batch.
 
     Source: open-instruct ``compute_rho_correction``, ``_sequence_level_mean`` (open_instruct/grpo_utils.py).
     """
     log_ratio_T = _log_ratio(column, gate)
+    if gate.kind == "second_moment":
+        assert gate.high is not None  # of the gate
+        micro_T = torch.repeat_interleave(micro_N, given.runs.lengths)
+        return lowest_moments(log_ratio_T, micro_T, gate.high)
     if gate.log_ratio_bound is not None:
         log_ratio_T = log_ratio_T.clamp(-gate.log_ratio_bound, gate.log_ratio_bound)
     value_T = log_ratio_T if gate.kind == "importance" else (log_ratio_T.exp() - 1).abs()
@@ -140,6 +144,36 @@ def over_packs(given: TokenInputs, column: Column, gate: TermWeight, micro_N: Te
         return given.expand(bounded(mean_M.exp(), gate, log_ratio_T.dtype)[micro_N])
     kept_T = given.expand(bounded(mean_M, gate, log_ratio_T.dtype)[micro_N])
     return torch.where(log_ratio_T.sign() * given.advantage_T > 0, kept_T, 1.0)
+
+
+def lowest_moments(log_ratio_T: Tensor, micro_T: Tensor, bound: float) -> Tensor:
+    """Weights that leave a mean over the tokens of a micro-batch without those of the largest log-ratios, ``[T]``.
+
+    So many are dropped that the mean squared log-ratio of the others is below the bound, all but one at most: of n
+    tokens k are kept, with a weight of n / k.
+
+    Args:
+        log_ratio_T: ``[T]``, of trained tokens.
+        micro_T: ``[T]`` int64, the micro-batch of each.
+        bound: of the mean.
+
+    Source: AReaL ``_apply_m2po_masking``, ``_get_m2po_loss_mask`` (areal/trainer/ppo/actor.py).
+
+    >>> lowest_moments(torch.tensor([0.1, 2.0, 0.1]), torch.zeros(3, dtype=torch.int64), 0.02).tolist()
+    [1.5, 0.0, 1.5]
+    """
+    weight_T = torch.zeros_like(log_ratio_T)
+    square_T = log_ratio_T.square()
+    for micro in torch.unique(micro_T).tolist():
+        place_t = (micro_T == micro).nonzero()[:, 0]
+        sorted_t, order_t = torch.sort(square_T[place_t], descending=True)
+        count = len(place_t)
+        left_t = torch.arange(count, 0, -1, device=sorted_t.device, dtype=sorted_t.dtype)
+        mean_t = sorted_t.flip(0).cumsum(0).flip(0) / left_t
+        below_t = (mean_t < bound).nonzero()[:, 0]
+        dropped = int(below_t[0]) if len(below_t) else count - 1
+        weight_T[place_t[order_t[dropped:]]] = count / (count - dropped)
+    return weight_T
 
 
 def _log_ratio(column: Column, gate: TermWeight) -> Tensor:

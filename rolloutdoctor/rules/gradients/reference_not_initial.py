@@ -19,7 +19,8 @@ class ReferenceNotInitial(NumbersRule):
     ## Why it matters
     Before the first update the policy is the model that training started from, so its KL to the right reference is 0. A
     KL from the reference that is not 0 then says that the reference is another one: the base below an adapter, another
-    checkpoint, or the same in another precision. The KL term pulls the policy there.
+    checkpoint, or the same in another precision, as TRL loads it before 1.16 beside a policy that was given a dtype.
+    The KL term pulls the policy there.
 
     ## How it is measured
     `kl_at_start` is the logged KL of step 1. A warning above 0.01 nats, and above half of the median over the next five

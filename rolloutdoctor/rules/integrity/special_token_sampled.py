@@ -29,7 +29,7 @@ class SpecialTokenSampled(TableRule):
     ## Why it matters
     Models pair each run of placeholders with an image. One that the policy sampled has no image behind it: the pairing
     moves or breaks, positions and features are those of something else, or the trainer ends with a shape error after
-    hours.
+    hours. TRL suppresses the token of images from 1.16 on where transformers generates, not where vLLM does.
 
     ## How it is measured
     A placeholder is an id with a run of 64 or more between other ids of the prompt (`prompt_ids`); a run at either end

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, sqrt
-from typing import TYPE_CHECKING
+from math import copysign, exp, inf, sqrt
+from typing import TYPE_CHECKING, Any
 
+from rolloutdoctor.results.exact import ratio
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent, sampling_option
 from rolloutdoctor.rules.measures.named_values import count, quantile, total, totals
@@ -20,13 +21,25 @@ if TYPE_CHECKING:
 LIMITS = (0.02, 0.05, 0.1, 0.2, 0.5)
 """Sizes of delta at which its two sides are compared, in nats."""
 
+SAMPLER, TRAINER = "", "_back"
+"""Whose log-probs are those of a cut support: the end of the names of what is measured with delta one way and back."""
+
+WHOLE = {SAMPLER: "", TRAINER: ", those of the sampler are not"}
+ADVICE = {
+    SAMPLER: "sample with top_p = 1, top_k off and min_p = 0, or restrict the trainer's log-softmax to the tokens that "
+    "the sampler kept",
+    TRAINER: "have the engine log the probabilities that it samples with, or take the trainer's log-softmax over all "
+    "tokens",
+}
+
 
 @dataclass(frozen=True)
 class TruncatedSupport(TableRule):
-    """The sampler's log-probs are renormalised over top-p, top-k or min-p, the trainer's over all tokens.
+    """The sampler's log-probs are renormalised over top-p, top-k or min-p, the trainer's over all tokens; or back.
 
     ## What it does
-    Looks whether the sampler's log-probs are above the trainer's on nearly all tokens, by a bounded amount.
+    Looks whether the sampler's log-probs are above the trainer's on nearly all tokens, by a bounded amount, or the
+    trainer's above the sampler's.
 
     ## Why it matters
     An engine that samples only from the most likely tokens renormalizes their probabilities, so its log-probs are
@@ -48,10 +61,12 @@ class TruncatedSupport(TableRule):
     it out: a sampler that cuts against a recorded top_p of 1 is what the log-probs show. Fills and stale weights leave
     the other tokens on both sides. Differences that are nearly the same size (95th percentile at most 2.5 medians) are
     those of top-p, else of top-k or min-p. Raw log-probs (vLLM's default) do not show a cut: see calibration at
-    `temperature-mismatch`.
+    `temperature-mismatch`. A trainer that renormalises over the kept tokens, beside an engine that logs raw log-probs,
+    has the other sign: there the mean of exp(delta) has to be six standard errors above 1, which no policy can reach
+    on tokens that were drawn with the logged probabilities, and the mass is the mean of exp(-delta).
 
     ## What to do
-    Sample from the full support (top_p 1, no top_k, no min_p), or score the trainer on the same kept tokens.
+    Sample from the full support (top_p 1, no top_k, no min_p), or score both on the same kept tokens.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
@@ -105,7 +120,13 @@ class TruncatedSupport(TableRule):
             return steps.nothing(dict)
         own, other = sample.squares
         unsure, apart = sample.tokens_by_step.at(sample.unsure), sample.apart[sample.unsure]
-        below = np.flatnonzero(apart < 0)
+        inverse = 1 / sample.weight
+        found: dict[str, Any] = {"weight_back": sample.tokens_by_step.sum(inverse)}
+        for side, gap in ((SAMPLER, apart), (TRAINER, -apart)):
+            below = np.flatnonzero(gap < 0)
+            found[f"above{side}"] = unsure.count(gap > 0)
+            found[f"excess{side}"] = (unsure.at(below).histogram(bins_of(-gap[below]), BINS), CENTRES)
+            found[f"lower{side}"] = (np.stack([unsure.count(gap < -limit) for limit in LIMITS], 1), LIMITS)
         return steps.values(
             slope=steps.slopes(self.code),
             tokens=sample.tokens_by_step.size,
@@ -116,10 +137,7 @@ class TruncatedSupport(TableRule):
             product=sample.product,
             unsure=unsure.size,
             zeros=unsure.count(sample.sampler[sample.unsure] == 0),
-            above=unsure.count(apart > 0),
-            excess=(unsure.at(below).histogram(bins_of(-apart[below]), BINS), CENTRES),
-            lower=(np.stack([unsure.count(apart < -limit) for limit in LIMITS], 1), LIMITS),
-            higher=(np.stack([unsure.count(apart > limit) for limit in LIMITS], 1), LIMITS),
+            **found,
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
@@ -129,6 +147,9 @@ class TruncatedSupport(TableRule):
             "above_share": (total("above") / total("unsure"), "share"),
             "median_excess": (quantile("excess", 0.5), "nats"),
             "p95_excess": (quantile("excess", 0.95), "nats"),
+            "mean_inverse_weight": (total("weight_back") / total("tokens"), "1"),
+            "median_excess_back": (quantile("excess_back", 0.5), "nats"),
+            "p95_excess_back": (quantile("excess_back", 0.95), "nats"),
             "unsure_tokens": (count("unsure"), "tokens"),
             "sampled_tokens": (count("tokens"), "tokens"),
         }
@@ -143,29 +164,33 @@ class TruncatedSupport(TableRule):
             "widen --steps",
         )
 
-    def _kept_by_chance(self, run: Measured) -> bool:
-        """True unless the mean weight is below 1 beyond chance."""
+    def _deviations(self, run: Measured) -> float:
+        """How many standard errors the mean weight is above 1."""
         mean, (square, tokens) = run["mean_weight"], totals(run.table, "square", "tokens")
-        if mean is None:
-            return True
-        return (1 - mean) * sqrt(tokens) < self.least_deviations * sqrt(max(square / tokens - mean**2, 0.0))
+        if mean is None or mean == 1:
+            return 0.0
+        spread = sqrt(max(square / tokens - mean**2, 0.0))
+        return (mean - 1) * sqrt(tokens) / spread if spread else copysign(inf, mean - 1)
 
-    def _beyond(self, run: Measured, limit: float) -> tuple[float, float]:
-        """Unsure tokens that are further off than a limit: below and above."""
-        return run.table.select(lower=total("lower", limit), higher=total("higher", limit)).row(0)
+    def _beyond(self, run: Measured, limit: float, side: str) -> tuple[float, float]:
+        """Unsure tokens that are further off than a limit: on the side of the cut, and on the other."""
+        back = SAMPLER if side == TRAINER else TRAINER
+        return run.table.select(own=total(f"lower{side}", limit), other=total(f"lower{back}", limit)).row(0)
 
-    def _limit(self, run: Measured) -> float | None:
+    def _limit(self, run: Measured, side: str) -> float | None:
         """Size at which the two sides differ most, if they differ as those of a cut support do."""
-        most, other_side = self.most_above, self.other_side
-        unsure, zeros, above = totals(run.table, "unsure", "zeros", "above")
-        lower, higher = self._beyond(run, LIMITS[-1])
-        if not self._kept_by_chance(run):
+        most, other_side, deviations = self.most_above, self.other_side, self._deviations(run)
+        unsure, zeros, above = totals(run.table, "unsure", "zeros", f"above{side}")
+        lower, higher = self._beyond(run, LIMITS[-1], side)
+        if side == TRAINER and deviations < self.least_deviations:
+            return None
+        if side == SAMPLER and deviations <= -self.least_deviations:
             most = 0.5
             # What a cut adds to noise is small, where it is not on nearly all tokens.
             other_side = 0.5 if lower <= self.most_far * unsure else other_side
         if unsure < self.least_tokens or 2 * zeros > unsure or above > most * unsure:
             return None
-        high = run["p95_excess"]
+        high = run[f"p95_excess{side}"]
         if higher > self.most_far * unsure or high is None or high > 2:
             return None
         slope = slopes_of(run.table)
@@ -174,18 +199,22 @@ class TruncatedSupport(TableRule):
             return None
         found = []
         for limit in LIMITS[:-1]:
-            below, above = self._beyond(run, limit)
+            below, above = self._beyond(run, limit, side)
             if below >= self.least_share * unsure and above <= other_side * below:
                 found.append(limit)
         return found[-1] if found else None
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
-        """A warning where the mean weight is off by a hundredth or more; confirmed where the run records a cut."""
-        limit, kept = self._limit(run), run["mean_weight"]
+        """A warning where the mean mass is off by a hundredth or more; confirmed where the run records a cut."""
+        return self._of(run, context, SAMPLER) or self._of(run, context, TRAINER)
+
+    def _of(self, run: Measured, context: Context, side: str) -> Judgement | None:
+        limit, kept = self._limit(run, side), run["mean_weight" if side == SAMPLER else "mean_inverse_weight"]
         if limit is None or kept is None:
             return None
-        middle, high = run["median_excess"] or 0.0, run["p95_excess"] or 0.0
-        below, above = self._beyond(run, limit)
+        cut, whole = ("sampler", "trainer") if side == SAMPLER else ("trainer", "sampler")
+        middle, high = run[f"median_excess{side}"] or 0.0, run[f"p95_excess{side}"] or 0.0
+        below, above = self._beyond(run, limit, side)
         options = {name: sampling_option(context, name) for name in ("top_p", "top_k", "min_p")}
         full = options["top_p"] == 1
         stated = [f"{name} = {value:g}" for name, value in options.items() if value and (name, value) != ("top_p", 1.0)]
@@ -195,14 +224,14 @@ class TruncatedSupport(TableRule):
             severity=Severity.WARNING if kept < self.warn_below else Severity.INFO,
             confirmed=bool(stated),
             headline=(
-                f"the sampler's log-probs are renormalized after truncated sampling ({kind}, {percent(kept)} of the "
-                "mass kept)"
+                f"the {cut}'s log-probs are renormalized after truncated sampling ({kind}, {percent(kept)} of the "
+                f"mass kept){WHOLE[side]}"
             ),
             message=(
                 f"of {counted(run.count('unsure_tokens'), 'token')} with a probability below 0.9, "
-                f"{percent(run['above_share'])} have a larger log-prob from the trainer than from the sampler, the "
-                f"others a smaller one by {number(middle)} nats (median) and up to {number(high)} (95 %), as {kind} "
-                f"causes; the mean importance ratio is {number(kept)}"
+                f"{percent(ratio(*totals(run.table, f'above{side}', 'unsure')))} have a larger log-prob from the "
+                f"{whole} than from the {cut}, the others a smaller one by {number(middle)} nats (median) and up to "
+                f"{number(high)} (95 %), as {kind} causes; the mean importance ratio is {number(run['mean_weight'])}"
                 + (
                     f"; the run records {', '.join(stated)}"
                     if stated
@@ -212,11 +241,8 @@ class TruncatedSupport(TableRule):
                 )
             ),
             evidence=(
-                f"{int(below):,} tokens are below by more than {limit:g} nats and {int(above):,} above; sampling from "
-                "the full vocabulary has mean 1"
+                f"{int(below):,} tokens are beyond {limit:g} nats on the {cut}'s side and {int(above):,} on the other; "
+                "sampling from the full vocabulary has mean 1"
             ),
-            advice=(
-                "sample with top_p = 1, top_k off and min_p = 0, or restrict the trainer's log-softmax to the tokens "
-                "that the sampler kept"
-            ),
+            advice=ADVICE[side],
         )

@@ -74,6 +74,14 @@ def _exact_deviation(objective: Objective) -> Objective:
     return replace(objective, advantage=replace(objective.advantage, one_pass=False, single=False))
 
 
+def _draws_rows(objective: Objective) -> bool:
+    return objective.advantage.draws_advantages
+
+
+def _own_advantages(objective: Objective) -> Objective:
+    return changing("advantage", drawn="masks alone" if objective.advantage.draws_masks else None)(objective)
+
+
 def _divides_by_siblings(objective: Objective) -> bool:
     return objective.advantage.spec.of_others and objective.advantage.scale == "group"
 
@@ -532,6 +540,30 @@ FIXES: dict[str, Fix] = {
             "miles": "with normalize_advantages and context_parallel_size above 1",
         },
         upstream=(Thread("https://github.com/THUDM/slime/pull/2235", "merged"),),
+    ),
+    "own-advantages": Fix(
+        name="own-advantages",
+        code="RDA026",
+        summary="gives every row its own advantages, not those of a row that was drawn",
+        fault="rows are trained with the advantages of other rows, which were drawn",
+        story=(
+            "use_pf_ppo draws the rows of an update anew, by their scores. verl's V1 trainer draws them after the "
+            "advantages are made and writes advantages and returns back, but leaves tokens and log-probs where they "
+            "were: each trajectory is reinforced for what another one did, and behind the end of a shorter one for "
+            "its padding."
+        ),
+        stage="advantages",
+        contested=False,
+        needs="advantages of rows that were drawn",
+        applies=_draws_rows,
+        variants={"own": _own_advantages},
+        notes={"own": "every row has its own advantages, on the tokens that are trained as it is"},
+        is_tried=False,
+        releases={"verl": "0.9.0 to 0.9.1 with use_pf_ppo, gae and the V1 trainer"},
+        upstream=(
+            Thread("https://github.com/verl-project/verl/pull/7957", "open"),
+            Thread("https://github.com/verl-project/verl/issues/7956", "open"),
+        ),
     ),
 }
 

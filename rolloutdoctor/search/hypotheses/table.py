@@ -7,6 +7,7 @@ from rolloutdoctor.search.hypotheses.advantage_fits import BLOCKS, ORDER
 from rolloutdoctor.search.hypotheses.advantage_lines import DIVISOR, LINE, WEIGHTS
 from rolloutdoctor.search.hypotheses.advantage_options import ADVANTAGE_OPTIONS
 from rolloutdoctor.search.hypotheses.clip_range import CLIP_RANGE
+from rolloutdoctor.search.hypotheses.drawn_rows import DRAWN_ROWS
 from rolloutdoctor.search.hypotheses.fixes import FIXES
 from rolloutdoctor.search.hypotheses.hypothesis import Family, Hypothesis
 from rolloutdoctor.search.hypotheses.kl_terms import KL_COEFFICIENT, KL_TERMS
@@ -61,6 +62,7 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
 
 FAMILIES: tuple[Family, ...] = (
     ADVANTAGE_BOUNDS,
+    DRAWN_ROWS,
     BOUNDS,
     ZERO_REPLACED,
     DIVISOR,

@@ -31,7 +31,9 @@ def areal(evaluation: Evaluation) -> Mapping[str, float]:
     """Metrics of rewards and advantages, and of the update."""
     rows, tokens = evaluation.rows, evaluation.tokens
     groups: dict[str, Group] = {}
-    if rows is not None and tokens is not None and bool(evaluation.batch.trained[-1] > 0):
+    # With tokens dropped by micro-batch the metrics of the update are of those that are left.
+    drops = any(gate.kind == "second_moment" for gate in evaluation.objective.gates)
+    if rows is not None and tokens is not None and not drops and bool(evaluation.batch.trained[-1] > 0):
         groups[f"{_U}/"] = partial(_update, evaluation, rows, tokens)
     return LazyMetrics(groups | {"ppo_actor/": partial(_of_batch, evaluation)})
 

@@ -22,7 +22,7 @@ from rolloutdoctor.objective.objective import (
 )
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.errors import UsageError
-from rolloutdoctor.trainers.options import Config, Option
+from rolloutdoctor.trainers.options import Config, Option, unknown_loss
 from rolloutdoctor.trainers.releases import ReadCode, parse_version
 from rolloutdoctor.trainers.spec import Choices, Log, OptionRoles, PartOptions, Trainer, every
 
@@ -33,6 +33,7 @@ _A = "actor"
 _REWARD, _ADVANTAGE, _REJECT = f"{_A}.reward_norm", f"{_A}.adv_norm", f"{_A}.rejection_sampling"
 _U = "ppo_actor/update"
 REFERENCE = "ref.path"
+_MOMENT = f"{_A}.m2_threshold"
 _DECOUPLED = {f"{_A}.use_decoupled_loss": (True,)}
 _LONG = f"{_A}.overlong_"
 _TAIL = {f"{_LONG}reward_penalty": (True,)}
@@ -120,13 +121,13 @@ OPTIONS = (
         choices=("token", "sequence"),
     ),
     Option(
-        f"{_A}.m2_threshold",
+        _MOMENT,
         "number",
         None,
-        "drop tokens of the largest second moment",
-        computed=(None,),
-        why_not="it is a choice in each micro-batch",
-        loss_alone=True,
+        "drop the tokens of the largest squared log-ratio of proximal and sampling policy, until the mean of a "
+        "micro-batch is below this",
+        low=0,
+        only_with=_DECOUPLED,
     ),
     Option(f"{_A}.use_sapo_loss", "flag", False, "a smooth gate instead of the clip"),
     Option(f"{_A}.sapo_tau_pos", "number", 1.0, "temperature for positive advantages (sapo)", low=0),
@@ -211,7 +212,8 @@ def objective(config: Config) -> Objective:
         )
         if coef
         else None,
-        gates=_gates(config),
+        gates=(*_second_moment(config), *_gates(config)),
+        unknown_loss=_unknown_moment(config),
         metric_columns=frozenset({"entropy", "rollout_log_probs", "old_log_probs"}),
         # What the log-probs behind are is no part of the loss where nothing weighs by them.
         also_logs=frozenset({f"{_U}/old_logp of {behind}"}),
@@ -350,6 +352,23 @@ def _surrogate(config: Config) -> Surrogate:
     )
     taus = {f"tau_{sign}": config.number(f"{_A}.sapo_tau_{sign}") for sign in ("pos", "neg")}
     return replace(plain, numbers=taus) if sapo else plain
+
+
+def _second_moment(config: Config) -> tuple[TermWeight, ...]:
+    """Build what drops tokens by their second moment (M2PO); nothing without proximal log-probs of their own."""
+    bound, old = config.optional_number(_MOMENT), proximal(config)
+    if bound is None or not config[f"{_A}.use_decoupled_loss"] or old == "rollout_log_probs":
+        return ()
+    return (TermWeight(kind="second_moment", of=old, level="pack", high=bound, outside="zero"),)
+
+
+def _unknown_moment(config: Config) -> str:
+    """Say which losses with such tokens are not computed: of rows that are judged by the tokens that are left."""
+    by_row = config[f"{_REJECT}.level"] == "sequence" or config.word(f"{_A}.importance_sampling_level") == "sequence"
+    if config[_MOMENT] is None or not (by_row or not config[f"{_A}.use_decoupled_loss"]):
+        return ""
+    why = "with ratios or rejections of rows, or without use_decoupled_loss, it was not compared"
+    return unknown_loss(f"{_MOMENT} = {config[_MOMENT]}", why)
 
 
 def _gates(config: Config) -> tuple[TermWeight, ...]:

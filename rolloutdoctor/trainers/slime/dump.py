@@ -12,6 +12,7 @@ from rolloutdoctor.importers.reading.torch_files import load, looks_like_one
 from rolloutdoctor.io.locations.paths import Source, natural_key
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.results.errors import DataError, InputError
+from rolloutdoctor.trainers.slime.dump_gaps import GroupNumbers
 from rolloutdoctor.trainers.slime.dump_layout import cuts
 from rolloutdoctor.trainers.slime.dump_rows import TOKEN_FIELDS, integer, plain, row_of
 
@@ -55,13 +56,17 @@ class SlimeDump:
         base.only_columns(self.name, options, ("reward",))
         dump = self.dump_of(sources, sink, options)
         sink.begin(RunMetadata(self.name))
-        total, done = dump.size, 0
+        total, done, numbers = dump.size, 0, GroupNumbers()
         for step in sorted(dump.files):
             columns = dump.rows(step)
             if columns is not None and len(columns["step"]):
+                numbers.add(step, columns.get("group_id", ()))
                 sink.write(columns)
             done += dump.sizes[step]
             sink.advance(done, total)
+        note = numbers.note()
+        if note is not None:
+            sink.note(note)
         if not sink.rows:
             raise InputError(f"{sources[0].name}: no samples in these dumps")
 

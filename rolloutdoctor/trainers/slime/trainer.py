@@ -314,7 +314,8 @@ _NOT_RECOMPUTED = {
     "rollout/zero_std/count_*": "the name holds the reward as Python writes it, 1 or 1.0, and rows hold a number",
     "rollout/repetition_frac, rollout/error_cat/*": "they need the text, or fields of a custom reward",
     "rollout/spec_*, rollout/prefix_cache*, rollout/avg_cached*, rollout/top_p_kept*": "they come from the engine",
-    "rollout/correct_*, multi_turn/*, passrate/*": "statistics of other flags, unrelated to the loss",
+    "rollout/correct_*, multi_turn/*, passrate/*": "statistics of other flags, unrelated to the loss; those of "
+    "--log-correct-samples are made after the log is written, and reach none",
     "rollout/teacher_log_probs, */opd_reverse_kl": "the teacher's log-probs are not in the rows",
     "perf/*": "they are timings",
     "eval/*": "their names contain dataset names, which are not recorded",

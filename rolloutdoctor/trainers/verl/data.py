@@ -46,7 +46,11 @@ def critic(evaluation: "Evaluation") -> dict[str, float]:
         return {}
     filled_N = (batch.rows.diff() > 0) | (_version(evaluation) < (0, 6))
     scores_N = task_scores(batch, evaluation.objective, evaluation.dtype)
-    found = _three({"critic/score": scores_N[filled_N], "critic/rewards": rows.score_N[filled_N]})
+    named = {"critic/score": scores_N[filled_N]}
+    if not (evaluation.objective.advantage.drawn and evaluation.objective.kl_reward is not None):
+        # With a penalty the rewards are those of rows that were drawn, cut to the length of these.
+        named["critic/rewards"] = rows.score_N[filled_N]
+    found = _three(named)
     if _version(evaluation) < (0, 5) and not bool(batch.column("response_mask").all()):
         # Their means are over masked tokens too, of which not every estimator's advantage is 0.
         return found
@@ -66,6 +70,7 @@ def _three(named: "Mapping[str, Tensor]") -> dict[str, float]:
 
 def _trained(evaluation: "Evaluation") -> dict[str, float]:
     """`critic/advantages/*`, `critic/returns/*`, and with a critic `critic/values/*` and `critic/vf_explained_var`."""
+    from rolloutdoctor.evaluation.drawn_rows import as_estimated, drawn_returns
     from rolloutdoctor.evaluation.scores import token_scores
     from rolloutdoctor.formulas.advantages.table import TOKEN_ESTIMATORS
 
@@ -73,11 +78,16 @@ def _trained(evaluation: "Evaluation") -> dict[str, float]:
     assert rows is not None
     if rows.advantage_T is None:
         return {} if rows.length_N is None else _of_rows(rows.advantage_N, rows.length_N)
-    seen = token_scores(batch, evaluation.objective, rows.in_baseline_N, rows.weight_T, evaluation.dtype)
-    returns_V = TOKEN_ESTIMATORS[rule.estimator].returns(seen, rule)
-    named = {"critic/advantages": rows.advantage_T[batch.column("response_mask")], "critic/returns": returns_V}
+    mask_T, estimator = batch.column("response_mask"), TOKEN_ESTIMATORS[rule.estimator]
+    estimated = as_estimated(batch, rule)
+    seen = token_scores(estimated, evaluation.objective, rows.in_baseline_N, rows.weight_T, evaluation.dtype)
+    if rule.drawn:
+        returns_V = drawn_returns(batch, seen, estimator.advantages(seen, rule), rule)[mask_T]
+    else:
+        returns_V = estimator.returns(seen, rule)
+    named = {"critic/advantages": rows.advantage_T[mask_T], "critic/returns": returns_V}
     if "values" in seen.columns:
-        named["critic/values"] = seen.columns["values"].double()
+        named["critic/values"] = batch.column("values")[mask_T].to(evaluation.dtype).double()
     found = _three(named)
     if "values" in seen.columns and len(returns_V) > 1:
         unexplained = (returns_V - named["critic/values"]).var()

@@ -4,12 +4,14 @@ Read and compared: verl 0.9.1; of older releases what `verl_releases` says.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.objective.objective import Aggregation, EntropyBonus, KlTerm, Objective
+from rolloutdoctor.objective.corrections import RolloutCorrection
+from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, EntropyBonus, KlTerm, Objective
 from rolloutdoctor.objective.parts import Part
-from rolloutdoctor.results.errors import UnstatedError
+from rolloutdoctor.results.errors import UnstatedError, UsageError
 from rolloutdoctor.trainers.lazy import LazyMetrics
 from rolloutdoctor.trainers.options import Config, Option, unknown_loss
 from rolloutdoctor.trainers.releases import parse_version
@@ -88,10 +90,9 @@ OPTIONS = (
         "algorithm.use_pf_ppo",
         "flag",
         False,
-        "resample the rows of the update, weighted by their scores (gae)",
-        computed=(False,),
+        "resample the rows of the update, weighted by their scores (gae); with the V1 trainer the rows stay and their "
+        "advantages are resampled, which needs advantages",
         decides=False,
-        why_not="verl draws them at random",
         since="0.4.0",
     ),
     Option(
@@ -188,7 +189,7 @@ def objective(config: Config) -> Objective:
     found = Objective(
         trainer="verl",
         version=".".join(map(str, config.version)),
-        advantage=verl_advantages.advantage_rule(config),
+        advantage=_advantage(config, correction),
         surrogate=verl_policy.surrogate(config),
         aggregation=aggregation,
         policy_aggregation=policy_aggregation,
@@ -206,6 +207,25 @@ def objective(config: Config) -> Objective:
         unknown_loss=unknown,
     )
     return verl_releases.of_first_actor(config, found) if first_actor else found
+
+
+def _advantage(config: Config, correction: RolloutCorrection) -> AdvantageRule:
+    """Build how scores become advantages, and with `use_pf_ppo` those of rows that were drawn.
+
+    Raises:
+        UsageError: where what verl resamples is not in the rows.
+    """
+    rule = verl_advantages.advantage_rule(config)
+    if not config["algorithm.use_pf_ppo"] or config.word("algorithm.adv_estimator") != "gae":
+        return rule
+    if not config["trainer.use_v1"]:
+        raise UsageError(
+            "use_pf_ppo is computed for the V1 trainer alone (trainer.use_v1): the other one draws the rows of the "
+            "update after it has whitened over rows that this may leave out"
+        )
+    if correction != RolloutCorrection():
+        raise UsageError("use_pf_ppo with a rollout correction is not computed: its weights are those of other rows")
+    return replace(rule, drawn="advantages" if config[verl_correction.BYPASS] else "masks")
 
 
 def updates_a_batch(config: Config) -> int | str:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rolloutdoctor.evaluation.evaluate import evaluate
+from rolloutdoctor.formulas.losses import gates
 from rolloutdoctor.objective.corrections import TermWeight
 from rolloutdoctor.objective.objective import AdvantageRule, Aggregation, Objective, Surrogate
 from rolloutdoctor.testing import random_batch, toy_batch
@@ -101,3 +102,21 @@ def test_a_log_prob_that_stands_in_for_nan():
     ratio = float((batch.column("policy_log_probs")[place] - 1.0).exp())
     assert float(made.per_token.ratio_T[place]) == pytest.approx(ratio, rel=1e-12)
     assert isfinite(made.loss)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("bound", [1e-9, 0.02, 0.5, 100.0])
+def test_tokens_of_the_largest_second_moment_are_dropped(seed, bound):
+    """One after another, the largest first, until the mean of the others is below the bound."""
+    draw = torch.Generator().manual_seed(seed)
+    ratio_T = torch.randn(40, generator=draw, dtype=torch.float64)
+    micro_T = torch.randint(0, 3, (40,), generator=draw)
+    found_T = gates.lowest_moments(ratio_T, micro_T, bound)
+    for micro in range(3):
+        here = [(float(ratio_T[place]) ** 2, place) for place in range(40) if micro_T[place] == micro]
+        left = sorted(here)
+        while len(left) > 1 and sum(square for square, _ in left) / len(left) >= bound:
+            left.pop()
+        weight = len(here) / len(left) if left else 0.0
+        kept = {place for _, place in left}
+        assert [float(found_T[place]) for _, place in here] == [weight * (place in kept) for _, place in here]

@@ -1,7 +1,7 @@
 """Numbers of the rules of this family: rows just below each, and just above."""
 
 from collections.abc import Sequence
-from math import exp, log
+from math import exp, expm1, log, log1p
 
 import numpy as np
 from rules.integrity.boundaries import rewards
@@ -100,6 +100,16 @@ def sided(tokens: int, *parts: tuple[float, int], rest: float = 0.1) -> RolloutB
     above += [rest] * (tokens - len(above))
     old = [-1.0 - 2.0 * (place % 2) for place in range(tokens)]
     return toy_batch([[1.0]], lengths=tokens, policy=[old], rollout=[[x + y for x, y in zip(old, above, strict=True)]])
+
+
+EVEN = -expm1(-0.7)
+"""What a token of log-prob -0.7 has of the gradient."""
+
+
+def collapsed(tokens: int, nats: float) -> RolloutBatch:
+    """Tokens of log-prob 0 from the trainer and so many nats below from the sampler, beside as many of -0.7."""
+    policy, rollout = [0.0, -0.7] * tokens, [-nats, -0.7] * tokens
+    return toy_batch([[1.0]], lengths=2 * tokens, policy=[policy], rollout=[rollout])
 
 
 def rounded(values: Sequence[float]) -> RolloutBatch:
@@ -429,6 +439,13 @@ BOUNDARIES: list[RowBoundary] = [
     ),
     RowBoundary(
         "RDO004",
+        "least_deviations",
+        sided(550, (-0.1, 32), rest=0.0),
+        sided(550, (-0.1, 36), rest=0.0),
+        ("clean", "info: the trainer's log-probs .* those of the sampler are not"),
+    ),
+    RowBoundary(
+        "RDO004",
         "other_side",
         sided(550, (0.07, 31), (-0.07, 3), rest=0.0),
         sided(550, (0.07, 29), (-0.07, 3), rest=0.0),
@@ -578,6 +595,9 @@ BOUNDARIES: list[RowBoundary] = [
         packed(5.0, packs=100, less=29),
         ("skipped", "warning"),
     ),
+    near("RDO017", "least_lost", 0.01, lambda x: collapsed(60, -log1p(-EVEN * x / (1 - x))), "clean", "warning"),
+    count("RDO017", "fewest", 50, lambda n: collapsed(n, 0.02), "clean", "warning"),
+    near("RDO017", "apart", 0.75, lambda x: collapsed(60, x), "warning", "clean"),
     near("RDO016", "least", 0.01, lambda x: far(1, round(4 / x) - 5), "clean", "info", **UNCAPPED),
     count("RDO016", "fewest", 10, lambda n: far(n, 90, ref=-1.2), "clean", "info", trainer="trl", beta=0.1),
     near(

@@ -1,3 +1,6 @@
+from dataclasses import replace
+from math import exp, log
+
 import pytest
 from rules.checking import outcomes, report_on, values
 from rules.sampling import run
@@ -6,6 +9,7 @@ from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.results.findings import Setting, Severity
 from rolloutdoctor.rules.base import Context, sampling_option
+from rolloutdoctor.testing import toy_batch
 from rolloutdoctor.trainers.options import Config, Layer
 
 CODE = "RDO004"
@@ -40,6 +44,42 @@ def test_a_cut_support(options, kind):
     assert (finding.severity, finding.verdict) == (Severity.WARNING, "exposed")
     assert kind in finding.headline
     assert values(finding)["mean_weight"] < 0.985
+
+
+def swapped(batch):
+    """The trainer renormalises over the tokens that were kept, and the engine logs raw log-probs."""
+    columns = batch.per_token
+    back = {"rollout_log_probs": columns["old_log_probs"], "old_log_probs": columns["rollout_log_probs"]}
+    return replace(batch, per_token={**columns, **back})
+
+
+BACK = ("top-p 0.95", "top-p 0.5", "top-k")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BACK)
+def test_a_trainer_that_renormalises_beside_raw_log_probs(name):
+    options, kind = CUT[name]
+    batches = [swapped(one.batch()) for one in run(3, **options)]
+    (finding,) = report_on(batches, trainer=None, select=[CODE]).findings
+    assert finding.headline.startswith("the trainer's log-probs are renormalized")
+    assert finding.headline.endswith("those of the sampler are not")
+    assert (finding.severity, finding.verdict) == (Severity.WARNING, "exposed")
+    assert kind in finding.headline
+    assert values(finding)["mean_inverse_weight"] < 0.985 < 1 < values(finding)["mean_weight"]
+    assert "raw" not in finding.advice
+    assert "the probabilities that it samples with" in finding.advice
+
+
+@pytest.mark.slow
+def test_a_policy_that_moved_towards_what_was_drawn_is_none():
+    """Of tokens drawn with the logged probabilities the mean ratio is 1, however one-sided the others are."""
+    # 19 of 20 log-probs rose by 0.04 nats; the others fell by what leaves the mean of the ratio at 1.
+    rise = [0.04] * 19 + [log(20 - 19 * exp(0.04))]
+    old = [-1.0 - 2.0 * (place % 2) + rise[place % 20] for place in range(2000)]
+    sampler = [-1.0 - 2.0 * (place % 2) for place in range(2000)]
+    batch = toy_batch([[1.0]], lengths=2000, policy=[old], rollout=[sampler])
+    assert outcomes(report_on([batch], trainer=None, select=[CODE])) == {CODE: "clean"}
 
 
 def test_a_healthy_run_is_clean():

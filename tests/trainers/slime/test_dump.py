@@ -10,6 +10,7 @@ from importers.importing import DATA, converted, findings, slime_dump
 
 import rolloutdoctor as rd
 from rolloutdoctor.results.errors import DataError, InputError, RolloutDoctorError
+from rolloutdoctor.trainers.slime.dump_gaps import GroupNumbers
 
 
 def test_the_join(tmp_path):
@@ -22,7 +23,36 @@ def test_the_join(tmp_path):
     assert row["prompt_ids"] == [7, 8, 9]
     assert row["rank"] == 0
     assert row["old_log_probs"] == pytest.approx([each + 0.01 for each in row["rollout_log_probs"]])
-    assert list(sink.notes) == []
+    # The groups of its two rollouts are 0, 1, 10 and 11.
+    (note,) = sink.notes
+    assert note.startswith("8 of the 10 groups numbered before the last rollout are in none of them")
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "missing"),
+    [
+        ({0: [0, 1], 1: [2, 3], 2: [4, 5]}, None),
+        ({0: [0, 1], 1: [3, 4], 2: [5, 6]}, "1 of the 5 groups"),
+        # What a fully-async rollout completes late comes late.
+        ({0: [0, 3], 1: [1, 2], 2: [4, 7]}, None),
+        ({0: [0, 1], 1: [4, 5], 2: [2, 9]}, None),
+        # Of a part of a run, and of one whose rollout is not there, or whose groups have names, nothing is said.
+        ({7: [40, 41], 8: [42, 43]}, None),
+        ({7: [40, 41], 8: [43, 44], 9: [45]}, "1 of the 5 groups"),
+        ({0: [0, 1], 2: [4, 5]}, None),
+        ({0: ["a", "b"], 1: ["d"]}, None),
+        ({0: [0, 1], 1: []}, None),
+        ({0: [3, 4]}, None),
+        ({}, None),
+    ],
+)
+def test_numbers_that_are_in_no_rollout(rollouts, missing):
+    numbers = GroupNumbers()
+    for rollout, groups in rollouts.items():
+        numbers.add(rollout, [str(group) for group in groups])
+    note = numbers.note()
+    assert (note is None) == (missing is None)
+    assert note is None or note.startswith(missing)
 
 
 def test_a_removed_sample_keeps_its_mask_from_before(tmp_path):

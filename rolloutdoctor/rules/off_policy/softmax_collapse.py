@@ -1,0 +1,122 @@
+"""RDO017: log-probs of the trainer that are exactly 0, where the sampler's are not."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from rolloutdoctor.evaluation.run_tables import RunTables
+from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.base import Context, Judgement, counted, percent
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
+
+
+@dataclass(frozen=True)
+class SoftmaxCollapse(TableRule):
+    """The trainer's log-prob of tokens is exactly 0, although the sampler was not certain of them.
+
+    ## What it does
+    Counts trained tokens with a log-prob of exactly 0 from the trainer and a smaller one from the sampler.
+
+    ## Why it matters
+    The derivative of a log-prob by its logit is one minus the probability. Where the logit minus the log-sum of all
+    rounds to 0 the probability is 1, and the token has no gradient: it can be neither reinforced nor unlearned, and a
+    policy that made it likely stays there. Logits in bfloat16 round so from a probability of 0.99 on, float32 from
+    1 - 6e-8 on, which loses nothing.
+
+    ## How it is measured
+    `lost_share` is what these tokens have of the sum of 1 - p over all trained tokens, p the sampler's probability. A
+    warning from 1 % on, with 50 such tokens or more. Tokens whose log-probs are 0.75 nats apart or more do not count:
+    there the 0 stands for a log-prob that was never computed (`logprob-placeholder`). Sampled greedily, or from the top
+    token alone, the sampler's are 0 too, and nothing is found. Confirmed: the columns hold both.
+
+    ## What to do
+    Compute the log-softmax in float32, from logits in float32; where the trainer has a form that keeps the digits of
+    tokens near 1 (minus the softplus of the log-sum of the others less the logit), use that.
+
+    ## Example
+    >>> from rolloutdoctor.testing import diagnose_one, toy_batch
+    >>> policy = [[-0.7, 0.0, 0.0, 0.0]] * 40
+    >>> rollout = [[-0.7, -0.02, -0.01, -0.01]] * 40
+    >>> batch = toy_batch([[1, 0] * 20], lengths=4, policy=policy, rollout=rollout)
+    >>> diagnose_one("RDO017", batch, trainer=None)
+    'RDO017 warning confirmed: lost_share 0.0731'
+    """
+
+    code = "RDO017"
+    name = "softmax-collapse"
+    references = ("https://arxiv.org/abs/2501.04697",)
+    reads = ("trained_tokens",)
+    adds = ("zeros", "lost", "gradient")
+    needs_objective = False
+    splits = ("train",)
+    needs = ("policy_log_probs", "rollout_log_probs", "response_mask")
+
+    least_lost: float = 0.01
+    """Share of the derivative by the logits that is told from what engines differ by."""
+    fewest: int = 50
+    """Tokens; fewer are single ones that an engine rounded."""
+    apart: float = 0.75
+    """Nats from which on a 0 is no rounding, as of `logprob-placeholder`."""
+
+    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
+        """Count such tokens of each row, and add up 1 - p of them and of all."""
+        sampler_T = block.column("rollout_log_probs").double()
+        counted_T = block.trained_T & sampler_T.isfinite()
+        zero_T = counted_T & (block.column("policy_log_probs") == 0) & (sampler_T < 0) & (sampler_T > -self.apart)
+        slope_T = (-sampler_T.clamp(max=0).expm1()).nan_to_num(0.0)
+        return {
+            "zeros": block.row_sum(zero_T),
+            "lost": block.row_sum(slope_T * zero_T),
+            "gradient": block.row_sum(slope_T * counted_T),
+        }
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each response with a trained token."""
+        return run.rows.filter(pl.col("trained_tokens") > 0)
+
+    def quantities(self) -> Mapping[str, Quantity]:
+        """The share of the gradient that is lost, and the tokens."""
+        return {
+            "lost_share": (pl.when(pl.sum("gradient") > 0).then(pl.sum("lost") / pl.sum("gradient")), "share"),
+            "zero_share": (pl.sum("zeros") / pl.sum("trained_tokens"), "share"),
+            "zero_tokens": (pl.sum("zeros").cast(pl.Int64), "tokens"),
+        }
+
+    def places(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Responses that lose most."""
+        return table.with_columns(value="lost")
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """Name the number of such tokens."""
+        return f"{counted(place['zeros'], 'token')} of {place['trained_tokens']:,} with a log-prob of exactly 0"
+
+    def vacuous_reason(self, run: Measured, context: Context) -> str | None:
+        """No token to compare."""
+        return None if len(run.table) else "no token is trained"
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """A warning, if the tokens hold a part of the gradient."""
+        zeros, lost = run.count("zero_tokens"), run["lost_share"]
+        if zeros < self.fewest or lost is None or lost < self.least_lost:
+            return None
+        return Judgement(
+            severity=Severity.WARNING,
+            confirmed=True,
+            headline=(
+                f"{counted(zeros, 'trained token')} ({percent(run['zero_share'])}) have a log-prob of exactly 0 from "
+                f"the trainer, and {percent(lost)} of the gradient by the sampler's probabilities"
+            ),
+            message=(
+                "logits minus their log-sum round to 0 there, and a token of probability 1 has no gradient: it can "
+                "neither be reinforced nor unlearned"
+            ),
+            evidence="the sampler's log-probs of the same tokens are below 0",
+            advice="compute the log-softmax in float32 from logits in float32, or by the softplus of the other logits",
+        )
