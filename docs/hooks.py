@@ -1,18 +1,18 @@
-"""Hook of mkdocs: a page for each rule, made of `rolloutdoctor rule CODE --format json`, links to it, and long tables.
+"""Hook of mkdocs: a page for each rule, made of `rolloutdoctor explain CODE --format json`, links to it, and long tables.
 
 These are made when the site is built: as files the pages would repeat the docstring of every rule.
 """
 
-import json
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from made import TABLES
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from rolloutdoctor.cli import pages
+from rolloutdoctor.commands.explain import rules
 from rolloutdoctor.rules.table import FAMILIES, RULES
 
 INDEX = "What it finds"
@@ -26,7 +26,7 @@ _DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 
 def page_of(code: str) -> str:
     """Return the page of a rule as Markdown."""
-    found = json.loads(pages.rule(code, as_json=True))
+    found: Any = rules.body(code)
     parts = [found["page"], "## Measures\n" + ", ".join(f"`{name}`" for name in found["measures"])]
     if found["fix"]:
         parts.append(f"## Fix\n`{found['fix'].partition(':')[0]}` (see [fixes](../fixes.md))")

@@ -6,29 +6,45 @@ A line is an entry point, ``module:object`` below `rolloutdoctor`, as those of o
 
 COMMANDS = {
     "check": "commands.check.cli",
-    "merge": "commands.merge.cli",
+    "view": "commands.view.cli",
+    "report": "commands.report.cli",
+    "plot": "commands.plot.cli",
     "diff": "commands.diff.cli",
     "compare": "commands.compare.cli",
     "why": "commands.why.cli",
+    "identify": "commands.identify.cli",
+    "info": "commands.info.cli",
     "recompute": "commands.recompute.cli",
     "measure": "commands.measure.cli",
-    "plot": "commands.plot.cli",
-    "report": "commands.report.cli",
-    "view": "commands.view.cli",
-    "identify": "commands.identify.cli",
-    "verify": "commands.verify.cli",
-    "info": "commands.info.cli",
     "convert": "commands.convert.cli",
+    "verify": "commands.verify.cli",
+    "explain": "commands.explain.cli",
     "demo": "commands.demo.cli",
     "new-rule": "commands.new_rule.cli",
-    "rule": "commands.explain.cli",
-    "causes": "commands.explain.cli",
-    "fixes": "commands.explain.cli",
-    "trainers": "commands.explain.cli",
-    "metrics": "commands.explain.cli",
-    "schema": "commands.explain.cli",
+    "merge": "commands.merge.cli",
 }
 """Word of the command line to the module that has a function of that name, in the order of the help."""
+
+COMMAND_GROUPS = {
+    "Look at a run": ("check", "view", "report", "plot"),
+    "Compare": ("diff", "compare", "why", "identify"),
+    "Data": ("info", "recompute", "measure", "convert", "verify"),
+    "Learn": ("explain", "demo", "new-rule"),
+}
+"""Title in the help to its commands; a command in no group is hidden."""
+
+RENAMED = {
+    "rule": ("explain", "rules"),
+    "causes": ("explain", "causes"),
+    "fixes": ("explain", "fixes", "-v"),
+    "trainers": ("explain", "trainers", "-v"),
+    "metrics": ("explain", "metrics"),
+    "schema": ("explain", "schema"),
+}
+"""Old name of a command to the words that do the same; it works for one release."""
+
+BOOK, PAGES = "explain", "commands.explain.book:explained"
+"""The command that needs no option parser, and what makes its pages."""
 
 PICTURES = {
     "overview": "pictures.gather.steps:OverviewFigure",

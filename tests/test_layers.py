@@ -116,7 +116,8 @@ def test_heavy_packages_are_noticed():
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["rule"], ["rule", "RDG001"], ["fixes"], ["trainers"], ["metrics"]]
+    "arguments",
+    [["--help"], ["--version"], ["explain"], ["explain", "RDG001"], ["explain", "fixes"], ["explain", "metrics"]],
 )
 def test_the_command_line_opens_at_once(arguments):
     try:
@@ -132,7 +133,7 @@ except SystemExit as end:
     assert not end.code, end.code
 """
     # Rules are queries, so their book loads polars.
-    assert loaded_after(code) == (["polars"] if arguments[0] == "rule" else [])
+    assert loaded_after(code) == (["polars"] if arguments in (["explain"], ["explain", "RDG001"]) else [])
 
 
 def test_no_query_runs_while_modules_are_imported():

@@ -52,9 +52,9 @@ def test_an_importer_and_a_rule(command):
 
 
 def test_they_are_listed(command):
-    assert "ACME01  long-responses" in command("rule").stdout
-    assert "of the package acme_rl" in command("rule", "long-responses").stdout
-    assert "acme" in command("trainers").stdout
+    assert "ACME01  long-responses" in command("explain", "rules").stdout
+    assert "of the package acme_rl" in command("explain", "long-responses").stdout
+    assert "acme" in command("explain", "trainers").stdout
     assert command("convert", "run.acme", "-o", "run.parquet", "--from", "acme").returncode == 0
 
 

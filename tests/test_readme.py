@@ -13,6 +13,7 @@ import support
 from fuzz.harness import run
 from proof.table import claimed, markdown
 
+from rolloutdoctor.commands.explain.terms import TERMS
 from rolloutdoctor.data.schema import COLUMNS
 from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS
 from rolloutdoctor.rules.table import RULES
@@ -47,6 +48,11 @@ def row_table() -> str:
     return "\n".join(rows)
 
 
+def terms_table() -> str:
+    rows = ["| term | meaning here |", "| --- | --- |"]
+    return "\n".join([*rows, *(f"| {term} | {meaning} |" for term, meaning in TERMS.items())])
+
+
 def parity_table() -> str:
     return markdown(claimed())
 
@@ -57,10 +63,11 @@ def parity_table() -> str:
         ("rules", "rules", rules_table),
         ("columns", "columns", columns_table),
         ("rows", "tables", row_table),
+        ("terms", "glossary", terms_table),
         ("parity", "exact", parity_table),
         pytest.param("support", "../README", support.short, marks=pytest.mark.slow),
     ],
-    ids=["rules", "columns", "rows", "parity", "support in short"],
+    ids=["rules", "columns", "rows", "terms", "parity", "support in short"],
 )
 def test_table_is_what_the_code_says(name, page, table_of):
     path = ROOT / "docs" / f"{page}.md"

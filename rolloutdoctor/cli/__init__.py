@@ -36,10 +36,11 @@ def _run() -> None:
 def main() -> None:
     """Run the command line, and raise `SystemExit`."""
     from rolloutdoctor.cli.error_handling import ABNORMAL, fail, guarded
-    from rolloutdoctor.cli.pages import page_for
     from rolloutdoctor.cli.process import prepare_process, too_few_addresses
+    from rolloutdoctor.cli.shortcuts import page_for, renamed
     from rolloutdoctor.cli.terminal import show
 
+    sys.argv[1:] = renamed(sys.argv[1:])
     page = page_for(sys.argv[1:])
     if page is None:
         if (few := too_few_addresses()) is not None:

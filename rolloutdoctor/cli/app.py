@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from rolloutdoctor import packs
-from rolloutdoctor.cli import pages
 from rolloutdoctor.cli.error_handling import fail, guarded
 from rolloutdoctor.cli.help import GroupedCommand
 from rolloutdoctor.cli.parsing import Commands
 from rolloutdoctor.cli.settings import find_settings
+from rolloutdoctor.cli.shortcuts import version as name_and_version
 from rolloutdoctor.cli.streams import printing
 from rolloutdoctor.cli.terminal import show
 from rolloutdoctor.results.errors import RolloutDoctorError
@@ -27,16 +27,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+_SHOWN = {name for names in packs.COMMAND_GROUPS.values() for name in names}
 for _name, _place in packs.COMMANDS.items():
     _module = import_module(f"rolloutdoctor.{_place}")
-    app.command(_name, cls=GroupedCommand, epilog=getattr(_module, "EPILOG", None))(
+    _said = getattr(_module, "EPILOG", None)
+    app.command(_name, cls=GroupedCommand, epilog=_said, hidden=_name not in _SHOWN)(
         getattr(_module, _name.replace("-", "_"))
     )
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        show(f"{pages.version()}\n")
+        show(f"{name_and_version()}\n")
         raise typer.Exit
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from rolloutdoctor import packs
 from rolloutdoctor.cli.error_handling import INTERRUPTED, fail
 from rolloutdoctor.cli.terminal import write
 from rolloutdoctor.results.escapes import sentence, visible_lines
@@ -16,11 +17,14 @@ class Commands(TyperGroup):
     """The commands, with what the option parser complains about escaped as every other message is."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401  # classes of the option parser
-        """Write each command with its whole sentence; see `click.Group.format_commands`."""
-        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        lines = [(name, (each.help or "").partition("\n\n")[0]) for name, each in found if each and not each.hidden]
-        with formatter.section("Commands"):
-            formatter.write_dl(lines)
+        """Write each command with its whole sentence, by group; see `click.Group.format_commands`."""
+        width = max(len(name) for names in packs.COMMAND_GROUPS.values() for name in names)
+        for title, names in packs.COMMAND_GROUPS.items():
+            found = ((name, self.get_command(ctx, name)) for name in names)
+            # Of one width, so that the sentences of all groups begin in one column.
+            lines = [(f"{name:<{width}}", (each.help or "").partition("\n\n")[0]) for name, each in found if each]
+            with formatter.section(title):
+                formatter.write_dl(lines)
 
     def main(self, *args: Any, **extra: Any) -> Any:  # noqa: ANN401  # as of its base
         """Parse and run; see `click.Command.main`."""

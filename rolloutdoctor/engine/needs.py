@@ -18,7 +18,7 @@ def need_trainer(configured: Configured | None) -> Configured:
     if configured is None:
         raise UsageError(
             "nothing says which trainer made the run, and with which options: name it with --trainer NAME "
-            "(and --set KEY=VALUE); `rolloutdoctor trainers` lists them"
+            "(and --set KEY=VALUE); `rolloutdoctor explain trainers` lists them"
         )
     return configured
 

@@ -87,7 +87,7 @@ def remedy(names: Sequence[str], context: Context) -> str:
     unnamed = (
         "record these columns, or name them as `rolloutdoctor info` lists them"
         if context.has_rows
-        else "record the rollouts, with the columns that `rolloutdoctor schema` lists"
+        else "record the rollouts, with the columns that `rolloutdoctor explain columns` lists"
     )
     fallback = recording.get("*", unnamed)
     found = dict.fromkeys(

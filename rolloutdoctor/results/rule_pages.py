@@ -8,6 +8,6 @@ def page_of(code: str) -> str:
     """Return the address of a rule's page, or the command that prints it.
 
     >>> page_of("RDA001")
-    'rolloutdoctor rule RDA001'
+    'rolloutdoctor explain RDA001'
     """
-    return f"{SITE}rules/{code}/" if SITE else f"rolloutdoctor rule {code}"
+    return f"{SITE}rules/{code}/" if SITE else f"rolloutdoctor explain {code}"

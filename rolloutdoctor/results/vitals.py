@@ -10,7 +10,7 @@ class Vital:
     """A quantity of the trainer's log.
 
     Attributes:
-        name: canonical name, as in `rolloutdoctor metrics`.
+        name: canonical name, as in `rolloutdoctor explain metrics`.
         title: how tables call it.
         metric: its name in the log.
         unit: of the values.

@@ -107,7 +107,7 @@ class Context:
     given: frozenset[str] = frozenset()
     gaps: Mapping[str, "tuple[LoggedGap, ...]"] = field(default_factory=dict)
     unexplained: "AuditTally" = field(default_factory=dict)
-    unstated: str = "name it with --trainer NAME (and --set KEY=VALUE); `rolloutdoctor trainers` lists them"
+    unstated: str = "name it with --trainer NAME (and --set KEY=VALUE); `rolloutdoctor explain trainers` lists them"
 
     @cached_property
     def quantities(self) -> Mapping[str, tuple[str, MetricName]]:

@@ -35,7 +35,7 @@ def pick(select: Sequence[str], ignore: Sequence[str]) -> tuple[AnyRule, ...]:
     for word in [*select, *ignore]:
         if not any(_matches(rule, word) for rule in RULES):
             known = [rule.code for rule in RULES] + [rule.name for rule in RULES]
-            raise UsageError(f"no rule {word!r}{nearest(word, known)}; `rolloutdoctor rule` lists them")
+            raise UsageError(f"no rule {word!r}{nearest(word, known)}; `rolloutdoctor explain rules` lists them")
     chosen = [rule for rule in RULES if not select or any(_matches(rule, word) for word in select)]
     return tuple(rule for rule in chosen if not any(_matches(rule, word) for word in ignore))
 
@@ -51,7 +51,8 @@ def find(word: str) -> AnyRule:
             return rule
     known = [rule.code for rule in RULES] + [rule.name for rule in RULES]
     raise UsageError(
-        f"no rule {word!r}{nearest(word.upper(), known) or nearest(word, known)}; `rolloutdoctor rule` lists them"
+        f"no rule {word!r}{nearest(word.upper(), known) or nearest(word, known)}; "
+        "`rolloutdoctor explain rules` lists them"
     )
 
 

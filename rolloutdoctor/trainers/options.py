@@ -382,5 +382,5 @@ def _full_name(key: str, names: Mapping[str, Option], layer: Layer, trainer: str
     close = nearest(key, [*names, *tails])
     raise UsageError(
         f"{trainer} has no option {key!r} that is understood here ({layer.origin}){close}; "
-        f"`rolloutdoctor trainers` lists them"
+        f"`rolloutdoctor explain {trainer}` lists them"
     )

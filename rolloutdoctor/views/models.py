@@ -680,3 +680,43 @@ class MetricEntry(Model):
     lower_bound: bool
     zero_when_off: bool
     before_update: bool
+
+
+class QuantityEntry(Model):
+    name: Text
+    title: Text
+    unit: Text
+    definition: Text
+
+
+class Metric(Model):
+    name: Text
+    quantities: list[QuantityEntry]
+    logged_as: list[MetricEntry]
+
+
+class Column(Model):
+    name: Text
+    type: Text
+    meaning: Text
+    aliases: list[Text]
+
+
+class OptionOfTrainer(TrainerOption):
+    trainer: Text
+
+
+class NamedOption(Model):
+    name: Text
+    trainers: list[OptionOfTrainer]
+
+
+class Term(Model):
+    name: Text
+    meaning: Text
+
+
+class Entry(Model):
+    kind: Text
+    name: Text
+    words: Text

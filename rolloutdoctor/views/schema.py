@@ -25,12 +25,23 @@ OUTPUTS: Mapping[str, tuple[str, Any, str]] = {
     "verify": ("verify --format json", models.Verify, ""),
     "identify": ("identify --format json", models.Identify, ""),
     "info": ("info --format json", models.Info, ""),
-    "rule": ("rule CODE --format json", models.Rule, ""),
-    "rules": ("rule --format json", list[models.Rule], ""),
-    "causes": ("causes --format json", list[models.CauseEntry], ""),
-    "fixes": ("fixes --format json", list[models.Fix], ""),
-    "trainers": ("trainers --format json", list[models.TrainerEntry], ""),
-    "metrics": ("metrics --format json", list[models.MetricEntry], ""),
+    "names": ("explain --format json", list[models.Entry], ""),
+    "rule": ("explain RULE --format json", models.Rule, ""),
+    "rules": ("explain rules --format json", list[models.Rule], ""),
+    "cause": ("explain CAUSE --format json", models.CauseEntry, ""),
+    "causes": ("explain causes --format json", list[models.CauseEntry], ""),
+    "fix": ("explain FIX --format json", models.Fix, ""),
+    "fixes": ("explain fixes --format json", list[models.Fix], ""),
+    "trainer": ("explain TRAINER --format json", models.TrainerEntry, ""),
+    "trainers": ("explain trainers --format json", list[models.TrainerEntry], ""),
+    "metric": ("explain METRIC --format json", models.Metric, ""),
+    "metrics": ("explain metrics --format json", list[models.MetricEntry], ""),
+    "column": ("explain COLUMN --format json", models.Column, ""),
+    "columns": ("explain columns --format json", list[models.Column], ""),
+    "option": ("explain OPTION --format json", models.NamedOption, ""),
+    "options": ("explain options --format json", list[models.NamedOption], ""),
+    "term": ("explain TERM --format json", models.Term, ""),
+    "terms": ("explain terms --format json", list[models.Term], ""),
 }
 """Name of an output to the command that prints it, its model and, of lines, the type of the first.
 
@@ -89,4 +100,4 @@ def listed() -> str:
     """Return the names of the outputs, and what prints them."""
     width = max(map(len, OUTPUTS))
     lines = [f"{name:<{width}}  {title}" for name, (title, *_) in OUTPUTS.items()]
-    return "\n".join([*lines, "", "`rolloutdoctor schema NAME` prints the JSON Schema of one."])
+    return "\n".join([*lines, "", "`rolloutdoctor explain schema NAME` prints the JSON Schema of one."])

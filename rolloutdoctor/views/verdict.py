@@ -126,8 +126,8 @@ def _untested(report: Report) -> str:
     if report.vitals:
         return f"{first.reason}; {first.remedy}"
     return (
-        "there are no rollouts, and no logged metric has a name that is known here (`rolloutdoctor metrics` lists the "
-        "known ones)"
+        "there are no rollouts, and no logged metric has a name that is known here (`rolloutdoctor explain metrics` "
+        "lists the known ones)"
     )
 
 

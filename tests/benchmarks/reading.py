@@ -169,7 +169,7 @@ def layouts(quick, folder):
 def start(quick, folder):
     """What a command costs that reads no run."""
     typer = ("-c", "import typer")
-    for words in (["--help"], ["rule", "RDG001"], ["--version"]):
+    for words in (["--help"], ["explain", "RDG001"], ["--version"]):
         mine, bare = interleaved(
             11, lambda words=words: process("-m", "rolloutdoctor", *words), lambda: process(*typer)
         )

@@ -303,15 +303,17 @@ PARSER = ("typer", "click", "pydantic", "rich")
         (["--help"], TENSORS),
         (["check", "--help"], TENSORS),
         (["--version"], TENSORS + PARSER),
-        (["rule", "RDG001", "--format", "json"], BOOK),
-        (["rule"], BOOK + PARSER),
+        (["explain", "RDG001", "--format", "json"], BOOK),
+        (["explain"], BOOK + PARSER),
+        (["explain", "rules"], BOOK + PARSER),
+        (["explain", "RDG001"], BOOK + PARSER),
+        (["explain", "zero-std-kl"], BOOK + PARSER),
+        (["explain", "fixes"], TENSORS + PARSER),
+        (["explain", "trainers", "-v"], TENSORS + PARSER),
+        (["explain", "trainers", "trl@1.10", "-v"], TENSORS + PARSER),
+        (["explain", "metrics"], TENSORS + PARSER),
+        (["explain", "metrics", "trl"], TENSORS + PARSER),
         (["rule", "RDG001"], BOOK + PARSER),
-        (["rule", "zero-std-kl"], BOOK + PARSER),
-        (["fixes"], TENSORS + PARSER),
-        (["trainers"], TENSORS + PARSER),
-        (["trainers", "trl@1.10"], TENSORS + PARSER),
-        (["metrics"], TENSORS + PARSER),
-        (["metrics", "trl"], TENSORS + PARSER),
     ],
 )
 def test_the_book_imports_nothing_heavy(words, unwanted):
@@ -340,10 +342,10 @@ def test_one_rule_of_the_book_needs_no_trainer():
 
 
 @pytest.mark.parametrize(
-    "words", [["rule"], ["rule", "RDG001"], ["fixes"], ["trainers"], ["metrics"], ["metrics", "verl"]]
+    "words", [[], ["rules"], ["RDG001"], ["fixes"], ["trl", "-v"], ["metrics"], ["metrics", "verl"], ["zero-variance"]]
 )
 def test_pages_are_the_same_with_and_without_options(rolloutdoctor, words):
-    at_once, parsed = rolloutdoctor(*words), rolloutdoctor(*words, "--format", "full")
+    at_once, parsed = rolloutdoctor("explain", *words), rolloutdoctor("explain", *words, "--format", "full")
     assert (at_once.returncode, at_once.stdout, at_once.stderr) == (0, parsed.stdout, "")
     assert len(at_once.stdout) > 500
 
@@ -353,9 +355,9 @@ def test_the_version_is_the_same_with_other_words(rolloutdoctor):
     assert at_once.stdout == parsed.stdout == f"rolloutdoctor {__version__}\n"
 
 
-@pytest.mark.parametrize("words", [["rule", "RDG01"], ["trainers", "tlr"], ["trainers", "trl@x"], ["metrics", "tlr"]])
+@pytest.mark.parametrize("words", [["RDG091"], ["trainers", "tlr"], ["trl@x"], ["metrics", "tlr"], ["reward-"]])
 def test_pages_that_are_not_there_fail_the_same_with_and_without_options(rolloutdoctor, words):
-    at_once, parsed = rolloutdoctor(*words), rolloutdoctor(*words, "--format", "full")
+    at_once, parsed = rolloutdoctor("explain", *words), rolloutdoctor("explain", *words, "--format", "full")
     assert (at_once.returncode, at_once.stdout, at_once.stderr) == (2, "", parsed.stderr)
     assert at_once.stderr.startswith("rolloutdoctor: ")
     assert at_once.stderr.count("\n") == 1
@@ -363,7 +365,7 @@ def test_pages_that_are_not_there_fail_the_same_with_and_without_options(rollout
 
 def test_help_names_every_command_and_every_option_has_words(rolloutdoctor):
     text = rolloutdoctor("--help").stdout
-    for command in ("check", "merge", "info", "rule", "fixes", "trainers", "metrics"):
+    for command in ("check", "info", "explain", "demo"):
         assert f"  {command} " in text
     help_text = rolloutdoctor("check", "--help").stdout
     options = (
@@ -377,22 +379,22 @@ def test_help_names_every_command_and_every_option_has_words(rolloutdoctor):
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
 def test_every_rule_has_a_page(rolloutdoctor, rule):
-    found = rolloutdoctor("rule", rule.code)
+    found = rolloutdoctor("explain", rule.code)
     assert found.returncode == 0
     assert found.stdout.startswith(f"{rule.code} {rule.name}")
-    assert rolloutdoctor("rule", rule.name).stdout == found.stdout
+    assert rolloutdoctor("explain", "rule", rule.name).stdout == found.stdout
 
 
 def test_the_books_have_a_json_form(rolloutdoctor):
-    assert [page["code"] for page in json.loads(rolloutdoctor("rule", "--format", "json").stdout)] == [
+    assert [page["code"] for page in json.loads(rolloutdoctor("explain", "rules", "--format", "json").stdout)] == [
         rule.code for rule in RULES
     ]
-    assert json.loads(rolloutdoctor("fixes", "--format", "json").stdout)[0]["name"] == "zero-std"
-    trainers = json.loads(rolloutdoctor("trainers", "--format", "json").stdout)
+    assert json.loads(rolloutdoctor("explain", "fixes", "--format", "json").stdout)[0]["name"] == "zero-std"
+    trainers = json.loads(rolloutdoctor("explain", "trainers", "--format", "json").stdout)
     assert [trainer["name"] for trainer in trainers] == list(TRAINERS)
     options = {option["name"]: option for option in trainers[0]["options"]}
     assert options["use_bias_correction_kl"]["default"] is True
-    old = json.loads(rolloutdoctor("trainers", "trl@1.9.0", "--format", "json").stdout)[0]["options"]
+    old = json.loads(rolloutdoctor("explain", "trl@1.9.0", "--format", "json").stdout)["options"]
     assert {option["name"]: option["default"] for option in old}["use_bias_correction_kl"] is False
 
 
@@ -444,11 +446,11 @@ def test_what_a_rule_finds_does_not_depend_on_what_else_is_selected(rolloutdocto
 
 
 def test_causes_are_listed_by_rule(rolloutdoctor):
-    text = rolloutdoctor("causes").stdout
+    text = rolloutdoctor("explain", "causes").stdout
     assert "RDI003 group-partition\n  groups-by-position" in text
     assert "rejected-rows" not in text  # fixes have a page of their own
-    (one,) = json.loads(rolloutdoctor("causes", "RDA005", "--format", "json").stdout)
+    (one,) = json.loads(rolloutdoctor("explain", "causes", "RDA005", "--format", "json").stdout)
     assert (one["name"], one["rule"]) == ("missing-reward-as-zero", "reward-missing-as-zero")
     assert one["trainers"] == list(TRAINERS)
-    assert rolloutdoctor("causes", "RDM002").stdout.startswith("RDM002 has no causes")
-    assert rolloutdoctor("causes", "RDX").returncode == 2
+    assert rolloutdoctor("explain", "causes", "RDM002").stdout.startswith("RDM002 has no causes")
+    assert rolloutdoctor("explain", "causes", "RDX").returncode == 2

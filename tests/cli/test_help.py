@@ -73,9 +73,9 @@ def test_each_example_is_a_command_to_copy(rolloutdoctor, command):
     assert all(line.strip().startswith("rolloutdoctor ") and ";" not in line for line in commands)
 
 
-@pytest.mark.parametrize("page", [["rule"], ["fixes"], ["trainers", "trl"], ["metrics", "verl"]])
+@pytest.mark.parametrize("page", [[], ["rules"], ["fixes"], ["trl"], ["trl", "-v"], ["metrics", "verl"], ["entropy"]])
 def test_pages_of_the_book_fit_the_terminal(rolloutdoctor, page):
-    done = rolloutdoctor(*page, env={"COLUMNS": "80"})
+    done = rolloutdoctor("explain", *page, env={"COLUMNS": "80"})
     assert done.returncode == 0
     # Addresses are not cut.
     assert all(len(line) <= 80 for line in done.stdout.splitlines() if "://" not in line)

@@ -181,8 +181,8 @@ def test_no_command_sends_what_a_file_holds(tmp_path, words, text):
         ["check", "run.parquet", "--{}"],
         ["diff", "run.parquet", "--fix", "{}"],
         ["{}"],
-        ["rule", "{}"],
-        ["trainers", "{}"],
+        ["explain", "{}"],
+        ["explain", "trainers", "{}"],
     ],
     ids=" ".join,
 )

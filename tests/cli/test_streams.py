@@ -23,8 +23,8 @@ PRINTED = {
     "diff": ["diff", *QUICK, "--fix", "zero-std"],
     "recompute": ["recompute", *QUICK, "--format", "jsonl"],
     "info": ["info", *QUICK, "--format", "json"],
-    "rule": ["rule", "RDG001"],
-    "rule json": ["rule", "--format", "json"],
+    "rule": ["explain", "RDG001"],
+    "rule json": ["explain", "rules", "--format", "json"],
     "version": ["--version"],
     "help": ["check", "--help"],
 }

@@ -146,7 +146,7 @@ def test_a_value_that_is_overridden_need_not_be_understood():
         ("trl", "betta", r"trl has no option 'betta' that is understood here \(--set\); did you mean 'beta'\?"),
         ("verl", "kl_loss_coeff", r"did you mean 'kl_loss_coef'\?"),
         ("verl", "algorithm.adv_estimater", r"did you mean 'algorithm.adv_estimator'\?"),
-        ("slime", "zzz", r"slime has no option 'zzz' .*`rolloutdoctor trainers` lists them"),
+        ("slime", "zzz", r"slime has no option 'zzz' .*`rolloutdoctor explain slime` lists them"),
         ("slime", "kl-coef", r"did you mean 'kl_coef'\?"),
         ("trl", "eta", r"trl has no option 'eta'"),
         ("verl", "stimator", r"verl has no option 'stimator'"),

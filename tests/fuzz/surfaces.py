@@ -406,7 +406,10 @@ def plugins(draw, folder):
     (info / "entry_points.txt").write_text(f"[rolloutdoctor.{group}]\n{name} = {where}\n", encoding="utf-8")
     (folder / "site" / "odd.py").write_text(draw.choice(_PLUGIN_CODES))
     small_run(folder)
-    return [PLUGIN, *draw.choice([["check", "run.parquet"], ["info", "run.parquet"], ["trainers"], ["check", "."]])]
+    return [
+        PLUGIN,
+        *draw.choice([["check", "run.parquet"], ["info", "run.parquet"], ["explain", "trainers"], ["check", "."]]),
+    ]
 
 
 def view_questions(draw, folder):

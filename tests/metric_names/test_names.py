@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 import rolloutdoctor
-from rolloutdoctor.cli import pages
+from rolloutdoctor.commands.explain import metrics
 from rolloutdoctor.metric_names.name import MetricName, ordered
 from rolloutdoctor.metric_names.quantities import BY_NAME, QUANTITIES
 from rolloutdoctor.metric_names.table import SAME, TRAINERS, find, understood, whose, writers
@@ -290,12 +290,12 @@ def test_an_unknown_trainer_is_said_to_be_one():
 
 
 def test_the_command_lists_quantities_or_a_trainers_names():
-    overview = pages.metrics()
+    overview = metrics.listing()
     assert [line.split()[0] for line in overview.splitlines()[:-2] if not line.startswith(" ")] == list(BY_NAME)
     assert "verl: critic/score/mean; slime: rollout/raw_reward" in " ".join(overview.split())
-    page = pages.metrics("verl").splitlines()
+    page = metrics.listing_of("verl").splitlines()
     assert "  actor/pg_loss  (from 0.7, before 0.8)" in page
-    every = json.loads(pages.metrics(as_json=True))
+    every = metrics.bodies()
     assert [(one["trainer"], one["pattern"]) for one in every] == [
         (trainer, one.pattern) for trainer, table in TRAINERS.items() for one in table
     ]

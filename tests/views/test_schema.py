@@ -30,12 +30,19 @@ RUNS = [
     ("recompute", ["recompute", "sample_data/run.parquet", "--fix", "zero-std", *FEW]),
 ]
 BOOK = {
-    "rules": ["rule"],
-    "rule": ["rule", "RDG001"],
-    "causes": ["causes"],
-    "fixes": ["fixes"],
-    "trainers": ["trainers"],
-    "metrics": ["metrics"],
+    "names": ["explain"],
+    "rule": ["explain", "RDG001"],
+    "cause": ["explain", "missing-reward-as-zero"],
+    "fix": ["explain", "zero-std"],
+    "trainer": ["explain", "trl@1.9.0"],
+    "metric": ["explain", "frac_reward_zero_std"],
+    "column": ["explain", "column", "entropy"],
+    "option": ["explain", "scale_rewards"],
+    "term": ["explain", "zero-variance", "group"],
+    **{
+        every: ["explain", every]
+        for every in ("rules", "causes", "fixes", "trainers", "metrics", "columns", "options", "terms")
+    },
 }
 
 
@@ -93,9 +100,9 @@ def test_a_field_without_a_schema_is_a_complaint():
 
 
 def test_the_command_prints_it():
-    assert json.loads(printed(["schema", "check"])) == json.loads(schema_of("check"))
-    assert all(name in printed(["schema"]) for name in OUTPUTS)
-    code, _, err, _ = run(["schema", "nothing"], ROOT)
+    assert json.loads(printed(["explain", "schema", "check"])) == json.loads(schema_of("check"))
+    assert all(name in printed(["explain", "schemas"]) for name in OUTPUTS)
+    code, _, err, _ = run(["explain", "schema", "nothing"], ROOT)
     assert code == 2
     assert err.startswith("rolloutdoctor: no output 'nothing'; there are check, ")
 

@@ -72,8 +72,8 @@ def _diff(run: Run, options: DiffOptions, progress: Progress | None, executor: E
         )
     if not options.all_fixes and not options.fixes and not options.against and not options.without:
         raise UsageError(
-            "nothing to compare with: add --fix NAME (see `rolloutdoctor fixes`), --all-fixes, --against KEY=VALUE, "
-            "--without ROWS or --top N"
+            "nothing to compare with: add --fix NAME (see `rolloutdoctor explain fixes`), --all-fixes, "
+            "--against KEY=VALUE, --without ROWS or --top N"
         )
     if (options.fixes or options.against) and options.without:
         raise UsageError("--without compares a step with itself: leave out --fix and --against")

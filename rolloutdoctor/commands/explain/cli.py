@@ -1,69 +1,46 @@
-"""``rule``, ``causes``, ``fixes``, ``trainers``, ``metrics`` and ``schema``: the reference pages, with options."""
+"""``rolloutdoctor explain``: rules, fixes, causes, trainers, metrics, columns and terms, from the code."""
 
+import json
 from typing import Annotated
 
 import typer
 
-from rolloutdoctor.cli import complete, pages
+from rolloutdoctor.cli import complete
 from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.options import PageFormat
 from rolloutdoctor.cli.terminal import show
+from rolloutdoctor.commands.explain import book
 
-FormatOption = Annotated[PageFormat, typer.Option("--format", help="Text, or JSON for programs.")]
+EPILOG = (
+    "A name that several kinds have is explained for each; the kind before it chooses one: explain column entropy. "
+    "explain causes RDA004 lists the causes that one rule reports, explain metrics verl defines the metrics of one "
+    "trainer, explain schema check prints the JSON Schema of an output. "
+    "Examples: rolloutdoctor explain; rolloutdoctor explain RDG001; rolloutdoctor explain trl@1.16.0; "
+    "rolloutdoctor explain frac_reward_zero_std; rolloutdoctor explain fixes; rolloutdoctor explain zero-variance group"
+)
 
 
 @guarded
-def rule(
-    code: Annotated[
-        str | None,
+def explain(
+    *,
+    words: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="[CODE]", help="A rule's code or name; all rules if omitted.", autocompletion=complete.codes
+            metavar="[NAME]",
+            help=(
+                "A rule's code, or the beginning of its name; a fix, cause, trainer, metric, column, option or term; "
+                "or all of a kind: rules, fixes, causes, trainers, metrics, columns, options, terms, schemas."
+            ),
+            autocompletion=complete.codes,
         ),
     ] = None,
-    format_: FormatOption = PageFormat.full,
+    format_: Annotated[PageFormat, typer.Option("--format", help="Text, or JSON for programs.")] = PageFormat.full,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Of trainers and fixes: every option, every variant.")
+    ] = False,
 ) -> None:
-    """Explain one rule, or list them all."""
-    show(pages.rule(code, as_json=format_ is PageFormat.json) + "\n")
-
-
-@guarded
-def causes(
-    code: Annotated[
-        str | None, typer.Argument(metavar="[CODE]", help="Causes that one rule reports; all if omitted.")
-    ] = None,
-    format_: FormatOption = PageFormat.full,
-) -> None:
-    """List the causes tried when logged values do not match the recorded options."""
-    show(pages.causes(code, as_json=format_ is PageFormat.json) + "\n")
-
-
-@guarded
-def fixes(format_: FormatOption = PageFormat.full) -> None:
-    """List the fixes, their variants, and their status upstream."""
-    show(pages.fixes(as_json=format_ is PageFormat.json) + "\n")
-
-
-@guarded
-def trainers(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME[@VERSION]]", help="One trainer; all if omitted.")] = None,
-    format_: FormatOption = PageFormat.full,
-) -> None:
-    """List the trainers, their options and defaults."""
-    show(pages.trainers(name, as_json=format_ is PageFormat.json) + "\n")
-
-
-@guarded
-def metrics(
-    trainer: Annotated[str | None, typer.Argument(metavar="[TRAINER]", help="One trainer; all if omitted.")] = None,
-    format_: FormatOption = PageFormat.full,
-) -> None:
-    """List the metric names that are understood, with their exact definitions."""
-    show(pages.metrics(trainer, as_json=format_ is PageFormat.json) + "\n")
-
-
-@guarded
-def schema(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="An output; a list of them if omitted.")] = None,
-) -> None:
-    """Print the JSON Schema of a command's JSON output."""
-    show(pages.schema(name) + "\n")
+    """Explain a rule, fix, cause, trainer, metric, column or term; without a name, list them."""
+    if format_ is PageFormat.json:
+        show(json.dumps(book.bodies(words or []), indent=2) + "\n")
+    else:
+        show(book.explained(words or [], verbose=verbose) + "\n")

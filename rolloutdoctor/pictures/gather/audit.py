@@ -122,7 +122,7 @@ class LogAuditFigure(FigureAccumulator):
         if not related_metrics(context):
             raise InputError(
                 "there are no rollouts to recompute the log from, and no identity is known between its metrics; "
-                "`rolloutdoctor metrics TRAINER` lists them"
+                "`rolloutdoctor explain metrics TRAINER` lists them"
             )
         return frozenset()
 

@@ -95,7 +95,7 @@ def marked(gallery: Gallery, report: Report, *, logged: bool) -> Gallery:
             drawn = {"overview": OverviewData(report.vitals), **drawn}
         else:
             left_out["overview"] = (
-                "no logged metric has a name that is known here; `rolloutdoctor metrics` lists them"
+                "no logged metric has a name that is known here; `rolloutdoctor explain metrics` lists them"
                 if logged
                 else "nothing was logged: give the trainer's log as well"
             )

@@ -21,8 +21,8 @@ class LogContradictsItself(TableRule):
     ## What it does
     Holds every logged line against the identities of the trainer's code: a clipped share is the sum of its low and high
     parts, a mean lies between the smallest and the largest value, the loss is the policy term plus coefficient times KL
-    minus coefficient times entropy, a share of groups times their number is a whole number. `rolloutdoctor metrics
-    TRAINER` lists them, each with the upstream function that makes it.
+    minus coefficient times entropy, a share of groups times their number is a whole number. `rolloutdoctor explain
+    metrics TRAINER` lists them, each with the upstream function that makes it.
 
     ## Why it matters
     Where numbers that one function makes of one set of rows do not fit, one of them is not what its name says: a
