@@ -1,4 +1,4 @@
-"""Hook of mkdocs: a page for each rule, made of `rolloutdoctor explain CODE --format json`, links to it, and long tables.
+"""Hook of mkdocs: a page for each rule, as `rolloutdoctor explain CODE --format json` has it, links to it, long tables.
 
 These are made when the site is built: as files the pages would repeat the docstring of every rule.
 """

@@ -12,13 +12,13 @@ from rolloutdoctor.commands.compare.query import compare as _compare
 from rolloutdoctor.commands.diff.parts import DiffOptions
 from rolloutdoctor.commands.diff.query import diff as _diff
 from rolloutdoctor.commands.diff.without import LeftOut
+from rolloutdoctor.commands.export.tables import MeasuredRun
+from rolloutdoctor.commands.export.tables import measure as _measure
+from rolloutdoctor.commands.export.tokens import RecomputeOptions
+from rolloutdoctor.commands.export.tokens import recompute as _recompute
 from rolloutdoctor.commands.identify.query import identify as _identify
 from rolloutdoctor.commands.info.query import describe
-from rolloutdoctor.commands.measure.query import MeasuredRun
-from rolloutdoctor.commands.measure.query import measure as _measure
 from rolloutdoctor.commands.plot.query import draw
-from rolloutdoctor.commands.recompute.query import RecomputeOptions
-from rolloutdoctor.commands.recompute.query import recompute as _recompute
 from rolloutdoctor.commands.why.query import Question
 from rolloutdoctor.commands.why.query import why as _why
 from rolloutdoctor.data.batch import RolloutBatch
@@ -223,7 +223,7 @@ def measure(
     device: str = "auto",
     dtype: str = "float32",
 ) -> MeasuredRun:
-    """Measure a run into the tables `rows`, `tokens` and `metrics`, as the command `measure` does.
+    """Measure a run into the tables `rows`, `tokens` and `metrics`, as the command `export` does.
 
     Args:
         run: from `open`, a path, or rows.

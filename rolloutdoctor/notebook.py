@@ -7,9 +7,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from rolloutdoctor.commands.compare import words as run_comparison
 from rolloutdoctor.commands.diff import terminal as diff_terminal
+from rolloutdoctor.commands.export.words import as_full
 from rolloutdoctor.commands.identify import words as identification
 from rolloutdoctor.commands.info import words as info
-from rolloutdoctor.commands.recompute.words import as_full
 from rolloutdoctor.results.comparison import Comparison, Recomputed
 from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.results.identification import Identification

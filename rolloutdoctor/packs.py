@@ -14,9 +14,7 @@ COMMANDS = {
     "why": "commands.why.cli",
     "identify": "commands.identify.cli",
     "info": "commands.info.cli",
-    "recompute": "commands.recompute.cli",
-    "measure": "commands.measure.cli",
-    "convert": "commands.convert.cli",
+    "export": "commands.export.cli",
     "verify": "commands.verify.cli",
     "explain": "commands.explain.cli",
     "demo": "commands.demo.cli",
@@ -28,7 +26,7 @@ COMMANDS = {
 COMMAND_GROUPS = {
     "Look at a run": ("check", "view", "report", "plot"),
     "Compare": ("diff", "compare", "why", "identify"),
-    "Data": ("info", "recompute", "measure", "convert", "verify"),
+    "Data": ("info", "export", "verify"),
     "Learn": ("explain", "demo", "new-rule"),
 }
 """Title in the help to its commands; a command in no group is hidden."""
@@ -40,6 +38,9 @@ RENAMED = {
     "trainers": ("explain", "trainers", "-v"),
     "metrics": ("explain", "metrics"),
     "schema": ("explain", "schema"),
+    "measure": ("export", "--what", "tables"),
+    "recompute": ("export", "--what", "tokens"),
+    "convert": ("export", "--what", "run"),
 }
 """Old name of a command to the words that do the same; it works for one release."""
 

@@ -55,7 +55,7 @@ def test_they_are_listed(command):
     assert "ACME01  long-responses" in command("explain", "rules").stdout
     assert "of the package acme_rl" in command("explain", "long-responses").stdout
     assert "acme" in command("explain", "trainers").stdout
-    assert command("convert", "run.acme", "-o", "run.parquet", "--from", "acme").returncode == 0
+    assert command("export", "--what", "run", "run.acme", "-o", "run.parquet", "--from", "acme").returncode == 0
 
 
 @pytest.mark.parametrize(

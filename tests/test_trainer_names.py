@@ -16,7 +16,6 @@ OTHERS = [name for name in MODULES if Path(name).parts[0] not in OWN_ROOMS]
 
 PROSE = {
     "commands/check/cli.py": "an example of a command line",
-    "commands/convert/cli.py": "an example of a command line",
     "commands/demo/cli.py": "the words about runs that come with the package, and how to record one",
     "commands/explain/cli.py": "an example of a command line",
     "commands/verify/cli.py": "an example of a command line",

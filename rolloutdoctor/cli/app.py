@@ -86,7 +86,7 @@ def _defaults() -> Mapping[str, Mapping[str, object]]:
         "compare": shared,
         "verify": shared,
         "why": shared,
-        "recompute": shared,
+        "export": shared,
         "plot": values,
         "report": values,
         "view": shared,

@@ -12,7 +12,10 @@ _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Dumps and logs", ("importer", "columns", "map_file", "allow_pickle")),
     ("Left out", ("without", "top_tokens", "afresh")),
     ("Rules", ("select", "ignore", "require", "each", "list_")),
-    ("Result", ("by", "top", "no_text", "format_", "output", "output_file", "verbose", "quiet", "color")),
+    (
+        "Result",
+        ("what", "logits", "by", "top", "no_text", "format_", "output", "output_file", "verbose", "quiet", "color"),
+    ),
     ("Following", ("follow", "state_file", "on_finding", "until_idle", "every")),
     ("Exit code", ("baseline", "write_baseline", "fail_on", "exit_zero", "exit_code")),
     ("Computing", ("device", "dtype", "workers", "engine", "state_dir", "save_state")),
@@ -60,9 +63,9 @@ class GroupedCommand(TyperCommand):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
         """Write what is to be said, then each example on lines of its own; see `click.Command.format_epilog`."""
         words, _, examples = (self.epilog or "").partition(EXAMPLES)
-        if words.strip():
+        for paragraph in filter(None, map(str.strip, words.split("\n\n"))):
             formatter.write_paragraph()
-            formatter.write_text(words.strip())
+            formatter.write_text(paragraph)
         if examples:
             with formatter.section("Examples"):
                 for example in examples.split("; "):

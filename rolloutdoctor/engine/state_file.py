@@ -172,8 +172,27 @@ def saved_of(path: str, members: Mapping[str, bytes]) -> SavedState:
         raise InputError(f"{path}: the state is damaged ({error}); check that part again") from None
 
 
+def is_saved(path: str | Path) -> bool:
+    """Tell whether a file is one that `check --save-state` wrote, or a folder one that `export` wrote."""
+    return is_measured(path) or _is_state(path)
+
+
+def _is_state(path: str | Path) -> bool:
+    """Tell whether a file is an archive that begins with what a state begins with."""
+    try:
+        with Path(path).open("rb") as file:
+            begun = file.read(_NAME_AT + len(HEAD))
+    except (OSError, ValueError):
+        return False
+    return begun.startswith(b"PK\x03\x04") and begun[_NAME_AT:] == HEAD.encode()
+
+
+_NAME_AT = 30
+"""Bytes before the name of the first file in an archive (APPNOTE.TXT, 4.3.7)."""
+
+
 def is_measured(path: str | Path) -> bool:
-    """Tell whether a folder is one that `measure` wrote."""
+    """Tell whether a folder is one that `export` wrote."""
     try:
         return (Path(path) / MANIFEST).is_file()
     except (OSError, ValueError):

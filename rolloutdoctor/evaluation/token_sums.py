@@ -59,7 +59,7 @@ class TokenSums:
 
 @dataclass(frozen=True, eq=False)
 class PerToken:
-    """Token values that `recompute` writes, ``[T]`` each, 0 where the mask is 0."""
+    """Token values that `export` writes, ``[T]`` each, 0 where the mask is 0."""
 
     advantage_T: Tensor
     kl_T: Tensor

@@ -62,7 +62,9 @@ def open_run(
     """
     found = expand(paths)
     if found.journals:
-        raise InputError(f"{found.journals[0].name}: a recording that was not closed; make a run file of it (convert)")
+        raise InputError(
+            f"{found.journals[0].name}: a recording that was not closed; make a run file of it (export --what run)"
+        )
     files = [read_footer(source, trainer, aliases) for source in found.files]
     metadata = agreed_metadata(files)
     if len(found.files) > 1 and len(found.metrics) > 1:

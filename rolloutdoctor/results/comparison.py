@@ -1,4 +1,4 @@
-"""Results of `recompute` and `diff`: plain data that every view renders."""
+"""Results of `export --what tokens` and `diff`: plain data that every view renders."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -61,7 +61,7 @@ class RecomputedStep:
 
 @dataclass(frozen=True)
 class Recomputed(RunResult):
-    """Everything that `recompute` has to say besides the file that it writes.
+    """Everything that `export --what tokens` has to say besides the file that it writes.
 
     Attributes:
         fixes: the fixes of the columns that end in ``_fixed``.

@@ -12,16 +12,16 @@ from rolloutdoctor.views.structured import LINES
 Schema = Mapping[str, Any]
 
 OUTPUTS: Mapping[str, tuple[str, Any, str]] = {
-    "check": ("check and merge --format json", models.Check, ""),
-    "check-line": ("a line of check and merge --format jsonl", models.Check, "run"),
+    "check": ("check --format json", models.Check, ""),
+    "check-line": ("a line of check --format jsonl", models.Check, "run"),
     "diff": ("diff --format json", models.Diff, ""),
     "diff-line": ("a line of diff --format jsonl", models.Diff, "run"),
     "compare": ("compare --format json", models.Compare, ""),
     "compare-line": ("a line of compare --format jsonl", models.Compare, "comparison"),
     "why": ("why --format json", models.Why, ""),
     "why-line": ("a line of why --format jsonl", models.Why, "answer"),
-    "recompute": ("recompute --format json", models.Recompute, ""),
-    "recompute-line": ("a line of recompute --format jsonl", models.Recompute, "run"),
+    "recompute": ("export --what tokens --format json", models.Recompute, ""),
+    "recompute-line": ("a line of export --what tokens --format jsonl", models.Recompute, "run"),
     "verify": ("verify --format json", models.Verify, ""),
     "identify": ("identify --format json", models.Identify, ""),
     "info": ("info --format json", models.Info, ""),
@@ -45,7 +45,7 @@ OUTPUTS: Mapping[str, tuple[str, Any, str]] = {
 }
 """Name of an output to the command that prints it, its model and, of lines, the type of the first.
 
-A state of ``--save-state`` is for `merge` alone.
+A state of ``--save-state`` is for `check` alone.
 """
 
 

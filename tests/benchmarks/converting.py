@@ -35,6 +35,6 @@ def rows(quick, folder):
     (seconds,) = interleaved(repeats, lambda: convert(given, folder / "dump.parquet", mapped))
     yield Row("`convert --map` of token ids and log-probs, MB a second", "", f"{count / 1e6 / seconds:.0f}", ">= 80")
     tokens.unlink()
-    words = ("-m", "rolloutdoctor", "convert", "--quiet", "-o", folder / "dump.parquet")
+    words = ("-m", "rolloutdoctor", "export", "--what", "run", "--quiet", "-o", folder / "dump.parquet")
     small, large = (peak_mib(*words, path) for path in paths)
     yield ratio(f"peak memory of `convert`, {sizes[1]} MB", f"{sizes[0]} MB", large / small, "<= 1.15")

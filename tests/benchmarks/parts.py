@@ -37,7 +37,7 @@ def measured(command, path, how, count):
     """Do one thing, and print what it took."""
     from rolloutdoctor.commands.diff.parts import DiffOptions
     from rolloutdoctor.commands.diff.query import diff
-    from rolloutdoctor.commands.recompute.query import RecomputeOptions, recompute
+    from rolloutdoctor.commands.export.tokens import RecomputeOptions, recompute
     from rolloutdoctor.engine.check import report_of
     from rolloutdoctor.engine.check_parts import measure_with
     from rolloutdoctor.engine.options import CheckOptions

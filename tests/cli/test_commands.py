@@ -171,7 +171,9 @@ def test_an_older_release_than_was_read_confirms_nothing_and_gives_no_numbers(ro
     assert "verl 0.1 is older than 0.3.0, the first that was read: differences of numbers prove nothing" in words
     body = json.loads(rolloutdoctor("check", run, "--trainer", "verl@0.1", "--format", "json").stdout)
     assert "RDA001" not in {one["code"] for one in body["findings"]} | set(body["clean"])
-    refused = rolloutdoctor("recompute", run, "--trainer", "verl@0.1", "-o", tmp_path / "numbers.parquet")
+    refused = rolloutdoctor(
+        "export", "--what", "tokens", run, "--trainer", "verl@0.1", "-o", tmp_path / "numbers.parquet"
+    )
     assert refused.returncode == 2
     assert "older than 0.3.0" in refused.stderr
 

@@ -38,12 +38,12 @@ def test_a_link_under_a_name_of_ours_is_replaced(rolloutdoctor, tmp_path):
     path = write(tmp_path / "run.parquet", random_columns(3), TRL)
     out, victim = tmp_path / "out", tmp_path / "victim.txt"
     out.mkdir()
-    assert rolloutdoctor("recompute", path, "-o", f"{out}/", "--device", "cpu").returncode == 0
+    assert rolloutdoctor("export", "--what", "tokens", path, "-o", f"{out}/", "--device", "cpu").returncode == 0
     (part,) = out.glob("part-*.parquet")
     part.unlink()
     victim.write_text("precious")
     part.symlink_to("../victim.txt")
-    assert rolloutdoctor("recompute", path, "-o", f"{out}/", "--device", "cpu").returncode == 0
+    assert rolloutdoctor("export", "--what", "tokens", path, "-o", f"{out}/", "--device", "cpu").returncode == 0
     assert victim.read_text() == "precious"
     assert not part.is_symlink()
     assert pq.read_metadata(part).num_rows
@@ -127,7 +127,7 @@ def test_a_full_disk_is_said_before_the_run_is_read(rolloutdoctor, tmp_path, mon
     monkeypatch.setattr("rolloutdoctor.io.run.Run.batches", full)
     sample = Path(__file__).parents[2] / "sample_data" / "healthy.parquet"
     for words in (
-        ["measure", sample, "-o", tmp_path / "tables"],
+        ["export", "--what", "tables", sample, "-o", tmp_path / "tables"],
         ["report", sample, "-o", tmp_path / "page.html"],
         ["check", sample, "--output-file", tmp_path / "out.txt"],
         ["check", sample, "--save-state", tmp_path / "a.state"],

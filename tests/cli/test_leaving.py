@@ -139,8 +139,8 @@ COMMANDS = [
     ["diff", "run.parquet", "--fix", "zero-std", "--by", "group", "--color", "always"],
     ["info", "run.parquet"],
     ["info", "run.parquet", "--format", "json"],
-    ["recompute", "run.parquet", "--format", "json"],
-    ["recompute", "run.parquet", "-o", "out.parquet"],
+    ["export", "--what", "tokens", "run.parquet", "--format", "json"],
+    ["export", "--what", "tokens", "run.parquet", "-o", "out.parquet"],
 ]
 
 
@@ -244,8 +244,8 @@ def every_format(monkeypatch):
 MEASURING = [
     ["check", "run.parquet", "--color", "always", "-v"],
     ["diff", "run.parquet", "--fix", "zero-std", "--by", "group", "--color", "always"],
-    ["recompute", "run.parquet", "--format", "json"],
-    ["recompute", "run.parquet", "-o", "out.parquet"],
+    ["export", "--what", "tokens", "run.parquet", "--format", "json"],
+    ["export", "--what", "tokens", "run.parquet", "-o", "out.parquet"],
 ]
 
 

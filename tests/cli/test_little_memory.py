@@ -27,7 +27,9 @@ def run(folder, allowed, *words):
     )
 
 
-@pytest.mark.parametrize("words", [("check", "train.log"), ("info", "train.log"), ("measure", "train.log", "-o", "m")])
+@pytest.mark.parametrize(
+    "words", [("check", "train.log"), ("info", "train.log"), ("export", "--what", "tables", "train.log", "-o", "m")]
+)
 def test_less_is_refused_in_one_sentence(tmp_path, words):
     done = run(tmp_path, LEAST - 2**12, *words)
     assert (done.returncode, done.stdout) == (2, "")

@@ -68,7 +68,7 @@ def test_markdown(runs, command, count, more):
     assert tags.seen <= {"details", "summary", "br"}, done.stdout
 
 
-@pytest.mark.parametrize("command", ["recompute", "identify", "info", "compare", "diff", "why"])
+@pytest.mark.parametrize("command", ["export", "identify", "info", "compare", "diff", "why"])
 def test_every_format_with_markup_is_in_this_law(command):
     """Those without one have none to break."""
     said = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).stdout

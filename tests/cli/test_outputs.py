@@ -20,12 +20,16 @@ COMMANDS = {
     "check --save-state": (["check", "run.parquet"], "--save-state", "out.json"),
     "diff": (["diff", "run.parquet", "--fix", "zero-std"], "--output-file", "out.txt"),
     "info": (["info", "run.parquet"], "--output-file", "out.txt"),
-    "recompute": (["recompute", "run.parquet"], "-o", "out.parquet"),
-    "recompute --format": (["recompute", "run.parquet", "--format", "json"], "--output-file", "out.json"),
+    "recompute": (["export", "--what", "tokens", "run.parquet"], "-o", "out.parquet"),
+    "recompute --format": (
+        ["export", "--what", "tokens", "run.parquet", "--format", "json"],
+        "--output-file",
+        "out.json",
+    ),
     "plot": (["plot", "kl", "run.parquet"], "-o", "out.svg"),
     "report": (["report", "run.parquet"], "-o", "out.html"),
     "merge": (["merge", "state.json"], "--output-file", "out.txt"),
-    "convert": (["convert", "rows.jsonl", "--map", "reward=score"], "-o", "out.parquet"),
+    "convert": (["export", "--what", "run", "rows.jsonl", "--map", "reward=score"], "-o", "out.parquet"),
 }
 FEW = ["--steps", "0:3"]
 PARQUET = ("recompute", "convert")
@@ -55,8 +59,8 @@ def folder(state, tmp_path):
 
 def words_of(name, target=None):
     words, option, out = COMMANDS[name]
-    words = [*words, *([] if words[0] in ("merge", "convert") else FEW)]
-    if words[0] not in ("info", "plot", "report", "convert", "recompute", "diff"):
+    words = [*words, *([] if name in ("merge", "convert") else FEW)]
+    if words[0] not in ("info", "plot", "report", "export", "diff"):
         words.append("--exit-zero")
     return [*words, option, target or out]
 
@@ -66,10 +70,9 @@ def contents(folder):
 
 
 def inputs_of(name):
-    words = COMMANDS[name][0]
-    if words[0] == "merge":
+    if name == "merge":
         return ["state.json"]
-    if words[0] == "convert":
+    if name == "convert":
         return ["rows.jsonl", "map.toml"]
     return ["run.parquet", "run.metrics.parquet", "trainer.json", "rolloutdoctor.toml"]
 
@@ -95,7 +98,7 @@ def test_an_input_is_never_an_output(rolloutdoctor, folder, name, given, how):
     if given == "trainer.json":
         words += ["--trainer-config", given]
     if given == "map.toml":
-        words = [*words[:2], "--map-file", given, *words[4:]]
+        words = [*words[:4], "--map-file", given, *words[6:]]
     before = contents(folder)
     found = rolloutdoctor(*words, cwd=folder)
     if name == "convert" and given.endswith(".metrics.parquet"):
@@ -185,7 +188,7 @@ def test_where_nothing_can_be_written(rolloutdoctor, folder, name, target, part)
 
 def test_two_results_do_not_go_into_one_file(rolloutdoctor, folder):
     (folder / "b.txt").symlink_to("a.txt")
-    for words in (["check", "run.parquet", "--save-state"], ["recompute", "run.parquet", "-o"]):
+    for words in (["check", "run.parquet", "--save-state"], ["export", "--what", "tokens", "run.parquet", "-o"]):
         found = rolloutdoctor(*words, "a.txt", "--output-file", "b.txt", cwd=folder)
         assert "two results would go there" in found.stderr
         assert found.returncode == 2
@@ -193,7 +196,7 @@ def test_two_results_do_not_go_into_one_file(rolloutdoctor, folder):
 
 
 def test_a_conversion_does_not_replace_metrics_of_something_else(rolloutdoctor, folder):
-    words = ["convert", str(DUMP), "-o", "mine.parquet"]
+    words = ["export", "--what", "run", str(DUMP), "-o", "mine.parquet"]
     shutil.copy(folder / "run.metrics.parquet", folder / "mine.metrics.parquet")
     before = contents(folder)
     found = rolloutdoctor(*words, cwd=folder)

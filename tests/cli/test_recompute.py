@@ -20,7 +20,7 @@ def run(tmp_path):
 
 def test_writes_the_file_and_says_so(rolloutdoctor, run, tmp_path):
     out = tmp_path / "out.parquet"
-    found = rolloutdoctor("recompute", run, "-o", out, "--fix", "zero-std")
+    found = rolloutdoctor("export", "--what", "tokens", run, "-o", out, "--fix", "zero-std")
     assert found.returncode == 0
     assert found.stderr == f"rolloutdoctor: wrote 4 rows to {out}\n"
     assert pq.read_schema(out).names == [
@@ -31,11 +31,11 @@ def test_writes_the_file_and_says_so(rolloutdoctor, run, tmp_path):
     assert "not to parameters" in found.stdout
     assert "zero-std:loss" in found.stdout
     assert str(tmp_path) not in found.stdout
-    assert rolloutdoctor("recompute", run, "-o", out, "--quiet").stderr == ""
+    assert rolloutdoctor("export", "--what", "tokens", run, "-o", out, "--quiet").stderr == ""
 
 
 def test_json_holds_the_numbers_of_every_step(rolloutdoctor, run):
-    found = rolloutdoctor("recompute", run, "--format", "json", "--fix", "zero-std")
+    found = rolloutdoctor("export", "--what", "tokens", run, "--format", "json", "--fix", "zero-std")
     body = json.loads(found.stdout)
     assert found.stderr == ""
     assert (body["dtype"], body["fixes"]) == ("float64", ["zero-std:loss"])
@@ -48,8 +48,12 @@ def test_json_holds_the_numbers_of_every_step(rolloutdoctor, run):
     assert step["logged"] == {"kl": 0.25, "loss": 0.0}
     assert step["difference"] == {"kl": step["kl"] - 0.25, "loss": step["loss"]}
     assert step["fixed"]["kl_loss"] < step["kl_loss"]
-    assert rolloutdoctor("recompute", run, "--format", "json", "--fix", "zero-std").stdout == found.stdout
-    lines = rolloutdoctor("recompute", run, "--format", "jsonl", "--fix", "zero-std").stdout.splitlines()
+    assert (
+        rolloutdoctor("export", "--what", "tokens", run, "--format", "json", "--fix", "zero-std").stdout == found.stdout
+    )
+    lines = rolloutdoctor(
+        "export", "--what", "tokens", run, "--format", "jsonl", "--fix", "zero-std"
+    ).stdout.splitlines()
     assert [json.loads(line)["type"] for line in lines] == ["run", "step"]
     assert {"type": "step", **step} == json.loads(lines[1])
 
@@ -58,7 +62,7 @@ def test_json_holds_the_numbers_of_every_step(rolloutdoctor, run):
 @pytest.mark.parametrize("sample", ["run", "verl_rejected", "slime_ppo", "healthy"])
 def test_samples_reproduce_what_was_logged(rolloutdoctor, sample):
     path = SAMPLES / f"{sample}.parquet"
-    body = json.loads(rolloutdoctor("recompute", path, "--format", "json").stdout)
+    body = json.loads(rolloutdoctor("export", "--what", "tokens", path, "--format", "json").stdout)
     # Some metrics are in the thousands, and were logged in float32.
     gaps = [
         abs(gap) / max(1, abs(step["logged"][name]))
@@ -84,7 +88,7 @@ def test_samples_reproduce_what_was_logged(rolloutdoctor, sample):
 )
 def test_a_bad_option_is_one_sentence_and_2(rolloutdoctor, run, tmp_path, words, part):
     before = sorted(path.name for path in tmp_path.iterdir())
-    found = rolloutdoctor("recompute", "run.parquet", *words, cwd=tmp_path)
+    found = rolloutdoctor("export", "--what", "tokens", "run.parquet", *words, cwd=tmp_path)
     assert found.returncode == 2
     assert found.stdout == ""
     assert part in " ".join(found.stderr.split())
@@ -93,10 +97,10 @@ def test_a_bad_option_is_one_sentence_and_2(rolloutdoctor, run, tmp_path, words,
 
 def test_without_a_trainer_nothing_is_guessed(rolloutdoctor, tmp_path):
     nameless = write(tmp_path / "run.parquet", small(), metadata=None)
-    found = rolloutdoctor("recompute", nameless, "-o", tmp_path / "out.parquet")
+    found = rolloutdoctor("export", "--what", "tokens", nameless, "-o", tmp_path / "out.parquet")
     assert found.returncode == 2
     assert "name it with --trainer NAME" in found.stderr
-    assert rolloutdoctor("recompute", nameless, "--format", "json", "--trainer", "trl").returncode == 0
+    assert rolloutdoctor("export", "--what", "tokens", nameless, "--format", "json", "--trainer", "trl").returncode == 0
 
 
 def test_a_row_that_breaks_the_contract_leaves_nothing_half_written(rolloutdoctor, tmp_path):
@@ -104,7 +108,7 @@ def test_a_row_that_breaks_the_contract_leaves_nothing_half_written(rolloutdocto
     path = write(tmp_path / "run.parquet", columns, row_group_size=2)
     out = tmp_path / "out.parquet"
     out.write_text("before")
-    found = rolloutdoctor("recompute", path, "-o", out)
+    found = rolloutdoctor("export", "--what", "tokens", path, "-o", out)
     assert found.returncode == 2
     assert found.stderr.count("\n") == 1
     assert "row 2" in found.stderr
@@ -114,7 +118,7 @@ def test_a_row_that_breaks_the_contract_leaves_nothing_half_written(rolloutdocto
 
 def test_ctrl_c_leaves_nothing_half_written(rolloutdoctor, run, tmp_path, monkeypatch):
     monkeypatch.setattr(device, "evaluate_all", lambda *_, **__: signal.raise_signal(signal.SIGINT))
-    found = rolloutdoctor("recompute", run, "-o", tmp_path / "out.parquet")
+    found = rolloutdoctor("export", "--what", "tokens", run, "-o", tmp_path / "out.parquet")
     assert found.returncode == 130
     assert found.stderr == "rolloutdoctor: interrupted; nothing was written\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.metrics.jsonl", "run.parquet"]

@@ -24,8 +24,8 @@ OLD = b"what was there before"
 
 # Each writes for a while: through a temporary file, and through a temporary folder.
 COMMANDS = {
-    "recompute": ["recompute", "run.parquet", "-o", "out.parquet", "-q"],
-    "convert": ["convert", "rows.jsonl", "--map", "reward=score", "-o", "out.parquet", "-q"],
+    "recompute": ["export", "--what", "tokens", "run.parquet", "-o", "out.parquet", "-q"],
+    "convert": ["export", "--what", "run", "rows.jsonl", "--map", "reward=score", "-o", "out.parquet", "-q"],
     "check a dump": [
         "check",
         "rows.jsonl",
@@ -357,7 +357,18 @@ def test_a_file_system_that_is_really_full(folder):
         ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False
     ).returncode:
         pytest.skip("no file system can be mounted here")
-    words = [sys.executable, "-m", "rolloutdoctor", "recompute", "run.parquet", "-o", "tmp/out.parquet", "-q"]
+    words = [
+        sys.executable,
+        "-m",
+        "rolloutdoctor",
+        "export",
+        "--what",
+        "tokens",
+        "run.parquet",
+        "-o",
+        "tmp/out.parquet",
+        "-q",
+    ]
     found = subprocess.run(
         ["unshare", "-m", "sh", "-c", script, "sh", str(folder), *words], capture_output=True, text=True, check=False
     )

@@ -21,7 +21,7 @@ PRINTED = {
     "check": ["check", *QUICK, "--exit-zero"],
     "check json": ["check", *QUICK, "--exit-zero", "--format", "json"],
     "diff": ["diff", *QUICK, "--fix", "zero-std"],
-    "recompute": ["recompute", *QUICK, "--format", "jsonl"],
+    "recompute": ["export", "--what", "tokens", *QUICK, "--format", "jsonl"],
     "info": ["info", *QUICK, "--format", "json"],
     "rule": ["explain", "RDG001"],
     "rule json": ["explain", "rules", "--format", "json"],
@@ -154,7 +154,12 @@ def test_a_folder_that_cannot_be_read(tmp_path):
     shut.mkdir()
     (shut / "run.parquet").write_bytes(RUN.read_bytes())
     shut.chmod(0)
-    lines = [["check", "shut"], ["info", "shut"], ["convert", "shut", "-o", "x.parquet"], ["check", "shut/run.parquet"]]
+    lines = [
+        ["check", "shut"],
+        ["info", "shut"],
+        ["export", "--what", "run", "shut", "-o", "x.parquet"],
+        ["check", "shut/run.parquet"],
+    ]
     # Root may read everything, unless it gives that up.
     less = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
     code = "import sys; from fuzz.harness import run\nfor words in sys.argv[1:]: print(run(words.split(), '.')[:3])"

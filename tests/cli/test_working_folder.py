@@ -52,7 +52,7 @@ def ran(folder, *words, **environment):
     [
         ("check", "run.parquet", "--workers", "2"),
         ("diff", "run.parquet", "--fix", "rejected-rows", "--workers", "2"),
-        ("recompute", "run.parquet", "--workers", "2", "-o", "out/"),
+        ("export", "--what", "tokens", "run.parquet", "--workers", "2", "-o", "out/"),
         ("check", "run.parquet", "--engine", "ray=local"),
     ],
     ids=lambda words: " ".join(words[:1] + words[-2:]),

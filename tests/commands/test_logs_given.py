@@ -137,7 +137,7 @@ def test_other_commands_take_it_too(folder, words):
 
 def test_a_log_is_never_an_output(folder):
     before = (folder / "table.csv").read_bytes()
-    found = run("recompute", "healthy.parquet", "table.csv", "-o", "table.csv")
+    found = run("export", "--what", "tokens", "healthy.parquet", "table.csv", "-o", "table.csv")
     assert found.exit_code == 2
     assert (folder / "table.csv").read_bytes() == before
 

@@ -11,7 +11,7 @@ import pytest
 from fuzz.harness import run
 
 import rolloutdoctor as rd
-from rolloutdoctor.commands.measure.query import load
+from rolloutdoctor.commands.export.tables import load
 from rolloutdoctor.engine import stored
 from rolloutdoctor.engine.measured_frames import TokenSample
 from rolloutdoctor.results.errors import InputError
@@ -84,7 +84,7 @@ def test_a_measured_folder_is_judged_as_the_run(folder, measured):
 @pytest.mark.slow
 def test_parts_merge(tmp_path, folder):
     for name, steps in (("early", ":40"), ("late", "40:")):
-        assert command("measure", str(SAMPLE), "--steps", steps, "-o", str(tmp_path / name)).code == 0
+        assert command("export", str(SAMPLE), "--steps", steps, "-o", str(tmp_path / name)).code == 0
     parts = [str(tmp_path / name) for name in ("early", "late")]
     whole = command("check", str(folder), "--format", "json", "--exit-zero").stdout
     assert command("merge", *parts, "--format", "json", "--exit-zero").stdout == whole
@@ -92,7 +92,7 @@ def test_parts_merge(tmp_path, folder):
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    said = command("measure", str(SAMPLE), "-o", str(tmp_path))
+    said = command("export", str(SAMPLE), "-o", str(tmp_path))
     assert said.code == 2
     assert "notes.txt, which is no table of a measured run" in said.stderr
     assert [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
@@ -174,10 +174,10 @@ def test_tables_that_measure_did_not_write_together_are_refused(tmp_path):
     assert load(str(folder)).has_rows
     rows = (folder / "rows.parquet").read_bytes()
     (folder / "rows.parquet").write_bytes((tmp_path / "b" / "rows.parquet").read_bytes())
-    with pytest.raises(InputError, match="not the table that measure wrote"):
+    with pytest.raises(InputError, match="not the table that was written with"):
         load(str(folder))
     pl.read_parquet(rows).with_columns(pl.col("reward") * 3 + 1).write_parquet(folder / "rows.parquet")
-    with pytest.raises(InputError, match=r"rows\.parquet: not the table that measure wrote"):
+    with pytest.raises(InputError, match=r"rows\.parquet: not the table that was written with"):
         load(str(folder))
     (folder / "rows.parquet").write_bytes(rows)
     assert load(str(folder)).has_rows

@@ -10,7 +10,7 @@ from engine.runs import TRL, VERL, random_columns, small, write
 
 from rolloutdoctor.commands.diff.parts import DiffOptions
 from rolloutdoctor.commands.diff.query import diff
-from rolloutdoctor.commands.recompute.query import RecomputeOptions, recompute
+from rolloutdoctor.commands.export.tokens import RecomputeOptions, recompute
 from rolloutdoctor.io.run import StepRange, open_run
 from rolloutdoctor.results.errors import InputError, UsageError
 from rolloutdoctor.search.hypotheses.fixes import choose

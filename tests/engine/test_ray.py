@@ -23,7 +23,7 @@ from engine.runs import random_columns, write
 from rolloutdoctor.commands.diff.formats import RENDERERS as DIFF_RENDERERS
 from rolloutdoctor.commands.diff.parts import DiffOptions
 from rolloutdoctor.commands.diff.query import diff
-from rolloutdoctor.commands.recompute.parts import MANIFEST
+from rolloutdoctor.commands.export.token_parts import MANIFEST
 from rolloutdoctor.engine import ray_cluster
 from rolloutdoctor.engine.check import report_of
 from rolloutdoctor.engine.check_parts import CheckWork, measure_with
@@ -208,7 +208,7 @@ def test_a_driver_that_is_killed_goes_on_where_it_stood(nodes, started, tmp_path
     cluster, _ = nodes
     folder, states = tmp_path / "parts", tmp_path / "states"
     engine = ("--engine", f"ray={cluster.address}", "--state-dir", states, "--format", "json", "--quiet")
-    command = ("recompute", RUN, "--steps", ":24", "-o", f"{folder}/", *engine)
+    command = ("export", "--what", "tokens", RUN, "--steps", ":24", "-o", f"{folder}/", *engine)
     driver = started(*command)
     end = time.monotonic() + 300
     while time.monotonic() < end and len(list(tmp_path.glob("states/*.state"))) < 3:
@@ -223,7 +223,9 @@ def test_a_driver_that_is_killed_goes_on_where_it_stood(nodes, started, tmp_path
     out, said = again.communicate(300)
     assert (again.returncode, said) == (0, "")
     assert all(file.stat().st_mtime_ns == before for file, before in kept.items())
-    one = started("recompute", RUN, "--steps", ":24", "-o", tmp_path / "one.parquet", "--format", "json", "-q")
+    one = started(
+        "export", "--what", "tokens", RUN, "--steps", ":24", "-o", tmp_path / "one.parquet", "--format", "json", "-q"
+    )
     assert one.communicate()[0] == out
     parts = json.loads((folder / MANIFEST).read_text())["parts"]
     tables = [pq.read_table(folder / part["file"]) for part in parts]
@@ -235,7 +237,7 @@ def test_a_driver_that_is_asked_to_end_says_so(nodes, started, tmp_path):
     """Ray's own handlers would print a stack and end it with exit code 15."""
     cluster, _ = nodes
     engine = ("--engine", f"ray={cluster.address}", "--state-dir", tmp_path / "states", "--quiet")
-    driver = started("recompute", RUN, "--steps", ":24", "-o", f"{tmp_path / 'parts'}/", *engine)
+    driver = started("export", "--what", "tokens", RUN, "--steps", ":24", "-o", f"{tmp_path / 'parts'}/", *engine)
     end = time.monotonic() + 300
     while time.monotonic() < end and not list(tmp_path.glob("states/*.state")):
         time.sleep(0.02)

@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 from engine.runs import random_columns, write
 
-from rolloutdoctor.commands.recompute.parts import MANIFEST, RecomputeWork
-from rolloutdoctor.commands.recompute.query import RecomputeOptions, recompute
-from rolloutdoctor.commands.recompute.steps import PartFile
+from rolloutdoctor.commands.export.token_parts import MANIFEST, RecomputeWork
+from rolloutdoctor.commands.export.token_steps import PartFile
+from rolloutdoctor.commands.export.tokens import RecomputeOptions, recompute
 from rolloutdoctor.engine.part_states import state_bytes, state_from
 from rolloutdoctor.engine.parts import plan_parts
 from rolloutdoctor.engine.processes import Processes

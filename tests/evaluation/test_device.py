@@ -240,7 +240,7 @@ def test_a_step_that_only_one_of_them_can_compute(moves, monkeypatch):
     [
         ["check", "--save-state", "{out}"],
         ["diff", "--fix", "zero-std", "--output-file", "{out}"],
-        ["recompute", "--fix", "zero-std", "-o", "{out}.parquet"],
+        ["export", "--what", "tokens", "--fix", "zero-std", "-o", "{out}.parquet"],
         ["plot", "gradient", "-o", "{out}.svg"],
         ["report", "-o", "{out}.html"],
     ],

@@ -18,6 +18,7 @@ from rolloutdoctor.data.schema import COLUMNS, Kind
 from rolloutdoctor.engine.stored import HEAD
 from rolloutdoctor.io.archives import archived, unarchived
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.packs import RENAMED
 from rolloutdoctor.rules.table import RULES
 from rolloutdoctor.trainers.table import TRAINERS
 
@@ -117,7 +118,8 @@ def metadata(draw):
 def command_line(draw, path, commands=COMMANDS):
     """A command on a file, with options that may be right."""
     command = draw.choice(commands)
-    words = [command, path]
+    # Under its name of today.
+    words = [*RENAMED.get(command, (command,)), path]
     if command == "diff" or (command == "recompute" and draw.random() < 0.4):
         words += ["--fix", draw.choice(["zero-std", "zero-std:pr5640", "rejected-rows", "kl-inplace", "zero-std:x"])]
     if command == "recompute" and draw.random() < 0.6:

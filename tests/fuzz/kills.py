@@ -69,9 +69,9 @@ COMMANDS = {
     "why": Command("why run.parquet --metric reward --output-file out/a.txt", "a.txt"),
     "identify": Command("identify run.parquet --steps :5 --output-file out/a.txt", "a.txt"),
     "info": Command("info run.parquet --output-file out/a.txt", "a.txt"),
-    "recompute": Command("recompute run.parquet -q -o out/a.parquet", "a.parquet"),
-    "measure": Command("measure run.parquet -o out/tables", "tables", 1.5, False, True),
-    "convert": Command("convert rows.jsonl --map reward=score -q -o out/a.parquet", "a.parquet", 1.5),
+    "recompute": Command("export --what tokens run.parquet -q -o out/a.parquet", "a.parquet"),
+    "measure": Command("export run.parquet -o out/tables", "tables", 1.5, False, True),
+    "convert": Command("export --what run rows.jsonl --map reward=score -q -o out/a.parquet", "a.parquet", 1.5),
     "report": Command("report run.parquet -o out/a.html", "a.html"),
     "plot": Command("plot rewards run.parquet -o out/a.png", "a.png"),
     "merge": Command("merge one.state two.state --exit-zero --output-file out/a.txt", "a.txt"),
@@ -367,7 +367,7 @@ class Trials:
         stale = [str(each) for place in places for each in place.iterdir() if each.name.startswith(".")]
         if not command.is_server:
             stale += [each.name for each in self.out.iterdir() if each.name not in (command.out, *stale)]
-            stale += [each.name for each in self.scratch.iterdir()] if command.words.startswith("convert") else []
+            stale += [each.name for each in self.scratch.iterdir()] if "--what run" in command.words else []
         if stale:
             self.wrong("stale", f"{name}: {stale}")
 
@@ -393,7 +393,7 @@ class Trials:
         runs = [each for each in runs if not each.name.endswith(".metrics.parquet")]
         target = self.folder / "tmp" / "read.parquet"
         newest = max(runs, key=lambda each: each.stat().st_mtime)
-        if self.end_of(self.start("read", ["convert", newest, "-q", "-o", target])) != 0:
+        if self.end_of(self.start("read", ["export", "--what", "run", newest, "-q", "-o", target])) != 0:
             self.wrong("lost", f"{RECORDER}: {self.said[1][-500:]}")
         else:
             steps = set(pq.read_table(target, columns=["step"])["step"].to_pylist())

@@ -328,7 +328,7 @@ def _measured():
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         small_run(folder)
-        code, _, err, _ = run(["measure", "run.parquet", "-o", "tables"], folder)
+        code, _, err, _ = run(["export", "--what", "tables", "run.parquet", "-o", "tables"], folder)
         assert code in (0, 1), err
         return {path.name: path.read_bytes() for path in (folder / "tables").iterdir()}
 

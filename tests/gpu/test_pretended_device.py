@@ -25,7 +25,7 @@ from pretended_device import (
 from torch.utils.checkpoint import checkpoint
 
 from rolloutdoctor.cli import main
-from rolloutdoctor.commands.measure.query import measure
+from rolloutdoctor.commands.export.tables import measure
 from rolloutdoctor.engine import devices
 from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.options import CheckOptions
@@ -185,9 +185,9 @@ COMMANDS = {
     "check": ["check", "{run}", "--format", "json"],
     "check --follow": ["check", "--follow", "--until-idle", "0.1", "--every", "0.1", "{run}", "--format", "json"],
     "diff": ["diff", "{run}", "--all-fixes", "--format", "json"],
-    "recompute": ["recompute", "{run}", "--format", "json"],
+    "recompute": ["export", "--what", "tokens", "{run}", "--format", "json"],
     "report": ["report", "{run}", "-o", "{out}.html"],
-    "measure": ["measure", "{run}", "-o", "{out}/"],
+    "measure": ["export", "--what", "tables", "{run}", "-o", "{out}/"],
     "why": ["why", "{run}", "--metric", "grad_norm", "--at", "2", "--format", "json"],
     "compare": ["compare", "{run}", "{run}", "--format", "json"],
     "plot": ["plot", "gradient", "{run}", "-o", "{out}.svg"],

@@ -75,7 +75,7 @@ def test_info_names_the_dump(rolloutdoctor):
 
 def test_convert_then_check(rolloutdoctor, tmp_path):
     target = tmp_path / "run.parquet"
-    found = rolloutdoctor("convert", MIXED, "-o", target)
+    found = rolloutdoctor("export", "--what", "run", MIXED, "-o", target)
     assert found.code == 0
     assert found.out == ""
     assert found.err.endswith(f"96 rows written to {target}\n")
@@ -86,7 +86,16 @@ def test_convert_then_check(rolloutdoctor, tmp_path):
 def test_map_file(rolloutdoctor, tmp_path):
     (tmp_path / "mine.jsonl").write_text('{"it": 1, "r": 0.5, "group_id": "a"}\n')
     (tmp_path / "map.toml").write_text('step = "it"\nreward = "r"\n')
-    words = ("convert", tmp_path / "mine.jsonl", "-o", tmp_path / "run.parquet", "--map-file", tmp_path / "map.toml")
+    words = (
+        "export",
+        "--what",
+        "run",
+        tmp_path / "mine.jsonl",
+        "-o",
+        tmp_path / "run.parquet",
+        "--map-file",
+        tmp_path / "map.toml",
+    )
     assert rolloutdoctor(*words).code == 0
     (tmp_path / "map.toml").write_text("step = 1\n")
     found = rolloutdoctor(*words)
@@ -102,8 +111,8 @@ def test_map_file(rolloutdoctor, tmp_path):
         (["check", MIXED, "--map", "reward"], "--map reward: expected COLUMN=WHERE"),
         (["check", MIXED, "--map", "kl=x"], "the importer trl knows its columns; only reward can be mapped there"),
         (["check", "nowhere", "--from", "trl"], "nowhere: no such file or directory"),
-        (["convert", MIXED, "-o", "run.json"], "a run file is called NAME.parquet"),
-        (["convert", DATA, "-o", "run.parquet"], "no importer knows this; name one with --from"),
+        (["export", "--what", "run", MIXED, "-o", "run.json"], "a run file is called NAME.parquet"),
+        (["export", "--what", "run", DATA, "-o", "run.parquet"], "no importer knows this; name one with --from"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence_and_2(rolloutdoctor, words, message):
@@ -141,7 +150,7 @@ COMMANDS = {
     "check": ("check", "--format", "json"),
     "info": ("info", "--format", "json"),
     "diff": ("diff", "--fix", "zero-std", "--format", "json"),
-    "recompute": ("recompute", "--format", "json"),
+    "recompute": ("export", "--what", "tokens", "--format", "json"),
     "plot": ("plot", "gradient", "-o", "OUT.svg"),
     "report": ("report", "-o", "OUT.html"),
 }
@@ -152,7 +161,7 @@ COMMANDS = {
 def test_every_command_takes_a_mapped_dump(rolloutdoctor, tmp_path, full_dump, command):
     path, mapping = full_dump
     run = tmp_path / "run.parquet"
-    assert rolloutdoctor("convert", path, *mapping, "-o", run).code == 0
+    assert rolloutdoctor("export", "--what", "run", path, *mapping, "-o", run).code == 0
 
     def outcome(name, *words):
         target = tmp_path / name

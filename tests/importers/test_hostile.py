@@ -153,7 +153,7 @@ def test_arrays_that_are_not_what_they_say(ended, tmp_path, fields):
     body = pickle.dumps(state, 2)[2:-1]
     mark = b"\x80\x02cskyrl\n_rebuild_tensor_batch\n0"
     (tmp_path / "global_step_1_training_input.pkl").write_bytes(mark + body + b".")
-    ended("convert", ".", "-o", "run.parquet")
+    ended("export", "--what", "run", ".", "-o", "run.parquet")
 
 
 DEEP = "[" * 100_000
@@ -223,7 +223,7 @@ def test_every_importer_ends(ended, tmp_path, dump):
             changed = [text.encode() for text in hostile_lines(raw.decode())]
         for number, content in enumerate(changed):
             file.write_bytes(content)
-            ended(*(["check", "dump"] if number < 3 else ["convert", "dump", "-o", "run.parquet"]))
+            ended(*(["check", "dump"] if number < 3 else ["export", "--what", "run", "dump", "-o", "run.parquet"]))
         file.write_bytes(raw)
 
 
@@ -371,7 +371,11 @@ def test_a_folder_is_searched_once_however_many_links_lead_to_it(ended, tmp_path
 
 COMMANDS = [
     *(["check"], ["check", "--each"], ["info"], ["why"], ["identify"], ["diff", "--fix", "zero-std"]),
-    *(["recompute", "-o", "out.parquet"], ["convert", "-o", "out.parquet"], ["measure", "-o", "tables"]),
+    *(
+        ["export", "--what", "tokens", "-o", "out.parquet"],
+        ["export", "--what", "run", "-o", "out.parquet"],
+        ["export", "--what", "tables", "-o", "tables"],
+    ),
     *(["report", "-o", "out.html"], ["plot", "overview", "-o", "out.png"], ["compare", "run.parquet"]),
     ["view", "--no-browser"],
 ]

@@ -27,7 +27,7 @@ def test_empty_file():
 def test_not_parquet(body):
     Path("run.parquet").write_bytes(body)
     assert refusal() == (
-        "run.parquet: not a Parquet file; convert it with 'rolloutdoctor convert', or give the run file"
+        "run.parquet: not a Parquet file; convert it with 'rolloutdoctor export --what run', or give the run file"
     )
 
 

@@ -129,7 +129,7 @@ def test_kill_9_loses_at_most_the_step_in_flight(tmp_path):
 
 
 def pq_steps(journal, folder):
-    result = CliRunner().invoke(app, ["convert", str(journal), "-o", str(folder / "converted.parquet")])
+    result = CliRunner().invoke(app, ["export", "--what", "run", str(journal), "-o", str(folder / "converted.parquet")])
     assert result.exit_code == 0, result.output
     return pq.read_table(folder / "converted.parquet")["step"].to_pylist()
 
@@ -139,7 +139,7 @@ def test_a_closed_recording_and_its_journal_are_the_same_run(tmp_path):
     steps = [rows(step) for step in (1, 2, 3)]
     journal = journal_of(tmp_path / "run.parquet", steps)
     assert finish(journal, tmp_path / "run.parquet") == 24
-    result = CliRunner().invoke(app, ["convert", str(journal), "-o", str(tmp_path / "again.parquet")])
+    result = CliRunner().invoke(app, ["export", "--what", "run", str(journal), "-o", str(tmp_path / "again.parquet")])
     assert result.exit_code == 0, result.output
     assert pq.read_table(tmp_path / "run.parquet").equals(pq.read_table(tmp_path / "again.parquet"))
     metrics = [pq.read_table(tmp_path / f"{name}.metrics.parquet") for name in ("run", "again")]
@@ -287,7 +287,7 @@ def test_steps_that_not_every_rank_has(tmp_path):
         journal_of(tmp_path / f"run.rank{rank}.parquet", [rows(step, rank=[rank] * 8) for step in range(1, 4 - rank)])
         for rank in (0, 1)
     ]
-    result = CliRunner().invoke(app, ["convert", *map(str, ranks), "-o", str(tmp_path / "run.parquet")])
+    result = CliRunner().invoke(app, ["export", "--what", "run", *map(str, ranks), "-o", str(tmp_path / "run.parquet")])
     assert result.exit_code == 0, result.output
     assert "1 steps that not every rank had recorded are left out" in result.stderr
     assert set(pq.read_table(tmp_path / "run.parquet")["step"].to_pylist()) == {1, 2}
@@ -377,7 +377,7 @@ def test_missing_ranks_are_named_and_nothing_of_the_whole_step_is_confirmed(tmp_
     unknown, _ = two_ranks(tmp_path / "unknown", world_size=0)
     assert "RDM004" in said(rd.check(rd.open(str(unknown))))[1]
     # A journal that is converted keeps its rank.
-    result = CliRunner().invoke(app, ["convert", str(journal), "-o", str(tmp_path / "one.parquet")])
+    result = CliRunner().invoke(app, ["export", "--what", "run", str(journal), "-o", str(tmp_path / "one.parquet")])
     assert result.exit_code == 0, result.output
     assert rd.open(str(tmp_path / "one.parquet")).metadata.missing_ranks == (0,)
 

@@ -204,7 +204,7 @@ def test_a_killed_training_gives_the_findings_of_a_closed_one(tmp_path, name):
     left.write_bytes(kept[0])
     closed = CliRunner().invoke(app, ["check", str(tmp_path / "run.parquet"), "--format", "json", "--exit-zero"])
     killed = CliRunner().invoke(app, ["check", str(left), "--format", "json", "--exit-zero"])
-    made = CliRunner().invoke(app, ["convert", str(left), "-o", str(tmp_path / "made.parquet")])
+    made = CliRunner().invoke(app, ["export", "--what", "run", str(left), "-o", str(tmp_path / "made.parquet")])
     again = CliRunner().invoke(app, ["check", str(tmp_path / "made.parquet"), "--format", "json", "--exit-zero"])
     assert [each.exit_code for each in (closed, killed, made, again)] == [0] * 4
     findings = [json.loads(each.stdout)["findings"] for each in (closed, killed, again)]

@@ -26,8 +26,8 @@ RUNS = [
         ["compare", "sample_data/run.parquet", "sample_data/healthy.parquet", "--by", "reward", *FEW],
     ),
     ("why", ["why", "sample_data/run.parquet", "--metric", "entropy", "--at", "5", *FEW]),
-    ("recompute", ["recompute", "sample_data/slime_ppo.parquet", *FEW]),
-    ("recompute", ["recompute", "sample_data/run.parquet", "--fix", "zero-std", *FEW]),
+    ("recompute", ["export", "--what", "tokens", "sample_data/slime_ppo.parquet", *FEW]),
+    ("recompute", ["export", "--what", "tokens", "sample_data/run.parquet", "--fix", "zero-std", *FEW]),
 ]
 BOOK = {
     "names": ["explain"],

@@ -48,18 +48,22 @@ def check(
     scale: verdict.Scale,
     save_state: Annotated[
         str | None,
-        typer.Option("--save-state", metavar="FILE", help="Also save the state of this check, for merge."),
+        typer.Option(
+            "--save-state",
+            metavar="FILE",
+            help="Also save the state of this check; check STATE... makes one report of several.",
+        ),
     ] = None,
     following: Following,
     baselines: Baselines,
 ) -> None:
     """Run the rules on a run and print the findings."""
     from rolloutdoctor.engine.options import CheckOptions
-    from rolloutdoctor.engine.state_file import is_measured
+    from rolloutdoctor.engine.state_file import is_saved
     from rolloutdoctor.search.hypotheses.fixes import choose
 
-    if any(map(is_measured, paths)):
-        _refuse_beside(f"{paths[0]} holds measured tables, and the options they were measured with", _unused(context))
+    if any(map(is_saved, paths)):
+        _refuse_beside(f"{paths[0]} is what was measured, with the options of then", _unused(context))
         raise SystemExit(judge_saved(paths, judging))
     executor, rules = scale.executor(), judging.rules()
     must_test = verdict.required(judging.require, rules)

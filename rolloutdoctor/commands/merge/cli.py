@@ -26,7 +26,7 @@ def merge(
         list[str],
         typer.Argument(
             metavar="STATE...",
-            help="Files that check --save-state wrote, or folders that measure wrote.",
+            help="Files that check --save-state wrote, or folders that export wrote.",
             show_default=False,
         ),
     ],
@@ -39,7 +39,7 @@ def merge(
 def judge_saved(states: list[str], judging: verdict.Judging) -> int:
     """Print the report on states and measured folders, and return the exit code."""
     rules = judging.rules() if judging.is_selective else None
-    from rolloutdoctor.commands.measure.query import load
+    from rolloutdoctor.commands.export.tables import load
     from rolloutdoctor.engine.merged import merged
     from rolloutdoctor.rules.table import find
     from rolloutdoctor.views.table import RENDERERS

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rolloutdoctor.audit.logged import of_step, row_advantages
 from rolloutdoctor.audit.stored_digits import stored_radius
-from rolloutdoctor.commands.measure.query import measure
+from rolloutdoctor.commands.export.tables import measure
 from rolloutdoctor.commands.view.worst_rows import text_of
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.step_key import StepKey

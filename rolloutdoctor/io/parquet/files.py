@@ -408,7 +408,9 @@ def _check_magic(handle: pa.NativeFile, name: str) -> None:
     if _ENCRYPTED_MAGIC in (head, tail):
         raise InputError(f"{name}: the Parquet file is encrypted; write it without encryption")
     if head != _MAGIC:
-        raise InputError(f"{name}: not a Parquet file; convert it with 'rolloutdoctor convert', or give the run file")
+        raise InputError(
+            f"{name}: not a Parquet file; convert it with 'rolloutdoctor export --what run', or give the run file"
+        )
     if tail != _MAGIC or size < 12:
         raise InputError(
             f"{name}: the Parquet file is truncated (it has no footer); its writer or copy did not finish, so repeat it"

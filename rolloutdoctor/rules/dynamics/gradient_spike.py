@@ -28,7 +28,7 @@ class GradientSpike(NumbersRule):
 
     ## What to do
     Look at the rollouts of these steps; if it happens again, lower `max_grad_norm` or the learning rate. With recorded
-    rollouts `rolloutdoctor recompute` shows which tokens carry the gradient.
+    rollouts `rolloutdoctor export --what tokens` shows which tokens carry the gradient.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_log

@@ -376,7 +376,8 @@ TRAINER = Trainer(
         loss_share=loss_share,
         share_is=(
             "weighs micro-batches by their tokens twice, so that its size and even its sign may be others",
-            "compare runs by their gradient norm or clip fraction, or by the loss that `rolloutdoctor recompute` gives",
+            "compare runs by their gradient norm or clip fraction, or by the loss that `rolloutdoctor export --what "
+            "tokens` gives",
         ),
         quantities={
             "train/policy_loss": "token_weighted_loss",

@@ -338,7 +338,7 @@ const runWords = () => state.overview.paths.map(quoted).join(" ");
 function stepPage(page) {
   state.step = page;
   const head = (key, words, kind = "") => element("th", { class: kind }, element("button", { onclick: () => { state.sort = key; show(); }, "aria-pressed": state.sort === key }, words));
-  const verb = state.fix === null ? "recompute" : `diff --fix ${quoted(state.fix)}`;
+  const verb = state.fix === null ? "export --what tokens" : `diff --fix ${quoted(state.fix)}`;
   const [name, ...rest] = verb.split(" ");
   const words = `rolloutdoctor ${name} ${runWords()} --steps ${page.step}:${page.step + 1}${rest.length ? ` ${rest.join(" ")}` : ""}`;
   const rewards = page.groups.flatMap((line) => line.rewards).filter((value) => value !== null);
@@ -426,7 +426,7 @@ function againstChooser(page) {
 }
 
 function groupPage(page, around) {
-  const words = `rolloutdoctor recompute ${runWords()} --steps ${page.step}:${page.step + 1}${state.fix === null ? "" : ` --fix ${quoted(state.fix)}`} -o step-${page.step}.parquet`;
+  const words = `rolloutdoctor export ${runWords()} --what tokens --steps ${page.step}:${page.step + 1}${state.fix === null ? "" : ` --fix ${quoted(state.fix)}`} -o step-${page.step}.parquet`;
   const [tools, largest] = groupTools(page, around, page.completions, words);
   return element("div", {},
     tools,

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rolloutdoctor.commands.recompute.parts import RecomputeWork, finish_folder, is_folder, prepare_folder
-from rolloutdoctor.commands.recompute.steps import (
+from rolloutdoctor.commands.export.token_parts import RecomputeWork, finish_folder, is_folder, prepare_folder
+from rolloutdoctor.commands.export.token_steps import (
     MASK_COLUMN,
     RecomputeOptions,
     RecomputeState,

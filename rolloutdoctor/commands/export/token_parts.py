@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rolloutdoctor.commands.recompute.steps import PartFile, RecomputeOptions, RecomputeState, StepRecomputer
+from rolloutdoctor.commands.export.token_steps import PartFile, RecomputeOptions, RecomputeState, StepRecomputer
 from rolloutdoctor.engine.check_parts import reading_identity
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_device, find_dtype

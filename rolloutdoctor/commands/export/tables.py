@@ -1,7 +1,7 @@
-"""`measure`: a run as three tables, in memory or as Parquet, from which it can be judged without reading it again."""
+"""A run as three tables, in memory or as Parquet, from which it can be judged without reading it again."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -77,14 +77,22 @@ class MeasuredRun:
         )
         return diff(self._prepared.run, options)
 
-    def write(self, folder: str | Path) -> None:
+    def write(self, folder: str | Path, tables: Collection[str] = ()) -> None:
         """Write the tables and what judging them needs; those of an earlier run are there until all are written.
+
+        Args:
+            folder: where to.
+            tables: ``rows``, ``tokens`` or ``metrics``: these alone, which cannot be judged; none: all.
 
         Raises:
             UsageError: if the folder cannot be written, or holds other files.
         """
         path = Path(folder)
-        prepare_folder(path, self._prepared.run)
+        prepare_folder(path, self._prepared.run, tables)
+        if tables:
+            written = {Target.of(str(path / f"{name}.parquet")): parquet_of(getattr(self, name)) for name in tables}
+            write_together(written, next(reversed(written)))
+            return
         files = members_of(saved_state(self._prepared, self._state))
         manifest = files.pop(HEAD)
         files |= {"tokens.parquet": parquet_of(self.tokens)}
@@ -132,7 +140,7 @@ def _measure(run: Run, options: CheckOptions, fixes: Sequence[ChosenFix], progre
 
 
 def load(path: str) -> SavedState:
-    """Return what ``measure -o`` or ``check --save-state`` wrote, to be judged alone or together with others.
+    """Return what ``export -o`` or ``check --save-state`` wrote, to be judged alone or together with others.
 
     Raises:
         InputError: if a file of it is damaged or missing.
@@ -148,7 +156,7 @@ def load(path: str) -> SavedState:
     for name in tables:
         if not isinstance(digests, dict) or digests.get(name) != sha256(members[name]).hexdigest():
             raise InputError(
-                f"{shown(Path(path) / name)}: not the table that measure wrote with {MANIFEST}: it was altered, or is "
+                f"{shown(Path(path) / name)}: not the table that was written with {MANIFEST}: it was altered, or is "
                 "of another run; measure the run again"
             )
     return state
@@ -158,8 +166,13 @@ def _content(path: Path) -> bytes:
     return read_small_bytes(path, expected="measure the run again", most=MOST_STATE_BYTES, error=InputError)
 
 
-def prepare_folder(folder: str | Path, run: Run) -> None:
+def prepare_folder(folder: str | Path, run: Run, tables: Collection[str] = ()) -> None:
     """Make the folder of the tables; those of an earlier run stay until others are complete.
+
+    Args:
+        folder: where to.
+        run: which must not be in it.
+        tables: as `MeasuredRun.write` takes them.
 
     Raises:
         UsageError: if it cannot be made, or holds other files.
@@ -174,3 +187,5 @@ def prepare_folder(folder: str | Path, run: Run) -> None:
     if others or any(Target.of(str(path / f"{name}.parquet")).is_any(run.inputs) for name in TABLES):
         name = others[0] if others else "the run itself"
         raise UsageError(f"{shown(path)} holds {name}, which is no table of a measured run; name an empty folder")
+    if tables and MANIFEST in here:
+        raise UsageError(f"{shown(path)} holds all tables of a measured run, to be judged; name another folder")

@@ -1,0 +1,1 @@
+"""The command ``export``: a run as tables, as values of every token, or as a run file."""
