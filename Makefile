@@ -12,10 +12,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 demo: $(VENV)/.core
 	@echo "A real TRL run:"
-	@$(BIN)/rolloutdoctor check sample_data/run.parquet --exit-zero
+	@$(BIN)/rolloutdoctor check sample_data/run.parquet --fail-on never
 	@echo "\nThree more runs, one line a rule:"
 	@for run in verl_rejected slime_ppo healthy; do \
-		echo "\n$$run"; $(BIN)/rolloutdoctor check sample_data/$$run.parquet --format concise --exit-zero; done
+		echo "\n$$run"; $(BIN)/rolloutdoctor check sample_data/$$run.parquet --format concise --fail-on never; done
 
 # Some minutes on two cores: laws, stored results of the real functions, rules, hostile input, commands.
 test: $(VENV)/.dev

@@ -429,7 +429,7 @@ def report(
         UsageError: if an option cannot be used, or the page cannot be written.
         InputError: if a file cannot be read as a run.
     """
-    from rolloutdoctor.commands.report.query import page_of
+    from rolloutdoctor.commands.view.page import page_of
     from rolloutdoctor.io.locations.targets import Target
 
     opened = _opened(run, trainer)

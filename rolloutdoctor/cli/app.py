@@ -27,6 +27,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+SENTENCE = (
+    "Give it what your RL post-training run has written (a console log, `trainer_state.json`, a wandb folder, a dump, "
+    "recorded rollouts), and it says what is wrong, since which step, by how much, and what to change."
+)
+"""What the program does, as the README begins."""
+
 _SHOWN = {name for names in packs.COMMAND_GROUPS.values() for name in names}
 for _name, _place in packs.COMMANDS.items():
     _module = import_module(f"rolloutdoctor.{_place}")
@@ -42,13 +48,13 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help=SENTENCE)
 def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Recompute advantages, KL, loss and gradients of RL post-training from logged rollouts, with and without fixes."""
+    """Take the options that come before a command."""
 
 
 def main() -> None:

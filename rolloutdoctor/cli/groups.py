@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from rolloutdoctor.cli import options as opt
+from rolloutdoctor.cli.help import RARE
 from rolloutdoctor.cli.inputs import note_file
 from rolloutdoctor.io.locations.small_files import read_small
 from rolloutdoctor.io.locations.targets import shown
@@ -73,16 +74,22 @@ class Dump:
     columns: Annotated[
         list[str] | None,
         typer.Option(
-            "--map", metavar="COLUMN=WHERE", help="Read COLUMN from this field, e.g. reward=score; repeatable."
+            "--map",
+            metavar="COLUMN=WHERE|@FILE",
+            help="Read COLUMN from this field, e.g. reward=score, or fields as a TOML file says; repeatable.",
         ),
     ] = None
     map_file: Annotated[
         str | None,
-        typer.Option("--map-file", metavar="FILE.toml", help="The same mapping as a TOML table: reward = 'score'."),
+        typer.Option("--map-file", metavar="FILE.toml", hidden=True, help="The same as --map @FILE.toml."),
     ] = None
     allow_pickle: Annotated[
         bool,
-        typer.Option("--allow-pickle", help="Load pickled torch files, which can run code. Only for files you trust."),
+        typer.Option(
+            "--allow-pickle",
+            rich_help_panel=RARE,
+            help="Load pickled torch files, which can run code. Only for files you trust.",
+        ),
     ] = False
     dump: "ConvertOptions" = field(init=False)
 
@@ -94,11 +101,17 @@ class Dump:
         """
         from rolloutdoctor.opening.dumps import ConvertOptions
 
-        found = {} if self.map_file is None else _read_map(self.map_file)
-        for text in self.columns or []:
+        given = self.columns or []
+        files = [text.removeprefix("@") for text in given if text.startswith("@")]
+        found: dict[str, str] = {}
+        for file in [*([self.map_file] if self.map_file is not None else []), *files]:
+            found |= _read_map(file)
+        for text in given:
+            if text.startswith("@"):
+                continue
             name, equals, where = text.partition("=")
             if not equals or not name.strip() or not where.strip():
-                raise UsageError(f"--map {text}: expected COLUMN=WHERE, such as reward=score")
+                raise UsageError(f"--map {text}: expected COLUMN=WHERE, such as reward=score, or @FILE.toml")
             found[name.strip()] = where.strip()
         object.__setattr__(self, "dump", ConvertOptions(self.importer, found, self.allow_pickle))
 
@@ -150,7 +163,7 @@ def read_options(kind: "type[Options]", source: Source, part: Part, **more: Any)
 
 def _read_map(path: str) -> dict[str, str]:
     note_file(path)
-    called = f"--map-file {shown(path)}"
+    called = f"--map @{shown(path)}"
     text = read_small(path, name=called, expected="give a TOML file, such as reward = 'score'")
     try:
         table = tomllib.loads(text)

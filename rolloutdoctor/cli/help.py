@@ -2,25 +2,33 @@
 
 import re
 from textwrap import wrap
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from typer.core import TyperCommand
+
+from rolloutdoctor.cli.terminal import show
 
 _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("The run", ("trainer", "settings", "trainer_config", "fix", "against", "steps", "split")),
     ("The change", ("metric", "at", "before", "after")),
-    ("Dumps and logs", ("importer", "columns", "map_file", "allow_pickle")),
+    ("Dumps and logs", ("importer", "columns", "allow_pickle")),
     ("Left out", ("without", "top_tokens", "afresh")),
     ("Rules", ("select", "ignore", "require", "each", "list_")),
     (
         "Result",
         ("what", "logits", "by", "top", "no_text", "format_", "output", "output_file", "verbose", "quiet", "color"),
     ),
-    ("Following", ("follow", "state_file", "on_finding", "until_idle", "every")),
-    ("Exit code", ("baseline", "write_baseline", "fail_on", "exit_zero", "exit_code")),
-    ("Computing", ("device", "dtype", "workers", "engine", "state_dir", "save_state")),
+    ("Exit code", ("baseline", "write_baseline", "fail_on", "exit_code")),
+    ("Computing", ("device", "dtype")),
+    ("Options", ("help", "help_all")),
+    ("Following a run", ("follow", "state_file", "on_finding", "until_idle", "every")),
+    ("Scale", ("workers", "engine", "state_dir", "save_state")),
 )
 """Title of a group to the parameters in it; what is in none comes under "Options"."""
+
+RARE = "rare"
+"""Panel of the options that the first page of help leaves out, where a command has ``--help-all``."""
 
 EXAMPLES = "Examples: "
 """Comes before the examples at the end of what a command says below its options."""
@@ -31,6 +39,25 @@ _JOINED = "\ue000"
 ENVIRONMENT = "An option can also be set by its environment variable: ROLLOUTDOCTOR_FORMAT for --format, and so on."
 
 
+_EVERY = "rolloutdoctor.every_option"
+"""Key of what a context is told: that every option is wanted."""
+
+
+def _help_all(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        context.meta[_EVERY] = True
+        show(f"{context.get_help()}\n")
+        raise typer.Exit
+
+
+HelpAllOption = Annotated[
+    bool,
+    typer.Option(
+        "--help-all", is_eager=True, callback=_help_all, help="Show this page with every option, the rare ones too."
+    ),
+]
+
+
 class GroupedCommand(TyperCommand):
     """A command whose page of help has its options in groups."""
 
@@ -38,11 +65,14 @@ class GroupedCommand(TyperCommand):
         """Write arguments, then the options by group; see `click.Command.format_options`."""
         titles = {name: title for title, names in _GROUPS for name in names}
         sections: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", *dict(_GROUPS))}
-        reads_environment = False
-        for each in self.get_params(ctx):
+        reads_environment, every = False, self.get_params(ctx)
+        leaves_out = any(each.name == "help_all" for each in every) and not ctx.meta.get(_EVERY)
+        for each in every:
             parameter: Any = each
             reads_environment = reads_environment or bool(getattr(parameter, "envvar", None))
             parameter.show_envvar = False
+            if leaves_out and getattr(parameter, "rich_help_panel", None) == RARE:
+                continue
             record = parameter.get_help_record(ctx)
             if record is None:
                 continue

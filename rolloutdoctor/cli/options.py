@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rolloutdoctor.cli import complete
+from rolloutdoctor.cli.help import RARE
 from rolloutdoctor.cli.inputs import note_file
 from rolloutdoctor.cli.output import write_whole
 from rolloutdoctor.cli.terminal import say, show
@@ -64,6 +65,7 @@ class Format(StrEnum):
     """Format of a report."""
 
     full = "full"
+    brief = "brief"
     concise = "concise"
     json = "json"
     jsonl = "jsonl"
@@ -178,7 +180,10 @@ DeviceOption = Annotated[
     ),
 ]
 DtypeOption = Annotated[
-    Dtype, typer.Option("--dtype", envvar="ROLLOUTDOCTOR_DTYPE", help="Floating-point type of token values.")
+    Dtype,
+    typer.Option(
+        "--dtype", envvar="ROLLOUTDOCTOR_DTYPE", rich_help_panel=RARE, help="Floating-point type of token values."
+    ),
 ]
 OutputOption = Annotated[
     str | None,
@@ -193,7 +198,10 @@ QuietOption = Annotated[
         help="Print the result in brief; no progress bar.",
     ),
 ]
-ColorOption = Annotated[Color, typer.Option("--color", envvar="ROLLOUTDOCTOR_COLOR", help="When to use colour.")]
+ColorOption = Annotated[
+    Color,
+    typer.Option("--color", envvar="ROLLOUTDOCTOR_COLOR", rich_help_panel=RARE, help="When to use colour."),
+]
 
 
 def layers(settings: list[str] | None, config: str | None) -> "list[Layer]":

@@ -11,6 +11,7 @@ import typer
 from rolloutdoctor.cli import complete
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import FINDINGS, NOTHING_CHECKED
+from rolloutdoctor.cli.help import RARE
 from rolloutdoctor.cli.terminal import say
 from rolloutdoctor.results.errors import UsageError
 
@@ -51,14 +52,24 @@ RequireOption = Annotated[
     ),
 ]
 FormatOption = Annotated[
-    opt.Format, typer.Option("--format", envvar="ROLLOUTDOCTOR_FORMAT", help="Format of the report.")
+    opt.Format,
+    typer.Option(
+        "--format",
+        envvar="ROLLOUTDOCTOR_FORMAT",
+        help="Format of the report; brief is the verdict alone, and so is -q, without a progress bar.",
+    ),
 ]
 FailOnOption = Annotated[
     opt.FailOn,
-    typer.Option("--fail-on", envvar="ROLLOUTDOCTOR_FAIL_ON", help="Lowest severity that makes the exit code 1."),
+    typer.Option(
+        "--fail-on",
+        envvar="ROLLOUTDOCTOR_FAIL_ON",
+        help="Lowest severity that makes the exit code 1; never: none does.",
+    ),
 ]
 ExitZeroOption = Annotated[
-    bool, typer.Option("--exit-zero", envvar="ROLLOUTDOCTOR_EXIT_ZERO", help="Findings never change the exit code.")
+    bool,
+    typer.Option("--exit-zero", envvar="ROLLOUTDOCTOR_EXIT_ZERO", hidden=True, help="The same as --fail-on never."),
 ]
 WorkersOption = Annotated[
     int,
@@ -75,13 +86,17 @@ EngineOption = Annotated[
     typer.Option(
         "--engine",
         metavar="ray[=ADDRESS]",
+        rich_help_panel=RARE,
         help="Measure on a Ray cluster; ray=local starts one here. The result is the same.",
     ),
 ]
 StateDirOption = Annotated[
     str | None,
     typer.Option(
-        "--state-dir", metavar="DIR", help="With --engine ray: save each finished part there; a rerun skips those."
+        "--state-dir",
+        metavar="DIR",
+        rich_help_panel=RARE,
+        help="With --engine ray: save each finished part there; a rerun skips those.",
     ),
 ]
 
@@ -98,10 +113,21 @@ class Judging:
     fail_on: FailOnOption = opt.FailOn.error
     exit_zero: ExitZeroOption = False
     color: opt.ColorOption = opt.Color.auto
-    quiet: opt.QuietOption = False
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", "-q", envvar="ROLLOUTDOCTOR_QUIET", hidden=True, help="The same as --format brief."),
+    ] = False
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show measures, places, options, references and histograms.")
     ] = False
+
+    def __post_init__(self) -> None:
+        """Take ``--exit-zero`` for ``--fail-on never``, and ``--format brief`` for ``--quiet``."""
+        if self.exit_zero:
+            object.__setattr__(self, "fail_on", opt.FailOn.never)
+        if self.format_ is opt.Format.brief:
+            object.__setattr__(self, "format_", opt.Format.full)
+            object.__setattr__(self, "quiet", True)
 
     @property
     def is_selective(self) -> bool:
@@ -124,7 +150,7 @@ class Judging:
 
     def exit_code(self, report: "Report", must_test: frozenset[str] = frozenset()) -> int:
         """Return the exit code of a report; says on stderr which of the rules that must be tested were skipped."""
-        return exit_code(report, self.fail_on, exit_zero=self.exit_zero, must_test=must_test)
+        return exit_code(report, self.fail_on, must_test=must_test)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,15 +239,12 @@ def required(require: list[str] | None, selected: "Sequence[AnyRule]") -> frozen
     return frozenset(found)
 
 
-def exit_code(
-    report: "Report", fail_on: opt.FailOn, *, exit_zero: bool, must_test: frozenset[str] = frozenset()
-) -> int:
+def exit_code(report: "Report", fail_on: opt.FailOn, *, must_test: frozenset[str] = frozenset()) -> int:
     """Return the exit code of a report; says on stderr which required rules were skipped.
 
     Args:
         report: the report.
         fail_on: the severity that makes the code 1.
-        exit_zero: findings never change it.
         must_test: codes of the rules that must not be skipped.
     """
     from rolloutdoctor.results.findings import Severity
@@ -233,6 +256,6 @@ def exit_code(
         say(f"{one.code} {one.name} is required and was skipped: {plain(one.reason, 300)}; {plain(one.remedy, 300)}")
     if report.nothing_checked or untested:
         return NOTHING_CHECKED
-    if exit_zero or fail_on is opt.FailOn.never or worst is None:
+    if fail_on is opt.FailOn.never or worst is None:
         return 0
     return FINDINGS if worst >= Severity[fail_on.value.upper()] else 0

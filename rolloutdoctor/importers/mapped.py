@@ -27,7 +27,7 @@ class MappedTable:
     """
 
     name = "mapped"
-    summary = "any JSON Lines or Parquet, columns named with --map or --map-file"
+    summary = "any JSON Lines or Parquet, columns named with --map"
     logs_beside = True
     checks_files = False
     omits_rows = True

@@ -70,6 +70,19 @@ def test_fail_on_decides_the_exit_code(rolloutdoctor, run, words, code):
     assert rolloutdoctor("check", run, *words).returncode == code
 
 
+def test_an_alias_is_what_it_stands_for(rolloutdoctor, run):
+    for alias, words in (
+        (["--exit-zero"], ["--fail-on", "never"]),
+        (["--exit-zero", "--format", "junit"], ["--fail-on", "never", "--format", "junit"]),
+        (["-q"], ["--format", "brief"]),
+        (["--quiet", "--fail-on", "info"], ["--format", "brief", "--fail-on", "info"]),
+    ):
+        found, same = rolloutdoctor("check", run, *alias), rolloutdoctor("check", run, *words)
+        assert (found.returncode, found.stdout, found.stderr) == (same.returncode, same.stdout, same.stderr)
+    brief, full = (rolloutdoctor("check", run, "--format", form).stdout for form in ("brief", "full"))
+    assert len(brief) < len(full) / 3
+
+
 def test_nothing_checked_is_3(rolloutdoctor, tmp_path):
     nameless = write_run(tmp_path / "nameless.parquet")
     found = rolloutdoctor("check", nameless, "--select", "RDA001")
@@ -369,10 +382,10 @@ def test_help_names_every_command_and_every_option_has_words(rolloutdoctor):
     text = rolloutdoctor("--help").stdout
     for command in ("check", "info", "explain", "demo"):
         assert f"  {command} " in text
-    help_text = rolloutdoctor("check", "--help").stdout
+    help_text = rolloutdoctor("check", "--help-all").stdout
     options = (
         "--trainer --set --trainer-config --fix --select --ignore --steps --split --device --dtype --format "
-        "--output-file --fail-on --exit-zero --workers --save-state --color --quiet --verbose"
+        "--output-file --fail-on --workers --engine --state-dir --save-state --color --verbose --state --on-finding"
     )
     for option in options.split():
         assert option in help_text

@@ -1,12 +1,15 @@
 """Pages of help, and what a shell completes."""
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from rolloutdoctor.cli import complete
+from rolloutdoctor.cli.app import SENTENCE
 
 
 @pytest.mark.parametrize("width", ["80", "120"])
@@ -19,6 +22,28 @@ def test_help_is_in_groups_without_variables_and_types(rolloutdoctor, width):
     assert "list[str]" not in done.stdout
     assert "TEXT" not in done.stdout
     assert "ROLLOUTDOCTOR_FORMAT for --format" in " ".join(done.stdout.split())
+
+
+def test_the_first_page_has_some_twenty_options_and_the_other_all(rolloutdoctor):
+    first, every = (rolloutdoctor("check", flag).stdout for flag in ("--help", "--help-all"))
+    options = {page: re.findall(r"^  (?:-\w, )?(--[a-z-]+)", page, re.MULTILINE) for page in (first, every)}
+    assert len(options[first]) <= 25
+    assert set(options[first]) < set(options[every])
+    for rare in ("--state", "--on-finding", "--engine", "--state-dir", "--save-state", "--dtype", "--color"):
+        assert (rare in options[first], rare in options[every]) == (False, True)
+    for alias in ("--exit-zero", "--quiet", "--map-file"):
+        assert alias not in options[every]
+    titles = re.findall(r"^([A-Z][a-z ]+):$", every, re.MULTILINE)
+    assert titles[-3:] == ["Following a run", "Scale", "Examples"]
+    # Of commands without the second page the first has every option.
+    assert "--dtype" in rolloutdoctor("plot", "--help").stdout
+
+
+def test_the_help_begins_as_the_readme_does(rolloutdoctor):
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert " ".join(SENTENCE.split()) in " ".join(readme.split())
+    assert readme.split("\n\n")[1].startswith(SENTENCE.partition("(")[0])
+    assert " ".join(SENTENCE.split()) in " ".join(rolloutdoctor("--help", env={"COLUMNS": "80"}).stdout.split())
 
 
 def test_words_are_completed():
@@ -57,7 +82,7 @@ def test_a_shell_gets_the_words():
 
 def test_no_sentence_of_the_list_of_commands_is_cut(rolloutdoctor):
     done = rolloutdoctor("--help", env={"COLUMNS": "80"})
-    assert "..." not in done.stdout.partition("Commands:")[2]
+    assert "..." not in done.stdout.partition("Look at a run:")[2]
     assert "whatever its options say." in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
 

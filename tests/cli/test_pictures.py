@@ -6,6 +6,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from rolloutdoctor.commands.view.cli import EMBEDDED
+
 SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
 RUN = SAMPLES / "verl_rejected.parquet"
 
@@ -112,6 +114,19 @@ def test_report_writes_one_page_and_the_same_each_time(rolloutdoctor, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_view_writes_the_page_with_groups_to_look_at(rolloutdoctor, tmp_path):
+    words = (SAMPLES / "verl_rejected.parquet", "-o", tmp_path / "page.html")
+    assert rolloutdoctor("report", *words, "--groups", str(EMBEDDED)).returncode == 0
+    whole = (tmp_path / "page.html").read_bytes()
+    found = rolloutdoctor("view", *words)
+    assert (found.returncode, found.stdout) == (0, "")
+    assert (tmp_path / "page.html").read_bytes() == whole
+    for more, said in ((("--against", RUN), "--against needs the page that is served"), (("-o", "x.pdf"), "FILE.html")):
+        refused = rolloutdoctor("view", *words, *more)
+        assert (refused.returncode, said in refused.stderr) == (2, True)
+
+
 def test_report_has_words_in_place_of_a_picture_of_nothing(rolloutdoctor, tmp_path):
     target = tmp_path / "report.html"
     found = rolloutdoctor("report", SAMPLES / "healthy.parquet", "--steps", "0:6", "-o", target)

@@ -16,6 +16,7 @@ from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.results.errors import InputError, UsageError
+from rolloutdoctor.results.findings import Example
 
 SAMPLE = "sample_data/verl_rejected.parquet"
 STEP = StepKey(46, "train")
@@ -138,6 +139,21 @@ def test_a_shared_page_holds_the_groups_that_findings_point_at():
     assert groups[0] == "group?step=46&split=train&group=45%2F0"
     assert len(groups) == 3
     assert json.loads(orjson.dumps(found))["overview"]["steps"][0][1] == "train"
+
+
+def test_a_shared_page_holds_groups_of_steps_with_rows_of_both_splits():
+    """Step 90 was evaluated and trained; the groups that findings point at are of either."""
+    run = rolloutdoctor.open("sample_data/run.parquet")
+    report = rolloutdoctor.check(run, steps="89:91")
+    inspector = Inspector(run, CheckOptions(), ["run.parquet"])
+    groups = {split: inspector.step(StepKey(90, split)).groups[0].group_id for split in ("train", "eval")}
+    places = tuple(Example(90, group, None) for group in groups.values())
+    report = replace(report, findings=(replace(report.findings[0], examples=places),))
+    found = shared(inspector, report, 50)
+    names = [name.partition("&group=")[0] for name in found if name.startswith("group?")]
+    assert names == ["group?step=90&split=train", "group?step=90&split=eval"]
+    held = {tuple(step[:2]) for step in json.loads(orjson.dumps(found))["overview"]["steps"]}
+    assert {f"step?step={step}&split={split}" for step, split in held} == {x for x in found if x.startswith("step?")}
 
 
 def beside(tmp_path):

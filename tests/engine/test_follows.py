@@ -372,10 +372,10 @@ def test_a_consequence_is_no_failure_and_no_annotation_of_its_own():
 def test_a_consequence_counts_with_its_cause():
     assert BOTH.worst() is Severity.ERROR
     assert not re.search("more fault", verdict(BOTH))
-    assert exit_code(BOTH, opt.FailOn.error, exit_zero=False) == 1
+    assert exit_code(BOTH, opt.FailOn.error) == 1
     # Where a baseline takes the cause out, what follows from it counts unless it is in the baseline, too.
     left = replace(BOTH, findings=BOTH.findings[1:])
-    assert exit_code(left, opt.FailOn.error, exit_zero=False) == 1
+    assert exit_code(left, opt.FailOn.error) == 1
 
 
 @pytest.mark.parametrize("name", ["full", "concise", "markdown"])

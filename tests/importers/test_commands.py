@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from importers.importing import DATA
+from pyarrow.parquet import read_table
 
 from rolloutdoctor.cli import main
 
@@ -83,7 +84,8 @@ def test_convert_then_check(rolloutdoctor, tmp_path):
     assert rolloutdoctor("check", target, "--format", "json").out == direct
 
 
-def test_map_file(rolloutdoctor, tmp_path):
+@pytest.mark.parametrize("given", [("--map", "@{}"), ("--map-file", "{}")])
+def test_a_mapping_from_a_file(rolloutdoctor, tmp_path, given):
     (tmp_path / "mine.jsonl").write_text('{"it": 1, "r": 0.5, "group_id": "a"}\n')
     (tmp_path / "map.toml").write_text('step = "it"\nreward = "r"\n')
     words = (
@@ -93,10 +95,12 @@ def test_map_file(rolloutdoctor, tmp_path):
         tmp_path / "mine.jsonl",
         "-o",
         tmp_path / "run.parquet",
-        "--map-file",
-        tmp_path / "map.toml",
+        *(word.format(tmp_path / "map.toml") for word in given),
     )
     assert rolloutdoctor(*words).code == 0
+    # What is on the command line goes over the file.
+    again = rolloutdoctor(*words, "--map", "reward=it")
+    assert (again.code, read_table(tmp_path / "run.parquet")["reward"].to_pylist()) == (0, [1.0])
     (tmp_path / "map.toml").write_text("step = 1\n")
     found = rolloutdoctor(*words)
     assert found.code == 2

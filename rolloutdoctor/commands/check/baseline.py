@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rolloutdoctor.cli.help import RARE
 from rolloutdoctor.results.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +29,12 @@ class Baselines:
     ] = None
     write_baseline: Annotated[
         str | None,
-        typer.Option("--write-baseline", metavar="FILE.json", help="Write the findings of this check as a baseline."),
+        typer.Option(
+            "--write-baseline",
+            metavar="FILE.json",
+            rich_help_panel=RARE,
+            help="Write the findings of this check as a baseline.",
+        ),
     ] = None
 
 

@@ -9,6 +9,7 @@ import typer
 from rolloutdoctor.cli import complete, groups, verdict
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import guarded
+from rolloutdoctor.cli.help import RARE, HelpAllOption
 from rolloutdoctor.commands.check.baseline import Baselines
 from rolloutdoctor.commands.check.modes import Asked, mode_of
 from rolloutdoctor.commands.follow.cli import Following
@@ -50,12 +51,14 @@ def check(
         str | None,
         typer.Option(
             "--save-state",
+            rich_help_panel=RARE,
             metavar="FILE",
             help="Also save the state of this check; check STATE... makes one report of several.",
         ),
     ] = None,
     following: Following,
     baselines: Baselines,
+    help_all: HelpAllOption = False,
 ) -> None:
     """Run the rules on a run and print the findings."""
     from rolloutdoctor.engine.options import CheckOptions

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rolloutdoctor.cli.help import RARE
 from rolloutdoctor.cli.output import check_target, write_whole
 from rolloutdoctor.cli.signals import Stopped
 from rolloutdoctor.cli.terminal import say, show
@@ -40,26 +41,40 @@ class Following:
     ] = False
     state_file: Annotated[
         str | None,
-        typer.Option("--state", metavar="FILE", help="With --follow: save the progress there, and resume from it."),
+        typer.Option(
+            "--state",
+            metavar="FILE",
+            rich_help_panel=RARE,
+            help="With --follow: save the progress there, and resume from it.",
+        ),
     ] = None
     on_finding: Annotated[
         str | None,
         typer.Option(
             "--on-finding",
             metavar="COMMAND",
+            rich_help_panel=RARE,
             help="With --follow: run this for each new finding, which comes as JSON on its standard input.",
         ),
     ] = None
     until_idle: Annotated[
         float | None,
         typer.Option(
-            "--until-idle", metavar="SECONDS", min=0, help="With --follow: end after this long without new data."
+            "--until-idle",
+            metavar="SECONDS",
+            min=0,
+            rich_help_panel=RARE,
+            help="With --follow: end after this long without new data.",
         ),
     ] = None
     every: Annotated[
         float | None,
         typer.Option(
-            "--every", metavar="SECONDS", min=0.01, help="With --follow: polling interval; by default 1 to 30 s."
+            "--every",
+            metavar="SECONDS",
+            min=0.01,
+            rich_help_panel=RARE,
+            help="With --follow: polling interval; by default 1 to 30 s.",
         ),
     ] = None
 

@@ -1,15 +1,13 @@
 """``rolloutdoctor report``."""
 
-from pathlib import PurePath
 from typing import Annotated
 
 import typer
 
-from rolloutdoctor.cli import dumps, groups
+from rolloutdoctor.cli import groups
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import guarded
-from rolloutdoctor.cli.output import check_target, write_whole
-from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.commands.view.written import refuse_other_suffixes, write_page
 
 EPILOG = (
     "The page holds the verdict, the findings with their evidence, plots, tables of steps, the options with the origin "
@@ -42,19 +40,10 @@ def report(
     quiet: opt.QuietOption = False,
 ) -> None:
     """Write a self-contained HTML report of a run."""
+    from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.search.hypotheses.fixes import choose
 
-    if PurePath(output).suffix.lower() not in (".html", ".htm"):
-        raise UsageError(f"{output or repr(output)}: a report is a page; name it FILE.html")
+    refuse_other_suffixes(output)
     fixes = tuple(choose(text) for text in fix or [])
-    from rolloutdoctor.cli.progress import progress_bar, slow_work
-    from rolloutdoctor.commands.report.query import page_of
-    from rolloutdoctor.engine.options import CheckOptions
-
     options = groups.read_options(CheckOptions, source, part)
-    run = dumps.opened(paths, source, quiet=quiet, text=True, logs_alone=True)
-    check_target(output)
-    with progress_bar(run.unit, quiet=quiet) as progress, slow_work(quiet=quiet) as tell:
-        page = page_of(run, options, fixes, progress, tell, embedded)
-    write_whole(page.encode(), output)
-    opt.warn_of_partial(run, quiet=quiet)
+    write_page(paths, source, options, output, fixes, groups=embedded, quiet=quiet)

@@ -17,6 +17,7 @@ from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.terminal import say, show
 from rolloutdoctor.commands.view.serving import Answer, PageServer
+from rolloutdoctor.commands.view.written import write_page
 from rolloutdoctor.io.child_processes import without_working_folder
 from rolloutdoctor.io.uninterrupted import uninterrupted
 from rolloutdoctor.io.write.scratch import scratch_folder
@@ -36,7 +37,7 @@ EPILOG = (
     "read the run. The server reads nothing else, and ends with Ctrl-C. On another machine: "
     "ssh -L 8123:127.0.0.1:8123 HOST, and there rolloutdoctor view run.parquet --port 8123. "
     "Examples: rolloutdoctor view run.parquet; rolloutdoctor view outputs/completions; "
-    "rolloutdoctor view run.parquet --against before.parquet"
+    "rolloutdoctor view run.parquet --against before.parquet; rolloutdoctor view run.parquet -o page.html"
 )
 
 FORWARD = """\
@@ -49,6 +50,10 @@ FORWARD = """\
 <p><a href="{address}">The run</a></p>
 """
 """Page of the browser's first address, which leads to the one with the secret."""
+
+
+EMBEDDED = 20
+"""Groups that a written page holds: some megabytes of tokens."""
 
 
 @guarded
@@ -65,6 +70,15 @@ def view(
         int, typer.Option("--port", metavar="N", min=0, max=65535, help="Port on this machine; 0: one that is free.")
     ] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")] = True,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE.html",
+            help=f"Write the page to a file instead, with the {EMBEDDED} groups that findings point at first.",
+        ),
+    ] = None,
     dtype: opt.DtypeOption = opt.Dtype.float32,
     quiet: opt.QuietOption = False,
 ) -> None:
@@ -73,6 +87,12 @@ def view(
     from rolloutdoctor.engine.options import CheckOptions
 
     opt.warn_of_device(quiet=quiet)
+    if output is not None:
+        if against is not None:
+            raise UsageError("--against needs the page that is served: leave it or -o out")
+        written = groups.read_options(CheckOptions, source, groups.Part(), device="cpu", dtype=dtype.value)
+        write_page(paths, source, written, output, groups=EMBEDDED, quiet=quiet)
+        return
     options = groups.read_options(CheckOptions, source, groups.Part(), device="cpu", dtype=dtype.value)
     run = dumps.opened(paths, source, quiet=quiet, text=True, logs_alone=True, says_notes=True)
     inspector = Inspector(run, options, paths)

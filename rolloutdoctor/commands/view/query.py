@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
@@ -405,17 +406,25 @@ def shared(inspector: Inspector, report: Report, count: int) -> Mapping[str, obj
     """
     places = [(one.step, one.group_id) for finding in report.findings for one in finding.examples]
     overview = inspector.overview()
-    splits = {step: split for step, split, _ in reversed(overview.steps)}
+    splits: dict[int, list[str]] = {}
+    for step, split, _ in overview.steps:
+        splits.setdefault(step, []).append(split)
     groups = dict.fromkeys((step, group) for step, group in places if group is not None and step in splits)
-    kept = list(groups)[:count]
-    held = {step for step, _ in kept}
+    # A step may have rows of both splits, and its groups are of one of them.
+    of_split = (
+        (StepKey(step, split), group)
+        for step, group in groups
+        for split in splits[step]
+        if len(splits[step]) == 1 or any(line.group_id == group for line in inspector.step(StepKey(step, split)).groups)
+    )
+    kept = list(islice(of_split, count))
+    held = {(key.step, key.split) for key, _ in kept}
     found: dict[str, object] = {
-        "overview": replace(overview, fixes=(), steps=tuple(one for one in overview.steps if one[0] in held)),
+        "overview": replace(overview, fixes=(), steps=tuple(one for one in overview.steps if one[:2] in held)),
         "judged": judged_body(Judged(report, ())),
     }
-    for step, group in kept:
-        key = StepKey(step, splits[step])
-        where = f"step={step}&split={key.split}"
+    for key, group in kept:
+        where = f"step={key.step}&split={key.split}"
         found[f"step?{where}"] = found.get(f"step?{where}") or inspector.step(key)
         found[f"group?{where}&group={quote(group, safe=_UNQUOTED)}"] = inspector.group(key, group)
     return found

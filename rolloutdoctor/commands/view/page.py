@@ -1,4 +1,4 @@
-"""`report`: check a run, draw its pictures, and put both on one page."""
+"""`report` and `view -o`: check a run, draw its pictures, and put both on one page."""
 
 import inspect
 from collections.abc import Callable, Sequence

@@ -1,0 +1,62 @@
+"""The page of a run in a file: what `report` writes, and `view -o`."""
+
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from rolloutdoctor.cli import dumps
+from rolloutdoctor.cli import options as opt
+from rolloutdoctor.cli.groups import Source
+from rolloutdoctor.cli.output import check_target, write_whole
+from rolloutdoctor.results.errors import UsageError
+
+if TYPE_CHECKING:
+    from rolloutdoctor.engine.options import CheckOptions
+    from rolloutdoctor.search.hypotheses.fixes import ChosenFix
+
+
+def refuse_other_suffixes(output: str) -> None:
+    """Refuse a name that is none of a page.
+
+    Raises:
+        UsageError: if it is none.
+    """
+    if PurePath(output).suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"{output or repr(output)}: a report is a page; name it FILE.html")
+
+
+def write_page(
+    paths: list[str],
+    source: Source,
+    options: "CheckOptions",
+    output: str,
+    fixes: "Sequence[ChosenFix]" = (),
+    *,
+    groups: int,
+    quiet: bool,
+) -> None:
+    """Check a run, draw its pictures, and write both as a page.
+
+    Args:
+        paths: as the user gave them.
+        source: who made the run, and how to read a dump.
+        options: what to check, and how.
+        output: where to write the page.
+        fixes: the pictures are drawn with and without these.
+        groups: as many groups that findings point at are in the page, token by token.
+        quiet: True to say nothing.
+
+    Raises:
+        UsageError: if an option cannot be used, or the page cannot be written.
+        InputError: if a file cannot be read, or breaks the contract.
+    """
+    refuse_other_suffixes(output)
+    from rolloutdoctor.cli.progress import progress_bar, slow_work
+    from rolloutdoctor.commands.view.page import page_of
+
+    run = dumps.opened(paths, source, quiet=quiet, text=True, logs_alone=True)
+    check_target(output)
+    with progress_bar(run.unit, quiet=quiet) as progress, slow_work(quiet=quiet) as tell:
+        page = page_of(run, options, fixes, progress, tell, groups)
+    write_whole(page.encode(), output)
+    opt.warn_of_partial(run, quiet=quiet)
