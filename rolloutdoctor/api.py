@@ -453,7 +453,8 @@ def objective_of(run: RunLike, *, trainer: str | None = None, options: Options |
     Raises:
         UsageError: if nothing says which trainer made the run, or an option cannot be used.
     """
-    return need_trainer(configure(_opened(run, trainer).metadata, trainer, _layers(options))).objective
+    opened = _opened(run, trainer)
+    return need_trainer(configure(opened.metadata, trainer, _layers(options)), opened).objective
 
 
 def batches(

@@ -233,6 +233,19 @@ def test_rows_in_memory_are_read_like_a_file(tmp_path, monkeypatch, kind):
     assert not list(folder.iterdir())
 
 
+def test_a_frame_without_a_trainer_says_what_to_pass():
+    frame = pl.read_parquet(SAMPLE).filter(pl.col("step") < 12)
+    wanted = "the frame has no trainer: pass trainer='trl@1.16.0'"
+    for rows in (frame, frame.to_arrow(), frame.to_dicts()):
+        found = rd.check(rows)
+        assert wanted in verdict(found)
+        assert wanted in {one.remedy for one in found.skipped if one.code == "RDA001"}
+    for function in (rd.recompute, rd.objective_of, lambda rows: rd.diff(rows, fixes=["zero-std"])):
+        with pytest.raises(UsageError, match=re.escape(wanted)):
+            function(frame)
+    assert wanted not in verdict(rd.check(frame, trainer="verl@0.9.1"))
+
+
 def test_a_table_says_who_made_it_and_a_frame_of_numbers_is_a_log():
     assert rd.check(pq.read_table(SAMPLE), select=["RDA001"], steps="0:3").trainer == "verl"
     log = pl.DataFrame({"step": range(12), "loss": [0.1] * 11 + [None], "grad_norm": [1.0] * 11 + [float("nan")]})

@@ -10,7 +10,7 @@ from rolloutdoctor.engine.identified_options import with_identified
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.plan import Plan, make_plan
 from rolloutdoctor.engine.refute import find_refuted, has_traces
-from rolloutdoctor.engine.remedies import how_to_record, is_imported, omits_rows
+from rolloutdoctor.engine.remedies import frame_without_trainer, how_to_record, is_imported, omits_rows
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.io.metrics import LoggedMetrics
 from rolloutdoctor.io.parquet.columns import misspelt
@@ -137,6 +137,8 @@ def context_for(
 def run_context(run: Run, metrics: LoggedMetrics, configured: Configured | None) -> Context:
     """Build the context of a run from those of its logged metrics that can be compared with one step."""
     context = whole_context(run.columns, run.metadata, metrics, configured, has_rows=not run.metrics_only)
+    if run.is_in_memory and context.unstated == Context.unstated:
+        context = replace(context, unstated=frame_without_trainer())
     return replace(
         context,
         files=run.files,

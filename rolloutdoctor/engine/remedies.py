@@ -29,6 +29,12 @@ def how_to_record(
     return Context.unstated if trainer is None else _unstated(metadata, trainer), recording
 
 
+def frame_without_trainer() -> str:
+    """Say what to pass with rows in memory, which no trainer's name came with."""
+    newest = next(iter(TRAINERS.values()))
+    return f"the frame has no trainer: pass trainer='{newest.name}@{newest.newest}'"
+
+
 def is_imported(metadata: RunMetadata) -> bool:
     """Tell whether an importer that looks at the files themselves made the rows of a trainer's dump."""
     return any(one.checks_files for one in IMPORTERS if one.name == metadata.recording.get("importer"))

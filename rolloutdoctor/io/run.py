@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from rolloutdoctor.data.step_key import StepKey
-from rolloutdoctor.io.locations.paths import Source, expand
+from rolloutdoctor.io.locations.paths import IN_MEMORY, Source, expand
 from rolloutdoctor.io.locations.stores import address_of
 from rolloutdoctor.io.locations.targets import Target
 from rolloutdoctor.io.metadata import RunMetadata, joined_ranks
@@ -191,6 +191,11 @@ class Run(Displayed):
         size = f"{self.rows:,} rows, {len(self.columns)} columns" if self._files else "logged metrics alone"
         more = f" and {len(self.files) - 1:,} more" if len(self.files) > 1 else ""
         return f"<Run {self.files[0] if self.files else ''}{more}: {who}, {size}>"
+
+    @property
+    def is_in_memory(self) -> bool:
+        """True for rows that were given as a frame, a table or a list."""
+        return IN_MEMORY in self.files
 
     @property
     def metrics_only(self) -> bool:

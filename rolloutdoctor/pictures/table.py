@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from rolloutdoctor.pictures import compare
 from rolloutdoctor.pictures.style import plain_numbers, styled, words_alone
-from rolloutdoctor.results.errors import UsageError, nearest
+from rolloutdoctor.results.errors import InputError, UsageError, nearest
 from rolloutdoctor.results.figures import ASKED, KINDS, PictureData
 from rolloutdoctor.results.ledger import Why
 from rolloutdoctor.results.run_comparison import RunComparison
@@ -74,6 +74,17 @@ def figure_of(kind: str, data: PictureData | Why, *, by_step: bool = False) -> F
         if words_alone(figure) is not None:
             figure.set_figheight(SENTENCE)
     return figure
+
+
+def drawn_file(figure: Figure, kind: str, form: str) -> bytes:
+    """Return a figure as a file's content, as `as_bytes` does.
+
+    Raises:
+        InputError: if there is nothing in it but words.
+    """
+    if (words := words_alone(figure)) is not None:
+        raise InputError(f"no picture of {kind}: {words}")
+    return as_bytes(figure, kind, form)
 
 
 def compare_figure(result: RunComparison) -> Figure:

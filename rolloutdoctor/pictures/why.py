@@ -33,9 +33,14 @@ def draw(data: Why) -> Figure:
     """Draw the largest change."""
     if not data.ledgers:
         figure = blank(title(data))
-        empty(figure.add_subplot(), "no change stands out of the noise")
+        empty(figure.add_subplot(), f"no change of the {data.title} stands out of its noise; name a step with --at")
         return figure
     ledger = data.ledgers[0]
+    if not ledger.lines and ledger.of == "log":
+        figure = blank(title(data))
+        words = f"the log holds no term of the {data.title}; `rolloutdoctor plot overview` draws what it holds"
+        empty(figure.add_subplot(), words)
+        return figure
     found = bars(ledger)
     figure = blank(title(data), height=2.4 + 0.44 * (len(found) + 2))
     ax = figure.add_subplot()

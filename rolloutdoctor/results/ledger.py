@@ -37,6 +37,23 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Begun:
+    """A finding that begins where a metric changes.
+
+    Attributes:
+        code: of its rule.
+        name: of its rule.
+        onset: logged step from which it holds.
+        headline: what was found.
+    """
+
+    code: str
+    name: str
+    onset: int
+    headline: str
+
+
+@dataclass(frozen=True)
 class Ledger:
     """The change of a metric between two windows of steps; lines and remainder add up to it.
 
@@ -53,6 +70,8 @@ class Ledger:
         logged: metric of the log, and its means in both windows; None where it is not logged.
         coincidences: other quantities that moved at the step, as sentences; never causes.
         notes: what the lines rest on and what they lack.
+        judged: True if the log was checked for findings that begin at the step.
+        began: those, what explains others first.
     """
 
     at: int
@@ -67,6 +86,8 @@ class Ledger:
     logged: tuple[str, float, float] | None = None
     coincidences: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    judged: bool = False
+    began: tuple[Begun, ...] = ()
 
     @property
     def change(self) -> float:

@@ -420,6 +420,13 @@ class Line(Model):
     parts: dict[str, Annotated[dict[str, Any], WithJsonSchema(_NUMBERS)]]
 
 
+class Begun(Model):
+    code: Code
+    name: Text
+    onset: Number
+    headline: Text
+
+
 class Ledger(Model):
     at: Number
     steps_before: list[Whole]
@@ -433,6 +440,7 @@ class Ledger(Model):
     of: Text
     logged: Annotated[Any, BeforeValidator(_logged), WithJsonSchema(_LOGGED)]
     coincidences: list[Text]
+    began: list[Begun]
     notes: list[Text]
 
 
@@ -453,6 +461,7 @@ class Why(RunHead):
     lines: list[Line] = _first("lines", [])
     remainder: Number = _first("remainder", nan)
     interval: Annotated[Any, WithJsonSchema(_ENDS)] = _first("interval", [])
+    began: list[Begun] = _first("began", [])
     others: Annotated[list[Ledger], BeforeValidator(lambda changes: changes[1:])] = _at("ledgers")
     notes: Annotated[list[Text], BeforeValidator(lambda fields: _all_notes(fields))] = _at("__dict__")
 

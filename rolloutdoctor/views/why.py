@@ -18,6 +18,9 @@ MOST_ROWS = 5
 _NEARLY_ALL = (0.7, 1.3)
 """Shares of a line that are nearly all of it."""
 
+_FEW = 3
+"""Quantities that moved with a metric, named in the first sentence."""
+
 _safe = partial(safe, limit=600)
 
 _PLAIN = ("1", "share", "reward")
@@ -46,13 +49,26 @@ def answer(found: Why, ledger: Ledger) -> str:
     )
     line = ledger.largest
     if line is None:
-        return f"{said}; the log holds no term of it."
+        return f"{said}{_moved(ledger) if ledger.of == 'log' else '; no line goes that way.'}"
     cause = f"{said}: {signed(line.share)} ({100 * line.share / change:.0f} %) is {line.cause}"
     wide = line.interval is not None and line.interval[0] <= 0 <= line.interval[1]
     within = None if wide else largest_part(line)
     cause += f", {signed(within[1])} of it {within[0]}" if within is not None else ""
     cause += f" ({line.words})" if line.words else ""
     return f"{cause}{'; its interval includes 0' if wide else ''}."
+
+
+def _moved(ledger: Ledger) -> str:
+    """Say which finding begins at a change of which the log holds no term, and what moved with it."""
+    words = ""
+    if ledger.judged:
+        first = next(iter(ledger.began), None)
+        words = "; no finding begins there" if first is None else f". {first.code} begins there: {first.headline}"
+    few, more = list(ledger.coincidences[:_FEW]), len(ledger.coincidences) - _FEW
+    few = [*few, *([f"{more} more"] if more > 0 else [])]
+    several = f"{', '.join(few[:-1])} and {few[-1]}" if few[1:] else "".join(few)
+    moved = f"With it moved {several}" if few else "Nothing else that is logged moved with it"
+    return f"{words}. {moved}."
 
 
 def largest_part(line: Line) -> tuple[str, float] | None:
@@ -93,25 +109,26 @@ def full(found: Why, style: Style) -> str:
 
 def _parts(found: Why, style: Style) -> Iterator[RenderableType]:
     bold = "bold" if style.color else ""
-    if not style.quiet:
-        yield header(found)
-        yield ""
     for ledger in found.ledgers:
         yield Text(plain(answer(found, ledger), 600), style=bold)
         if style.quiet:
             continue
         yield Text(f"  {windows(ledger)}; {_source(ledger)}")
         yield ""
-        yield numbers(_HEAD, list(_cells(ledger)))
-        yield ""
+        if ledger.lines or ledger.of == "rows":
+            yield numbers(_HEAD, list(_cells(ledger)))
+            yield ""
         for line in ledger.lines:
             yield from _of_line(line, ledger, style)
+        yield from (_aside("begins", f"{one.code} {one.name}: {one.headline}") for one in ledger.began)
         yield from (_aside("beside", one) for one in ledger.coincidences)
         yield from (_aside("note", one) for one in ledger.notes)
         if ledger.coincidences:
             yield _aside("", "what moved at the same step (beside) need not be a cause")
         yield ""
     yield from (_aside("note", note) for note in found.notes)
+    if not style.quiet:
+        yield header(found)
 
 
 def _aside(title: str, words: str, width: int = 8) -> RenderableType:
@@ -162,11 +179,13 @@ def _markdown(found: Why) -> Iterator[str]:
     yield f"## Why the {_safe(found.title)} changed"
     for ledger in found.ledgers:
         yield from ("", _safe(answer(found, ledger)), "", f"{windows(ledger)}; {_safe(_source(ledger))}", "")
-        yield from table(_HEAD, list(_cells(ledger)), 1)
+        if ledger.lines or ledger.of == "rows":
+            yield from table(_HEAD, list(_cells(ledger)), 1)
         main = ledger.largest
         if main is not None and main.rows:
             rows = ", ".join(map(_safe, main.rows[:MOST_ROWS]))
             yield f"\nRows of {_safe(main.cause)}: {rows} of {many(main.count, 'row')}"
+        yield from (f"\nBegins there: {_safe(f'{one.code} {one.name}: {one.headline}')}" for one in ledger.began)
         yield from (f"\nBeside it, and no cause by that: {_safe(one)}" for one in ledger.coincidences)
         yield from (f"\nNote: {_safe(one)}" for one in ledger.notes)
     yield from (f"\nNote: {_safe(one)}" for one in found.notes)

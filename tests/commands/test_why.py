@@ -11,6 +11,7 @@ from fuzz.harness import run as command
 import rolloutdoctor as rd
 from rolloutdoctor.commands.why.query import Question
 from rolloutdoctor.results.errors import UsageError
+from rolloutdoctor.views.why import answer
 
 BY_NAME = {kind.name: kind for kind in KINDS}
 METRICS = ("reward", "response_length", "kl", "grad_norm", "loss", "clip_fraction")
@@ -154,6 +155,87 @@ def test_a_log_alone_has_terms_and_coincidences(tmp_path):
     # A quantity without terms has none.
     (ledger,) = rd.why(path, "entropy", at=21).ledgers
     assert (ledger.lines, ledger.remainder) == ((), ledger.change)
+
+
+def dying_log(tmp_path, dies=21, moves=21):
+    """The log of a run whose reward is 0 from a step on, with a gradient norm that falls at another."""
+    draw = np.random.default_rng(1)
+    path = tmp_path / "trainer_state.json"
+    lines = [
+        {
+            "step": step,
+            "loss": 0.1 + draw.normal(0, 0.01),
+            "reward": 0.0 if step >= dies else 0.6 + draw.normal(0, 0.02),
+            "reward_std": 0.0 if step >= dies else 0.3 + draw.normal(0, 0.01),
+            "frac_reward_zero_std": 1.0 if step >= dies else 0.1,
+            "kl": 0.05 + draw.normal(0, 0.002),
+            "num_tokens": 1000.0 * step,
+            "grad_norm": (0.2 if step >= moves else 2.0) + draw.normal(0, 0.02),
+        }
+        for step in range(1, 41)
+    ]
+    path.write_text(json.dumps({"log_history": lines, "global_step": 40}))
+    return path
+
+
+def test_a_log_without_terms_says_what_moved_and_what_begins_there(tmp_path):
+    path = dying_log(tmp_path)
+    (ledger,) = rd.why(path, "grad_norm").ledgers
+    assert (ledger.at, ledger.lines, ledger.judged) == (21, (), True)
+    first = ledger.began[0]
+    assert (first.code, first.onset) == ("RDT001", 21)
+    assert "RDT005" in [one.code for one in ledger.began]
+    # A running total moves at every step, so that it says nothing of this one.
+    assert [one.partition(" from ")[0] for one in ledger.coincidences] == [
+        "reward",
+        "zero-variance groups",
+        "reward std",
+    ]
+    _, out, _, _ = command(["why", str(path), "--metric", "grad_norm"], tmp_path)
+    said = " ".join(out.partition("\n  ")[0].split())
+    assert said.startswith("Gradient norm fell by 1.8")
+    assert "RDT001 begins there: every reward is 0 since step 21" in said
+    assert "With it moved reward from 0.59" in said
+    assert "remainder" not in out
+    body = json.loads(command(["why", str(path), "--metric", "grad_norm", "--format", "json"], tmp_path)[1])
+    assert body["began"][0] == {"code": "RDT001", "name": first.name, "onset": 21, "headline": first.headline}
+
+
+@pytest.mark.parametrize(("moves", "begins"), [(19, True), (18, False), (23, True), (24, False)])
+def test_a_finding_begins_within_two_steps_of_a_change_or_not_there(tmp_path, moves, begins):
+    (ledger,) = rd.why(dying_log(tmp_path, moves=moves), "grad_norm").ledgers
+    assert (ledger.at, bool(ledger.began)) == (moves, begins)
+    words = answer(rd.why(dying_log(tmp_path, moves=moves), "grad_norm"), ledger)
+    assert ("no finding begins there" in words) == (not begins)
+
+
+def test_a_log_with_terms_is_split_and_not_judged(tmp_path):
+    """The lines say what the change is made of; the rules are for where there are none."""
+    path = dying_log(tmp_path)
+    body = json.loads(path.read_text())
+    for line in body["log_history"]:
+        line |= {"rewards/a/mean": line["reward"] / 2, "rewards/b/mean": line["reward"] / 2 + 1e-9 * line["step"]}
+    path.write_text(json.dumps(body))
+    (ledger,) = rd.why(path, "reward").ledgers
+    assert (len(ledger.lines), ledger.judged, ledger.began) == (2, False, ())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["why", "--metric", "grad_norm", "-o", "x.png"], "the log holds no term of the gradient norm"),
+        (["plot", "why", "--metric", "grad_norm", "-o", "x.svg"], "the log holds no term of the gradient norm"),
+        (["plot", "why", "--metric", "kl", "-o", "x.svg"], "no change of the KL stands out of its noise"),
+        (["why", "--metric", "kl", "-o", "x.png"], "no change of the KL stands out of its noise"),
+    ],
+)
+def test_a_picture_of_nothing_is_a_sentence(tmp_path, words, said):
+    dying_log(tmp_path)
+    at = 2 if words[0] == "plot" else 1
+    code, out, err, _ = command([*words[:at], "trainer_state.json", *words[at:]], tmp_path)
+    assert (code, out) == (2, "")
+    assert f"no picture of why: {said}" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["trainer_state.json"]
 
 
 def test_what_the_rows_lack_is_said(mixed, tmp_path):

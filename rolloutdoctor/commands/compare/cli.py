@@ -64,9 +64,9 @@ def compare(
         result = find(runs[0], runs[1], options, by=by, progress=progress)
     style = opt.style_of(color, to_file=output_file is not None, verbose=verbose)
     if output is not None and form is not None:
-        from rolloutdoctor.pictures.table import as_bytes, compare_figure
+        from rolloutdoctor.pictures.table import compare_figure, drawn_file
 
-        write_whole(as_bytes(compare_figure(result), "compare", form), output)
+        write_whole(drawn_file(compare_figure(result), "compare", form), output)
     opt.deliver(RENDERERS[format_.value](result, replace(style, quiet=quiet)), output_file, colored=style.color)
     for run in runs:
         opt.warn_of_partial(run, quiet=quiet)

@@ -148,7 +148,7 @@ class DiffWork(Work[DiffState]):
     def measure(self, part: Part, progress: Progress | None) -> DiffState:
         """Compare with what is known of the whole run."""
         run, options = part.run, replace(self.options, steps=part.steps)
-        configured = need_trainer(configure(run.metadata, options.trainer, options.layers))
+        configured = need_trainer(configure(run.metadata, options.trainer, options.layers), run)
         metrics = comparable(run.metrics, configured)
         sides = sides_of(run, configured, options)
         columns, _ = columns_of(run, metrics, configured, sides, options.fixes)
@@ -175,7 +175,7 @@ def sides_of(run: Run, configured: Configured, options: DiffOptions) -> dict[str
     alone: dict[str, Objective] = {}
     if options.against:
         layer = read_settings(options.against, "--against")
-        other = need_trainer(configure(run.metadata, options.trainer, [layer, *options.layers]))
+        other = need_trainer(configure(run.metadata, options.trainer, [layer, *options.layers]), run)
         # A loss that one side does not have is compared with none.
         unknown = base.unknown_loss or other.objective.unknown_loss
         base, changed = (replace(one, unknown_loss=unknown) for one in (base, compared(other.objective, fixes)))

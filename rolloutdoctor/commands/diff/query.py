@@ -80,7 +80,7 @@ def _diff(run: Run, options: DiffOptions, progress: Progress | None, executor: E
     if options.by is not None and options.by not in PARTS:
         raise UsageError(f"no parts by {options.by!r} (known: {', '.join(PARTS)})")
     run, options = with_identified(run, options)
-    configured = need_trainer(configure(run.metadata, options.trainer, options.layers))
+    configured = need_trainer(configure(run.metadata, options.trainer, options.layers), run)
     if options.without and configured.objective.unknown_loss:
         raise InputError(f"{run.files[0]}: rows are left out of a loss: {configured.objective.unknown_loss}")
     untried = None

@@ -65,7 +65,7 @@ class RecomputeWork(Work[RecomputeState]):
     def measure(self, part: Part, progress: Progress | None) -> RecomputeState:
         """Recompute the steps, and write their rows."""
         run, options = part.run, replace(self.options, steps=part.steps)
-        configured = need_trainer(configure(run.metadata, options.trainer, options.layers))
+        configured = need_trainer(configure(run.metadata, options.trainer, options.layers), run)
         evaluator, dtype = Evaluator(find_device(options.device)), find_dtype(options.dtype)
         steps = StepRecomputer(run, configured, options, self.schema, evaluator)
         batches = run.batches(self.columns, steps=options.steps, split=options.split, dtype=dtype, progress=progress)

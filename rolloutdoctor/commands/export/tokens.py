@@ -88,7 +88,7 @@ def _recompute(
 ) -> Recomputed:
     in_folder = path is not None and is_folder(path)
     run, options = with_identified(run, options)
-    configured = need_trainer(configure(run.metadata, options.trainer, options.layers))
+    configured = need_trainer(configure(run.metadata, options.trainer, options.layers), run)
     schema = schema_of(run, configured, options)
     columns = _wanted(run, configured, sides_of(configured, options), options)
     if in_folder:

@@ -67,7 +67,7 @@ def plot(
     from rolloutdoctor.engine.options import CheckOptions
 
     options = groups.read_options(CheckOptions, source, part)
-    from rolloutdoctor.pictures.table import as_bytes, figure_of, format_for, known_by
+    from rolloutdoctor.pictures.table import drawn_file, figure_of, format_for, known_by
 
     form = format_for(output)
     by_step = known_by(kind, by)
@@ -84,5 +84,5 @@ def plot(
             if kind in ASKED
             else draw(run, kind, options, fixes, progress)
         )
-    write_whole(as_bytes(figure_of(kind, data, by_step=by_step), kind, form), output)
+    write_whole(drawn_file(figure_of(kind, data, by_step=by_step), kind, form), output)
     opt.warn_of_partial(run, quiet=quiet)

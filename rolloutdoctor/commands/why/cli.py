@@ -74,8 +74,8 @@ def why(
         found = explain(run, options, question, progress)
     style = opt.style_of(color, to_file=output_file is not None, verbose=verbose)
     if output is not None and form is not None:
-        from rolloutdoctor.pictures.table import as_bytes, figure_of
+        from rolloutdoctor.pictures.table import drawn_file, figure_of
 
-        write_whole(as_bytes(figure_of("why", found), "why", form), output)
+        write_whole(drawn_file(figure_of("why", found), "why", form), output)
     opt.deliver(RENDERERS[format_.value](found, replace(style, quiet=quiet)), output_file, colored=style.color)
     opt.warn_of_partial(run, quiet=quiet)

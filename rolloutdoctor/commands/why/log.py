@@ -1,6 +1,7 @@
 """What a log alone says of a change: terms by the trainer's identities, and what moved at the same step."""
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import polars as pl
@@ -9,7 +10,8 @@ from rolloutdoctor.commands.why.units import reward_weights
 from rolloutdoctor.data.step_key import TRAIN, StepKey
 from rolloutdoctor.engine.prepare import PreparedRun
 from rolloutdoctor.metric_names.quantities import BY_NAME
-from rolloutdoctor.results.ledger import Ledger, Line
+from rolloutdoctor.results.findings import Report, Severity
+from rolloutdoctor.results.ledger import Begun, Ledger, Line
 from rolloutdoctor.rules.base import number
 from rolloutdoctor.rules.series import noise
 
@@ -17,6 +19,10 @@ Windows = tuple[list[int], list[int]]
 
 MOVED = 5.0
 """A quantity moved where the means of the windows differ by more standard errors."""
+
+NEAR = 2
+"""Logged steps between a change and the onset of a finding that begins there: where the means of two windows are
+farthest apart is told to within a step or two of where the level changed."""
 
 
 def log_series(ready: PreparedRun, metric: str) -> pl.DataFrame:
@@ -106,14 +112,35 @@ def _sum_terms(ready: PreparedRun, metric: str, series: pl.DataFrame, windows: W
     return pl.DataFrame({"step": found["step"]} | terms)
 
 
+def begun_at(report: Report, at: int, steps: Sequence[int]) -> tuple[Begun, ...]:
+    """Return the findings that begin where a metric changes, faults before what is none, causes before what follows.
+
+    Args:
+        report: on the log.
+        at: first step after the change.
+        steps: those at which the metric is logged.
+    """
+    place = bisect_left(steps, at)
+    near = set(steps[max(0, place - NEAR) : place + NEAR + 1])
+    found = [one for one in report.findings if one.onset is not None and one.onset in near]
+    found.sort(key=lambda one: (one.severity < Severity.WARNING, one.follows_from is not None))
+    return tuple(Begun(one.code, one.name, int(one.onset or 0), one.headline) for one in found)
+
+
 def _coincidences(ready: PreparedRun, metric: str, windows: Windows) -> Iterator[str]:
     """Say which other quantities moved at the step; none of them is a cause."""
     for name in ready.context.quantities:
         series = log_series(ready, name)
         parts = [series.filter(pl.col("step").is_in(window))["value"].to_numpy() for window in windows]
-        if name == metric or any(len(part) < 2 for part in parts):
+        if name == metric or any(len(part) < 2 for part in parts) or _is_running(np.concatenate(parts)):
             continue
         before, after = (float(part.mean()) for part in parts)
         error = noise(np.concatenate(parts)) * np.sqrt(1 / len(parts[0]) + 1 / len(parts[1]))
         if abs(after - before) > MOVED * error and after != before:
             yield f"{BY_NAME[name].title} from {number(before)} to {number(after)}"
+
+
+def _is_running(values: np.ndarray) -> bool:
+    """Tell a running total or a schedule, which moves at every step, and so at none."""
+    steps = np.diff(values)
+    return bool((steps > 0).all() or (steps < 0).all())

@@ -7,7 +7,7 @@ from typing import cast
 import numpy as np
 import polars as pl
 
-from rolloutdoctor.commands.why.log import log_ledger, log_series
+from rolloutdoctor.commands.why.log import begun_at, log_ledger, log_series
 from rolloutdoctor.commands.why.units import (
     CLASSES,
     OF_ROWS,
@@ -20,6 +20,7 @@ from rolloutdoctor.commands.why.units import (
     valued,
 )
 from rolloutdoctor.data.step_key import TRAIN
+from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.devices import find_device, on_device
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
@@ -90,7 +91,7 @@ def why(run: Run, options: CheckOptions, question: Question, progress: Progress 
 
     Args:
         run: what to read.
-        options: how to read it; its rules are not run.
+        options: how to read it; its rules are run on a log alone that holds no term of the metric.
         question: what is asked.
         progress: called with what is done and what there is to do, in the run's `unit`.
 
@@ -127,6 +128,9 @@ def _why(run: Run, options: CheckOptions, question: Question, progress: Progress
             ledgers.append(log_ledger(ready, metric, at, windows))
         else:
             ledgers.append(_with_log(ready, metric, windows, _Ledger(metric, at, windows, units, rows).result()))
+    if run.metrics_only and not all(one.lines for one in ledgers):
+        report, steps = check(run, options), series["step"].to_list()
+        ledgers = [replace(one, judged=True, began=begun_at(report, one.at, steps)) for one in ledgers]
     # A level may change with the prompts of some steps.
     ledgers = [one for one in ledgers if question.at is not None or one.stands_out]
     none = f"no change of the {_title(metric)} stands out of its noise; name a step with --at"

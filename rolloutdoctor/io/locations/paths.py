@@ -23,6 +23,10 @@ _JOURNAL = re.compile(r"(?P<run>.*?)(\.[0-9]+)?\.journal", re.DOTALL)
 _called: dict[str, str] = {}
 
 
+IN_MEMORY = "rows in memory"
+"""What rows that came from no file are called, in messages and results."""
+
+
 @contextmanager
 def call(path: str, name: str) -> Iterator[None]:
     """Call a path by a name that the user knows, in all messages, until the block ends."""

@@ -12,14 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rolloutdoctor.data.schema import COLUMNS
-from rolloutdoctor.io.locations.paths import call
+from rolloutdoctor.io.locations.paths import IN_MEMORY, call
 from rolloutdoctor.io.write.copies import copied
 from rolloutdoctor.io.write.run_table import by_column
 from rolloutdoctor.io.write.scratch import scratch_folder
 from rolloutdoctor.results.errors import InputError
 
-NAME = "rows in memory"
-"""How messages and results call them."""
+NAME = IN_MEMORY
 
 
 @runtime_checkable
