@@ -72,6 +72,7 @@ class Format(StrEnum):
     markdown = "markdown"
     github = "github"
     junit = "junit"
+    sarif = "sarif"
 
 
 class DiffFormat(StrEnum):

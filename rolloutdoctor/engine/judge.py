@@ -127,6 +127,7 @@ def judge(
         likely_trainers=writers(context.metrics) if made_by[0] is None else (),
         release=None if configured is None else configured.release.state,
         unread_release=context.unread_release,
+        files=context.files,
         unknown_options=() if context.config is None else context.config.unknown,
     )
 

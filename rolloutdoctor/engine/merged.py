@@ -101,7 +101,8 @@ def _merged(parts: Sequence[tuple[str, SavedState]], rules: Sequence[AnyRule] | 
         total = total + (_with_files(part) if several else part.state)
     report = judge(plan, total, configured, device=first.device, dtype=first.dtype)
     notes = dict.fromkeys(sentence for _, part in parts for sentence in part.notes)
-    return replace(report, notes=(*notes, *report.notes))
+    files = dict.fromkeys(name for _, part in parts for name in part.files)
+    return replace(report, notes=(*notes, *report.notes), files=tuple(files))
 
 
 @contextmanager

@@ -285,6 +285,7 @@ class Report(RunResult):
         release: whether the code of the run's release was read; None where nothing says who made it.
         unread_release: why differences of numbers prove nothing under a release that was not read; empty where it was.
         unknown_options: names of options of the run that are not understood.
+        files: names of the files that were read, as they were given.
         findings: worst first, each with what follows from it directly after it.
         clean: ``(code, name)`` of the rules that found nothing where they could have.
         skipped: the rules that could not be tested, each with what would make it so.
@@ -310,6 +311,7 @@ class Report(RunResult):
     release: ReleaseState | None = None
     unread_release: str = ""
     unknown_options: tuple[str, ...] = ()
+    files: tuple[str, ...] = field(default=(), compare=False)
 
     def __repr__(self) -> str:
         """Summarise the report in a line."""

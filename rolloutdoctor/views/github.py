@@ -8,7 +8,10 @@ _COMMANDS = {"error": "error", "warning": "warning", "info": "notice"}
 
 
 def render(report: Report, style: Style) -> str:
-    """Render findings and skipped rules as workflow commands."""
+    """Render findings as workflow commands.
+
+    A job shows ten annotations of a kind, so that rules that could not be tested have none: the last line counts them.
+    """
     lines = [
         _command(
             # A cause counts for what follows from it.
@@ -24,11 +27,6 @@ def render(report: Report, style: Style) -> str:
         )
         for found in report.findings
     ]
-    lines += [
-        _command("notice", f"{one.code} {one.name} skipped", [one.reason, f"to run it: {one.remedy}"])
-        for one in report.skipped
-    ]
-    # No annotations: a job shows ten of each kind, and these ask for nothing.
     lines += [f"clean {words}" for words in report.clean_words()]
     lines += [f"not applicable {one.code} {one.name}: {plain(one.reason, 600)}" for one in report.not_applicable]
     text = "\n".join([*lines, f"{counts(report)}."]) + "\n"

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from rolloutdoctor.results.findings import Report
-from rolloutdoctor.views import concise, github, junit, markdown, structured, terminal
+from rolloutdoctor.views import concise, github, junit, markdown, sarif, structured, terminal
 from rolloutdoctor.views.style import Style
 
 RENDERERS: dict[str, Callable[[Report, Style], str]] = {
@@ -14,4 +14,5 @@ RENDERERS: dict[str, Callable[[Report, Style], str]] = {
     "markdown": markdown.render,
     "github": github.render,
     "junit": junit.render,
+    "sarif": sarif.render,
 }

@@ -92,7 +92,7 @@ def test_junit(text):
 def test_github(text):
     rendered = RENDERERS["github"](report_with(text), Style(color=False))
     commands = [line for line in rendered.splitlines() if line.startswith("::")]
-    assert len(commands) == 2
+    assert len(commands) == 1
     assert not any(line.startswith("::error title=x") for line in commands)
 
 
