@@ -337,7 +337,7 @@ def test_a_log_of_means_is_not_mapped_to_rollouts(tmp_path):
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = ConvertOptions(columns={"step": "n"})
     with (
-        pytest.raises(InputError, match="a log of numbers, with loss and lr, and no rollouts"),
+        pytest.raises(InputError, match="logged metrics, not rollouts"),
         open_any([str(tmp_path / "mine.jsonl")], trainer=None, options=options, tell=print),
     ):
         pass

@@ -128,6 +128,13 @@ BOUNDARIES = [
         says=("skipped", "info"),
         trainer="trl",
     ),
+    Boundary(
+        "RDG012",
+        "still",
+        *({"kl": [0.5] * 6, "learning_rate": [rate] * 6, "every": 2} for rate in (1.1e-6, 0.9e-6)),
+        says=("info: .*first 2 steps: the", "info: .*at a learning rate"),
+        trainer="trl",
+    ),
     near(
         "RDT001",
         "distinct",

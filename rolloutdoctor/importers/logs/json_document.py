@@ -85,7 +85,7 @@ def _tables(body: object, depth: int = 0) -> Iterator[tuple[Rows, bool]]:
     """Yield what may be the rows of a document: lists of objects, columns, and objects by their step."""
     if isinstance(body, list) and body and all(isinstance(row, dict) for row in body):
         numbered = counted(body)
-        yield (numbered, True) if numbered and not any(name in body[0] for name in STEPS) else (body, False)
+        yield (numbered, True) if numbered else (body, False)
     if not isinstance(body, dict) or depth > _DEEPEST:
         return
     lists = {name: cells for name, cells in body.items() if isinstance(cells, list)}

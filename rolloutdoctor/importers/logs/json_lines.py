@@ -36,11 +36,11 @@ class JsonLines:
         if path.name.endswith(".metrics.jsonl") or not path.is_file():
             return None
         rows = lines.first_objects(path, _LOOKED_AT, repeats=True)
+        if len(rows) > 1 and counted(rows):
+            return "JSON Lines of logged numbers"
         if rows and not _may_come_first(rows[0]):
             rows = rows[:1]
         kind = next((kind for row in rows if (kind := kind_of_row(row)) is not None), None)
-        if kind is None and len(rows) > 1 and counted(rows):
-            return "JSON Lines of logged numbers"
         return kind or ("JSON Lines of logged numbers" if _are_steps(rows) else None)
 
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:

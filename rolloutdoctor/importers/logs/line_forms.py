@@ -116,9 +116,11 @@ class Pairs:
                 # A step alone, or with one metric, is the head of a block.
                 record = Printed(values if is_log else {}, step[0], counter="step", total_steps=step[1])
             elif record is not None and step is None and is_log:
-                # A line of several may be of a response, but for one with a loss, right below the step of its update.
+                # A line of several may be of a response, but for one with a loss, right below the step of its update,
+                # and one of means: ``average reward score: 0.5 | EMA reward score: 0.4``, as DeepSpeed-Chat prints it.
                 of_update = not record.values and any("loss" in name for name in metrics)
-                if len(rows) == 1 or of_update:
+                of_means = any(name.startswith(_MEANS) for name in metrics)
+                if len(rows) == 1 or of_update or of_means:
                     # What the line of the step says is not said again by that of a response below it.
                     said = {*record.values, *metric_quantities(record.values).values()}
                     of_these = metric_quantities(metrics)
@@ -128,6 +130,8 @@ class Pairs:
         if record is not None and _logs(record):
             yield record
 
+
+_MEANS = ("mean_", "avg_", "average_")
 
 _OF_MANY = 10
 """A metric is of the log if it is in a tenth as many steps as the most common one: an evaluation is rarer than that."""

@@ -58,7 +58,11 @@ def counted(rows: "list[Mapping[str, object]]") -> "list[Mapping[str, object]]":
 
     Numbers of an update, as a loss and a reward, are of a step: nothing else has both.
     """
-    is_log = rows and all(is_of_update(row) and len(row) > 1 and all(map(is_number, row.values())) for row in rows)
+    is_log = (
+        rows
+        and not any(name in rows[0] for name in STEPS)
+        and all(is_of_update(row) and len(row) > 1 and all(map(is_number, row.values())) for row in rows)
+    )
     return [{"step": place, **row} for place, row in enumerate(rows, start=1)] if is_log else []
 
 
