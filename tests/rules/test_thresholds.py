@@ -128,12 +128,13 @@ BOUNDARIES = [
         says=("skipped", "info"),
         trainer="trl",
     ),
-    Boundary(
+    near(
         "RDG012",
         "still",
-        *({"kl": [0.5] * 6, "learning_rate": [rate] * 6, "every": 2} for rate in (1.1e-6, 0.9e-6)),
-        says=("info: .*first 2 steps: the", "info: .*at a learning rate"),
-        trainer="trl",
+        1e-6,
+        lambda x: {"kl": [0.5] * 6, "learning_rate": [x] * 6, "every": 2},
+        ("info: .* steps, at a learning rate", "info: .* steps: the reference"),
+        "trl",
     ),
     near(
         "RDT001",
