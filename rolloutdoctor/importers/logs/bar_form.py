@@ -16,13 +16,16 @@ from rolloutdoctor.importers.logs.printed import (
 )
 from rolloutdoctor.metric_names.table import metric_quantities
 
-_BAR = re.compile(
-    r"^(?P<label>[^|]{0,300}?(?:\|[^|%]{1,100}){0,8}?)[:\s]\s{0,8}[0-9]{1,3}%\|[^|]{0,300}\| {0,12}"
-    r"(?P<done>[0-9]{1,12})/(?P<total>[0-9]{1,12}) "
-    r"\[[0-9:]{1,12}<[0-9:?]{1,12}, {1,4}[0-9.?]{1,12}(?:s/\w{1,8}|\w{1,8}/s)"
-    r"(?:, (?P<shown>[^\]]{0,4000}))?"
+_COUNT = (
+    r"[0-9]{1,3}%\|[^|]{0,300}\| {0,12}(?P<done>[0-9]{1,12})/(?P<total>[0-9]{1,12}) "
+    r"\[[0-9:]{1,12}<[0-9:?]{1,12}, {1,4}[0-9.?]{1,12}(?:s/\w{1,8}|\w{1,8}/s)(?:, (?P<shown>[^\]]{0,4000}))?"
 )
+_BAR = re.compile(rf"^(?P<label>[^|]{{0,300}}?(?:\|[^|%]{{1,100}}){{0,8}}?)[:\s]\s{{0,8}}{_COUNT}")
+BAR = re.compile(rf"^[^|]{{0,300}}?(?:\|[^|%]{{1,100}}){{0,8}}?(?<![0-9]){_COUNT}\]?")
+"""A bar with what it shows, as a part of a line that is not only one."""
+
 _ROUND = re.compile(r"\[([0-9]{1,9})/([0-9]{1,9})\]")
+_NAMED = re.compile(r"(?i)(?<![a-z])(?:iteration|iter|step|update)[ #:=]{1,3}([0-9]{1,12})(?![0-9/.])")
 _DIGITS = re.compile(r"[-+]?[0-9][0-9.e+-]*|nan|inf")
 
 
@@ -44,7 +47,12 @@ class _Bar:
 
     def take(self, values: dict[str, float | None], done: int, end: int, label: str) -> None:
         """Add what was drawn; a bar that begins anew after its end is the next round of one training."""
-        rounds = _ROUND.search(label)
+        rounds, named = _ROUND.search(label), _NAMED.search(label)
+        if named is not None:
+            # The bar of a part of a step, whose number is in its label.
+            self.before, done, self.total = int(named[1]), 0, None
+            self.shown.update({self.before: values} if values else {})
+            return
         if rounds is not None:
             self.before, self.total = (max(int(rounds[1]), 1) - 1) * end, int(rounds[2]) * end
         elif done < self.last[0]:

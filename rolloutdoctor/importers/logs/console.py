@@ -59,8 +59,8 @@ FORMS: tuple[Form, ...] = (
     TWO_COLUMNS,
     WANDB_SUMMARY,
     ANY_DICT,
-    ProgressBars(),
     Pairs(),
+    ProgressBars(),
 )
 """In the order in which they are tried: the narrowest first."""
 
@@ -70,6 +70,9 @@ ANY_NAMES = FORMS[-3:]
 _OF_A_TRAINING = ("trainer_state.json", "training_args.bin")
 """Files beside a model card, which repeats some of what is in them, rounded."""
 
+_OF_WANDB = ("debug.log", "debug-internal.log", "debug-core.log")
+"""What wandb writes of itself, the configuration of the run among it."""
+
 _LENGTH = re.compile(r"Total training steps: ([0-9]{1,15})")
 
 
@@ -78,6 +81,8 @@ class Console:
 
     def detect(self, path: Path) -> str | None:
         """Look for a line with numbers of a training."""
+        if path.name in _OF_WANDB:
+            return None
         if path.name == "README.md" and any((path.parent / name).exists() for name in _OF_A_TRAINING):
             return None
         text = beginning(path)

@@ -8,9 +8,9 @@ from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.json_lines import kind_of_row
 from rolloutdoctor.importers.logs.notes import LogNotes
-from rolloutdoctor.importers.logs.numbers import Cell, is_number, numbers
+from rolloutdoctor.importers.logs.numbers import Cell, is_list, is_number, numbers
 from rolloutdoctor.importers.logs.printed import is_log_line
-from rolloutdoctor.importers.logs.row_names import STEPS
+from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, STEPS, of_rollouts
 from rolloutdoctor.importers.logs.row_shapes import counted, plain
 from rolloutdoctor.importers.logs.rows import entries_of
 from rolloutdoctor.importers.logs.runs_of_rows import Row, of_one_run
@@ -30,6 +30,9 @@ _FLAT = re.compile(rb"\{[^{}]{1,100000}\}")
 """An object that holds no other, as the rows of a document that was cut."""
 
 _BEGINS = re.compile(rb"\s*[\[{]\s*[{\"]")
+
+_FEWEST, _LOOKED_AT = 3, 8
+"""Rows of numbers under other names that are a log, and of which so many are looked at."""
 
 Rows = Sequence[object]
 
@@ -111,7 +114,17 @@ def _is_log(rows: Rows, is_named: bool) -> bool:
     has_step = any(name in first for name in STEPS)
     is_of_numbers = is_named and has_step and all(map(is_number, first.values())) and is_log_line(first)
     is_of_trainer = "step" in first and len(_TRAINER & first.keys()) > 1
-    return is_of_numbers or is_of_trainer or kind_of_row(first) is not None
+    if is_of_numbers or is_of_trainer or kind_of_row(first) is not None:
+        return True
+    # Numbers of steps are a log whatever they are called, and none of a rollout where no name is one's.
+    some = [plain(row) for row in rows[:_LOOKED_AT] if isinstance(row, dict)]
+    return len(some) >= _FEWEST and all(
+        any(name in row for name in STEPS)
+        and not of_rollouts(row.keys())
+        and not OF_ROLLOUTS & row.keys()
+        and all(is_number(value) or is_list(value) for value in row.values())
+        for row in some
+    )
 
 
 def trainer_state_entries(source: Source, notes: LogNotes) -> Iterator[Entry]:

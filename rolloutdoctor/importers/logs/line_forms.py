@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from rolloutdoctor.importers.logs.bar_form import BAR
 from rolloutdoctor.importers.logs.printed import (
     COUNTERS,
     FEWEST_NUMBERS,
@@ -96,6 +97,7 @@ class Pairs:
         record: Printed | None = None
         ends_in_bar = False
         for line in lines:
+            line = BAR.sub(" ", line) if "%|" in line else line
             step = counted(line) if "=" in line or ":" in line or "|" in line or " " in line else None
             rows = [(label, value) for label, value in pairs(line)]
             if ends_in_bar and "|" in line and not line.rstrip().endswith("|"):

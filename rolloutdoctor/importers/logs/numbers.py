@@ -61,8 +61,13 @@ def _in_float32(value: float | None) -> float | None:
     return value if value is None or not abs(value) > _LARGEST else math.copysign(math.inf, value)
 
 
+_TIMES = frozenset({"timestamp", "time", "datetime", "date", "ts", "created_at", "recorded_at", "run_name"})
+
+
 def _says_nothing(name: str, value: object) -> bool:
-    """Tell an empty text, and what wandb and trackio keep of a table, a picture or a histogram."""
+    """Tell an empty text, a time in words, and what wandb and trackio keep of a table, a picture or a histogram."""
+    if isinstance(value, str) and name.lower() in _TIMES:
+        return True
     if isinstance(value, dict):
         return "_type" in value
     return isinstance(value, str) and (not value.strip() or name.rpartition("/")[2].startswith("_"))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from rolloutdoctor.importers.logs.numbers import is_number
-from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, RUNS, STEPS, is_of_update, of_rollouts
+from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, RUNS, STEPS, has_mean_reward, is_of_update, of_rollouts
 from rolloutdoctor.importers.reading.cells import decimal
 from rolloutdoctor.metric_names.generic import is_metric
 
@@ -13,6 +13,9 @@ _VALUES = ("value", "metricValue", "metric_value")
 
 _HOLDERS = frozenset({"data", "metrics", "metric", "stats", "logs", "log", "values", "scalars"})
 """Names of an object that holds the metrics of its row, and says nothing of them."""
+
+_COUNTERS = ("episode", "epoch", "round")
+"""Names of whole numbers that count the rows of a loop that counts no steps."""
 
 _FEWEST = 2
 _DEEPEST = 4
@@ -32,7 +35,10 @@ def plain(row: Mapping[str, object]) -> Mapping[str, object]:
         return row
     step = next((name for name in STEPS if row.get(name) is not None), None)
     if step is None:
-        return row
+        counter = next((name for name in _COUNTERS if type(row.get(name)) is int), None)
+        rest = {name: value for name, value in row.items() if name != counter}
+        is_log = counter is not None and (has_mean_reward(rest) or is_of_update({*rest} - {"epoch"}))
+        return {"step": row[counter], **rest} if is_log and counter is not None else row
     name = next((one for one in _NAMES if isinstance(row.get(one), str)), None)
     value = next((one for one in _VALUES if one in row), None)
     if name is not None and value is not None and (one := _number(row[value])) is not None:

@@ -20,7 +20,9 @@ _LONGEST = 2**20
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-"""How text begins that PowerShell wrote."""
+"""How text begins that PowerShell wrote; every other byte of most of it is 0."""
+
+_SHORT = 64
 
 _IN_ENVELOPE = ("log", "message", "msg", "line", "textPayload")
 """Names under which Docker and collectors of logs put a printed line into an object of JSON."""
@@ -45,7 +47,8 @@ def beginning(path: Path) -> list[str]:
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     """Open a file of text, as UTF-8 where it is UTF-16."""
     with path.open("rb") as file:
-        is_wide = file.read(2) in _UTF_16
+        start = file.read(_SHORT)
+        is_wide = start[:2] in _UTF_16 and start.count(b"\0") >= len(start) // 4
         file.seek(0)
         yield codecs.EncodedFile(file, "utf-8", "utf-16", "replace") if is_wide else file  # type: ignore[misc]
 
