@@ -3,9 +3,11 @@
 import json
 
 import pytest
+from log_files import history, log_of
 
 import rolloutdoctor as rd
 from rolloutdoctor.importers.logs.table import runs_of
+from rolloutdoctor.views.verdict import verdict
 
 ROWS = [{"step": step, "reward": 0.5 + step / 100, "kl": step / 1000, "loss": step / 500} for step in range(1, 13)]
 NAMES = ("reward", "kl", "loss")
@@ -148,3 +150,104 @@ def test_a_key_that_is_there_twice_costs_itself(tmp_path):
 def test_rollouts_are_no_log(row, tmp_path):
     (tmp_path / "rollouts.jsonl").write_text(lines([row] * 4))
     assert runs_of(tmp_path / "rollouts.jsonl") == []
+
+
+def bar(label, done, total, shown):
+    return f"\r{label}:  50%|█ | {done}/{total} [00:10<00:10,  1.0s/it, {shown}]"
+
+
+def test_a_bar_within_a_step_does_not_count_steps(tmp_path):
+    """A loop draws a bar over the groups of each iteration, and one over an evaluation, and prints the iteration."""
+    text = ""
+    for row in ROWS:
+        for group in range(1, 6):
+            text += bar(f"Iter {row['step']} groups", group, 5, f"loss=0.{group}, mean_r=0.{group}, kl=0.1")
+        text += f"2026-01-01 00:00:00,000 INFO     main - Iter {row['step']} | loss={row['loss']} | "
+        text += f"reward mean={row['reward']} std=0.1 | kl={row['kl']}\n"
+        text += "".join(bar("Evaluating", each, 30, "score=0.925, kl=0.1, acc=0.5") for each in range(1, 31)) + "\n"
+    (tmp_path / "train.log").write_text(text)
+    report = rd.check(tmp_path / "train.log")
+    (reward,) = [vital for vital in report.vitals if vital.name == "reward"]
+    assert list(reward.series) == pytest.approx([row["reward"] for row in ROWS])
+
+
+def test_a_bar_that_names_its_step_is_of_that_step(tmp_path):
+    text = "".join(
+        bar(f"Iter {row['step']}", group, 5, f"reward={row['reward']}, kl={row['kl']}, loss=0.1")
+        for row in ROWS
+        for group in range(1, 6)
+    )
+    (tmp_path / "train.log").write_text(text)
+    report = rd.check(tmp_path / "train.log")
+    assert report.input.steps == 12
+    assert next(vital for vital in report.vitals if vital.name == "reward").last == ROWS[-1]["reward"]
+
+
+def test_runs_that_begin_with_one_evaluation_are_told_apart(tmp_path):
+    """The untrained model does the same in both."""
+    text = ""
+    for run in (0, 1):
+        text += "step    0  reward   None  accuracy 0.992  violations 0.014\n"
+        text += "".join(
+            f"step {50 * step:4}  reward {0.5 + 0.01 * step + run}  accuracy 0.9{step}  violations 0.0\n"
+            for step in range(1, 9)
+        )
+    (tmp_path / "console.txt").write_text(text)
+    assert runs_of(tmp_path / "console.txt") == ["1", "2"]
+
+
+def test_steps_that_each_epoch_counts_anew_go_on(tmp_path):
+    text = "".join(
+        f"INFO - Epoch {epoch}/3, Step {step}, Loss: 0.{step}, Reward: 0.{epoch}\n"
+        for epoch in (1, 2, 3)
+        for step in range(10, 60, 10)
+    )
+    (tmp_path / "train.log").write_text(text)
+    assert (rd.check(tmp_path / "train.log").input.steps, runs_of(tmp_path / "train.log")) == (15, ["1"])
+
+
+def test_a_step_that_never_changes_is_none(tmp_path):
+    """A reward function logs to the tracker of a trainer whose own step it does not know."""
+    rows = [
+        {"_step": number, "_timestamp": number, "train/global_step": 0, "train/reward": 0.01 * number, "train/kl": 0.1}
+        for number in range(12)
+    ]
+    (tmp_path / "history.jsonl").write_text(lines(rows))
+    assert rd.check(tmp_path / "history.jsonl").input.steps == 12
+
+
+@pytest.mark.parametrize("name", ["log.json", "log.jsonl"])
+def test_rows_that_count_epochs_are_a_log(name, tmp_path):
+    rows = [{"epoch": row["step"], "avg_reward": row["reward"], "timestamp": "2026-01-01T00:00:00"} for row in ROWS]
+    (tmp_path / name).write_text(lines(rows) if name.endswith("l") else json.dumps(rows, indent=1))
+    report = rd.check(tmp_path / name)
+    assert report.input.steps == 12
+    assert not any("timestamp" in note for note in report.notes)
+
+
+def test_numbers_of_steps_are_a_log_whatever_they_are_called(tmp_path):
+    rows = [{"step": row["step"], "n_degenerate": 2, "mean_pos_adv": 0.1} for row in ROWS]
+    (tmp_path / "log.json").write_text(json.dumps(rows))
+    assert "no logged metric has a name that is known" in verdict(rd.check(tmp_path / "log.json"))
+
+
+def test_most_responses_truncated_is_said_beside_too_little(tmp_path):
+    row = {"step": 10, "completions/clipped_ratio": 0.91, "completions/mean_length": 250.0, "reward": 0.4, "epoch": 2.5}
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": [row]}))
+    words = verdict(rd.check(tmp_path / "trainer_state.json"))
+    assert words.startswith("Too little to judge")
+    assert "91 % of the responses are truncated over 1 step (RDI012)" in words
+
+
+def test_what_wandb_writes_of_itself_is_no_log(tmp_path):
+    options = {f"adam_beta{number}": 0.9 for number in range(8)} | {"learning_rate": 1e-5, "num_return_sequences": 1}
+    (tmp_path / "debug.log").write_text(f"2026-01-01 00:00:00,000 INFO MainThread:1 config set {options}\n")
+    assert runs_of(tmp_path / "debug.log") == []
+
+
+def test_a_run_of_wandb_is_found_in_a_folder_below(tmp_path):
+    run = tmp_path / "run-20260101_000000-abc"
+    (run / "tmp").mkdir(parents=True)
+    rows = [history({"train/global_step": row["step"], "train/reward": row["reward"]}, row["step"]) for row in ROWS]
+    (run / "tmp" / "run-abc.wandb").write_bytes(log_of(rows))
+    assert rd.check(run).input.steps == 12

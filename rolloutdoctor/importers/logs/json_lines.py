@@ -50,9 +50,10 @@ class JsonLines:
             return
         without: list[Row] = []
         rows: list[Row] = []
-        for row, where in _rows(source, notes):
+        for each, where in _rows(source, notes):
+            row = plain(each)
             has_step = "data" in row or any(row.get(name) is not None for name in STEPS)
-            (rows if has_step else without).append((plain(row), where))
+            (rows if has_step else without).append((row, where))
         if not rows and (numbered := counted([row for row, _ in without])):
             notes.counted_steps = True
             notes.tell(f"{source.name}: the lines have no step: they are numbered from 1")

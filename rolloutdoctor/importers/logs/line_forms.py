@@ -15,6 +15,7 @@ from rolloutdoctor.importers.logs.printed import (
     name_of,
     number,
     pairs,
+    through_epochs,
     values_of,
 )
 from rolloutdoctor.metric_names.generic import is_metric
@@ -90,7 +91,9 @@ class Pairs:
         found = [*self._steps(lines)]
         times = Counter(name for record in found for name in record.values if is_metric(name))
         most = max(times.values(), default=0)
-        yield from (record for record in found if any(_OF_MANY * times[name] >= most for name in record.values))
+        yield from through_epochs(
+            [record for record in found if any(_OF_MANY * times[name] >= most for name in record.values)]
+        )
 
     def _steps(self, lines: Iterable[str]) -> Iterator[Printed]:
         """Yield a record for each line with a counter, with what the lines behind it add."""

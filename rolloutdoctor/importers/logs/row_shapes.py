@@ -1,6 +1,6 @@
 """Rows of logged numbers in the shapes that trackers and loops write, as one shape: a step, and numbers by name."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from rolloutdoctor.importers.logs.numbers import is_number
 from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, RUNS, STEPS, has_mean_reward, is_of_update, of_rollouts
@@ -59,7 +59,7 @@ def plain(row: Mapping[str, object]) -> Mapping[str, object]:
     return flat if len(metrics) >= _FEWEST and is_short and is_flat and not is_of_rollout else row
 
 
-def counted(rows: "list[Mapping[str, object]]") -> "list[Mapping[str, object]]":
+def counted(rows: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
     """Return rows without a step with their place as one, from 1; none where one may be of a rollout.
 
     Numbers of an update, as a loss and a reward, are of a step: nothing else has both.

@@ -50,7 +50,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         start = file.read(_SHORT)
         is_wide = start[:2] in _UTF_16 and start.count(b"\0") >= len(start) // 4
         file.seek(0)
-        yield codecs.EncodedFile(file, "utf-8", "utf-16", "replace") if is_wide else file  # type: ignore[misc]
+        yield codecs.EncodedFile(file, "utf-8", "utf-16", "replace") if is_wide else file
 
 
 def is_text(start: bytes) -> bool:
