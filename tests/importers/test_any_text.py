@@ -190,8 +190,10 @@ def test_of_a_line_of_json_that_was_cut_the_whole_pairs_are_read(tmp_path):
 def test_of_a_list_of_numbers_the_mean_is_read(tmp_path):
     rows = [{"step": step, "loss": 0.5, "reward": [0.0, 1.0, None, 0.5]} for step in (1, 2)]
     values, told, _ = read(tmp_path / "log.jsonl", "\n".join(map(json.dumps, rows)))
-    assert values[2] == {"loss": 0.5, "reward": 0.5}
-    assert told == [f"{tmp_path}/log.jsonl, line 1: reward is a list: its mean is read"]
+    assert values[2] == {"loss": 0.5, "reward": 0.5, "reward_std": 0.5}
+    assert told == [
+        f"{tmp_path}/log.jsonl, line 1: reward is a list: its mean is read, and its deviation as reward_std"
+    ]
 
 
 def test_numbers_of_one_step_a_line_are_a_log_and_of_several_are_rollouts(tmp_path):

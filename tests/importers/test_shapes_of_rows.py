@@ -251,3 +251,26 @@ def test_a_run_of_wandb_is_found_in_a_folder_below(tmp_path):
     rows = [history({"train/global_step": row["step"], "train/reward": row["reward"]}, row["step"]) for row in ROWS]
     (run / "tmp" / "run-abc.wandb").write_bytes(log_of(rows))
     assert rd.check(run).input.steps == 12
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "train.log"])
+def test_rewards_as_a_list_say_which_steps_train_nothing(name, tmp_path):
+    lists = [[1.0, 1.0, 1.0, 1.0] if step % 5 else [0.0, 1.0, 1.0, 0.0] for step in range(1, 41)]
+    if name.endswith("l"):
+        text = lines(
+            {"step": step, "rewards": each, "loss": 0.1, "kl": 0.01} for step, each in enumerate(lists, start=1)
+        )
+    else:
+        text = "".join(
+            f"[step {step:04}] rewards={each} loss=0.1 kl=0.01\n" for step, each in enumerate(lists, start=1)
+        )
+    (tmp_path / name).write_text(text)
+    report = rd.check(tmp_path / name)
+    assert next(list(vital.series) for vital in report.vitals if vital.name == "reward")[3:6] == [1.0, 0.5, 1.0]
+    assert "At least 80 % of the logged steps train nothing" in verdict(report)
+
+
+def test_a_deviation_that_is_logged_is_not_read_from_a_list(tmp_path):
+    rows = [{"step": step, "rewards": [1.0, 1.0], "reward_std": 0.5, "loss": 0.1, "kl": 0.01} for step in range(1, 13)]
+    (tmp_path / "log.jsonl").write_text(lines(rows))
+    assert "train nothing" not in verdict(rd.check(tmp_path / "log.jsonl"))

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rolloutdoctor.data.step_key import TRAIN
+from rolloutdoctor.importers.logs.numbers import REWARD_STD, std_of
 from rolloutdoctor.importers.reading.cells import decimal
 from rolloutdoctor.metric_names.generic import is_metric
 
@@ -30,6 +31,9 @@ _PAIR = re.compile(
     rf"(?: ?[:=] {{0,40}}|[ \t]{{1,40}}(?!(?i:nan|inf) [a-z]{{1,40}}+ ?:))"
     rf"({NUMBER})(?:/ ?([0-9]{{1,18}}))?%?(?=$|[\s,;|)\]}}]|[a-z]{{1,2}}\b| -)"
 )
+_REWARDS = re.compile(r"(?<![\w./-])((?i:rewards?|scores))\s?[:=]\s?\[([-+0-9., eEnaif]{1,4000})\]")
+"""The rewards of the responses of a step, as a list."""
+
 _COUNTER = re.compile(
     r"(?i)(?<![\w/.])(global[_ ]step|training[_ ]step|train[_ ]step|steps?|iteration|iter|it|update|episode|epoch)\b"
     r" ?[:=#]? {0,12}\[? ?([0-9]{1,15})(?: ?/ {0,12}([0-9]{1,15}))?(?: ?\])?"
@@ -144,9 +148,15 @@ def counted(line: str) -> tuple[int, int | None] | None:
 
 def pairs(line: str) -> Iterator[tuple[str, str]]:
     """Yield the names and numbers of a line such as ``loss=0.5 | grad norm: 1.5``."""
-    if len(line) <= LONGEST_LINE:
-        for label, value, _ in _PAIR.findall(line):
-            yield label.strip(), value
+    if len(line) > LONGEST_LINE:
+        return
+    for label, value, _ in _PAIR.findall(line):
+        yield label.strip(), value
+    for label, inner in _REWARDS.findall(line) if "[" in line else ():
+        rewards = [number(part) for part in inner.split(",")]
+        if rewards and None not in rewards and (std := std_of(rewards)) is not None:
+            yield label, repr(sum(value for value in rewards if value is not None) / len(rewards))
+            yield REWARD_STD, repr(std)
 
 
 _TEXT = re.compile(r"""(['"])([\w/ .-]{1,100})\1\s?:\s?(['"])((?:(?!\3)[^\\\n]){1,60})\3\s*(?=[,}])""")
