@@ -1,6 +1,7 @@
 """Files that are neither a run file nor a dump nor a log: described in words, with the formats that are known."""
 
 import csv
+import re
 from pathlib import Path
 
 from rolloutdoctor.importers.logs.row_names import STEPS
@@ -35,6 +36,12 @@ _PACKED = {
     b"BZh": "bzip2: unpack it with bunzip2",
 }
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+
+_LONGEST_NAME = 60
+"""Characters of a column's name; what is longer is a sentence with commas."""
+
+_TIME = re.compile(r"\W{0,2}[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:")
+"""How the lines of a logger begin, with a comma before the milliseconds."""
 
 _LOOKED_AT = 8
 """Files of a folder."""
@@ -75,7 +82,7 @@ def not_understood(path: Path) -> str | None:
     if line.lstrip().startswith(("[", "{")) and path.suffix in (".json", ".jsonl"):
         return f"JSON that is neither an object on each line nor a trainer_state.json; {KNOWN}"
     names = [name.strip() for name in next(csv.reader([line]), [])]
-    if len(names) < 2 or not all(names):
+    if len(names) < 2 or not all(names) or max(map(len, names)) > _LONGEST_NAME or _TIME.match(line):
         return f"text that begins {line.strip()[:60]!r}; {KNOWN}"
     have = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     what = "rollouts, which are read from Parquet or JSON Lines" if set(names) & {*STEPS} else "no step"

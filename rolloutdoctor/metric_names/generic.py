@@ -13,7 +13,11 @@ from rolloutdoctor.metric_names.quantities import BY_NAME
 SPELLINGS: dict[str, tuple[str, ...]] = {
     "reward": ("reward", "rewards", "reward_score", "rew", "ep_rew", "score"),
     "reward_std": ("reward_std", "std_reward", "rewards_std"),
-    "kl": ("kl", "kl_div", "kl_divergence", "kl_ref", "ref_kl"),
+    "zero_variance_share": (
+        *("zero_variance_ratio", "zero_variance_fraction", "frac_zero_variance", "zero_std_ratio", "frac_zero_std"),
+        *("degenerate_ratio", "degenerate_fraction", "degenerate_group_ratio", "dead_group_ratio"),
+    ),
+    "kl": ("kl", "kl_div", "kl_divergence", "kl_ref", "ref_kl", "exact_kl"),
     "ppo_kl": ("approx_kl", "approxkl"),
     "entropy": ("entropy", "policy_entropy"),
     "loss": ("loss", "total_loss"),
@@ -38,7 +42,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
 """Quantity to the names that are taken for it, in lower case, with or without a word of `_AROUND`."""
 
 _AROUND = re.compile(
-    r"^(train|rollout)/|(?<![a-z])(mean|avg|average|training|train|pct)_|_(mean|avg|average|pct)(?![a-z])"
+    r"^(train|rollout)/|(?<![a-z])(mean|avg|average|training|train|pct)_|_(mean|avg|average|pct)(?![a-z])|/(mean|avg|average)$"
 )
 """What says that a number is a mean, or of the training."""
 
@@ -61,6 +65,10 @@ _OF_ANY_LOG = frozenset(
     | {"accuracy", "acc", "perplexity", "ppl", "logps"}
 )
 """Words in the names of metrics, which no option and no clock has."""
+
+
+_OF_OPTIONS = {"coef", "coeff", "weight", "weights", "type", "target", "dict", "sequences"}
+"""Words in the names of options, which may have one of these beside: ``kl_coef``, ``return_dict``."""
 
 
 @cache
@@ -92,4 +100,4 @@ def is_metric(name: str) -> bool:
     (True, False, False)
     """
     words = [*name.lower().replace("/", "_").replace("@", "_").replace(" ", "_").replace(".", "_").split("_")]
-    return not _OF_ANY_LOG.isdisjoint(words) and not {"coef", "coeff", "weight", "weights", "type", "target"} & {*words}
+    return not _OF_ANY_LOG.isdisjoint(words) and not _OF_OPTIONS & {*words}

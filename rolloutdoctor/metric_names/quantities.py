@@ -25,6 +25,12 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity("reward_std", "reward std", "reward", "standard deviation of the rewards, of groups or of the batch"),
     Quantity("reward_min", "least reward", "reward", "the smallest reward of a training response"),
     Quantity("reward_max", "largest reward", "reward", "the largest reward of a training response"),
+    Quantity(
+        "penalised_reward_min", "least reward less its KL penalty", "reward", "the smallest of a training response"
+    ),
+    Quantity(
+        "penalised_reward_max", "largest reward less its KL penalty", "reward", "the largest of a training response"
+    ),
     Quantity("function_reward", "reward of a function", "reward", "mean of what one reward function gave"),
     Quantity("function_reward_std", "std of a function's reward", "reward", "standard deviation of the same"),
     Quantity("zero_variance_share", "zero-variance groups", "1", "share of groups whose rewards are all equal"),

@@ -244,7 +244,7 @@ class Shift:
         return f"{steady} steadily from step {step} on" if self.is_steady else f"{sudden} at step {step}"
 
 
-def shift(values: "Values", first: float, last: float, level: float) -> Shift:
+def shift(values: "Values", first: float, last: float, level: float, noise: float = 0.0) -> Shift:
     """Return where a series went from one level to another.
 
     Args:
@@ -252,9 +252,13 @@ def shift(values: "Values", first: float, last: float, level: float) -> Shift:
         first: the level before.
         last: the level after, another one.
         level: beyond which a value is of the level after; for what grows by factors the geometric mean of both.
+        noise: standard deviation of a value at the level before.
     """
     below = last < first
-    levels = (level, *(first + share * (last - first) for share in (_BEGUN, *_MOST)))
+    # What is within the noise of the old level has not begun to leave it.
+    least = min(0.5, _BEYOND * noise / abs(last - first)) if last != first else 0.0
+    shares = (max(_BEGUN, least), max(_MOST[0], least), _MOST[1])
+    levels = (level, *(first + share * (last - first) for share in shares))
     places = [crossing(values, each, below=below) for each in levels]
     at, begun, tenth, nearly = (len(values) - 1 if place is None else place for place in places)
     is_steady = nearly - tenth > max(_FEW, len(values) / 4)
@@ -263,6 +267,9 @@ def shift(values: "Values", first: float, last: float, level: float) -> Shift:
 
 _BEGUN = 0.05
 """Share of a steady change from which on it has begun."""
+
+_BEYOND = 3.0
+"""Standard deviations of the noise of one value, beyond which the running median of three has left a level."""
 
 _MOST = (0.1, 0.9)
 """Shares of a change between which it is timed: its tails may be long."""

@@ -190,8 +190,10 @@ def test_of_a_line_of_json_that_was_cut_the_whole_pairs_are_read(tmp_path):
 def test_of_a_list_of_numbers_the_mean_is_read(tmp_path):
     rows = [{"step": step, "loss": 0.5, "reward": [0.0, 1.0, None, 0.5]} for step in (1, 2)]
     values, told, _ = read(tmp_path / "log.jsonl", "\n".join(map(json.dumps, rows)))
-    assert values[2] == {"loss": 0.5, "reward": 0.5}
-    assert told == [f"{tmp_path}/log.jsonl, line 1: reward is a list: its mean is read"]
+    assert values[2] == {"loss": 0.5, "reward": 0.5, "reward_std": 0.5}
+    assert told == [
+        f"{tmp_path}/log.jsonl, line 1: reward is a list: its mean is read, and its deviation as reward_std"
+    ]
 
 
 def test_numbers_of_one_step_a_line_are_a_log_and_of_several_are_rollouts(tmp_path):
@@ -337,7 +339,7 @@ def test_a_log_of_means_is_not_mapped_to_rollouts(tmp_path):
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = ConvertOptions(columns={"step": "n"})
     with (
-        pytest.raises(InputError, match="a log of numbers, with loss and lr, and no rollouts"),
+        pytest.raises(InputError, match="logged metrics, not rollouts"),
         open_any([str(tmp_path / "mine.jsonl")], trainer=None, options=options, tell=print),
     ):
         pass

@@ -166,6 +166,8 @@ EXPECTED = {
         "reward": "critic/score/mean",
         "reward_min": "critic/score/min",
         "reward_max": "critic/score/max",
+        "penalised_reward_min": "critic/rewards/min",
+        "penalised_reward_max": "critic/rewards/max",
         "advantage": "critic/advantages/mean",
         "advantage_min": "critic/advantages/min",
         "advantage_max": "critic/advantages/max",

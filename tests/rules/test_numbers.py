@@ -421,11 +421,46 @@ def test_what_to_do_about_equal_rewards_goes_by_the_reward(case, tmp_path):
     shares = [0.1] * since + [1.0] * (STEPS - since)
     path = log_file(tmp_path / "trainer_state.json", reward=rewards, frac_reward_zero_std=shares)
     (found,) = rd.check(path, select=["RDT001"]).findings
-    assert (
-        found.headline == f"every reward is {rewards[-1]:g} since step {since + 1}, so every group is zero-variance "
-        "and every advantage is 0"
+    is_solved = case == "rose to its highest"
+    assert found.headline == f"every reward is {rewards[-1]:g} since step {since + 1}, " + (
+        "the largest of the run: nothing is left to learn from these prompts"
+        if is_solved
+        else "so every group is zero-variance and every advantage is 0"
     )
-    assert found.advice.startswith(advice)
+    assert (found.advice.startswith(advice), found.severity.label) == (True, "warning" if is_solved else "error")
+
+
+def test_a_reward_below_the_largest_of_a_response_is_not_solved():
+    rewards = {"reward": FLAT[:20] + [2.0] * 40, "reward_max": [3.0] * 20 + [2.0] * 40}
+    shares = [0.1] * 20 + [1.0] * 40
+    assert "error" in diagnose_log("RDT001", "verl", **rewards, zero_variance_share=shares)
+    assert "warning" in diagnose_log(
+        "RDT001", "verl", **{**rewards, "reward_max": [2.0] * 60}, zero_variance_share=shares
+    )
+
+
+@pytest.mark.parametrize(("rate", "is_said"), [(9e-7, True), (1.1e-6, False)])
+def test_a_kl_that_no_update_can_have_made_is_said_first(rate, is_said):
+    report = check_log("RDG012", "trl", kl=[0.48, 0.53, 0.43], learning_rate=[rate] * 3, every=2)
+    (found,) = report.findings
+    assert (found.severity.label, "at a learning rate of" in found.remark) == ("info", is_said)
+
+
+def test_a_fall_begins_where_it_leaves_the_noise():
+    """A slow drift within the noise of the level is no onset."""
+    values = noisy([-0.6] * 28 + list(np.linspace(-0.6, -0.9, 20)) + [-0.9] * 12, 0.05)
+    (found,) = check_log("RDT005", reward=values).findings
+    assert 28 <= found.measures["onset"].value <= 40
+
+
+def test_a_kl_penalty_within_the_reward_hides_no_missing_baseline():
+    """One response a prompt: the advantages are the rewards less their KL penalty."""
+    scores = {"reward_min": [0.0] * 3, "reward_max": [1.0] * 3}
+    less = {"penalised_reward_min": [-0.02, -0.01, -0.03], "penalised_reward_max": [0.98, 0.97, 0.99]}
+    same = {"advantage_min": less["penalised_reward_min"], "advantage_max": less["penalised_reward_max"]}
+    assert diagnose_log("RDA024", "verl", **scores, **less, **same).startswith("RDA024 warning confirmed")
+    other = {"advantage_min": [-0.7] * 3, "advantage_max": [0.7] * 3, "advantage": [0.0] * 3, "reward": [0.5] * 3}
+    assert diagnose_log("RDA024", "verl", **scores, **less, **other) == "RDA024 clean"
 
 
 NEW = {

@@ -129,6 +129,14 @@ BOUNDARIES = [
         trainer="trl",
     ),
     near(
+        "RDG012",
+        "still",
+        1e-6,
+        lambda x: {"kl": [0.5] * 6, "learning_rate": [x] * 6, "every": 2},
+        ("info: .* steps, at a learning rate", "info: .* steps: the reference"),
+        "trl",
+    ),
+    near(
         "RDT001",
         "distinct",
         0.01,

@@ -24,6 +24,7 @@ class BlockForm:
         first: number of the first step.
         in_block: whether the numbers are on the lines below the step.
         is_headless: whether blocks without a step are read.
+        needs_step: whether a block without a step is none.
         is_of_tracker: whether names may have the prefix that the transformers Trainer gives them in trackers.
         before: rewrites the lines, where a number is printed before the step that it is of.
         remarks: what the user should know of the numbers.
@@ -38,6 +39,7 @@ class BlockForm:
     first: int = 0
     in_block: bool = True
     is_headless: bool = False
+    needs_step: bool = False
     is_of_tracker: bool = False
     before: Callable[[Iterable[str]], Iterable[str]] = iter
     remarks: tuple[str, ...] = ()
@@ -91,6 +93,8 @@ class BlockForm:
             named == "train/global_step" or {"train/learning_rate", "train/loss"} <= rest.keys()
         ):
             rest = {name.removeprefix("train/"): value for name, value in rest.items()}
+        if self.needs_step and counted is None:
+            return
         if is_log_line(rest) and (self.names is not None or len(rest) >= FEWEST_NUMBERS - 1):
             yield Printed(rest, max(step, 1 - self.first) if counted is None else int(counted), total_steps=total)
 
@@ -181,6 +185,17 @@ STABLE_BASELINES = BlockForm(
     re.compile(rf"\| {{1,8}}([A-Za-z][\w./() -]{{0,80}}?) {{0,60}}\| {{0,60}}({NUMBER}|) {{0,60}}\|"),
     ("--------", "|"),
     prefixes=("rollout/", "train/", "time/"),
+)
+
+# ``tabulate`` and ``rich.table`` with a row for each metric, the step among them.
+TWO_COLUMNS = BlockForm(
+    "tables of names and numbers",
+    re.compile(r"^\s*[+|┏┡╒┌╭├╞┣╔╠][-=+|─━═┬┼┳╇┿╤╪]{4,300}[+|┓┩╕┐╮┤╡┫╗╣]\s*$"),
+    re.compile(
+        rf"^\s*[|│┃║] {{0,8}}([A-Za-z][\w./() -]{{0,80}}?) {{0,60}}[|│┃║] {{0,60}}({NUMBER}) {{0,60}}[|│┃║]\s*$"
+    ),
+    ("", ""),
+    needs_step=True,
 )
 
 # ``_footer_history_summary_info`` (wandb/sdk/wandb_run.py).

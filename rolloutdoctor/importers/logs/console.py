@@ -5,8 +5,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from rolloutdoctor.importers.logs.bar_form import ProgressBars
 from rolloutdoctor.importers.logs.base import Entry
-from rolloutdoctor.importers.logs.block_forms import AREAL, NEMO_RL, PRIME_RL, STABLE_BASELINES, WANDB_SUMMARY
+from rolloutdoctor.importers.logs.block_forms import (
+    AREAL,
+    NEMO_RL,
+    PRIME_RL,
+    STABLE_BASELINES,
+    TWO_COLUMNS,
+    WANDB_SUMMARY,
+)
 from rolloutdoctor.importers.logs.dict_forms import ANY_DICT, OPENRLHF, SLIME, TRAINER
 from rolloutdoctor.importers.logs.line_forms import Pairs, VerlLine
 from rolloutdoctor.importers.logs.notes import LogNotes
@@ -48,17 +56,22 @@ FORMS: tuple[Form, ...] = (
     TRAINER,
     TextTable(),
     STABLE_BASELINES,
+    TWO_COLUMNS,
     WANDB_SUMMARY,
     ANY_DICT,
     Pairs(),
+    ProgressBars(),
 )
 """In the order in which they are tried: the narrowest first."""
 
-ANY_NAMES = FORMS[-2:]
+ANY_NAMES = FORMS[-3:]
 """Forms that no trainer's names or layout tell."""
 
 _OF_A_TRAINING = ("trainer_state.json", "training_args.bin")
 """Files beside a model card, which repeats some of what is in them, rounded."""
+
+_OF_WANDB = ("debug.log", "debug-internal.log", "debug-core.log")
+"""What wandb writes of itself, the configuration of the run among it."""
 
 _LENGTH = re.compile(r"Total training steps: ([0-9]{1,15})")
 
@@ -68,9 +81,12 @@ class Console:
 
     def detect(self, path: Path) -> str | None:
         """Look for a line with numbers of a training."""
+        if path.name in _OF_WANDB:
+            return None
         if path.name == "README.md" and any((path.parent / name).exists() for name in _OF_A_TRAINING):
             return None
         text = beginning(path)
+        # What a collector of logs has put into objects is text all the same.
         first = next((line for line in text if line.strip()), "").strip()
         if first.startswith("[{") or (first.startswith("{") and reading.parse(first.encode()) is not None):
             # JSON is read as JSON: its lines may be rollouts.

@@ -9,17 +9,17 @@ from typing import TextIO
 
 from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.notes import LogNotes
-from rolloutdoctor.importers.logs.row_names import STEPS, is_log_row
+from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, STEPS, is_log_row
+from rolloutdoctor.importers.logs.row_shapes import plain
 from rolloutdoctor.importers.logs.rows import entries_of
+from rolloutdoctor.importers.logs.runs_of_rows import Row, of_one_run
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.importers.reading.cells import decimal
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.results.errors import InputError, SeveralRunsError
 
-OF_ROLLOUTS = {"group_id", "prompt", "completion", "response", "sample_id", "uid"}
-"""Columns that no log has: with a row for each response, the last one of a step would stand for all."""
 _CHART_STEPS = (*STEPS, "Step")
-_COUNTERS = (*STEPS, "iter", "episode", "epoch")
+_COUNTERS = (*STEPS, "episode", "epoch")
 """Columns that number the rows, the best first, in lower case."""
 
 _EXTREMES = ("__MIN", "__MAX")
@@ -71,7 +71,7 @@ def _columns(names: Sequence[str], source: str) -> dict[str, tuple[str, str]]:
 def _entries(table: "csv.DictReader[str]", delimiter: str, source: str, notes: LogNotes) -> Iterator[Entry]:
     chart = _columns(table.fieldnames or (), source)
     named = _counter(table.fieldnames or ()) or ""
-    without, whole, binned, odd = 0, 0, False, list[int]()
+    without, binned, odd, rows = 0, False, list[int](), list[Row]()
     for number, row in enumerate(table, start=2):
         given = _given(row, delimiter)
         step = _whole_step(given.pop(named, None)) if named in given else ""
@@ -85,13 +85,14 @@ def _entries(table: "csv.DictReader[str]", delimiter: str, source: str, notes: L
                 chart and given.get(name + end, cell) != cell for name, cell in cells.items() for end in _EXTREMES
             )
             values = {chart[name][1] if chart else name: cell for name, cell in cells.items()}
-            yield from entries_of({**values, _as_step(named): step}, f"{source}, line {number}", notes)
-            whole += 1
-    if odd and not whole:
+            rows.append((plain({**values, _as_step(named): step}), f"{source}, line {number}"))
+    if odd and not rows:
         raise InputError(
             f"{source}, line {odd[0]}: no row has as many cells as the first line has names, and a {named} where an "
             "integer of 0 or more was expected; export the table again"
         )
+    for of_run, where in of_one_run(rows, source, notes):
+        yield from entries_of(of_run, where, notes)
     if binned:
         notes.tell(f"{source}: points of the chart are means of several steps; export the run's history for all")
     if odd:

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
-from rolloutdoctor.importers.logs.csv_table import OF_ROLLOUTS
 from rolloutdoctor.importers.logs.printed import (
     COUNTERS,
     FEWEST_NUMBERS,
@@ -18,7 +17,7 @@ from rolloutdoctor.importers.logs.printed import (
     texts_in,
     values_of,
 )
-from rolloutdoctor.importers.logs.row_names import MOST_NAMES, STEPS
+from rolloutdoctor.importers.logs.row_names import MOST_NAMES, OF_ROLLOUTS, STEPS
 
 _LINES = 40
 """Lines of a dict, which terminals cut."""

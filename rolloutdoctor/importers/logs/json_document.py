@@ -1,5 +1,6 @@
 """A JSON document of logged numbers: the state of the transformers Trainer under any name, or a list of rows."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -7,9 +8,10 @@ from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.json_lines import kind_of_row
 from rolloutdoctor.importers.logs.notes import LogNotes
-from rolloutdoctor.importers.logs.numbers import Cell, is_number, numbers
+from rolloutdoctor.importers.logs.numbers import Cell, is_list, is_number, numbers
 from rolloutdoctor.importers.logs.printed import is_log_line
-from rolloutdoctor.importers.logs.row_names import STEPS
+from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, STEPS, of_rollouts
+from rolloutdoctor.importers.logs.row_shapes import counted, plain
 from rolloutdoctor.importers.logs.rows import entries_of
 from rolloutdoctor.importers.logs.runs_of_rows import Row, of_one_run
 from rolloutdoctor.importers.reading import cells, lines
@@ -20,6 +22,19 @@ _LARGEST = 256 * 2**20
 _HISTORY = "log_history"
 _TRAINER = {"epoch", "loss", "grad_norm", "learning_rate", "eval_loss", "train_loss", "reward", "kl"}
 """Names that the transformers Trainer and TRL log; a row of `log_history` has some of them beside its step."""
+
+_DEEPEST = 4
+"""Objects within each other in which rows are looked for."""
+
+_FLAT = re.compile(rb"\{[^{}]{1,100000}\}")
+"""An object that holds no other, as the rows of a document that was cut."""
+
+_BEGINS = re.compile(rb"\s*[\[{]\s*[{\"]")
+
+_FEWEST, _LOOKED_AT = 3, 8
+"""Rows of numbers under other names that are a log, and of which so many are looked at."""
+
+Rows = Sequence[object]
 
 
 class JsonDocument:
@@ -33,32 +48,29 @@ class JsonDocument:
         if not path.is_file() or not _opens_document(path):
             return None
         try:
-            body = _document(Source.of(str(path)))
+            body = _document(Source.of(str(path)), LogNotes())
         except InputError:
             return None
         if isinstance(body, dict) and isinstance(body.get(_HISTORY), list):
             return "the log of the transformers Trainer"
-        rows, _ = _rows(body)
-        first = next((row for row in rows if isinstance(row, dict)), {})
-        is_of_numbers = isinstance(body, dict) and all(map(is_number, first.values())) and is_log_line(first)
-        is_log = is_of_numbers or ("step" in first and len(_TRAINER & first.keys()) > 1)
-        return "a list of logged numbers" if is_log or kind_of_row(first) is not None else None
+        return "a list of logged numbers" if _rows(body)[0] else None
 
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield the rows of the list."""
-        body = _document(source)
+        body = _document(source, notes)
         if isinstance(body, dict) and _HISTORY in body:
             notes.planned(body.get("max_steps"))
-            yield from trainer_state_entries(source)
+            yield from trainer_state_entries(source, notes)
             return
         rows, is_counted = _rows(body)
         if is_counted:
             notes.tell(f"{source.name}: its lists have no step: their places are counted from 1")
+            notes.counted_steps = True
         placed: list[Row] = []
         for number, row in enumerate(rows, start=1):
             if not isinstance(row, dict):
                 raise DataError(f"{source.name}, row {number}: not an object; log an object of names and numbers")
-            placed.append((row, f"{source.name}, row {number}"))
+            placed.append((plain(row), f"{source.name}, row {number}"))
         for named, where in of_one_run(placed, source.name, notes):
             if _TRAINER & named.keys() and "step" in named:
                 yield from trainer_entries(named, where)
@@ -66,12 +78,19 @@ class JsonDocument:
                 yield from entries_of(named, where, notes)
 
 
-def _rows(body: object) -> tuple[Sequence[object], bool]:
-    """Return the rows of a document, and whether they are lists of numbers without a step, which is counted then."""
-    if isinstance(body, list):
-        return body, False
-    if not isinstance(body, dict):
-        return [], False
+def _rows(body: object) -> tuple[Rows, bool]:
+    """Return the rows of a document, the most that are a log, and whether their places are counted as steps."""
+    found = [each for each in _tables(body) if _is_log(each[0], isinstance(body, dict))]
+    return max(found, key=lambda each: len(each[0]), default=([], False))
+
+
+def _tables(body: object, depth: int = 0) -> Iterator[tuple[Rows, bool]]:
+    """Yield what may be the rows of a document: lists of objects, columns, and objects by their step."""
+    if isinstance(body, list) and body and all(isinstance(row, dict) for row in body):
+        numbered = counted(body)
+        yield (numbered, True) if numbered else (body, False)
+    if not isinstance(body, dict) or depth > _DEEPEST:
+        return
     lists = {name: cells for name, cells in body.items() if isinstance(cells, list)}
     columns = {name: column for name, column in lists.items() if column and all(map(is_number, column))}
     length = max(map(len, columns.values()), default=0)
@@ -79,19 +98,42 @@ def _rows(body: object) -> tuple[Sequence[object], bool]:
     if length and is_log_line(columns):
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         is_counted = not any(name in columns for name in STEPS)
-        return [{"step": n, **row} if is_counted else row for n, row in enumerate(rows, start=1)], is_counted
-    # A single list of objects, such as that under "history".
-    tables = [rows for rows in lists.values() if rows and all(isinstance(row, dict) for row in rows)]
-    return (tables[0], False) if len(tables) == 1 else ([], False)
+        yield [{"step": n, **row} if is_counted else row for n, row in enumerate(rows, start=1)], is_counted
+    by_step = [{"step": int(name), **row} for name, row in body.items() if name.isdecimal() and isinstance(row, dict)]
+    if len(by_step) > 1:
+        yield by_step, False
+        return
+    for inner in body.values():
+        if isinstance(inner, (dict, list)):
+            yield from _tables(inner, depth + 1)
 
 
-def trainer_state_entries(source: Source) -> Iterator[Entry]:
+def _is_log(rows: Rows, is_named: bool) -> bool:
+    """Tell rows of logged numbers by the first one; within an object that names them, columns say enough."""
+    first = plain(rows[0]) if isinstance(rows[0], dict) else {}
+    has_step = any(name in first for name in STEPS)
+    is_of_numbers = is_named and has_step and all(map(is_number, first.values())) and is_log_line(first)
+    is_of_trainer = "step" in first and len(_TRAINER & first.keys()) > 1
+    if is_of_numbers or is_of_trainer or kind_of_row(first) is not None:
+        return True
+    # Numbers of steps are a log whatever they are called, and none of a rollout where no name is one's.
+    some = [plain(row) for row in rows[:_LOOKED_AT] if isinstance(row, dict)]
+    return len(some) >= _FEWEST and all(
+        any(name in row for name in STEPS)
+        and not of_rollouts(row.keys())
+        and not OF_ROLLOUTS & row.keys()
+        and all(is_number(value) or is_list(value) for value in row.values())
+        for row in some
+    )
+
+
+def trainer_state_entries(source: Source, notes: LogNotes) -> Iterator[Entry]:
     """Yield `log_history` of the transformers Trainer; ``eval_`` means split eval.
 
     Raises:
         InputError: if it is not such a file.
     """
-    body = _document(source)
+    body = _document(source, notes)
     history = body.get(_HISTORY) if isinstance(body, dict) else None
     if not isinstance(history, list):
         raise InputError(f"{source.name}: not JSON with a list log_history; give the file that the Trainer wrote")
@@ -124,14 +166,26 @@ def _opens_document(path: Path) -> bool:
     return start[:1] in (b"{", b"[")
 
 
-def _document(source: Source) -> dict[str, object] | Sequence[object]:
+def _document(source: Source, notes: LogNotes) -> dict[str, object] | Sequence[object]:
+    """Return the document; of one that is not whole the rows that are.
+
+    Raises:
+        InputError: if it is none.
+    """
     path = Path(source.path)
     try:
         if path.stat().st_size > _LARGEST:
             raise InputError(f"{source.name}: larger than {_LARGEST >> 20} MiB; that is no trainer_state.json")
-        body = lines.document(path.read_bytes())
+        raw = path.read_bytes()
     except OSError as error:
         raise InputError(f"{source.name}: {reason(error)}") from None
+    body, repeated = lines.document_without_repeats(raw)
+    if repeated:
+        notes.tell(f"{source.name}: {', '.join(repeated)}: there twice with two values, and left out there")
+    if body is None and _BEGINS.match(raw):
+        found = (lines.without_repeats(match[0])[0] for match in _FLAT.finditer(raw))
+        body = [row for row in found if row is not None and any(row.get(name) is not None for name in STEPS)]
+        notes.tell(f"{source.name}: not a whole JSON document: the {len(body):,} rows that are whole are read")
     if not isinstance(body, (dict, list)):
         raise InputError(f"{source.name}: not JSON with a list log_history; give the file that the Trainer wrote")
     return body

@@ -16,6 +16,7 @@ from rolloutdoctor.importers.logs.row_names import (
     is_long,
     of_rollouts,
 )
+from rolloutdoctor.importers.logs.row_shapes import counted, plain
 from rolloutdoctor.importers.logs.rows import entries_of, entries_of_tracker
 from rolloutdoctor.importers.logs.runs_of_rows import Row, of_one_run
 from rolloutdoctor.importers.reading import lines
@@ -35,6 +36,8 @@ class JsonLines:
         if path.name.endswith(".metrics.jsonl") or not path.is_file():
             return None
         rows = lines.first_objects(path, _LOOKED_AT, repeats=True)
+        if len(rows) > 1 and counted(rows):
+            return "JSON Lines of logged numbers"
         if rows and not _may_come_first(rows[0]):
             rows = rows[:1]
         kind = next((kind for row in rows if (kind := kind_of_row(row)) is not None), None)
@@ -45,18 +48,21 @@ class JsonLines:
         if is_history(lines.first_object(Path(source.path)) or {}):
             yield from entries_of_tracker([row for row, _ in _rows(source, notes)], source.name, notes)
             return
-        without: list[str] = []
+        without: list[Row] = []
         rows: list[Row] = []
-        for row, where in _rows(source, notes):
-            if "data" in row or any(row.get(name) is not None for name in STEPS):
-                rows.append((row, where))
-            else:
-                without.append(where)
+        for each, where in _rows(source, notes):
+            row = plain(each)
+            has_step = "data" in row or any(row.get(name) is not None for name in STEPS)
+            (rows if has_step else without).append((row, where))
+        if not rows and (numbered := counted([row for row, _ in without])):
+            notes.counted_steps = True
+            notes.tell(f"{source.name}: the lines have no step: they are numbered from 1")
+            rows, without = [(row, where) for row, (_, where) in zip(numbered, without, strict=True)], []
         for of_run, where in of_one_run(rows, source.name, notes):
             yield from entries_of(of_run, where, notes)
         if without:
             count = "1 line has no step and is" if len(without) == 1 else f"{len(without):,} lines have no step and are"
-            notes.tell(f"{source.name}: {count} left out ({without[0].rpartition(', ')[2]})")
+            notes.tell(f"{source.name}: {count} left out ({without[0][1].rpartition(', ')[2]})")
 
 
 def _rows(source: Source, notes: LogNotes) -> Iterator[tuple[dict[str, object], str]]:
@@ -125,6 +131,7 @@ def kind_of_row(row: Mapping[str, object]) -> str | None:
     """
     if len(row) > MOST_NAMES:
         return None
+    row = plain(row)
     if set(row) == {"step", "data"} and isinstance(row["data"], dict):
         return "verl's file logger"
     if is_history(row):

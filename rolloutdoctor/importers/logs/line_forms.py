@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from rolloutdoctor.importers.logs.bar_form import BAR
 from rolloutdoctor.importers.logs.printed import (
     COUNTERS,
     FEWEST_NUMBERS,
@@ -14,6 +15,7 @@ from rolloutdoctor.importers.logs.printed import (
     name_of,
     number,
     pairs,
+    through_epochs,
     values_of,
 )
 from rolloutdoctor.metric_names.generic import is_metric
@@ -89,13 +91,16 @@ class Pairs:
         found = [*self._steps(lines)]
         times = Counter(name for record in found for name in record.values if is_metric(name))
         most = max(times.values(), default=0)
-        yield from (record for record in found if any(_OF_MANY * times[name] >= most for name in record.values))
+        yield from through_epochs(
+            [record for record in found if any(_OF_MANY * times[name] >= most for name in record.values)]
+        )
 
     def _steps(self, lines: Iterable[str]) -> Iterator[Printed]:
         """Yield a record for each line with a counter, with what the lines behind it add."""
         record: Printed | None = None
         ends_in_bar = False
         for line in lines:
+            line = BAR.sub(" ", line) if "%|" in line else line
             step = counted(line) if "=" in line or ":" in line or "|" in line or " " in line else None
             rows = [(label, value) for label, value in pairs(line)]
             if ends_in_bar and "|" in line and not line.rstrip().endswith("|"):
@@ -116,9 +121,11 @@ class Pairs:
                 # A step alone, or with one metric, is the head of a block.
                 record = Printed(values if is_log else {}, step[0], counter="step", total_steps=step[1])
             elif record is not None and step is None and is_log:
-                # A line of several may be of a response, but for one with a loss, right below the step of its update.
+                # A line of several may be of a response, but for one with a loss, right below the step of its update,
+                # and one of means: ``average reward score: 0.5 | EMA reward score: 0.4``, as DeepSpeed-Chat prints it.
                 of_update = not record.values and any("loss" in name for name in metrics)
-                if len(rows) == 1 or of_update:
+                of_means = any(name.startswith(_MEANS) for name in metrics)
+                if len(rows) == 1 or of_update or of_means:
                     # What the line of the step says is not said again by that of a response below it.
                     said = {*record.values, *metric_quantities(record.values).values()}
                     of_these = metric_quantities(metrics)
@@ -128,6 +135,8 @@ class Pairs:
         if record is not None and _logs(record):
             yield record
 
+
+_MEANS = ("mean_", "avg_", "average_")
 
 _OF_MANY = 10
 """A metric is of the log if it is in a tenth as many steps as the most common one: an evaluation is rarer than that."""

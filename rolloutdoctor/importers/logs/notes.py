@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rolloutdoctor.importers.logs.numbers import is_list
+from rolloutdoctor.importers.logs.numbers import REWARD_STD, REWARDS, is_list
 from rolloutdoctor.io.reader_notes import ReaderNotes
 from rolloutdoctor.results.errors import InputError
 
@@ -59,7 +59,8 @@ class LogNotes:
         """Say once of each name whose cells are lists of numbers that their means are read."""
         for name in sorted(name for name, cell in row.items() if name not in self._lists and is_list(cell)):
             self._lists.add(name)
-            self.tell(f"{where}: {name} is a list: its mean is read")
+            std = f", and its deviation as {REWARD_STD}" if name in REWARDS and REWARD_STD not in row else ""
+            self.tell(f"{where}: {name} is a list: its mean is read{std}")
 
     def planned(self, steps: object) -> None:
         """Take the length of the run, where it is one: a run that was prolonged has the largest."""

@@ -1,7 +1,7 @@
 """Cells of a row of a log as numbers, or as what stands in their place."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rolloutdoctor.importers.reading import cells
@@ -40,11 +40,35 @@ def numbers(values: Mapping[str, object], where: str) -> dict[str, Cell]:
         name: _SPELLED.get(value.strip().lower(), value) if isinstance(value, str) else _mean(value)
         for name, value in values.items()
     }
-    return {
+    found: dict[str, Cell] = {
         name: _in_float32(as_float(value)) if is_number(value) else NoNumber(cells.shown(value), where)
         for name, value in spelled.items()
         if not _says_nothing(name, value)
     }
+    rewards = next((values[name] for name in REWARDS if is_list(values.get(name))), None)
+    if REWARD_STD not in values and isinstance(rewards, list) and (std := std_of(rewards)) is not None:
+        found[REWARD_STD] = std
+    return found
+
+
+REWARDS = ("rewards", "reward", "scores")
+"""Names of the rewards of the responses of a step, where they are a list."""
+
+REWARD_STD = "reward_std"
+"""What is read of it beside its mean: where all are equal, no group has a spread."""
+
+
+def std_of(rewards: Sequence[float | None]) -> float | None:
+    """Return the standard deviation of the rewards of a step; None of fewer than two."""
+    known = [value for value in rewards if value is not None]
+    if len(known) < _FEWEST:
+        return None
+    mean = sum(known) / len(known)
+    # The mean of equal numbers may be another one by rounding.
+    return 0.0 if len({*known}) == 1 else math.sqrt(sum((value - mean) ** 2 for value in known) / (len(known) - 1))
+
+
+_FEWEST = 2
 
 
 def _mean(value: object) -> object:
@@ -61,8 +85,13 @@ def _in_float32(value: float | None) -> float | None:
     return value if value is None or not abs(value) > _LARGEST else math.copysign(math.inf, value)
 
 
+_TIMES = frozenset({"timestamp", "time", "datetime", "date", "ts", "created_at", "recorded_at", "run_name"})
+
+
 def _says_nothing(name: str, value: object) -> bool:
-    """Tell an empty text, and what wandb and trackio keep of a table, a picture or a histogram."""
+    """Tell an empty text, a time in words, and what wandb and trackio keep of a table, a picture or a histogram."""
+    if isinstance(value, str) and name.lower() in _TIMES:
+        return True
     if isinstance(value, dict):
         return "_type" in value
     return isinstance(value, str) and (not value.strip() or name.rpartition("/")[2].startswith("_"))

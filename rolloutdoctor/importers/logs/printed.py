@@ -1,10 +1,11 @@
 """Numbers in a line of text: a dict of Python or JSON, whole or cut, and names with a number behind them."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from rolloutdoctor.data.step_key import TRAIN
+from rolloutdoctor.importers.logs.numbers import REWARD_STD, std_of
 from rolloutdoctor.importers.reading.cells import decimal
 from rolloutdoctor.metric_names.generic import is_metric
 
@@ -30,6 +31,9 @@ _PAIR = re.compile(
     rf"(?: ?[:=] {{0,40}}|[ \t]{{1,40}}(?!(?i:nan|inf) [a-z]{{1,40}}+ ?:))"
     rf"({NUMBER})(?:/ ?([0-9]{{1,18}}))?%?(?=$|[\s,;|)\]}}]|[a-z]{{1,2}}\b| -)"
 )
+_REWARDS = re.compile(r"(?<![\w./-])((?i:rewards?|scores))\s?[:=]\s?\[([-+0-9., eEnaif]{1,4000})\]")
+"""The rewards of the responses of a step, as a list."""
+
 _COUNTER = re.compile(
     r"(?i)(?<![\w/.])(global[_ ]step|training[_ ]step|train[_ ]step|steps?|iteration|iter|it|update|episode|epoch)\b"
     r" ?[:=#]? {0,12}\[? ?([0-9]{1,15})(?: ?/ {0,12}([0-9]{1,15}))?(?: ?\])?"
@@ -60,6 +64,28 @@ class Printed:
     counter: str = ""
     total_steps: int | None = None
     texts: Mapping[str, str] = field(default_factory=dict)
+
+
+def through_epochs(records: Sequence[Printed]) -> list[Printed]:
+    """Return lines with steps that go on where a loop counts them anew in each epoch.
+
+    >>> lines = [Printed({"epoch": epoch, "loss": 0.5}, step) for epoch in (1.0, 2.0) for step in (10, 20)]
+    >>> [line.step for line in through_epochs(lines)]
+    [10, 20, 30, 40]
+    """
+    found: list[Printed] = []
+    before, last = 0, None
+    for record in records:
+        epoch = record.values.get("epoch")
+        if record.step is None or epoch is None or epoch % 1:
+            return list(records)
+        if last is not None and record.step <= last[0] and epoch == last[1] + 1:
+            before += last[0] + (record.step == 0)
+        elif last is not None and epoch < last[1]:
+            before = 0
+        last = record.step, epoch
+        found.append(replace(record, step=before + record.step, total_steps=None) if before else record)
+    return found
 
 
 def number(text: str) -> float | None:
@@ -122,9 +148,15 @@ def counted(line: str) -> tuple[int, int | None] | None:
 
 def pairs(line: str) -> Iterator[tuple[str, str]]:
     """Yield the names and numbers of a line such as ``loss=0.5 | grad norm: 1.5``."""
-    if len(line) <= LONGEST_LINE:
-        for label, value, _ in _PAIR.findall(line):
-            yield label.strip(), value
+    if len(line) > LONGEST_LINE:
+        return
+    for label, value, _ in _PAIR.findall(line):
+        yield label.strip(), value
+    for label, inner in _REWARDS.findall(line) if "[" in line else ():
+        rewards = [number(part) for part in inner.split(",")]
+        if rewards and None not in rewards and (std := std_of(rewards)) is not None:
+            yield label, repr(sum(value for value in rewards if value is not None) / len(rewards))
+            yield REWARD_STD, repr(std)
 
 
 _TEXT = re.compile(r"""(['"])([\w/ .-]{1,100})\1\s?:\s?(['"])((?:(?!\3)[^\\\n]){1,60})\3\s*(?=[,}])""")

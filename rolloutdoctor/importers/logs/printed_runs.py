@@ -25,6 +25,10 @@ def runs_in(records: Sequence[Printed]) -> list[RunOfText]:
     return [*runs, RunOfText(start, len(records), last.kind)] if records else []
 
 
+_FAR = 3
+"""How many times its second step a run has done before the same step is the second one of another run."""
+
+
 class _Last:
     """What is known of the run so far."""
 
@@ -35,6 +39,8 @@ class _Last:
         self.epochs: list[float] = []
         self.at_first: dict[str, float | None] = {}
         self.place: float | None = None
+        self.furthest = 0
+        self.second: tuple[int, dict[str, float | None]] | None = None
 
     def is_other(self, record: Printed) -> bool:
         """Tell whether a line is of another run: other reward functions, another task, or it begins anew."""
@@ -51,12 +57,20 @@ class _Last:
             # Printed with two digits, the first lines of a run may have one epoch.
             return epoch is not None and len(self.epochs) > 1 and epoch <= self.epochs[0] < self.epochs[-1]
         first = self.first.get(record.counter)
-        repeats = record.values.keys() & self.at_first.keys()
+        if first is None or len(self.first) > 1:
+            return False
+        if record.step <= first:
+            return any(
+                record.values[name] != self.at_first[name] for name in record.values.keys() & self.at_first.keys()
+            )
+        # Before its first step a run may be evaluated once; what goes on from there is far behind its end.
         return (
-            first is not None
-            and record.step <= first
-            and len(self.first) == 1
-            and any(record.values[name] != self.at_first[name] for name in repeats)
+            self.second is not None
+            and record.step <= self.second[0]
+            and self.furthest > _FAR * record.step
+            and any(
+                record.values[name] != self.second[1][name] for name in record.values.keys() & self.second[1].keys()
+            )
         )
 
     def take(self, record: Printed) -> None:
@@ -67,9 +81,12 @@ class _Last:
         self.place = epoch if record.step is None else record.step
         self.epochs += [] if epoch is None else [epoch]
         if record.step is not None:
+            self.furthest = max(self.furthest, record.step)
             first = self.first.setdefault(record.counter, record.step)
             if record.step == first:
                 self.at_first |= record.values
+            elif self.second is None and record.step > first:
+                self.second = record.step, dict(record.values)
 
 
 @lru_cache(maxsize=64)

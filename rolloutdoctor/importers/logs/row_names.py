@@ -22,6 +22,8 @@ STEPS = (
     "steps",
     "iteration",
     "iter",
+    # RLlib's
+    "training_iteration",
     "update",
     # wandb's own counter, which grows with every call
     "_step",
@@ -32,6 +34,9 @@ STEPS = (
 MOST_NAMES = 10_000
 """Names in a row of a log; the vocabulary of a tokenizer, which has all words, has more."""
 
+
+OF_ROLLOUTS = frozenset({"group_id", "prompt", "completion", "response", "sample_id", "uid"})
+"""Columns that no log has: with a row for each response, the last one of a step would stand for all."""
 
 OF_UPDATES = frozenset({"loss", "grad_norm", "learning_rate", "epoch"})
 """Metrics that no rollout has."""
@@ -56,13 +61,17 @@ def is_of_update(names: Collection[str]) -> bool:
     return of_rollouts(names) <= {"reward"} and any(name in OF_UPDATES for name in names)
 
 
+RUNS = ("run", "run_id", "run_name", "_runid", "runid", "exp_name", "experiment_id")
+"""Names under which a row says which run it is of, the best first."""
+
+
 LONG = frozenset({"step", "name", "value"})
 """Names of a row that holds one metric; without one of them it holds none."""
 
 
 def is_long(row: Mapping[str, object]) -> bool:
     """Tell a row that holds one metric: its step, name and value."""
-    return LONG <= set(row) <= LONG | {"split"}
+    return LONG <= set(row) <= LONG | {"split", *RUNS}
 
 
 def has_mean_reward(row: Mapping[str, object]) -> bool:

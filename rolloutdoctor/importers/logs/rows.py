@@ -86,10 +86,13 @@ def entries_of_tracker(rows: Sequence[Mapping[str, object]], name: str, notes: L
         name: of the run.
         notes: takes a sentence on the rows that have no step of the trainer, such as TRL's timings.
     """
-    named = next((each for each in STEPS if any(row.get(each) is not None for row in rows)), "_step")
+    # A step that never changes is of a loop that logs beside its trainer, and says nothing.
+    numbers = {each: {str(row[each]) for row in rows if row.get(each) is not None} for each in STEPS}
+    named = next((each for each, found in numbers.items() if found and (len(found) > 1 or len(rows) == 1)), "_step")
     without = sum(row.get(named) is None for row in rows)
     if without:
         notes.tell(f"{name}: {without:,} records without {named} are left out")
     for number, row in enumerate(rows, start=1):
         if row.get(named) is not None:
+            row = {name: row[named] if name in STEPS else value for name, value in row.items()}
             yield from entries_of(row, f"{name}, record {number}", notes)

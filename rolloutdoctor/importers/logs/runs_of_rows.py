@@ -6,14 +6,11 @@ from itertools import accumulate
 from rolloutdoctor.data.step_key import EVAL
 from rolloutdoctor.importers.logs.notes import LogNotes, RunOfText
 from rolloutdoctor.importers.logs.numbers import is_number
-from rolloutdoctor.importers.logs.row_names import STEPS, is_long
+from rolloutdoctor.importers.logs.row_names import RUNS, STEPS, is_long
 from rolloutdoctor.importers.logs.rows import step_in
 
 Row = tuple[Mapping[str, object], str]
 """Names and values, and where they are."""
-
-RUNS = ("run", "run_id", "run_name", "_runid", "runid", "exp_name", "experiment_id")
-"""Names under which a row says which run it is of, the best first."""
 
 
 def of_one_run(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:

@@ -8,6 +8,7 @@ from rolloutdoctor.importers.logs.console import Console
 from rolloutdoctor.importers.logs.csv_table import CsvTable
 from rolloutdoctor.importers.logs.json_document import JsonDocument
 from rolloutdoctor.importers.logs.json_lines import JsonLines
+from rolloutdoctor.importers.logs.mlflow_run import MlflowRun
 from rolloutdoctor.importers.logs.notebook import NotebookOutputs
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.numbers import NoNumber
@@ -24,6 +25,7 @@ _MOST_DIGITS = 4
 FORMATS: tuple[LogFormat, ...] = (
     TensorboardEvents(),
     WandbRun(),
+    MlflowRun(),
     TrackioProject(),
     ParquetHistory(),
     NotebookOutputs(),

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from html import unescape
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
-from rolloutdoctor.importers.logs.csv_table import OF_ROLLOUTS
 from rolloutdoctor.importers.logs.printed import Printed, number
+from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS
 from rolloutdoctor.metric_names.generic import generic
 from rolloutdoctor.metric_names.table import writers
 

@@ -1,6 +1,7 @@
 """The folder of a wandb run on the machine that trained, offline or not: what `run.log` was given."""
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.io.locations.small_files import read_small_bytes
 from rolloutdoctor.results.errors import InputError, SeveralRunsError
 
+_OF_RUN = re.compile(r"(offline-)?run-[0-9]")
 _HISTORY, _CONFIG, _RUN = 2, 5, 17
 """Fields of ``Record`` (wandb/proto/wandb_internal.proto)."""
 
@@ -118,7 +120,11 @@ def _runs(path: Path) -> list[Path]:
 
 
 def _run_in(folder: Path) -> list[Path]:
-    files = [file for file in sorted(folder.glob("run-*.wandb")) if file.is_file() and _begins(file)]
+    # wandb writes it into the folder of the run; people keep it in one below, too.
+    found = sorted(folder.glob("run-*.wandb")) or sorted(
+        folder.glob("*/run-*.wandb") if _OF_RUN.match(folder.name) else ()
+    )
+    files = [file for file in found if file.is_file() and _begins(file)]
     if files or not any((folder / "files" / name).is_file() for name in (_LOG, _SUMMARY)):
         return files
     return [folder] if _has_numbers(folder) else []

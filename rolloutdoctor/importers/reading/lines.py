@@ -159,8 +159,30 @@ def parse(raw: bytes) -> dict[str, object] | None:
 def without_repeats(raw: bytes) -> tuple[dict[str, object] | None, tuple[str, ...]]:
     """Return the object in some bytes as `parse` does, without keys that are there twice with two values, and these."""
     found = parse(raw)
-    if found is not None or _is_all_brackets(raw):
+    if found is not None:
         return found, ()
+    body, repeated = _told_apart(raw)
+    return (body, repeated) if isinstance(body, dict) else (None, ())
+
+
+def document(raw: bytes) -> object:
+    """Return the JSON document in some bytes; None if it is none, or nested too deep to be a log."""
+    raw = raw.removeprefix(_BYTE_ORDER_MARK)
+    try:
+        body = None if _is_all_brackets(raw) else _loaded(raw)
+    except (ValueError, RecursionError):
+        return None
+    return None if _too_deep({"": body}, raw) else body
+
+
+def document_without_repeats(raw: bytes) -> tuple[object, tuple[str, ...]]:
+    """Return the document in some bytes, without keys that an object has twice with two values, and these."""
+    body = document(raw)
+    return _told_apart(raw.removeprefix(_BYTE_ORDER_MARK)) if body is None else (body, ())
+
+
+def _told_apart(raw: bytes) -> tuple[object, tuple[str, ...]]:
+    """Return what is in some bytes, without keys that an object has twice with two values, and these."""
     repeated: dict[str, None] = {}
 
     def told_apart(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -170,20 +192,10 @@ def without_repeats(raw: bytes) -> tuple[dict[str, object] | None, tuple[str, ..
         return {name: value for name, value in first.items() if name not in odd}
 
     try:
-        body = json.loads(raw, object_pairs_hook=told_apart)
+        body = None if _is_all_brackets(raw) else json.loads(raw, object_pairs_hook=told_apart)
     except (ValueError, RecursionError):
         return None, ()
-    is_whole = isinstance(body, dict) and not _too_deep(body, raw)
-    return (body, tuple(repeated)) if is_whole else (None, ())
-
-
-def document(raw: bytes) -> object:
-    """Return the JSON document in some bytes; None if it is none, or nested too deep to be a log."""
-    try:
-        body = None if _is_all_brackets(raw) else _loaded(raw.removeprefix(_BYTE_ORDER_MARK))
-    except (ValueError, RecursionError):
-        return None
-    return None if _too_deep({"": body}, raw) else body
+    return (None, ()) if _too_deep({"": body}, raw) else (body, tuple(repeated))
 
 
 def _loaded(raw: bytes) -> object:

@@ -1,11 +1,15 @@
 """Lines of text as terminals show them, of files that may hold anything."""
 
+import codecs
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source, reason
+from rolloutdoctor.metric_names.generic import is_metric
 from rolloutdoctor.results.errors import InputError
 
 SNIFFED = 2**20
@@ -15,6 +19,14 @@ _LONGEST = 2**20
 """Bytes of a line; what is longer holds a text, or was never a line."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""How text begins that PowerShell wrote; every other byte of most of it is 0."""
+
+_SHORT = 64
+
+_IN_ENVELOPE = ("log", "message", "msg", "line", "textPayload")
+"""Names under which Docker and collectors of logs put a printed line into an object of JSON."""
+
 _BINARY = 0.02
 """Share of NUL bytes above which a file is no text; NCCL prints one now and then."""
 
@@ -24,16 +36,39 @@ def beginning(path: Path) -> list[str]:
     if not path.is_file():
         return []
     try:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             start = file.read(SNIFFED)
     except OSError:
         return []
     return list(lines_in(start)) if is_text(start) else []
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file of text, as UTF-8 where it is UTF-16."""
+    with path.open("rb") as file:
+        start = file.read(_SHORT)
+        is_wide = start[:2] in _UTF_16 and start.count(b"\0") >= len(start) // 4
+        file.seek(0)
+        yield codecs.EncodedFile(file, "utf-8", "utf-16", "replace") if is_wide else file
+
+
 def is_text(start: bytes) -> bool:
     """Tell text by its first bytes."""
     return start.count(b"\0") <= _BINARY * len(start) and not start.startswith((b"PAR1", b"SQLite format 3"))
+
+
+def printed_in(raw: bytes) -> str | None:
+    """Return the line of text in an object of JSON that holds nothing else but when, where and how it was printed.
+
+    >>> printed_in(b'{"log": "step 1 | loss 0.5", "stream": "stdout"}'), printed_in(b'{"log": "", "step": 1}')
+    ('step 1 | loss 0.5', None)
+    """
+    row = lines.parse(raw) if any(b'"%s"' % name.encode() in raw for name in _IN_ENVELOPE) else None
+    if row is None or any(is_metric(name) or "step" in name for name in row):
+        return None
+    name = next((name for name in _IN_ENVELOPE if isinstance(row.get(name), str)), None)
+    return None if name is None else str(row[name]).strip("\n")
 
 
 def lines_in(raw: bytes) -> Iterator[str]:
@@ -48,7 +83,7 @@ def lines_of(source: Source) -> Iterator[str]:
         InputError: if it cannot be read.
     """
     try:
-        with Path(source.path).open("rb") as file:
+        with _opened(Path(source.path)) as file:
             rest = b""
             while block := file.read(lines.CHUNK_BYTES):
                 *whole, rest = (rest + block).replace(b"\r", b"\n").split(b"\n")
@@ -61,5 +96,7 @@ def lines_of(source: Source) -> Iterator[str]:
 
 
 def _plain(raw: bytes) -> str:
+    if raw.startswith(b"{") and (inner := printed_in(raw)) is not None:
+        raw = inner.encode("utf-8", "replace")
     # A byte that is no text, or the mark that some editors begin a file with, is no part of a name.
     return _COLOURS.sub("", raw.replace(b"\0", b"").decode("utf-8", "ignore").replace("\ufeff", ""))

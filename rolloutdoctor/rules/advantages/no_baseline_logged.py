@@ -32,8 +32,9 @@ class NoBaselineLogged(NumbersRule):
     `steps` are those with rewards of several values. Found where in all of them, three at least, both extremes of the
     advantages are those of the rewards to within 1e-5 of their size, and a baseline within groups cannot give that: in
     `one_sided_steps` no reward, and so no advantage, is below 0 (or none above), where a group with a baseline has
-    both; or three steps have other extremes, of two sizes each. Confirmed. Clean where the mean advantage is less than
-    half of the mean reward, since a KL penalty within the reward moves both extremes.
+    both; or three steps have other extremes, of two sizes each. Rewards are those less a KL penalty where the log has
+    them. Confirmed. Clean where the mean advantage is less than half of the mean reward, since a KL penalty within the
+    reward moves both extremes.
 
     ## What to do
     Sample several responses for each prompt, and see that the id of the prompt is given before the batch is repeated:
@@ -54,7 +55,7 @@ class NoBaselineLogged(NumbersRule):
     references = ("https://arxiv.org/abs/2402.03300",)
     part_names = (Part.GROUP_BASELINE,)
     about = ("advantage_min", "advantage_max", "reward_min", "reward_max")
-    beside = ("advantage", "reward")
+    beside = ("advantage", "reward", "penalised_reward_min", "penalised_reward_max")
 
     fewest: int = 3
     within: float = 1e-5
@@ -70,6 +71,8 @@ class NoBaselineLogged(NumbersRule):
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step with rewards of several values; `same` where the advantages have their extremes."""
+        # With a KL penalty within the reward, the advantages are those of the reward less it.
+        ends = {f"reward_{end}": pl.coalesce(f"penalised_reward_{end}", f"reward_{end}") for end in ("min", "max")}
         size = pl.max_horizontal(pl.col("reward_min").abs(), pl.col("reward_max").abs())
         away = pl.max_horizontal(
             *((pl.col(f"advantage_{end}") - pl.col(f"reward_{end}")).abs() for end in ("min", "max"))
@@ -77,6 +80,7 @@ class NoBaselineLogged(NumbersRule):
         return (
             super()
             .table(run, context)
+            .with_columns(**ends)
             .filter(pl.col("reward_max") > pl.col("reward_min"))
             .with_columns(
                 same=away <= self.within * size,

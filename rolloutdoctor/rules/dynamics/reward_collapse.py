@@ -76,7 +76,7 @@ class RewardCollapse(NumbersRule):
         needed = self.errors_of_most if self._lost_most(run, best, level.last) else self.errors
         if sure <= needed * error or fall <= self.fraction * (best - lowest) or top > len(values) - level.count:
             return None
-        drop = shift(values[top:], best, level.last, (best + level.last) / 2)
+        drop = shift(values[top:], best, level.last, (best + level.last) / 2, level.noise)
         onset = step_at(run, top + drop.at)
         what = drop.words("collapsed", "fell", onset)
         return Judgement(

@@ -32,8 +32,9 @@ class ZeroVarianceShare(NumbersRule):
 
     ## How it is measured
     `zero_variance_share` is the mean of the logged shares, which is the share of responses that trained nothing. An
-    error if it is 1 in each of the last five logged steps or more; a warning if its mean over the last third of the
-    steps is above 0.9; information from 0.4 on. Steps at the end that are as common before are chance and no error:
+    error if it is 1 in each of the last five logged steps or more, and a warning where all rewards there are the
+    largest of the run: the prompts are solved; a warning if its mean over the last third of the steps is above 0.9;
+    information from 0.4 on. Steps at the end that are as common before are chance and no error:
     their share before, to the power of how many they are, has to be below 1 in 1,000. Where the share is not logged, a
     standard deviation of the rewards that is exactly 0 proves that every group of the line has equal rewards: a share
     of such lines, at least; six decimals are enough, as the table of a notebook has them, and fewer where the smallest
@@ -55,7 +56,7 @@ class ZeroVarianceShare(NumbersRule):
     name = "zero-variance-share"
     references = ("https://arxiv.org/abs/2503.14476",)
     about = ("zero_variance_share",)
-    beside = ("reward_std", "reward")
+    beside = ("reward_std", "reward", "reward_max")
 
     many: float = 0.4
     most: float = 0.9
@@ -117,7 +118,7 @@ class ZeroVarianceShare(NumbersRule):
         if since is None and late <= self.most and mean < self.many:
             return None
         onset = None if since is None else step_at(run, since)
-        advice = _ADVICE
+        advice, is_solved = _ADVICE, False
         if since is not None and onset is not None:
             dead = len(values) - since
             headline = f"every group is zero-variance since step {onset}: all advantages are 0"
@@ -126,9 +127,12 @@ class ZeroVarianceShare(NumbersRule):
             before, after = rewards[:since], rewards[since:]
             if len(after) and np.ptp(after) == 0:
                 value = number(float(after[0]))
-                headline = (
-                    f"every reward is {value} since step {onset}, so every group is zero-variance and every advantage "
-                    "is 0"
+                highest = np.concatenate([before, series(run, "reward_max")[:since]])
+                is_solved = bool(len(before)) and float(after[0]) >= np.nanmax(highest)
+                headline = f"every reward is {value} since step {onset}" + (
+                    ", the largest of the run: nothing is left to learn from these prompts"
+                    if is_solved
+                    else ", so every group is zero-variance and every advantage is 0"
                 )
                 advice = _advice(value, onset, before, float(after[0]))
         else:
@@ -143,7 +147,11 @@ class ZeroVarianceShare(NumbersRule):
                     f"the logged steps, {percent(late)} in the last third."
                 )
         return Judgement(
-            severity=Severity.ERROR if onset is not None else Severity.WARNING if late > self.most else Severity.INFO,
+            severity=Severity.WARNING
+            if is_solved or (onset is None and late > self.most)
+            else Severity.INFO
+            if onset is None
+            else Severity.ERROR,
             confirmed=True,
             headline=headline,
             message=message,

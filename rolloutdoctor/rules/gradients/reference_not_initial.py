@@ -26,7 +26,8 @@ class ReferenceNotInitial(NumbersRule):
     `kl_at_start` is the logged KL of step 1. A warning above 0.01 nats, and above half of the median over the next five
     steps; above 0.05 nats where fewer than six are logged; above 0.3 nats where the trainer's KL of a step may be
     measured after updates within it (verl, slime), since one step does not move a policy so far. Where the first line
-    is of two to five steps, it is information above 0.3 nats. It is about a log alone, and skipped where that starts
+    is of two to five steps, it is information above 0.3 nats, which is said beside "no fault was found" where the
+    learning rate of that line is below 1e-6. It is about a log alone, and skipped where that starts
     later, as that of a resumed run does. Exposed: a reference may differ on purpose.
 
     ## What to do
@@ -42,7 +43,7 @@ class ReferenceNotInitial(NumbersRule):
     name = "reference-not-initial"
     references = ("https://github.com/unslothai/unsloth/issues/4934",)
     about = ("kl",)
-    beside = ("ppo_kl",)
+    beside = ("ppo_kl", "learning_rate")
 
     fewest: int = 1
     few: int = 5
@@ -50,6 +51,9 @@ class ReferenceNotInitial(NumbersRule):
     floor_of_few: float = 0.05
     far: float = 0.3
     drift: float = 0.05
+
+    still: float = 1e-6
+    """Learning rate below which a few steps move no policy by `far`: Adam moves a weight by the rate at most."""
 
     widest: int = 5
     """Steps of the first line; a warmup that long has hardly begun."""
@@ -83,16 +87,21 @@ class ReferenceNotInitial(NumbersRule):
         if first <= floor or (len(values) > self.few and first <= later / 2):
             return None
         moved, last = "", step_at(run, 0)
+        rate = float(series(run, "learning_rate")[0])
+        at_rate = f", at a learning rate of {number(rate)}" if last >= 2 and 0 <= rate < self.still else ""
         window = "step" if last < 2 else counted(last, "step")
         if abs(drift[0]) > self.drift:
             moved = f", and the update moves the log-probs by {number(float(drift[0]))} nats"
+        headline = (
+            f"the KL is {number(first)} nats before the first update: the reference is not the initial model"
+            if before
+            else f"the KL is {number(first)} nats in the first {window}{at_rate}{moved}: the reference"
+            f"{', or the old log-probs, are' if moved else ' is'} of another model"
+        )
         return Judgement(
             severity=Severity.WARNING if last < 2 else Severity.INFO,
             confirmed=False,
-            headline=f"the KL is {number(first)} nats before the first update: the reference is not the initial model"
-            if before
-            else f"the KL is {number(first)} nats in the first {window}{moved}: the reference"
-            f"{', or the old log-probs, are' if moved else ' is'} of another model",
+            headline=headline,
             message=f"The KL from the reference is {number(first)} nats at step {last}, "
             f"{'before any update' if before else 'more than so few updates do'}{moved}"
             + (f", and {number(later)} in the next steps" if len(values) > 1 else "")
@@ -102,6 +111,7 @@ class ReferenceNotInitial(NumbersRule):
                 "check which weights the reference was loaded from; if you train a new adapter on an old one, merge "
                 "the old one first"
             ),
+            remark=headline if at_rate else "",
             measures={"kl_at_start": Measure(first, "nats"), "onset": Measure(step_at(run, 0), "step")},
         )
 

@@ -34,7 +34,8 @@ class AllTruncated(TableRule):
     the largest, or if every row has a `status` of length or truncated. All steps of a run, three or more: an error,
     with one finished response it is none. Five steps one after another with a share of at least 90 % together, where
     the whole run has that, or they are above it by four standard errors of what it varies by from step to step: a
-    warning. A third of all responses of ten steps or more, or 90 % of those of fewer: information. Where a log says no
+    warning. A third of all responses of ten steps or more, or 90 % of those of fewer: information, which from half
+    of them on is said beside "no fault was found". Where a log says no
     share, a mean length that is one integer, and the largest, in the last ten lines or more is the length of every
     response: a warning, exposed. Where at least 90 % of the steps had rewards that differ within groups, the task may
     fix the length, and all steps are a warning too.
@@ -84,6 +85,9 @@ class AllTruncated(TableRule):
 
     long: int = 10
     """Logged steps from which on a share is no matter of single prompts, and one mean length throughout no chance."""
+
+    half: float = 0.5
+    """Share of all responses from which on it is said beside "no fault was found": most have no end to be judged by."""
 
     fewest: int = 3
     """Steps from which on all of them is an error."""
@@ -283,10 +287,11 @@ class AllTruncated(TableRule):
         return Judgement(
             severity=Severity.INFO,
             confirmed=True,
-            headline=f"{percent(share)} of the responses are truncated over {lines}",
+            headline=(words := f"{percent(share)} of the responses are truncated over {lines}"),
             message=f"{percent(share)} of all responses of {lines} are truncated",
             evidence=source,
             advice=advice,
+            remark=words if share >= self.half else "",
         )
 
 

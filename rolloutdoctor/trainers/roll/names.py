@@ -20,6 +20,8 @@ NAMES: tuple[MetricName, ...] = (
         _VALUES),
     MetricName("critic/score/min", "reward_min", "the smallest score", _VALUES),
     MetricName("critic/score/max", "reward_max", "the largest score", _VALUES),
+    MetricName("critic/rewards/min", "penalised_reward_min", "the smallest sum of token rewards", _VALUES),
+    MetricName("critic/rewards/max", "penalised_reward_max", "the largest sum of token rewards", _VALUES),
     MetricName("critic/advantages/mean", "advantage", "mean over the response mask, whitened or scaled", _VALUES),
     MetricName("critic/advantages/min", "advantage_min", "the smallest over the response mask", _VALUES),
     MetricName("critic/advantages/max", "advantage_max", "the largest over the response mask", _VALUES),

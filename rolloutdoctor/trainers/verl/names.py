@@ -23,6 +23,8 @@ NAMES: tuple[MetricName, ...] = (
     MetricName("critic/rewards/mean", "reward", "the same less the KL penalty of use_kl_in_reward", _DATA),
     MetricName("critic/score/min", "reward_min", "the smallest score", _DATA),
     MetricName("critic/score/max", "reward_max", "the largest score", _DATA),
+    MetricName("critic/rewards/min", "penalised_reward_min", "the smallest sum of token rewards", _DATA),
+    MetricName("critic/rewards/max", "penalised_reward_max", "the largest sum of token rewards", _DATA),
     MetricName("critic/advantages/mean", "advantage", "mean over the response mask", _DATA),
     MetricName("critic/advantages/min", "advantage_min", "the smallest over the response mask", _DATA),
     MetricName("critic/advantages/max", "advantage_max", "the largest over the response mask", _DATA),

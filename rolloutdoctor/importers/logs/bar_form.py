@@ -1,0 +1,95 @@
+"""Numbers that a progress bar shows beside its count: OpenRLHF's, trlX's, and those of loops of one's own."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from rolloutdoctor.importers.logs.printed import (
+    COUNTERS,
+    FEWEST_NUMBERS,
+    LONGEST_LINE,
+    Printed,
+    is_log_line,
+    name_of,
+    number,
+    pairs,
+)
+from rolloutdoctor.metric_names.table import metric_quantities
+
+_COUNT = (
+    r"[0-9]{1,3}%\|[^|]{0,300}\| {0,12}(?P<done>[0-9]{1,12})/(?P<total>[0-9]{1,12}) "
+    r"\[[0-9:]{1,12}<[0-9:?]{1,12}, {1,4}[0-9.?]{1,12}(?:s/\w{1,8}|\w{1,8}/s)(?:, (?P<shown>[^\]]{0,4000}))?"
+)
+_BAR = re.compile(rf"^(?P<label>[^|]{{0,300}}?(?:\|[^|%]{{1,100}}){{0,8}}?)[:\s]\s{{0,8}}{_COUNT}")
+BAR = re.compile(rf"^[^|]{{0,300}}?(?:\|[^|%]{{1,100}}){{0,8}}?(?<![0-9]){_COUNT}\]?")
+"""A bar with what it shows, as a part of a line that is not only one."""
+
+_ROUND = re.compile(r"\[([0-9]{1,9})/([0-9]{1,9})\]")
+_NAMED = re.compile(r"(?i)(?<![a-z])(?:iteration|iter|step|update)[ #:=]{1,3}([0-9]{1,12})(?![0-9/.])")
+_DIGITS = re.compile(r"[-+]?[0-9][0-9.e+-]*|nan|inf")
+
+
+@dataclass
+class _Bar:
+    """The numbers that one bar showed at each of its counts.
+
+    Attributes:
+        shown: by step, the last that were drawn there.
+        before: steps of the rounds that are over.
+        last: count and end that were drawn last.
+        total: steps of all rounds, where the bar says how many there are.
+    """
+
+    shown: dict[int, dict[str, float | None]] = field(default_factory=dict)
+    before: int = 0
+    last: tuple[int, int] = (0, 0)
+    total: int | None = None
+
+    def take(self, values: dict[str, float | None], done: int, end: int, label: str) -> None:
+        """Add what was drawn; a bar that begins anew after its end is the next round of one training."""
+        rounds, named = _ROUND.search(label), _NAMED.search(label)
+        if named is not None:
+            # The bar of a part of a step, whose number is in its label.
+            self.before, done, self.total = int(named[1]), 0, None
+            self.shown.update({self.before: values} if values else {})
+            return
+        if rounds is not None:
+            self.before, self.total = (max(int(rounds[1]), 1) - 1) * end, int(rounds[2]) * end
+        elif done < self.last[0]:
+            self.before += self.last[1] if self.last[0] == self.last[1] else 0
+        if rounds is None:
+            self.total = end if not self.before else None
+        self.last = (done, end)
+        if done and values:
+            self.shown[self.before + done] = values
+
+
+class ProgressBars:
+    """``Episode [1/2]:  5%|▌ | 5/100 [01:00<19:00, 12.0s/it, reward=0.5, kl=0.01]``, a line a count.
+
+    ``tqdm.format_meter`` (tqdm/std.py) draws it. Of several bars it is the one with rewards, then the one with most.
+    """
+
+    title = "progress bars with numbers"
+    remarks = ("the numbers are those that a progress bar showed: each step is its count, which may be one behind",)
+
+    def records(self, lines: Iterable[str]) -> Iterator[Printed]:
+        """Yield what the bar showed last at each count."""
+        bars: dict[str, _Bar] = {}
+        for line in lines:
+            match = _BAR.match(line) if "%|" in line and len(line) <= LONGEST_LINE else None
+            if match is None:
+                continue
+            found = [*pairs(match["label"]), *pairs(match["shown"] or "")]
+            values = {name: number(text) for label, text in found if (name := name_of(label)) not in COUNTERS}
+            is_log = len(values) >= FEWEST_NUMBERS - 1 and is_log_line(values)
+            bar = bars.setdefault(_DIGITS.sub("#", _ROUND.sub("", match["label"])), _Bar())
+            bar.take(values if is_log else {}, int(match["done"]), int(match["total"]), match["label"])
+        best = max(bars.values(), key=_worth, default=_Bar())
+        for step, values in best.shown.items():
+            yield Printed(values, step, total_steps=best.total)
+
+
+def _worth(bar: _Bar) -> tuple[bool, int]:
+    names = {name for values in bar.shown.values() for name in values}
+    return "reward" in metric_quantities(names).values() or any("reward" in name for name in names), len(bar.shown)

@@ -1,0 +1,87 @@
+"""Rows of logged numbers in the shapes that trackers and loops write, as one shape: a step, and numbers by name."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rolloutdoctor.importers.logs.numbers import is_number
+from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, RUNS, STEPS, has_mean_reward, is_of_update, of_rollouts
+from rolloutdoctor.importers.reading.cells import decimal
+from rolloutdoctor.metric_names.generic import is_metric
+
+_NAMES = ("name", "key", "metric", "metricName", "metric_name", "tag")
+_VALUES = ("value", "metricValue", "metric_value")
+"""Columns of a row that holds one metric: MLflow's ``key``, Comet's ``metricName``, TensorBoard's ``tag``."""
+
+_HOLDERS = frozenset({"data", "metrics", "metric", "stats", "logs", "log", "values", "scalars"})
+"""Names of an object that holds the metrics of its row, and says nothing of them."""
+
+_COUNTERS = ("episode", "epoch", "round")
+"""Names of whole numbers that count the rows of a loop that counts no steps."""
+
+_FEWEST = 2
+_DEEPEST = 4
+_LONGEST_WORD = 40
+"""Characters of a text beside metrics: a time, a level, the name of a run; what is longer may be a response."""
+
+
+def plain(row: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a row with its metrics by name; one of another shape, or of a rollout, as it is.
+
+    >>> plain({"run_id": "a", "key": "kl", "value": 0.1, "timestamp": 17, "step": 3})
+    {'run_id': 'a', 'step': 3, 'name': 'kl', 'value': 0.1}
+    >>> plain({"step": 3, "metrics": {"reward": 0.5, "kl": 0.1}, "train": {"loss": 0.2}})
+    {'step': 3, 'reward': 0.5, 'kl': 0.1, 'train/loss': 0.2}
+    """
+    if "data" in row and row.keys() <= {"step", "data"}:
+        return row
+    step = next((name for name in STEPS if row.get(name) is not None), None)
+    if step is None:
+        counter = next((name for name in _COUNTERS if type(row.get(name)) is int), None)
+        rest = {name: value for name, value in row.items() if name != counter}
+        is_log = counter is not None and (has_mean_reward(rest) or is_of_update({*rest} - {"epoch"}))
+        return {"step": row[counter], **rest} if is_log and counter is not None else row
+    name = next((one for one in _NAMES if isinstance(row.get(one), str)), None)
+    value = next((one for one in _VALUES if one in row), None)
+    if name is not None and value is not None and (one := _number(row[value])) is not None:
+        return {
+            **{run: row[run] for run in (*RUNS, "split") if run in row},
+            "step": row[step],
+            "name": row[name],
+            "value": one,
+        }
+    if not any(isinstance(each, dict) for each in row.values()):
+        return row
+    flat = dict(_leaves(row))
+    metrics = {name for name, each in flat.items() if isinstance(each, (int, float)) and is_metric(name)}
+    is_short = all(not isinstance(each, str) or len(each) <= _LONGEST_WORD for each in flat.values())
+    is_flat = all(is_number(each) or isinstance(each, (bool, str)) for each in flat.values())
+    words = {word for name in flat for word in name.split("/")}
+    is_of_rollout = bool(words & OF_ROLLOUTS or of_rollouts(words) - {"reward"})
+    return flat if len(metrics) >= _FEWEST and is_short and is_flat and not is_of_rollout else row
+
+
+def counted(rows: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
+    """Return rows without a step with their place as one, from 1; none where one may be of a rollout.
+
+    Numbers of an update, as a loss and a reward, are of a step: nothing else has both.
+    """
+    is_log = (
+        rows
+        and not any(name in rows[0] for name in STEPS)
+        and all(is_of_update(row) and len(row) > 1 and all(map(is_number, row.values())) for row in rows)
+    )
+    return [{"step": place, **row} for place, row in enumerate(rows, start=1)] if is_log else []
+
+
+def _leaves(row: Mapping[str, object], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, object]]:
+    for name, value in row.items():
+        if isinstance(value, dict) and depth < _DEEPEST:
+            yield from _leaves(value, prefix if name in _HOLDERS else f"{prefix}{name}/", depth + 1)
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _number(value: object) -> float | None:
+    try:
+        return decimal(value) if isinstance(value, str) else float(value) if isinstance(value, (int, float)) else None
+    except (ValueError, OverflowError):
+        return None
