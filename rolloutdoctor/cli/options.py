@@ -180,6 +180,15 @@ DeviceOption = Annotated[
 DtypeOption = Annotated[
     Dtype, typer.Option("--dtype", envvar="ROLLOUTDOCTOR_DTYPE", help="Floating-point type of token values.")
 ]
+MemoryOption = Annotated[
+    str,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        envvar="ROLLOUTDOCTOR_MEMORY",
+        help="Measured rows kept in memory; beyond this size they wait in a temporary folder.",
+    ),
+]
 OutputOption = Annotated[
     str | None,
     typer.Option("--output-file", metavar="FILE", help="Write the result to FILE, atomically, instead of stdout."),
