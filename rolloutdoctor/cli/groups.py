@@ -141,6 +141,13 @@ class Computed(Part):
     dtype: opt.DtypeOption = opt.Dtype.float32
 
 
+@dataclass(frozen=True, kw_only=True)
+class Measured(Computed):
+    """Options about which rows to read, and how to measure them into tables."""
+
+    memory: opt.MemoryOption = "1GB"
+
+
 def read_options(kind: "type[Options]", source: Source, part: Part, **more: Any) -> "Options":  # noqa: ANN401 - its fields
     """Put the options of a command together.
 
@@ -153,11 +160,14 @@ def read_options(kind: "type[Options]", source: Source, part: Part, **more: Any)
     Raises:
         UsageError: if one of them cannot be read.
     """
+    from rolloutdoctor.engine.rows_on_disk import MemoryBound
     from rolloutdoctor.io.run import StepRange
 
     steps = None if part.steps is None else StepRange.parse(part.steps)
     layers = opt.layers(source.settings, source.trainer_config)
     chosen = {name: value.value for name in ("split", "device", "dtype") if (value := getattr(part, name, None))}
+    if isinstance(part, Measured):
+        more["memory"] = MemoryBound.parse(part.memory)
     return kind(trainer=source.trainer, layers=layers, steps=steps, **chosen, **more)
 
 

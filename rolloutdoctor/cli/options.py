@@ -186,6 +186,15 @@ DtypeOption = Annotated[
         "--dtype", envvar="ROLLOUTDOCTOR_DTYPE", rich_help_panel=RARE, help="Floating-point type of token values."
     ),
 ]
+MemoryOption = Annotated[
+    str,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        envvar="ROLLOUTDOCTOR_MEMORY",
+        help="Measured rows kept in memory; beyond this size they wait in a temporary folder.",
+    ),
+]
 OutputOption = Annotated[
     str | None,
     typer.Option("--output-file", metavar="FILE", help="Write the result to FILE, atomically, instead of stdout."),

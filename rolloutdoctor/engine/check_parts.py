@@ -26,6 +26,14 @@ class CheckWork(Work[RunState]):
         """Plan with what is known of the whole run, and measure the part."""
         return measure(prepare(part.run, replace(self.options, steps=part.steps)), progress)
 
+    def among(self, parts: int) -> "CheckWork":
+        """Return the same work with the part's own share of the memory."""
+        return replace(self, options=replace(self.options, memory=self.options.memory.shared(parts)))
+
+    def usable(self, state: RunState) -> RunState:
+        """Return a state that was stored, with its rows on disk if they take more than the memory."""
+        return replace(state, tables=state.tables.within(self.options.memory))
+
     def identity(self) -> str:
         """The rules, the fixes and every option that says how to read."""
         options = self.options

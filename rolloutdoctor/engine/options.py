@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
+from rolloutdoctor.engine.rows_on_disk import MemoryBound
 from rolloutdoctor.io.run import StepRange
 from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.rules.table import RULES, AnyRule
@@ -22,6 +23,7 @@ class ReadOptions:
         split: only ``train`` or ``eval``; None: both.
         device: ``auto``, ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``.
+        memory: how much of the tables stays in memory.
     """
 
     trainer: str | None = None
@@ -30,6 +32,7 @@ class ReadOptions:
     split: str | None = None
     device: str = "auto"
     dtype: str = "float32"
+    memory: MemoryBound = MemoryBound()  # noqa: RUF009  # it is frozen
 
     def __post_init__(self) -> None:
         """Refuse a split that no row has.

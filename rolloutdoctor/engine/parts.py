@@ -62,6 +62,10 @@ class Work(ABC, Generic[State]):
             InputError: if a file cannot be read, or breaks the contract.
         """
 
+    def among(self, parts: int) -> "Work[State]":
+        """Return the same work for one of some parts, which other processes of this machine measure."""
+        return self
+
     def usable(self, state: State) -> State:
         """Return a state that was stored, if it can be added.
 

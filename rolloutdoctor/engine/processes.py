@@ -67,6 +67,7 @@ class Processes:
         if self.workers == 1:
             return [work.measure(Part(0, steps or StepRange(), run), progress)]
         parts = plan_parts(run, steps, split, self.workers * PARTS_PER_WORKER)
+        work = work.among(len(parts))
         context = multiprocessing.get_context(START)
         done = context.RawArray(ctypes.c_longlong, len(parts))
         # Its locks start Python's tracker of resources.

@@ -76,8 +76,10 @@ class RayCluster:
         names = [part_name(work, part, whole) for part in parts]
         sizes = [part.run.size(part.steps, split) for part in parts]
         found: dict[int, State] = {}
+        # States of all parts come together here.
+        own = work.among(len(parts))
         for part, name in zip(parts, names, strict=True):
-            kept = None if self.states is None else self.states.find(work, name)
+            kept = None if self.states is None else self.states.find(own, name)
             if kept is not None:
                 found[part.number] = kept
         rest = [part for part in parts if part.number not in found]
@@ -87,7 +89,7 @@ class RayCluster:
 
                 def keep(part: Part, content: bytes) -> None:
                     name = names[part.number]
-                    found[part.number] = state_from(work, name, content)
+                    found[part.number] = state_from(own, name, content)
                     if self.states is not None:
                         self.states.keep(name, content)
                     if progress is not None:

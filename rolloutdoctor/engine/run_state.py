@@ -10,7 +10,7 @@ from rolloutdoctor.audit.tally import AuditTally, add_tallies
 from rolloutdoctor.audit.windows import OpenWindows, join
 from rolloutdoctor.data.step_key import EVAL, TRAIN, StepKey
 from rolloutdoctor.engine.tables import Tables
-from rolloutdoctor.evaluation.run_tables import RunTables, steps_frame
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.results.findings import InputSummary
 
 KEEP_STEPS = 2048
@@ -78,7 +78,7 @@ class RunState:
     @cached_property
     def queried(self) -> Mapping[frozenset[str], RunTables]:
         """Return the tables that rules query, by the splits that they look at."""
-        whole = replace(self.tables.whole, steps=steps_frame(self.seen))
+        whole = self.tables.whole.with_steps(self.seen)
         return {frozenset(splits): whole.in_splits(splits) for splits in ((TRAIN,), (EVAL,), (TRAIN, EVAL))}
 
     @property

@@ -17,7 +17,8 @@ def measure(prepared: PreparedRun, progress: Progress | None = None) -> RunState
         return measure_log(prepared)
     from rolloutdoctor.engine.accumulate import RuleAccumulator
     from rolloutdoctor.engine.run_steps import run_file_steps
+    from rolloutdoctor.engine.table_builder import TableBuilder
 
-    rules = RuleAccumulator(prepared.plan)
+    rules = RuleAccumulator(prepared.plan, TableBuilder(prepared.plan, prepared.options.memory))
     run_file_steps(prepared.run, [rules], prepared.options, prepared.metrics, progress)
     return rules.state()

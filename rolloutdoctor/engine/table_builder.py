@@ -16,6 +16,7 @@ from rolloutdoctor.engine.measured_frames import (
     rows_of,
 )
 from rolloutdoctor.engine.plan import Plan
+from rolloutdoctor.engine.rows_on_disk import MemoryBound, RowFrames
 from rolloutdoctor.engine.tables import Tables
 from rolloutdoctor.engine.vitals import metrics_read
 from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS
@@ -33,13 +34,19 @@ class TableBuilder:
 
     columns: frozenset[str] = frozenset()
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, memory: MemoryBound | None = None) -> None:
+        """Measure by a plan.
+
+        Args:
+            plan: what is to be measured.
+            memory: beyond it, rows go to a file.
+        """
         self._rules, self._stages = plan.rules, audited_stages(plan.rules)
         self._reads = sorted({name for rule in self._rules for name in rule.reads})
         self._names = metrics_read(self._rules, plan.context)
         self._windows, self._has_rows = plan.context.windows, plan.context.has_rows
         self._measured = Tables()
-        self._rows: list[pl.DataFrame] = []
+        self._rows = RowFrames(memory or MemoryBound())
         self._metrics: list[pl.DataFrame] = []
         self._audit: list[pl.DataFrame] = []
         self._unmeasured: dict[str, list[StepKey]] = {rule.code: [] for rule in self._rules}
@@ -68,7 +75,8 @@ class TableBuilder:
             measured = {rule.name: _measured(rule, view) for rule in rules if rule.code in here}
             functions = [f"rewards/{name}" for name in view.batch.rewards] if "rewards" in self._reads else []
             columns = [name for name in self._reads if name != "rewards"] + functions
-            self._rows += [rows_of(view, columns, measured)] if self._has_rows else []
+            if self._has_rows:
+                self._rows.add(rows_of(view, columns, measured))
             own = [rule for rule in rules if rule.name in measured]
             self._metrics.append(metrics_of(view, self._names, own, self._windows))
 
@@ -81,8 +89,8 @@ class TableBuilder:
         """Return what was measured so far."""
         unmeasured = {code: tuple(steps) for code, steps in self._unmeasured.items() if steps}
         # What was measured is in memory once: the tables put their parts together, and no others are kept.
-        self._measured += Tables(tuple(self._rows), tuple(self._metrics), tuple(self._audit), unmeasured)
-        for parts in (self._rows, self._metrics, self._audit):
+        self._measured += Tables(self._rows.taken(), tuple(self._metrics), tuple(self._audit), unmeasured)
+        for parts in (self._metrics, self._audit):
             parts.clear()
         for steps in self._unmeasured.values():
             steps.clear()
@@ -98,8 +106,8 @@ def _measured(rule: AnyRule, view: StepView) -> Mapping[str, Tensor | None]:
 class FullTableBuilder(TableBuilder):
     """Measures everything: every column of `rows`, a sample of the tokens, and every metric as it compares."""
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
+    def __init__(self, plan: Plan, memory: MemoryBound | None = None) -> None:
+        super().__init__(plan, memory)
         per_row = {column.name for column in COLUMNS if not column.kind.per_token}
         self.columns = frozenset(per_row | TOKEN_COLUMNS.keys()) & plan.context.columns
         self._fixes = [fix.label for fix in plan.fixes]
@@ -120,7 +128,7 @@ class FullTableBuilder(TableBuilder):
                 self._unmeasured[rule.code] += [] if rule in own else [view.batch.key]
             rewards = [f"rewards/{name}" for name in view.batch.rewards]
             measured = {rule.name: _measured(rule, view) for rule in own}
-            self._rows.append(rows_of(view, [*ROW_COLUMNS, *rewards, *of_fixes], measured))
+            self._rows.add(rows_of(view, [*ROW_COLUMNS, *rewards, *of_fixes], measured))
             self._metrics += [compared_metrics(view), metrics_of(view, (), own)]
             self._tokens.add(view.batch)
 

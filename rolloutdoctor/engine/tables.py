@@ -1,13 +1,15 @@
 """`Tables`: what was measured of some steps; tables of parts of a run are concatenated."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import polars as pl
 
 from rolloutdoctor.data.step_key import StepKey
+from rolloutdoctor.engine.rows_on_disk import DiskPart, MemoryBound
 from rolloutdoctor.engine.stored import check_columns
+from rolloutdoctor.evaluation.rows_table import FramePart, RowsTable
 from rolloutdoctor.evaluation.run_tables import (
     EMPTY_AUDIT,
     EMPTY_METRICS,
@@ -26,13 +28,13 @@ class Tables:
     """Tables of some steps, in parts; they add up by standing one after another.
 
     Attributes:
-        rows: parts of the table `rows`.
+        rows: parts of the table `rows`, in memory and on disk.
         metrics: parts of the table `metrics`.
         audit: parts of how logged values compare; see `RunTables.audit`.
         unmeasured: code of a rule to the steps that it could not look at.
     """
 
-    rows: tuple[pl.DataFrame, ...] = ()
+    rows: tuple[pl.DataFrame | DiskPart, ...] = ()
     metrics: tuple[pl.DataFrame, ...] = ()
     audit: tuple[pl.DataFrame, ...] = ()
     unmeasured: Mapping[str, tuple[StepKey, ...]] = field(default_factory=dict)
@@ -46,18 +48,38 @@ class Tables:
 
     @cached_property
     def whole(self) -> "RunTables":
-        """The tables in one piece each, sorted."""
-        for name, (empty, key) in _FRAMES.items():
-            parts = iter(getattr(self, name))
+        """The tables in one piece each, sorted; of `rows`, what is in memory."""
+        stored = [part for part in self.rows if isinstance(part, DiskPart)]
+        schemas = [part.schema for part in self.rows]
+        parts: dict[str, Iterator[pl.DataFrame]] = {name: iter(getattr(self, name)) for name in ("metrics", "audit")}
+        parts["rows"] = (part for part in self.rows if isinstance(part, pl.DataFrame))
+        frames = {}
+        for name, each in parts.items():
+            empty, key = _FRAMES[name]
             # One part from then on, and nobody else holds the parts: they are as large.
             object.__setattr__(self, name, ())
-            object.__setattr__(self, name, (concatenated(parts, empty, by=[*STEP_KEY, key]),))
-        return RunTables(**{name: getattr(self, name)[0] for name in _FRAMES})
+            frames[name] = concatenated(each, empty, by=[*STEP_KEY, key])
+            object.__setattr__(self, name, (frames[name],))
+        object.__setattr__(self, "rows", (*stored, frames["rows"]))
+        rows = RowsTable.of([*stored, FramePart(frames["rows"])], schemas)
+        return RunTables(rows, self.metrics[0], self.audit[0])
+
+    def within(self, bound: MemoryBound) -> "Tables":
+        """Return the tables with their rows on disk if there are more than the bound has them.
+
+        Raises:
+            InputError: if the disk cannot take them.
+        """
+        frames = [part for part in self.rows if isinstance(part, pl.DataFrame)]
+        if sum(frame.estimated_size() for frame in frames) <= bound.size:
+            return self
+        return replace(self, rows=(*(part for part in self.rows if isinstance(part, DiskPart)), bound.written(frames)))
 
     def with_file(self, file: str) -> "Tables":
         """Return the tables with rows that have no name of their own named after their file."""
         named = pl.col("sample_id").str.replace("^row ", f"{file}:".replace("$", "$$"))
-        rows, audit = (tuple(part.with_columns(sample_id=named) for part in each) for each in (self.rows, self.audit))
+        frames = [self.whole.rows] if self.rows else []
+        rows, audit = (tuple(part.with_columns(sample_id=named) for part in each) for each in (frames, self.audit))
         return replace(self, rows=rows, audit=audit)
 
     @property

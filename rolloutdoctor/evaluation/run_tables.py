@@ -1,10 +1,9 @@
 """`RunTables`: what was measured of a run, as polars frames that everything after the evaluation queries."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import polars as pl
 
@@ -30,29 +29,93 @@ EMPTY_AUDIT = pl.DataFrame(
 EMPTY_STEPS = pl.DataFrame(schema={"step": pl.Int64, "split": pl.String})
 
 
-@dataclass(frozen=True, eq=False)
+class StoredRows(Protocol):
+    """The table `rows`, of which columns are read when somebody asks for them; see `evaluation.rows_table`."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """The columns."""
+
+    @property
+    def steps(self) -> int:
+        """How many steps they are of."""
+
+    def frame(self) -> pl.DataFrame:
+        """Read them."""
+
+    def select(self, columns: Mapping[str, str]) -> "StoredRows":
+        """Return some columns under other names; one that is not there is null."""
+
+    def in_splits(self, splits: Collection[str]) -> "StoredRows":
+        """Return the rows of one split, or of both."""
+
+    def without(self, steps: pl.DataFrame) -> "StoredRows":
+        """Return the rows of all but some steps, ``step, split``."""
+
+    def frames(self) -> Iterator[pl.DataFrame]:
+        """Read them of ranges of whole steps, one after another, each of few enough rows to be queried together."""
+
+
 class RunTables:
     """The tables of a run, sorted by step, so that sums over them are the same for any parts and any workers.
 
     Attributes:
-        rows: one line a response; see `evaluation.row_columns`.
         metrics: one line a step and logged metric: ``step, split, metric, logged``.
         audit: one line a step and logged quantity: how many of its values agree with the recomputed ones, the largest
             difference in radii (`worst`) and, if one does not agree, the first.
         steps: the steps that were read, ``step, split``.
     """
 
-    rows: pl.DataFrame = field(default_factory=EMPTY_ROWS.clone)
-    metrics: pl.DataFrame = field(default_factory=EMPTY_METRICS.clone)
-    audit: pl.DataFrame = field(default_factory=EMPTY_AUDIT.clone)
-    steps: pl.DataFrame = field(default_factory=EMPTY_STEPS.clone)
+    def __init__(
+        self,
+        rows: pl.DataFrame | StoredRows = EMPTY_ROWS,
+        metrics: pl.DataFrame = EMPTY_METRICS,
+        audit: pl.DataFrame = EMPTY_AUDIT,
+        steps: pl.DataFrame = EMPTY_STEPS,
+    ) -> None:
+        """Put tables together.
+
+        Args:
+            rows: a frame, or what reads one when it is asked for.
+            metrics: see the attributes.
+            audit: likewise.
+            steps: likewise.
+        """
+        self._stored = None if isinstance(rows, pl.DataFrame) else rows
+        if isinstance(rows, pl.DataFrame):
+            self.rows = rows
+        self.metrics, self.audit, self.steps = metrics, audit, steps
+
+    @cached_property
+    def rows(self) -> pl.DataFrame:
+        """One line a response; see `evaluation.row_columns`."""
+        assert self._stored is not None
+        return self._stored.frame()
+
+    @property
+    def steps_with_rows(self) -> int:
+        """How many steps have rows; none is read for it."""
+        return self.rows.select(STEP_KEY).unique().height if self._stored is None else self._stored.steps
+
+    def with_steps(self, keys: Iterable["StepKey"]) -> "RunTables":
+        """Return the tables with the steps that were read."""
+        return RunTables(self._stored or self.rows, self.metrics, self.audit, steps_frame(keys))
+
+    def with_rows(self, rows: pl.DataFrame) -> "RunTables":
+        """Return the tables with other rows."""
+        return RunTables(rows, self.metrics, self.audit, self.steps)
 
     def in_splits(self, splits: Collection[str]) -> "RunTables":
         """Return the lines of one split, or of both."""
         if self.steps["split"].is_in(list(splits)).all():
             return self
-        frames = (self.rows, self.metrics, self.audit, self.steps)
-        return RunTables(*(frame.filter(pl.col("split").is_in(list(splits))) for frame in frames))
+        of_splits = pl.col("split").is_in(list(splits))
+        rows = self.rows.filter(of_splits) if self._stored is None else self._stored.in_splits(splits)
+        return RunTables(rows, *(frame.filter(of_splits) for frame in (self.metrics, self.audit, self.steps)))
+
+    def row_ranges(self) -> Iterator[pl.DataFrame]:
+        """Yield the rows of ranges of whole steps, one after another; those of one are in memory at a time."""
+        yield from [self.rows] if self._stored is None else self._stored.frames()
 
     def of(
         self,
@@ -73,23 +136,20 @@ class RunTables:
             metrics: names of the metrics.
             without: steps to be left out.
         """
-        rows, logged, audit, steps = self.rows, self.metrics, self.audit, self.steps
+        assert self._stored is not None
+        rows, logged, audit, steps = self._stored, self.metrics, self.audit, self.steps
         if without:
             left_out = steps_frame(without)
-            rows, logged, audit, steps = (
-                frame.join(left_out, on=STEP_KEY, how="anti", maintain_order="left")
-                for frame in (rows, logged, audit, steps)
+            rows = rows.without(left_out)
+            logged, audit, steps = (
+                frame.join(left_out, on=STEP_KEY, how="anti", maintain_order="left") for frame in (logged, audit, steps)
             )
-        functions = [name for name in rows.columns if name.startswith("rewards/")] if "rewards" in reads else []
+        functions = [name for name in rows.names if name.startswith("rewards/")] if "rewards" in reads else []
         reads = [*(name for name in reads if name != "rewards"), *functions]
         known = {name: name for name in (*NAMES, *reads)} | {name: f"{rule}/{name}" for name in adds}
-        columns = {
-            name: pl.col(full) if full in rows.columns else pl.lit(None, pl.Float64) for name, full in known.items()
-        }
-        rows = rows.select(**columns)
         name = pl.col("metric").str.strip_prefix(f"{rule}/")
         is_own = pl.col("metric").str.starts_with(f"{rule}/") | pl.col("metric").is_in(list(metrics))
-        return RunTables(rows, logged.filter(is_own).with_columns(metric=name), audit, steps)
+        return RunTables(rows.select(known), logged.filter(is_own).with_columns(metric=name), audit, steps)
 
     def by_step(self, *metrics: str) -> pl.DataFrame:
         """Return one line a step with a column for each of some metrics, null where the step has none."""
@@ -141,8 +201,18 @@ def concatenated(frames: Iterable[pl.DataFrame], empty: pl.DataFrame, *, by: Seq
         by: columns that the rows are sorted by; every part has them.
     """
     parts = [part.clone() for part in (empty, *frames)]
-    sizes, names = [len(part) for part in parts], [dict.fromkeys(part.columns) for part in parts]
     order = None if _are_sorted(parts, by) else _order(pl.concat([part.select(by) for part in parts]), by)
+    return joined(parts, order)
+
+
+def joined(parts: Sequence[pl.DataFrame], order: pl.Series | None) -> pl.DataFrame:
+    """Return frames one after another as one, with its rows in an order; see `concatenated`.
+
+    Args:
+        parts: the frames, whose columns leave them.
+        order: numbers of the rows in the order in which they are wanted; None: that of the frames.
+    """
+    sizes, names = [len(part) for part in parts], [dict.fromkeys(part.columns) for part in parts]
 
     def put_together(name: str) -> pl.Series:
         pieces = [
@@ -153,6 +223,11 @@ def concatenated(frames: Iterable[pl.DataFrame], empty: pl.DataFrame, *, by: Seq
         return column if order is None else column[order]
 
     return compact(map(put_together, dict.fromkeys(chain.from_iterable(names))))
+
+
+def in_order(frame: pl.DataFrame, *, by: Sequence[str]) -> pl.DataFrame:
+    """Return a frame sorted by some columns."""
+    return frame if _are_sorted([frame], by) else frame[_order(frame, by)]
 
 
 def _order(frame: pl.DataFrame, by: Sequence[str]) -> pl.Series:

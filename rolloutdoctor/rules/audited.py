@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import LOGGED_COLUMNS, advantage_columns, loss_columns
 from rolloutdoctor.results.audit import Cause
@@ -84,9 +84,7 @@ class AuditedRule(Rule[AuditedMeasured]):
     def occurrences(self, run: RunTables) -> int:
         """Return in how many steps the fault could show itself: where it `occurs`, else those with rows."""
         measured = run.metrics.filter(pl.col("metric") == "occurs")
-        return (
-            measured.filter(pl.col("logged") > 0).height if len(measured) else run.rows.select(STEP_KEY).unique().height
-        )
+        return measured.filter(pl.col("logged") > 0).height if len(measured) else run.steps_with_rows
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the numbers of logged values that were compared and reproduced."""

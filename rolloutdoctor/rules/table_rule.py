@@ -171,6 +171,14 @@ class Rule(ABC, Generic[M]):
             return [{} for _ in steps.each]
         return [self.measure_step(each) for each in steps.each]
 
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Return what `table` has as `rows` of the run: groups, steps, or rows of few columns, of those of some steps.
+
+        The lines of a step may depend on its own rows alone: of a run of many rows, those of a range of steps are read
+        at a time, and what this returns of them is concatenated. By default all of them in full.
+        """
+        return rows
+
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """Return the lines that the rule counts, each with its `step` and `split`: groups, rows, prompts, steps.
 
@@ -196,7 +204,10 @@ class Rule(ABC, Generic[M]):
 
     def queried(self, run: RunTables, context: Context) -> Measured:
         """Return the rule's own table of a run, and the measures over it."""
-        table = self.table(run, context)
+        seen = run
+        if type(self).reduced is not Rule.reduced:
+            seen = run.with_rows(_one_after_another([self.reduced(rows, context) for rows in run.row_ranges()]))
+        table = self.table(seen, context)
         return Measured(table, _values(table.select(**self._expressions())), run)
 
     def series(self, measured: Measured, steps: Sequence["StepKey"]) -> list[dict[str, Any]]:
@@ -292,6 +303,10 @@ class TableRule(Rule[Measured]):
     def measured(self, run: RunTables, context: Context) -> Measured:
         """Query a run."""
         return self.queried(run, context)
+
+
+def _one_after_another(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    return frames[0] if len(frames) == 1 else pl.concat(frames, how="vertical_relaxed", rechunk=True)
 
 
 def scores(context: Context) -> pl.Expr:

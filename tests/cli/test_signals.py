@@ -36,6 +36,7 @@ COMMANDS = {
         "--output-file",
         "out.parquet",
     ],
+    "rows on disk": ["check", "run.parquet", "--memory", "0", "--exit-zero", "-q", "--output-file", "out.parquet"],
     "workers": ["check", "run.parquet", "--workers", "2", "--exit-zero", "-q", "--output-file", "out.parquet"],
 }
 
@@ -171,7 +172,7 @@ def ended_by(number, process, folder, name, printed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["recompute", "convert", "check a dump"])
+@pytest.mark.parametrize("name", ["recompute", "convert", "check a dump", "rows on disk"])
 def test_a_signal_at_any_moment(start, undisturbed, folder, name):
     """From the first line to the last rename."""
     draw = random.Random(f"signals {name}")

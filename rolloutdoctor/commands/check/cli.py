@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -33,7 +34,7 @@ def check(
     source: groups.Source,
     fix: opt.FixOption = None,
     judging: verdict.Judging,
-    part: groups.Computed,
+    part: groups.Measured,
     each: Annotated[
         bool, typer.Option("--each", help="Check several runs: one line for each, with its worst finding.")
     ] = False,
@@ -86,7 +87,8 @@ def check(
     following.refuse_unless_followed()
     if following.follow and not scale.is_one_process:
         raise UsageError("--follow takes one process; leave --workers and --engine out")
-    options = replace(options, fixes=tuple(choose(text) for text in fix or []))
+    memory = replace(options.memory, beside=None if scale.state_dir is None else Path(scale.state_dir))
+    options = replace(options, fixes=tuple(choose(text) for text in fix or []), memory=memory)
     asked = Asked(
         paths, source, options, judging, must_test, each, list_, scale, executor, save_state, following, baselines
     )

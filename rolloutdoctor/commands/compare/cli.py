@@ -32,7 +32,7 @@ def compare(
         str | None, typer.Option("--output", "-o", metavar="FILE", help="Also draw both runs: PNG, SVG or PDF.")
     ] = None,
     source: groups.Source,
-    part: groups.Computed,
+    part: groups.Measured,
     format_: Annotated[
         opt.DiffFormat, typer.Option("--format", help="Format of the comparison.")
     ] = opt.DiffFormat.full,

@@ -17,6 +17,7 @@ from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.run_state import RunState
 from rolloutdoctor.engine.run_steps import run_file_steps
+from rolloutdoctor.engine.table_builder import TableBuilder
 from rolloutdoctor.io.progress import Progress, common_unit
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.ops.whole_factors import whole_quotient
@@ -133,7 +134,10 @@ def _in_turn(
 def _see(run: Run, options: CheckOptions, by: str | None, progress: Progress | None) -> _Seen:
     """Check a run and gather its numbers, in one pass."""
     prepared = prepare(run, options)
-    rules, profile = RuleAccumulator(prepared.plan), RunProfile(prepared.context, by)
+    rules, profile = (
+        RuleAccumulator(prepared.plan, TableBuilder(prepared.plan, options.memory)),
+        RunProfile(prepared.context, by),
+    )
     run_file_steps(run, [rules, profile], prepared.options, prepared.metrics, progress)
     state = rules.state()
     return _Seen(prepared, report_of(prepared, state), state, profile)

@@ -131,7 +131,7 @@ def _measure(run: Run, options: CheckOptions, fixes: Sequence[ChosenFix], progre
     plan = prepared.plan
     if fixes:
         plan = replace(plan, fixes=tuple({fix.label: fix for fix in (*plan.fixes, *fixes)}.values()))
-    tables = FullTableBuilder(plan)
+    tables = FullTableBuilder(plan, options.memory)
     rules = RuleAccumulator(plan, tables)
     run_file_steps(run, [rules], prepared.options, prepared.metrics, progress)
     state = rules.state()

@@ -56,7 +56,7 @@ def plot(
     at: AtOption = None,
     before: BeforeOption = 20,
     after: AfterOption = 20,
-    part: groups.Computed,
+    part: groups.Measured,
     quiet: opt.QuietOption = False,
 ) -> None:
     """Plot a run; with --fix, before and after the fix."""

@@ -11,6 +11,7 @@ from rolloutdoctor.engine.devices import on_device
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.run_steps import StepConsumer, run_file_steps
+from rolloutdoctor.engine.table_builder import TableBuilder
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.pictures.gather.marks import marked
@@ -87,7 +88,7 @@ def _plot(
         raise InputError(f"no picture of {kind}: {pictures.left_out[kind]}")
     if pictures.figures[kind].unmoved:
         raise UsageError(f"--fix {label_of(fixes)} {pictures.figures[kind].unmoved}")
-    rules = [RuleAccumulator(ready.plan)] if marking else []
+    rules = [RuleAccumulator(ready.plan, TableBuilder(ready.plan, options.memory))] if marking else []
     consumers = [*rules, *pictures.figures.values()]
     run_file_steps(run, consumers, replace(options, split=options.split or TRAIN), ready.metrics, progress)
     gallery = pictures.gallery()
@@ -137,7 +138,7 @@ def _check_and_draw(
     beside: Callable[[PreparedRun], StepConsumer] | None,
 ) -> tuple[Report, Gallery]:
     ready = prepare(run, options)
-    rules = RuleAccumulator(ready.plan)
+    rules = RuleAccumulator(ready.plan, TableBuilder(ready.plan, options.memory))
     pictures = Pictures(kinds, ready.context, fixes, options.split or TRAIN)
     consumers: list[StepConsumer] = [rules, *pictures.figures.values(), *([] if beside is None else [beside(ready)])]
     fix, objective = choose(SHOWN), ready.context.objective

@@ -30,7 +30,7 @@ def report(
         list[str] | None,
         typer.Option("--fix", metavar="NAME[:VARIANT]", help="Draw the plots with and without this fix; repeatable."),
     ] = None,
-    part: groups.Computed,
+    part: groups.Measured,
     embedded: Annotated[
         int,
         typer.Option(

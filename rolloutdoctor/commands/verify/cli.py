@@ -51,7 +51,7 @@ def verify(
         typer.Option("--function", metavar="MODULE:NAME", help="With --write, the function that the file tests."),
     ] = "",
     source: groups.Source,
-    part: groups.Computed,
+    part: groups.Measured,
     format_: Annotated[
         opt.PageFormat, typer.Option("--format", help="Text, or JSON for programs.")
     ] = opt.PageFormat.full,

@@ -1,5 +1,6 @@
 """Temporary folders, named by the process that made them, so that what a killed one left can be removed."""
 
+import atexit
 import os
 import shutil
 import stat
@@ -15,6 +16,7 @@ PREFIX, SHORT_PREFIX = "rolloutdoctor-", "rd-"
 """The second where a path is bounded: that of a socket has 107 bytes."""
 
 _open: set[Path] = set()
+_lasting: dict[tuple[int, Path], Path] = {}
 
 
 @contextmanager
@@ -24,26 +26,49 @@ def scratch_folder(prefix: str = PREFIX) -> Iterator[Path]:
     Raises:
         InputError: if there is no space for temporary files.
     """
-    sweep_scratch()
-    try:
-        folder = Path(tempfile.gettempdir()) / f"{prefix}{tag()}"
-        # Noted before it is there, so that a signal in between leaves nothing.
-        _open.add(folder)
-        folder.mkdir(mode=0o700)
-    except OSError as error:
-        raise InputError(
-            f"a dump is read through a temporary folder, and none can be made ({error.strerror or error}); set TMPDIR "
-            "to a folder that can be written to"
-        ) from None
+    folder = _made(Path(tempfile.gettempdir()), prefix, "a dump is read through")
     try:
         yield folder
     finally:
         _remove(folder)
 
 
-def sweep_scratch() -> None:
+def lasting_folder(beside: Path | None = None) -> Path:
+    """Return a folder that nobody else can read, the same one until this process ends; then it is removed.
+
+    Args:
+        beside: the folder that it is in; that for temporary files where it is None, or not on this machine.
+
+    Raises:
+        InputError: if there is no space for temporary files.
+    """
+    parent = beside if beside is not None and beside.is_dir() else Path(tempfile.gettempdir())
+    key = os.getpid(), parent
+    if key not in _lasting or not _lasting[key].is_dir():
+        atexit.register(remove_scratch)
+        _lasting[key] = _made(parent, PREFIX, "tables larger than --memory are kept in")
+    return _lasting[key]
+
+
+def _made(parent: Path, prefix: str, what: str) -> Path:
+    """Make a folder, and remove those that dead processes have left beside it."""
+    sweep_scratch(parent)
+    folder = parent / f"{prefix}{tag()}"
+    try:
+        # Noted before it is there, so that a signal in between leaves nothing.
+        _open.add(folder)
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        raise InputError(
+            f"{what} a temporary folder, and none can be made ({error.strerror or error}); set TMPDIR to a folder that "
+            "can be written to"
+        ) from None
+    return folder
+
+
+def sweep_scratch(parent: Path | None = None) -> None:
     """Remove the folders of processes that are known to be dead; those of other users are left alone."""
-    with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+    with suppress(OSError), os.scandir(parent or tempfile.gettempdir()) as entries:
         for entry in entries:
             if any(is_left_behind(entry.name, prefix=prefix) for prefix in (PREFIX, SHORT_PREFIX)):
                 with suppress(OSError):

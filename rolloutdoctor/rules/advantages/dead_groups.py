@@ -88,12 +88,12 @@ class DeadGroups(TableRule):
         name = _logged_name(context)
         return frozenset() if name is None else frozenset({name})
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """One line for each group of two or more scored responses."""
         reward, dead = pl.col("reward"), pl.col("low") == pl.col("high")
         status = pl.col("status").str.to_lowercase()
-        groups = (
-            run.rows.filter(reward.is_finite())
+        return (
+            rows.filter(reward.is_finite())
             .group_by(*STEP_KEY, "group", maintain_order=True)
             .agg(
                 pl.first("group_id", "sample_id", "prompt"),
@@ -110,12 +110,16 @@ class DeadGroups(TableRule):
             .filter(pl.col("rows") > 1)
             .with_columns(pl.col("^binary.$").all().over(STEP_KEY), dead=dead)
         )
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """The groups, beside those of their step and of their prompt in other steps."""
+        dead = pl.col("dead")
         low, high = pl.col("low").min().over(STEP_KEY), pl.col("high").max().over(STEP_KEY)
         lowest = pl.when("binary0").then(0.0).when("binary1").then(-1.0).otherwise(low)
         highest = pl.when("binary0").then(1.0).when("binary1").then(1.0).otherwise(high)
         is_known = pl.col("prompt") != 0
         logged = run.metrics.select(*STEP_KEY, "logged")
-        return groups.join(logged, on=STEP_KEY, how="left", maintain_order="left").with_columns(
+        return run.rows.join(logged, on=STEP_KEY, how="left", maintain_order="left").with_columns(
             lowest=dead & (pl.col("low") == lowest) & (lowest < highest),
             highest=dead & (pl.col("high") == highest) & (lowest < highest),
             recurs=is_known & (pl.col("step").n_unique().over("prompt") > 1),

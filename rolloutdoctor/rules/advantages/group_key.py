@@ -87,13 +87,13 @@ class GroupKey(TableRule):
         logged_N = step.logged_advantages()
         return {"logged": logged_N, "radius": None if logged_N is None else step.advantage_radius()}
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """One line for each group whose prompt is known."""
         rollout = pl.coalesce("trajectory_id", -1 - pl.int_range(pl.len()))
         agrees = (pl.col("logged") - pl.col("advantage")).abs() <= pl.col("radius")
         is_told = pl.col("logged").is_not_nan() & pl.col("advantage").is_not_nan()
         groups = (
-            run.rows.with_columns(rollout=rollout, task=pl.first("prompt").over(*STEP_KEY, rollout))
+            rows.with_columns(rollout=rollout, task=pl.first("prompt").over(*STEP_KEY, rollout))
             .group_by(*STEP_KEY, "group", maintain_order=True)
             .agg(
                 pl.first("group_id", "sample_id", "task"),
@@ -105,6 +105,10 @@ class GroupKey(TableRule):
         )
         alone = pl.col("is_alone").sum().over(*STEP_KEY, "task")
         return groups.with_columns(rollouts=alone, is_split=pl.col("is_alone") & (alone > 1))
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """The groups."""
+        return run.rows
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Count such groups, and the prompts that they share."""

@@ -73,12 +73,12 @@ class OutlierDropped(TableRule):
             return None
         return Missing(f"the options do not state {unknown[0]}", "pass the run's configuration with --trainer-config")
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """One line for each group but the last of its step; `lost` if its one other response was dropped."""
         size, reward = _option(context, SIZE), pl.col("reward")
         whole = size.value if size is not None and isinstance(size.value, int) else None
         groups = (
-            run.rows.group_by(*STEP_KEY, "group", maintain_order=True)
+            rows.group_by(*STEP_KEY, "group", maintain_order=True)
             .agg(
                 pl.first("group_id", "sample_id"),
                 pl.max("row"),
@@ -89,6 +89,10 @@ class OutlierDropped(TableRule):
             .filter(pl.col("row") < pl.col("row").max().over(STEP_KEY))
         )
         return groups.with_columns(lost=pl.col("equal") & (pl.col("rows") == pl.lit(whole, pl.Int64) - 1))
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """The groups."""
+        return run.rows
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the groups that lost a response, and the rows that are left of them."""

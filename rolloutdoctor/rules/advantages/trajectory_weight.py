@@ -66,12 +66,12 @@ class TrajectoryWeight(TableRule):
         loss = frozenset() if context.objective is None else loss_columns(context.objective)
         return loss | {"trajectory_id"}
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """One line for each trained trajectory; its weight is a share of the step's."""
         own = pl.col("weight") * pl.col("trained_tokens")
         trajectory = pl.when(pl.col("trajectory_id") >= 0).then("trajectory_id")
         rows = (
-            run.rows.filter(pl.col("trained_tokens") > 0, own.is_finite(), own > 0)
+            rows.filter(pl.col("trained_tokens") > 0, own.is_finite(), own > 0)
             .with_columns(own=own, trajectory=pl.coalesce(trajectory, -1 - pl.int_range(pl.len())))
             .with_columns(
                 is_even=(pl.max("own") - pl.min("own")).over(STEP_KEY) <= ROUNDING * pl.max("own").over(STEP_KEY)
@@ -82,6 +82,10 @@ class TrajectoryWeight(TableRule):
         )
         share = pl.col("own") / pl.sum("own").over(STEP_KEY)
         return trajectories.with_columns(times=share * pl.len().over(STEP_KEY))
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """The trajectories."""
+        return run.rows
 
     def quantities(self) -> Mapping[str, Quantity]:
         """How much of the loss is not where equal parts would have it."""

@@ -113,6 +113,21 @@ class PolicyNotMoving(TableRule):
         """Tell that something was logged at the step."""
         return {"lines": 1.0} if step.logged else {}
 
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """One line for each step, and for each of some tokens of a row whose context may be among those of the run."""
+        gradient = pl.col("grad_l1").filter(pl.col("grad_l1").is_finite()).sum() > 0
+        each = [rows.group_by(STEP_KEY, maintain_order=True).agg(updated=gradient)]
+        for place in range(TOKENS):
+            trainer = pl.col(f"trainer_{place}")
+            seen = rows.filter(pl.col("prompt") != 0, trainer.is_finite(), trainer < self.sure).select(
+                *(*STEP_KEY, pl.lit(place).alias("place")),
+                context=f"context_{place}",
+                trainer=trainer,
+                sampler=f"sampler_{place}",
+            )
+            each.append(of_smallest("context", CONTEXTS, seen))
+        return pl.concat(each, how="diagonal")
+
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each context at two steps, in the later one, and whether its log-prob is the same (`same`)."""
         names = sorted(self.metrics(context))
@@ -121,23 +136,16 @@ class PolicyNotMoving(TableRule):
         if names:
             # A step that logs other metrics and none of these had no update, such as one that warms up the critic.
             gates.append(pl.any_horizontal(pl.col(names).is_not_null()) | pl.col("lines").is_null())
-        gradient = pl.col("grad_l1").filter(pl.col("grad_l1").is_finite()).sum() > 0
         steps = (
-            run.rows.group_by(STEP_KEY)
-            .agg(updated=gradient)
+            run.rows.select(*STEP_KEY, "updated")
+            .drop_nulls("updated")
             .join(run.by_step(*names, "lines"), on=STEP_KEY, how="left")
             .sort("step")
             .with_columns(updated=pl.all_horizontal("updated", *gates))
             .select("step", before=pl.col("updated").cum_sum() - pl.col("updated"))
         )
-        each = []
-        for place in range(TOKENS):
-            trainer = pl.col(f"trainer_{place}")
-            seen = run.rows.filter(pl.col("prompt") != 0, trainer.is_finite(), trainer < self.sure).select(
-                *STEP_KEY, context=f"context_{place}", trainer=trainer, sampler=f"sampler_{place}"
-            )
-            each.append(of_smallest("context", CONTEXTS, seen))
-        records = pl.concat(each)
+        places = (run.rows.filter(place=place).drop("updated", "place") for place in range(TOKENS))
+        records = pl.concat(of_smallest("context", CONTEXTS, rows) for rows in places)
         pairs = _pairs(records).join(steps.rename({"before": "before_first", "step": "first"}), on="first")
         return (
             pairs.join(steps, on="step")

@@ -143,6 +143,10 @@ class ReferenceMoved(TableRule):
         rates = [value for name, value in step.logged.items() if name == norm or name.rpartition("/")[2] in RATES]
         return {"still": 0.0 in rates} if rates else {}
 
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Add up the tokens of each step."""
+        return rows.drop_nulls("tokens").group_by(STEP_KEY, maintain_order=True).agg(pl.sum(*self.adds))
+
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step with tokens that are looked at: its mean KL, and whether that falls there."""
         kl, before, drop, tokens = pl.col("mean_kl"), pl.col("mean_kl").shift(1), pl.col("drop"), pl.col("tokens")
@@ -158,9 +162,8 @@ class ReferenceMoved(TableRule):
         deep = (kl <= self.fall * low) & (high <= self.level * before) & (drop >= self.others * beside)
         partly = (drop >= self.unsure_others * beside) & (high <= self.unsure_level * before)
         partly &= kl <= pl.min_horizontal(self.unsure_fall * before, self.unsure_level * low)
-        rows = run.rows.drop_nulls("tokens").group_by(STEP_KEY, maintain_order=True).agg(pl.sum(*self.adds))
         return (
-            rows.filter(tokens > 0)
+            run.rows.filter(tokens > 0)
             .join(run.by_step("still").cast({"still": pl.Boolean}), on=STEP_KEY, how="left", maintain_order="left")
             .with_columns(mean_kl=pl.col("kl") / tokens, mean_policy=pl.col("policy") / tokens)
             .with_columns(drop=pl.when(before > 0).then((before.clip(1e-300) / kl.clip(1e-300)).log(2)))

@@ -128,19 +128,16 @@ class DuplicateResponses(TableRule):
 
         return response_hashes(block, next((name for name in SAMPLER if block.is_logged(name)), None), FOLLOWED)
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each response with a token, or in a step without tokens with a text.
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """One line for each response with a token, or in a step without tokens with a text, and how it recurs there.
 
-        `is_copy` repeats a response of its group, `is_across` is the first of its group that repeats one of another,
-        and they are impossible where chance is out; `prefixed` and `prefixed_across` are the same of prefixes.
-        `resampled`, `replayed` and `prefix_again` are the last ones of those that recur in another step.
+        `is_copy` repeats a response of its group, `is_across` is the first of its group that repeats one of another;
+        `prefixed` and `prefixed_across` are the same of prefixes.
         """
         has_tokens, nats = pl.col("tokens") > 0, pl.col("nats")
         size, copies = pl.col("size"), pl.col("copies")
         rows = (
-            run.rows.filter(
-                pl.when(has_tokens.any().over(STEP_KEY)).then(has_tokens).otherwise(pl.col("response") != 0)
-            )
+            rows.filter(pl.when(has_tokens.any().over(STEP_KEY)).then(has_tokens).otherwise(pl.col("response") != 0))
             .with_columns(
                 told=(pl.col("told") > 0).fill_null(value=False),
                 nats=(-pl.col("log_prob")).clip(lower_bound=0).fill_null(0.0),
@@ -161,6 +158,16 @@ class DuplicateResponses(TableRule):
                 across_nats=_binned(nats.min().over(RESPONSE)),
             )
         )
+        hashes = [f"{name}_{length}" for name in ("prefix", "nats") for length in LENGTHS]
+        shared = rows.join(_shared_prefixes(rows), on=(*STEP_KEY, "row"), how="left", maintain_order="left")
+        return shared.drop("seed", "status", *(name for name in hashes if name != f"nats_{FOLLOWED}"))
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """The responses; copies are impossible where chance is out.
+
+        `resampled`, `replayed` and `prefix_again` are the last ones of those that recur in another step.
+        """
+        rows, nats = run.rows, pl.col("nats")
         inside, across = rows.filter("is_copy")["copy_nats"], rows.filter("is_across")["across_nats"]
         pairs, all_pairs = _pairs(rows, GROUP), _pairs(rows, STEP_KEY)
         is_sampled = (pl.col("prompt") != 0) & (pl.col("key") != 0) & pl.col("told")
@@ -169,8 +176,7 @@ class DuplicateResponses(TableRule):
         begins = _again(rows.filter(is_followed), "prefix_key", pl.col(f"nats_{FOLLOWED}"), PREFIXES)
         place = (*STEP_KEY, "row")
         return (
-            rows.join(_shared_prefixes(rows), on=place, how="left", maintain_order="left")
-            .join(again.select(*place, times="values"), on=place, how="left", maintain_order="left")
+            rows.join(again.select(*place, times="values"), on=place, how="left", maintain_order="left")
             .join(begins.select(*place, begins="values"), on=place, how="left", maintain_order="left")
             .with_columns(
                 impossible=pl.col("is_copy") & (pl.col("copy_nats") >= self._from(inside, pairs, all_pairs)),

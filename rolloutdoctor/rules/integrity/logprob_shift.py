@@ -177,28 +177,29 @@ class LogProbShift(DirectRule):
             for name, x_N in zip(COLUMNS, _errors(sample, LIMITS[whose], step.by_step), strict=True)
         } | _of_padding(samples["sampler"], step)
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """One line for each row and pair of log-probs."""
         aligned, late, early = pl.col("aligned"), pl.col("late"), pl.col("early")
         better, lines = pl.col("better"), []
         for whose, limits in LIMITS.items():
             values = {name: pl.col(START[whose] + name).fill_nan(None) for name in COLUMNS}
             lines.append(
-                run.rows.select(*STEP_KEY, "row", "sample_id", whose=pl.lit(whose), better=limits.better, **values)
+                rows.select(*STEP_KEY, "row", "sample_id", whose=pl.lit(whose), better=limits.better, **values)
             )
         is_late = (aligned > better * late) & (late < early)
         is_early = (aligned > better * early) & (early < late)
         found = pl.concat(lines).filter(aligned.is_not_null() | pl.col("z").is_not_null())
         moved = pl.min_horizontal("late", "early")
-        return self.with_audit(
-            found.with_columns(
-                is_late=is_late,
-                is_early=is_early,
-                moved=pl.when(is_late | is_early).then(moved).otherwise(aligned),
-                value=aligned - better * moved,
-            ),
-            run,
+        return found.sort(STEP_KEY, maintain_order=True).with_columns(
+            is_late=is_late,
+            is_early=is_early,
+            moved=pl.when(is_late | is_early).then(moved).otherwise(aligned),
+            value=aligned - better * moved,
         )
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """The rows, and the lines of the audit."""
+        return self.with_audit(run.rows, run)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """The audit's, and the rows that fit better one token away."""

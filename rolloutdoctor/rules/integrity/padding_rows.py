@@ -122,7 +122,7 @@ class PaddingRows(CountingRule):
         is_uneven = pl.col("own").filter(pl.col("own").is_finite()).n_unique() > 1
         is_shown = pl.col("shown") & (pl.col("idle") | ~is_uneven)
         rows = run.rows.with_columns(shown=is_shown, size=pl.when(is_shown).then("size").otherwise(0.0))
-        return super().table(replace(run, rows=rows), context)
+        return super().table(run.with_rows(rows), context)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """The counts, and the share of tokens."""

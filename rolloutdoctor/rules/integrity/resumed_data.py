@@ -76,6 +76,12 @@ class ResumedData(TableRule):
         """The epoch."""
         return frozenset(EPOCHS)
 
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """The prompts of each step, each once."""
+        prompt = pl.col("prompt")
+        steps = rows.group_by(STEP_KEY, maintain_order=True)
+        return steps.agg(known=(prompt != 0).all(), prompts=prompt.unique().hash().sum(), each=prompt.unique())
+
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step with known prompts: a hash of them, each once, how many, and the epoch.
 
@@ -83,11 +89,9 @@ class ResumedData(TableRule):
         epochs between (`later`), and whether it `goes_on`: steps with other prompts follow, where those of an epoch
         would repeat.
         """
-        prompt, epoch = pl.col("prompt"), pl.coalesce(*EPOCHS)
+        epoch = pl.coalesce(*EPOCHS)
         steps = (
-            run.rows.group_by(STEP_KEY, maintain_order=True)
-            .agg(known=(prompt != 0).all(), prompts=prompt.unique().hash().sum(), each=prompt.unique())
-            .filter("known")
+            run.rows.filter("known")
             .with_columns(count=pl.col("each").list.len(), pool=pl.col("each").explode().n_unique())
             .drop("each")
             .join(run.by_step(*EPOCHS), on=STEP_KEY, how="left", maintain_order="left")

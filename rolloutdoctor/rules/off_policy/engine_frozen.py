@@ -120,21 +120,31 @@ class EngineFrozen(TableRule):
 
         return contexts_of(step.token_measures[self.code], step.batch.prompts)
 
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """One line for each of some tokens of a row whose context may be among those of the run, by its `place`."""
+        each = []
+        for place in range(TOKENS):
+            sampler, trainer = pl.col(f"sampler_{place}"), pl.col(f"trainer_{place}")
+            version = pl.coalesce("policy_version_max", "step")
+            known = pl.col("prompt") != 0, sampler.is_finite(), trainer.is_finite(), version >= 0
+            seen = rows.filter(*known).select(
+                *STEP_KEY,
+                context=f"context_{place}",
+                version=version,
+                sampler=sampler,
+                trainer=trainer,
+                place=pl.lit(place),
+            )
+            each.append(of_smallest("context", CONTEXTS, seen))
+        return pl.concat(each)
+
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each context at a version, and one for each pair of versions of a context.
 
         The first have the `inside` sum of squares of the trainer's log-prob and its degrees of freedom (`spare`); the
         others how far sampler and trainer moved from the `first` version, in the step that has the later one.
         """
-        each = []
-        for place in range(TOKENS):
-            sampler, trainer = pl.col(f"sampler_{place}"), pl.col(f"trainer_{place}")
-            version = pl.coalesce("policy_version_max", "step")
-            known = pl.col("prompt") != 0, sampler.is_finite(), trainer.is_finite(), version >= 0
-            seen = run.rows.filter(*known).select(
-                *STEP_KEY, context=f"context_{place}", version=version, sampler=sampler, trainer=trainer
-            )
-            each.append(of_smallest("context", CONTEXTS, seen))
+        each = [of_smallest("context", CONTEXTS, run.rows.filter(place=place)) for place in range(TOKENS)]
         trainer = pl.col("trainer")
         records = (
             pl.concat(each)

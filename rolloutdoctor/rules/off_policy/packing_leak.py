@@ -93,12 +93,12 @@ class PackingLeak(TableRule):
         """The lag of each row behind the newest version of its step."""
         return {"lag": step.lags(2)}
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """One line for each pack of several rows: the gap of the `first` row, and of those `behind` it."""
         place, is_first = pl.col("pack_index"), pl.col("pack_index") == 0
         rest, rest_tokens = (pl.col(name).filter(~is_first).sum() for name in ("rest", "rest_tokens"))
         packs = (
-            run.rows.filter(place >= 0, pl.col("lag").fill_null(0) == 0, pl.col("near_tokens") >= self.least_tokens)
+            rows.filter(place >= 0, pl.col("lag").fill_null(0) == 0, pl.col("near_tokens") >= self.least_tokens)
             .with_columns(gap=pl.col("near") / pl.col("near_tokens"))
             .group_by(*STEP_KEY, "optim_step_id", "rank", "micro_batch_id", maintain_order=True)
             .agg(
@@ -111,6 +111,10 @@ class PackingLeak(TableRule):
             )
         )
         return packs.drop_nulls(["first", "behind"]).sort(*STEP_KEY, "optim_step_id", "rank", "micro_batch_id")
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """The packs."""
+        return run.rows
 
     def quantities(self) -> Mapping[str, Quantity]:
         """The gap in the first rows and behind them."""

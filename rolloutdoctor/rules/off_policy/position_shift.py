@@ -92,12 +92,12 @@ class PositionShift(TableRule):
 
         return {"prompt_tokens": step.batch.per_row.get(PROMPT_LENGTH)}
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """One line for each step with rows whose left padding is known."""
         padding, gap, unsure = pl.col("padding"), pl.col("gap"), pl.col("unsure")
         micro_batch = (*STEP_KEY, "optim_step_id", "rank", "micro_batch_id")
         rows = (
-            run.rows.filter(pl.col("prompt_tokens") >= 0, pl.col("micro_batch_id") >= 0)
+            rows.filter(pl.col("prompt_tokens") >= 0, pl.col("micro_batch_id") >= 0)
             .with_columns(padding=pl.col("prompt_tokens").max().over(micro_batch) - pl.col("prompt_tokens"))
             .filter(unsure >= 4)
             .with_columns(gap=pl.col("size") / unsure)
@@ -115,6 +115,10 @@ class PositionShift(TableRule):
         enough = [number >= least for number, least in zip(number_of, (self.least_rows, 5, 8), strict=True)]
         seen = rows.filter(unsure >= 8).filter(*enough)
         return steps.join(_correlated(seen), on=STEP_KEY, how="left", maintain_order="left")
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """The steps."""
+        return run.rows
 
     def quantities(self) -> Mapping[str, Quantity]:
         """The correlations, and the gap of rows with and without padding."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import RunTables
+from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
@@ -103,8 +103,12 @@ class QuantizedLogProbs(TableRule):
             found |= {f"{side}:{name}": x_n for name, x_n in zip(COUNTS, counts.unbind(1), strict=True)}
         return found
 
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Add up the counts of each step."""
+        return rows.group_by(STEP_KEY, maintain_order=True).agg(pl.sum(*self.adds))
+
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each row."""
+        """One line for each step."""
         return run.rows
 
     def _coarsest(self, side: str) -> dict[str, pl.Expr]:

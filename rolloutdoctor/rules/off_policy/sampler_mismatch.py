@@ -169,9 +169,13 @@ class SamplerMismatch(TableRule):
         )
         return [of_step | places for of_step, places in zip(sums, _places(steps, fresh_N), strict=True)]
 
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """The rows with a confident disagreement."""
+        return rows.filter(pl.col("confident") > 0)
+
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each value of a step, and for each row with a confident disagreement."""
-        return pl.concat([run.by_name(), run.rows.filter(pl.col("confident") > 0)], how="diagonal_relaxed")
+        return pl.concat([run.by_name(), run.rows], how="diagonal_relaxed")
 
     def quantities(self) -> Mapping[str, Quantity]:
         """The distribution of delta, and what weights would do."""

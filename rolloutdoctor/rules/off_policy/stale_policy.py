@@ -167,20 +167,18 @@ class StalePolicy(TableRule):
         enough = counts.sum(axis=1) >= LEAST_TOKENS
         return named_counts(middles(counts).reshape(-1, MOST_LAGS), names, enough.reshape(-1, MOST_LAGS))
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each step and version lag; `behind` is what the newest version of the step lags by itself."""
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """One line for each step and version lag."""
         oldest, newest, tokens = pl.col("policy_version_min"), pl.col("policy_version_max"), pl.col("tokens")
         is_stamped = (oldest >= 0) & (newest >= 0)
         is_early, is_late, several = pl.col("early") >= self.turn, pl.col("late") >= self.turn, newest > oldest
-        key = (*STEP_KEY, "lag")
-        middles = run.by_name().select(*STEP_KEY, lag=pl.col("key").cast(pl.Int64), middle="value")
-        lines = (
-            run.rows.with_columns(
+        return (
+            rows.with_columns(
                 lag=pl.col("lag").cast(pl.Int64).fill_null(0),
                 newest=newest.filter(is_stamped).max().over(STEP_KEY),
                 several=several.fill_null(value=False),
             )
-            .group_by(key, maintain_order=True)
+            .group_by(*STEP_KEY, "lag", maintain_order=True)
             .agg(
                 pl.sum("tokens", "size", "k3", "weight", "square"),
                 pl.first("newest"),
@@ -192,9 +190,13 @@ class StalePolicy(TableRule):
                 turned_several=(is_early & ~is_late & pl.col("several")).sum(),
                 turned_back=(is_late & ~is_early).sum(),
             )
-            .join(middles, on=key, how="left")
-            .sort(key)
         )
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """The lags; `behind` is what the newest version of the step lags by itself."""
+        key = (*STEP_KEY, "lag")
+        middles = run.by_name().select(*STEP_KEY, lag=pl.col("key").cast(pl.Int64), middle="value")
+        lines = run.rows.join(middles, on=key, how="left").sort(key)
         ahead = pl.col("newest") - pl.col("step")
         behind = (ahead.max() - ahead).fill_null(0) if counts_steps(LagTable(lines).stamps) else pl.lit(0)
         is_first = pl.col("middle").is_not_null().cum_sum().over(STEP_KEY) == 1

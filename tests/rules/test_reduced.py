@@ -1,0 +1,47 @@
+"""What a rule makes of the rows of some steps is the same whatever steps are read together."""
+
+import numpy as np
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS
+from rolloutdoctor.evaluation.run_tables import EMPTY_ROWS, STEP_KEY, RunTables
+from rolloutdoctor.rules.base import Context
+from rolloutdoctor.rules.table import RULES
+from rolloutdoctor.rules.table_rule import Rule
+
+REDUCING = [rule for rule in RULES if type(rule).reduced is not Rule.reduced]
+
+
+def rows_for(rule, *, seed=0, steps=6, size=96):
+    """Rows of some steps with every column that a rule reads, most of them small numbers, so that many are equal."""
+    draw, count = np.random.default_rng(seed), steps * size
+    row = np.tile(np.arange(size), steps)
+    names = {
+        "step": np.repeat(np.arange(steps), size),
+        "split": ["train"] * count,
+        "row": row,
+        "group": row // 4,
+        "group_id": [str(group) for group in row // 4],
+        "sample_id": [f"row {each}" for each in range(count)],
+        "status": draw.choice(["stop", "length", "aborted"], count).tolist(),
+    }
+    frame = pl.DataFrame(names, schema=EMPTY_ROWS.schema)
+    for name in (*rule.reads, *rule.adds):
+        kind = ROW_COLUMNS[name].dtype if name in ROW_COLUMNS else pl.Float64
+        frame = frame.with_columns(pl.Series(name, draw.integers(0, 6, count)).cast(kind))
+    # All of these have rows of a size that is looked at.
+    return frame.with_columns(pl.col("^(near_tokens|unsure|trained_tokens)$") * 30)
+
+
+@pytest.mark.parametrize("rule", REDUCING, ids=lambda rule: rule.code)
+def test_steps_together_as_alone(rule):
+    rows, context = rows_for(rule), Context(frozenset())
+    steps = rows.select(STEP_KEY).unique(maintain_order=True)
+    together = rule.reduced(rows, context)
+    parts = [rule.reduced(part, context) for part in rows.partition_by(STEP_KEY, maintain_order=True)]
+    alone = pl.concat(parts, how="vertical_relaxed")
+    tables = [rule.table(RunTables(each, steps=steps), context) for each in (together, alone)]
+    assert len(together)
+    assert_frame_equal(*tables, check_exact=True)
