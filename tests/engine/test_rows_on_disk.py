@@ -10,7 +10,7 @@ import pytest
 from engine.runs import random_columns, write
 from polars.testing import assert_frame_equal
 
-from rolloutdoctor.commands.measure.query import measure
+from rolloutdoctor.commands.export.tables import measure
 from rolloutdoctor.engine.check import check_in_parts
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.processes import Processes
