@@ -223,5 +223,6 @@ RULES = (
     "rules.dynamics.reward_not_moved:RewardNotMoved",
     "rules.dynamics.tool_calls:ToolCalls",
     "rules.dynamics.turn_cap:TurnCap",
+    "rules.dynamics.length_rewarded:LengthRewarded",
 )
 """In the order of their codes."""

@@ -130,7 +130,7 @@ BROKEN = (
         "The reward pays for length",
         "The reward is the length of the completion.",
         "Remove length from the reward, or penalize truncated completions.",
-        ("RDT006",),
+        ("RDT019",),
         LOG,
         _log("length-bonus"),
     ),

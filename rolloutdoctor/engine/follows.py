@@ -43,6 +43,7 @@ RANKS = {
     "RDT009": Rank.INPUT,
     "RDT012": Rank.INPUT,
     "RDT017": Rank.INPUT,
+    "RDT019": Rank.INPUT,
     # States of the update.
     "RDG002": Rank.DYNAMICS,
     "RDG003": Rank.DYNAMICS,
@@ -207,6 +208,35 @@ def _fell_with_length(cause: Finding, found: Finding, context: Context) -> bool:
     return cause.severity > Severity.INFO and abs(found.onset - cause.onset) <= _NEAR
 
 
+def _is_cut(found: Finding) -> bool:
+    """Responses became short because they are cut off: the limit is another, which is no change of what is sampled."""
+    cut = found.measures.get("truncated_last")
+    return cut is not None and (cut.value or 0.0) >= _NEARLY_ALL
+
+
+def _is_cut_at_jump(cause: Finding, found: Finding, context: Context) -> bool:
+    """The length fell to another limit as the entropy jumped: that of the first tokens of a response is another."""
+    return _is_cut(cause) and _fell_with_length(cause, found, context)
+
+
+def _of_what_is_sampled(cause: Finding, found: Finding, context: Context) -> bool:
+    """The entropy jumped within one step as the other began, and no other limit made both."""
+    if cause.onset is None or found.onset is None or _is_cut(found):
+        return False
+    return found.severity > Severity.INFO and abs(found.onset - cause.onset) <= _NEAR
+
+
+def _left_its_level(cause: Finding, found: Finding, context: Context) -> bool:
+    """The entropy collapsed or exploded before: one that rises by a sixth makes no reward constant."""
+    is_slow = cause.headline.startswith("the entropy rises")
+    return not is_slow and _began_earlier(cause, found, context)
+
+
+def _began_before_jump(cause: Finding, found: Finding, context: Context) -> bool:
+    """The entropy went earlier than it jumped: not within that one step."""
+    return _began_earlier(cause, found, context) and not _of_what_is_sampled(found, cause, context)
+
+
 def _began_before_length(cause: Finding, found: Finding, context: Context) -> bool:
     """The cause began earlier, and not together with a fall of the length, which would be its cause."""
     return _began_earlier(cause, found, context) and not _fell_with_length(found, cause, context)
@@ -253,6 +283,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDT012", ("RDT002", *_DYNAMICS), _began_earlier),
     ("RDT017", ("RDT001", "RDT002", "RDT005", "RDT013", "RDT018"), _began_earlier),
     ("RDT018", ("RDT001", "RDT005"), _began_earlier),
+    ("RDT019", ("RDT001", "RDT003", "RDT006", "RDT011", "RDT013", "RDI012", "RDG003"), _began_earlier),
     ("RDO003", _DYNAMICS, _began_earlier),
     ("RDO012", _DYNAMICS, _began_earlier),
     ("RDO014", _DYNAMICS, _began_earlier),
@@ -264,10 +295,13 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ),
     (
         "RDT003",
-        ("RDT002", "RDT005", "RDT001", "RDT008", "RDG003", "RDI012", "RDT006", "RDT011", "RDT013", "RDT014"),
-        _began_earlier,
+        ("RDT002", "RDT005", "RDT001", "RDT008", "RDG003", "RDI012", "RDT006", "RDT011", "RDT013"),
+        _left_its_level,
     ),
+    ("RDT003", ("RDT014",), _began_before_jump),
     ("RDT013", ("RDT005",), _fell_with_length),
+    ("RDT013", ("RDT014",), _is_cut_at_jump),
+    ("RDT014", ("RDT001", "RDT003", "RDT005", "RDT006", "RDT013", "RDI012"), _of_what_is_sampled),
     ("RDT005", ("RDI012",), _began_earlier),
     ("RDT005", ("RDT013",), _began_before_length),
     ("RDT001", ("RDT005", "RDA011", "RDG002", "RDG003"), _began_earlier),
@@ -372,7 +406,8 @@ def by_cause(findings: Sequence[Finding], context: Context) -> tuple[Finding, ..
     def place(found: Finding) -> tuple[object, ...]:
         """Sort key: of equal weight what explains others is first, then what logged values name, and last the audit's.
 
-        Of several that say when they began the earliest is first.
+        Of several that say when they began the earliest is first. Information goes by its rank, and what says when it
+        began before a state of the run: a truncated share hides no ratio that is not 1.
         """
         is_info = found.severity is Severity.INFO
         lighter = heaviest[found.code] == found.weight
@@ -381,7 +416,8 @@ def by_cause(findings: Sequence[Finding], context: Context) -> tuple[Finding, ..
         onset = inf if found.onset is None else found.onset
         severity, is_proved = heaviest[found.code]
         weight = -severity, found.code in OF_RELEASE and found.cause is None, -is_proved
-        return is_info, depths[found.code], weight, lighter, is_bare, audited, onset, found.code
+        state = (rank_of(found.code), onset == inf) if is_info else ()
+        return is_info, *state, depths[found.code], weight, lighter, is_bare, audited, onset, found.code
 
     linked.sort(key=place)
 

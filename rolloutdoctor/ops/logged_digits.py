@@ -14,7 +14,7 @@ _LEAST, _MOST = 1e-30, 1e9
 """Absolute values that are looked at: what is larger has no digits to spare."""
 
 _FEWEST = 3
-"""Different numbers that have to lie on a lattice: of two it may be chance."""
+"""Different numbers that have to lie on a lattice, and metrics that have to show one: of two it may be chance."""
 
 WHOLE_LOG = ""
 """In place of a name: all metrics of a log."""
@@ -94,7 +94,26 @@ def digits_by_name(values: Mapping[str, Sequence[float]]) -> dict[str, tuple[Dig
         if not _are_whole(sizes):
             every += sizes
     common = digits_of(every)
+    kept = next((one for one in common if one.kind == "significant"), None)
+    if kept is not None and _are_significant(values.values(), kept.kept):
+        # Decimals that the numbers of a metric happen to have are none that the log rounded to: its 0 is a 0.
+        common = (kept,)
+        found = {name: tuple(one for one in each if one.kind != "decimals") or common for name, each in found.items()}
     return found | dict.fromkeys((*few, WHOLE_LOG), common) if common else found
+
+
+def _are_significant(metrics: Iterable[Sequence[float]], most: int) -> bool:
+    """Tell whether metrics show by themselves that a log keeps significant digits, and no number of decimals.
+
+    A metric does where `_FEWEST` of its numbers would have more digits with as many decimals as others of it have.
+    """
+    shown = 0
+    for sizes in map(_sizes, metrics):
+        decimals = _decimals(sizes)
+        kept = _DECIMALS[-1] + 1 if decimals is None else decimals.kept
+        long = [x for x in sizes if x % 1 and kept + math.floor(math.log10(x)) + 1 > most]
+        shown += len(long) >= _FEWEST
+    return shown >= _FEWEST
 
 
 def rounding_of(digits: Mapping[str, tuple[Digits, ...]], name: str, logged: float) -> float:

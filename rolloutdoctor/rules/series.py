@@ -72,6 +72,9 @@ def ending(is_so: "NDArray[np.bool_]", fewest: int, chance: float) -> int | None
     return None if count < fewest or is_chance else since
 
 
+OF_A_MEDIAN = 1.2533
+"""Standard error of a median over that of the mean of the same normal values, sqrt(pi / 2)."""
+
 FALSE_ALARM = 1e-3
 """Probability that a value of a run whose steps are drawn alike lies beyond `chance_limit`."""
 
@@ -140,6 +143,12 @@ def memory(values: "Values") -> float:
         apart = values[lag:] - values[:-lag]
         spreads.append(float(np.median(np.abs(apart - np.median(apart)))))
     return min(0.5, max(0.0, (spreads[1] / spreads[0]) ** 2 - 1)) if spreads[0] > 0 else 0.0
+
+
+def change_of_means(first: "Values", last: "Values", kept: float) -> tuple[float, float]:
+    """Return how the mean of two parts of a series differs, and its standard error, of noise with such a memory."""
+    variances = (float(part.var(ddof=1)) / len(part) for part in (first, last))
+    return float(last.mean() - first.mean()), sqrt(sum(variances) * (1 + kept) / (1 - kept))
 
 
 _LONG = 40

@@ -1,5 +1,6 @@
 """A second design of trainings: every fault over drawn models, learning rates, lengths, batches and onsets."""
 
+import dataclasses
 import random
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -167,6 +168,8 @@ KINDS = (
     *("verifier-dies", "verifier-dies-low", "function-crashes", "reward-flips", "engine-frozen", "engine-cold"),
     *("ratio-stale", "kl-nan"),
 )
+DIED = ("RDT001", "RDT002", "RDT005")
+"""One value, groups without a spread, or a reward that collapsed: each names a verifier that died."""
 DETACHED = (
     "_compute_loss",
     "per_token_loss + self.beta * per_token_kl",
@@ -206,6 +209,7 @@ def planted(kind: str, seed: int) -> Planted:
         edits: tuple[tuple[str, str, str], ...] = (),
         engine: Mapping[str, object] | None = None,
         strength: float = 0.0,
+        beside: float | None = None,
         **own: object,
     ) -> Planted:
         training = Training(
@@ -217,7 +221,8 @@ def planted(kind: str, seed: int) -> Planted:
             strength=strength,
             seed=seed,
         )
-        return Planted(name=kind, training=training, codes=codes, onset=onset, before=before)
+        twin = None if beside is None else dataclasses.replace(training, options={**options, "learning_rate": beside})
+        return Planted(name=kind, training=training, codes=codes, onset=onset, before=before, twin=twin)
 
     match kind:
         case "rate-zero":
@@ -228,7 +233,7 @@ def planted(kind: str, seed: int) -> Planted:
             times = draw.choice([60, 150])
             return made(*DIVERGED, "RDT009", "RDT005", before=_rate(lambda step: times if step >= at else 1.0))
         case "rate-huge":
-            return made(*DIVERGED, "RDT005", learning_rate=draw.choice([0.04, 0.08]))
+            return made(*DIVERGED, "RDT005", learning_rate=draw.choice([0.04, 0.08]), beside=rate)
         case "temperature-up":
             return made("RDT014", onset=at + 1, before=_temperature(at, draw.choice([1.6, 2.0])))
         case "temperature-down":
@@ -249,10 +254,13 @@ def planted(kind: str, seed: int) -> Planted:
             return made("RDM003", edits=(K1,), beta=draw.choice([0.02, 0.2]))
         case "length-bonus":
             return made(
-                "RDT006", "RDI012", "RDT013", rewards=(_long,), max_completion_length=28, learning_rate=2 * rate
+                *("RDT019", "RDT006", "RDI012", "RDT013"),
+                rewards=(_long,),
+                max_completion_length=28,
+                learning_rate=2 * rate,
             )
         case "short-bonus":
-            return made("RDT013", rewards=(_short,), max_completion_length=28, learning_rate=2 * rate)
+            return made("RDT019", "RDT013", rewards=(_short,), max_completion_length=28, learning_rate=2 * rate)
         case "cut-short":
             return made("RDT013", "RDT006", "RDI012", onset=at + 1, before=_cut_at(at, 2), max_completion_length=28)
         case "loss-scaled":
@@ -260,9 +268,9 @@ def planted(kind: str, seed: int) -> Planted:
         case "reward-noise":
             return made("RDT016", rewards=(_uniform,))
         case "verifier-dies":
-            return made("RDT001", "RDT005", onset=at + 1, rewards=(_Calls(reward, _crashed, at=(at,)),))
+            return made(*DIED, onset=at + 1, rewards=(_Calls(reward, _crashed, at=(at,)),))
         case "verifier-dies-low":
-            return made("RDT001", "RDT005", onset=at + 1, rewards=(_Calls(_below_zero, _lowest, at=(at,)),))
+            return made(*DIED, onset=at + 1, rewards=(_Calls(_below_zero, _lowest, at=(at,)),))
         case "function-crashes":
             at = steps // 3
             calls = _Calls(_has_three, _crashed, at=(at,))

@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import json
 import random
+import statistics
 import tempfile
 import time
 import warnings
@@ -44,6 +46,7 @@ class Planted:
         codes: of the rules that may come first.
         onset: step at which the fault begins, where it does.
         before: called with the trainer before it starts.
+        twin: the same training without the fault; where there is one, the fault has to cost something beside it.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Planted:
     codes: tuple[str, ...] = ()
     onset: int | None = None
     before: Callable[[Any], None] = field(default=lambda trainer: None)
+    twin: Training | None = None
 
 
 class _Calls:
@@ -137,7 +141,7 @@ def planted(seed: int) -> Iterator[Planted]:
     yield Planted(name="lr-warmup", training=training(_answers, **warming), codes=("RDT009",))
     yield Planted(name="reward-constant", training=training(constant), codes=("RDT002", "RDT001"), onset=1)
     dies = _Calls(_answers, _dead, at=(HALF,))
-    yield Planted(name="verifier-dies", training=training(dies), codes=("RDT001", "RDT005"), onset=HALF + 1)
+    yield Planted(name="verifier-dies", training=training(dies), codes=("RDT001", "RDT002", "RDT005"), onset=HALF + 1)
     flips = _Calls(_answers, _flipped, at=(HALF,))
     yield Planted(name="reward-flips", training=training(flips), codes=("RDT005",), onset=HALF + 1)
     yield Planted(name="lr-huge", training=training(_answers, learning_rate=0.1), codes=DIVERGED)
@@ -151,7 +155,9 @@ def planted(seed: int) -> Iterator[Planted]:
     yield Planted(
         name="gradient-spike", training=training(spikes, scale_rewards="none"), codes=("RDT008",), onset=HALF + 1
     )
-    yield Planted(name="length-bonus", training=training(_length, max_completion_length=24), codes=("RDT006", "RDI012"))
+    yield Planted(
+        name="length-bonus", training=training(_length, max_completion_length=24), codes=("RDT019", "RDT006", "RDI012")
+    )
     yield Planted(
         name="truncation-cap",
         training=training(_answers, max_completion_length=1),
@@ -194,7 +200,47 @@ def clean(seed: int) -> Planted:
     return Planted(name="clean", training=Training(rewards=rewards, options=options, engine=engine, seed=seed))
 
 
+TRIES = 4
+
+
+def costs(folder: Path, twin: Path) -> bool:
+    """Tell whether a fault cost something in the last third of the steps, whatever a report says of it.
+
+    The mean reward is below that of the training without the fault by more than two standard errors, or more than nine
+    tenths of the responses are in groups without a spread of rewards, and fewer there: nothing is learned any more.
+    """
+    found, right = (_last_third(each) for each in (folder, twin))
+    error = sum(statistics.variance(each["reward"]) / len(each["reward"]) for each in (found, right)) ** 0.5
+    is_lower = statistics.mean(found["reward"]) < statistics.mean(right["reward"]) - 2 * error
+    dead, alive = (statistics.mean(each["frac_reward_zero_std"]) for each in (found, right))
+    return is_lower or dead > 0.9 > alive
+
+
+def _last_third(folder: Path) -> Mapping[str, list[float]]:
+    lines = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    steps = [line for line in lines if "reward" in line]
+    return {name: [step[name] for step in steps[-(len(steps) // 3) :]] for name in ("reward", "frac_reward_zero_std")}
+
+
 def train(planted: Planted, folder: Path) -> None:
+    """Train; where the fault is one of the learning rate that cost nothing, again at twice the rate."""
+    _train(planted, folder)
+    if planted.twin is None:
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        twin = Path(scratch)
+        _train(dataclasses.replace(planted, training=planted.twin), twin)
+        for _ in range(TRIES):
+            if costs(folder, twin):
+                return
+            options = planted.training.options
+            doubled = {**options, "learning_rate": 2 * float(str(options["learning_rate"]))}
+            training = dataclasses.replace(planted.training, options=doubled)
+            planted = dataclasses.replace(planted, training=training)
+            _train(planted, folder)
+
+
+def _train(planted: Planted, folder: Path) -> None:
     """Train, and keep ``trainer_state.json`` and ``train.log``, what the training printed."""
     training = planted.training
     given = {**DEFAULTS, **training.options, "seed": training.seed, "log_completions": False}

@@ -26,7 +26,7 @@ from rolloutdoctor.views.style import Style
 from rolloutdoctor.views.table import RENDERERS
 from rolloutdoctor.views.verdict import verdict
 
-WARNING = Severity.WARNING
+WARNING, INFO = Severity.WARNING, Severity.INFO
 
 CODES = {rule.code: rule.name for rule in RULES}
 NO_CONTEXT = Context(frozenset())
@@ -45,8 +45,9 @@ def unexplained(**stages):
 
 
 def test_the_table_names_rules_and_has_no_circle():
-    # RDA006 and RDA004, RDT013 and RDT005, RDA015 and RDI004: conditions that exclude each other.
-    excluding = {"_all_of_rows", "_fell_with_length", "_is_of_copies"}
+    # RDA006 and RDA004, RDT013 and RDT005, RDA015 and RDI004, RDT014 with RDT003 and RDT013: conditions that exclude
+    # each other.
+    excluding = {"_all_of_rows", "_fell_with_length", "_is_of_copies", "_is_cut_at_jump", "_began_before_jump"}
     table = [(cause, codes) for cause, codes, holds in FOLLOWS if cause != ANY and holds.__name__ not in excluding]
     links = {(cause, code) for cause, codes in table for code in codes}
     assert {code for link in links for code in link} <= CODES.keys()
@@ -68,6 +69,11 @@ def test_every_link_without_a_condition(cause, code):
 
 def begun(code, onset, severity=Severity.ERROR, verdict="confirmed"):
     return replace(finding(code, severity, verdict), measures={"onset": Measure(onset, "step")})
+
+
+def shortened(onset, cut):
+    found = replace(begun("RDT013", onset, WARNING), headline="the response length fell for good")
+    return replace(found, measures={**found.measures, "truncated_last": Measure(cut, "1")})
 
 
 def test_the_ranks_name_rules_and_differ_from_their_families():
@@ -185,6 +191,37 @@ OTHER_ROWS = Cause("rewards-of-other-rows", "RDI004", "words", "advantages", 4, 
         ([finding("RDI009", WARNING), finding("RDI015", WARNING)], [("RDI015", None), ("RDI009", "RDI015")]),
         ([finding("RDG011", WARNING), finding("RDG015", WARNING)], [("RDG015", None), ("RDG011", "RDG015")]),
         ([begun("RDT002", 3), begun("RDA011", 3)], [("RDT002", None), ("RDA011", "RDT002")]),
+        # What is sampled changed within one step, and with it what it makes: lengths, entropy, rewards.
+        (
+            [begun("RDT006", 25), begun("RDT014", 25, WARNING), begun("RDT005", 26)],
+            [("RDT014", None), ("RDT005", "RDT014"), ("RDT006", "RDT014")],
+        ),
+        ([begun("RDT003", 25), begun("RDT014", 25, WARNING)], [("RDT014", None), ("RDT003", "RDT014")]),
+        ([begun("RDT003", 22), begun("RDT014", 25, WARNING)], [("RDT003", None), ("RDT014", "RDT003")]),
+        ([begun("RDT005", 22), begun("RDT014", 25, WARNING)], [("RDT005", None), ("RDT014", None)]),
+        # An entropy that rises somewhat is not why a verifier gives one value.
+        (
+            [
+                begun("RDT001", 46),
+                replace(begun("RDT003", 13, WARNING), headline="the entropy rises from 1.93 to 2.23"),
+            ],
+            [("RDT001", None), ("RDT003", None)],
+        ),
+        # A length that fell to another limit is no such change, and makes one; else the length fell with it.
+        ([shortened(25, cut=0.95), begun("RDT014", 25, WARNING)], [("RDT013", None), ("RDT014", "RDT013")]),
+        ([shortened(25, cut=0.85), begun("RDT014", 25, WARNING)], [("RDT014", None), ("RDT013", "RDT014")]),
+        # A reward for length makes lengths, and groups that have one.
+        ([begun("RDT001", 34), finding("RDT019", WARNING)], [("RDT019", None), ("RDT001", "RDT019")]),
+        ([begun("RDT006", 34), finding("RDT019", WARNING)], [("RDT019", None), ("RDT006", "RDT019")]),
+        # Of information too, inputs come before dynamics and these before lengths; what began before a state.
+        (
+            [finding("RDI012", INFO), finding("RDT016", INFO), finding("RDO012", INFO, "exposed")],
+            [("RDO012", None), ("RDT016", None), ("RDI012", None)],
+        ),
+        (
+            [finding("RDI012", INFO), finding("RDT016", INFO), begun("RDO015", 1, INFO, "exposed")],
+            [("RDO015", None), ("RDT016", None), ("RDI012", None)],
+        ),
     ],
 )
 def test_causes_come_before_their_consequences(findings, order):

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given
@@ -87,3 +88,27 @@ def test_metrics_of_few_numbers_are_rounded_as_the_log_is():
     exact = digits_by_name(log | {"entropy": [0.123456789, 0.5, 0.25]})
     assert exact.keys() == {"kl"}
     assert rounding_of(exact, "loss", 0.1235) == 0.0
+
+
+def printed(form, seed=0):
+    """Five metrics of 30 lines as a console prints them; one is below a hundredth, and 0 at times."""
+    draws = np.random.default_rng(seed)
+    sizes = {"loss": 0.3, "grad_norm": 2.0, "reward": 1.0, "entropy": 1.4}
+    log = {name: [float(f"{x:{form}}") for x in size * draws.uniform(0.05, 1, 30)] for name, size in sizes.items()}
+    return log | {"reward_std": [0.0, *(float(f"{x:{form}}") for x in 0.1 * draws.uniform(0.1, 1, 29))]}
+
+
+def test_the_zeros_of_a_log_of_significant_digits_are_zeros():
+    found = digits_by_name(printed(".4g"))
+    assert set(found.values()) == {(Digits("significant", 4),)}
+    assert rounding_of(found, "reward_std", 0.0) == 0
+
+
+@pytest.mark.parametrize("form", [".3f", ".4f", ".6f"])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_zeros_of_a_log_of_decimals_may_be_more(form, seed):
+    log = printed(form, seed)
+    assert rounding_of(digits_by_name(log), "reward_std", 0.0) == 0.5 / 10 ** int(form[1])
+    # Numbers that are whole but for their decimals, and one metric printed in another way, show nothing.
+    log |= {"ratio": [1.0] * 30, "learning_rate": [1.234e-6, 1.1e-6, 9e-7] * 10}
+    assert rounding_of(digits_by_name(log), "reward_std", 0.0) == 0.5 / 10 ** int(form[1])

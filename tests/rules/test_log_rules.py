@@ -62,9 +62,12 @@ def healthy(trainer, steps=60):
             named[name] = ((level - metric.offset) / metric.factor, metric.quantity)
     lines = {}
     for step in range(1, steps + 1):
-        wobble = 1 + 0.02 * ((step * 7) % 11 - 5) / 5
+        # Of the length another one: a reward that goes with it is a finding.
+        wobbles = [1 + 0.02 * ((step * pace) % 11 - 5) / 5 for pace in (7, 3)]
         lines[StepKey(step, TRAIN)] = {
-            name: 0.0 if quantity == "kl" and step == 1 else value * (1 if quantity in STEADY else wobble)
+            name: 0.0
+            if quantity == "kl" and step == 1
+            else value * (1 if quantity in STEADY else wobbles[quantity == "response_length"])
             for name, (value, quantity) in named.items()
         }
     return Run([], RunMetadata(), LoggedMetrics(lines))

@@ -24,6 +24,8 @@ RISES = noisy(np.linspace(0.1, 0.9, STEPS), 0.05)
 FALLS = noisy([0.7] * 30 + [0.1] * 30, 0.05)
 COLLAPSES = [2.0] * 30 + [2.0 * 0.6**step for step in range(30)]
 
+LENGTHS = noisy([300] * STEPS, 40, seed=3)
+
 CASES = {
     "entropy collapses": ("RDT003", {"entropy": COLLAPSES, "reward": FLAT}, "warning"),
     "entropy collapses and the reward falls": ("RDT003", {"entropy": COLLAPSES, "reward": FALLS}, "error"),
@@ -502,6 +504,63 @@ NEW = {
         "RDT018",
         {"turns_min": [2] * 40 + [3] * 20, "turns_max": [3] * STEPS},
         "warning",
+    ),
+    "the length is rewarded": (
+        "RDT019",
+        {"response_length": LENGTHS, "reward": [each / 500 for each in LENGTHS], "truncated_share": FLAT},
+        "warning",
+    ),
+    "brevity is rewarded": (
+        "RDT019",
+        {"response_length": LENGTHS, "reward": noisy([-each / 500 for each in LENGTHS], 0.01)},
+        "warning",
+    ),
+    "length and reward rise together": (
+        "RDT019",
+        {"response_length": noisy(np.linspace(100, 500, STEPS), 20, seed=1), "reward": RISES},
+        "clean",
+    ),
+    "two straight lines": (
+        "RDT019",
+        {"response_length": np.linspace(100, 500, STEPS), "reward": np.linspace(0.1, 0.9, STEPS)},
+        "clean",
+    ),
+    "truncated responses are long, and earn nothing": (
+        "RDT019",
+        {
+            "response_length": noisy([200 + 300 * each for each in FLAT], 3, seed=1),
+            "reward": noisy([1 - each for each in FLAT], 0.01, seed=2),
+            "truncated_share": FLAT,
+        },
+        "clean",
+    ),
+    "the KL rises slowly, and so does the reward": (
+        "RDT004",
+        {"kl": np.linspace(0, 2, STEPS), "reward": noisy(np.linspace(0.4, 0.55, STEPS), 0.1)},
+        "clean",
+    ),
+    "the reward is logged once for two updates": (
+        "RDT004",
+        {
+            "kl": np.linspace(0, 2, 2 * STEPS),
+            "reward": [x for each in noisy(np.linspace(0.4, 0.6, STEPS), 0.1, seed=4) for x in (each, np.nan)],
+        },
+        "clean",
+    ),
+    "the KL rises slowly, and the reward comes back from where it fell": (
+        "RDT004",
+        {"kl": [0.001] * 20 + [2.0] * 40, "reward": noisy([0.9] * 20 + [*np.linspace(0.2, 0.5, 40)], 0.1)},
+        "error",
+    ),
+    "a share of truncated responses that wanders": (
+        "RDT006",
+        {"truncated_share": noisy([0.3] * 53 + [0.65] * 7, 0.05)},
+        "clean",
+    ),
+    "longer responses earn more": (
+        "RDT006",
+        {"truncated_share": noisy(np.linspace(0.1, 0.7, STEPS), 0.03), "reward": RISES},
+        "info",
     ),
     "a question and its answer": ("RDT018", {"turns_min": [2] * STEPS, "turns_max": [2] * STEPS}, "clean"),
     "as many turns, and no cap": (

@@ -86,6 +86,30 @@ def swinging(first: float, last: float, errors: float, steps: int = 30) -> list[
     return [(first if step < steps / 2 else last) + size * (-1) ** step for step in range(steps)]
 
 
+def late(errors: float) -> list[float]:
+    """A share that is high in the last six lines, with a spread of the first ten that puts thirds so far apart."""
+    share = np.array(waves([0.2] * 24 + [0.8] * 6, 1e-4))
+    change = share[-10:].mean() - share[:10].mean()
+    spread = ((change / errors) ** 2 - share[-10:].var(ddof=1) / 10) * 10 * 9 / 6
+    share[3:9] = 0.2 + spread**0.5 * np.array([1, -1] * 3)
+    return list(share)
+
+
+def climbing(steps: int) -> Log:
+    """A reward that climbs too slowly for its noise while the KL is high, for so many steps."""
+    return {"kl": turns(0.001, 3.0, at=6, steps=6 + steps), "reward": waves([0.0] * 6 + [*np.linspace(0, 5, steps)], 1)}
+
+
+def following(least: float, errors: float = 3.0, steps: int = 30) -> Log:
+    """Rewards whose changes follow those of the length, so that so many errors below is such a share."""
+    error = (1.5 / (steps - 1 - 4.5)) ** 0.5
+    near_one = np.tanh(np.arctanh(least**0.5) + errors * error)
+    changes = np.random.default_rng(0).standard_normal((steps - 1, 2))
+    changes, _ = np.linalg.qr(changes - changes.mean(0))
+    mixed = changes @ [near_one, (1 - near_one**2) ** 0.5]
+    return {"response_length": [500.0, *500 + 100 * changes[:, 0].cumsum()], "reward": [0.5, *0.5 + mixed.cumsum()]}
+
+
 def uneven(first: float, last: float, noise: float, after: int = 25) -> list[float]:
     """Two levels in which changes from line to line are large."""
     return [(first if step < 25 else last) + noise * (1, -1, 0.4, -0.7, 0.9)[step % 5] for step in range(25 + after)]
@@ -260,6 +284,17 @@ BOUNDARIES = [
     near("RDT004", "times", 10.0, lambda x: {"kl": turns(0.2, 0.2 * x)}, ("clean", "warning")),
     near("RDT004", "still", 0.01, lambda x: {"kl": [x, 0.5, 0.5]}, ("warning", "skipped")),
     near("RDT004", "jump", 0.3, lambda x: {"kl": [0.001, x, x]}, ("skipped", "warning")),
+    near(
+        "RDT004",
+        "moves",
+        2.0,
+        lambda x: {
+            "kl": turns(0.001, 3.0, at=6, steps=36),
+            "reward": waves(turns(0.0, x * np.sqrt(2 / 9), at=20, steps=36), 1.0),
+        },
+        ("warning", "clean"),
+    ),
+    Boundary("RDT004", "third", climbing(17), climbing(18), ("warning", "clean")),
     Boundary(
         "RDT005",
         "fewest",
@@ -298,7 +333,18 @@ BOUNDARIES = [
     ),
     near("RDT006", "growth", 0.3, lambda x: {"truncated_share": turns(0.0, x)}, ("clean", "info")),
     near("RDT006", "many", 0.4, lambda x: {"truncated_share": turns(0.0, x)}, ("info", "warning")),
-    near("RDT006", "errors", 3.0, lambda x: {"truncated_share": swinging(0.2, 0.8, x)}, ("clean", "warning")),
+    near("RDT006", "errors", 3.0, lambda x: {"truncated_share": swinging(0.2, 0.8, 1.2533 * x)}, ("clean", "warning")),
+    near("RDT006", "errors", 3.0, lambda x: {"truncated_share": late(x)}, ("clean", "warning")),
+    near(
+        "RDT006",
+        "bought",
+        2.0,
+        lambda x: {
+            "truncated_share": turns(0.0, 0.6),
+            "reward": waves(turns(0.5, 0.5 + x * np.sqrt(2 / 9)), 1.0),
+        },
+        ("warning", "info"),
+    ),
     near("RDT006", "nearly_all", 0.95, lambda x: {"truncated_share": turns(0.0, x)}, ("warning", "error")),
     steps_of("RDT007", 10, "info", clip_fraction=0.5),
     near("RDT007", "some", 0.25, lambda x: {"clip_fraction": [x] * 30}, ("clean", "info")),
@@ -557,6 +603,9 @@ BOUNDARIES = [
         lambda x: {"reward": waves([0.5] * 30, 0.1), "kl": [x] * 30},
         ("info: .*the KL is where it was", "info"),
     ),
+    Boundary("RDT019", "fewest", following(0.9, steps=19), following(0.9, steps=20), ("skipped", "warning")),
+    near("RDT019", "least", 2 / 3, following, ("clean", "warning")),
+    near("RDT019", "errors", 3.0, lambda x: following(2 / 3, errors=x), ("clean", "warning")),
     Boundary(
         "RDA024",
         "fewest",

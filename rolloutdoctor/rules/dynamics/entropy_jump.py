@@ -30,8 +30,8 @@ class EntropyJump(NumbersRule):
     Of noisy entropies: ten lines on either side are flat, on their own side of the middle of the change, which is
     within one step, a fifth of the level before or more, and four standard deviations of the noise. An outlier goes
     back, and is none. Updates on one generated batch have nearly one entropy, whatever the next batch has: where a log
-    has a reward at some lines alone, up to 16 lines from one to the next are one line here. A warning, exposed: what
-    changed is not in the log. `onset` is the first step of the new level.
+    has a reward at some lines alone, up to 16 lines from one to the next are one line here. A warning, confirmed: the
+    log shows that it happened, and not what changed. `onset` is the first step of the new level.
 
     ## What to do
     Compare the sampling temperature, the weights, the data and the template of the runs or phases that meet there.
@@ -39,7 +39,7 @@ class EntropyJump(NumbersRule):
     ## Example
     >>> from rolloutdoctor.testing import diagnose_log
     >>> diagnose_log("RDT014", entropy=[1.0, 1.01] * 10 + [1.6, 1.61] * 10)
-    'RDT014 warning exposed: entropy 1.305'
+    'RDT014 warning confirmed: entropy 1.305'
     """
 
     code = "RDT014"
@@ -78,7 +78,7 @@ class EntropyJump(NumbersRule):
         onset = step_at(run, at)
         return Judgement(
             severity=Severity.WARNING,
-            confirmed=False,
+            confirmed=True,
             headline=f"the entropy jumps {from_to(before, after)} nats at step {onset}, within one step, and stays",
             message=f"The entropy goes {from_to(before, after)} nats from the step before {onset} to the next and "
             "stays there: no update of ordinary size does that.",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number, own_name
 from rolloutdoctor.rules.numbers_rule import ENOUGH, NumbersRule, from_to, go_back, levels, logged, series, step_at
-from rolloutdoctor.rules.series import ends, shift, smoothed
+from rolloutdoctor.rules.series import change_of_means, ends, memory, shift, smoothed
 from rolloutdoctor.rules.table_rule import Measured
 
 if TYPE_CHECKING:
@@ -27,13 +27,15 @@ class KlBlowUp(NumbersRule):
     ## How it is measured
     `kl_last` is the median over the last tenth of the logged steps, three at least. A blow-up is a `kl_last` above 1
     nat and above ten times the smallest of the first three. It is none where the reward rose by more than its noise
-    from the onset on, or may have, having been logged in fewer than six of the steps, an error where it is lower at the
-    end than at the start by more than its noise, and else a warning. `onset` is the first step from which it stays
-    above the geometric mean of both; of a rise that takes more than a quarter of the steps, the first that left the
-    start. In fewer than ten steps a KL that goes from below 0.01 to above 0.3 nats between two consecutive ones is a
-    warning: one step does not move a policy so far. It is information where the KL falls back, or the reward of three
-    lines or more is not below the first, or may have risen in lines that say no reward or are left out, since they may
-    be of other rows. Confirmed: the log shows that, not why. A KL that is NaN or negative is `RDM003`'s.
+    from the onset on: by the medians of few steps, or slowly, where the mean of the last third of the steps since then
+    (six at least) is above that of the first by two standard errors and above what was before. Nor where it may have
+    risen, having been logged in fewer than six of the steps. An error where it is lower at the end than at the start by
+    more than its noise, and else a warning. `onset` is the first step from which it stays above the geometric mean of
+    both; of a rise that takes more than a quarter of the steps, the first that left the start. In fewer than ten steps
+    a KL that goes from below 0.01 to above 0.3 nats between two consecutive ones is a warning: one step does not move a
+    policy so far. It is information where the KL falls back, or the reward of three lines or more is not below the
+    first, or may have risen in lines that say no reward or are left out, since they may be of other rows. Confirmed:
+    the log shows that, not why. A KL that is NaN or negative is `RDM003`'s.
 
     ## What to do
     Go back to a checkpoint before the onset; raise the KL coefficient, or lower the learning rate.
@@ -54,6 +56,10 @@ class KlBlowUp(NumbersRule):
     times: float = 10.0
     still: float = 0.01
     jump: float = 0.3
+    moves: float = 2.0
+    """Standard errors of a rise that excuses, as of a reward that moved (`RDT016`): to accuse would take more."""
+    third: int = 6
+    """Steps of which two means are compared: of fewer their standard error is one of chance."""
 
     def judge_few(self, run: Measured, context: Context) -> Judgement | None:
         """Judge the first two of few steps, one step apart, of which the first has no KL."""
@@ -87,6 +93,8 @@ class KlBlowUp(NumbersRule):
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Compare the end with the start."""
+        import numpy as np
+
         values = series(run, "kl")
         level = ends(values)
         start = max(float(values[:3].min()), 0.0)
@@ -95,7 +103,9 @@ class KlBlowUp(NumbersRule):
         rise = shift(values, start, level.last, (max(start, 1e-3) * level.last) ** 0.5)
         onset = step_at(run, rise.at)
         rewards, reward = logged(run, "reward"), levels(run, "reward")
-        is_risen = rewards is not None and _rose_since(rewards, rise.at if len(rewards) == len(values) else 0)
+        # Trainers log the rewards of one of several updates on a batch.
+        since = int(np.isfinite(series(run, "reward")[: rise.at]).sum())
+        is_risen = rewards is not None and (_rose_since(rewards, since) or self._rises_on(rewards, since))
         if is_risen or _may_have_risen(series(run, "reward")):
             return None
         fell = reward is not None and reward.errors > 4 and reward.change < 0
@@ -119,6 +129,16 @@ class KlBlowUp(NumbersRule):
                 "onset": Measure(onset, "step"),
             },
         )
+
+    def _rises_on(self, rewards: "Values", onset: int) -> bool:
+        """Tell whether the reward rises all the while, too slowly for the medians of few steps, above what it was."""
+        before, since = rewards[: max(onset, 1)], rewards[onset:]
+        third = len(since) // 3
+        if third < self.third:
+            return False
+        change, error = change_of_means(since[:third], since[-third:], memory(rewards))
+        earlier = float(before[-third:].mean())
+        return change > self.moves * error and float(since[-third:].mean()) > earlier
 
 
 def _rose_since(rewards: "Values", onset: int) -> bool:

@@ -1,12 +1,16 @@
 """RDT006: responses grow into the length limit, from the trainer's log alone."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, own_name, percent
-from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, series, step_at
-from rolloutdoctor.rules.series import crossing, ends
+from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, logged, series, step_at
+from rolloutdoctor.rules.series import OF_A_MEDIAN, change_of_means, crossing, ends, memory
 from rolloutdoctor.rules.table_rule import Measured
+
+if TYPE_CHECKING:
+    from rolloutdoctor.rules.series import Values
 
 
 @dataclass(frozen=True)
@@ -22,9 +26,11 @@ class LengthGrowth(NumbersRule):
 
     ## How it is measured
     `truncated_first` and `truncated_last` are medians over the first and the last tenth of the logged steps, three at
-    least. A finding is a growth by more than 0.3 and three standard errors, with a mean length that did not fall:
-    information, a warning where it ends above 0.4, an error above 0.95. `onset` is the first step from which the
-    running median stays above the middle of both. Confirmed.
+    least. A finding is a growth by more than 0.3 and three standard errors, with a mean length that did not fall. A
+    share wanders for some steps at a time: the errors count noise that lasts, and unless it ends above 0.95, its mean
+    over the last third has to be above that over the first by three standard errors, too. Information; a warning where
+    it ends above 0.4 and the reward did not rise by two standard errors between the thirds; an error above 0.95.
+    `onset` is the first step from which the running median stays above the middle of both. Confirmed.
 
     ## What to do
     Raise the length limit, penalize length beyond a budget, or mask truncated responses; look at whether the reward
@@ -46,23 +52,31 @@ class LengthGrowth(NumbersRule):
     growth: float = 0.3
     nearly_all: float = 0.95
     errors: float = 3.0
-    """Standard errors of the two medians: of steps of few responses the share is noise."""
+    """Standard errors of the two medians, and of the means of thirds: of steps of few responses the share is noise."""
+    bought: float = 2.0
+    """Standard errors of a reward that moved (`RDT016`): longer responses that earn more are no fault yet."""
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Compare the end with the start."""
         values = series(run, "truncated_share")
         level = ends(values)
         length = levels(run, "response_length")
-        if level.change <= self.growth or level.errors <= self.errors or (length is not None and length.change < 0):
+        is_noise = level.change <= self.errors * OF_A_MEDIAN * level.error_with_memory
+        if level.change <= self.growth or is_noise or (length is not None and length.change < 0):
             return None
+        is_whole = level.last > self.nearly_all
+        if not is_whole and not _rose(values, self.errors):
+            return None
+        rewards = logged(run, "reward")
+        is_bought = rewards is not None and _rose(rewards, self.bought)
         at = crossing(values, (level.first + level.last) / 2, below=False)
         onset = step_at(run, len(values) - 1 if at is None else at)
         words = f"; the mean length went {from_to(length.first, length.last)} tokens" if length else ""
         return Judgement(
             severity=Severity.ERROR
-            if level.last > self.nearly_all
+            if is_whole
             else Severity.WARNING
-            if level.last > self.many
+            if level.last > self.many and not is_bought
             else Severity.INFO,
             confirmed=True,
             headline=f"{percent(level.last)} of the responses are truncated since step {onset}",
@@ -81,3 +95,10 @@ class LengthGrowth(NumbersRule):
                 "onset": Measure(onset, "step"),
             },
         )
+
+
+def _rose(values: "Values", errors: float) -> bool:
+    """Tell whether the mean of the last third is above that of the first by so many standard errors."""
+    third = max(2, len(values) // 3)
+    change, error = change_of_means(values[:third], values[-third:], memory(values))
+    return change > errors * error

@@ -26,8 +26,9 @@ class LevelChange(NumbersRule):
     ## How it is measured
     Medians over the first and the last tenth of the logged steps, three at least, that differ by more than six standard
     errors of their noise. A warning; information where the reward rose meanwhile by more than its noise: the change
-    bought something. `onset` is the first step from which values stay beyond the geometric mean of both. Confirmed: the
-    log shows that it happened, not why.
+    bought something. `onset` is the first step from which values stay beyond the geometric mean of both.
+    `truncated_last` is the share of responses that end truncated, where it is logged: short responses that are cut off
+    have another limit. Confirmed: the log shows that it happened, not why.
 
     ## What to do
     Read responses of both sides of the onset. For a length: does the reward pay for an early end? For a gradient norm:
@@ -42,7 +43,7 @@ class LevelChange(NumbersRule):
     code = "RDT013"
     name = "level-change"
     references = ("https://arxiv.org/abs/2503.20783",)
-    beside = ("response_length", "grad_norm", "reward")
+    beside = ("response_length", "grad_norm", "reward", "truncated_share")
 
     fewest: int = 20
     shrinks: float = 3.0
@@ -77,7 +78,8 @@ class LevelChange(NumbersRule):
             onset = step_at(run, int(known[len(known) - 1 if at is None else at]))
             reward = levels(run, "reward")
             rose = reward is not None and reward.change > 0 and reward.errors > self.errors
-            return self._judgement(name, level, onset, rose=rose, context=context, count=len(values))
+            cut = levels(run, "truncated_share") if below else None
+            return self._judgement(name, level, onset, rose=rose, cut=cut, context=context, count=len(values))
         return None
 
     def _changed(self, level: Ends, *, below: bool) -> bool:
@@ -85,7 +87,9 @@ class LevelChange(NumbersRule):
         low, high = (level.last, level.first) if below else (level.first, level.last)
         return low >= 0 < high and high > (self.shrinks if below else self.grows) * low and level.errors > self.errors
 
-    def _judgement(self, name: str, level: Ends, onset: int, *, rose: bool, context: Context, count: int) -> Judgement:
+    def _judgement(
+        self, name: str, level: Ends, onset: int, *, rose: bool, cut: Ends | None, context: Context, count: int
+    ) -> Judgement:
         title = BY_NAME[name].title
         way = "fell" if name == "response_length" else "rose"
         advice = {
@@ -107,5 +111,6 @@ class LevelChange(NumbersRule):
                 "level_first": Measure(level.first, BY_NAME[name].unit),
                 "level_last": Measure(level.last, BY_NAME[name].unit),
                 "onset": Measure(onset, "step"),
+                **({} if cut is None else {"truncated_last": Measure(cut.last, "1")}),
             },
         )

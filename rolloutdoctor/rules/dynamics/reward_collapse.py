@@ -7,11 +7,8 @@ import polars as pl
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number
 from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
-from rolloutdoctor.rules.series import ends, shift, smoothed
+from rolloutdoctor.rules.series import OF_A_MEDIAN, ends, shift, smoothed
 from rolloutdoctor.rules.table_rule import Measured
-
-_OF_A_MEDIAN = 1.2533
-"""Standard error of a median over that of the mean of the same normal values, sqrt(pi / 2)."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class RewardCollapse(NumbersRule):
         best, lowest = float(medians[top]), float(medians.min())
         at_best = values[max(0, top - level.count // 2) : top + level.count // 2 + 1]
         fall = best - level.last
-        sure = min(fall, _OF_A_MEDIAN * float(at_best.mean() - values[-level.count :].mean()))
+        sure = min(fall, OF_A_MEDIAN * float(at_best.mean() - values[-level.count :].mean()))
         error = level.error_with_memory
         needed = self.errors_of_most if self._lost_most(run, best, level.last) else self.errors
         if sure <= needed * error or fall <= self.fraction * (best - lowest) or top > len(values) - level.count:

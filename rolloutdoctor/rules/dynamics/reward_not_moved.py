@@ -1,19 +1,14 @@
 """RDT016: the reward at the end is that of the start, within its noise, from the trainer's log alone."""
 
 from dataclasses import dataclass
-from math import sqrt
-from typing import TYPE_CHECKING
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, number
 from rolloutdoctor.rules.dynamics.reward_collapse import RewardCollapse
 from rolloutdoctor.rules.logged_quantities import of_distillation
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, levels, series, step_at
-from rolloutdoctor.rules.series import memory
+from rolloutdoctor.rules.series import change_of_means, memory
 from rolloutdoctor.rules.table_rule import Measured
-
-if TYPE_CHECKING:
-    from rolloutdoctor.rules.series import Values
 
 
 @dataclass(frozen=True)
@@ -87,8 +82,7 @@ class RewardNotMoved(NumbersRule):
         values = series(run, "reward")
         third = len(values) // 3
         first, last = values[:third], values[-third:]
-        change = float(last.mean() - first.mean())
-        error = sqrt(_variance_of_mean(first, memory(values)) + _variance_of_mean(last, memory(values)))
+        change, error = change_of_means(first, last, memory(values))
         if values.max() == values.min() or abs(change) > self.errors * error:
             return None
         if RewardCollapse().judge_log(run, context) is not None:
@@ -118,8 +112,3 @@ class RewardNotMoved(NumbersRule):
         if entropy is not None and abs(entropy.change) < self.still * abs(entropy.first):
             found.append("the entropy is")
         return f"; {' and '.join(found)} where it was" if found else ""
-
-
-def _variance_of_mean(values: "Values", kept: float) -> float:
-    """Return the variance of a mean of values whose noise keeps a part from one to the next."""
-    return float(values.var(ddof=1)) / len(values) * (1 + kept) / (1 - kept)
