@@ -65,7 +65,7 @@ class _Dump(Dump):
         columns = body["rollout_data"]
         if "qkv_format" not in body:
             raise InputError(f"{file.name}: train data of another trainer, or of slime before its format version 2")
-        if body.get("cp_size", 1) != 1:
+        if integer(body.get("cp_size", 1), f"{file.name}: cp_size") != 1:
             raise InputError(
                 f"{file.name}: each rank of a context-parallel run holds slices of rows; they are not joined"
             )

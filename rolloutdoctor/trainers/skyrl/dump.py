@@ -151,7 +151,9 @@ def _array(file: Source, fields: Mapping[str, object], name: str) -> np.ndarray 
     value = fields.get(name)
     if value is None:
         return None
-    if not isinstance(value, dict) or value.get("format", "numpy") != "numpy":
+    kept_as = value.get("format", "numpy") if isinstance(value, dict) else None
+    # Whatever a pickle holds: an array compares cell by cell.
+    if not isinstance(value, dict) or not isinstance(kept_as, str) or kept_as != "numpy":
         raise DataError(f"{file.name}: {name} is stored in a type that numpy has not; dump the batch in float32")
     kind, shape, data = value.get("dtype"), value.get("shape"), value.get("data")
     if not isinstance(data, bytes) or not isinstance(kind, str) or not re.fullmatch(r"(float|u?int)\d+|bool", kind):

@@ -112,6 +112,7 @@ def test_a_rollout_of_which_samples_were_dropped_is_left_out(tmp_path, dump):
     [
         (lambda body: body.pop("qkv_format"), InputError, "another trainer"),
         (lambda body: body.update(cp_size=2), InputError, "slices of rows"),
+        (lambda body: body.update(cp_size=torch.zeros(2)), DataError, "cp_size is tensor"),
         (lambda body: body["rollout_data"].pop("sample_indices"), InputError, "cannot be told apart"),
         (lambda body: body["rollout_data"].update(sample_indices=["a"]), DataError, "sample_indices is 'a'"),
         (lambda body: body.update(rank=None), DataError, "rank of train data"),
