@@ -14,12 +14,18 @@ from rolloutdoctor.evaluation.run_tables import (
     EMPTY_AUDIT,
     EMPTY_METRICS,
     EMPTY_ROWS,
+    EMPTY_TURNS,
     STEP_KEY,
     RunTables,
     concatenated,
 )
 
-_FRAMES = {"rows": (EMPTY_ROWS, "row"), "metrics": (EMPTY_METRICS, "metric"), "audit": (EMPTY_AUDIT, "quantity")}
+_FRAMES = {
+    "rows": (EMPTY_ROWS, "row"),
+    "metrics": (EMPTY_METRICS, "metric"),
+    "audit": (EMPTY_AUDIT, "quantity"),
+    "turns": (EMPTY_TURNS, "row"),
+}
 """Table to an empty one, and the column by which the lines of a step are sorted."""
 
 
@@ -32,12 +38,14 @@ class Tables:
         metrics: parts of the table `metrics`.
         audit: parts of how logged values compare; see `RunTables.audit`.
         unmeasured: code of a rule to the steps that it could not look at.
+        turns: parts of the table `turns`.
     """
 
     rows: tuple[pl.DataFrame | DiskPart, ...] = ()
     metrics: tuple[pl.DataFrame, ...] = ()
     audit: tuple[pl.DataFrame, ...] = ()
     unmeasured: Mapping[str, tuple[StepKey, ...]] = field(default_factory=dict)
+    turns: tuple[pl.DataFrame, ...] = ()
 
     def __add__(self, other: "Tables") -> "Tables":
         mine, theirs = self.unmeasured, other.unmeasured
@@ -84,8 +92,9 @@ class Tables:
 
     @property
     def frames(self) -> dict[str, pl.DataFrame]:
-        """The tables in one piece each, by name."""
-        return {name: getattr(self.whole, name) for name in _FRAMES}
+        """The tables in one piece each, by name; without turns there is no such table."""
+        found = {name: getattr(self.whole, name) for name in _FRAMES}
+        return {name: frame for name, frame in found.items() if name != "turns" or len(frame)}
 
     def with_frames(self, frames: Mapping[str, pl.DataFrame]) -> "Tables":
         """Return the same with other tables.
