@@ -100,12 +100,13 @@ def joined_turns(turns: Sequence[Turns]) -> Turns:
     """Join the turns of rows that follow each other."""
     sizes = torch.cat([each.offsets.diff() for each in turns])
     return Turns(
-        seg.offsets_of(sizes),
-        *(
-            torch.cat([getattr(each, name) for each in turns])
-            for name in ("start_K", "stop_K", "author_K", "number_K", "version_K")
-        ),
-        [text for each in turns for text in each.statuses],
-        [text for each in turns for text in each.errors],
-        torch.cat([each.derived_K for each in turns]),
+        offsets=seg.offsets_of(sizes),
+        start_K=torch.cat([each.start_K for each in turns]),
+        stop_K=torch.cat([each.stop_K for each in turns]),
+        author_K=torch.cat([each.author_K for each in turns]),
+        number_K=torch.cat([each.number_K for each in turns]),
+        version_K=torch.cat([each.version_K for each in turns]),
+        statuses=[text for each in turns for text in each.statuses],
+        errors=[text for each in turns for text in each.errors],
+        derived_K=torch.cat([each.derived_K for each in turns]),
     )

@@ -59,7 +59,8 @@ class Tables:
         """The tables in one piece each, sorted; of `rows`, what is in memory."""
         stored = [part for part in self.rows if isinstance(part, DiskPart)]
         schemas = [part.schema for part in self.rows]
-        parts: dict[str, Iterator[pl.DataFrame]] = {name: iter(getattr(self, name)) for name in ("metrics", "audit")}
+        names = ("metrics", "audit", "turns")
+        parts: dict[str, Iterator[pl.DataFrame]] = {name: iter(getattr(self, name)) for name in names}
         parts["rows"] = (part for part in self.rows if isinstance(part, pl.DataFrame))
         frames = {}
         for name, each in parts.items():
@@ -70,7 +71,7 @@ class Tables:
             object.__setattr__(self, name, (frames[name],))
         object.__setattr__(self, "rows", (*stored, frames["rows"]))
         rows = RowsTable.of([*stored, FramePart(frames["rows"])], schemas)
-        return RunTables(rows, self.metrics[0], self.audit[0])
+        return RunTables(rows, self.metrics[0], self.audit[0], turns=self.turns[0])
 
     def within(self, bound: MemoryBound) -> "Tables":
         """Return the tables with their rows on disk if there are more than the bound has them.

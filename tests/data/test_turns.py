@@ -9,29 +9,9 @@ from rolloutdoctor.data.derived_turns import derived_turns, turns_of_step
 from rolloutdoctor.data.schema import AUTHORS
 from rolloutdoctor.data.several_steps import can_join, joined
 from rolloutdoctor.data.some_rows import without
-from rolloutdoctor.data.turns import Turns
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.results.errors import BatchError
-from rolloutdoctor.testing import toy_batch
-
-
-def turns(*rows):
-    """Turns of rows, each a list of author, start and stop."""
-    spans = [span for row in rows for span in row]
-    start_K, stop_K = (torch.tensor([span[place] for span in spans], dtype=torch.int64) for place in (1, 2))
-    unknown_K = torch.full_like(start_K, -1)
-    texts = [None] * len(spans)
-    return Turns(
-        seg.offsets_of(torch.tensor([len(row) for row in rows])),
-        start_K,
-        stop_K,
-        torch.tensor([AUTHORS.index(span[0]) for span in spans], dtype=torch.int64),
-        unknown_K,
-        unknown_K,
-        texts,
-        texts,
-        torch.zeros_like(start_K, dtype=torch.bool),
-    )
+from rolloutdoctor.testing import toy_batch, toy_turns
 
 
 def spans(found):
@@ -44,7 +24,7 @@ def spans(found):
 
 
 def test_sums_are_of_the_tokens_of_a_turn():
-    found = turns([("model", 0, 2), ("tool", 2, 2), ("model", 2, 3)], [], [("user", 1, 3)])
+    found = toy_turns([("model", 0, 2), ("tool", 2, 2), ("model", 2, 3)], [], [("user", 1, 3)])
     rows = torch.tensor([0, 3, 4, 8])
     assert found.sums(torch.arange(8.0), rows).tolist() == [1.0, 0.0, 2.0, 11.0]
 
@@ -81,7 +61,7 @@ def test_the_mask_before_rejection_tells_turns():
 
 def test_rows_without_turns_of_their_own_are_derived():
     batch = toy_batch([[1, 0, 1]], mask=[[1, 0, 1], [1, 1], [1, 0, 1]])
-    given = turns([("user", 0, 3)], [], [("model", 0, 1), ("tool", 1, 2), ("model", 2, 3)])
+    given = toy_turns([("user", 0, 3)], [], [("model", 0, 1), ("tool", 1, 2), ("model", 2, 3)])
     found = turns_of_step(replace(batch, turns=given))
     assert spans(found) == [(0, "user", 0, 3), (1, "model", 0, 2), *spans(given)[1:]]
     assert found.derived_K.tolist() == [False, True, False, False, False]
@@ -89,8 +69,8 @@ def test_rows_without_turns_of_their_own_are_derived():
 
 
 def test_steps_with_turns_are_joined_and_cut():
-    one = replace(toy_batch([[1, 0]]), turns=turns([("model", 0, 4)], []), errors=["x", None])
-    other = replace(toy_batch([[1]], step=1), turns=turns([("model", 0, 2), ("tool", 2, 4)]), errors=[None])
+    one = replace(toy_batch([[1, 0]]), turns=toy_turns([("model", 0, 4)], []), errors=["x", None])
+    other = replace(toy_batch([[1]], step=1), turns=toy_turns([("model", 0, 2), ("tool", 2, 4)]), errors=[None])
     assert can_join(one, other)
     assert not can_join(one, replace(other, turns=None))
     assert not can_join(one, replace(other, errors=()))
@@ -105,4 +85,4 @@ def test_steps_with_turns_are_joined_and_cut():
 
 def test_turns_of_other_rows_are_refused():
     with pytest.raises(BatchError, match="turns of 1 rows for 2"):
-        replace(toy_batch([[1, 0]]), turns=turns([("model", 0, 4)]))
+        replace(toy_batch([[1, 0]]), turns=toy_turns([("model", 0, 4)]))

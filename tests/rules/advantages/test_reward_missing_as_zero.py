@@ -19,6 +19,15 @@ AS_ZERO = [-2.25, -1.25, -0.25, 3.75, 0.5, -0.5]
 LEFT_OUT = [0.0, -2.0, -1.0, 3.0, 0.5, -0.5]
 
 
+def test_an_error_is_a_witness():
+    errors = ["sandbox: timeout", "", None, None, "after its verdict", None]
+    finding = found_in(replace(batch(functions=None), errors=errors))
+    # A reward of 1 is a verdict, whatever failed after it.
+    assert finding.measures["rows"].value == 1
+    assert finding.measures["baseline_shift_max"].value == pytest.approx(3 - 9 / 4)
+    assert finding.examples[0].note == "reward 0, error sandbox: timeout"
+
+
 def batch(rewards=REWARDS, functions=FUNCTIONS, statuses=(), **columns):
     named = {name: torch.tensor(each, dtype=torch.float64) for name, each in (functions or {}).items()}
     return replace(toy_batch(rewards, **columns), rewards=named, statuses=list(statuses))
