@@ -42,6 +42,12 @@ def advantage_columns(objective: Objective) -> frozenset[str]:
         needed.add("response_mask")
     if RowSet.TRUNCATED in objective.baseline_rows.without:
         needed |= {"response_mask", "status"}
+    if rule.by_task:
+        needed.add("task_id")
+    if RowSet.ERRORED in objective.baseline_rows.without:
+        needed.add("error")
+    if RowSet.FAILED in objective.baseline_rows.without:
+        needed.add("status")
     return frozenset(needed)
 
 
