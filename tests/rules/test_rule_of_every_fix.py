@@ -70,6 +70,7 @@ HAS_THE_FIX = {
     ("rejected-rows", "prime-rl"),
     ("mask-truncated-vote", "prime-rl"),
     ("one-vote-per-rollout", "miles"),
+    ("one-vote-per-rollout", "prime-rl"),
     ("kl-inplace", "miles"),
 }
 """Fixes that are about every estimator with groups, of trainers that compute so already."""
