@@ -7,7 +7,7 @@ import pytest
 from engine.runs import TRL, write
 
 import rolloutdoctor as rd
-from rolloutdoctor.commands.measure.query import load
+from rolloutdoctor.commands.export.tables import load
 from rolloutdoctor.engine import run_steps
 
 STEPS = 4
