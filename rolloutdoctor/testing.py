@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.schema import AUTHORS
 from rolloutdoctor.data.step_key import TRAIN, StepKey
+from rolloutdoctor.data.turns import Turns
 from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.configure import configure
@@ -27,11 +29,15 @@ from rolloutdoctor.io.run import Run
 from rolloutdoctor.metric_names.quantities import BY_NAME
 from rolloutdoctor.metric_names.table import TRAINERS as NAMES
 from rolloutdoctor.ops.groups import Groups
+from rolloutdoctor.ops.segments import offsets_of
 from rolloutdoctor.results.findings import Report
 from rolloutdoctor.rules.table import RULES, find
 from rolloutdoctor.search.causes import find_causes
 from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.trainers.options import Layer
+
+OF_BATCH = ("group_id", "rewards", "status", "error", "turns")
+"""Columns that a batch keeps apart from those of rows and of tokens."""
 
 TokenValues = float | Sequence[Sequence[float]]
 """One number for every token, or one sequence for each row."""
@@ -113,6 +119,30 @@ def toy_batch(
         per_token=columns,
         group_ids=[f"g{group}" for group in range(len(rewards))],
         sample_ids=[f"r{row}" for row in range(count)],
+    )
+
+
+def toy_turns(*rows: Sequence[tuple[str, int, int]]) -> Turns:
+    """Build the turns of a batch from authors and places of tokens, a sequence for each row.
+
+    >>> turns = toy_turns([("model", 0, 2), ("tool", 2, 4)], [("model", 0, 4)])
+    >>> replace(toy_batch([[1, 0]]), turns=turns).has("turns")
+    True
+    """
+    spans = [span for row in rows for span in row]
+    start_K, stop_K = (torch.tensor([span[place] for span in spans], dtype=torch.int64) for place in (1, 2))
+    unknown_K = torch.full_like(start_K, -1)
+    texts: list[str | None] = [None] * len(spans)
+    return Turns(
+        offsets=offsets_of(torch.tensor([len(row) for row in rows])),
+        start_K=start_K,
+        stop_K=stop_K,
+        author_K=torch.tensor([AUTHORS.index(span[0]) for span in spans], dtype=torch.int64),
+        number_K=unknown_K,
+        version_K=unknown_K,
+        statuses=texts,
+        errors=texts,
+        derived_K=torch.zeros_like(start_K, dtype=torch.bool),
     )
 
 
@@ -226,7 +256,7 @@ def diagnose(
 
 def _columns(batch: RolloutBatch) -> frozenset[str]:
     held = {*batch.per_row, *batch.per_token}
-    return frozenset(held | {name for name in ("group_id", "rewards", "status") if batch.has(name)})
+    return frozenset(held | {name for name in OF_BATCH if batch.has(name)})
 
 
 def check_log(

@@ -48,6 +48,7 @@ OF_THE_ENGINE = frozenset(
     {
         "measured",
         "queried",
+        "reads_turns",
         "series",
         "measures",
         "worst",

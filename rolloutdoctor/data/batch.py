@@ -11,6 +11,7 @@ from torch import Tensor
 from rolloutdoctor.data.schema import BY_NAME, PROMPTS, STAND_INS
 from rolloutdoctor.data.step_key import TRAIN, StepKey
 from rolloutdoctor.data.token_columns import TokenColumns
+from rolloutdoctor.data.turns import Turns
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.ops.by_step import ByStep
 from rolloutdoctor.ops.groups import Groups
@@ -41,6 +42,8 @@ class RolloutBatch:
         place_N: ``[N]`` int64, ascending from 0: which of several steps a row is of, where the batch holds several
             (`joined`); None: all rows are of one.
         numbers: of these steps, `step` being that of the first.
+        errors: ``[N]`` column `error`, None where null; empty if it was not read.
+        turns: who wrote which tokens, as the run says; None if it was not read.
     """
 
     step: int
@@ -56,6 +59,8 @@ class RolloutBatch:
     incomplete: Mapping[str, str] = field(default_factory=dict)
     place_N: Tensor | None = None
     numbers: Sequence[int] = ()
+    errors: Sequence[str | None] = ()
+    turns: Turns | None = None
 
     def __post_init__(self) -> None:
         rows = self.rows
@@ -77,12 +82,15 @@ class RolloutBatch:
         for name, ids, count in (
             ("sample_id", self.sample_ids, len(self)),
             ("status", self.statuses, len(self)),
+            ("error", self.errors, len(self)),
             ("group_id", self.group_ids, len(self.groups) if self.groups else 0),
         ):
             if len(ids) not in (0, count):
                 raise BatchError(f"{len(ids)} {name}s for {count}", column=name)
         if self.groups is not None and len(self.groups.index_N) != len(self):
             raise BatchError("every row needs a group", column="group_id")
+        if self.turns is not None and len(self.turns.offsets) != len(self) + 1:
+            raise BatchError(f"turns of {len(self.turns.offsets) - 1} rows for {len(self)}", column="turns")
 
     def __len__(self) -> int:
         # Of a tensor, len() is slow, and a step is asked for its rows often.
@@ -185,8 +193,10 @@ class RolloutBatch:
     def _has(self, name: str) -> bool:
         if name == "group_id":
             return self.groups is not None
-        if name == "status":
-            return len(self.statuses) > 0
+        if name in ("status", "error"):
+            return len(self.statuses if name == "status" else self.errors) > 0
+        if name == "turns":
+            return self.turns is not None
         return bool(self.rewards) if name == "rewards" else self.stored_name(name) is not None
 
     def column(self, name: str) -> Tensor:

@@ -20,6 +20,7 @@ class Kind(Enum):
     TEXT = "string"
     MESSAGES = "string or list<struct<role, content>>"
     NAMED_NUMBERS = "struct or map of float64"
+    TURNS = "list<struct<author, start, stop, ...>>"
     FLOATS = "list<float32>"
     TOKENS = "list<int32>"
     MASK = "list<bool or uint8>"
@@ -40,6 +41,7 @@ class Column:
         meaning: one line.
         aliases: names of other trainers that are read as this column.
         aligned: True if a list cell has exactly one value per response token.
+        compared: True if its cells matter only as the same or another, in any step.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Column:
     meaning: str
     aliases: tuple[str, ...] = ()
     aligned: bool = True
+    compared: bool = False
 
     @property
     def per_token(self) -> bool:
@@ -56,7 +59,7 @@ class Column:
     @property
     def hashed(self) -> bool:
         """True if a batch carries a hash of each cell in its place: what it says matters only as same or other."""
-        return self.kind is Kind.MESSAGES or (self.kind is Kind.TOKENS and not self.aligned)
+        return self.compared or self.kind is Kind.MESSAGES or (self.kind is Kind.TOKENS and not self.aligned)
 
 
 COLUMNS: tuple[Column, ...] = (
@@ -64,9 +67,10 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         "group_id",
         Kind.IDENTIFIER,
-        "responses to one prompt; unique within a step",
-        ("uid", "group_index", "prompt_idx", "group_idx", "task_id"),
+        "responses to one prompt; unique within a step; absent: `task_id`",
+        ("uid", "group_index", "prompt_idx", "group_idx"),
     ),
+    Column("task_id", Kind.IDENTIFIER, "which task the row is an attempt at, the same in any step", compared=True),
     Column("sample_id", Kind.IDENTIFIER, "stable row key", ("sample_index", "rollout_position", "idx")),
     Column("split", Kind.TEXT, "train or eval; absent means train", ("kind",)),
     Column(
@@ -159,7 +163,9 @@ COLUMNS: tuple[Column, ...] = (
         "which trajectory the row is a part of, where one gives several rows",
         ("rollout_ids",),
     ),
+    Column("turns", Kind.TURNS, "who wrote which tokens of the response: spans that do not overlap"),
     Column("status", Kind.TEXT, "finish reason: stop, length, aborted, ...", ("finish_reason", "stop_reason")),
+    Column("error", Kind.TEXT, "why the rollout failed, as its environment says; null: it did not"),
     Column("policy_version_min", Kind.INTEGER, "oldest policy version that sampled the row", ("min_global_steps",)),
     Column("policy_version_max", Kind.INTEGER, "newest policy version that sampled the row", ("max_global_steps",)),
 )
@@ -194,6 +200,9 @@ STAND_INS = {
 
 TRUNCATED = frozenset({"length", "truncated", "max_tokens", "max_length"})
 """Finish reasons of a response that was cut off."""
+
+AUTHORS = ("model", "tool", "user", "system")
+"""Who may have written a turn: the policy, an environment or tool, a user (or what plays one), a template."""
 
 FAILED = frozenset({"abort", "aborted", "cancelled", "canceled", "error", "failed", "timeout", "timed_out"})
 """Values of the column status, in lower case, of a rollout that did not come to an end that could be scored."""

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.token_columns import TokenColumns
+from rolloutdoctor.data.turns import joined_turns
 from rolloutdoctor.ops.groups import Groups
 
 TOGETHER = 393_216
@@ -52,7 +53,10 @@ def can_join(one: RolloutBatch, other: RolloutBatch) -> bool:
         return False
     if one.incomplete or other.incomplete or (one.groups is None) != (other.groups is None):
         return False
-    if (len(one.statuses) > 0) != (len(other.statuses) > 0):
+    texts = ((one.statuses, other.statuses), (one.errors, other.errors))
+    if any((len(mine) > 0) != (len(theirs) > 0) for mine, theirs in texts):
+        return False
+    if (one.turns is None) != (other.turns is None):
         return False
     return _types(one) == _types(other)
 
@@ -90,6 +94,8 @@ def joined(batches: Sequence[RolloutBatch]) -> RolloutBatch:
         statuses=[status for each in batches for status in each.statuses],
         place_N=torch.arange(len(batches)).repeat_interleave(sizes),
         numbers=[each.step for each in batches],
+        errors=[error for each in batches for error in each.errors],
+        turns=None if first.turns is None else joined_turns([each.turns for each in batches if each.turns is not None]),
     )
 
 

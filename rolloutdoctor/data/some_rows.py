@@ -37,6 +37,8 @@ def without(batch: RolloutBatch, rows_N: Tensor, tokens_T: Tensor) -> RolloutBat
         group_ids=group_ids,
         sample_ids=[batch.sample_ids[row] for row in places] if batch.sample_ids else (),
         statuses=[batch.statuses[row] for row in places] if batch.statuses else (),
+        errors=[batch.errors[row] for row in places] if batch.errors else (),
+        turns=None if batch.turns is None else batch.turns.among(kept_N),
     )
 
 

@@ -72,6 +72,8 @@ class RuleAccumulator(StepConsumer):
             else {AS_CONFIGURED: objective} | {fix.label: fix.apply(objective) for fix in plan.fixes}
         )
         self.optional = frozenset(fix.label for fix in plan.fixes)
+        # What a turn weighs is a sum over its tokens, which is no sum over a row.
+        self.per_token = frozenset(self.objectives.keys() & {AS_CONFIGURED} if "turns" in self.columns else ())
         self._needs = {rule.code: rule.columns(plan.context) for rule in plan.rules}
         self._reads = {rule.code: self._needs[rule.code] | rule.optional_columns(plan.context) for rule in plan.rules}
         self._evaluated = {rule.code for rule in plan.rules if rule.needs_objective}

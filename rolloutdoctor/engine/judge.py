@@ -241,7 +241,7 @@ def _seen_by(rule: AnyRule, state: RunState, context: Context) -> Seen:
     """Return what a rule has seen of the run."""
     whole = state.queried[frozenset(rule.splits)]
     missed = state.tables.unmeasured.get(rule.code, ())
-    run = whole.of(rule.name, rule.reads, rule.adds, rule.metrics(context), missed)
+    run = whole.of(rule.name, rule.reads, rule.adds, rule.metrics(context), missed, rule.adds_turns)
     keys = [key for key in state.seen if key.split in rule.splits]
     return Seen(run, keys, len(keys) - len(run.steps))
 

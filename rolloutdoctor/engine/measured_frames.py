@@ -12,12 +12,14 @@ from torch import Tensor
 
 from rolloutdoctor.audit.step import quantity_of
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.schema import AUTHORS
 from rolloutdoctor.data.windows import MEAN, Window, window_of
 from rolloutdoctor.evaluation.row_columns import row_column
 from rolloutdoctor.evaluation.run_tables import (
     EMPTY_AUDIT,
     EMPTY_METRICS,
     EMPTY_ROWS,
+    EMPTY_TURNS,
     STEP_KEY,
     compact,
     concatenated,
@@ -73,6 +75,7 @@ def _names(batches: Sequence[RolloutBatch]) -> pl.DataFrame:
     groups: list[str | None] = []
     samples: list[str] = []
     statuses: list[str | None] = []
+    errors: list[str | None] = []
     for batch in batches:
         count = len(batch)
         if batch.groups is None:
@@ -82,8 +85,58 @@ def _names(batches: Sequence[RolloutBatch]) -> pl.DataFrame:
             groups += [names[group] for group in batch.groups.index_N.tolist()]
         samples += batch.sample_ids or [str(row) for row in range(count)]
         statuses += batch.statuses or [None] * count
-    columns = {"group_id": groups, "sample_id": samples, "status": statuses}
+        errors += batch.errors or [None] * count
+    columns = {"group_id": groups, "sample_id": samples, "status": statuses, "error": errors}
     return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
+
+
+def turns_of(view: StepView, measured: Mapping[str, Mapping[str, Tensor | None]]) -> pl.DataFrame:
+    """Return the turns of a step as a frame.
+
+    Args:
+        view: the step.
+        measured: rule to what it measured of the turns, by name.
+    """
+    batch, turns = view.batch, view.turns
+    if turns is None:
+        return EMPTY_TURNS
+    row_K, rows = turns.row_K, batch.rows.cpu()
+    trajectory_N = batch.per_row.get("trajectory_id")
+    nothing = pl.Series([None]).new_from_index(0, len(turns))
+    columns: dict[str, Any] = {
+        "step": np.full(len(turns), batch.step),
+        "split": pl.Series([batch.split]).new_from_index(0, len(turns)),
+        "trajectory_id": nothing if trajectory_N is None else _or_null(trajectory_N.cpu()[row_K]),
+        "row": row_K.numpy(),
+        "turn": torch.where(turns.number_K < 0, turns.place_K, turns.number_K).numpy(),
+        "start": turns.start_K.numpy(),
+        "stop": turns.stop_K.numpy(),
+        "author": pl.Series(AUTHORS).gather(turns.author_K.numpy()),
+        "version": _or_null(turns.version_K),
+        "status": turns.statuses,
+        "error": turns.errors,
+        "derived": turns.derived_K.numpy(),
+        "trained_tokens": nothing,
+        "grad_l1": nothing,
+    }
+    if "response_mask" in batch.per_token:
+        columns["trained_tokens"] = turns.sums(batch.column("response_mask").cpu(), rows).long().numpy()
+    kept = None if view.evaluation is None else view.evaluation.per_token
+    if kept is not None:
+        columns["grad_l1"] = turns.sums(kept.grad_T.double().abs(), rows).numpy()
+    frame = pl.DataFrame(columns, schema=EMPTY_TURNS.schema)
+    own = {
+        f"{rule}/{name}": nothing.cast(pl.Float64) if x_K is None else pl.Series(x_K.numpy())
+        for rule, found in measured.items()
+        for name, x_K in found.items()
+    }
+    return frame.with_columns(**own)
+
+
+def _or_null(x_K: Tensor) -> pl.Series:
+    """Integers of which those below 0 are null."""
+    found = pl.Series("", x_K.numpy())
+    return found.set(found < 0, None)
 
 
 def metrics_of(

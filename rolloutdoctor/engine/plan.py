@@ -81,6 +81,13 @@ def available(name: str, columns: frozenset[str]) -> bool:
     return any(candidate in columns for candidate in STAND_INS.get(name, (name,)))
 
 
+_OF_THE_LOOP = dict.fromkeys(
+    ("turns", "task_id", "error"),
+    "have the agent loop write turns, task_id and error into the run file (docs/columns.md)",
+)
+"""What would record a column that the loop of an agent knows, and that no recorder sees."""
+
+
 def remedy(names: Sequence[str], context: Context) -> str:
     """Words for what would record some columns."""
     recording = context.recording or (context.trainer.recording if context.trainer is not None else {})
@@ -90,10 +97,12 @@ def remedy(names: Sequence[str], context: Context) -> str:
         else "record the rollouts, with the columns that `rolloutdoctor explain columns` lists"
     )
     fallback = recording.get("*", unnamed)
+    # They come after the tokens that they are of.
+    own = _OF_THE_LOOP if "response_mask" in context.columns else {}
     found = dict.fromkeys(
         f"rename the column {context.misspelt[name]} to {name}, or --map {name}={context.misspelt[name]}"
         if name in context.misspelt
-        else recording.get(name, fallback)
+        else recording.get(name, own.get(name, fallback))
         for name in sorted(names, key=lambda name: name not in context.misspelt)
     )
     # What asks for more asks for this, too.

@@ -20,7 +20,7 @@ from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.findings import Setting
 from rolloutdoctor.results.version import __version__
 
-STATE_SCHEMA = 7
+STATE_SCHEMA = 8
 SPLITS = (TRAIN, EVAL)
 MOST_STATE_BYTES = 2**32
 """Largest size of a state, in bytes: it has some hundred for each row."""

@@ -14,6 +14,7 @@ from rolloutdoctor.engine.measured_frames import (
     compared_metrics,
     metrics_of,
     rows_of,
+    turns_of,
 )
 from rolloutdoctor.engine.plan import Plan
 from rolloutdoctor.engine.rows_on_disk import MemoryBound, RowFrames
@@ -49,6 +50,8 @@ class TableBuilder:
         self._rows = RowFrames(memory or MemoryBound())
         self._metrics: list[pl.DataFrame] = []
         self._audit: list[pl.DataFrame] = []
+        self._turns: list[pl.DataFrame] = []
+        self._read_turns = frozenset(rule.code for rule in self._rules if rule.reads_turns(plan.context))
         self._unmeasured: dict[str, list[StepKey]] = {rule.code: [] for rule in self._rules}
 
     def add(
@@ -70,6 +73,8 @@ class TableBuilder:
             for code in codes - able(view):
                 self._unmeasured[code].append(view.batch.key)
         self._add_audit(views)
+        if self._read_turns & codes:
+            self._add_turns(views, rules, able)
         for view in views if whole is None else [whole]:
             here = able(view)
             measured = {rule.name: _measured(rule, view) for rule in rules if rule.code in here}
@@ -85,12 +90,22 @@ class TableBuilder:
         if self._stages:
             self._audit += [audit_of(view, self._stages) for view in views if view.audit]
 
+    def _add_turns(
+        self, views: Sequence[StepView], rules: Sequence[AnyRule], able: Callable[[StepView], frozenset[str]]
+    ) -> None:
+        for view in views:
+            here = able(view)
+            measured = {rule.name: rule.measure_turns(view) for rule in rules if rule.adds_turns and rule.code in here}
+            frame = turns_of(view, measured)
+            self._turns += [frame] if len(frame) else []
+
     def tables(self) -> Tables:
         """Return what was measured so far."""
         unmeasured = {code: tuple(steps) for code, steps in self._unmeasured.items() if steps}
         # What was measured is in memory once: the tables put their parts together, and no others are kept.
-        self._measured += Tables(self._rows.taken(), tuple(self._metrics), tuple(self._audit), unmeasured)
-        for parts in (self._metrics, self._audit):
+        turns = tuple(self._turns)
+        self._measured += Tables(self._rows.taken(), tuple(self._metrics), tuple(self._audit), unmeasured, turns)
+        for parts in (self._metrics, self._audit, self._turns):
             parts.clear()
         for steps in self._unmeasured.values():
             steps.clear()
@@ -121,6 +136,7 @@ class FullTableBuilder(TableBuilder):
         of_fixes = [f"{fix}/{name}" for fix in self._fixes for name in evaluated]
         rules = [rule for rule in self._rules if views[0].batch.split in rule.splits]
         self._add_audit(views)
+        self._add_turns(views, rules, able)
         for view in views:
             here = able(view)
             own = [rule for rule in rules if rule.code in here]

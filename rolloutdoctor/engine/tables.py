@@ -14,12 +14,18 @@ from rolloutdoctor.evaluation.run_tables import (
     EMPTY_AUDIT,
     EMPTY_METRICS,
     EMPTY_ROWS,
+    EMPTY_TURNS,
     STEP_KEY,
     RunTables,
     concatenated,
 )
 
-_FRAMES = {"rows": (EMPTY_ROWS, "row"), "metrics": (EMPTY_METRICS, "metric"), "audit": (EMPTY_AUDIT, "quantity")}
+_FRAMES = {
+    "rows": (EMPTY_ROWS, "row"),
+    "metrics": (EMPTY_METRICS, "metric"),
+    "audit": (EMPTY_AUDIT, "quantity"),
+    "turns": (EMPTY_TURNS, "row"),
+}
 """Table to an empty one, and the column by which the lines of a step are sorted."""
 
 
@@ -32,12 +38,14 @@ class Tables:
         metrics: parts of the table `metrics`.
         audit: parts of how logged values compare; see `RunTables.audit`.
         unmeasured: code of a rule to the steps that it could not look at.
+        turns: parts of the table `turns`.
     """
 
     rows: tuple[pl.DataFrame | DiskPart, ...] = ()
     metrics: tuple[pl.DataFrame, ...] = ()
     audit: tuple[pl.DataFrame, ...] = ()
     unmeasured: Mapping[str, tuple[StepKey, ...]] = field(default_factory=dict)
+    turns: tuple[pl.DataFrame, ...] = ()
 
     def __add__(self, other: "Tables") -> "Tables":
         mine, theirs = self.unmeasured, other.unmeasured
@@ -51,7 +59,8 @@ class Tables:
         """The tables in one piece each, sorted; of `rows`, what is in memory."""
         stored = [part for part in self.rows if isinstance(part, DiskPart)]
         schemas = [part.schema for part in self.rows]
-        parts: dict[str, Iterator[pl.DataFrame]] = {name: iter(getattr(self, name)) for name in ("metrics", "audit")}
+        names = ("metrics", "audit", "turns")
+        parts: dict[str, Iterator[pl.DataFrame]] = {name: iter(getattr(self, name)) for name in names}
         parts["rows"] = (part for part in self.rows if isinstance(part, pl.DataFrame))
         frames = {}
         for name, each in parts.items():
@@ -62,7 +71,7 @@ class Tables:
             object.__setattr__(self, name, (frames[name],))
         object.__setattr__(self, "rows", (*stored, frames["rows"]))
         rows = RowsTable.of([*stored, FramePart(frames["rows"])], schemas)
-        return RunTables(rows, self.metrics[0], self.audit[0])
+        return RunTables(rows, self.metrics[0], self.audit[0], turns=self.turns[0])
 
     def within(self, bound: MemoryBound) -> "Tables":
         """Return the tables with their rows on disk if there are more than the bound has them.
@@ -84,8 +93,9 @@ class Tables:
 
     @property
     def frames(self) -> dict[str, pl.DataFrame]:
-        """The tables in one piece each, by name."""
-        return {name: getattr(self.whole, name) for name in _FRAMES}
+        """The tables in one piece each, by name; without turns there is no such table."""
+        found = {name: getattr(self.whole, name) for name in _FRAMES}
+        return {name: frame for name, frame in found.items() if name != "turns" or len(frame)}
 
     def with_frames(self, frames: Mapping[str, pl.DataFrame]) -> "Tables":
         """Return the same with other tables.

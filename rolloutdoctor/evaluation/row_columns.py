@@ -87,6 +87,9 @@ ROW_COLUMNS: Mapping[str, RowColumn] = {
     for column in (
         *RECORDED,
         _of_batch("prompt", "hash", "the same for rows of one prompt in any step; 0: unknown", lambda one: one.prompts),
+        _of_batch(
+            "task", "hash", "the same for rows of one task in any step; 0: unknown", lambda x: x.per_row.get("task_id")
+        ),
         _of_batch("tokens", "tokens", "response tokens, masked ones included", lambda one: one.rows.diff()),
         _of_batch("trained_tokens", "tokens", "response tokens that the mask trains", _trained),
         _of_rows("score", "reward", "the reward that the estimator sees, any KL penalty included", lambda x: x.score_N),

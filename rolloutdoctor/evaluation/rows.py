@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.data.schema import PROMPT_LENGTH, TRUNCATED
+from rolloutdoctor.data.schema import FAILED, PROMPT_LENGTH, TRUNCATED
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.evaluation.drawn_rows import as_estimated, drawn_advantages
 from rolloutdoctor.evaluation.layouts import layout_of
@@ -127,6 +127,7 @@ def evaluate_rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype 
 def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowResult | None:
     if not batch.has(*advantage_columns(objective)):
         return None
+    batch = _as_compared(batch, objective)
     score_N = task_scores(batch, objective, dtype)
     penalty_T = reward_penalty(batch, objective, dtype)
     if penalty_T is not None:
@@ -189,6 +190,10 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
         value_N = given(own_N if first_N is None else own_N[first_N])
     if rule.exact_zero:
         value_N = value_N.masked_fill(equal_N, 0.0)
+    failed_N = failed_rows(batch, objective.baseline_rows.without)
+    if failed_N is not None:
+        # What failed says nothing of its response.
+        value_N = value_N.masked_fill(failed_N, 0.0)
     return replace(part, advantage_N=value_N if rule.bounds is None else value_N.clamp(*rule.bounds))
 
 
@@ -199,11 +204,21 @@ def _counted(batch: RolloutBatch, without: Container[RowSet], score_N: Tensor, r
         counted_N &= ~score_N.isnan()
     if RowSet.PADDING in without:
         counted_N &= ~padding_rows(batch)
+    failed_N = failed_rows(batch, without)
+    if failed_N is not None:
+        counted_N &= ~failed_N
     if rejected_N is not None and RowSet.REJECTED in without:
         counted_N &= ~rejected_N
     if rejected_N is not None and RowSet.TRUNCATED in without:
         counted_N &= ~(rejected_N & has_status(batch.statuses, TRUNCATED, batch.device))
     return counted_N
+
+
+def failed_rows(batch: RolloutBatch, without: Container[RowSet]) -> Tensor | None:
+    """Rows of rollouts that failed, of which a baseline leaves out some, ``[N]`` bool; None where it does not."""
+    if RowSet.ERRORED in without:
+        return has_status(batch.errors, None, batch.device)
+    return has_status(batch.statuses, FAILED, batch.device) if RowSet.FAILED in without else None
 
 
 def shaped_by_length(
@@ -313,9 +328,24 @@ def compared_groups(batch: RolloutBatch, objective: Objective) -> Groups:
     groups = batch.groups
     assert groups is not None  # advantage_columns asked for it
     rule = objective.advantage
+    if rule.by_task:
+        return _of_tasks(batch)
     if rule.batch_if_unequal and len(groups.sizes) > 1:
         return Groups.of(torch.zeros_like(groups.index_N))
     return by_number(groups, batch.group_ids) if rule.numeric_ids == "always" else groups
+
+
+def _as_compared(batch: RolloutBatch, objective: Objective) -> RolloutBatch:
+    """The rows in the groups in which an objective compares them, where these are not their own."""
+    return replace(batch, groups=_of_tasks(batch), group_ids=()) if objective.advantage.by_task else batch
+
+
+def _of_tasks(batch: RolloutBatch) -> Groups:
+    """Rows of one task of a step; those of which no task is known stay in their group."""
+    assert batch.groups is not None  # advantage_columns asked for it
+    task_N, group_N = batch.per_row["task_id"], batch.groups.index_N
+    own_N = torch.stack([batch.number_N.to(task_N.device), task_N, torch.where(task_N == 0, group_N, 0)])
+    return Groups.of(torch.unique(own_N, dim=1, return_inverse=True)[1])
 
 
 def refuse_other_sizes(batch: RolloutBatch, size: int) -> None:
@@ -472,5 +502,9 @@ def _row_set(batch: RolloutBatch, part: RowResult, rows: RowSet) -> Tensor:
             return std_flagged(batch, part)
         case RowSet.PADDING:
             return padding_rows(batch)
+        case RowSet.ERRORED | RowSet.FAILED:
+            failed_N = failed_rows(batch, {rows})
+            assert failed_N is not None
+            return failed_N
         case RowSet.ZERO_ADVANTAGE:
             return zero_advantages(batch, part)

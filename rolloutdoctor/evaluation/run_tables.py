@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 STEP_KEY = ("step", "split")
 """Columns that name a step in every table."""
 
-NAMES = (*STEP_KEY, "row", "group", "group_id", "sample_id", "status")
+NAMES = (*STEP_KEY, "row", "group", "group_id", "sample_id", "status", "error")
 """Columns that name a row, and say how it ended."""
 
 EMPTY_ROWS = pl.DataFrame(
@@ -25,6 +25,11 @@ EMPTY_AUDIT = pl.DataFrame(
     schema={"step": pl.Int64, "split": pl.String, "stage": pl.String, "quantity": pl.String, "compared": pl.Int64}
     | {"agree": pl.Int64, "not_compared": pl.Int64, "worst": pl.Float64, "sample_id": pl.String}
     | {"logged": pl.Float64, "recomputed": pl.Float64}
+)
+EMPTY_TURNS = pl.DataFrame(
+    schema={"step": pl.Int64, "split": pl.String, "trajectory_id": pl.Int64, "row": pl.Int64, "turn": pl.Int64}
+    | {"start": pl.Int64, "stop": pl.Int64, "author": pl.String, "version": pl.Int64, "status": pl.String}
+    | {"error": pl.String, "derived": pl.Boolean, "trained_tokens": pl.Int64, "grad_l1": pl.Float64}
 )
 EMPTY_STEPS = pl.DataFrame(schema={"step": pl.Int64, "split": pl.String})
 
@@ -64,6 +69,7 @@ class RunTables:
         audit: one line a step and logged quantity: how many of its values agree with the recomputed ones, the largest
             difference in radii (`worst`) and, if one does not agree, the first.
         steps: the steps that were read, ``step, split``.
+        turns: one line a turn of a response, in the order of its rows and places; none for rules that read none.
     """
 
     def __init__(
@@ -72,6 +78,7 @@ class RunTables:
         metrics: pl.DataFrame = EMPTY_METRICS,
         audit: pl.DataFrame = EMPTY_AUDIT,
         steps: pl.DataFrame = EMPTY_STEPS,
+        turns: pl.DataFrame = EMPTY_TURNS,
     ) -> None:
         """Put tables together.
 
@@ -80,11 +87,12 @@ class RunTables:
             metrics: see the attributes.
             audit: likewise.
             steps: likewise.
+            turns: likewise.
         """
         self._stored = None if isinstance(rows, pl.DataFrame) else rows
         if isinstance(rows, pl.DataFrame):
             self.rows = rows
-        self.metrics, self.audit, self.steps = metrics, audit, steps
+        self.metrics, self.audit, self.steps, self.turns = metrics, audit, steps, turns
 
     @cached_property
     def rows(self) -> pl.DataFrame:
@@ -99,11 +107,11 @@ class RunTables:
 
     def with_steps(self, keys: Iterable["StepKey"]) -> "RunTables":
         """Return the tables with the steps that were read."""
-        return RunTables(self._stored or self.rows, self.metrics, self.audit, steps_frame(keys))
+        return RunTables(self._stored or self.rows, self.metrics, self.audit, steps_frame(keys), self.turns)
 
     def with_rows(self, rows: pl.DataFrame) -> "RunTables":
         """Return the tables with other rows."""
-        return RunTables(rows, self.metrics, self.audit, self.steps)
+        return RunTables(rows, self.metrics, self.audit, self.steps, self.turns)
 
     def in_splits(self, splits: Collection[str]) -> "RunTables":
         """Return the lines of one split, or of both."""
@@ -111,7 +119,8 @@ class RunTables:
             return self
         of_splits = pl.col("split").is_in(list(splits))
         rows = self.rows.filter(of_splits) if self._stored is None else self._stored.in_splits(splits)
-        return RunTables(rows, *(frame.filter(of_splits) for frame in (self.metrics, self.audit, self.steps)))
+        frames = (self.metrics, self.audit, self.steps, self.turns)
+        return RunTables(rows, *(frame.filter(of_splits) for frame in frames))
 
     def row_ranges(self) -> Iterator[pl.DataFrame]:
         """Yield the rows of ranges of whole steps, one after another; those of one are in memory at a time."""
@@ -124,6 +133,7 @@ class RunTables:
         adds: Collection[str],
         metrics: Collection[str],
         without: Collection["StepKey"] = (),
+        adds_turns: Collection[str] = (),
     ) -> "RunTables":
         """Return what a rule queries.
 
@@ -135,21 +145,25 @@ class RunTables:
                 this name.
             metrics: names of the metrics.
             without: steps to be left out.
+            adds_turns: what the rule measured of turns.
         """
         assert self._stored is not None
-        rows, logged, audit, steps = self._stored, self.metrics, self.audit, self.steps
+        rows, logged, audit, steps, turns = self._stored, self.metrics, self.audit, self.steps, self.turns
         if without:
             left_out = steps_frame(without)
             rows = rows.without(left_out)
-            logged, audit, steps = (
-                frame.join(left_out, on=STEP_KEY, how="anti", maintain_order="left") for frame in (logged, audit, steps)
+            logged, audit, steps, turns = (
+                frame.join(left_out, on=STEP_KEY, how="anti", maintain_order="left")
+                for frame in (logged, audit, steps, turns)
             )
         functions = [name for name in rows.names if name.startswith("rewards/")] if "rewards" in reads else []
         reads = [*(name for name in reads if name != "rewards"), *functions]
         known = {name: name for name in (*NAMES, *reads)} | {name: f"{rule}/{name}" for name in adds}
         name = pl.col("metric").str.strip_prefix(f"{rule}/")
         is_own = pl.col("metric").str.starts_with(f"{rule}/") | pl.col("metric").is_in(list(metrics))
-        return RunTables(rows.select(known), logged.filter(is_own).with_columns(metric=name), audit, steps)
+        own = {name: f"{rule}/{name}" for name in adds_turns}
+        turns = turns.select(**_picked(turns, {name: name for name in EMPTY_TURNS.columns} | own))
+        return RunTables(rows.select(known), logged.filter(is_own).with_columns(metric=name), audit, steps, turns)
 
     def by_step(self, *metrics: str) -> pl.DataFrame:
         """Return one line a step with a column for each of some metrics, null where the step has none."""
@@ -166,6 +180,11 @@ class RunTables:
         parts = pl.col("metric").str.splitn(":", 2).struct
         name, key = parts.field("field_0"), parts.field("field_1").cast(pl.Float64)
         return self.metrics.select(*STEP_KEY, name=name, key=key, value="logged")
+
+
+def _picked(frame: pl.DataFrame, columns: Mapping[str, str]) -> dict[str, pl.Expr]:
+    """New to old names of columns as expressions; what the frame lacks is null."""
+    return {name: pl.col(full) if full in frame.columns else pl.lit(None, pl.Float64) for name, full in columns.items()}
 
 
 def metrics_frame(keys: Sequence["StepKey"], values: Sequence[Mapping[str, float | None]]) -> pl.DataFrame:

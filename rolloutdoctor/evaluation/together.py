@@ -55,6 +55,7 @@ WITHIN_GROUPS: Mapping[str, Callable[[AdvantageRule], bool]] = {
     ),
     "estimator": lambda rule: rule.spec.axis is Axis.ROWS and rule.spec.within_groups,
     "scale": lambda rule: rule.scale in ("group", "mean", "none"),
+    "by_task": lambda rule: not rule.by_task,
     "batch_if_unequal": lambda rule: not rule.batch_if_unequal,
     "numeric_ids": lambda rule: rule.numeric_ids != "always",
     "single": lambda rule: not rule.single or rule.one_pass,

@@ -174,7 +174,7 @@ def _flat(body: Mapping[str, object], prefix: str) -> Iterator[tuple[str, object
 
 
 def _fits(kind: Kind, value: object) -> bool:
-    if kind.per_token:
+    if kind.per_token or kind is Kind.TURNS:
         return isinstance(value, list)
     if kind is Kind.NAMED_NUMBERS:
         return isinstance(value, dict)

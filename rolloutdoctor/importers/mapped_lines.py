@@ -113,6 +113,10 @@ def cell(name: str, value: object, where: str) -> object:
         if not isinstance(value, dict):
             raise DataError(f"{where} is {cells.shown(value)} where an object of numbers was expected")
         return {key: cells.number(each, f"{where}.{key}") for key, each in value.items()}
+    if column.kind is Kind.TURNS:
+        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+            raise DataError(f"{where} is {cells.shown(value)} where a list of objects was expected")
+        return value
     if column.kind in (Kind.IDENTIFIER, Kind.TEXT, Kind.MESSAGES):
         if column.kind is not Kind.MESSAGES and isinstance(value, (dict, list)):
             raise DataError(f"{where} is {cells.shown(value)} where text was expected")

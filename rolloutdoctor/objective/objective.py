@@ -22,6 +22,8 @@ class RowSet(Enum):
     REJECTED = "rows with no trained token left"
     TRUNCATED = "rows with no trained token left whose status says that they were cut off"
     UNSCORED = "rows whose reward is null"
+    ERRORED = "rows whose column error says what failed"
+    FAILED = "rows whose status says that they failed"
     ZERO_STD = "train rows of groups of two or more whose rewards are all equal (max - min = 0)"
     ZERO_ADVANTAGE = "rows whose advantage is exactly 0 in the trainer's own float32"
     PADDING = "rows that repeat an earlier row of the step and fill up the batch"
@@ -154,6 +156,7 @@ class AdvantageRule:
             to the row's own advantage; or it is 0; or, of estimators over the trained tokens, it lies on the last of
             these.
         empty_is_zero: the score of a row without a response token is 0.
+        by_task: rows of one `task_id` are compared, whatever their group id.
         drawn: rows were drawn with replacement once the advantages were made, and every row has the advantages of one
             that was drawn in its place, or its mask too, where `response_mask_pre` is its own; or it has its own
             advantages and such a mask; None: neither. Which row it is the logged advantages say. Of `masked_gae`.
@@ -203,6 +206,7 @@ class AdvantageRule:
     masked_end: Literal["counts", "lost", "zero", "last"] = "counts"
     empty_is_zero: bool = False
     groups_of: int | None = None
+    by_task: bool = False
     drawn: Literal["advantages", "masks", "masks alone"] | None = None
 
     @property

@@ -14,6 +14,15 @@ def has_time_axis(objective: Objective) -> bool:
     return objective.advantage.spec.axis is not Axis.ROWS
 
 
+_OF_ROWS = {
+    RowSet.REJECTED: frozenset({"response_mask"}),
+    RowSet.TRUNCATED: frozenset({"response_mask", "status"}),
+    RowSet.ERRORED: frozenset({"error"}),
+    RowSet.FAILED: frozenset({"status"}),
+}
+"""Rows that leave a baseline, and the columns that tell them."""
+
+
 def advantage_columns(objective: Objective) -> frozenset[str]:
     """Return the columns that the advantages of `objective` need."""
     rule = objective.advantage
@@ -38,10 +47,9 @@ def advantage_columns(objective: Objective) -> frozenset[str]:
         needed |= {"prompt_ids", "response_mask"}
     if rule.drawn:
         needed |= {mask_before_rejection(objective)} | ({"advantages"} if rule.draws_advantages else set())
-    if RowSet.REJECTED in objective.baseline_rows.without:
-        needed.add("response_mask")
-    if RowSet.TRUNCATED in objective.baseline_rows.without:
-        needed |= {"response_mask", "status"}
+    if rule.by_task:
+        needed.add("task_id")
+    needed = needed.union(*(_OF_ROWS.get(rows, frozenset()) for rows in objective.baseline_rows.without))
     return frozenset(needed)
 
 

@@ -18,8 +18,10 @@ from rolloutdoctor.audit.tally import AuditTally, ComparedValue, QuantityTally
 from rolloutdoctor.audit.told_apart import told_apart
 from rolloutdoctor.audit.windows import StepValue
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.data.derived_turns import turns_of_step
 from rolloutdoctor.data.several_steps import joined_groups
 from rolloutdoctor.data.step_key import TRAIN, StepKey
+from rolloutdoctor.data.turns import Turns
 from rolloutdoctor.evaluation.evaluate import (
     AS_CONFIGURED,
     Evaluation,
@@ -127,6 +129,11 @@ class StepView:
         rows = self.batch.per_row
         stamps = rows.get("policy_version_min"), rows.get("policy_version_max")
         return self.cached(f"lags {most}", lambda: lags_of(*stamps, most, self.by_step))
+
+    @cached_property
+    def turns(self) -> Turns | None:
+        """Who wrote which tokens of the rows, given or derived; None where nothing says; see `turns_of_step`."""
+        return turns_of_step(self.batch)
 
     @property
     def statuses(self) -> Sequence[str | None]:

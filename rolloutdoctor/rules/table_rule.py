@@ -71,6 +71,8 @@ class Rule(ABC, Generic[M]):
         adds: columns that `measure_tokens` and `measure_rows` add to these; what else `measure_tokens` returns is for
             `measure_rows` alone.
         optional: measures that are left out where they are not defined.
+        adds_turns: columns that `measure_turns` adds to `turns`. The query has that table if `turns` is among the
+            rule's columns: of those it cannot do without where only turns that the run gives will do.
     """
 
     code: ClassVar[str]
@@ -90,6 +92,7 @@ class Rule(ABC, Generic[M]):
     reads: ClassVar[tuple[str, ...]] = ()
     adds: ClassVar[tuple[str, ...]] = ()
     optional: ClassVar[tuple[str, ...]] = ()
+    adds_turns: ClassVar[tuple[str, ...]] = ()
 
     def columns(self, context: Context) -> frozenset[str]:
         """Return the columns without which the rule cannot run: `needs`, unless they depend on the run."""
@@ -156,6 +159,14 @@ class Rule(ABC, Generic[M]):
         `table` has them as columns of `rows`, as it has those of `measure_tokens`.
         """
         return {}
+
+    def measure_turns(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """Return further values of the turns of one step (`StepView.turns`), ``[K]`` each, None where it has none."""
+        return {}
+
+    def reads_turns(self, context: Context) -> bool:
+        """Return True if the query has the table `turns`."""
+        return "turns" in self.columns(context) | self.optional_columns(context)
 
     def measure_step(self, step: "StepView") -> Mapping[str, float | None]:
         """Return further values of a step whose rows were measured; `table` has them as `metrics` of these names."""

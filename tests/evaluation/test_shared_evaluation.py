@@ -55,10 +55,12 @@ def a_batch(seed):
     reward_N = batch.per_row["reward"]
     reward_N[batch.groups.index_N % 3 == 0] = 1.0
     micro_N = torch.arange(len(batch)) // 6
-    statuses = [("stop", "length")[row % 2] for row in range(len(batch))]
+    statuses = [("stop", "length", "error")[row % 3] for row in range(len(batch))]
+    errors = ["late" if row % 29 == 0 else None for row in range(len(batch))]
     trajectory_N = torch.where(batch.groups.index_N % 3 == 0, batch.groups.index_N, -1)
     per_row = {**batch.per_row, "micro_batch_id": micro_N, "trajectory_id": trajectory_N}
-    return replace(batch, per_row=per_row, statuses=statuses)
+    per_row["task_id"] = batch.groups.index_N // 2 + 1
+    return replace(batch, per_row=per_row, statuses=statuses, errors=errors)
 
 
 @pytest.mark.parametrize("run", RUNS)

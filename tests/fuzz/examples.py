@@ -5,6 +5,7 @@ import math
 import random
 import shutil
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,11 @@ import torch
 from fuzz import logs, surfaces, values
 from fuzz.harness import run
 
-from rolloutdoctor.data.schema import COLUMNS, Kind
+from rolloutdoctor.data.schema import AUTHORS, COLUMNS, Kind
 from rolloutdoctor.engine.stored import HEAD
 from rolloutdoctor.io.archives import archived, unarchived
 from rolloutdoctor.io.metadata import RunMetadata
+from rolloutdoctor.io.write.arrow_types import arrow_type
 from rolloutdoctor.packs import RENAMED
 from rolloutdoctor.rules.table import RULES
 from rolloutdoctor.trainers.table import TRAINERS
@@ -38,6 +40,15 @@ def hostile_numbers(draw, count):
     odd = draw.random() < 0.4
     return [
         draw.choice(values.NUMBERS[:11]) if odd and draw.random() < 0.3 else draw.uniform(-2, 0) for _ in range(count)
+    ]
+
+
+def turns(draw, length):
+    """Turns of a response, of authors in turn."""
+    cuts = sorted({0, length, draw.randrange(length + 1)})
+    return [
+        {"author": draw.choice(AUTHORS), "start": start, "stop": stop, "error": draw.choice([None, "late"])}
+        for start, stop in pairwise(cuts)
     ]
 
 
@@ -65,6 +76,8 @@ def table(draw):
             cells = pa.array([draw.randrange(3) for _ in range(rows)])
         elif column.kind is Kind.NAMED_NUMBERS:
             cells = pa.array([{"a": each, draw.choice(["b", "\x1b[0m"]): 1.0} for each in hostile_numbers(draw, rows)])
+        elif column.kind is Kind.TURNS:
+            cells = pa.array([turns(draw, length) for length in lengths], arrow_type(column))
         elif column.name == "sample_id":
             cells = pa.array([f"{row}{draw.choice(values.TEXTS)}" for row in range(rows)])
         elif column.name == "group_id":

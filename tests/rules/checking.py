@@ -8,6 +8,7 @@ from random_order import RandomOrder
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.several_steps import TOGETHER, passes
+from rolloutdoctor.data.turns import Turns, joined_turns
 from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_dtype
@@ -19,6 +20,7 @@ from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.results.findings import Finding, Report
 from rolloutdoctor.rules.table import RULES, find
+from rolloutdoctor.testing import OF_BATCH
 from rolloutdoctor.trainers.options import Layer
 
 Metrics = Mapping[str, float]
@@ -31,7 +33,7 @@ def columns_of(batches: Sequence[RolloutBatch]) -> frozenset[str]:
     found: set[str] = set()
     for batch in batches:
         found |= {*batch.per_row, *batch.per_token}
-        found |= {name for name in ("group_id", "rewards", "status") if batch.has(name)}
+        found |= {name for name in OF_BATCH if batch.has(name)}
     return frozenset(found)
 
 
@@ -104,7 +106,14 @@ def companion(batch: RolloutBatch) -> RolloutBatch:
         rewards={name: _other(values[order_N]) for name, values in batch.rewards.items()},
         sample_ids=[batch.sample_ids[row] for row in order_N] if len(batch.sample_ids) else (),
         statuses=[batch.statuses[row] for row in order_N] if len(batch.statuses) else (),
+        errors=[batch.errors[row] for row in order_N] if len(batch.errors) else (),
+        turns=None if batch.turns is None else turns_in(batch.turns, order_N),
     )
+
+
+def turns_in(turns: Turns, order_N: torch.Tensor) -> Turns:
+    """Return the turns of some rows, in their order."""
+    return joined_turns([turns.of_rows(slice(row, row + 1)) for row in order_N.tolist()])
 
 
 def _other(x: torch.Tensor) -> torch.Tensor:
@@ -152,8 +161,10 @@ def without(batch: RolloutBatch, column: str) -> RolloutBatch:
         return replace(batch, groups=None, group_ids=())
     if column == "rewards":
         return replace(batch, rewards={})
-    if column == "status":
-        return replace(batch, statuses=())
+    if column in ("status", "error"):
+        return replace(batch, **{"status": {"statuses": ()}, "error": {"errors": ()}}[column])
+    if column == "turns":
+        return replace(batch, turns=None)
     rows = {name: values for name, values in batch.per_row.items() if name != column}
     tokens = {name: values for name, values in batch.per_token.items() if name != column}
     return replace(batch, per_row=rows, per_token=tokens)

@@ -11,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rules import drift, sampling
-from rules.checking import columns_of, folded, outcomes, report_on, values, without
+from rules.checking import columns_of, folded, outcomes, report_on, turns_in, values, without
 from rules.gradients import test_reference_moved
 from rules.off_policy import test_engine_frozen, test_position_shift, test_stale_prefix_cache
 
+from rolloutdoctor.data.derived_turns import derived_turns
 from rolloutdoctor.engine.judge import judge, measured_by
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.rules.audited import AuditedRule
@@ -101,7 +102,15 @@ def full_batch(seed, step=0, split="train", **kwargs):
         per_token={**batch.per_token, **tokens},
         rewards=functions,
         statuses=["aborted" if score == 0 else "stop" for score in reward_N.tolist()],
+        errors=[None] * len(batch),
+        turns=given_turns(batch),
     )
+
+
+def given_turns(batch):
+    """Turns as the mask has them, given."""
+    turns = derived_turns(batch.column("response_mask_pre"), batch.rows)
+    return dataclasses.replace(turns, derived_K=torch.zeros_like(turns.derived_K))
 
 
 def measures_of(batches, setup, select=()):
@@ -288,6 +297,8 @@ def permuted(batch, order_N):
         rewards={name: values[order_N] for name, values in batch.rewards.items()},
         sample_ids=[batch.sample_ids[row] for row in order_N],
         statuses=[batch.statuses[row] for row in order_N],
+        errors=[batch.errors[row] for row in order_N],
+        turns=turns_in(batch.turns, order_N),
     )
 
 

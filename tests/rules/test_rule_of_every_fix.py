@@ -54,6 +54,10 @@ OPTIONS: dict[tuple[str, str], tuple[str, dict[str, object]]] = {
         "trainer.algorithm.loss_reduction": "token_mean_legacy", "trainer.algorithm.policy_loss_type": "regular",
     }),
     ("one-vote-per-rollout", "trl-rloo"): ("trl-rloo", {"beta": 0.0}),
+    ("one-weight-per-trajectory", "trl"): ("trl", {"beta": 0.0, "loss_type": "grpo"}),
+    ("one-weight-per-trajectory", "verl"): ("verl", {
+        "adv_estimator": "grpo", "loss_agg_mode": "seq-mean-token-mean",
+    }),
     ("tool-spans", "verl"): ("verl@0.8.0", {"adv_estimator": "reinforce_plus_plus"}),
     ("masked-end", "verl"): ("verl@0.9.1", {"adv_estimator": "reinforce_plus_plus"}),
     ("cp-whitening", "slime"): ("slime@0.3.1", SLICES),
@@ -66,11 +70,12 @@ HAS_THE_FIX = {
     ("rejected-rows", "prime-rl"),
     ("mask-truncated-vote", "prime-rl"),
     ("one-vote-per-rollout", "miles"),
+    ("one-vote-per-rollout", "prime-rl"),
     ("kl-inplace", "miles"),
 }
 """Fixes that are about every estimator with groups, of trainers that compute so already."""
 
-OF_DATA = {"loo-std", "exact-equality-std", "is-mean-not-sum", "padding-rows"}
+OF_DATA = {"loo-std", "exact-equality-std", "is-mean-not-sum", "padding-rows", "errors-out", "group-by-task"}
 """Fixes that change something in few runs: of a few rewards, of long responses, of copies."""
 
 
@@ -182,6 +187,8 @@ def test_fixes_that_few_runs_show_have_a_rule_too():
     cases = {
         "loo-std": (divided, "nemo-rl", siblings),
         "exact-equality-std": (toy_batch([[0.6] * 8, [1, 0]]), "trl", {}),
+        "group-by-task": (toy_batch([[1], [0]] * 4, per_row={"task_id": [7] * 8}), "verl", {"adv_estimator": "grpo"}),
+        "errors-out": (replace(toy_batch([[0, 1, 0]]), errors=["timeout", None, None]), "trl", {}),
         "is-mean-not-sum": (
             toy_batch([[1, 0] * 4] * 8, lengths=lengths, policy=-1.0, rollout=-1.05), "trl", weights),
     }  # fmt: skip

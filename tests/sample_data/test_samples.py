@@ -62,8 +62,9 @@ FOUND = {
 }
 # Three samples have no log-probs of the sampler, and the steps of the fourth are short, as are its prompts.
 OF_THE_SAMPLER = {"RDI005", "RDI010", *(f"RDO{number:03}" for number in (1, 2, 3, 4, 5, 8, 9, 10, 11))}
-# No sample has reference answers, versions of weights, packs, prompts that recur, or responses long enough to repeat.
-OF_OTHER_RUNS = {"RDA014", "RDA016", "RDA018", "RDG015", "RDI017", "RDO013", "RDO014", "RDT011"}
+# No sample has reference answers, versions of weights, packs, prompts that recur, responses long enough to repeat,
+# trajectories or turns.
+OF_OTHER_RUNS = {"RDA014", "RDA016", "RDA018", "RDA025", "RDG015", "RDI017", "RDI019", "RDO013", "RDO014", "RDT011"}
 UNTESTED = {
     # They need rewards by function (one of them the outcome), advantages of tokens, or a mark of rows without a reward.
     "run": {"RDA006", "RDA021", "RDA023", "RDA008", "RDI011", *OF_THE_SAMPLER, *OF_OTHER_RUNS},
@@ -81,7 +82,7 @@ UNTESTED = {
     },
     # It says of no row how it ended.
     "slime_ppo": {
-        *("RDA005", "RDA013", "RDA023", "RDA015", "RDA017", "RDI007", "RDI009", "RDI011", "RDI016", "RDO016"),
+        *("RDA005", "RDA013", "RDA023", "RDA015", "RDA017", "RDI007", "RDI009", "RDI011", "RDI016", "RDI020", "RDO016"),
         *OF_THE_SAMPLER,
         *OF_OTHER_RUNS,
     },

@@ -34,7 +34,10 @@ from rolloutdoctor.search.hypotheses.fixes import ChosenFix, choose
 _DIGESTS = "digests"
 """Key of the manifest: table to the SHA-256 of its file."""
 
-TABLES = ("rows", "tokens", "metrics", "audit")
+TABLES = ("rows", "tokens", "metrics", "audit", "turns")
+"""What a folder may hold; `turns` only of a run that has some."""
+
+_TURNS = "turns.parquet"
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,11 +48,13 @@ class MeasuredRun:
         rows: one line a response.
         tokens: one line a sampled token, of some four million.
         metrics: one line a step, split and metric.
+        turns: one line a turn of a response; empty where the run has none.
     """
 
     rows: pl.DataFrame
     tokens: pl.DataFrame
     metrics: pl.DataFrame
+    turns: pl.DataFrame
     _prepared: PreparedRun
     _state: RunState
     _device: str = "auto"
@@ -104,6 +109,9 @@ class MeasuredRun:
         files[MANIFEST] = json.dumps(body, separators=(",", ":")).encode()
         targets = {name: Target.of(str(path / name)) for name in files}
         write_together({targets[name]: content for name, content in files.items()}, targets[MANIFEST])
+        if _TURNS not in files:
+            # That of an earlier run, of which the manifest says nothing any more.
+            (path / _TURNS).unlink(missing_ok=True)
 
 
 def measure(
@@ -136,7 +144,8 @@ def _measure(run: Run, options: CheckOptions, fixes: Sequence[ChosenFix], progre
     run_file_steps(run, [rules], prepared.options, prepared.metrics, progress)
     state = rules.state()
     whole = state.tables.whole
-    return MeasuredRun(whole.rows, tables.tokens(), whole.metrics, replace(prepared, plan=plan), state)
+    prepared = replace(prepared, plan=plan)
+    return MeasuredRun(whole.rows, tables.tokens(), whole.metrics, whole.turns, prepared, state)
 
 
 def load(path: str) -> SavedState:
@@ -148,18 +157,28 @@ def load(path: str) -> SavedState:
     if not is_measured(path):
         return load_state(path)
     members = {HEAD: _content(Path(path) / MANIFEST)}
-    tables = [f"{table}.parquet" for table in TABLES if table != "tokens"]
+    digests = _digests_of(members[HEAD])
+    names = (f"{table}.parquet" for table in TABLES if table != "tokens")
+    tables = [name for name in names if name != _TURNS or name in digests]
     members |= {name: _content(Path(path) / name) for name in tables}
     # First whether the manifest is one, and of this version.
     state = saved_of(path, members)
-    digests = json.loads(members[HEAD]).get(_DIGESTS)
     for name in tables:
-        if not isinstance(digests, dict) or digests.get(name) != sha256(members[name]).hexdigest():
+        if digests.get(name) != sha256(members[name]).hexdigest():
             raise InputError(
                 f"{shown(Path(path) / name)}: not the table that was written with {MANIFEST}: it was altered, or is "
                 "of another run; measure the run again"
             )
     return state
+
+
+def _digests_of(manifest: bytes) -> dict[str, str]:
+    """Table to the digest of its file; nothing of what is no manifest."""
+    try:
+        found = json.loads(manifest)[_DIGESTS]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _content(path: Path) -> bytes:

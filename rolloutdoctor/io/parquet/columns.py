@@ -3,7 +3,7 @@
 import difflib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import pyarrow as pa
@@ -82,6 +82,8 @@ def resolve(
             )
         if candidates:
             stored[column.name] = _checked(StoredColumn(column, candidates[0].name, candidates[0].type), name)
+    if "group_id" not in stored and "task_id" in stored:
+        stored["group_id"] = replace(stored["task_id"], column=BY_NAME["group_id"])
     if "step" not in stored:
         names = ["step", *(alias for alias, canonical in known.items() if canonical == "step")]
         have = ", ".join(schema.names[:30])
@@ -157,10 +159,33 @@ def _is_named_numbers(type_: pa.DataType) -> bool:
     return all(_is_number(field) or bool(types.is_null(field)) for field in fields)
 
 
+def _is_turns(type_: pa.DataType) -> bool:
+    if not _is_list(type_) or types.is_null(type_.value_type):
+        return _is_list(type_)
+    if not types.is_struct(type_.value_type):
+        return False
+    fields = {field.name: field.type for field in type_.value_type}
+    return all(
+        name in fields and accepts(fields[name]) if is_needed else accepts(fields.get(name, pa.null()))
+        for name, is_needed, accepts in _TURN_FIELDS
+    )
+
+
 def _list_of(accepts: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]:
     # list<null> is what lists that are all empty are inferred to be.
     return lambda type_: _is_list(type_) and (types.is_null(type_.value_type) or bool(accepts(type_.value_type)))
 
+
+_TURN_FIELDS: tuple[tuple[str, bool, Callable[[pa.DataType], bool]], ...] = (
+    ("author", True, _is_text),
+    *((name, True, lambda type_: bool(types.is_integer(type_))) for name in ("start", "stop")),
+    *(
+        (name, False, lambda type_: bool(types.is_integer(type_) or types.is_null(type_)))
+        for name in ("turn", "version")
+    ),
+    *((name, False, lambda type_: _is_text(type_) or bool(types.is_null(type_))) for name in ("status", "error")),
+)
+"""Field of a turn, whether it has to be there, and the types that it may have."""
 
 _ACCEPTS: dict[Kind, Callable[[pa.DataType], bool]] = {
     Kind.INTEGER: types.is_integer,
@@ -170,6 +195,7 @@ _ACCEPTS: dict[Kind, Callable[[pa.DataType], bool]] = {
     # Prompts and responses are never read, so whatever a trainer stores there is fine.
     Kind.MESSAGES: lambda _: True,
     Kind.NAMED_NUMBERS: _is_named_numbers,
+    Kind.TURNS: _is_turns,
     Kind.FLOATS: _list_of(lambda type_: types.is_floating(type_) or types.is_integer(type_)),
     Kind.TOKENS: _list_of(types.is_integer),
     Kind.MASK: _list_of(lambda type_: types.is_boolean(type_) or types.is_integer(type_)),

@@ -143,7 +143,7 @@ class OpenFile:
         """
         stored = self._stored([group], columns)
         with reading(self.file.name, f"row group {group}"):
-            table = _renamed(self.parquet.read_row_group(group, columns=list(stored)), stored)
+            table = _renamed(self.parquet.read_row_group(group, columns=_once(stored)), stored)
         self._check_rows(group, table.num_rows, self.file.footer.row_group(group).num_rows)
         return table
 
@@ -165,8 +165,8 @@ class OpenFile:
         seen = 0
         try:
             with reading(self.file.name, f"row group {groups[0]}"):
-                rows = self._rows_of(groups, declared, stored, values)
-                for batch in self.parquet.iter_batches(rows, row_groups=list(groups), columns=list(stored)):
+                rows = self._rows_of(groups, declared, _once(stored), values)
+                for batch in self.parquet.iter_batches(rows, row_groups=list(groups), columns=_once(stored)):
                     seen += batch.num_rows
                     yield _renamed(pa.Table.from_batches([batch]), stored)
                     del batch
@@ -178,12 +178,12 @@ class OpenFile:
             raise
 
     def _stored(self, groups: Sequence[int], columns: Sequence[str]) -> dict[str, str]:
-        """Stored to canonical names of those columns that the file has, none of them too large."""
-        stored = {self.file.columns[name].stored: name for name in columns if name in self.file.columns}
-        texts = [each for each, name in stored.items() if name in TEXTS]
+        """Canonical to stored names of those columns that the file has, none of them too large."""
+        stored = {name: self.file.columns[name].stored for name in columns if name in self.file.columns}
+        texts = [each for name, each in stored.items() if name in TEXTS]
         if texts:
             _check_declared(self.file.source, self.file.footer, texts, self.file.chunks, groups)
-        leaves = [leaf for name in stored for leaf in self.file.leaves.get(name, ())]
+        leaves = [leaf for name in _once(stored) for leaf in self.file.leaves.get(name, ())]
         wanted = [(group, leaf) for group in groups for leaf in leaves if (group, leaf) not in self.sound]
         check_pages(self.file.source, self.file.footer, self.file.chunks, wanted)
         self.sound.update(wanted)
@@ -206,7 +206,12 @@ class OpenFile:
 
 def _renamed(table: pa.Table, stored: Mapping[str, str]) -> pa.Table:
     # Columns are picked by name: a prefix such as "kl" also fetches a column called "kl.x".
-    return table.select(list(stored)).rename_columns(list(stored.values()))
+    return table.select(list(stored.values())).rename_columns(list(stored))
+
+
+def _once(stored: Mapping[str, str]) -> list[str]:
+    """Names under which columns are stored; one may be two columns of the contract."""
+    return list(dict.fromkeys(stored.values()))
 
 
 def read_footer(source: Source, trainer: str | None, aliases: TrainerAliases = NO_ALIASES) -> RunFile:
@@ -239,7 +244,7 @@ def read_footer(source: Source, trainer: str | None, aliases: TrainerAliases = N
         metadata = RunMetadata.decode(footer.metadata, source.name)
         columns = resolve(schema, source.name, trainer=trainer or metadata.trainer, aliases=aliases)
         chunks = _read_chunks(source)
-        numbers = [each.stored for name, each in columns.items() if name not in TEXTS]
+        numbers = list(dict.fromkeys(each.stored for name, each in columns.items() if name not in TEXTS))
         _check_declared(source, footer, numbers, chunks)
         return RunFile(source, footer, columns, metadata, chunks, seen)
 

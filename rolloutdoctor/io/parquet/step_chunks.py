@@ -13,10 +13,12 @@ from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.schema import BY_NAME, PLACEHOLDER, PROMPT_LENGTH, STAND_INS, STATED_ANSWER, Kind
 from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.data.token_columns import TokenColumns
+from rolloutdoctor.data.turns import Turns, joined_turns
 from rolloutdoctor.io.parquet.cells import Place, identifiers, texts
 from rolloutdoctor.io.parquet.decode import Lists, concatenated, integers, lists, named_numbers, numbers, split_lists
 from rolloutdoctor.io.parquet.files import RunFile
 from rolloutdoctor.io.parquet.hashes import cell_lengths, hashes, placeholders, stated_answers
+from rolloutdoctor.io.parquet.turn_cells import check_lengths, turns_of
 from rolloutdoctor.ops.groups import Groups
 from rolloutdoctor.ops.segments import cuts_of
 from rolloutdoctor.results.errors import DataError, nearest
@@ -40,6 +42,8 @@ class ColumnSelection:
         samples: rows have names of their own.
         statuses: the finish reasons are among them.
         hashed: columns of which a batch carries a hash of each cell.
+        errors: why rollouts failed is among them.
+        turns: who wrote which tokens is among them.
     """
 
     tokens: tuple[str, ...]
@@ -49,6 +53,8 @@ class ColumnSelection:
     samples: bool
     statuses: bool = False
     hashed: tuple[str, ...] = ()
+    errors: bool = False
+    turns: bool = False
 
     @classmethod
     def of(cls, columns: Iterable[str], present: frozenset[str]) -> "ColumnSelection":
@@ -65,7 +71,8 @@ class ColumnSelection:
             if name not in BY_NAME:
                 raise ValueError(f"{name!r} is not a column of a run file{nearest(name, list(BY_NAME))}")
         chosen = {next((found for found in STAND_INS.get(name, (name,)) if found in present), None) for name in names}
-        if MASK_BEFORE in chosen and MASK in present:
+        # Of turns the mask says what was trained, and how long the response is.
+        if chosen & {MASK_BEFORE, "turns"} and MASK in present:
             chosen.add(MASK)
         ordered = [column for column in BY_NAME.values() if column.name in chosen]
         return cls(
@@ -80,6 +87,8 @@ class ColumnSelection:
             samples="sample_id" in present,
             statuses="status" in chosen,
             hashed=tuple(column.name for column in ordered if column.hashed),
+            errors="error" in chosen,
+            turns="turns" in chosen,
         )
 
     @property
@@ -90,6 +99,8 @@ class ColumnSelection:
             ("group_id", self.groups),
             ("sample_id", self.samples),
             ("status", self.statuses),
+            ("error", self.errors),
+            ("turns", self.turns),
         )
         return (*self.tokens, *self.rows, *self.hashed, *(name for name, is_wanted in also if is_wanted))
 
@@ -109,6 +120,8 @@ class StepChunk:
         samples: ``[N]`` sample identifiers, or None.
         statuses: ``[N]`` finish reasons, or None.
         incomplete: token column that some rows lack and others have to the number of such a row; its `tokens` are None.
+        errors: ``[N]`` why rollouts failed, or None.
+        turns: who wrote which tokens, or None.
     """
 
     file: RunFile
@@ -121,6 +134,8 @@ class StepChunk:
     samples: list[str] | None
     statuses: list[str | None] | None
     incomplete: Mapping[str, int]
+    errors: list[str | None] | None = None
+    turns: Turns | None = None
 
     def place(self, column: str) -> Place:
         """Return where a column's cells are."""
@@ -175,6 +190,8 @@ def decode_chunks(
     groups = identifiers(table.column("group_id"), places["group_id"]).to_pylist() if wanted.groups else None
     samples = identifiers(table.column("sample_id"), places["sample_id"]).to_pylist() if wanted.samples else None
     statuses = texts(table.column("status"), places["status"]).to_pylist() if wanted.statuses else None
+    errors = texts(table.column("error"), places["error"]).to_pylist() if wanted.errors else None
+    turns = turns_of(table.column("turns"), places["turns"]) if wanted.turns else None
     for number, (start, count) in enumerate(zip(starts.tolist(), counts, strict=True)):
         part = slice(start, start + count)
         here = {name: Place(*place[:2], rows_N[part]) for name, place in places.items()}
@@ -183,10 +200,13 @@ def decode_chunks(
             columns[MASK_BEFORE] = _or_mask(columns[MASK_BEFORE], columns[MASK])
         incomplete = _incomplete(columns, rows_N[part])
         whole = {name: found for name, found in columns.items() if name not in incomplete}
+        lengths_N = _agreed_lengths(whole, here)
+        if turns is not None and lengths_N is not None:
+            check_lengths(turns.of_rows(part), lengths_N, here["turns"])
         yield StepChunk(
             file=file,
             rows=rows_N[part],
-            lengths=_agreed_lengths(whole, here),
+            lengths=lengths_N,
             tokens={name: None if name not in whole or _is_absent(x) else x.values for name, x in columns.items()},
             numbers={name: parts[number] for name, parts in split.items()},
             # Which rewards there are depends on the rows of the step alone.
@@ -197,6 +217,8 @@ def decode_chunks(
             samples=samples and samples[part],
             statuses=statuses and statuses[part],
             incomplete=incomplete,
+            errors=errors and errors[part],
+            turns=None if turns is None else turns.of_rows(part),
         )
 
 
@@ -213,6 +235,7 @@ def assemble(key: StepKey, chunks: Sequence[StepChunk], *, several_files: bool) 
     offsets = cuts_of(np.concatenate(lengths)) if tokens else np.zeros(sum(counts) + 1, np.int64)
     groups, group_ids = _groups(chunks)
     sample_ids = _sample_ids(chunks, several_files)
+    turns = [chunk.turns for chunk in chunks if chunk.turns is not None]
     per_row = {name: concatenated([chunk.numbers[name] for chunk in chunks]) for name in chunks[0].numbers}
     return RolloutBatch(
         step=key.step,
@@ -234,6 +257,8 @@ def assemble(key: StepKey, chunks: Sequence[StepChunk], *, several_files: bool) 
         sample_ids=sample_ids,
         statuses=[text for chunk in chunks if chunk.statuses is not None for text in chunk.statuses],
         incomplete=incomplete,
+        errors=[text for chunk in chunks if chunk.errors is not None for text in chunk.errors],
+        turns=joined_turns(turns) if turns else None,
     )
 
 

@@ -16,6 +16,15 @@ _FIXED: dict[Kind, pa.DataType] = {
     Kind.FLOATS: pa.list_(pa.float32()),
     Kind.TOKENS: pa.list_(pa.int32()),
     Kind.MASK: pa.list_(pa.uint8()),
+    Kind.TURNS: pa.list_(
+        pa.struct(
+            [
+                ("author", pa.string()),
+                *((name, pa.int64()) for name in ("start", "stop", "turn", "version")),
+                *((name, pa.string()) for name in ("status", "error")),
+            ]
+        )
+    ),
 }
 
 # The contract stores these as int32: they count a handful of things.

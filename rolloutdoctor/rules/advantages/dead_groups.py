@@ -35,8 +35,8 @@ class DeadGroups(TableRule):
 
     ## What it does
     Counts groups without a spread of rewards, at the lower end of the reward, at the upper end, and elsewhere, and the
-    trained tokens that they take. Where rows have a status, it counts those in which every response failed, or was
-    truncated.
+    trained tokens that they take. Where rows have a status or an error, it counts those in which every response
+    failed, or was truncated.
 
     ## Why it matters
     With equal rewards every advantage is 0: the responses were sampled and scored for nothing. Under a token mean they
@@ -81,7 +81,7 @@ class DeadGroups(TableRule):
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """Trained tokens, how responses ended, and which prompts recur."""
-        return frozenset({"response_mask", "status"}) | prompt_columns(context.columns)
+        return frozenset({"response_mask", "status", "error"}) | prompt_columns(context.columns)
 
     def metrics(self, context: Context) -> frozenset[str]:
         """The share that the trainer logs."""
@@ -91,7 +91,7 @@ class DeadGroups(TableRule):
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """One line for each group of two or more scored responses."""
         reward, dead = pl.col("reward"), pl.col("low") == pl.col("high")
-        status = pl.col("status").str.to_lowercase()
+        status, has_error = pl.col("status").str.to_lowercase(), pl.col("error").fill_null("") != ""
         return (
             rows.filter(reward.is_finite())
             .group_by(*STEP_KEY, "group", maintain_order=True)
@@ -102,9 +102,9 @@ class DeadGroups(TableRule):
                 low=reward.min(),
                 high=reward.max(),
                 right=(reward == 1).sum(),
-                failed=status.is_in(FAILED).fill_null(value=False).all(),
+                failed=(status.is_in(FAILED).fill_null(value=False) | has_error).all(),
                 truncated=status.is_in(TRUNCATED).fill_null(value=False).all(),
-                has_status=status.is_not_null().any(),
+                has_status=(status.is_not_null() | has_error).any(),
                 **{f"binary{number}": reward.is_in(ends).all() for number, ends in enumerate(BINARY)},
             )
             .filter(pl.col("rows") > 1)

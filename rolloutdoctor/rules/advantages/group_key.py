@@ -25,7 +25,7 @@ class GroupKey(TableRule):
 
     ## What it does
     Looks for groups whose rows are all of one rollout (one row, or the rows of one `trajectory_id`), and whose prompt
-    is also that of other such groups of the step.
+    (the `task_id`, where the run has it) is also that of other such groups of the step.
 
     ## Why it matters
     A group baseline compares the rollouts of one prompt. Where the group id is that of a trajectory, an agent or a
@@ -56,7 +56,7 @@ class GroupKey(TableRule):
         "https://github.com/rllm-org/rllm/issues/776",
         "https://github.com/PeterGriffinJin/Search-R1/issues/88",
     )
-    reads = ("prompt", "advantage", "trajectory_id")
+    reads = ("prompt", "task", "advantage", "trajectory_id")
     adds = ("logged", "radius")
     splits = ("train",)
     stages = ("advantages",)
@@ -70,11 +70,12 @@ class GroupKey(TableRule):
     def optional_columns(self, context: Context) -> frozenset[str]:
         """Which rows are of one rollout, what advantages are made of, and those that were logged."""
         advantages = frozenset() if context.objective is None else advantage_columns(context.objective)
-        return advantages | prompt_columns(context.columns) | {"trajectory_id", "advantage", "advantages"}
+        of_rows = {"task_id", "trajectory_id", "advantage", "advantages"}
+        return advantages | prompt_columns(context.columns) | of_rows
 
     def unavailable_reason(self, context: Context) -> Missing | None:
         """Nothing says which rows answer one prompt, or a baseline of another kind."""
-        if prompt_columns(context.columns):
+        if prompt_columns(context.columns) or "task_id" in context.columns:
             return baseline_per_token(context)
         how = context.recording or (context.trainer.recording if context.trainer is not None else {})
         remedy = how.get("prompt_ids", how.get("*", "record the column prompt_ids"))
@@ -90,10 +91,11 @@ class GroupKey(TableRule):
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """One line for each group whose prompt is known."""
         rollout = pl.coalesce("trajectory_id", -1 - pl.int_range(pl.len()))
+        prompt = pl.when(pl.col("task") != 0).then("task").otherwise(pl.col("prompt").fill_null(0))
         agrees = (pl.col("logged") - pl.col("advantage")).abs() <= pl.col("radius")
         is_told = pl.col("logged").is_not_nan() & pl.col("advantage").is_not_nan()
         groups = (
-            rows.with_columns(rollout=rollout, task=pl.first("prompt").over(*STEP_KEY, rollout))
+            rows.with_columns(rollout=rollout, task=prompt.first().over(*STEP_KEY, rollout))
             .group_by(*STEP_KEY, "group", maintain_order=True)
             .agg(
                 pl.first("group_id", "sample_id", "task"),
@@ -166,4 +168,5 @@ class GroupKey(TableRule):
                 "pass the id of the task (the prompt's uid) as the group id, not that of the rollout, the agent or the "
                 "turn"
             ),
+            fix="group-by-task" if "task_id" in context.columns else None,
         )

@@ -28,11 +28,12 @@ class RewardMissingAsZero(DirectRule):
     ## What it does
     Where rows have no reward (null or NaN) and the logged advantages are not reproduced without them, tries a reward of
     0 for each of them. Where rows have a reward of exactly 0, looks for a witness that they have none: every reward
-    function of the row is null, or its status is aborted, error, timeout or failed.
+    function of the row is null, its status is aborted, error, timeout or failed, or its column `error` says what
+    failed.
 
     ## Why it matters
-    A reward function that timed out says nothing about the response. As a 0 it is a failure: it lowers the baseline
-    of its siblings and is itself pushed away.
+    A reward function or a tool that timed out says nothing about the response. As a 0 it is a failure: it lowers the
+    baseline of its siblings and is itself pushed away, and an outage reads as a worse policy.
 
     ## How it is measured
     Rewards that are null: every logged advantage is compared with both formulas, each within its rounding radius. The
@@ -68,7 +69,7 @@ class RewardMissingAsZero(DirectRule):
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """The rewards, and what can witness that one is missing."""
-        return frozenset({"reward", "rewards", "status", "response_mask"})
+        return frozenset({"reward", "rewards", "status", "error", "response_mask"})
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """Rows with a reward of 0 and a witness that it is none, and the advantages without them."""
@@ -89,6 +90,7 @@ class RewardMissingAsZero(DirectRule):
 
         batch, reward_N, by_step = step.batch, step.batch.column("reward"), step.by_step
         witness_N = has_status(step.statuses, FAILED, batch.device)
+        witness_N |= has_status(batch.errors or [None] * len(batch), None, batch.device)
         if batch.rewards:
             null_N = torch.stack([each_N.isnan() for each_N in batch.rewards.values()]).all(0)
             # Other rewards than 0 without any function: the file does not hold all functions of these rows.
@@ -168,6 +170,8 @@ class RewardMissingAsZero(DirectRule):
     def shown(self, place: Mapping[str, Any]) -> str:
         """The witness of a row."""
         status = place["status"]
+        if place["error"]:
+            return f"reward 0, error {place['error']:.60}"
         failed = status is not None and status.lower() in FAILED
         return f"reward 0, status {status}" if failed else "reward 0, and every reward function is null"
 
@@ -177,11 +181,12 @@ class RewardMissingAsZero(DirectRule):
             return None
         if run.table["reward"].is_nan().any():
             return super().inconclusive_reason(run, context)
-        if context.columns & {"rewards", "status"}:
+        if context.columns & {"rewards", "status", "error"}:
             return None
         return Missing(
             "a missing reward cannot be distinguished from a 0",
-            "record missing rewards as null, or add the columns rewards (one number per reward function) or status",
+            "record missing rewards as null, or add the columns rewards (one number per reward function), status or "
+            "error",
         )
 
     def unseen_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:

@@ -136,8 +136,17 @@ class TrajectoryWeight(TableRule):
                 "average over trajectories, or divide the loss of a row by the number of rows of its trajectory; keep "
                 "it if turns are what you train"
             ),
+            fix=_fix_of(context),
         )
 
     def decisive_parts(self, run: Measured, context: Context) -> tuple[Part, ...]:
         """The part that weights rows."""
         return (Part.POLICY_LOSS,)
+
+
+def _fix_of(context: Context) -> str | None:
+    """The fix, where it is about the loss of the run."""
+    from rolloutdoctor.search.hypotheses.fixes import choose
+
+    chosen = choose("one-weight-per-trajectory")
+    return chosen.label if context.objective is not None and chosen.applies_to(context.objective) else None

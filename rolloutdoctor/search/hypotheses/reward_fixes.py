@@ -22,6 +22,36 @@ def _one_vote(objective: Objective) -> Objective:
     return changing("advantage", one_vote=True, batch_if_unequal=False)(objective)
 
 
+_ROW_MEANS = frozenset(
+    {"micro-batch-row-mean", "row-mean-token-mean", "seq-mean-token-mean", "filled-row-mean-token-mean"}
+)
+"""Losses in which every row weighs the same, whatever trajectory it is a part of."""
+
+
+def _averages_rows(objective: Objective) -> bool:
+    return objective.aggregation.mode in _ROW_MEANS and objective.policy_aggregation is None
+
+
+def _averaged_by_trajectory(objective: Objective) -> Objective:
+    return changing("aggregation", mode="trajectory-mean-token-mean")(objective)
+
+
+def _scores_rows(objective: Objective) -> bool:
+    return objective.advantage.spec.axis is Axis.ROWS and has_groups(objective)
+
+
+def _without_errors(objective: Objective) -> Objective:
+    return replace(objective, baseline_rows=objective.baseline_rows.leaving_out(RowSet.ERRORED))
+
+
+def _without_failed(objective: Objective) -> Objective:
+    return replace(objective, baseline_rows=objective.baseline_rows.leaving_out(RowSet.FAILED))
+
+
+def _by_task(objective: Objective) -> Objective:
+    return changing("advantage", by_task=True, batch_if_unequal=False)(objective)
+
+
 def _discounts(objective: Objective) -> bool:
     return objective.advantage.spec.discounted
 
@@ -79,6 +109,71 @@ REWARD_FIXES = (
             Thread("https://github.com/THUDM/slime/pull/2062", "open"),
             Thread("https://github.com/THUDM/slime/pull/2302", "closed"),
         ),
+    ),
+    Fix(
+        name="one-weight-per-trajectory",
+        code="RDA023",
+        summary="takes the mean of the loss over trajectories, not over the rows that they give",
+        fault="a trajectory weighs in the loss once for each of its rows",
+        story=(
+            "A mean over rows gives a rollout of ten rows ten times the weight of one of a single row. slime and miles "
+            "take the token mean of each trajectory and the mean of these, and a weight for each row is proposed for "
+            "verl. Others count turns on purpose, where turns are what is trained."
+        ),
+        stage="loss",
+        contested=True,
+        needs="a loss that averages over rows, and the column trajectory_id",
+        applies=_averages_rows,
+        variants={"tokens": _averaged_by_trajectory},
+        columns=_trajectories,
+        notes={"tokens": "the mean over the tokens of each trajectory_id, then over those of the optimizer step"},
+        releases={"trl": "with loss_type = grpo", "verl": "with loss_agg_mode = seq-mean-token-mean"},
+        upstream=(Thread("https://github.com/verl-project/verl/pull/7580", "open"),),
+        sources=("https://github.com/THUDM/slime/issues/2300",),
+    ),
+    Fix(
+        name="group-by-task",
+        code="RDA022",
+        summary="compares the rollouts of one task, whatever group id they were given",
+        fault="groups are those of rollouts, agents or turns, not of tasks",
+        story=(
+            "Where the group id is that of a trajectory, an agent or a turn, a group holds one rollout: its advantage "
+            "is the raw reward, or 0. Agent loops that build the batch themselves have done so in several trainers."
+        ),
+        stage="advantages",
+        contested=False,
+        needs="an estimator that compares the responses to a prompt, and the column task_id",
+        applies=_scores_rows,
+        variants={"task": _by_task},
+        notes={"task": "the rows of one task_id in a step are a group; rows without one keep theirs"},
+        of_data=True,
+        sources=(
+            "https://github.com/rllm-org/rllm/issues/605",
+            "https://github.com/PeterGriffinJin/Search-R1/issues/88",
+        ),
+    ),
+    Fix(
+        name="errors-out",
+        code="RDA005",
+        summary="leaves rollouts that failed out of the mean and std of their group, and gives them an advantage of 0",
+        fault="rollouts that failed count in the baseline of their group with the reward that they were given",
+        story=(
+            "A sandbox or a tool that is down, a timeout, an abort: the rollout says nothing of the response, and its "
+            "reward, mostly 0, counts as a failure of the policy. TRL leaves out rows whose reward is null; an "
+            "environment that gives a 0 instead has to be told apart by its error."
+        ),
+        stage="advantages",
+        contested=False,
+        needs="an estimator that compares the responses to a prompt, and the column error or status",
+        applies=_scores_rows,
+        variants={"errors": _without_errors, "statuses": _without_failed},
+        notes={
+            "errors": "rows whose column error is not null, whatever their reward",
+            "statuses": "rows whose status is one of a failure: aborted, error, timeout, failed",
+        },
+        of_data=True,
+        upstream=(Thread("https://github.com/huggingface/trl/pull/5775", "closed"),),
+        sources=("https://github.com/huggingface/trl/issues/5773",),
     ),
     Fix(
         name="tool-spans",

@@ -28,7 +28,10 @@ _FLOATS = {
     "entropy": "entropy",
 }
 _WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
-_OF_TRACE = ("group_id", "reward", "status", "policy_version_min", "policy_version_max")
+_OF_TRACE = (
+    *("group_id", "task_id", "trajectory_id", "reward", "turns", "status", "error"),
+    *("policy_version_min", "policy_version_max"),
+)
 _TRACES = "step_{}/train/effective/traces.jsonl"
 
 

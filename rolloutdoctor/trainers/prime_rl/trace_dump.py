@@ -2,35 +2,31 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from itertools import groupby
 from pathlib import Path
 
-import numpy as np
-
-from rolloutdoctor.data.schema import Kind
 from rolloutdoctor.importers import base
 from rolloutdoctor.importers.reading import cells, folders, lines
 from rolloutdoctor.io.locations.paths import Source, natural_key
 from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.results.errors import DataError, InputError
+from rolloutdoctor.trainers.prime_rl.trace_branches import TOKENS, branches, error_text, plain_text
 
 _PLACE = re.compile(r"step_(\d{1,18})/(train|eval)/(all|effective)/traces\.jsonl")
 _KEYS = {"task", "traces"}
-_SPREAD = {"rollout_log_probs": "logprobs", "advantages": "advantages", "ref_log_probs": "reference_logprobs"}
-_TOKENS = ("prompt_ids", "response_ids", "response_mask", *_SPREAD)
-_DEEPEST_GRAPH = 100_000
 
 
 class PrimeRlTraces:
-    """The episodes that prime-rl's file monitor writes, one row for each trace.
+    """The episodes that prime-rl's file monitor writes, one row for each branch of a trace that is trained.
 
     Written by ``FileMonitor.log_episodes`` (src/prime_rl/monitors/file.py) as ``Episode.to_record`` of verifiers
     (verifiers/v1/episode.py), since prime-rl 9975d8868; read and compared with prime-rl 559b44772 and verifiers
     a60a606e. `step` and `split` are those of the path: the step inside a record is the one at which the work was sent
     out. `effective` is what was trained on; `all` has rejected and failed work besides, and every effective episode
     too, so it is read only if the file itself is given. The reward is the sum of the weighted rewards, as in
-    ``Trace.reward``; the group is the episode's. Messages form a graph: where a trace of a step branches, prime-rl
-    trains on several sequences of it, and the step is read without its tokens. There are no log-probs of the trainer.
+    ``Trace.reward``; the group is the episode's. Messages form a graph: see `trace_branches`; the rows of a trace share
+    its `trajectory_id`, and `turns` says who wrote them. There are no log-probs of the trainer.
     A run that resumes appends to the steps that it repeats. Its episodes have another run's id, unless PRL_RUN_ID gave
     both the same: of several runs in a file the last one counts, and the rows of the others are counted as repeated.
     """
@@ -82,9 +78,7 @@ class PrimeRlTraces:
         if repeated:
             sink.note(f"{repeated} steps were written more than once, by a run that resumed; the last time counts")
         if branched:
-            sink.note(
-                f"{branched} steps have traces without tokens or with branches, and are read without their tokens"
-            )
+            sink.note(f"{branched} steps have traces without a sampled token, and are read without their tokens")
 
 
 def trained_rows(file: Path) -> list[dict[str, object]]:
@@ -137,8 +131,21 @@ def episode_rows(body: dict[str, object], where: str) -> tuple[object, list[dict
     traces = body.get("traces", [])
     if not isinstance(traces, list) or not all(isinstance(trace, dict) for trace in traces):
         raise DataError(f"{where}: traces is {cells.shown(traces)} where a list of objects was expected")
-    rows = [_row(body, trace, f"{where}, trace {number}") for number, trace in enumerate(traces)]
+    rows = [row for number, trace in enumerate(traces) for row in _rows_of(body, trace, f"{where}, trace {number}")]
     return _object(body.get("run")).get("id"), rows
+
+
+def _rows_of(episode: Mapping[str, object], trace: Mapping[str, object], where: str) -> list[dict[str, object]]:
+    """Return a row for each branch that is trained; one without tokens where nothing is."""
+    row = _row(episode, trace, where)
+    nothing: list[dict[str, object]] = [{}]
+    found = branches(trace, where) or nothing
+    return [
+        row
+        | {"sample_id": row["sample_id"] if not place else f"{row['sample_id']}/{place}"}
+        | {name: tokens.get(name) for name in TOKENS}
+        for place, tokens in enumerate(found)
+    ]
 
 
 def _row(episode: Mapping[str, object], trace: Mapping[str, object], where: str) -> dict[str, object]:
@@ -147,16 +154,31 @@ def _row(episode: Mapping[str, object], trace: Mapping[str, object], where: str)
         raise DataError(f"{where}: its episode has no group, and so its reward no baseline to compare with")
     policy = _object(_object(_object(episode.get("run")).get("work")).get("policy"))
     status = trace.get("stop_condition")
-    row: dict[str, object] = {
-        "group_id": _text(group),
-        "sample_id": _text(trace.get("id")),
+    errors = trace.get("errors")
+    identity = plain_text(trace.get("id"))
+    return {
+        "group_id": plain_text(group),
+        "task_id": _task(episode, trace),
+        "sample_id": identity,
+        "trajectory_id": int.from_bytes(blake2b(identity.encode(), digest_size=8).digest(), "little") >> 1,
         "reward": _reward(trace, where),
-        "status": None if status is None else _text(status),
+        "status": None if status is None else plain_text(status),
         "policy_version_min": None if "start" not in policy else cells.natural(policy, "start", where),
         "policy_version_max": None if "end" not in policy else cells.natural(policy, "end", where),
+        "error": error_text(errors[-1]) if isinstance(errors, list) and errors else None,
     }
-    tokens = _tokens(trace.get("nodes"), where)
-    return row | {name: tokens.get(name) for name in _TOKENS}
+
+
+def _task(episode: Mapping[str, object], trace: Mapping[str, object]) -> str | None:
+    """Return what tells a task in any step: its key, its hash, or its number; None where the records have none."""
+    for task in (_object(trace.get("task")), _object(episode.get("task"))):
+        data = _object(task.get("data"))
+        known = [one for one in (task.get("key"), task.get("hash"), data.get("idx")) if one is not None]
+        if known:
+            # Environments number their tasks alike.
+            env = _object(episode.get("env")).get("id")
+            return plain_text(known[0] if env is None else f"{env}/{known[0]}")
+    return None
 
 
 def _reward(trace: Mapping[str, object], where: str) -> float | None:
@@ -174,43 +196,6 @@ def _reward(trace: Mapping[str, object], where: str) -> float | None:
     return total if scored else None
 
 
-def _tokens(nodes: object, where: str) -> dict[str, np.ndarray]:
-    """Return the columns of one chain of messages; nothing if they branch or carry no tokens."""
-    if not isinstance(nodes, list) or not all(isinstance(node, dict) for node in nodes):
-        raise DataError(f"{where}: nodes is {cells.shown(nodes)} where a list of objects was expected")
-    if not nodes or any(node.get("parent") != (index - 1 if index else None) for index, node in enumerate(nodes)):
-        return {}
-    if len(nodes) > _DEEPEST_GRAPH:
-        raise DataError(f"{where}: {len(nodes)} messages, more than any trace has")
-    ids_parts, masks = [], []
-    spread: dict[str, list[np.ndarray]] = {column: [] for column in _SPREAD}
-    given: dict[str, bool] = dict.fromkeys(_SPREAD, False)
-    for index, node in enumerate(nodes):
-        at = f"{where}, node {index}"
-        ids = cells.per_token(node.get("token_ids", []), Kind.TOKENS, f"{at}: token_ids")
-        mask = cells.zeros_and_ones(node.get("mask", []), f"{at}: mask")
-        cells.aligned({"mask": mask}, len(ids), at)
-        ids_parts.append(ids)
-        masks.append(mask)
-        for column, name in _SPREAD.items():
-            # One number for each sampled token.
-            numbers = cells.per_token(node.get(name) or [], Kind.FLOATS, f"{at}: {name}")
-            given[column] |= bool(len(numbers))
-            if len(numbers) not in (0, int(mask.sum())):
-                raise DataError(f"{at}: {name} has {len(numbers)} values for {int(mask.sum())} sampled tokens")
-            values = np.full(len(ids), np.nan if column == "rollout_log_probs" else 0.0)
-            if len(numbers):
-                values[mask == 1] = numbers
-            spread[column].append(values)
-    mask = np.concatenate(masks)
-    if not mask.any():
-        return {}
-    start = cells.response_start(mask)
-    ids = np.concatenate(ids_parts)
-    columns = {"prompt_ids": ids[:start], "response_ids": ids[start:], "response_mask": mask[start:]}
-    return columns | {name: np.concatenate(parts)[start:] for name, parts in spread.items() if given[name]}
-
-
 def _write(file: Source, rows: Sequence[Mapping[str, object]], sink: base.RunSink) -> None:
     sink.write_from(file, written_columns(rows))
 
@@ -219,7 +204,7 @@ def written_columns(rows: Sequence[Mapping[str, object]]) -> dict[str, list[obje
     """Return the columns of some rows; those of tokens are there for every row, or for none."""
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     bare = any(ids is None for ids in columns["response_ids"])
-    for name in _TOKENS:
+    for name in TOKENS:
         # A token column is there for every row of a step and split, or for none of them.
         if bare or any(cell is None for cell in columns[name]):
             columns[name] = [None] * len(rows)
@@ -228,10 +213,6 @@ def written_columns(rows: Sequence[Mapping[str, object]]) -> dict[str, list[obje
 
 def _object(value: object) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
-
-
-def _text(value: object) -> str:
-    return str(value).encode("utf-8", "replace").decode()
 
 
 def _place(file: Source) -> tuple[str, int, str, str]:

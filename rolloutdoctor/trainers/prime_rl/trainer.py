@@ -224,6 +224,8 @@ def objective(config: Config) -> Objective:
             singleton="zero",
             length_term=_length_term(config),
             weighs_masked=bool(config[_WEIGHTED_MEAN]),
+            # A trace has one advantage, whatever the branches that it is trained in.
+            one_vote=True,
         ),
         surrogate=_ratio_masks(config) if early else _band(config),
         aggregation=Aggregation(mode=mode, needs_micro_batches=by_row),

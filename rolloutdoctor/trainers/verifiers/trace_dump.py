@@ -17,11 +17,11 @@ _KEYS = {"task", "traces"}
 
 
 class VerifiersTraces:
-    """Episodes of an evaluation, one row for each trace.
+    """Episodes of an evaluation, one row for each branch of a trace.
 
     Written by ``write_episode`` (verifiers/v1/utils/trace_store.py), read at 0.4.0. The episodes of one task are a
     group. An evaluation has no training step: all rows are evaluation rows of step 0. The reward is the sum of the
-    weighted rewards. A trace that branches is read without its tokens. prime-rl writes the same records by step.
+    weighted rewards. prime-rl writes the same records by step, and its reader says what a branch is.
     """
 
     name = "verifiers-traces"

@@ -206,6 +206,16 @@ def branched(rows: int, others: int) -> RolloutBatch:
     return toy_batch(rewards, lengths=1, per_row={"trajectory_id": [0] * rows + [1] * others})
 
 
+def cut_up(step: int, rows: int, updates: int) -> RolloutBatch:
+    """Twenty trajectories of so many rows each, in so many optimizer steps."""
+    count = 20 * rows
+    columns = {
+        "trajectory_id": [row // rows for row in range(count)],
+        "optim_step_id": [row * updates // count for row in range(count)],
+    }
+    return toy_batch([[float(row % 2) for row in range(count)]], lengths=1, policy=None, per_row=columns, step=step)
+
+
 BOUNDARIES: list[RowBoundary] = [
     near("RDA003", "warn_above", 0.01, residue, "info", "error", **GRPO),
     near("RDA003", "warn_above", 0.01, escaped, "info", "warning", trainer="prime-rl"),
@@ -350,5 +360,7 @@ BOUNDARIES: list[RowBoundary] = [
     RowBoundary("RDA022", "share_from", split(17, 18), split(18, 17), ("clean", "warning"), GRPO),
     # A part that is moved of (a - b) / 2 (a + b).
     RowBoundary("RDA023", "info_from", branched(52, 50), branched(50, 48), ("clean", "info"), PER_ROW),
+    # 14 or 15 updates of 10.
+    RowBoundary("RDA025", "warn_from", *([cut_up(0, 1, 10), cut_up(1, 2, n)] for n in (14, 15)), ("info", "warning")),
     RowBoundary("RDA023", "warn_from", branched(61, 41), branched(59, 39), ("info", "warning"), PER_ROW),
 ]

@@ -60,6 +60,8 @@ def test_groups_that_failed_or_were_truncated_as_a_whole():
     assert found.advice.startswith("use harder or easier prompts")
     failed = find(replace(batch, statuses=["error"] * 6 + statuses[6:]))
     assert failed.advice.startswith("look at the errors of the environment")
+    errors = find(replace(batch, statuses=[], errors=["tool: 503"] * 6 + [None, ""] + [None] * (len(batch) - 8)))
+    assert (errors.advice, values(errors)["failed_groups"]) == (failed.advice, values(failed)["failed_groups"])
     # Without the column nobody knows.
     assert "failed_groups" not in values(find(toy_batch(rewards)))
 

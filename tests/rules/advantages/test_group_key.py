@@ -1,8 +1,14 @@
 """RDA022: groups keyed by the rollout, and groups of one that are no fault of the key."""
 
+from dataclasses import replace
+
 import pytest
+from objectives import objective_of
 from rules.checking import found_by, outcomes, report_on, values
 
+from rolloutdoctor.data.several_steps import joined
+from rolloutdoctor.evaluation.evaluate import evaluate_rows
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.testing import toy_batch
 
 CODE = "RDA022"
@@ -75,3 +81,29 @@ def test_not_without_a_group_baseline():
 def test_skipped_without_prompts():
     report = report_on(toy_batch([[1], [0]]), select=[CODE], **GRPO)
     assert report.skipped[0].reason == "missing column prompt_ids or prompt"
+
+
+def test_a_task_tells_more_than_a_prompt():
+    # The prompts of a task differ, as where each attempt gets its own environment's state.
+    batch = rows([1] * 8, [*range(1, 9)], task_id=[1, 1, 1, 1, 2, 2, 2, 2])
+    found = found_by(CODE, batch, **GRPO)
+    assert (values(found)["split_prompts"], found.fix) == (2, "group-by-task")
+    # One prompt of different tasks is no prompt that was sampled several times.
+    other = report_on(rows([1] * 8, [1] * 8, task_id=[*range(1, 9)]), select=[CODE], **GRPO)
+    assert outcomes(other) == {CODE: "not applicable"}
+    without = replace(batch, per_row={name: x for name, x in batch.per_row.items() if name != "prompt_ids"})
+    assert values(found_by(CODE, without, **GRPO))["split_groups"] == 8
+
+
+def test_the_fix_compares_the_rollouts_of_a_task():
+    # Rewards 1, 0, 1, 1 of one task and 0, 0, 1 of another; the last row has no task, and no sibling.
+    batch = rows([1] * 8, [*range(1, 9)], task_id=[5, 5, 5, 5, 6, 6, 6, 0])
+    objective = objective_of("verl", adv_estimator="grpo", norm_adv_by_std_in_grpo=False)
+    fixed = choose("group-by-task").apply(objective)
+    before, after = (evaluate_rows(batch, each) for each in (objective, fixed))
+    assert before.advantage_N.tolist() == REWARDS
+    assert after.advantage_N.tolist() == pytest.approx([1 / 4, -3 / 4, 1 / 4, 1 / 4, -1 / 3, -1 / 3, 2 / 3, 0])
+    # Tasks of two steps are two, whether their rows are evaluated together or not.
+    steps = [batch, replace(batch, step=1)]
+    both = evaluate_rows(joined(steps), fixed)
+    assert both.advantage_N.tolist() == after.advantage_N.tolist() * 2

@@ -3,8 +3,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from objectives import objective_of
 
+from rolloutdoctor.evaluation.evaluate import evaluate_rows
 from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.testing import diagnose, toy_batch
 
 CODE = "RDA005"
@@ -17,6 +20,35 @@ FUNCTIONS = {"correct": [NAN, 1, 2, 5, 1, 0], "format": [NAN, NAN, 0, 1, 0, 0]}
 # With the 0 the mean is 9 / 4, without it 3.
 AS_ZERO = [-2.25, -1.25, -0.25, 3.75, 0.5, -0.5]
 LEFT_OUT = [0.0, -2.0, -1.0, 3.0, 0.5, -0.5]
+
+
+def test_an_error_is_a_witness():
+    errors = ["sandbox: timeout", "", None, None, "after its verdict", None]
+    finding = found_in(replace(batch(functions=None), errors=errors))
+    # A reward of 1 is a verdict, whatever failed after it.
+    assert finding.measures["rows"].value == 1
+    assert finding.measures["baseline_shift_max"].value == pytest.approx(3 - 9 / 4)
+    assert finding.examples[0].note == "reward 0, error sandbox: timeout"
+
+
+FAILURES = [
+    ("errors-out", {"errors": ["sandbox: timeout", None, None, None, "503", None]}),
+    ("errors-out:statuses", {"statuses": ["Timeout", "stop", "length", "stop", "error", "stop"]}),
+]
+
+
+@pytest.mark.parametrize(("label", "columns"), FAILURES)
+def test_the_fix_leaves_failed_rows_out(label, columns):
+    # Means of 9 / 4 and 1 / 2 with the rows that failed; of 1, 2 and 6 it is 3, and of the one other row 0.
+    rows = replace(batch(functions=None), **columns)
+    objective = objective_of("trl", scale_rewards="none")
+    before, after = (evaluate_rows(rows, each) for each in (objective, choose(label).apply(objective)))
+    assert before.advantage_N.tolist() == pytest.approx([-2.25, -1.25, -0.25, 3.75, 0.5, -0.5])
+    assert after.advantage_N.tolist() == pytest.approx([0.0, -2.0, -1.0, 3.0, 0.0, 0.0])
+    assert after.in_baseline_N.tolist() == [False, True, True, True, False, True]
+    # Nothing failed: nothing is changed.
+    whole = replace(rows, errors=[None] * 6, statuses=["stop"] * 6)
+    assert torch.equal(evaluate_rows(whole, choose(label).apply(objective)).advantage_N, before.advantage_N)
 
 
 def batch(rewards=REWARDS, functions=FUNCTIONS, statuses=(), **columns):

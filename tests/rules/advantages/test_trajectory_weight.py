@@ -1,8 +1,11 @@
 """RDA023: rows of a trajectory that each weigh as much as another trajectory, and losses that count something else."""
 
 import pytest
+from objectives import objective_of
 from rules.checking import found_by, outcomes, report_on, values
 
+from rolloutdoctor.evaluation.evaluate import evaluate
+from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.testing import toy_batch
 
 CODE = "RDA023"
@@ -55,3 +58,31 @@ def test_a_loss_that_counts_something_else(options):
 def test_skipped_without_the_column():
     report = report_on(toy_batch([[1, 0]]), select=[CODE], **PER_ROW)
     assert report.skipped[0].reason == "missing column trajectory_id"
+
+
+FIX = "one-weight-per-trajectory"
+AVERAGES = [
+    ("trl", {"loss_type": "grpo", "beta": 0.0, "scale_rewards": "none"}),
+    ("verl", {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False, "loss_agg_mode": "seq-mean-token-mean"}),
+]
+
+
+@pytest.mark.parametrize(("trainer", "options"), AVERAGES)
+def test_the_fix_gives_each_trajectory_an_equal_part(trainer, options):
+    # The first trajectory has a row of two tokens, the second rows of 1, 3 and 4.
+    batch = toy_batch([[1, 0, 0, 0]], lengths=[2, 1, 3, 4], per_row={"trajectory_id": [7, 8, 8, 8]})
+    objective = objective_of(trainer, **options)
+    before, after = (evaluate(batch, each).tokens for each in (objective, choose(FIX).apply(objective)))
+    # A mean over four rows: a quarter each, by their tokens. Over two trajectories: halves, by tokens of these.
+    assert before.weight_N.tolist() == pytest.approx([1 / 8, 1 / 4, 1 / 12, 1 / 16], rel=1e-6)
+    assert after.weight_N.tolist() == pytest.approx([1 / 4, 1 / 16, 1 / 16, 1 / 16], rel=1e-6)
+    # At ratio one the gradient of a token is minus its advantage, 3/4 and -1/4, times the weight.
+    assert before.grad_l1_N.tolist() == pytest.approx([3 / 16, 1 / 16, 1 / 16, 1 / 16], rel=1e-6)
+    assert after.grad_l1_N.tolist() == pytest.approx([3 / 8, 1 / 64, 3 / 64, 4 / 64], rel=1e-6)
+
+
+def test_the_finding_names_the_fix_where_it_is_about_the_loss():
+    assert found_by(CODE, rows([0, 0, 0, 1]), **PER_ROW).fix == FIX
+    # A row is a sum over its tokens: a mean over the tokens of a trajectory is another loss.
+    summed = found_by(CODE, rows([0, 0, 0, 1]), trainer="trl", loss_type="dr_grpo", beta=0.0)
+    assert (summed.code, summed.fix) == (CODE, None)

@@ -8,7 +8,7 @@ from typing import Any
 from rules.row_boundaries import Batches, RowBoundary, count, near
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.testing import toy_batch
+from rolloutdoctor.testing import toy_batch, toy_turns
 
 END = 2
 Ids = Sequence[Sequence[int]]
@@ -182,7 +182,61 @@ def stamped(
     return found
 
 
+def lost(share: float) -> RolloutBatch:
+    """Two trajectories of ten thousand tokens of the model, of which a share is in a turn that is masked."""
+    tokens = round(10_000 * share)
+    spans = [[("model", 0, first), ("model", first, 5000)] for first in (tokens, 2500)]
+    mask = [[0] * tokens + [1] * (5000 - tokens), [1] * 5000]
+    return replace(toy_batch(rewards(2), mask=mask, policy=None), turns=toy_turns(*spans))
+
+
+def forging(headers: Ids, insides: Ids) -> RolloutBatch:
+    """Rows with a turn of a tool, which begin so; the model goes on with these tokens."""
+    middles = [*insides, *[[]] * (len(headers) - len(insides))]
+    ids = [[1, *header, 1, *inside, 2] for header, inside in zip(headers, middles, strict=True)]
+    mask = [[1, *[0] * len(header), 1, *[1] * len(inside), 1] for header, inside in zip(headers, middles, strict=True)]
+    return toy_batch(rewards(len(ids)), mask=mask, policy=None, per_token={"response_ids": ids})
+
+
+def headed(count: int, *header: int, others: int = 0) -> Ids:
+    """Beginnings of so many turns, and of others that have none in common."""
+    alone = [[200 + 3 * row, 201 + 3 * row, 202 + 3 * row] for row in range(others)]
+    return [*([*header, 1000 + row] for row in range(count)), *alone]
+
+
+LONG = range(10, 30)
+
 BOUNDARIES: list[RowBoundary] = [
+    near("RDI019", "info_from", 0.01, lost, "clean", "info"),
+    near("RDI019", "warn_from", 0.1, lost, "info", "warning"),
+    count("RDI020", "least", 3, lambda n: forging(headed(9, *LONG[:n]), [LONG[:n]]), "skipped", "warning"),
+    count("RDI020", "most", 16, lambda n: forging(headed(9, *LONG), [LONG[:n]]), "clean", "warning"),
+    count("RDI020", "fewest", 8, lambda n: forging(headed(n, 5, 6, 7), [[5, 6, 7]]), "skipped", "warning"),
+    near(
+        "RDI020",
+        "share_from",
+        0.5,
+        lambda x: forging(headed(round(100 * x), 5, 6, 7, others=100 - round(100 * x)), [[5, 6, 7]] * 2),
+        "skipped",
+        "warning",
+    ),
+    near(
+        "RDI020",
+        "kept_from",
+        0.9,
+        lambda x: forging(
+            [*headed(round(100 * x), 5, 6, 7, 8), *headed(100 - round(100 * x), 5, 6, 7)], [[5, 6, 7]] * 2
+        ),
+        "warning",
+        "clean",
+    ),
+    # 19 and 20 of 2,000 rows.
+    RowBoundary(
+        "RDI020",
+        "warn_from",
+        *(forging(headed(2000, 5, 6, 7), [[5, 6, 7]] * forged) for forged in (19, 20)),
+        ("info", "warning"),
+    ),
     count("RDI012", "fewest", 3, lambda n: cut(*[1.0] * n), "warning: every response", "error: every response"),
     count("RDI012", "window", 5, lambda n: cut(*[1.0] * n, 0.0, 0.0), "clean", "warning: at least"),
     near("RDI012", "warn_from", 0.9, lambda x: cut(*[x] * 5), "clean", "warning: at least"),

@@ -174,13 +174,102 @@ def edited(tmp_path, change):
     return rewritten(tmp_path / "dump" / "step_1" / "train" / "effective" / "traces.jsonl", rows)
 
 
-def test_a_trace_with_branches_has_no_tokens(tmp_path):
-    path = edited(tmp_path, lambda trace, _: trace["nodes"].append(trace["nodes"][1] | {"parent": 0}))
+def test_a_trace_without_a_sampled_token_has_no_tokens(tmp_path):
+    path = edited(tmp_path, lambda trace, _: trace["nodes"].pop())
     rows, sink = converted(tmp_path / "run.parquet", path)
     assert len(rows) == 12
     assert all(row["response_ids"] is None and row["advantages"] is None for row in rows)
-    assert "1 steps have traces without tokens or with branches" in sink.notes[0]
+    assert "1 steps have traces without a sampled token" in sink.notes[0]
     findings(path)
+
+
+def message(role, ids, sampled=(), parent=None, **fields):
+    """A message whose last tokens were sampled, with these log-probs."""
+    mask = [False] * (len(ids) - len(sampled)) + [True] * len(sampled)
+    node = {"message": {"role": role}, "token_ids": ids, "mask": mask, "logprobs": list(sampled), **fields}
+    return node if parent is None else node | {"parent": parent}
+
+
+def forked(trace, episode):
+    """A call of a tool that failed; the model goes on after it, and from before it in another branch."""
+    credit = {"advantages": [0.5, 0.5]}
+    trace["nodes"] = [
+        message("system", [1]),
+        message("user", [2, 3], parent=0),
+        message("assistant", [4, 5, 6], (-0.5, -0.25), parent=1, **credit),
+        message("tool", [7, 8], parent=2),
+        message("assistant", [4, 9, 10], (-1.0, -2.0), parent=3, **credit),
+        message("user", [11], parent=2),
+        message("assistant", [4, 12, 13], (-3.0, -4.0), parent=5, **credit),
+        message("assistant", [14], parent=6),
+    ]
+    trace["calls"] = [
+        {"node": 2, "finish_reason": "tool_calls"},
+        {"node": 6, "finish_reason": "length", "error": {"type": "ToolError", "message": "no\nanswer"}},
+    ]
+    trace["errors"] = [{"type": "Timeout", "message": "sandbox  gone"}]
+
+
+def test_a_branch_is_a_row(tmp_path):
+    rows, sink = converted(tmp_path / "run.parquet", edited(tmp_path, forked))
+    assert not sink.notes
+    assert len(rows) == 13
+    first, second = rows[1:3]
+    assert second["sample_id"] == f"{first['sample_id']}/1"
+    assert first["trajectory_id"] == second["trajectory_id"] != rows[0]["trajectory_id"]
+    assert first["reward"] == second["reward"]
+    assert (first["task_id"], first["error"], rows[0]["error"]) == ("gsm8k/0", "Timeout: sandbox gone", None)
+    assert first["prompt_ids"] == [1, 2, 3, 4]
+    assert first["response_ids"] == [5, 6, 7, 8, 4, 9, 10]
+    assert first["response_mask"] == [1, 1, 0, 0, 0, 1, 1]
+    assert first["advantages"] == [0.5, 0.5, 0, 0, 0, 0.5, 0.5]
+    assert np.array_equal(first["rollout_log_probs"][:3], [-0.5, -0.25, np.nan], equal_nan=True)
+    # What the first branch trains is context in the second.
+    assert second["prompt_ids"] == [1, 2, 3, 4, 5, 6, 11, 4]
+    assert (second["response_ids"], second["response_mask"]) == ([12, 13, 14], [1, 1, 0])
+    assert second["advantages"] == [0.5, 0.5, 0]
+
+
+def test_turns_of_a_branch(tmp_path):
+    rows, _ = converted(tmp_path / "run.parquet", edited(tmp_path, forked))
+    names = ("author", "start", "stop", "turn", "status", "error")
+    spans = [[tuple(turn[name] for name in names) for turn in row["turns"]] for row in rows[1:3]]
+    assert spans == [
+        [
+            ("model", 0, 2, 2, "tool_calls", None),
+            ("tool", 2, 4, 3, None, None),
+            ("model", 5, 7, 4, None, None),
+        ],
+        # An assistant's message that no model sampled is of a template.
+        [("model", 0, 2, 6, "length", "ToolError: no answer"), ("system", 2, 3, 7, None, None)],
+    ]
+
+
+def test_the_rows_of_a_trace_have_one_vote(tmp_path):
+    episodes = stored(EFFECTIVE)
+    forked(episodes[1]["traces"][0], episodes[1])
+    groups = {}
+    for episode in episodes:
+        rewards = episode["traces"][0]["rewards"].values()
+        reward = sum(one["score"] * one["weight"] for one in rewards)
+        groups.setdefault(episode["group"]["id"], []).append((reward, episode["traces"][0]))
+    # The mean is over the rewards of traces, one of which gives two rows.
+    for traces in groups.values():
+        mean = sum(reward for reward, _ in traces) / len(traces)
+        for reward, trace in traces:
+            for node in trace["nodes"]:
+                if any(node["mask"]):
+                    node["advantages"] = [reward - mean] * sum(node["mask"])
+    path = rewritten(tmp_path / "dump" / "step_1" / "train" / "effective" / "traces.jsonl", episodes)
+    (entry,) = findings(path, trainer="prime-rl@0.8.0").audit
+    assert (entry.quantity, entry.compared, entry.agree, entry.with_fixes) == ("advantages", 13, 13, ())
+
+
+@pytest.mark.parametrize("parent", [1, 7, -1, "x"])
+def test_links_that_are_no_paths_have_no_tokens(tmp_path, parent):
+    path = edited(tmp_path, lambda trace, _: trace["nodes"][1].update(parent=parent))
+    rows, _ = converted(tmp_path / "run.parquet", path)
+    assert all(row["response_ids"] is None for row in rows)
 
 
 def test_reference_log_probs_of_a_trace(tmp_path):
@@ -319,6 +408,10 @@ def test_rewards_come_from_the_trace_with_the_same_tokens(tmp_path):
     )
     found = Counter((row["step"], tuple(row["response_ids"]), row["reward"], row["group_id"]) for row in rows)
     assert found == wanted
+    # A row is of a trajectory, and its turns are of its tokens.
+    assert all(row["trajectory_id"] is not None and row["error"] is None for row in rows)
+    spans = {(turn["author"], turn["stop"] == len(row["response_ids"])) for row in rows for turn in row["turns"]}
+    assert spans == {("model", True)}
 
 
 def test_a_step_without_its_traces_is_read_without_rewards(tmp_path):
