@@ -208,6 +208,13 @@ def _fell_with_length(cause: Finding, found: Finding, context: Context) -> bool:
     return cause.severity > Severity.INFO and abs(found.onset - cause.onset) <= _NEAR
 
 
+def _gradient_rose_before(cause: Finding, found: Finding, context: Context) -> bool:
+    """The gradient norm rose for good before the other began: the policy left the region in which it trained."""
+    if not cause.headline.startswith("the gradient norm") or cause.onset is None or found.onset is None:
+        return False
+    return _began_earlier(cause, found, context) and cause.severity > Severity.INFO and cause.onset < found.onset
+
+
 def _is_cut(found: Finding) -> bool:
     """Responses became short because they are cut off: the limit is another, which is no change of what is sampled."""
     cut = found.measures.get("truncated_last")
@@ -298,9 +305,11 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
         ("RDT002", "RDT005", "RDT001", "RDT008", "RDG003", "RDI012", "RDT006", "RDT011", "RDT013"),
         _left_its_level,
     ),
+    ("RDT004", ("RDM003",), _began_earlier),
     ("RDT003", ("RDT014",), _began_before_jump),
     ("RDT013", ("RDT005",), _fell_with_length),
     ("RDT013", ("RDT014",), _is_cut_at_jump),
+    ("RDT013", ("RDT001", "RDT003", "RDT004", "RDT005"), _gradient_rose_before),
     ("RDT014", ("RDT001", "RDT003", "RDT005", "RDT006", "RDT013", "RDI012"), _of_what_is_sampled),
     ("RDT005", ("RDI012",), _began_earlier),
     ("RDT005", ("RDT013",), _began_before_length),

@@ -45,9 +45,16 @@ def unexplained(**stages):
 
 
 def test_the_table_names_rules_and_has_no_circle():
-    # RDA006 and RDA004, RDT013 and RDT005, RDA015 and RDI004, RDT014 with RDT003 and RDT013: conditions that exclude
-    # each other.
-    excluding = {"_all_of_rows", "_fell_with_length", "_is_of_copies", "_is_cut_at_jump", "_began_before_jump"}
+    # RDA006 and RDA004, RDT013 with RDT003, RDT004 and RDT005, RDA015 and RDI004, RDT014 with RDT003 and RDT013:
+    # conditions that exclude each other.
+    excluding = {
+        "_all_of_rows",
+        "_fell_with_length",
+        "_gradient_rose_before",
+        "_is_of_copies",
+        "_is_cut_at_jump",
+        "_began_before_jump",
+    }
     table = [(cause, codes) for cause, codes, holds in FOLLOWS if cause != ANY and holds.__name__ not in excluding]
     links = {(cause, code) for cause, codes in table for code in codes}
     assert {code for link in links for code in link} <= CODES.keys()
@@ -119,6 +126,15 @@ def test_equal_rewards_follow_from_truncation_of_nearly_all(last, follows):
 def test_a_reward_that_falls_with_the_length_follows_from_it(words, onset, follows):
     order = told(begun("RDT005", onset), replace(begun("RDT013", 19, WARNING), headline=words))
     assert dict(order)["RDT005"] == follows
+
+
+@pytest.mark.parametrize("code", ["RDT001", "RDT003", "RDT004", "RDT005"])
+@pytest.mark.parametrize(("onset", "follows"), [(20, "RDT013"), (19, None)])
+def test_a_collapse_follows_from_a_gradient_that_rose_before_it(code, onset, follows):
+    rose = replace(begun("RDT013", 19, WARNING), headline="the gradient norm rose for good at step 19")
+    assert dict(told(begun(code, onset), rose))[code] == follows
+    fell = replace(begun("RDT013", 5, WARNING), headline="the response length fell for good at step 5")
+    assert dict(told(begun(code, onset), fell))[code] is None
 
 
 @pytest.mark.parametrize(

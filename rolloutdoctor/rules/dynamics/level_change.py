@@ -107,6 +107,7 @@ class LevelChange(NumbersRule):
             remark=f"{words}, while the reward rose" if rose else "",
             evidence=f"medians over the first and the last {counted(level.count, 'step')} of {count:,}",
             advice=advice[name],
+            why="" if name == "response_length" else _WHY_GRADIENT,
             measures={
                 "level_first": Measure(level.first, BY_NAME[name].unit),
                 "level_last": Measure(level.last, BY_NAME[name].unit),
@@ -114,3 +115,9 @@ class LevelChange(NumbersRule):
                 **({} if cut is None else {"truncated_last": Measure(cut.last, "1")}),
             },
         )
+
+
+_WHY_GRADIENT = (
+    "A gradient norm that stays at ten times its level says that the loss has another scale, or that the policy left "
+    "the region in which it trained."
+)
