@@ -17,7 +17,7 @@ from rolloutdoctor.importers.logs.row_names import (
     of_rollouts,
 )
 from rolloutdoctor.importers.logs.row_shapes import counted, plain
-from rolloutdoctor.importers.logs.rows import entries_of, entries_of_tracker
+from rolloutdoctor.importers.logs.rows import entries_of, entries_of_tracker, step_in
 from rolloutdoctor.importers.logs.runs_of_rows import Row, of_one_run
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source
@@ -70,6 +70,8 @@ def _rows(source: Source, notes: LogNotes) -> Iterator[tuple[dict[str, object], 
     broken: list[int] = []
     cut: list[int] = []
     twice: dict[str, list[int]] = {}
+    named, steps = "", list[int]()
+    without: dict[int, dict[str, object]] = {}
     for chunk in lines.chunks([source]):
         for number, raw in enumerate(chunk.raw.split(b"\n"), start=chunk.first):
             row, repeated = lines.without_repeats(raw.removeprefix(b"\xef\xbb\xbf"))
@@ -80,24 +82,46 @@ def _rows(source: Source, notes: LogNotes) -> Iterator[tuple[dict[str, object], 
             if row is None and raw.strip():
                 row = _whole_pairs(raw)
                 (broken if row is None else cut).append(number)
+                if row is not None and not _step_of(row, notes):
+                    without[number] = row
+                    continue
             if row is not None:
+                # Where others follow it, nothing says which step a line is of.
+                broken += without
+                without.clear()
+                found = _step_of(row, notes)
+                if found is not None:
+                    named, steps = found[0], [*steps[-1:], found[1]]
                 yield row, f"{source.name}, line {number}"
+    if steps and len(without) == 1:
+        ((number, row),) = without.items()
+        without.clear()
+        following = steps[-1] + (steps[-1] - steps[0] or 1)
+        notes.tell(f"{source.name}, line {number}: its step stood behind the cut, and is taken for {following}")
+        yield {**row, named: following}, f"{source.name}, line {number}"
+    broken = sorted([*broken, *without])
     for name, numbers in twice.items():
         count = f"line {numbers[0]:,}" if len(numbers) == 1 else f"{len(numbers):,} lines (line {numbers[0]:,})"
         notes.tell(f"{source.name}: {name} is there twice with two values in {count}, and left out there")
-    for odd, what in ((broken, "left out"), (cut, "read up to where the cut is")):
+    for odd, what in ((broken, "left out"), ([*set(cut) - set(broken)], "read up to where the cut is")):
         if odd:
             count = "1 line is" if len(odd) == 1 else f"{len(odd):,} lines are"
-            notes.tell(f"{source.name}: {count} no whole JSON object, and {what} (line {odd[0]:,})")
+            notes.tell(f"{source.name}: {count} no whole JSON object, and {what} (line {min(odd):,})")
 
 
 def _whole_pairs(raw: bytes) -> dict[str, object] | None:
-    """Return the names and numbers of an object that was cut, before the cut; None if it has no step."""
+    """Return the names and numbers of an object that was cut, before the cut; None if there are no two."""
     is_cut = raw.lstrip().startswith(b"{") and not raw.rstrip().endswith(b"}")
     found = dict_in(raw.decode(errors="replace")) if is_cut else None
     row: dict[str, object] = {**values_of(found or {})}
     row |= {name: int(text) for name, text in (found or {}).items() if name in STEPS and text.isdecimal()}
-    return row if len(row) > 1 and any(isinstance(row.get(name), int) for name in STEPS) else None
+    return row if len(row) > 1 else None
+
+
+def _step_of(row: Mapping[str, object], notes: LogNotes) -> tuple[str, int] | None:
+    """Return the step of a row, and what it is called; None where it has none."""
+    values = ((name, step_in(row[name], notes)) for name in STEPS if row.get(name) is not None)
+    return next(((name, value) for name, value in values if isinstance(value, int)), None)
 
 
 def _are_steps(rows: Sequence[Mapping[str, object]]) -> bool:
