@@ -1,6 +1,7 @@
 """`explain`: what a name means, whatever it names, and the lists of all names."""
 
 import json
+import re
 
 import pytest
 
@@ -87,7 +88,7 @@ def test_everything_is_a_line_each_and_no_kind_more_than_a_screen(rolloutdoctor,
         assert len(group.splitlines()) <= book.MOST + 2
     for name in (*rules.codes(), *fixes.names(), "trl", "llama-factory", "reward", "step", "kappa"):
         assert f"  {name} " in text
-    assert "and 20 more: `rolloutdoctor explain metrics`" in text
+    assert re.search(r"and \d+ more: `rolloutdoctor explain metrics`", text)
 
 
 def test_a_trainer_is_a_page_to_read(rolloutdoctor):

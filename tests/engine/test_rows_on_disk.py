@@ -18,7 +18,7 @@ from rolloutdoctor.engine.rows_on_disk import DiskPart, MemoryBound, RowFrames
 from rolloutdoctor.engine.tables import Tables
 from rolloutdoctor.evaluation import rows_table
 from rolloutdoctor.evaluation.rows_table import FramePart, RowsTable
-from rolloutdoctor.evaluation.run_tables import EMPTY_ROWS
+from rolloutdoctor.evaluation.run_tables import EMPTY_ROWS, NAMES
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import InputError, UsageError
 from rolloutdoctor.views.style import Style
@@ -71,7 +71,7 @@ def test_rows_are_those_of_memory(size, monkeypatch):
 @pytest.mark.parametrize("size", [0, 10**9])
 def test_one_column_is_read_without_the_others(size):
     own = tables(MemoryBound(size)).whole.of("rule", ["x", "absent", "rewards"], ["y"], [], [(1, "eval")])
-    assert own.rows.columns[7:] == ["x", "absent", "rewards/a.b", "y"]
+    assert own.rows.columns[len(NAMES) :] == ["x", "absent", "rewards/a.b", "y"]
     assert own.rows.select("step", "split").unique().height == own.steps_with_rows == 6
     assert own.rows["absent"].null_count() == own.rows["y"].null_count() == 18
 

@@ -26,6 +26,7 @@ def rows_for(rule, *, seed=0, steps=6, size=96):
         "group_id": [str(group) for group in row // 4],
         "sample_id": [f"row {each}" for each in range(count)],
         "status": draw.choice(["stop", "length", "aborted"], count).tolist(),
+        "error": ["", "timeout"] * (count // 2),
     }
     frame = pl.DataFrame(names, schema=EMPTY_ROWS.schema)
     for name in (*rule.reads, *rule.adds):

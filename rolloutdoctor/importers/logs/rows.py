@@ -1,6 +1,7 @@
 """A row of names and numbers as entries of a log, each of a step and a split."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
@@ -86,9 +87,7 @@ def entries_of_tracker(rows: Sequence[Mapping[str, object]], name: str, notes: L
         name: of the run.
         notes: takes a sentence on the rows that have no step of the trainer, such as TRL's timings.
     """
-    # A step that never changes is of a loop that logs beside its trainer, and says nothing.
-    numbers = {each: {str(row[each]) for row in rows if row.get(each) is not None} for each in STEPS}
-    named = next((each for each, found in numbers.items() if found and (len(found) > 1 or len(rows) == 1)), "_step")
+    named = next((each for each in STEPS if _counts(each, rows)), "_step")
     without = sum(row.get(named) is None for row in rows)
     if without:
         notes.tell(f"{name}: {without:,} records without {named} are left out")
@@ -96,3 +95,12 @@ def entries_of_tracker(rows: Sequence[Mapping[str, object]], name: str, notes: L
         if row.get(named) is not None:
             row = {name: row[named] if name in STEPS else value for name, value in row.items()}
             yield from entries_of(row, f"{name}, record {number}", notes)
+
+
+def _counts(name: str, rows: Sequence[Mapping[str, object]]) -> bool:
+    """Tell a step from a number that never changes though a metric is logged anew: a loop logs beside its trainer."""
+    own = [row for row in rows if row.get(name) is not None]
+    if len({str(row[name]) for row in own}) != 1:
+        return bool(own)
+    logged = [key for row in own for key, value in row.items() if value is not None and not key.startswith("_")]
+    return all(count == 1 for key, count in Counter(logged).items() if key not in STEPS)
