@@ -156,12 +156,14 @@ def reported(run, memory, executor=None):
     return RENDERERS["json"](checked.report, STYLE), on_disk
 
 
+@pytest.mark.slow(every=True)
 @pytest.mark.parametrize("name", ["run.parquet", "slime_ppo.parquet", "verl_rejected.parquet"])
 def test_samples_have_one_report(name):
     run = open_run([str(SAMPLES / name)])
     assert reported(run, NOTHING) == (reported(run, MemoryBound())[0], True)
 
 
+@pytest.mark.slow(every=True)
 def test_a_run_has_one_report(tmp_path, monkeypatch):
     run = open_run([long_run(tmp_path)])
     whole, on_disk = reported(run, MemoryBound())
