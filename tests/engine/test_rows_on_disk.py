@@ -180,7 +180,7 @@ def test_processes_have_one_report(tmp_path):
     folder = tmp_path / "beside"
     folder.mkdir()
     given = reported(run, replace(NOTHING, beside=folder), Processes(2))
-    assert given == (reported(run, MemoryBound(), Processes(2))[0], True)
+    assert given == (reported(run, MemoryBound())[0], True)
     (scratch,) = folder.iterdir()
     assert not any(scratch.iterdir()), "files go with their tables"
 
