@@ -61,7 +61,7 @@ FOUND = {
     },
 }
 # Three samples have no log-probs of the sampler, and the steps of the fourth are short, as are its prompts.
-OF_THE_SAMPLER = {"RDI005", "RDI010", *(f"RDO{number:03}" for number in (1, 2, 3, 4, 5, 8, 9, 10, 11))}
+OF_THE_SAMPLER = {"RDI005", "RDI010", *(f"RDO{number:03}" for number in (1, 2, 3, 4, 5, 8, 9, 10, 11, 17))}
 # No sample has reference answers, versions of weights, packs, prompts that recur, responses long enough to repeat,
 # trajectories or turns.
 OF_OTHER_RUNS = {"RDA014", "RDA016", "RDA018", "RDA025", "RDG015", "RDI017", "RDI019", "RDO013", "RDO014", "RDT011"}

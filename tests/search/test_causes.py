@@ -38,14 +38,23 @@ def configured(trainer):
 
 @cache
 def a_batch(seed=1):
-    """Four groups over two ranks and four micro-batches; one reward is missing, and one row is rejected."""
+    """Four groups of two tasks, two ranks, four micro-batches; one reward is missing, one row rejected, one failed."""
     batch = random_batch(seed, sizes=(4,) * 4, longest=12, rejected=0.05, empty=0.0, spread=0.2)
     places = torch.arange(len(batch))
+    failed = [row == 9 for row in range(len(batch))]
     rewards = {"task": batch.per_row["reward"] - 0.5, "format": torch.full((len(batch),), 0.5, dtype=torch.float64)}
     return replace(
         batch,
         rewards=rewards,
-        per_row={**batch.per_row, "micro_batch_id": places // 4, "rank": places % 2, "trajectory_id": places // 2},
+        errors=["timeout" if each else None for each in failed],
+        statuses=["error" if each else "stop" for each in failed],
+        per_row={
+            **batch.per_row,
+            "micro_batch_id": places // 4,
+            "rank": places % 2,
+            "trajectory_id": places // 2,
+            "task_id": places // 8,
+        },
     )
 
 
