@@ -2,7 +2,7 @@
 
 import math
 
-from rolloutdoctor.audit.tally import ENOUGH_BITS, MOST_ZERO_BITS, QuantityTally
+from rolloutdoctor.audit.tally import ENOUGH_BITS, QuantityTally
 from rolloutdoctor.ops.whole_factors import CHANCE, whole
 
 _NARROW = 1e-4
@@ -21,7 +21,6 @@ def added_term(tally: QuantityTally) -> str:
     return f"{low:.4g} to {high:.4g} above what the rows give: a term of nearly constant size was added to it"
 
 
-ALWAYS_ZERO = "0, and not what the rows give"
 NEGATED = "the negative of what the rows give"
 BITS = {
     math.log(2): "in nats where bits are meant",
@@ -38,12 +37,9 @@ def factor_of(tally: QuantityTally) -> str:
     if tally.agree > tally.zeros and tally.factor_bits < ENOUGH_BITS:
         return ""
     if low <= 0:
-        if tally.disagree < 2 or high - low > CHANCE:
-            return ""
-        if high >= 0:
-            # Some zeros are the values of an option: a few prove nothing.
-            return ALWAYS_ZERO if min(tally.zero_bits, MOST_ZERO_BITS * tally.disagree) >= ENOUGH_BITS else ""
-        return NEGATED if low <= -1 <= high else ""
+        # Zeros follow from many formulas, and so from none.
+        is_told = tally.disagree > 1 and high - low <= CHANCE
+        return NEGATED if is_told and low <= -1 <= high else ""
     is_narrow = high - low <= _NARROW * high
     for factor, words in BITS.items():
         if is_narrow and low <= factor <= high:
@@ -56,8 +52,6 @@ def factor_of(tally: QuantityTally) -> str:
 
 def remedy_of(words: str) -> str:
     """Say what to do about metrics that are off by a factor in these words."""
-    if words == ALWAYS_ZERO:
-        return "look for what fills the metric in: 0 is its default, or the value of another branch"
     if words == NEGATED:
         return "compare the sign of the logged value with that of the loss which is minimized"
     if words in BITS.values():

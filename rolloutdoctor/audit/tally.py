@@ -20,9 +20,6 @@ ENOUGH_BITS = 8.0
 A value says as many bits as its radius fits into its size, or into its distance from what the options give: a value of
 0 follows from many formulas, and one whose radius is as wide as that distance from both."""
 
-MOST_ZERO_BITS = 3.0
-"""Of one value that is 0: three steps in which the recorded options give another number are enough."""
-
 
 Lengths = tuple[float, float, float, float]
 

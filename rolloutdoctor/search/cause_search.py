@@ -9,7 +9,7 @@ import torch
 
 from rolloutdoctor.audit.doubts import Unjoined
 from rolloutdoctor.audit.step import quantity_of, stage_of, window_values
-from rolloutdoctor.audit.tally import ENOUGH_BITS, MOST_ZERO_BITS, AuditTally, QuantityTally, add_tallies
+from rolloutdoctor.audit.tally import ENOUGH_BITS, AuditTally, QuantityTally, add_tallies
 from rolloutdoctor.audit.windows import OpenWindows, join, opened
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.step_key import StepKey
@@ -38,6 +38,9 @@ wrong hypothesis explains up to half of the disagreeing values by chance, those 
 
 PARTLY_VALUES = 32
 """Disagreeing values of a quantity below which a hypothesis has to explain all of them."""
+
+MOST_ZERO_BITS = 3.0
+"""Of one value that is 0: three steps in which the recorded options give another number are enough."""
 
 MOST_BITS = 24.0
 """Of one value, those of float32."""

@@ -133,6 +133,8 @@ def test_a_group_that_is_not_complete_leaves_the_others_to_tell():
         per_token={name: x_T[: int(whole.rows[-2])] for name, x_T in whole.per_token.items()},
         rewards={name: x_N[:-1] for name, x_N in whole.rewards.items()},
         sample_ids=whole.sample_ids[:-1],
+        statuses=whole.statuses[:-1],
+        errors=whole.errors[:-1],
     )
     found = check("trl", [fewer, *batches[1:]], logged, select=["RDI003", "RDA004", "RDG005"])
     assert any(entry.not_compared for entry in found.audit)

@@ -19,8 +19,8 @@ class MetricScaleFactor(DirectRule):
     ## What it does
     Where logged values of a metric disagree with the rows, looks for one factor that carries all of these within
     their rounding radii, and for what it is: a whole number of micro-batches, ranks or accumulation steps, one over
-    such a number, the base of a logarithm, -1, or 0 (a metric that nothing fills in). Where a trainer logs a share of
-    its loss by its own definition, says which one: that is information.
+    such a number, the base of a logarithm, or -1. Where a trainer logs a share of its loss by its own definition, says
+    which one: that is information.
 
     ## Why it matters
     The curve has the right shape and the wrong scale: coefficients tuned by it and comparisons with other runs are off
