@@ -18,6 +18,7 @@ PROSE = {
     "commands/check/cli.py": "an example of a command line",
     "commands/demo/cli.py": "the words about runs that come with the package, and how to record one",
     "commands/explain/cli.py": "an example of a command line",
+    "commands/new_rule/template.py": "the example of a skeleton",
     "commands/verify/cli.py": "an example of a command line",
     "search/hypotheses/fixes.py": "where a fix comes from, how it stands upstream, and in which releases",
     "search/hypotheses/reward_fixes.py": "where a fix comes from, how it stands upstream, and in which releases",

@@ -75,6 +75,6 @@ class ResampledAdvantages(KnownFaultRule):
         if self._concerned(context) and not moved:
             return Missing(
                 "every row has its own advantages: they were recorded before rows were drawn",
-                "record the batch that the actor is updated with: columns_of of rolloutdoctor.recorders.verl",
+                "record the batch that the actor is updated with, after rows were drawn",
             )
         return super().unseen_reason(run, context)
