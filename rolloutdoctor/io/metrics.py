@@ -130,7 +130,8 @@ class LoggedMetrics:
         for step, found in lines.items():
             kept = {name: value for name, value in found.items() if name in instant}
             if interval == 1:
-                served = [lines.get(step + later, {}) for later in range(span)]
+                # Of more steps than there are lines one is missing, whatever an option says of their number.
+                served = [lines.get(step + later, {}) for later in range(min(span, len(lines) + 1))]
                 kept |= {name: found[name] for name in found if is_made_once(name)}
                 kept |= {
                     name: math.fsum(one[name] for one in served) / span

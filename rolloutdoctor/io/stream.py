@@ -131,10 +131,16 @@ def _decoded(
     order = np.concatenate([places for _, places in gathered])
     if not np.array_equal(order, np.arange(len(rows))):
         # As for scalars: `pa.array` imports pandas wherever it is.
-        table = table.take(pa.Array.from_buffers(pa.int64(), len(order), [None, pa.py_buffer(order)]))
+        table = _without_views(table).take(pa.Array.from_buffers(pa.int64(), len(order), [None, pa.py_buffer(order)]))
     counts = [len(places) for _, places in gathered]
     chunks = decode_chunks(file, table, rows.start + order, counts, request.wanted, request.dtype)
     return dict(zip([key for key, _ in gathered], chunks, strict=True))
+
+
+def _without_views(table: pa.Table) -> pa.Table:
+    """Return a table whose texts can be reordered: arrow has no such function for views of text."""
+    types = [pa.large_string() if pa.types.is_string_view(field.type) else field.type for field in table.schema]
+    return table.cast(pa.schema([field.with_type(type_) for field, type_ in zip(table.schema, types, strict=True)]))
 
 
 def _slices(

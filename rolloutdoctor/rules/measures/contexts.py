@@ -91,9 +91,9 @@ def slopes(
     if batch.prompts is not None:
         known_N = batch.prompts.cpu()
         prompt_N = prompt_N.where(known_N == 0, known_N)
-    # No context is of two steps. Once more, or group 3 of step 7 would be group 7 of step 3.
+    # No context is of two steps. With both scrambled, prompt 3 of step 7 would be prompt 7 of step 3.
     step_N = batch.by_step.cpu.step_N
-    context = scramble(measured["before"] + (scramble(prompt_N) + scramble(step_N))[:, None]).numpy()
+    context = scramble(measured["before"] + (scramble(prompt_N) + step_N)[:, None]).numpy()
     sampler, trainer = measured["first_sampler"].numpy(), measured["first_trainer"].numpy()
     here = np.isfinite(sampler) & np.isfinite(trainer) & _shared(context)
     if fresh_N is not None:
