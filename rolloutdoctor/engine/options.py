@@ -32,7 +32,7 @@ class ReadOptions:
     split: str | None = None
     device: str = "auto"
     dtype: str = "float32"
-    memory: MemoryBound = MemoryBound()  # noqa: RUF009  # it is frozen
+    memory: MemoryBound = field(default_factory=MemoryBound)
 
     def __post_init__(self) -> None:
         """Refuse a split that no row has.

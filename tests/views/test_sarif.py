@@ -77,8 +77,8 @@ LOG = an_object(
 )
 
 
-def log_of(report, style=Style()):  # noqa: B008 - it never changes
-    found = json.loads(render(report, style))
+def log_of(report, style=None):
+    found = json.loads(render(report, style or Style()))
     assert not [error.message for error in Draft202012Validator(LOG).iter_errors(found)]
     return found["runs"][0]
 

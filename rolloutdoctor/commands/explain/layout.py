@@ -29,8 +29,8 @@ def indented(text: str, spaces: int) -> str:
 
 def one_line(first: str, text: str) -> str:
     """A line, cut at a word where it is longer than the terminal is wide."""
-    room = max(width() - len(first), 12)
-    return (first + textwrap.shorten(text, room, placeholder=" ...")).rstrip()
+    columns = max(width() - len(first), 12)
+    return (first + textwrap.shorten(text, columns, placeholder=" ...")).rstrip()
 
 
 def titled(title: str, text: str) -> str:

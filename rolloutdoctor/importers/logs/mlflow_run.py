@@ -31,7 +31,10 @@ class MlflowRun:
     def read(self, source: Source, notes: LogNotes) -> Iterator[Entry]:
         """Yield the metrics, one after another."""
         path = Path(source.path)
-        for file in _files(path):
+        files = list(_files(path))
+        if len(files) == _MOST:
+            notes.tell(f"{source.name}: the first {_MOST:,} metrics are read")
+        for file in files:
             name = file.relative_to(path / _METRICS).as_posix()
             for number, line in enumerate(lines_of(Source.of(str(file))), start=1):
                 match = _LINE.fullmatch(line.strip())
@@ -44,7 +47,7 @@ def _files(path: Path) -> Iterator[Path]:
     """The files of the metrics, in the order of their names."""
     folder = path / _METRICS
     if folder.is_dir():
-        yield from (file for file in sorted(islice(folder.rglob("*"), _MOST)) if file.is_file())
+        yield from islice((file for file in sorted(folder.rglob("*")) if file.is_file()), _MOST)
 
 
 def _value(text: str) -> float | None:

@@ -61,10 +61,9 @@ def _paths(nodes: Sequence[Node]) -> Iterator[list[int]]:
     followed = {node.get("parent") for node in nodes}
     for leaf in range(len(nodes)):
         if leaf not in followed:
-            path, number = [], leaf
-            while number is not None:
-                path.append(number)
-                number = nodes[number].get("parent")  # type: ignore[assignment]  # checked by `_nodes`
+            path = [leaf]
+            while isinstance(parent := nodes[path[-1]].get("parent"), int):
+                path.append(parent)
             yield path[::-1]
 
 
