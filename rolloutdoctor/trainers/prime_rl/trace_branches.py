@@ -14,6 +14,8 @@ SPREAD = {"rollout_log_probs": "logprobs", "advantages": "advantages", "ref_log_
 TOKENS = ("prompt_ids", "response_ids", "response_mask", *SPREAD, "turns")
 _AUTHORS = {"tool": "tool", "user": "user"}
 _DEEPEST_GRAPH = 100_000
+_MOST_PLACES = 1_000_000
+"""Messages of all branches together: a graph of a thousand messages has some ten branches."""
 
 Node = Mapping[str, object]
 
@@ -31,8 +33,11 @@ def branches(trace: Mapping[str, object], where: str) -> list[dict[str, object]]
     nodes = _nodes(trace.get("nodes"), where)
     parts = [_part(node, f"{where}, node {number}") for number, node in enumerate(nodes)]
     ends = _ends(trace.get("calls"))
-    found, trained = [], set[int]()
+    found, trained, places = [], set[int](), 0
     for path in _paths(nodes):
+        places += len(path)
+        if places > _MOST_PLACES:
+            raise DataError(f"{where}: branches of more than {_MOST_PLACES:,} messages in all, more than any trace has")
         masks = []
         for number in path:
             ids, mask, _ = parts[number]

@@ -15,6 +15,7 @@ from rolloutdoctor.opening.dumps import ConvertOptions, detect_dump
 from rolloutdoctor.opening.open_any import open_any
 from rolloutdoctor.results.errors import DataError, InputError
 from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.trainers.prime_rl.trace_branches import branches
 
 EXPORTS = DATA / "prime_rl" / "token_exports"
 TRACES = DATA / "prime_rl" / "rollouts"
@@ -432,3 +433,10 @@ def test_a_weight_of_0_takes_a_token_out(tmp_path):
     wanted = [kept and weight for kept, weight in zip(rows[0]["loss_mask"][start:], weights[start:], strict=True)]
     assert found[0]["response_mask"] == [bool(each) for each in wanted]
     assert not any("component weights" in note for note in sink.notes)
+
+
+def test_a_graph_of_many_long_branches_ends_in_a_sentence():
+    stem = [{"parent": number - 1 if number else None, "token_ids": [1], "mask": [0]} for number in range(2_000)]
+    leaves = [{"parent": 1_999, "token_ids": [1], "mask": [0]} for _ in range(2_000)]
+    with pytest.raises(DataError, match="trace 1: branches of more than 1,000,000 messages"):
+        branches({"nodes": [*stem, *leaves]}, "trace 1")
