@@ -10,6 +10,7 @@ import numpy as np
 
 from rolloutdoctor.io.write.recorded_rows import Cells
 from rolloutdoctor.recorders._cells import Cut, at_rows, copied, floats
+from rolloutdoctor.recorders._trl_turns import tool_errors, turn_cells
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,6 +53,8 @@ class Generation:
         reward_names: of the reward functions.
         weights: ``[F]``, of the reward functions.
         tool_masks: the mask of tool tokens as generated, or None.
+        tool_errors: of each response, what failed in the calls that each of its tool turns answers; None where the
+            messages do not say.
         ends: token ids that end a response.
         texts: prompts, responses and reference answers, where they are kept.
         touched: True once a loss was computed on a part of it.
@@ -68,6 +71,7 @@ class Generation:
     reward_names: Sequence[str]
     weights: "Tensor"
     tool_masks: Sequence[Sequence[int]] | None
+    tool_errors: Sequence[Sequence[str | None] | None]
     ends: frozenset[int]
     texts: Mapping[str, list[object]]
     touched: bool = False
@@ -106,6 +110,8 @@ class Generation:
         ids = self.tensors["completion_ids"].numpy()
         found["response_ids"] = self.cut.lists(ids, np.int32)
         found |= self._masks()
+        if self.tool_masks is not None:
+            found["turns"] = turn_cells(self.tool_masks, self.tool_errors)
         for column, key in _TOKEN_TENSORS.items():
             if key in self.tensors:
                 found[column] = self.cut.lists(floats(self.tensors[key]), np.float32)
@@ -237,6 +243,7 @@ def capture(
         reward_names=_distinct(trainer.reward_func_names),
         weights=copied(trainer.reward_weights),
         tool_masks=tool_masks,
+        tool_errors=[tool_errors(each, text=text) for each in scoring.completions],
         ends=ends,
         texts=_text_columns(scoring) if text else {},
     )
