@@ -54,22 +54,22 @@ types: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python tests/benchmarks/bench.py
 
-# How often rules accuse clean runs, and how weak a fault they find: docs/power.md.
+# How often rules accuse clean runs, and how weak a fault they find: tests/calibration/results.md.
 calibrate: $(VENV)/.dev
 	$(BIN)/python tests/calibration/power.py
 
 # Runs with a known fault and clean ones, made with the real trainers and kept in tests/labelled/runs/, and what `check`
-# says of each: docs/labelled.md. Some 25 minutes the first time, five after that.
+# says of each: tests/labelled/results.md. Some 25 minutes the first time, five after that.
 labelled: $(VENV)/.dev
 	$(BIN)/python tests/labelled --page --quiet
 
-# Real trainings with planted dynamics and without, checked by their logs alone: docs/dynamics.md. Some half an hour the
-# first time.
+# Real trainings with planted dynamics and without, checked by their logs alone: tests/dynamics/results.md. Some half an
+# hour the first time.
 dynamics: $(VENV)/.dev
 	$(BIN)/python tests/dynamics --page
 
-# What the newest releases on the package index changed since the ones that were read: docs/drift.md. Two minutes; it
-# ends with 1 where there is a release that was not read. WHEELS=FOLDER compares the wheels of a folder.
+# What the newest releases on the package index changed since the ones that were read: tests/drift/results.md. Two
+# minutes; it ends with 1 where there is a release that was not read. WHEELS=FOLDER compares the wheels of a folder.
 drift: $(VENV)/.dev
 	$(BIN)/python tests/drift $(if $(WHEELS),--wheels $(WHEELS))
 
@@ -78,8 +78,8 @@ drift: $(VENV)/.dev
 goldens: $(VENV)/.dev
 	$(BIN)/python tests/goldens/make.py $(TRAINER) $(or $(RELEASE),$(ZOO)) $(WHEELS)
 
-# Gradients by log-probs, by logits and by parameters over tiny trainings: docs/gradients.md. Some ten minutes the first
-# time.
+# Gradients by log-probs, by logits and by parameters over tiny trainings: tests/gradients/results.md. Some ten minutes
+# the first time.
 gradients: $(VENV)/.dev
 	$(BIN)/python tests/gradients --page
 

@@ -18,7 +18,7 @@ def test_a_few_draws(tmp_path):
     alarms = calibrate(runs=3, real=0, draws=1, select=["RDI013"], folder=tmp_path)
     assert alarms.runs == {"synthetic": 3}
     assert not alarms.accused
-    page = (tmp_path / "power.md").read_text()
+    page = (tmp_path / "results.md").read_text()
     assert "| RDO001 | sampler-mismatch | 3 | 0 | 0.00% | 63.16% |" in page
     assert "| RDI013 resumed-data | repeated steps | 1: 0%, 2: 0%, 3: 100%, 4: 100%, 5: 100% |" in page
     assert ET.parse(tmp_path / "power.svg").getroot().tag.endswith("svg")
@@ -26,9 +26,9 @@ def test_a_few_draws(tmp_path):
 
 @pytest.mark.slow
 def test_a_few_logs(tmp_path):
-    (tmp_path / "power.md").write_text("before\n## Logs without rollouts\nof another day\n")
+    (tmp_path / "results.md").write_text("before\n## Logs without rollouts\nof another day\n")
     assert not calibrate_logs(runs=2, draws=1, select=["RDT007"], folder=tmp_path).accused
-    page = (tmp_path / "power.md").read_text()
+    page = (tmp_path / "results.md").read_text()
     assert page.startswith("before\n## Logs without rollouts\n\n2 synthetic logs")
     assert "| RDT007 clip-saturation | clip fraction | 0.1: 0%, 0.3: 0%, 0.5: 100%, 0.8: 100% |" in page
 

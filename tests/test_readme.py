@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import support
 from fuzz.harness import run
+from measured import measured
 from proof.table import claimed, markdown
 
 from rolloutdoctor.commands.explain.terms import TERMS
@@ -62,12 +63,13 @@ def parity_table() -> str:
     [
         ("rules", "rules", rules_table),
         ("columns", "columns", columns_table),
-        ("rows", "tables", row_table),
+        ("rows", "python", row_table),
         ("terms", "glossary", terms_table),
-        ("parity", "exact", parity_table),
+        ("parity", "../tests/proof/results", parity_table),
+        ("measured", "how-we-know", measured),
         pytest.param("support", "../README", support.short, marks=pytest.mark.slow),
     ],
-    ids=["rules", "columns", "rows", "terms", "parity", "support in short"],
+    ids=["rules", "columns", "rows", "terms", "parity", "measured", "support in short"],
 )
 def test_table_is_what_the_code_says(name, page, table_of):
     path = ROOT / "docs" / f"{page}.md"

@@ -1,6 +1,6 @@
 """The columns of the table `rows`: what is known of a response once its step was evaluated.
 
-One explicit table, which the rules, `export` and docs/tables.md share.
+One explicit table, which the rules, `export` and docs/python.md share.
 """
 
 from collections.abc import Callable, Mapping

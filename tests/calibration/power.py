@@ -1,7 +1,7 @@
 """Measure how often rules accuse clean runs, and how often they find a fault, by its strength.
 
-``python tests/calibration/power.py`` writes ``docs/power.md`` and ``docs/power.svg``; it takes some ten minutes of one
-core. Every number follows from the seeds.
+``python tests/calibration/power.py`` writes ``results.md`` and ``power.svg`` beside itself. It takes some ten minutes
+of one core. Every number follows from the seeds.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from rules.checking import outcomes, report_on
 from rolloutdoctor.results.findings import Report, Severity
 from rolloutdoctor.rules.table import RULES
 
-DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
+HERE = Path(__file__).resolve().parent
 
 
 @dataclass
@@ -114,13 +114,13 @@ def upper_bound(count: int, runs: int) -> float:
 
 
 def words(alarms: Alarms, curves: Mapping[str, Sequence[float]], draws: int) -> str:
-    """The page."""
+    """The text of results.md."""
     names = {rule.code: rule.name for rule in RULES}
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(alarms.runs.items(), reverse=True))
     lines = [
         "# False alarms, and the weakest fault that each rule finds",
         "",
-        "`make calibrate` draws these runs again and writes this page; every number follows from the seeds in",
+        "`make calibrate` draws these runs again and writes this file; every number follows from the seeds in",
         "`tests/calibration/`. The runs are small: about 64 rows of some 30 tokens in 4 to 9 steps. In longer runs",
         "the rules detect weaker faults.",
         "",
@@ -194,7 +194,7 @@ def log_words(alarms: Alarms, curves: Mapping[str, Sequence[float]], draws: int)
         f"{alarms.runs.total():,} synthetic logs of 40 to 300 steps without a fault, with metric names of TRL or verl:",
         "rewards that rise or stay flat, with autocorrelated noise; entropies that fall by up to two thirds; a KL up",
         "to 0.15 nats; heavy-tailed gradient norms; learning rates with and without warmup, constant or decaying;",
-        "lengths that grow by up to 60 %; samplers in bf16; values with all, 4 or 6 digits. [Dynamics](dynamics.md)",
+        "lengths that grow by up to 60 %; samplers in bf16; values with all, 4 or 6 digits. `tests/dynamics`",
         "has real trainings.",
         "",
         "One of the first thousand logs changed a rule: RDT005 took autocorrelated noise for a fall of the reward.",
@@ -223,7 +223,7 @@ def calibrate_logs(runs: int, draws: int, select: Iterable[str], folder: Path) -
     chosen = set(select)
     alarms = log_alarms(runs)
     curves = {case.code: log_power(case, draws) for case in LOG_CASES if not chosen or case.code in chosen}
-    page = folder / "power.md"
+    page = folder / "results.md"
     before = page.read_text().partition(LOGS)[0] if page.exists() else ""
     page.write_text(before + log_words(alarms, curves, draws))
     return alarms
@@ -268,7 +268,7 @@ def calibrate(runs: int, real: int, draws: int, select: Iterable[str], folder: P
             shares = ", ".join(f"{share:.2f}" for share in curves[case.code])
             print(f"{case.code} {case.words}: {shares}", file=sys.stderr, flush=True)
     folder.mkdir(exist_ok=True)
-    (folder / "power.md").write_text(words(alarms, curves, draws))
+    (folder / "results.md").write_text(words(alarms, curves, draws))
     if curves:
         draw(curves, folder / "power.svg")
     return alarms
@@ -282,7 +282,7 @@ if __name__ == "__main__":
     parser.add_argument("--logs", type=int, default=1000, help="clean logs")
     parser.add_argument("--logs-only", action="store_true", help="draw nothing but logs")
     parser.add_argument("--rule", action="append", default=[], help="faults of these rules alone")
-    parser.add_argument("--folder", type=Path, default=DOCS)
+    parser.add_argument("--folder", type=Path, default=HERE)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     os.nice(10)

@@ -1,4 +1,4 @@
-"""What moved since the releases that were read: `make drift` writes docs/drift.md.
+"""What moved since the releases that were read: `make drift` writes tests/drift/results.md.
 
     python tests/drift                                 the newest release of every package, from the index
     python tests/drift --wheels FOLDER                 the wheels of a folder, without a network

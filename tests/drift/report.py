@@ -11,7 +11,7 @@ from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.table import TRAINERS
 
 KNOWN = Path(__file__).with_name("read.json")
-PAGE = Path(__file__).parents[2] / "docs" / "drift.md"
+PAGE = Path(__file__).with_name("results.md")
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,11 @@ def compare(package: str, wheel: Path, before: dict | None = None) -> Move:
 
 HEAD = """# Releases of the trainers
 
-`make drift` writes this page: the newest release of every package on the index, compared with the one that was read. It
+`make drift` writes this file: the newest release of every package on the index, compared with the one that was read. It
 compares the syntax of watched functions (estimators, losses, KL, masks, metrics; `tests/drift/watched.py`), without
 comments and docstrings, and the options with their defaults. A release after the last that was read is *not read*: of a
 run that states it no difference of numbers is confirmed, until the trainer's own functions of that release were called
-and their results stored ([a new release](contribute/release.md)).
+and their results stored (docs/contribute/release.md).
 """
 
 

@@ -1,4 +1,4 @@
-"""Train with faulty dynamics and without, and count which reports of the logs are right: docs/dynamics.md.
+"""Train with faulty dynamics and without, and count which reports of the logs are right: tests/dynamics/results.md.
 
 ``python tests/dynamics [FOLDER] [--seeds N] [--clean N] [--drawn N] [--first SEED] [--page]``: what is in the folder is
 not made again.
@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 INTRODUCTION = """\
 # Trainings checked by their logs alone
 
-`make dynamics` makes these trainings, checks them without options and writes this page. Each is a real training
+`make dynamics` makes these trainings, checks them without options and writes this file. Each is a real training
 of a tiny model with TRL over 60 optimizer steps, with one fault in its dynamics or none. The report of a fault is right
 if its first finding names the fault and, where the fault has an onset, gives it within two steps. The report of a clean
 training is right if it has no warning and no error.
@@ -32,12 +32,12 @@ Clean trainings vary the reward (dense; sparse and often wrong; pure noise; weig
 coefficient (0 to 1), the loss (five types), the level of the ratio (token or sequence), the scaling of rewards (three),
 the learning rate (3e-5 to 1.6e-3, three schedules), the temperature, the group size, gradient accumulation, updates per
 batch (one to four), the sampler (the trainer's own or a separate one) and the logging interval (1, 2 or 5 steps)."""
-PAGE = HERE.parent.parent / "docs" / "dynamics.md"
+PAGE = HERE / "results.md"
 FILES = ("trainer_state.json", "train.log")
 
 
 def page(runs: Mapping[str, int], named: Mapping[str, int], wrong: Sequence[str]) -> str:
-    """Return the page with the counts."""
+    """Return the text of results.md with the counts."""
     kinds = list(dict.fromkeys(kind for kind, _ in runs))
     lines = [
         *INTRODUCTION.splitlines(),
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--drawn", type=int, default=0, help="trainings of each fault of the second design")
     parser.add_argument("--first", type=int, default=0, help="seed of the first of these: one that nobody looked at")
     parser.add_argument("--kept", action="store_true", help="check what is in the folder, and train nothing")
-    parser.add_argument("--page", action="store_true", help="write docs/dynamics.md")
+    parser.add_argument("--page", action="store_true", help="write tests/dynamics/results.md")
     given = parser.parse_args()
     torch.set_num_threads(1)
     named: Counter[tuple[str, str]] = Counter()

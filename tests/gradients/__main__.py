@@ -1,4 +1,4 @@
-"""Measure gradients in three spaces over some sixty trainings, and write docs/gradients.md.
+"""Measure gradients in three spaces over some sixty trainings, and write tests/gradients/results.md.
 
 ``python tests/gradients [FOLDER] [--only NAME] [--page]``: what is in the folder is not measured again.
 """
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=HERE / "runs")
     parser.add_argument("--only", default="", help="trainings whose name holds this")
     parser.add_argument("--kept", action="store_true", help="measure nothing; use what is in the folder")
-    parser.add_argument("--page", action="store_true", help="write docs/gradients.md and its pictures")
+    parser.add_argument("--page", action="store_true", help="write tests/gradients/results.md and its pictures")
     given = parser.parse_args()
     import torch
 
@@ -51,7 +51,7 @@ def main() -> None:
     if given.page:
         from gradients.page import write
 
-        write(given.folder, HERE.parent.parent / "docs")
+        write(given.folder, HERE)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The page docs/gradients.md."""
+"""The text of tests/gradients/results.md."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -204,11 +204,11 @@ def spaced(lines: Sequence[str]) -> list[str]:
     return found
 
 
-def write(folder: Path, docs: Path) -> None:
+def write(folder: Path, into: Path) -> None:
     """Write the page and its pictures."""
     steps = read(folder)
-    pictures.shares(steps, docs / "images" / "gradients-shares.png")
-    pictures.moments(steps, docs / "images" / "gradients-adam.png")
+    pictures.shares(steps, into / "shares.png")
+    pictures.moments(steps, into / "adam.png")
     told = facts(steps)
     tables = (
         (INTRODUCTION, ()), (METHOD, ()), (READING, share_table(steps)), ("", ("",)), ("", angle_table(steps)),
@@ -216,4 +216,4 @@ def write(folder: Path, docs: Path) -> None:
         (ADAM, adam_table(steps)),
     )  # fmt: skip
     lines = [line for words, table in tables for line in (*words.format(**told).splitlines(), *table)]
-    (docs / "gradients.md").write_text("\n".join(spaced(lines)) + "\n")
+    (into / "results.md").write_text("\n".join(spaced(lines)) + "\n")

@@ -1,12 +1,12 @@
-"""The sentences of docs/gradients.md; names in braces are numbers of the study (`page.facts`)."""
+"""The sentences of tests/gradients/results.md; names in braces are numbers of the study (`page.facts`)."""
 
 INTRODUCTION = """\
 # What log-prob space says of parameters
 
-A log has log-probs and no parameters. So every share of a gradient that is printed here is one in *log-prob space*:
+A log has log-probs and no parameters. So every share of a gradient that is printed is one in *log-prob space*:
 the derivative of the loss with respect to each token's log-prob, which is exact. A training moves parameters. This
 page measures what the one says of the other: {trainings} trainings of tiny models with TRL on a CPU ({steps}
-optimizer steps), each step with its true gradients. `make gradients` makes them and writes this page.
+optimizer steps), each step with its true gradients. `make gradients` makes them and writes this file.
 
 **In short.** A share of 1 % of the log-prob gradient (L2) was {low_l2} to {high_l2} % of the parameters' gradient in
 90 % of the steps, and the order of shares is kept (rank correlation {rank}). It is a size, not a direction: whether a
@@ -34,7 +34,7 @@ of this size have a vocabulary of 24; what holds of large ones may be wider or n
 READING = """\
 ## Shares, angles and signs
 
-![shares of zero-variance groups](images/gradients-shares.png)
+![shares of zero-variance groups](shares.png)
 """
 WHERE = """\
 
@@ -76,7 +76,7 @@ ADAM = """\
 
 ## Adam
 
-![own share of the first moment and the update](images/gradients-adam.png)
+![own share of the first moment and the update](adam.png)
 
 An optimizer step moves the weights along *m / sqrt(v)*, not along the gradient. *m* is the first moment, *(1 - beta1)
 sum of beta1^k g(t - k)* over the gradients after clipping, so what logged norms *c* do bound is a step's share of

@@ -1,7 +1,7 @@
 """Make labelled runs, check them, and say what became of each.
 
 ``python tests/labelled`` makes the runs that are not there yet and checks all; the package that is checked is the one
-on ``PYTHONPATH``. ``--page`` writes ``docs/labelled.md``.
+on ``PYTHONPATH``. ``--page`` writes ``tests/labelled/results.md``.
 """
 
 import argparse
@@ -151,7 +151,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1, help="every Nth run alone")
     parser.add_argument("--json", type=Path, help="write the outcomes to this file")
     parser.add_argument("--compare", type=Path, help="say what differs from the outcomes in this file")
-    parser.add_argument("--page", action="store_true", help="write docs/labelled.md")
+    parser.add_argument("--page", action="store_true", help="write tests/labelled/results.md")
     parser.add_argument("--quiet", action="store_true", help="totals alone")
     chosen = parser.parse_args()
     import torch
@@ -188,7 +188,7 @@ def main() -> int:
         body = {"totals": outcomes.totals(found), "runs": [one.as_json() for one in found]}
         chosen.json.write_text(json.dumps(body, indent=1) + "\n")
     if chosen.page:
-        (TESTS.parent / "docs" / "labelled.md").write_text(outcomes.page(found, words))
+        (TESTS / "labelled" / "results.md").write_text(outcomes.page(found, words))
     return min(1, wrong)
 
 

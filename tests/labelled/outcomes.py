@@ -149,12 +149,12 @@ def accusations(runs: Sequence[Checked]) -> list[tuple[str, int, str]]:
 
 
 def page(runs: Sequence[Checked], words_of: Mapping[str, str]) -> str:
-    """The table of docs/labelled.md."""
+    """The text of tests/labelled/results.md."""
     whole = totals(runs)
     lines = [
         "# Labelled runs",
         "",
-        "`make labelled` makes these runs, checks them and writes this page. Each fault is a bug in the trainer: TRL's",
+        "`make labelled` makes these runs, checks them and writes this file. Each fault is a bug in the trainer: TRL's",
         "source is edited before a real training of a tiny model; verl's and slime's own functions get wrong inputs.",
         "Runs named `rows` are drawn from a synthetic model. The outcome of a fault is one of these:",
         "",

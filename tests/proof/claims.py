@@ -9,7 +9,8 @@ A test says so with two marks, and compares with one function::
         agree(own_T, wanted_T, dtype)
 
 `python tests/proof/table.py` (``make parity``) prints the table of all of them with the worst errors measured;
-docs/exact.md holds it without the errors. A value of an option that no test covers fails in `proof/test_complete.py`.
+tests/proof/results.md holds it without the errors. A value of an option that no test covers fails in
+`proof/test_complete.py`.
 """
 
 from collections.abc import Iterable, Sequence

@@ -103,7 +103,7 @@ def reasons(claim: Mapping) -> str:
 
 
 def markdown(claims: Sequence[Mapping]) -> str:
-    """The table of docs/exact.md: a row for each option, a column for each thing that it is compared with.
+    """The table of tests/proof/results.md: a row for each option, a column for each thing that it is compared with.
 
     Options that take a number have no row; the command lists them too.
     """

@@ -16,7 +16,7 @@ from rolloutdoctor.results.errors import UsageError, nearest
 EPILOG = (
     "tables: rows.parquet (one line a response), tokens.parquet (a sample of the tokens), metrics.parquet (logged "
     "against recomputed) and _measured.json, which check judges without reading the run again; rows, metrics and lists "
-    "such as rows,metrics are these tables alone. docs/tables.md has their columns.\n\n"
+    "such as rows,metrics are these tables alone. docs/python.md has their columns.\n\n"
     "tokens: one row a response with advantages_re, kl_re, ratio_re, loss_re (they sum to the loss of the step) and "
     "grad_re (derivative of that loss with respect to policy_log_probs), 0 where the mask is 0; with --fix each again "
     "with the suffix _fixed; where a rollout correction is configured, is_weights_re and response_mask_re. The means "

@@ -42,7 +42,7 @@ _TURNS = "turns.parquet"
 
 @dataclass(frozen=True, eq=False)
 class MeasuredRun:
-    """A run as tables; docs/tables.md lists their columns.
+    """A run as tables; docs/python.md lists their columns.
 
     Attributes:
         rows: one line a response.

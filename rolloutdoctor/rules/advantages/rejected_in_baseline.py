@@ -51,7 +51,7 @@ class RejectedInBaseline(TableRule):
     `baseline_drift` is the change of the baseline, over the `drifted_rows` unmasked responses whose baseline changes.
     `spurious_share_l1` is the change of the gradient over the gradient, `relative_change_l1` over that of the fix.
     Gradient numbers are in log-prob space and need log-probs; L2 shares of the parameters' gradient were 0.7 to 1.2
-    times as large in nine of ten steps of tiny trainings (`docs/gradients.md`). Confirmed: where the two formulas
+    times as large in nine of ten steps of tiny trainings (`docs/how-we-know.md`). Confirmed: where the two formulas
     differ, the logged advantages match the one that includes fully masked responses.
 
     ## What to do

@@ -32,7 +32,7 @@ class SpikeAttributed(TableRule):
     response at least), of eight responses with a gradient or more. `top_share` is the share of the largest;
     `effective_tokens` is the squared L1 norm over the squared L2 norm, the number of tokens if all weighed the same.
     Information: it says where a spike is, not that it is wrong. In trainings of tiny models a response with half of the
-    squared norm by log-probs was the largest by parameters in four of five steps (`docs/gradients.md`).
+    squared norm by log-probs was the largest by parameters in four of five steps (`docs/how-we-know.md`).
 
     ## What to do
     `rolloutdoctor diff --steps STEP:STEP+1 --top N` computes the step without them.

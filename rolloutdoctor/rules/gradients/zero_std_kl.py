@@ -43,7 +43,7 @@ class ZeroStdKl(TableRule):
     parameters. `grad_share_logits_l2` weighs it by the norm of the derivative of the log-prob with respect to the
     token's logits, which needs the column `sum_pi_squared`; without it the share is bounded from both sides. In
     trainings of tiny models a share of the parameters' gradient was the share by log-probs times a factor of 0.2 to 3
-    in nine of ten steps; `docs/gradients.md` says where they part. `kappa` =
+    in nine of ten steps; `docs/how-we-know.md` says where they part. `kappa` =
     <g, g_fixed> / <g_fixed, g_fixed>, where the fix masks the KL of such groups in the loss. Confirmed: the logged
     losses equal the objective with that KL term and differ, by more than their rounding radius, from the one
     without it; or, in a step where every group has equal rewards and all advantages are zero (as logged, or else
