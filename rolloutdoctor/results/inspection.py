@@ -139,6 +139,64 @@ class Completion:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """A turn of a trajectory: tokens of one author.
+
+    Attributes:
+        row: sample_id of the response that it is in.
+        turn: its number.
+        author: model, tool, user or system.
+        start, stop: its tokens, as places in the response; `stop` is not one of them.
+        trained: how many of them are trained, or None without a mask.
+        gradient: sum of abs(dloss / dlogp) over them, or None.
+        share: `gradient` as a share of the step's, or None.
+        version: version of the policy that sampled it, or None.
+        status, error: how it ended, and what failed in it, or None.
+        derived: the file does not say who wrote it: the author follows from the mask.
+    """
+
+    row: str
+    turn: int
+    author: str
+    start: int
+    stop: int
+    trained: int | None
+    gradient: float | None
+    share: float | None
+    version: int | None
+    status: str | None
+    error: str | None
+    derived: bool
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A rollout of an agent, over all rows that it gave in the step.
+
+    Attributes:
+        trajectory_id: its name, or None where a row is a trajectory.
+        rows: sample_ids of its rows.
+        rewards: the different rewards of its rows.
+        statuses: how they ended, each once.
+        errors: what failed, each once.
+        gradient: sum of abs(dloss / dlogp) over its turns, or None.
+        share: `gradient` as a share of the step's, or None.
+        count: how many turns it has.
+        turns: the first of them, in the order of the rows.
+    """
+
+    trajectory_id: str | None
+    rows: tuple[str, ...]
+    rewards: tuple[float, ...]
+    statuses: tuple[str, ...]
+    errors: tuple[str, ...]
+    gradient: float | None
+    share: float | None
+    count: int
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True)
 class GroupPage:
     """A group with its responses.
 
@@ -148,6 +206,7 @@ class GroupPage:
         prompt: its text, or None.
         problem: why the loss could not be evaluated; empty where it was.
         completions: in the order of the file.
+        trajectories: those of its rows, turn by turn; none where the run has no turns.
     """
 
     step: int
@@ -157,6 +216,7 @@ class GroupPage:
     prompt: str | None
     problem: str
     completions: tuple[Completion, ...]
+    trajectories: tuple[Trajectory, ...] = ()
 
 
 @dataclass(frozen=True)

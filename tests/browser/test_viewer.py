@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import orjson
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from run_files import FLOATS, MASK, write
 
@@ -143,6 +144,37 @@ def test_hostile_text_is_text(serve, tmp_path):
         assert "<title>owned" not in page
         assert "<img" not in page
     assert page.count("&lt;/script&gt;&lt;script&gt;document.title") >= 4
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_trajectory_turn_by_turn(serve, tmp_path, dark):
+    table = pq.read_table(hostile_run(tmp_path))
+    turns = [
+        [
+            {"author": "model", "start": 0, "stop": 1, "turn": 4, "version": 3, "status": HOSTILE, "error": None},
+            {"author": "tool", "start": 1, "stop": 2, "turn": 5, "version": None, "status": None, "error": HOSTILE},
+        ],
+        [{"author": "model", "start": 0, "stop": 2}],
+    ]
+    more = {"turns": turns, "trajectory_id": [9, 9], "error": [HOSTILE, None]}
+    path = write(
+        tmp_path / "turns.parquet",
+        metadata=RunMetadata(**orjson.loads(table.schema.metadata[b"rolloutdoctor"])),
+        **{name: table[name].combine_chunks() for name in table.column_names},
+        **more,
+    )
+    address, _ = serve(path)
+    group, target = quote(HOSTILE, safe="!'()*-._~"), tmp_path / "shot.png"
+    flags = [f"--screenshot={target}", "--window-size=420,900", *(["--force-dark-mode"] if dark else [])]
+    page = seen(f"{address}#/step/1/train/group/{group}", *flags)
+    assert "1 trajectory, turn by turn" in page
+    assert "3 turns in 2 rows, 4 tokens, 4 trained" in page
+    assert page.count('class="completion"') == 2
+    assert page.count('<tr class="row">') == 2
+    assert page.count('class="mark author') == 2
+    assert re.search(r'class="mark author tool"[^>]*>5 tool<', page)
+    assert "<title>owned" not in page
+    assert "<img" not in page
 
 
 def test_two_runs_side_by_side(serve, tmp_path):

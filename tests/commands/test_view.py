@@ -7,11 +7,13 @@ from pathlib import Path
 import orjson
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from run_files import FLOATS, MASK, write
 
 import rolloutdoctor
 from rolloutdoctor.commands.view.query import MOST_TOKENS, Inspector, against, judge, shared
+from rolloutdoctor.commands.view.trajectories import MOST_TURNS
 from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.metadata import RunMetadata
@@ -234,3 +236,78 @@ def test_tokens_have_their_text_where_the_file_holds_it(tmp_path):
     columns = two_rows(response_ids=pa.array([[7, 8]] * 2, pa.list_(pa.int32())))
     inspector = inspected(write(tmp_path / "run.parquet", metadata=metadata, **columns))
     assert inspector.group(StepKey(1, "train"), "a").completions[0].pieces == (HOSTILE, "\u27e88\u27e9")
+
+
+TURNS = [
+    [{"author": "model", "start": 0, "stop": 2}, {"author": "tool", "start": 2, "stop": 4, "error": "timeout"}],
+    [{"author": "model", "start": 0, "stop": 4, "version": 7, "status": "stop"}],
+    [{"author": "model", "start": 0, "stop": 4}],
+    [{"author": "model", "start": 1, "stop": 4}],
+]
+
+
+def agent_run(tmp_path, **more):
+    """Two groups of two rows; the first row of each is a piece of trajectory 5, the others are trajectories alone."""
+    columns = {
+        "step": [1] * 4,
+        "group_id": ["a", "a", "b", "b"],
+        "sample_id": ["0", "1", "2", "3"],
+        "reward": [0.0, 1.0, 0.0, 3.0],
+        "status": ["error", "stop", "stop", "stop"],
+        "response_mask": pa.array([[1, 1, 0, 0], [1] * 4, [1] * 4, [1] * 4], MASK),
+        "old_log_probs": pa.array([[-0.5] * 4] * 4, FLOATS),
+        **more,
+    }
+    return write(tmp_path / "run.parquet", metadata=TRL, **columns)
+
+
+def test_a_trajectory_is_shown_with_all_its_rows_turn_by_turn(tmp_path):
+    more = {"trajectory_id": [5, 6, 5, None], "error": ["no answer", None, None, None]}
+    path = agent_run(tmp_path, turns=TURNS, **more)
+    first, second = inspected(path).group(StepKey(1, "train"), "a").trajectories
+    assert (first.trajectory_id, first.rows, first.rewards) == ("5", ("0", "2"), (0.0,))
+    assert (first.statuses, first.errors, first.count) == (("error", "stop"), ("no answer",), 3)
+    assert [(turn.row, turn.author, turn.start, turn.stop, turn.trained, turn.error) for turn in first.turns] == [
+        ("0", "model", 0, 2, 2, None),
+        ("0", "tool", 2, 4, 0, "timeout"),
+        ("2", "model", 0, 4, 4, None),
+    ]
+    assert (second.turns[0].version, second.turns[0].status) == (7, "stop")
+    table = rolloutdoctor.measure(path).turns
+    assert [turn.gradient for turn in first.turns] == table.filter(trajectory_id=5)["grad_l1"].to_list()
+    of_group = inspected(path).group(StepKey(1, "train"), "b").trajectories
+    assert [(one.trajectory_id, one.rows) for one in of_group] == [("5", ("0", "2")), (None, ("3",))]
+
+
+def test_shares_of_turns_add_up_to_those_of_trajectories_and_of_the_step(tmp_path):
+    inspector = inspected(agent_run(tmp_path, turns=TURNS))
+    found = [one for group in "ab" for one in inspector.group(StepKey(1, "train"), group).trajectories]
+    assert [one.trajectory_id for one in found] == [None] * 4
+    for one in found:
+        assert sum(turn.share for turn in one.turns) == pytest.approx(one.share, abs=1e-12)
+    # A token of the last row is in no turn.
+    rows = rolloutdoctor.measure(agent_run(tmp_path, turns=TURNS)).rows["grad_l1"]
+    assert sum(one.share for one in found) == pytest.approx(1 - rows[3] / 4 / rows.sum(), abs=1e-12)
+
+
+def test_turns_that_a_mask_gives_are_derived_and_without_any_there_is_no_trajectory(tmp_path):
+    masks = pa.array([[1, 0, 0, 1], [1] * 4, [1] * 4, [1] * 4], MASK)
+    [first, *_] = inspected(agent_run(tmp_path, response_mask=masks)).group(StepKey(1, "train"), "a").trajectories
+    assert [turn.author for turn in first.turns] == ["model", "tool", "model"]
+    assert all(turn.derived for turn in first.turns)
+    assert inspected(agent_run(tmp_path)).group(StepKey(1, "train"), "a").trajectories == ()
+
+
+def test_a_trajectory_of_very_many_turns_is_cut_and_counted(tmp_path):
+    spans = [{"author": "model", "start": 0, "stop": 0} for _ in range(MOST_TURNS + 1)]
+    found = inspected(agent_run(tmp_path, turns=[spans, *TURNS[1:]])).group(StepKey(1, "train"), "a").trajectories[0]
+    assert (len(found.turns), found.count) == (MOST_TURNS, MOST_TURNS + 1)
+
+
+def test_without_a_loss_turns_have_no_gradient(tmp_path):
+    path = agent_run(tmp_path, turns=TURNS)
+    table = pq.read_table(path).replace_schema_metadata(None)
+    pq.write_table(table, path)
+    [first, _] = inspected(path).group(StepKey(1, "train"), "a").trajectories
+    assert (first.gradient, first.share, first.turns[0].gradient, first.turns[0].share) == (None,) * 4
+    assert first.turns[0].trained == 2

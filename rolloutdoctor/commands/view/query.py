@@ -17,6 +17,8 @@ from torch import Tensor
 from rolloutdoctor.audit.logged import of_step, row_advantages
 from rolloutdoctor.audit.stored_digits import stored_radius
 from rolloutdoctor.commands.export.tables import measure
+from rolloutdoctor.commands.view.trajectories import COLUMNS as OF_TURNS
+from rolloutdoctor.commands.view.trajectories import trajectories_of
 from rolloutdoctor.commands.view.worst_rows import text_of
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.step_key import StepKey
@@ -230,6 +232,7 @@ class Inspector:
             prompt=prompt,
             problem=found.problem,
             completions=tuple(self._completion(found, row, texts.get(row, {}).get("response")) for row in rows),
+            trajectories=trajectories_of(found.batch, rows, found.evaluations.get(AS_CONFIGURED)),
         )
 
     def _applies(self, fix: ChosenFix) -> bool:
@@ -268,7 +271,7 @@ class Inspector:
             objectives = {AS_CONFIGURED: base, FIXED: chosen.apply(base)}
         needed = set[str]().union(*(loss_columns(one) | optional_columns(one) for one in objectives.values()))
         # The rules read what the metrics are made of, too.
-        columns = (_SHOWN | needed | self._ready.plan.columns) & context.columns
+        columns = (_SHOWN | OF_TURNS | needed | self._ready.plan.columns) & context.columns
         steps = StepRange(key.step, key.step + 1)
         with evaluation_mode():
             for batch in self._run.batches(columns, steps=steps, split=key.split, dtype=dtype):

@@ -433,8 +433,85 @@ function groupPage(page, around) {
     page.problem ? element("p", { role: "alert" }, `The loss is not recomputed: ${page.problem}`) : null,
     legend(largest),
     page.prompt === null ? null : [element("h2", {}, "Prompt"), element("pre", {}, page.prompt)],
+    trajectories(page),
     element("h2", {}, `${page.completions.length} completions`),
-    page.completions.map((one) => completion(one, largest)));
+    page.completions.map((one) => completion(one, largest, turnsOf(page, one))));
+}
+
+// Trajectories: who wrote what, what was trained, and what it weighs. A turn leads to its tokens below.
+
+const AUTHORS = ["model", "tool", "user", "system"];
+const turnsOf = (page, one) => (page.trajectories ?? []).flatMap((each) => each.turns).filter((turn) => turn.row === one.sample_id);
+const turnKey = (turn) => `turn ${turn.row} ${turn.start}`;
+
+function trajectories(page) {
+  const found = page.trajectories ?? [], turns = found.flatMap((one) => one.turns);
+  if (!turns.length) return null;
+  const derived = turns.some((turn) => turn.derived), largest = Math.max(...turns.map((turn) => turn.gradient ?? 0), 1e-300);
+  const swatches = AUTHORS.filter((author) => turns.some((turn) => turn.author === author)).flatMap((author) => [element("i", { class: `span ${author}` }), author]);
+  return element("section", { class: "trajectories" },
+    element("h2", {}, `${number(found.length)} ${found.length === 1 ? "trajectory" : "trajectories"}, turn by turn`),
+    element("p", { class: "legend" }, swatches, turns.some((turn) => turn.trained === 0) ? [element("i", { class: "span untrained" }), "not trained"] : null),
+    derived ? element("p", { class: "soft" }, "Derived: the file does not say who wrote what. What is trained is taken to be the model's, and what is masked between two trained runs a tool's.") : null,
+    found.map((one) => trajectory(one, page, largest)));
+}
+
+function trajectory(one, page, largest) {
+  const sum = (name) => one.turns.reduce((total, turn) => total + (name === "tokens" ? turn.stop - turn.start : turn[name] ?? 0), 0);
+  const failed = one.turns.filter((turn) => turn.error !== null).length;
+  const trained = one.turns.some((turn) => turn.trained !== null) ? `, ${number(sum("trained"))} trained` : "";
+  const words = `${number(one.count)} ${one.count === 1 ? "turn" : "turns"} in ${one.rows.length === 1 ? "one row" : `${number(one.rows.length)} rows`}, ${number(sum("tokens"))} tokens${trained}`;
+  const fact = (name, value) => (value === null || value === "" ? null : element("div", {}, element("dt", {}, name), element("dd", {}, value)));
+  return element("article", { class: "completion trajectory" },
+    element("header", {}, element("h3", {}, one.trajectory_id === null ? one.rows[0] : `trajectory ${one.trajectory_id}`),
+      element("span", { class: "soft" }, words), one.errors.length ? element("span", { class: "flag error" }, "failed") : null,
+      failed ? element("span", { class: "flag error" }, `${number(failed)} ${failed === 1 ? "turn" : "turns"} with an error`) : null),
+    element("dl", {}, fact("reward", one.rewards.map((value) => number(value, 4)).join(", ")), fact("ended", one.statuses.join(", ")), fact("error", one.errors.join("; ")),
+      fact("|gradient|", one.gradient === null ? null : number(one.gradient)), fact("share of the step's", one.share === null ? null : percent(one.share))),
+    element("div", { class: "ribbon", "aria-hidden": "true" }, one.turns.map(ribbonSpan)),
+    one.turns.length > 1 || one.turns[0].error !== null ? turnTable(one, page, largest) : null,
+    one.count > one.turns.length ? element("p", { class: "soft" }, `The first ${number(one.turns.length)} turns are shown.`) : null);
+}
+
+const turnLook = (turn) => `span ${turn.author}${turn.trained === 0 ? " untrained" : ""}${turn.error === null ? "" : " failed"}`;
+
+function ribbonSpan(turn) {
+  const made = element("div", { class: turnLook(turn), title: `turn ${turn.turn}: ${turn.author}, ${number(turn.stop - turn.start)} tokens`, onclick: () => toTurn(turn) });
+  made.style.flexGrow = Math.max(turn.stop - turn.start, 0.001);
+  return made;
+}
+
+function toTurn(turn) {
+  const mark = [...document.querySelectorAll(".mark")].find((each) => each.dataset.turn === turnKey(turn));
+  if (mark !== undefined) mark.scrollIntoView({ block: "center" });
+}
+
+function turnTable(one, page, largest) {
+  const has = (name) => one.turns.some((turn) => turn[name] !== null);
+  const head = (words, kind = "") => element("th", { class: kind }, words);
+  const ended = has("status") || has("error"), columns = 4 + ended + has("trained") + has("version") + has("gradient");
+  const texts = new Map(page.completions.map((each) => [each.sample_id, each]));
+  const lines = one.turns.flatMap((turn, at) => [
+    one.rows.length > 1 && turn.row !== one.turns[at - 1]?.row ? element("tr", { class: "row" }, element("td", { colspan: columns }, `row ${turn.row}${texts.has(turn.row) ? "" : ", of another group"}`)) : null,
+    element("tr", {},
+      element("td", {}, element("button", { onclick: () => toTurn(turn) }, turn.turn)),
+      element("td", { class: "author" }, element("span", { class: `author ${turn.author}` }, turn.author), turn.derived ? element("span", { class: "soft" }, " derived") : null),
+      ended ? element("td", {}, turn.status === null ? null : `${turn.status} `, turn.error === null ? null : element("span", { class: "odd" }, turn.error)) : null,
+      has("version") ? element("td", { class: "number wide" }, turn.version) : null,
+      element("td", { class: "number" }, number(turn.stop - turn.start)),
+      has("trained") ? element("td", { class: "number" }, turn.trained === 0 ? "masked" : number(turn.trained)) : null,
+      has("gradient") ? element("td", { class: "number" }, number(turn.gradient), element("span", { class: "wide soft" }, turn.share ? ` ${percent(turn.share)}` : ""), bar((turn.gradient ?? 0) / largest)) : null,
+      element("td", { class: "wide" }, element("div", { class: "prompt" }, wording(texts.get(turn.row), turn))))]);
+  return element("div", { class: "scroll" }, element("table", { class: "turns" }, element("thead", {}, element("tr", {}, head("turn"), head("author"),
+    ended ? head("ended, error") : null, has("version") ? head("version", "number wide") : null, head("tokens", "number"), has("trained") ? head("trained", "number") : null,
+    has("gradient") ? element("th", { class: "number" }, "|gradient|", element("span", { class: "wide" }, ", share of the step's")) : null, head("", "wide"))), element("tbody", {}, lines)));
+}
+
+// The beginning of what stands in a turn.
+function wording(one, turn) {
+  if (one === undefined) return "";
+  const part = one.pieces.length ? one.pieces.slice(turn.start, Math.min(turn.stop, turn.start + 60)).join("") : one.ids.slice(turn.start, Math.min(turn.stop, turn.start + 20)).join(" ");
+  return part.replace(/\s+/g, " ").trim();
 }
 
 function againstPage(page, around) {
@@ -481,7 +558,7 @@ function legend(largest) {
   return box;
 }
 
-function completion(one, largest) {
+function completion(one, largest, turns = []) {
   const advantage = (words, value, odd = false) => (value === null ? null : element("div", {}, element("dt", {}, words), element("dd", { class: odd ? "odd" : null }, number(value, 4))));
   const masked = one.trained.length > 0 && !one.trained.includes(true);
   return element("article", { class: "completion" },
@@ -492,13 +569,16 @@ function completion(one, largest) {
       Object.entries(one.rewards).map(([name, value]) => advantage(name, value)),
       advantage("advantage logged", one.logged, one.differs), advantage("recomputed", one.recomputed), advantage("with the fix", one.fixed)),
     one.text !== null && !one.pieces.length ? element("pre", {}, one.text) : null,
-    tokens(one, largest));
+    tokens(one, largest, turns));
 }
 
-function tokens(one, largest) {
+function tokens(one, largest, turns) {
   const count = Math.max(one.ids.length, ...Object.values(one.values).map((each) => each.length), 0);
   const line = element("div", { class: one.pieces.length ? "tokens" : "tokens ids" });
+  const starts = new Map(turns.length > 1 ? turns.map((turn) => [turn.start, turn]) : []);
   for (let t = 0; t < count; t++) {
+    const turn = starts.get(t);
+    if (turn !== undefined) line.append(element("b", { class: `mark author ${turn.author}`, "data-turn": turnKey(turn) }, `${turn.turn} ${turn.author}`));
     const made = element("span", { "data-t": t }, one.pieces[t] ?? one.ids[t] ?? "·");
     if (one.trained[t] === false) made.className = "masked";
     else shade(made, scaled(one.values[state.colour]?.[t]), largest);
