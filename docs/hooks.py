@@ -1,16 +1,18 @@
-"""Hook of mkdocs: a page for each rule, as `rolloutdoctor explain CODE --format json` has it, links to it, long tables.
+"""Hook of mkdocs: pages of rules and trainers out of their tables, links to rules, long tables, redirects.
 
-These are made when the site is built: as files the pages would repeat the docstring of every rule.
+These are made when the site is built: as files the pages would repeat docstrings and tables.
 """
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from made import TABLES
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from trainer_pages import pages_without_text
 
 from rolloutdoctor.commands.explain import rules
 from rolloutdoctor.rules.table import FAMILIES, RULES
@@ -18,9 +20,27 @@ from rolloutdoctor.rules.table import FAMILIES, RULES
 INDEX = "What it finds"
 """Entry of the menu that gets the pages, by family."""
 
+def _written() -> list[str]:
+    """Return the trainers that have a written page."""
+    return [path.stem for path in sorted((Path(__file__).parent / "trainers").glob("*.md"))]
+
+
+_KNOWN = ["exact", "power", "labelled", "prevalence", "dynamics", "drift", "gradients"]
+MOVED = {
+    **{name: f"trainers/{name}" for name in _written()},
+    **dict.fromkeys(_KNOWN, "how-we-know"),
+    "verl-slime": "trainers/verl",
+    "own-loop": "columns",
+    "follow": "large-runs",
+    "scale": "large-runs",
+    "tables": "python",
+    "identify": "verify",
+}
+"""Addresses of pages that moved, and the pages where their text is now."""
+
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"(?<!\[)`(RD[A-Z]\d{3})`(?!\])")
-_PLACE = re.compile(r"^<!-- (\w+) -->$", re.MULTILINE)
+_PLACE = re.compile(r"^<!-- (\w+)(?: ([\w-]+))? -->$", re.MULTILINE)
 _DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 
 
@@ -61,13 +81,15 @@ def linked(text: str, at: str) -> str:
 
 def with_tables(text: str) -> str:
     """Return a page with the tables that it has places for."""
-    return _PLACE.sub(lambda place: TABLES[place[1]](), text)
+    return _PLACE.sub(lambda place: TABLES[place[1]](*filter(None, [place[2]])), text)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Enter the pages in the menu, below the table of all rules."""
+    """Enter the pages in the menu, those of rules below the table of all rules."""
     for section in config.nav or ():
-        entries = next(iter(section.values()))
+        title, entries = next(iter(section.items()))
+        if title == "Trainers":
+            entries += [{name: f"trainers/{name}.md"} for name in pages_without_text(_written())]
         if isinstance(entries, list) and {INDEX: "rules.md"} in entries:
             entries[:] = [one for entry in entries for one in ((entry,) if entry != {INDEX: "rules.md"} else _rules())]
     return config
@@ -84,7 +106,20 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages."""
     for rule in RULES:
         files.append(File.generated(config, f"rules/{rule.code}.md", content=page_of(rule.code)))
+    for name in pages_without_text(_written()):
+        text = f"# {name}\n\n    rolloutdoctor check LOG\n\n<!-- trainer {name} -->\n"
+        files.append(File.generated(config, f"trainers/{name}.md", content=text))
     return files
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write a page at each old address that leads to the new one."""
+    for old, new in MOVED.items():
+        folder = Path(config.site_dir) / old
+        folder.mkdir(exist_ok=True)
+        to = f"../{new}/"
+        text = f'<!doctype html><meta http-equiv="refresh" content="0; url={to}"><a href="{to}">{to}</a>\n'
+        (folder / "index.html").write_text(text, encoding="utf-8")
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:

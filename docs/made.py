@@ -4,6 +4,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from trainer_pages import trainer_part
+
 from rolloutdoctor.metric_names.identities import IDENTITIES
 from rolloutdoctor.metric_names.quantities import QUANTITIES
 from rolloutdoctor.metric_names.table import TRAINERS
@@ -74,10 +76,11 @@ def support_table() -> str:
     return support.whole()
 
 
-TABLES: dict[str, Callable[[], str]] = {
+TABLES: dict[str, Callable[..., str]] = {
     "causes": causes_table,
     "fixes": fixes_table,
     "metrics": metrics_table,
     "support": support_table,
+    "trainer": trainer_part,
 }
-"""Name of a place in a page, ``<!-- NAME -->``, and the table that is put there."""
+"""Name of a place in a page, ``<!-- NAME -->`` or ``<!-- NAME ARGUMENT -->``, and what is put there."""

@@ -71,8 +71,44 @@ def test_the_site_has_the_long_tables(hooks, name, entries):
 
 def test_every_long_table_has_a_page(hooks):
     assert all(
-        f"<!-- {name} -->" in (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in hooks.TABLES
+        f"<!-- {name} -->" in (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+        for name in hooks.TABLES
+        if name != "trainer"
     )
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "trainers").glob("*.md")), ids=lambda path: path.stem)
+def test_the_page_of_a_trainer_follows_the_template(hooks, path):
+    sections = sys.modules["trainer_pages"].SECTIONS
+    page = path.read_text(encoding="utf-8")
+    found = [line for line in page.splitlines() if line.startswith("## ")]
+    assert found == [each for each in sections if each in found]
+    assert {*sections[:3]} <= {*found}
+    assert page.partition("\n## ")[0].count("```") >= 2
+    assert page.rstrip().endswith(" -->")
+    made = hooks.with_tables(page)
+    assert f"## `{path.stem}` in short" in made
+    trainer = TRAINERS[path.stem]
+    assert all(str(code) in made for code in trainer.read_code)
+    assert all(f"| `{option.name}` |" in made for option in trainer.options if not option.until)
+    assert all(f"| {names} | " in made for names in trainer.log.not_recomputed)
+
+
+def test_every_trainer_has_a_page(hooks):
+    written = [path.stem for path in (ROOT / "docs" / "trainers").glob("*.md")]
+    made = sys.modules["trainer_pages"].pages_without_text(written)
+    assert "roll" in made
+    assert {*TRAINERS} == {*written, "trl-rloo"}
+    assert "metric names" in hooks.with_tables("<!-- trainer roll -->")
+
+
+def test_old_addresses_lead_to_pages(hooks, tmp_path):
+    (tmp_path / "verify").mkdir()
+    hooks.on_post_build(type("Config", (), {"site_dir": str(tmp_path)}))
+    for old, new in hooks.MOVED.items():
+        assert not (ROOT / "docs" / f"{old}.md").exists()
+        assert (ROOT / "docs" / f"{new}.md").exists()
+        assert f"url=../{new}/" in (tmp_path / old / "index.html").read_text(encoding="utf-8")
 
 
 def test_findings_link_the_site_that_the_docs_are_built_for():

@@ -141,11 +141,11 @@ def test_nothing_can_be_written_there(tmp_path):
 
 def test_the_example_of_the_page(tmp_path, monkeypatch):
     """The loop of the docs runs as it stands, and check finds nothing wrong with what it records."""
-    page = (Path(__file__).parents[2] / "docs" / "own-loop.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "columns.md").read_text()
     code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "record_step" in block)
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    exec(compile(code, "own-loop.md", "exec"), {})
+    exec(compile(code, "columns.md", "exec"), {})
     report = rd.check(rd.open("run.parquet"))
     assert not [finding for finding in report.findings if finding.severity == "error"]
     recomputed = rd.recompute(rd.open("run.parquet"), dtype="float32")
