@@ -20,6 +20,7 @@ from rolloutdoctor.rules.table import FAMILIES, RULES
 INDEX = "What it finds"
 """Entry of the menu that gets the pages, by family."""
 
+
 def _written() -> list[str]:
     """Return the trainers that have a written page."""
     return [path.stem for path in sorted((Path(__file__).parent / "trainers").glob("*.md"))]
