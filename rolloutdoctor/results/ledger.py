@@ -54,6 +54,24 @@ class Begun:
 
 
 @dataclass(frozen=True)
+class Compared:
+    """What the trajectories of an agent did, as a mean over the steps of each window; no cause by that.
+
+    Attributes:
+        name: ``errors`` (share of the trajectories that ended in one), ``tool_turns`` and ``turns`` (of a trajectory),
+            ``tool_calls`` (of a response), or ``tool_failures`` (share of the calls).
+        before: in the window before.
+        after: in that after.
+        of: ``rows``, ``derived`` (rows, whose turns are read off the mask) or ``log``.
+    """
+
+    name: str
+    before: float
+    after: float
+    of: str
+
+
+@dataclass(frozen=True)
 class Ledger:
     """The change of a metric between two windows of steps; lines and remainder add up to it.
 
@@ -72,6 +90,7 @@ class Ledger:
         notes: what the lines rest on and what they lack.
         judged: True if the log was checked for findings that begin at the step.
         began: those, what explains others first.
+        trajectories: errors, tool calls and turns in both windows, where rows or log have them.
     """
 
     at: int
@@ -88,6 +107,7 @@ class Ledger:
     notes: tuple[str, ...] = ()
     judged: bool = False
     began: tuple[Begun, ...] = ()
+    trajectories: tuple[Compared, ...] = ()
 
     @property
     def change(self) -> float:

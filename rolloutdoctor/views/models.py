@@ -427,6 +427,13 @@ class Begun(Model):
     headline: Text
 
 
+class Compared(Model):
+    name: Text
+    before: Number
+    after: Number
+    of: Text
+
+
 class Ledger(Model):
     at: Number
     steps_before: list[Whole]
@@ -441,6 +448,7 @@ class Ledger(Model):
     logged: Annotated[Any, BeforeValidator(_logged), WithJsonSchema(_LOGGED)]
     coincidences: list[Text]
     began: list[Begun]
+    trajectories: list[Compared]
     notes: list[Text]
 
 
@@ -462,6 +470,7 @@ class Why(RunHead):
     remainder: Number = _first("remainder", nan)
     interval: Annotated[Any, WithJsonSchema(_ENDS)] = _first("interval", [])
     began: list[Begun] = _first("began", [])
+    trajectories: list[Compared] = _first("trajectories", [])
     others: Annotated[list[Ledger], BeforeValidator(lambda changes: changes[1:])] = _at("ledgers")
     notes: Annotated[list[Text], BeforeValidator(lambda fields: _all_notes(fields))] = _at("__dict__")
 

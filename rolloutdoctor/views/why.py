@@ -6,7 +6,7 @@ from functools import partial
 from rich.console import RenderableType
 from rich.text import Text
 
-from rolloutdoctor.results.ledger import Interval, Ledger, Line, Why
+from rolloutdoctor.results.ledger import Compared, Interval, Ledger, Line, Why
 from rolloutdoctor.views import structured
 from rolloutdoctor.views.layout import as_text, hanging, header, many, numbers
 from rolloutdoctor.views.markup import safe, table
@@ -71,6 +71,32 @@ def _moved(ledger: Ledger) -> str:
     return f"{words}. {moved}."
 
 
+_OF_TRAJECTORIES = {
+    "tool_turns": ("", "turns of a tool a trajectory"),
+    "tool_calls": ("", "tool calls a response"),
+    "turns": ("", "turns a trajectory"),
+    "tool_failures": (" %", "of the tool calls failed"),
+    "errors": (" %", "of the trajectories ended in an error"),
+}
+"""Unit and words of what trajectories did."""
+
+_FROM = {"log": " (from the log)", "derived": " (from the mask)"}
+
+
+def trajectories(ledger: Ledger) -> Iterator[tuple[str, str]]:
+    """Say what the trajectories of an agent did before and after: a line for errors, and one for tools."""
+    for title, own in (("errors", ("errors",)), ("tools", ("tool_turns", "tool_calls", "tool_failures", "turns"))):
+        words = [_compared(one) for name in own for one in ledger.trajectories if one.name == name]
+        if words:
+            yield title, "; ".join(words)
+
+
+def _compared(one: Compared) -> str:
+    unit, words = _OF_TRAJECTORIES[one.name]
+    before, after = (f"{number(100 * value if unit else value)}{unit}" for value in (one.before, one.after))
+    return f"{before} {words} before, {after} after{_FROM.get(one.of, '')}"
+
+
 def largest_part(line: Line) -> tuple[str, float] | None:
     """Return the class that accounts for nearly all of a line, of all attributes; None where none does."""
     found = [
@@ -120,6 +146,7 @@ def _parts(found: Why, style: Style) -> Iterator[RenderableType]:
             yield ""
         for line in ledger.lines:
             yield from _of_line(line, ledger, style)
+        yield from (_aside(title, words) for title, words in trajectories(ledger))
         yield from (_aside("begins", f"{one.code} {one.name}: {one.headline}") for one in ledger.began)
         yield from (_aside("beside", one) for one in ledger.coincidences)
         yield from (_aside("note", one) for one in ledger.notes)
@@ -185,6 +212,7 @@ def _markdown(found: Why) -> Iterator[str]:
         if main is not None and main.rows:
             rows = ", ".join(map(_safe, main.rows[:MOST_ROWS]))
             yield f"\nRows of {_safe(main.cause)}: {rows} of {many(main.count, 'row')}"
+        yield from (f"\n{title.capitalize()}: {words}" for title, words in trajectories(ledger))
         yield from (f"\nBegins there: {_safe(f'{one.code} {one.name}: {one.headline}')}" for one in ledger.began)
         yield from (f"\nBeside it, and no cause by that: {_safe(one)}" for one in ledger.coincidences)
         yield from (f"\nNote: {_safe(one)}" for one in ledger.notes)

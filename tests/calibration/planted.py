@@ -1,6 +1,6 @@
 """Plant one cause into synthetic runs, and compare the share that `why` names with the planted one.
 
-``python tests/calibration/planted.py`` makes 200 runs, some twenty minutes of one core, and prints a table by kind of
+``python tests/calibration/planted.py`` makes 210 runs, some twenty minutes of one core, and prints a table by kind of
 cause; every number follows from the seeds. The planted share is the change of the metric with the cause less that
 without it, over the same draws.
 """
@@ -135,6 +135,14 @@ def truncation(world: World) -> tuple[str, str]:
     c["status"] = np.where(cut | (world.draw.random(len(cut)) < 0.03), "length", "stop")
     c["answer"] = np.where(c["status"] == "length", 0.0, c["answer"])
     return "truncation", ""
+
+
+def errors(world: World) -> tuple[str, str]:
+    """Rollouts fail and are scored 0, as where a tool is down."""
+    c, failed = world.columns, world.some(world.draw.uniform(0.25, 0.7))
+    c["status"] = np.where(failed | (world.draw.random(len(failed)) < 0.03), "error", "stop")
+    c["answer"] = np.where(c["status"] == "error", 0.0, c["answer"])
+    return "errors", ""
 
 
 def stale(world: World) -> tuple[str, str]:
@@ -275,6 +283,7 @@ KINDS = (
     Kind("loss, KL term", "loss", kl_term),
     Kind("clip fraction, positive advantage", "clip_fraction", clipped_winners),
     Kind("gradient norm, late positions", "grad_norm", gradient_late),
+    Kind("errors", "reward", errors),
 )
 
 

@@ -11,7 +11,8 @@ from fuzz.harness import run as command
 import rolloutdoctor as rd
 from rolloutdoctor.commands.why.query import Question
 from rolloutdoctor.results.errors import UsageError
-from rolloutdoctor.views.why import answer
+from rolloutdoctor.views.style import Style
+from rolloutdoctor.views.why import RENDERERS, answer, trajectories
 
 BY_NAME = {kind.name: kind for kind in KINDS}
 METRICS = ("reward", "response_length", "kl", "grad_norm", "loss", "clip_fraction")
@@ -329,3 +330,87 @@ def test_odd_rows_are_explained_or_refused_in_a_sentence(tmp_path, odd, metric):
         return
     for ledger in ledgers:
         assert totals(ledger) == pytest.approx(ledger.change, abs=1e-9)
+
+
+def agent_columns(seed=3):
+    """Eight steps of 24 rows, two a trajectory; from step 4 on one in three trajectories fails and has no tool turn."""
+    draw = np.random.default_rng(seed)
+    columns = random_columns(seed, steps=8)
+    count = len(columns["step"])
+    columns["prompt"] = [f"question {row // 4 % 6}" for row in range(count)]
+    columns["trajectory_id"] = [row // 2 for row in range(count)]
+    failed = [step >= 4 and (row // 2) % 3 == 0 for row, step in enumerate(columns["step"])]
+    columns["error"] = ["tool timed out" if one and row % 2 else None for row, one in enumerate(failed)]
+    columns["reward"] = [0.0 if one else float(draw.random() < 0.7) for one in failed]
+    columns["turns"] = [
+        [
+            {"author": "model", "start": 0, "stop": 1},
+            *([] if one else [{"author": "tool", "start": 1, "stop": 1}] * (1 + row % 2)),
+        ]
+        for row, one in enumerate(failed)
+    ]
+    return columns
+
+
+def by_name(ledger):
+    return {one.name: (one.before, one.after, one.of) for one in ledger.trajectories}
+
+
+def test_errors_and_turns_are_compared_over_trajectories(tmp_path):
+    path = write(tmp_path / "run.parquet", agent_columns())
+    found = rd.why(path, "reward", at=4, device="cpu")
+    (ledger,) = found.ledgers
+    assert by_name(ledger) == {
+        "errors": (0.0, pytest.approx(1 / 3), "rows"),
+        "tool_turns": (3.0, pytest.approx(2.0), "rows"),
+        "turns": (5.0, pytest.approx(4.0), "rows"),
+    }
+    words = dict(trajectories(ledger))
+    assert words["errors"] == "0 % of the trajectories ended in an error before, 33.3 % after"
+    assert words["tools"] == "3 turns of a tool a trajectory before, 2 after; 5 turns a trajectory before, 4 after"
+    assert "errors  0 % of the trajectories" in RENDERERS["full"](found, Style())
+    assert json.loads(RENDERERS["json"](found, Style()))["trajectories"][0]["name"] == "errors"
+    # Of any metric: also of one that is computed from tokens.
+    assert by_name(rd.why(path, "kl", at=4, device="cpu").ledgers[0]).keys() == {"errors", "tool_turns", "turns"}
+
+
+def test_rows_that_failed_have_a_line_of_the_reward(tmp_path):
+    columns = agent_columns()
+    columns["error"] = ["timeout" if one and one[-1]["author"] == "model" else None for one in columns["turns"]]
+    (ledger,) = rd.why(write(tmp_path / "run.parquet", columns), "reward", at=4, device="cpu").ledgers
+    (line,) = [one for one in ledger.lines if one.cause == "errors"]
+    assert line.words == "ended in an error: 0 % before, 33.3 % after"
+    # A third of the rows lost a reward of about 0.7.
+    assert line.share == pytest.approx(-0.7 / 3, abs=0.06)
+    assert ledger.largest is line
+
+
+def test_turns_of_a_mask_are_said_to_be_derived_and_a_run_without_turns_or_errors_has_no_line(tmp_path, mixed):
+    columns = random_columns(5, steps=8, longest=4)
+    columns["response_mask"] = [np.arange(len(one)) != 1 for one in columns["response_mask"]]
+    (ledger,) = rd.why(write(tmp_path / "run.parquet", columns), "reward", at=4, device="cpu").ledgers
+    assert {of for *_, of in by_name(ledger).values()} == {"derived"}
+    assert dict(trajectories(ledger))["tools"].count("(from the mask)") == 2
+    (ledger,) = rd.why(mixed, "reward", at=4, device="cpu").ledgers
+    assert ledger.trajectories == ()
+
+
+def test_tool_calls_come_from_the_log(tmp_path):
+    path = tmp_path / "trainer_state.json"
+    names = ("tools/call_frequency", "tools/failure_frequency")
+    lines = [
+        {
+            "step": step,
+            "reward": 0.5 - 0.3 * (step > 20) + 0.01 * (step % 3),
+            names[0]: 1.5 - (step > 20),
+            names[1]: 0.1,
+        }
+        for step in range(1, 41)
+    ]
+    path.write_text(json.dumps({"log_history": lines, "global_step": 40}))
+    (ledger,) = rd.why(path, "reward", at=21, trainer="trl@1.16.0").ledgers
+    assert by_name(ledger)["tool_calls"] == (1.5, 0.5, "log")
+    assert dict(trajectories(ledger))["tools"] == (
+        "1.5 tool calls a response before, 0.5 after (from the log); "
+        "10 % of the tool calls failed before, 10 % after (from the log)"
+    )

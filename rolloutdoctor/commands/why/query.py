@@ -8,11 +8,12 @@ import numpy as np
 import polars as pl
 
 from rolloutdoctor.commands.why.log import begun_at, log_ledger, log_series
+from rolloutdoctor.commands.why.trajectories import compared
+from rolloutdoctor.commands.why.turn_counts import EMPTY_COUNTS, ROW
 from rolloutdoctor.commands.why.units import (
     CLASSES,
     OF_ROWS,
     OF_TOKENS,
-    ROW,
     UnitTables,
     by_step,
     outages,
@@ -40,7 +41,7 @@ MOST_ROWS = 20
 """Rows that a line names."""
 
 OUTAGE = "verifier outage"
-FACTORS = ("truncated", "lag", "position", "length")
+FACTORS = ("failed", "truncated", "lag", "position", "length")
 """Columns whose classes are split off, in this order."""
 
 ATTRIBUTES = ("probability", "position", "sign", "pass_rate")
@@ -53,6 +54,7 @@ _MIX = {
     ledger.NEW: "new prompts",
     ledger.GONE: "prompts no longer drawn",
     ledger.DRAWN: "how often prompts are drawn",
+    "failed": "errors",
     "truncated": "truncation",
     "lag": "version lag",
     "length": "response length",
@@ -105,7 +107,7 @@ def why(run: Run, options: CheckOptions, question: Question, progress: Progress 
 def _why(run: Run, options: CheckOptions, question: Question, progress: Progress | None) -> Why:
     ready = prepare(run, replace(options, rules=(), split=TRAIN), lenient=False)
     metric = _canonical(question.metric, ready)
-    seen, units, rows = InputSummary(), pl.DataFrame(), pl.DataFrame()
+    seen, units, rows, turns = InputSummary(), pl.DataFrame(), pl.DataFrame(), EMPTY_COUNTS
     if not run.metrics_only and metric in (*OF_ROWS, *OF_TOKENS):
         if question.at is not None:
             wanted = options.steps or StepRange()
@@ -116,7 +118,7 @@ def _why(run: Run, options: CheckOptions, question: Question, progress: Progress
         if metric in OF_ROWS or objective is not None:
             tables = UnitTables(metric, objective, run.columns)
             run_file_steps(run, [tables], ready.options, ready.metrics, progress)
-            seen, rows = tables.input, tables.rows()
+            seen, rows, turns = tables.input, tables.rows(), tables.turns()
             units = rows if rows.is_empty() else valued(metric, rows, tables.cells())
     series = log_series(ready, metric) if units.is_empty() else by_step(metric, units)
     if series.is_empty():
@@ -125,9 +127,10 @@ def _why(run: Run, options: CheckOptions, question: Question, progress: Progress
     for at in _changes(series, question):
         windows = _windows(series["step"].to_list(), at, question)
         if units.is_empty():
-            ledgers.append(log_ledger(ready, metric, at, windows))
+            one = log_ledger(ready, metric, at, windows)
         else:
-            ledgers.append(_with_log(ready, metric, windows, _Ledger(metric, at, windows, units, rows).result()))
+            one = _with_log(ready, metric, windows, _Ledger(metric, at, windows, units, rows).result())
+        ledgers.append(replace(one, trajectories=compared(ready, rows, turns, windows)))
     if run.metrics_only and not all(one.lines for one in ledgers):
         report, steps = check(run, options), series["step"].to_list()
         ledgers = [replace(one, judged=True, began=begun_at(report, one.at, steps)) for one in ledgers]

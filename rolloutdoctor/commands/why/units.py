@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 import torch
 
+from rolloutdoctor.commands.why.turn_counts import EMPTY_COUNTS, ROW, failed, turn_counts
 from rolloutdoctor.data.schema import COLUMNS, TRUNCATED
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.engine.measured_frames import rows_of
@@ -22,7 +23,7 @@ from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.results.findings import InputSummary
 from rolloutdoctor.rules.step import StepView
 
-ROW, BINS = ("step", "row"), ("position", "probability")
+BINS = ("position", "probability")
 
 OF_ROWS = ("reward", "response_length")
 """Metrics whose units are responses; of the others they are tokens in bins."""
@@ -41,6 +42,7 @@ CLASSES = {
     "position": (*(f"{a} to {b - 1}" for a, b in pairwise(POSITIONS)), f"{POSITIONS[-1]} or more"),
     "sign": ("negative advantage", "advantage 0", "positive advantage"),
     "pass_rate": ("all at the lowest reward", "mean below the middle", "mean above the middle", "all at the highest"),
+    "failed": ("ended without an error", "ended in an error"),
     "truncated": ("ended by themselves", "truncated"),
     "lag": ("lag 0", "lag 1", "lag 2 to 3", "lag 4 or more"),
 }
@@ -62,7 +64,10 @@ class UnitTables(StepConsumer):
     def __init__(self, metric: str, objective: Objective | None, columns: frozenset[str]) -> None:
         # A reward needs no evaluation.
         objective = None if metric == "reward" else objective
-        self.columns = frozenset(one.name for one in COLUMNS if not one.kind.per_token) | {"response_mask"}
+        self.columns = frozenset(one.name for one in COLUMNS if not one.kind.per_token) | {
+            "response_mask",
+            "response_mask_pre",
+        }
         self.columns |= evaluation_columns(objective) if objective else frozenset()
         if metric in OF_TOKENS:
             self.columns |= {"entropy"}
@@ -72,6 +77,7 @@ class UnitTables(StepConsumer):
         self.input = InputSummary()
         self._rows: list[pl.DataFrame] = []
         self._cells: list[pl.DataFrame] = []
+        self._turns: list[pl.DataFrame] = []
 
     def add(self, step: EvaluatedStep) -> None:
         """Measure one step; one that cannot be evaluated has no cells."""
@@ -80,6 +86,7 @@ class UnitTables(StepConsumer):
         self.input += InputSummary(len(batch), 1, groups, batch.tokens)
         view = StepView(batch, step.logged, evaluations=step.evaluations)
         self._rows.append(rows_of(view, [*ROW_COLUMNS, *(f"rewards/{name}" for name in batch.rewards)], {}))
+        self._turns.append(turn_counts(view))
         if found is None or found.per_token is None:
             return
         kept, rule = found.per_token, found.objective.surrogate
@@ -112,6 +119,10 @@ class UnitTables(StepConsumer):
         empty = pl.DataFrame(schema=EMPTY_ROWS.schema | {name: one.dtype for name, one in ROW_COLUMNS.items()})
         return described(concatenated(self._rows, empty, by=ROW))
 
+    def turns(self) -> pl.DataFrame:
+        """Return how many turns each row has, as of `turn_counts`."""
+        return concatenated(self._turns, EMPTY_COUNTS, by=ROW)
+
     def cells(self) -> pl.DataFrame:
         """Return the sums over the tokens of each row and bin, ``step, row, position, probability``, and `tokens`."""
         empty = pl.DataFrame(schema=dict.fromkeys((*ROW, *BINS, "tokens"), pl.Int64))
@@ -121,8 +132,8 @@ class UnitTables(StepConsumer):
 def described(rows: pl.DataFrame) -> pl.DataFrame:
     """Return training rows with what the splits ask of them.
 
-    `key` names the prompt, the group where that is not known; `truncated`, `lag`, `sign` and `pass_rate` are classes,
-    null where the rows do not say.
+    `key` names the prompt, the group where that is not known; `failed`, `truncated`, `lag`, `sign` and `pass_rate` are
+    classes, null where the rows do not say.
     """
     group = pl.format("g{}/{}", "step", pl.coalesce("group", -1 - pl.col("row")))
     lag = pl.col("policy_version_max").max().over("step") - pl.col("policy_version_min")
@@ -133,6 +144,7 @@ def described(rows: pl.DataFrame) -> pl.DataFrame:
     passed = pl.when(all_low).then(0).when(all_high).then(3).when(mean < 0.5).then(1).otherwise(2)
     return rows.with_columns(
         key=pl.when(pl.col("prompt") != 0).then(pl.format("p{}", "prompt")).otherwise(group),
+        failed=failed().cast(pl.Int64),
         truncated=pl.when(status.is_not_null()).then(status.is_in(TRUNCATED).cast(pl.Int64)),
         lag=pl.when(lag >= 0).then(pl.sum_horizontal((lag > most).cast(pl.Int64) for most in (0, 1, 3))),
         sign=pl.coalesce("advantage", "logged_advantage").fill_nan(None).sign().cast(pl.Int64) + 1,
