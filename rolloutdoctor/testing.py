@@ -5,6 +5,7 @@ Public, so that a project that builds on this package can test its own rules and
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ from rolloutdoctor.trainers.options import Layer
 
 OF_BATCH = ("group_id", "rewards", "status", "error", "turns")
 """Columns that a batch keeps apart from those of rows and of tokens."""
+
+_OF_POLICIES = ("policy_log_probs", "old_log_probs", "ref_log_probs", "rollout_log_probs", "values")
 
 TokenValues = float | Sequence[Sequence[float]]
 """One number for every token, or one sequence for each row."""
@@ -85,41 +88,28 @@ def toy_batch(
     elif isinstance(lengths, int):
         lengths = [lengths] * count
     rows = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)
-    tokens = int(rows[-1])
-
-    def token_column(given: TokenValues) -> Tensor:
-        if isinstance(given, int | float):
-            return torch.full((tokens,), float(given))
-        return torch.tensor([value for row in given for value in row], dtype=torch.float32)
-
-    named: dict[str, TokenValues | None] = {
-        "policy_log_probs": policy,
-        "old_log_probs": old,
-        "ref_log_probs": ref,
-        "rollout_log_probs": rollout,
-        "values": values,
-        **(per_token or {}),
-    }
-    columns = {name: token_column(given) for name, given in named.items() if given is not None}
-    columns["response_mask"] = token_column(1 if mask is None else mask)
-    for name in columns:
-        if name.startswith("response_mask"):
-            columns[name] = columns[name] != 0
-    row_columns: dict[str, Tensor] = {
-        "reward": torch.tensor([score for scores in rewards for score in scores], dtype=torch.float64)
-    }
-    for name, numbers in (per_row or {}).items():
-        row_columns[name] = torch.tensor(numbers)
+    named: dict[str, TokenValues | None] = dict(zip(_OF_POLICIES, (policy, old, ref, rollout, values), strict=True))
+    named |= {**(per_token or {}), "response_mask": 1 if mask is None else mask}
+    columns = {name: _token_column(name, x, int(rows[-1])) for name, x in named.items() if x is not None}
+    reward_N = torch.tensor([score for scores in rewards for score in scores], dtype=torch.float64)
     return RolloutBatch(
         step=step,
         split=split,
         rows=rows,
         groups=Groups.of(index_N, len(rewards)),
-        per_row=row_columns,
+        per_row={"reward": reward_N, **{name: torch.tensor(numbers) for name, numbers in (per_row or {}).items()}},
         per_token=columns,
         group_ids=[f"g{group}" for group in range(len(rewards))],
         sample_ids=[f"r{row}" for row in range(count)],
     )
+
+
+def _token_column(name: str, given: TokenValues, tokens: int) -> Tensor:
+    if isinstance(given, int | float):
+        column_T = torch.full((tokens,), float(given))
+    else:
+        column_T = torch.tensor([value for row in given for value in row], dtype=torch.float32)
+    return column_T != 0 if name.startswith("response_mask") else column_T
 
 
 def toy_turns(*rows: Sequence[tuple[str, int, int]]) -> Turns:
@@ -178,13 +168,7 @@ def random_batch(
     (13, True)
     """
     draw = torch.Generator().manual_seed(seed)
-
-    def uniform(count: int) -> Tensor:
-        return torch.rand(count, generator=draw, dtype=torch.float64)
-
-    def normal(count: int) -> Tensor:
-        return torch.randn(count, generator=draw, dtype=torch.float64)
-
+    uniform, normal = (partial(kind, generator=draw, dtype=torch.float64) for kind in (torch.rand, torch.randn))
     index_N = torch.repeat_interleave(torch.tensor(list(sizes)))
     count = len(index_N)
     if not adjacent:
@@ -201,8 +185,7 @@ def random_batch(
         columns[name] = policy_T + spread * normal(tokens)
     columns["values"] = normal(tokens)
     per_token = {name: column.to(dtype) for name, column in columns.items()}
-    per_token["response_mask_pre"] = before_T
-    per_token["response_mask"] = before_T & ~rejected_T
+    per_token |= {"response_mask_pre": before_T, "response_mask": before_T & ~rejected_T}
     reward_N = (uniform(count) < 0.5).double() if binary else normal(count)
     return RolloutBatch(
         step=0,

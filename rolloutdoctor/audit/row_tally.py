@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -86,7 +86,6 @@ def tally_rows(
         rows: which rows the values are of.
     """
     logged, recomputed, radius = values
-    gap = (logged - recomputed).abs()
     units = in_radii(logged, recomputed, radius)
     is_off = compared & (units > 1)
     in_doubt = is_off & doubted
@@ -100,14 +99,9 @@ def tally_rows(
     if not off:
         steps = int(count > 0)
         return QuantityTally(stage, count, count, worst, None, dropped, reason, steps, radius=least, lengths=lengths)
-    bits = _bits(logged[is_off], gap[is_off], radius[is_off])
     first = int(is_off.nonzero()[0])
     its = (step, rows.name(first), float(logged[first]), float(recomputed[first]))
-    ours, theirs, around = logged[is_off], recomputed[is_off], radius[is_off]
-    low, high = ours - theirs - around, ours - theirs + around
-    one, two = (ours - around) / theirs, (ours + around) / theirs
-    factor_low, factor_high = torch.minimum(one, two), torch.maximum(one, two)
-    return QuantityTally(
+    tally = QuantityTally(
         stage=stage,
         compared=count,
         agree=count - off,
@@ -118,17 +112,30 @@ def tally_rows(
         steps=1,
         steps_off=1,
         last_off=step,
+        radius=least,
+        line=_off_line(logged[compared], recomputed[compared]),
+        groups=groups,
+        lengths=lengths,
+    )
+    return _with_bounds(tally, logged[is_off], recomputed[is_off], radius[is_off])
+
+
+def _with_bounds(tally: QuantityTally, logged: Tensor, recomputed: Tensor, radius: Tensor) -> QuantityTally:
+    """Add the factors and the offsets that would explain all values that disagree, ``[n]`` float64 each."""
+    gap = logged - recomputed
+    bits = _bits(logged, gap.abs(), radius)
+    low, high = gap - radius, gap + radius
+    one, two = (logged - radius) / recomputed, (logged + radius) / recomputed
+    factor_low, factor_high = torch.minimum(one, two), torch.maximum(one, two)
+    return replace(
+        tally,
         factor_low=_end(factor_low.max(), math.inf),
         factor_high=_end(factor_high.min(), -math.inf),
         offset_low=_end(low.max(), math.inf),
         offset_high=_end(high.min(), -math.inf),
-        radius=least,
         bits=rounded_down(float(bits.sum())),
         telling=int((bits > 0).sum()),
-        above=(float((ours - theirs).min()), float((ours - theirs).max())),
-        line=_off_line(logged[compared], recomputed[compared]),
-        groups=groups,
-        lengths=lengths,
+        above=(float(gap.min()), float(gap.max())),
     )
 
 

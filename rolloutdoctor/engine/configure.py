@@ -121,12 +121,7 @@ def configure(
             raise UsageError("options were set, but nothing says which trainer they are of: add --trainer NAME")
         return None
     spec = find(name)
-    origin, assumed = "--trainer", False
-    if not version and same and metadata.trainer_version:
-        version, origin = metadata.trainer_version, metadata.origin_of("trainer_version")
-        assumed = origin.startswith((FROM_NAMES, FROM_OPTIONS))
-    if not version:
-        version, origin, assumed = spec.read_code[-1].name, f"newest {name} known here", True
+    version, origin, assumed = _version(spec, version, metadata if same else RunMetadata())
     release = spec.release(version)
     if release.state == "older" and not lenient:
         raise UsageError(
@@ -148,6 +143,16 @@ def configure(
         objective = fix.apply(objective)
     labels = tuple(fix.label for fix in fixes)
     return Configured(spec, version, origin, assumed, config, objective, release, labels)
+
+
+def _version(spec: Trainer, asked: str, metadata: RunMetadata) -> tuple[str, str, bool]:
+    """Choose the version as asked, else the file's, else the newest; with its origin, and True if nothing states it."""
+    if asked:
+        return asked, "--trainer", False
+    if metadata.trainer_version:
+        origin = metadata.origin_of("trainer_version")
+        return metadata.trainer_version, origin, origin.startswith((FROM_NAMES, FROM_OPTIONS))
+    return spec.read_code[-1].name, f"newest {spec.name} known here", True
 
 
 def layers_of(metadata: RunMetadata) -> list[Layer]:

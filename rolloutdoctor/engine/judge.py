@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 from rolloutdoctor.audit.tally import AuditTally
 from rolloutdoctor.data.step_key import StepKey
-from rolloutdoctor.engine.assumptions import find_doubts, temper
+from rolloutdoctor.engine.assumptions import Doubt, find_doubts, temper
 from rolloutdoctor.engine.configure import Configured
 from rolloutdoctor.engine.coverage import nothing_found, of_unknown_loss
 from rolloutdoctor.engine.follows import AUDIT, by_cause
@@ -62,50 +62,18 @@ def judge(
     means = {name: tally for name, tally in audit.items() if tally.window > 1}
     context = replace(diagnosed(plan, diagnosis, audit), means=means, audit=audit)
     context = replace(context, gaps=gaps_of(state.tables.whole.metrics, context.metrics))
-    findings: list[Finding] = []
-    clean: list[tuple[str, str]] = []
-    excluded: list[Excluded] = []
-    skipped, not_applicable = list(plan.skipped), list(plan.not_applicable)
-    notes = _notes(plan, state)
-    notes += [question for rule in RULES for question in rule.questions(context)]
+    notes = [*_notes(plan, state), *(question for rule in RULES for question in rule.questions(context))]
     doubts = find_doubts(context, diagnosis.fixes)
+    outcomes: list[tuple[AnyRule, Finding | NotApplicable | Skipped | Excluded | None]] = []
     for rule in plan.rules:
         seen = _seen_by(rule, state, context)
-        if seen.is_empty and seen.skipped_steps:
-            skipped.append(_never_measured(rule, seen, state))
-            continue
-        if seen.is_empty and (not state.seen or "train" in rule.splits):
-            missing = "no training rows were read" if state.seen else _nothing_read(context)
-            skipped.append(Skipped(rule.code, rule.name, missing, "widen --steps or --split"))
-            continue
-        if seen.skipped_steps:
-            reason = "where a column it needs is null" + (", or which could not be evaluated" if state.failures else "")
-            notes.append(f"{rule.code} could not look at {counted(seen.skipped_steps, 'step')}, {reason}")
-        total = rule.measured(seen.run, context)
-        unseen = rule.inconclusive_reason(total, context)
-        if unseen is not None:
-            of_loss = of_unknown_loss(rule, context)
-            why = of_loss or Skipped(rule.code, rule.name, unseen.reason, unseen.remedy)
-            skipped += [one for one in [with_unread(rule, why, context)] if isinstance(one, Skipped)]
-            continue
-        judgement = rule.judge(total, context)
-        untested = nothing_found(rule, total, context, seen.skipped_steps) if judgement is None else None
-        untested = untested and with_unread(rule, untested, context)
-        verdict = None if isinstance(untested, NotApplicable) else temper(rule, judgement, doubts, context)
-        if isinstance(verdict, Judgement):
-            findings.append(_finding(rule, seen, total, verdict))
-        elif verdict is not None:
-            skipped.append(verdict)
-        elif isinstance(untested, NotApplicable):
-            not_applicable.append(untested)
-        elif untested is not None:
-            skipped.append(untested)
-        else:
-            clean.append((rule.code, rule.name))
-            bound = rule.excluded(total, context)
-            excluded += [] if bound is None else [bound]
+        notes += _partly_seen(rule, seen, state)
+        outcomes.append((rule, _outcome(rule, seen, state, context, doubts)))
+    skipped = [*plan.skipped, *(one for _, one in outcomes if isinstance(one, Skipped))]
+    not_applicable = [*plan.not_applicable, *(one for _, one in outcomes if isinstance(one, NotApplicable))]
     made_by = context.made_by if configured is None else (configured.trainer.name, configured.version)
-    ordered = by_cause(findings, context)
+    ordered = by_cause([one for _, one in outcomes if isinstance(one, Finding)], context)
+    left = {**_means_left(audit, state, context), **_never_compared(audit, context)}
     return Report(
         version=__version__,
         device=device,
@@ -115,14 +83,12 @@ def judge(
         trainer_version=made_by[1],
         config=configured.settings() if configured else {},
         findings=ordered,
-        clean=tuple(clean),
+        clean=tuple((rule.code, rule.name) for rule, one in outcomes if one is None or isinstance(one, Excluded)),
         skipped=tuple(sorted(skipped, key=lambda one: one.code)),
         notes=tuple(notes),
-        audit=_audit(audit, diagnosis, {**_means_left(audit, state, context), **_never_compared(audit, context)})
-        if stages
-        else (),
+        audit=_audit(audit, diagnosis, left) if stages else (),
         not_applicable=tuple(sorted(not_applicable, key=lambda one: one.code)),
-        excluded=tuple(excluded),
+        excluded=tuple(one for _, one in outcomes if isinstance(one, Excluded)),
         vitals=vitals_of(state.tables.whole.metrics, context, ordered),
         likely_trainers=writers(context.metrics) if made_by[0] is None else (),
         release=None if configured is None else configured.release.state,
@@ -130,6 +96,29 @@ def judge(
         files=context.files,
         unknown_options=() if context.config is None else context.config.unknown,
     )
+
+
+def _outcome(
+    rule: AnyRule, seen: "Seen", state: RunState, context: Context, doubts: Mapping[str, Doubt]
+) -> Finding | NotApplicable | Skipped | Excluded | None:
+    """Judge one rule; if the run is clean, return what it excludes, or None."""
+    if seen.is_empty and seen.skipped_steps:
+        return _never_measured(rule, seen, state)
+    if seen.is_empty and (not state.seen or "train" in rule.splits):
+        missing = "no training rows were read" if state.seen else _nothing_read(context)
+        return Skipped(rule.code, rule.name, missing, "widen --steps or --split")
+    total = rule.measured(seen.run, context)
+    unseen = rule.inconclusive_reason(total, context)
+    if unseen is not None:
+        of_loss = of_unknown_loss(rule, context)
+        return with_unread(rule, of_loss or Skipped(rule.code, rule.name, unseen.reason, unseen.remedy), context)
+    judgement = rule.judge(total, context)
+    untested = nothing_found(rule, total, context, seen.skipped_steps) if judgement is None else None
+    untested = untested and with_unread(rule, untested, context)
+    verdict = None if isinstance(untested, NotApplicable) else temper(rule, judgement, doubts, context)
+    if isinstance(verdict, Judgement):
+        return _finding(rule, seen, total, verdict)
+    return verdict or untested or rule.excluded(total, context)
 
 
 def diagnosed(plan: Plan, diagnosis: Diagnosis, audit: AuditTally) -> Context:
@@ -291,6 +280,13 @@ def _never_measured(rule: AnyRule, seen: Seen, state: RunState) -> Skipped:
         f"a column it needs is null in all of {counted(seen.skipped_steps, 'step')}",
         "record that column for every row",
     )
+
+
+def _partly_seen(rule: AnyRule, seen: Seen, state: RunState) -> list[str]:
+    if seen.is_empty or not seen.skipped_steps:
+        return []
+    reason = "where a column it needs is null" + (", or which could not be evaluated" if state.failures else "")
+    return [f"{rule.code} could not look at {counted(seen.skipped_steps, 'step')}, {reason}"]
 
 
 def _nothing_read(context: Context) -> str:

@@ -128,10 +128,7 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
     if not batch.has(*advantage_columns(objective)):
         return None
     batch = _as_compared(batch, objective)
-    score_N = task_scores(batch, objective, dtype)
-    penalty_T = reward_penalty(batch, objective, dtype)
-    if penalty_T is not None:
-        score_N = score_N - seg.total(penalty_T, batch.rows)
+    score_N = _penalised(batch, objective, dtype)
     weight_T = rollout_weights(batch, objective, dtype)
     length_N = rejected_N = None
     if "response_mask" in batch.per_token:
@@ -162,11 +159,7 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
     over = whitening_population(batch, rule)
     scores = Scores(clean_N, in_baseline_N, counted_N, groups, clean, _scaled_together(batch, objective), over, first_N)
     found = scores.shared(ESTIMATORS[rule.estimator](scores, rule))
-
-    def given(value_N: Tensor) -> Tensor:
-        return torch.where(ends_masked(batch), 0.0, value_N) if rule.masked_end == "lost" else value_N
-
-    value_N = given(found.value_N)
+    value_N = _without_masked_ends(batch, found.value_N, rule)
     if rule.whitened:
         value_N = _whitened(value_N, counted_N, over, rule)
     if rule.token_levels is not None:
@@ -187,14 +180,30 @@ def _rows(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> RowR
     )
     if rule.single:
         own_N = _in_single(batch, part)
-        value_N = given(own_N if first_N is None else own_N[first_N])
+        value_N = _without_masked_ends(batch, own_N if first_N is None else own_N[first_N], rule)
+    return replace(part, advantage_N=_bounded(batch, value_N, equal_N, objective))
+
+
+def _penalised(batch: RolloutBatch, objective: Objective, dtype: torch.dtype) -> Tensor:
+    """Scores of the rows without what their tokens are charged, ``[N]``."""
+    score_N, penalty_T = task_scores(batch, objective, dtype), reward_penalty(batch, objective, dtype)
+    return score_N if penalty_T is None else score_N - seg.total(penalty_T, batch.rows)
+
+
+def _without_masked_ends(batch: RolloutBatch, value_N: Tensor, rule: AdvantageRule) -> Tensor:
+    """Advantages, 0 where they are given to a last token that is masked, and so lost."""
+    return torch.where(ends_masked(batch), 0.0, value_N) if rule.masked_end == "lost" else value_N
+
+
+def _bounded(batch: RolloutBatch, value_N: Tensor, equal_N: Tensor, objective: Objective) -> Tensor:
+    """Advantages as the rule bounds them: 0 of equal rewards, where it says so, and of rows that failed."""
+    rule, failed_N = objective.advantage, failed_rows(batch, objective.baseline_rows.without)
     if rule.exact_zero:
         value_N = value_N.masked_fill(equal_N, 0.0)
-    failed_N = failed_rows(batch, objective.baseline_rows.without)
     if failed_N is not None:
         # What failed says nothing of its response.
         value_N = value_N.masked_fill(failed_N, 0.0)
-    return replace(part, advantage_N=value_N if rule.bounds is None else value_N.clamp(*rule.bounds))
+    return value_N if rule.bounds is None else value_N.clamp(*rule.bounds)
 
 
 def _counted(batch: RolloutBatch, without: Container[RowSet], score_N: Tensor, rejected_N: Tensor | None) -> Tensor:

@@ -170,19 +170,7 @@ def completed(
     if not ours:
         return metadata
     trainer = ours[0].trainer
-    options = {option.name: option for option in TRAINERS[trainer].options}
-    config: dict[str, object] = {}
-    origins: dict[str, str] = {}
-    for one in ours:
-        for name, value in one.values.items():
-            if name not in options:
-                continue
-            if is_empty(value) and not options[name].optional:
-                tell(f"{name} is empty in {one.origin}: it is not used")
-                continue
-            if str(config.setdefault(name, value)) != str(value):
-                tell(f"{name} is {config[name]} in {origins[name]} and {value} in {one.origin}: the first is used")
-            origins.setdefault(name, one.origin)
+    config, origins = _merged(ours, tell)
     length = _total_steps(ours, TRAINERS[trainer])
     release = next((one for one in ours if one.version), None)
     if release is not None:
@@ -210,6 +198,24 @@ def completed(
     places = dict.fromkeys(origins.values())
     tell(f"options of {trainer} from {', '.join(places)}")
     return found.with_total_steps(length)
+
+
+def _merged(stated: Sequence[Stated], tell: Tell) -> tuple[dict[str, object], dict[str, str]]:
+    """Merge options of one trainer, the most certain first, and return their values and their origins."""
+    options = {option.name: option for option in TRAINERS[stated[0].trainer].options}
+    config: dict[str, object] = {}
+    origins: dict[str, str] = {}
+    for one in stated:
+        for name, value in one.values.items():
+            if name not in options:
+                continue
+            if is_empty(value) and not options[name].optional:
+                tell(f"{name} is empty in {one.origin}: it is not used")
+                continue
+            if str(config.setdefault(name, value)) != str(value):
+                tell(f"{name} is {config[name]} in {origins[name]} and {value} in {one.origin}: the first is used")
+            origins.setdefault(name, one.origin)
+    return config, origins
 
 
 def _logs_as(stated: Trainer, known: Trainer) -> bool:

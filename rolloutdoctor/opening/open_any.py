@@ -66,18 +66,7 @@ def open_any(
             paths = with_nested(paths, _is_run, tell)
     logs = logs_of(paths) if logs_alone and not options.asked_for else ()
     if logs:
-        kinds = ", ".join(dict.fromkeys(kind_of(Path(log.path)) or "a table of metrics" for log in logs))
-        tell(f"logged metrics without rollouts ({kinds})")
-        notes = ReaderNotes()
-        metrics = read_logs(logs, notes)
-        writer = trainer_from_metric_names(metrics.names())
-        if writer is None and not writers(metrics.names()):
-            tell_generic_names(metrics.names(), notes)
-        stated = stated_beside(tuple(dict.fromkeys((*given, *paths))), logs, tell)
-        # Of trainers that share their names, what is stated decides.
-        writer = next((TRAINERS[one.trainer] for one in stated if one.trainer in writers(metrics.names())), writer)
-        metadata = completed(RunMetadata(), stated, tell, writer).with_total_steps(metrics.total_steps)
-        yield Run((), metadata, metrics, logs, notes=notes)
+        yield _of_logs(logs, tuple(dict.fromkeys((*given, *paths))), tell)
         return
     found = detect_dump(paths, options)
     if found is None:
@@ -96,6 +85,22 @@ def open_any(
         logged = [Source(str(each), name) for each in [metrics_path(path)] if each.exists()]
         metrics = read_metrics(logged, sink.note)
         yield Run([file], file.metadata, metrics, found.sources, found.logs, sink.note)
+
+
+def _of_logs(logs: Sequence[Source], beside: Sequence[str], tell: Callable[[str], None]) -> Run:
+    """Read logs without rollouts as a run, with the options that lie beside these paths."""
+    kinds = ", ".join(dict.fromkeys(kind_of(Path(log.path)) or "a table of metrics" for log in logs))
+    tell(f"logged metrics without rollouts ({kinds})")
+    notes = ReaderNotes()
+    metrics = read_logs(logs, notes)
+    writer = trainer_from_metric_names(metrics.names())
+    if writer is None and not writers(metrics.names()):
+        tell_generic_names(metrics.names(), notes)
+    stated = stated_beside(beside, logs, tell)
+    # Of trainers that share their names, what is stated decides.
+    writer = next((TRAINERS[one.trainer] for one in stated if one.trainer in writers(metrics.names())), writer)
+    metadata = completed(RunMetadata(), stated, tell, writer).with_total_steps(metrics.total_steps)
+    return Run((), metadata, metrics, logs, notes=notes)
 
 
 @contextmanager

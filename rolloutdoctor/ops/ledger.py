@@ -126,19 +126,8 @@ def split(units: Units, times_P: Floats | None = None) -> Split:
         mean_PWK = _with_missing(mean_PWK, all_PW, kept_PW)
         level_WK = _weighted(all_PW, mean_PWK)
         lines[LOST] = (means_WK - level_WK)[1] - (means_WK - level_WK)[0]
-    common_P = np.all(all_PW > 0, axis=1)
-    shares_W = all_PW[common_P].sum(axis=0)
-    comparable = bool((shares_W >= FEWEST_COMMON).all())
-    v_PW = all_PW
-    if comparable:
-        own_PW = np.where(common_P[:, None], all_PW, 0.0) / shares_W
-        v_PW = np.repeat(own_PW[:, 1:], 2, axis=1)
-        alone_WK = _weighted(own_PW, mean_PWK)
-        alike_WK = _weighted(v_PW, mean_PWK)
-        lines[NEW] = level_WK[1] - alone_WK[1]
-        lines[GONE] = alone_WK[0] - level_WK[0]
-        lines[DRAWN] = alike_WK[0] - alone_WK[0]
-        level_WK = alike_WK
+    of_prompts, v_PW, level_WK, comparable = _by_prompts(all_PW, mean_PWK, level_WK)
+    lines |= of_prompts
     rest_K = level_WK[1] - level_WK[0]
     has_P = np.all(kept_PW > 0, axis=1) if comparable else np.ones(count, dtype=bool)
     u_n = kept_n * (np.where(has_P[:, None], v_PW, 0.0) / np.where(kept_PW > 0, kept_PW, 1)).reshape(-1)[cell_n]
@@ -154,6 +143,29 @@ def split(units: Units, times_P: Floats | None = None) -> Split:
     # Prompts of which nothing is left in a window have no units here.
     spread_P = np.where(has_P, 0.0, _change((v_PW[:, :, None] * mean_PWK).sum(axis=2)))
     return Split(lines, comparable, by_prompt + spread_P, tuple(unidentified), u_n, left_nK, classes)
+
+
+def _by_prompts(all_PW: Floats, mean_PWK: Floats, level_WK: Floats) -> tuple[dict[str, Floats], Floats, Floats, bool]:
+    """Split what the prompts of one window alone and the draws of the others change.
+
+    Returns:
+        Their lines, the weights ``[P, W]`` and the means ``[W, K]`` that are left, and whether the windows have prompts
+        in common; without them there are no lines.
+    """
+    common_P = np.all(all_PW > 0, axis=1)
+    shares_W = all_PW[common_P].sum(axis=0)
+    if not (shares_W >= FEWEST_COMMON).all():
+        return {}, all_PW, level_WK, False
+    own_PW = np.where(common_P[:, None], all_PW, 0.0) / shares_W
+    v_PW = np.repeat(own_PW[:, 1:], 2, axis=1)
+    alone_WK = _weighted(own_PW, mean_PWK)
+    alike_WK = _weighted(v_PW, mean_PWK)
+    lines = {
+        NEW: level_WK[1] - alone_WK[1],
+        GONE: alone_WK[0] - level_WK[0],
+        DRAWN: alike_WK[0] - alone_WK[0],
+    }
+    return lines, v_PW, alike_WK, True
 
 
 def _with_missing(mean_PWK: Floats, all_PW: Floats, kept_PW: Floats) -> Floats:

@@ -323,16 +323,23 @@ def resolve(
                 settings[name] = Setting(found, layer.origin)
         if misnamed:
             raise misnamed[0]
+    _fill_defaults(settings, options, version, trainer, "" if release is None else release.state)
+    ordered = {option.name: settings[option.name] for option in options}
+    return Config(version, ordered, unusable=unusable, unknown=tuple(unknown))
+
+
+def _fill_defaults(
+    settings: dict[str, Setting], options: tuple[Option, ...], version: tuple[int, ...], trainer: str, state: str
+) -> None:
+    """Add the defaults of options that no layer sets; one that decides nothing is not assumed."""
     for option in options:
         if option.name not in settings:
             follows = option.follows if option.exists_at(version) else None
             value = option.default_at(version) if follows is None else follows(settings, version)
-            settings[option.name] = _default(option, value, version, trainer, "" if release is None else release.state)
+            settings[option.name] = _default(option, value, version, trainer, state)
     for option in options:
         if settings[option.name].assumed and option.is_idle(settings):
             settings[option.name] = replace(settings[option.name], assumed=False)
-    ordered = {option.name: settings[option.name] for option in options}
-    return Config(version, ordered, unusable=unusable, unknown=tuple(unknown))
 
 
 def unknown_loss(option: str, why: str) -> str:

@@ -237,8 +237,8 @@ BOUNDARIES = [
         ("info", AT_END),
     ),
     near("RDI005", "integrity.logprob_placeholder.APART", 0.75, lambda x: pairs(-1.0, -1.0 - x), "clean", "warning"),
-    near("RDI005", "integrity.logprob_placeholder.LOWEST", -1000.0, lambda x: pairs(x, -2.0), "clean", "error"),
-    near("RDI005", "integrity.logprob_placeholder.HIGHEST", 0.05, lambda x: pairs(x, -2.0), "clean", "warning"),
+    near("RDI005", "measures.placeholders.LOWEST", -1000.0, lambda x: pairs(x, -2.0), "clean", "error"),
+    near("RDI005", "measures.placeholders.HIGHEST", 0.05, lambda x: pairs(x, -2.0), "clean", "warning"),
     near("RDI006", "integrity.mask_leak.LOWEST", -12.0, low_run, "skipped", "warning: # tokens in runs of three"),
     near("RDI006", "integrity.mask_leak.UNLIKELY", -1.0, zeros, "skipped", "warning: # tokens in runs to which"),
     near(
@@ -294,9 +294,18 @@ BOUNDARIES = [
         ("skipped", "warning"),
         {"trainer": "trl"},
     ),
-    near("RDO001", f"{MISMATCH}.SURE", log(0.5), lambda x: pairs(x, -5.0), "warning: the sampler gave", "info"),
-    near("RDO001", f"{MISMATCH}.APART", 2.0, lambda x: pairs(-0.1, -0.1 - x), "info", "warning: the sampler gave"),
-    near("RDO001", f"{MISMATCH}.FAR", 0.1, apart, "info", "warning: .* disagree in"),
+    near(
+        "RDO001", "measures.weight_sums.SURE", log(0.5), lambda x: pairs(x, -5.0), "warning: the sampler gave", "info"
+    ),
+    near(
+        "RDO001",
+        "measures.weight_sums.APART",
+        2.0,
+        lambda x: pairs(-0.1, -0.1 - x),
+        "info",
+        "warning: the sampler gave",
+    ),
+    near("RDO001", "measures.weight_sums.FAR", 0.1, apart, "info", "warning: .* disagree in"),
     RowBoundary("RDO001", f"{MISMATCH}.MOST_FAR", apart(0.5), apart(0.5, 96), ("warning: .* disagree in", "info")),
     near("RDO005", "off_policy.quantized_logprobs.LARGE", 0.1, lambda x: lattice(round(x, 3)), "skipped", "info"),
     near("RDO003", "off_policy.temperature_mismatch.MOVED", 0.02, moved, "warning", "skipped"),

@@ -72,26 +72,12 @@ def check(
     executor, rules = scale.executor(), judging.rules()
     must_test = verdict.required(judging.require, rules)
     options = groups.read_options(CheckOptions, source, part, rules=rules)
-    _refuse_beside(
-        "--each checks one run after the other" if each else "--list prints the places of one rule" if list_ else "",
-        {
-            "--follow": following.follow,
-            "--save-state": save_state is not None,
-            "--workers": scale.workers > 1,
-            "--engine": scale.engine is not None,
-            "--baseline": baselines.baseline is not None,
-            "--write-baseline": baselines.write_baseline is not None,
-            "--list": each and list_ is not None,
-        },
-    )
-    following.refuse_unless_followed()
-    if following.follow and not scale.is_one_process:
-        raise UsageError("--follow takes one process; leave --workers and --engine out")
     memory = replace(options.memory, beside=None if scale.state_dir is None else Path(scale.state_dir))
     options = replace(options, fixes=tuple(choose(text) for text in fix or []), memory=memory)
     asked = Asked(
         paths, source, options, judging, must_test, each, list_, scale, executor, save_state, following, baselines
     )
+    _refuse_contradictions(asked)
     raise SystemExit(mode_of(asked)(asked))
 
 
@@ -104,6 +90,30 @@ def _unused(context: typer.Context) -> dict[str, bool]:
     others = [option for option in context.command.params if option.name not in _OF_MEASURED]
     sources = {option.opts[0]: context.get_parameter_source(option.name or "") for option in others}
     return {name: source is not None and source.name == "COMMANDLINE" for name, source in sources.items()}
+
+
+def _refuse_contradictions(asked: Asked) -> None:
+    """Refuse options of which one leaves nothing for the other to do.
+
+    Raises:
+        UsageError: if such are given together.
+    """
+    each, list_, scale, baselines = asked.each, asked.list_, asked.scale, asked.baselines
+    _refuse_beside(
+        "--each checks one run after the other" if each else "--list prints the places of one rule" if list_ else "",
+        {
+            "--follow": asked.following.follow,
+            "--save-state": asked.save_state is not None,
+            "--workers": scale.workers > 1,
+            "--engine": scale.engine is not None,
+            "--baseline": baselines.baseline is not None,
+            "--write-baseline": baselines.write_baseline is not None,
+            "--list": each and list_ is not None,
+        },
+    )
+    asked.following.refuse_unless_followed()
+    if asked.following.follow and not scale.is_one_process:
+        raise UsageError("--follow takes one process; leave --workers and --engine out")
 
 
 def _refuse_beside(what: str, given: Mapping[str, bool]) -> None:

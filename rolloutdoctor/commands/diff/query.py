@@ -66,19 +66,7 @@ def diff(
 
 
 def _diff(run: Run, options: DiffOptions, progress: Progress | None, executor: Executor | None) -> Comparison:
-    if options.all_fixes and (options.fixes or options.against or options.without or options.by or options.top):
-        raise UsageError(
-            "--all-fixes is one table of every fix: leave out --fix, --against, --without, --by, --top and --top-tokens"
-        )
-    if not options.all_fixes and not options.fixes and not options.against and not options.without:
-        raise UsageError(
-            "nothing to compare with: add --fix NAME (see `rolloutdoctor explain fixes`), --all-fixes, "
-            "--against KEY=VALUE, --without ROWS or --top N"
-        )
-    if (options.fixes or options.against) and options.without:
-        raise UsageError("--without compares a step with itself: leave out --fix and --against")
-    if options.by is not None and options.by not in PARTS:
-        raise UsageError(f"no parts by {options.by!r} (known: {', '.join(PARTS)})")
+    _refuse_contradictions(options)
     run, options = with_identified(run, options)
     configured = need_trainer(configure(run.metadata, options.trainer, options.layers), run)
     if options.without and configured.objective.unknown_loss:
@@ -130,6 +118,27 @@ def _diff(run: Run, options: DiffOptions, progress: Progress | None, executor: E
         advantages=seen.figure,
         untried=untried,
     )
+
+
+def _refuse_contradictions(options: DiffOptions) -> None:
+    """Refuse options that leave nothing to compare, or of which one leaves nothing for the other to do.
+
+    Raises:
+        UsageError: if such are given.
+    """
+    if options.all_fixes and (options.fixes or options.against or options.without or options.by or options.top):
+        raise UsageError(
+            "--all-fixes is one table of every fix: leave out --fix, --against, --without, --by, --top and --top-tokens"
+        )
+    if not options.all_fixes and not options.fixes and not options.against and not options.without:
+        raise UsageError(
+            "nothing to compare with: add --fix NAME (see `rolloutdoctor explain fixes`), --all-fixes, "
+            "--against KEY=VALUE, --without ROWS or --top N"
+        )
+    if (options.fixes or options.against) and options.without:
+        raise UsageError("--without compares a step with itself: leave out --fix and --against")
+    if options.by is not None and options.by not in PARTS:
+        raise UsageError(f"no parts by {options.by!r} (known: {', '.join(PARTS)})")
 
 
 def _effect(state: DiffState, side: str, by: str | None, *, joint: bool) -> Effect:

@@ -12,6 +12,7 @@ from rolloutdoctor.commands.diff.rows import side_rows
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.some_rows import heaviest, scattered, without
 from rolloutdoctor.evaluation.evaluate import Evaluation, evaluate
+from rolloutdoctor.evaluation.token_sums import TokenSums
 from rolloutdoctor.io.locations.small_files import read_small
 from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.rules.base import counted
@@ -113,44 +114,12 @@ def rows_without(
     out_T = seg.expand(rows_N, batch.rows) | tokens_T
     after: Evaluation | None = None
     grad_T, kl_T, loss_T = (torch.where(out_T, 0.0, x_T.double()) for x_T in (kept.grad_T, kept.kl_T, kept.loss_T))
-    values: dict[str, Tensor] = {}
     if left.afresh:
-        kept_N, kept_T = ~rows_N, ~seg.expand(rows_N, batch.rows)
         reduced = without(batch, rows_N, tokens_T)
         after = evaluate(reduced, before.objective, dtype=before.dtype, per_token=True, logged=logged)
-        assert after.tokens is not None
-        assert after.per_token is not None
-        none_T = torch.zeros_like(grad_T)
-        grad_T = scattered(after.per_token.grad_T.double(), kept_T, none_T)
-        none_N = torch.zeros_like(tokens.weight_N)
-        part = after.tokens
-        for name, x_K in {
-            "policy_loss_after": part.policy_N * part.policy_weight_N,
-            "kl_loss_after": part.kl_loss_N * part.weight_N,
-            "kl_after": part.kl_N,
-            "weight_after": part.weight_N,
-            "policy_weight_after": part.policy_weight_N,
-            "tokens_after": reduced.trained.diff(),
-        }.items():
-            values[name] = scattered(x_K, kept_N, none_N)
-        if after.rows is not None and after.rows.advantage_N is not None and before.rows.advantage_N is not None:
-            values["advantage_after"] = scattered(after.rows.advantage_N, kept_N, before.rows.advantage_N)
-            values["advantage_gap"] = (values["advantage_after"] - before.rows.advantage_N).abs()
-            if after.rows.baseline_N is not None and before.rows.baseline_N is not None:
-                values["baseline_after"] = scattered(after.rows.baseline_N, kept_N, before.rows.baseline_N)
+        grad_T, values = _afresh(before, after, rows_N)
     else:
-        touched_N = seg.total(out_T, batch.rows) > 0
-        kl_N, kl_loss_N = seg.total(kl_T, batch.rows), tokens.kl_loss_N * tokens.weight_N
-        share_N = torch.where(tokens.kl_N != 0, kl_N / tokens.kl_N, 0.0)
-        kl_after_N = torch.where(touched_N, kl_loss_N * share_N, kl_loss_N)
-        policy_N = tokens.policy_N * tokens.policy_weight_N
-        values |= {
-            "kl_loss_after": kl_after_N,
-            "policy_loss_after": torch.where(touched_N, seg.total(loss_T, batch.rows) - kl_after_N, policy_N),
-            "kl_after": torch.where(touched_N, kl_N, tokens.kl_N),
-            "weight_after": torch.where(rows_N, 0.0, tokens.weight_N),
-            "policy_weight_after": torch.where(rows_N, 0.0, tokens.policy_weight_N),
-        }
+        values = _kept(tokens, rows_N, *(seg.total(x_T, batch.rows) for x_T in (out_T, kl_T, loss_T)))
     before_T = kept.grad_T.double()
     values |= {
         "grad_l1_after": seg.total(grad_T.abs(), batch.rows),
@@ -162,6 +131,60 @@ def rows_without(
     shares = {CLIP_FRACTION: (_clipped(before), _clipped(after) if after is not None else _clipped(before, out_T))}
     touched_N = rows_N | (seg.total(tokens_T, batch.rows) > 0)
     return frame, after, shares, [names_of(batch, row)[1] for row in touched_N.nonzero().squeeze(1).tolist()]
+
+
+def _afresh(before: Evaluation, after: Evaluation, left_out_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the gradient of each token, ``[T]``, and values of each row where a step is evaluated without some."""
+    assert after.tokens is not None
+    assert after.per_token is not None
+    assert before.tokens is not None
+    assert before.rows is not None
+    kept_N, part = ~left_out_N, after.tokens
+    kept_T = ~seg.expand(left_out_N, before.batch.rows)
+    none_T = torch.zeros(len(kept_T), dtype=torch.float64, device=kept_T.device)
+    grad_T, none_N = (
+        scattered(after.per_token.grad_T.double(), kept_T, none_T),
+        torch.zeros_like(before.tokens.weight_N),
+    )
+    values: dict[str, Tensor] = {}
+    for name, x_K in {
+        "policy_loss_after": part.policy_N * part.policy_weight_N,
+        "kl_loss_after": part.kl_loss_N * part.weight_N,
+        "kl_after": part.kl_N,
+        "weight_after": part.weight_N,
+        "policy_weight_after": part.policy_weight_N,
+        "tokens_after": after.batch.trained.diff(),
+    }.items():
+        values[name] = scattered(x_K, kept_N, none_N)
+    if after.rows is not None and after.rows.advantage_N is not None and before.rows.advantage_N is not None:
+        values["advantage_after"] = scattered(after.rows.advantage_N, kept_N, before.rows.advantage_N)
+        values["advantage_gap"] = (values["advantage_after"] - before.rows.advantage_N).abs()
+        if after.rows.baseline_N is not None and before.rows.baseline_N is not None:
+            values["baseline_after"] = scattered(after.rows.baseline_N, kept_N, before.rows.baseline_N)
+    return grad_T, values
+
+
+def _kept(tokens: TokenSums, left_out_N: Tensor, out_N: Tensor, kl_N: Tensor, loss_N: Tensor) -> dict[str, Tensor]:
+    """Return the values of each row that keeps its advantage and its weight.
+
+    Args:
+        tokens: as configured.
+        left_out_N: ``[N]`` bool, rows that are left out.
+        out_N: how many tokens of each row are left out, ``[N]``.
+        kl_N: sum of the KL over those that are left, ``[N]``.
+        loss_N: that of the loss.
+    """
+    touched_N, kl_loss_N = out_N > 0, tokens.kl_loss_N * tokens.weight_N
+    share_N = torch.where(tokens.kl_N != 0, kl_N / tokens.kl_N, 0.0)
+    kl_after_N = torch.where(touched_N, kl_loss_N * share_N, kl_loss_N)
+    policy_N = tokens.policy_N * tokens.policy_weight_N
+    return {
+        "kl_loss_after": kl_after_N,
+        "policy_loss_after": torch.where(touched_N, loss_N - kl_after_N, policy_N),
+        "kl_after": torch.where(touched_N, kl_N, tokens.kl_N),
+        "weight_after": torch.where(left_out_N, 0.0, tokens.weight_N),
+        "policy_weight_after": torch.where(left_out_N, 0.0, tokens.policy_weight_N),
+    }
 
 
 def _clipped(found: Evaluation, out_T: Tensor | None = None) -> float:

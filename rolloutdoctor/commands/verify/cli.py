@@ -1,5 +1,6 @@
 """``rolloutdoctor verify``."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -17,6 +18,25 @@ EPILOG = (
     "Examples: rolloutdoctor verify run.parquet --trainer verl@0.9.1 --require advantages,kl,loss; rolloutdoctor "
     "verify --write tests/test_advantages_exact.py --trainer verl@0.9.1 --set adv_estimator=grpo"
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """Options about a test file that is written."""
+
+    write: Annotated[
+        str | None,
+        typer.Option(
+            "--write",
+            metavar="FILE",
+            help="Write a pytest file with cases and expected numbers, which needs torch alone.",
+            show_default=False,
+        ),
+    ] = None
+    function: Annotated[
+        str,
+        typer.Option("--function", metavar="MODULE:NAME", help="With --write, the function that the file tests."),
+    ] = ""
 
 
 @guarded
@@ -37,19 +57,7 @@ def verify(
             "--allow", metavar="CODE", help="Accept this known fault of the release; repeatable.", show_default=False
         ),
     ] = None,
-    write: Annotated[
-        str | None,
-        typer.Option(
-            "--write",
-            metavar="FILE",
-            help="Write a pytest file with cases and expected numbers, which needs torch alone.",
-            show_default=False,
-        ),
-    ] = None,
-    function: Annotated[
-        str,
-        typer.Option("--function", metavar="MODULE:NAME", help="With --write, the function that the file tests."),
-    ] = "",
+    written: Written,
     source: groups.Source,
     part: groups.Measured,
     format_: Annotated[
@@ -60,16 +68,10 @@ def verify(
     quiet: opt.QuietOption = False,
 ) -> None:
     """Verify that logged advantages, KL and loss follow from the options: for a trainer's own tests."""
-    if write is not None:
+    if written.write is not None:
         if paths:
             raise UsageError("--write takes no run: the cases are built in")
-        from rolloutdoctor.commands.verify.written import written_test
-
-        check_target(write, "--write")
-        layers = opt.layers(source.settings, source.trainer_config)
-        write_whole(written_test(source.trainer or "", layers, function).encode(), write)
-        if not quiet:
-            say(f"wrote {write}; run it with pytest")
+        _write_test(written.write, source, written.function, quiet=quiet)
         return
     if not paths:
         raise UsageError("give a run to verify, or --write FILE for a test file")
@@ -90,3 +92,13 @@ def verify(
     opt.warn_of_partial(run, quiet=quiet)
     if found.worst() != FOLLOWS:
         raise SystemExit(FINDINGS if found.worst() == DIFFERS else NOTHING_CHECKED)
+
+
+def _write_test(target: str, source: groups.Source, function: str, *, quiet: bool) -> None:
+    from rolloutdoctor.commands.verify.written import written_test
+
+    check_target(target, "--write")
+    layers = opt.layers(source.settings, source.trainer_config)
+    write_whole(written_test(source.trainer or "", layers, function).encode(), target)
+    if not quiet:
+        say(f"wrote {target}; run it with pytest")

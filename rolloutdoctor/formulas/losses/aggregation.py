@@ -86,19 +86,16 @@ class Layout:
         zero_N = torch.zeros(len(rows) - 1, dtype=torch.int64, device=rows.device)
         one_N = zero_N.double() + 1
         step_N = zero_N if place_N is None else place_N
-        optim_value_N, rank_N, micro_N = (zero_N if part is None else part for part in (optim_N, rank_N, micro_N))
-        if place_N is not None:
-            optim_value_N = _numbered(step_N, optim_value_N)
-        micro_index_N = _numbered(optim_value_N, rank_N, micro_N)
+        optim_N, rank_N, micro_N = (zero_N if part is None else part for part in (optim_N, rank_N, micro_N))
+        optim_value_N = _numbered(step_N, optim_N)
+        micro_index_N, rank_index_N = _numbered(optim_value_N, rank_N, micro_N), _numbered(optim_value_N, rank_N)
         forward_index_N = _numbered(optim_value_N, micro_N)
-        rank_index_N = _numbered(optim_value_N, rank_N)
         optim_index_N = micro_index_N if separate else _numbered(optim_value_N)
         steps_N = one_N if separate else _distinct(optim_index_N, step_N)
-        optim_rows_N = _summed(optim_index_N, one_N)
         # Ranks pad an evaluation with rows that it had before, and the rows do not show how many.
         one_rank = len(rank_N) > 0 and not bool((rank_N != rank_N[:1]).any())
         trajectory_index_N, trajectories_N = _trajectories(trajectory_N, optim_index_N)
-        generation_index_N = step_N if generation_N is None else _numbered(step_N, generation_N)
+        generations = (micro_index_N, one_N) if separate else _generations(generation_N, step_N, optim_index_N)
         return cls(
             micro_N=micro_index_N,
             micro_rows_N=_summed(micro_index_N, one_N),
@@ -106,12 +103,10 @@ class Layout:
             forward_rows_N=_summed(forward_index_N, one_N),
             micros_N=_distinct(micro_index_N, optim_index_N),
             optim_N=optim_index_N,
-            optim_rows_N=optim_rows_N,
-            generation_N=micro_index_N if separate else generation_index_N,
+            optim_rows_N=_summed(optim_index_N, one_N),
+            generation_N=generations[0],
             steps_N=steps_N,
-            generations_N=one_N
-            if separate or generation_N is None
-            else _distinct(_numbered(optim_index_N, generation_index_N), optim_index_N),
+            generations_N=generations[1],
             share_N=_evaluation_shares(micro_index_N, prompts if one_rank else None) if separate else 1 / steps_N,
             rank_N=rank_index_N,
             ranks_N=one_N if separate else _distinct(rank_index_N, optim_index_N),
@@ -194,6 +189,14 @@ def _evaluation_shares(batch_N: Tensor, prompts: int | None) -> Tensor:
         rows_M = torch.full_like(rows_M, full)
         rows_M[-1] = prompts % full or full
     return (rows_M / rows_M.sum())[batch_N]
+
+
+def _generations(generation_N: Tensor | None, step_N: Tensor, optim_index_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Number the generations of steps, and count those of each row's optimizer step, ``[N]`` float64."""
+    if generation_N is None:
+        return step_N, torch.ones(len(step_N), dtype=torch.float64, device=step_N.device)
+    index_N = _numbered(step_N, generation_N)
+    return index_N, _distinct(_numbered(optim_index_N, index_N), optim_index_N)
 
 
 def _trajectories(trajectory_N: Tensor | None, optim_N: Tensor) -> tuple[Tensor, Tensor]:

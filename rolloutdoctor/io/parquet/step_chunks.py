@@ -174,24 +174,13 @@ def decode_chunks(
         name: split_lists(lists(table.column(name), BY_NAME[name].kind, dtype, places[name]), starts)
         for name in wanted.tokens
     }
-    numbers_N = {
-        name: integers(table.column(name), places[name])
-        if BY_NAME[name].kind is Kind.INTEGER
-        else numbers(table.column(name))
-        for name in wanted.rows
-    }
-    numbers_N |= {name: hashes(table.column(name), BY_NAME[name].kind, places[name]) for name in wanted.hashed}
-    if {"response", "ground_truth"} <= {*wanted.hashed}:
-        numbers_N[STATED_ANSWER] = stated_answers(table.column("response"), table.column("ground_truth"))
-    if "prompt_ids" in wanted.hashed:
-        numbers_N[PROMPT_LENGTH] = cell_lengths(table.column("prompt_ids"))
-        numbers_N[PLACEHOLDER] = placeholders(table.column("prompt_ids"), places["prompt_ids"])
-    split = {name: torch.split(x_N, list(counts)) for name, x_N in numbers_N.items()}
+    split = {name: torch.split(x_N, list(counts)) for name, x_N in _numbers(table, wanted, places).items()}
     groups = identifiers(table.column("group_id"), places["group_id"]).to_pylist() if wanted.groups else None
     samples = identifiers(table.column("sample_id"), places["sample_id"]).to_pylist() if wanted.samples else None
     statuses = texts(table.column("status"), places["status"]).to_pylist() if wanted.statuses else None
     errors = texts(table.column("error"), places["error"]).to_pylist() if wanted.errors else None
     turns = turns_of(table.column("turns"), places["turns"]) if wanted.turns else None
+    rewards = table.column("rewards") if wanted.rewards else None
     for number, (start, count) in enumerate(zip(starts.tolist(), counts, strict=True)):
         part = slice(start, start + count)
         here = {name: Place(*place[:2], rows_N[part]) for name, place in places.items()}
@@ -210,9 +199,7 @@ def decode_chunks(
             tokens={name: None if name not in whole or _is_absent(x) else x.values for name, x in columns.items()},
             numbers={name: parts[number] for name, parts in split.items()},
             # Which rewards there are depends on the rows of the step alone.
-            rewards=named_numbers(table.column("rewards").slice(start, count), here["rewards"])
-            if wanted.rewards
-            else {},
+            rewards=named_numbers(rewards.slice(start, count), here["rewards"]) if rewards is not None else {},
             groups=groups and groups[part],
             samples=samples and samples[part],
             statuses=statuses and statuses[part],
@@ -220,6 +207,23 @@ def decode_chunks(
             errors=errors and errors[part],
             turns=None if turns is None else turns.of_rows(part),
         )
+
+
+def _numbers(table: pa.Table, wanted: ColumnSelection, places: Mapping[str, Place]) -> dict[str, Tensor]:
+    """Decode the row columns, hashes of texts and what is derived from them, ``[N]`` each."""
+    numbers_N = {
+        name: integers(table.column(name), places[name])
+        if BY_NAME[name].kind is Kind.INTEGER
+        else numbers(table.column(name))
+        for name in wanted.rows
+    }
+    numbers_N |= {name: hashes(table.column(name), BY_NAME[name].kind, places[name]) for name in wanted.hashed}
+    if {"response", "ground_truth"} <= {*wanted.hashed}:
+        numbers_N[STATED_ANSWER] = stated_answers(table.column("response"), table.column("ground_truth"))
+    if "prompt_ids" in wanted.hashed:
+        numbers_N[PROMPT_LENGTH] = cell_lengths(table.column("prompt_ids"))
+        numbers_N[PLACEHOLDER] = placeholders(table.column("prompt_ids"), places["prompt_ids"])
+    return numbers_N
 
 
 def assemble(key: StepKey, chunks: Sequence[StepChunk], *, several_files: bool) -> RolloutBatch:

@@ -197,26 +197,6 @@ class DeadGroups(TableRule):
                     "find no answer, or the prompts may be all solved or all too hard"
                 ),
             )
-        message = ends
-        if run["kappa"] is not None:
-            message += f"; {percent(run['kappa'])} of the trained tokens are in groups with reward variance"
-            mine = context.objective
-            token_mean = mine is not None and not mine.unknown_loss and mine.aggregation.mode == "token-mean"
-            message += f", so the token mean shrinks their gradient by {number(run['kappa'])}" if token_mean else ""
-        if run["expected_share"] is not None:
-            message += f"; if all prompts were equally hard, {percent(run['expected_share'])} would be expected"
-        recurring = table.filter("recurs").unique("prompt")
-        if len(recurring):
-            message += (
-                f"; {recurring['always'].sum():,} of {counted(len(recurring), 'recurring prompt')} were zero-variance "
-                "every time"
-            )
-        logged = table.filter("is_first", pl.col("logged").is_not_null()).select(pl.mean("logged", "own")).row(0)
-        if None not in logged and abs(logged[0] - logged[1]) > LEAST_SHARE:
-            message += (
-                f"; {_logged_name(context)} logs {percent(logged[0])} for {percent(logged[1])}, because it does not "
-                "count groups with equal rewards"
-            )
         return Judgement(
             severity=Severity.INFO,
             confirmed=True,
@@ -224,7 +204,7 @@ class DeadGroups(TableRule):
                 f"{percent(run['dead_share'])} of {counted(groups, 'group')} are zero-variance: all their rewards are "
                 "equal"
             ),
-            message=message,
+            message=_told(ends, run, context),
             evidence="the rewards of the rows, compared exactly",
             advice=advice
             or (
@@ -232,6 +212,32 @@ class DeadGroups(TableRule):
                 "groups"
             ),
         )
+
+
+def _told(ends: str, run: Measured, context: Context) -> str:
+    """Say how the groups ended and what they cost."""
+    table = run.table
+    message = ends
+    if run["kappa"] is not None:
+        message += f"; {percent(run['kappa'])} of the trained tokens are in groups with reward variance"
+        mine = context.objective
+        token_mean = mine is not None and not mine.unknown_loss and mine.aggregation.mode == "token-mean"
+        message += f", so the token mean shrinks their gradient by {number(run['kappa'])}" if token_mean else ""
+    if run["expected_share"] is not None:
+        message += f"; if all prompts were equally hard, {percent(run['expected_share'])} would be expected"
+    recurring = table.filter("recurs").unique("prompt")
+    if len(recurring):
+        message += (
+            f"; {recurring['always'].sum():,} of {counted(len(recurring), 'recurring prompt')} were zero-variance "
+            "every time"
+        )
+    logged = table.filter("is_first", pl.col("logged").is_not_null()).select(pl.mean("logged", "own")).row(0)
+    if None not in logged and abs(logged[0] - logged[1]) > LEAST_SHARE:
+        message += (
+            f"; {_logged_name(context)} logs {percent(logged[0])} for {percent(logged[1])}, because it does not "
+            "count groups with equal rewards"
+        )
+    return message
 
 
 def _logged_name(context: Context) -> str | None:

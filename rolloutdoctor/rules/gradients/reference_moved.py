@@ -238,16 +238,11 @@ class ReferenceMoved(TableRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning, or information where the falls are a schedule."""
-        advice = (
-            "check which weights the reference loads after a resume, and that it shares no parameters with the policy"
-        )
         table, rates = run.table, run.table["still"].drop_nulls()
         equal, falls = self._is_policy(table), table.filter("is_fall")["step"].to_list()
         moved, moves_weights = int(table["moved"].sum()), not rates.all()
-        name = None if context.trainer is None else context.trainer.roles.sync
-        sync = None if name is None or context.config is None else context.config.settings.get(name)
-        synced = sync is not None and sync.is_stated and sync.value is True
-        moves = f"; {name} = true is recorded" if synced else ""
+        synced = _states_sync(context)
+        moves = f"; {synced} = true is recorded" if synced else ""
         if self._is_policy_throughout(table):
             return Judgement(
                 severity=Severity.INFO if synced else Severity.WARNING,
@@ -260,7 +255,7 @@ class ReferenceMoved(TableRule):
                 evidence="the log-probs of both models"
                 + ("; learning rate and gradient norm are not 0" if moves_weights else "")
                 + moves,
-                advice=advice,
+                advice=ADVICE,
             )
         if equal:
             return Judgement(
@@ -276,30 +271,44 @@ class ReferenceMoved(TableRule):
                 evidence="the log-probs of both models"
                 + (f"; {counted(moved, 'token')} moved between update and loss" if moved else "")
                 + moves,
-                advice=advice,
+                advice=ADVICE,
             )
         if not falls:
             return None
-        gaps = {later - earlier for earlier, later in pairwise(falls)}
-        regular = len(falls) > 2 and len(gaps) == 1
-        scheduled = synced or regular
-        columns = ("before_kl", "mean_kl", "before_policy", "mean_policy")
-        before_kl, kl, before_policy, policy = table.filter("is_fall").select(columns).row(0)
-        return Judgement(
-            severity=Severity.INFO if scheduled else Severity.WARNING,
-            confirmed=False,
-            headline=(
-                f"the KL to the reference falls from {number(before_kl)} to {number(kl)} at step {falls[0]} and stays "
-                "low"
-            ),
-            message=(
-                f"the KL to the reference falls by at least 90 % at {counted(len(falls), 'step')}"
-                + (f", every {gaps.pop()} steps: the reference is synced on a schedule" if regular else "")
-                + f"; meanwhile the policy's mean log-prob goes from {before_policy:.4g} to {policy:.4g}"
-            ),
-            evidence="the log-probs of both models" + (moves or "; an intended reference sync looks the same"),
-            advice=advice,
-        )
+        return _of_falls(table, falls, moves)
+
+
+ADVICE = "check which weights the reference loads after a resume, and that it shares no parameters with the policy"
+
+
+def _states_sync(context: Context) -> str:
+    """Name of the option that is recorded as syncing the reference with the policy; empty without one."""
+    name = None if context.trainer is None else context.trainer.roles.sync
+    sync = None if name is None or context.config is None else context.config.settings.get(name)
+    return name if name is not None and sync is not None and sync.is_stated and sync.value is True else ""
+
+
+def _of_falls(table: pl.DataFrame, falls: list[int], moves: str) -> Judgement:
+    """A warning about a KL that falls, or information where the falls are a schedule."""
+    gaps = {later - earlier for earlier, later in pairwise(falls)}
+    regular = len(falls) > 2 and len(gaps) == 1
+    scheduled = bool(moves) or regular
+    columns = ("before_kl", "mean_kl", "before_policy", "mean_policy")
+    before_kl, kl, before_policy, policy = table.filter("is_fall").select(columns).row(0)
+    return Judgement(
+        severity=Severity.INFO if scheduled else Severity.WARNING,
+        confirmed=False,
+        headline=(
+            f"the KL to the reference falls from {number(before_kl)} to {number(kl)} at step {falls[0]} and stays low"
+        ),
+        message=(
+            f"the KL to the reference falls by at least 90 % at {counted(len(falls), 'step')}"
+            + (f", every {gaps.pop()} steps: the reference is synced on a schedule" if regular else "")
+            + f"; meanwhile the policy's mean log-prob goes from {before_policy:.4g} to {policy:.4g}"
+        ),
+        evidence="the log-probs of both models" + (moves or "; an intended reference sync looks the same"),
+        advice=ADVICE,
+    )
 
 
 def _differ(policy_T: "Tensor", ref_T: "Tensor") -> "Tensor":

@@ -1,8 +1,7 @@
 """RDI013: the data start over where no epoch ends."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import lgamma, log, log2
 
 import polars as pl
 
@@ -10,13 +9,11 @@ from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.required_columns import prompt_columns
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.measures.repeated_stretches import EPOCH_SLACK, bits_of, repeats
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 EPOCHS = ("epoch", "training/epoch", "train/epoch")
 """Metrics under which trainers log how much of the data was consumed."""
-
-EPOCH_SLACK = 0.1
-"""An epoch that was cut short by a last batch is still one."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ class ResumedData(TableRule):
             .join(run.by_step(*EPOCHS), on=STEP_KEY, how="left", maintain_order="left")
             .with_columns(epoch=pl.when(epoch.is_finite() & (epoch >= 0)).then(epoch))
         )
-        found = _repeats(steps["step"].to_list(), steps["prompts"].to_list(), steps["epoch"].to_list(), self.fewest)
+        found = repeats(steps["step"].to_list(), steps["prompts"].to_list(), steps["epoch"].to_list(), self.fewest)
         return steps.join(found, on="step", how="left", maintain_order="left")
 
     def quantities(self) -> Mapping[str, Quantity]:
@@ -133,7 +130,7 @@ class ResumedData(TableRule):
         if not len(found):
             return None
         worst = found.row(0, named=True)
-        bits = _bits(worst["count"], worst["pool"], len(run.table))
+        bits = bits_of(worst["count"], worst["pool"], len(run.table))
         is_sure = worst["steps"] < self.fewest and bits >= self.least_bits
         early, is_long = worst["early"], worst["steps"] >= self.fewest or is_sure
         first, later = worst["first"], worst["later"]
@@ -161,58 +158,3 @@ class ResumedData(TableRule):
             if early
             else "no action if an epoch ends there; log the epoch to know",
         )
-
-
-def _bits(counts: Sequence[int], pool: int, steps: int) -> float:
-    """How unlikely it is that steps of so many prompts repeat others by chance, in bits.
-
-    Prompts are drawn from a pool that has at least those that were seen: n of them are a given set with a probability
-    of at most n! / pool^n, and any two of the steps may be the ones.
-
-    Args:
-        counts: prompts of each step of the stretch.
-        pool: different prompts of the run.
-        steps: of the run.
-    """
-    pairs = steps * (steps - 1) / 2
-    return sum(count * log2(pool) - lgamma(count + 1) / log(2) for count in counts) - log2(max(pairs, 1.0))
-
-
-def _repeats(steps: Sequence[int], sets: Sequence[int], epochs: Sequence[float | None], fewest: int) -> pl.DataFrame:
-    """Return the steps of stretches that repeat earlier ones, ``step, first, source, later, goes_on``; none overlap.
-
-    Args:
-        steps: their numbers, rising.
-        sets: hash of the prompts of each.
-        epochs: by the log, or None.
-        fewest: steps of a stretch; two do within one epoch by the log.
-    """
-    starts: dict[tuple[int, ...], int] = {}
-    new = {key: place for place, key in reversed(list(enumerate(sets)))}
-    found = []
-    place = 0
-    while place + 2 <= len(sets):
-        keys = [tuple(sets[place : place + size]) for size in (fewest, 2)]
-        for key in keys:
-            size, source = len(key), starts.get(key, place)
-            later = _difference(epochs[source], epochs[place])
-            within = place > source + 2 and later is not None and 0 < later < 1 - EPOCH_SLACK
-            if len(set(key)) == size and source + size <= place and (size > 2 or within):
-                break
-        else:
-            starts |= {key: place for key in keys if key not in starts}
-            place += 1
-            continue
-        end = place + size
-        while end < len(sets) and sets[source + end - place] == sets[end]:
-            end += 1
-        # The first epoch ends where it first repeats: all of it would have to recur before anything else.
-        goes_on = end < len(sets) and new[sets[end]] >= place
-        found += [(step, steps[place], steps[source], later, goes_on) for step in steps[place:end]]
-        place = end
-    kinds = {"step": pl.Int64, "first": pl.Int64, "source": pl.Int64, "later": pl.Float64, "goes_on": pl.Boolean}
-    return pl.DataFrame(found, kinds, orient="row")
-
-
-def _difference(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else other - one

@@ -258,7 +258,7 @@ class KlMetricCorrupted(TableRule):
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """An error if the logged values are the reward buffer, a warning if they are something unknown."""
         steps, fit, fit_reward, beside = _counts(run, "logged", "fits_kl", "fits_reward", "beside_loss")
-        telling, telling_kl, telling_reward = _counts(run, *OF_TOKENS[2:])
+        telling, _, telling_reward = _counts(run, *OF_TOKENS[2:])
         if not steps and run["tokens_matching"] is None and run.table["differs"].any():
             return self._exposed(run, context)
         by_tokens = 0 < telling == telling_reward
@@ -300,34 +300,7 @@ class KlMetricCorrupted(TableRule):
                 advice="check that the file holds all rows of the step, and that the KL options are the run's",
                 why=_MISLEADS,
             )
-        evidence = []
-        if fit_reward:
-            worst = number(run.table.select(pl.max("buffer_gap")).item())
-            evidence.append(
-                f"in {fit_reward:,} of {counted(steps, 'step')} the logged value equals "
-                f"'-kl_coef * kl, plus the reward at the last token' within {worst}"
-            )
-        if telling:
-            evidence.append(
-                f"where KL and reward buffer differ, {telling_reward:,} of "
-                f"{counted(telling, 'stored token')} equal the reward buffer and {telling_kl:,} the KL"
-            )
-        inverted = (
-            f"; true KL, recovered from the corrupted values: {number(run['inverted'])}"
-            if run["inverted"] is not None
-            else ""
-        )
-        return Judgement(
-            severity=Severity.ERROR,
-            confirmed=True,
-            headline=headline,
-            message=(
-                f"the reward overwrote the stored KL: {percent(run['reward_share'])} of the logged value is "
-                f"reward{inverted}"
-            ),
-            evidence="; ".join(evidence),
-            advice=f"{release_with_fix(context, 'kl-inplace')}; loss and advantages are unaffected",
-        )
+        return _overwritten(run, context, headline)
 
     def _exposed(self, run: Measured, context: Context) -> Judgement:
         """A warning: this release overwrites its KL, and none is at hand."""
@@ -346,6 +319,40 @@ class KlMetricCorrupted(TableRule):
 
 
 _MISLEADS = "A KL metric that is wrong hides how far the policy has moved from the reference."
+
+
+def _overwritten(run: Measured, context: Context, headline: str) -> Judgement:
+    """An error: what was logged or stored as the KL is the reward buffer."""
+    steps, fit_reward = _counts(run, "logged", "fits_reward")
+    telling, telling_kl, telling_reward = _counts(run, *OF_TOKENS[2:])
+    evidence = []
+    if fit_reward:
+        worst = number(run.table.select(pl.max("buffer_gap")).item())
+        evidence.append(
+            f"in {fit_reward:,} of {counted(steps, 'step')} the logged value equals "
+            f"'-kl_coef * kl, plus the reward at the last token' within {worst}"
+        )
+    if telling:
+        evidence.append(
+            f"where KL and reward buffer differ, {telling_reward:,} of "
+            f"{counted(telling, 'stored token')} equal the reward buffer and {telling_kl:,} the KL"
+        )
+    inverted = (
+        f"; true KL, recovered from the corrupted values: {number(run['inverted'])}"
+        if run["inverted"] is not None
+        else ""
+    )
+    return Judgement(
+        severity=Severity.ERROR,
+        confirmed=True,
+        headline=headline,
+        message=(
+            f"the reward overwrote the stored KL: {percent(run['reward_share'])} of the logged value is "
+            f"reward{inverted}"
+        ),
+        evidence="; ".join(evidence),
+        advice=f"{release_with_fix(context, 'kl-inplace')}; loss and advantages are unaffected",
+    )
 
 
 def _counts(run: Measured, *names: str) -> list[int]:

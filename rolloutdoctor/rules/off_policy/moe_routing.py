@@ -8,7 +8,8 @@ from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
 from rolloutdoctor.rules.measures.named_values import count, quantile, total, totals
 from rolloutdoctor.rules.measures.slope_bins import slopes_of
-from rolloutdoctor.rules.off_policy.sampler_mismatch import APART, SURE, SamplerMismatch
+from rolloutdoctor.rules.measures.weight_sums import APART, SURE
+from rolloutdoctor.rules.off_policy.sampler_mismatch import SamplerMismatch
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:

@@ -2,45 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import log, log2
-from typing import TYPE_CHECKING, Any
+from math import log2
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
-from rolloutdoctor.rules.measures.context_end import ADDS, at_context_end, ends_of
+from rolloutdoctor.rules.measures.context_end import ADDS, AtEnd, at_context_end, ends_of
 from rolloutdoctor.rules.measures.named_values import by_key, count, of, quantile, total, totals
+from rolloutdoctor.rules.measures.weight_sums import FAR, LAGS, OFTEN_KEPT, confident_places, place_keys, sums_of
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
-    from rolloutdoctor.rules.measures.sampled_rows import LoggedGap, Sample
     from rolloutdoctor.rules.step import StepView
-
-LAGS = range(8)
-"""Version lags that are counted separately."""
-
-SURE, APART = log(0.5), 2.0
-"""A token that the sampler gave one half or more, and the trainer two nats less."""
-
-POSITIONS = (0, 1, 4, 16, 64, 256, 1024, 4096, 16384)
-"""Positions in a response at which a bin of positions begins."""
-
-OFTEN_KEPT = 64
-"""Places of a confident disagreement that are counted separately."""
-
-TOKEN_CAP, TOKEN_BAND, ROW_CAP, ROW_BAND = 2.0, (0.5, 5.0), 3.0, (0.999, 1.001)
-"""The usual bounds: truncated weights of tokens (verl), IcePop's mask, TRL's cap of sequences, verl's geometric
-mean."""
-
-FAR = 0.1
-"""Nats between two log-probs beyond what kernels were reported to make of the same weights and inputs."""
 
 MOST_FAR = 0.02
 """Share of such tokens in the other rows above which all rows are off, and none of them is apart."""
@@ -129,7 +108,7 @@ class SamplerMismatch(TableRule):
         if gap is None:
             return {}
         largest = {"count": gap.count_N, "largest": gap.largest_n}
-        return {**gap.sampled, **largest, "places": _confident(block, gap), **ends_of(block)}
+        return {**gap.sampled, **largest, "places": confident_places(block, gap), **ends_of(block)}
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """Count the tokens of each row that the sampler alone was sure of, and look at the first."""
@@ -165,9 +144,9 @@ class SamplerMismatch(TableRule):
             equal=np.where(high == 0, tokens, 0),
             confident=by_step.count((fresh_N >= 0).sum(1)),
             largest=np.where(tokens > 0, high, 0.0),
-            **_of_sample(sample, None if lag_N is None else lag_N.cpu().numpy()),
+            **sums_of(sample, None if lag_N is None else lag_N.cpu().numpy()),
         )
-        return [of_step | places for of_step, places in zip(sums, _places(steps, fresh_N), strict=True)]
+        return [of_step | places for of_step, places in zip(sums, place_keys(steps, fresh_N), strict=True)]
 
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """The rows with a confident disagreement."""
@@ -266,74 +245,26 @@ class SamplerMismatch(TableRule):
             for name, counts in ((name, by_key(run.table, name)) for name in ("lag", "at"))
         )
         places_at = ", ".join(f"{number(mean)} from {start:g}" for start, mean in at.items())
-        message = (
-            f"the log-ratio trainer - sampler has mean {number(run['mean_delta'])}, mean absolute value "
-            f"{number(run['mean_abs_delta'])} and 99th percentile about {number(run['p99_abs_delta'])}; "
-            f"{percent(run['off_by_tenth_share'])} of the tokens have a ratio off by more than 10 %; effective sample "
-            f"size {percent(run['ess_share'])}"
-        )
-        if len(of_lag) > 1:
-            message += "; mean absolute value by version lag: "
-            message += ", ".join(f"{number(mean)} at {lag:g}" for lag, mean in of_lag.items())
-        confident, places = run.count("confident_tokens"), run.count("confident_places")
-        is_sure, rows_apart = places >= self.least_places, self._has_rows_apart(run)
-        ending = at_context_end(run.run.rows)
-        if rows_apart and not is_sure:
-            beside, far, others = totals(run.table, "beside", "beside_far", "beside_tokens")
-            apart = run.count("rows_apart")
-            rows = counted(apart, "sampled row")
-            headline = (
-                f"sampler and trainer log-probs disagree in {rows} of {apart + int(beside):,} and agree in all others"
-            )
-            advice = (
-                "compare the inputs of both engines for these rows: log-probs of another row or of other tokens, "
-                "attended padding, or weights of another version"
-            )
-            message = (
-                f"in {rows} at least half of the tokens differ by more than {FAR:g} nats, elsewhere "
-                f"{percent(far / others)}; {message}"
-            )
-        elif not is_sure:
-            headline = (
-                f"train-inference mismatch of {number(run['mean_abs_delta'])} nats per token (mean), effective sample "
-                f"size {percent(run['ess_share'])}"
-            )
-            advice = (
-                "no action: a mismatch alone is not a fault; the other RDO rules test its causes, and the measures "
-                "show what importance-weight caps would cut"
-            )
+        message = _distribution(run, of_lag)
+        places, rows_apart = run.count("confident_places"), self._has_rows_apart(run)
+        is_sure, ending = places >= self.least_places, at_context_end(run.run.rows)
+        if is_sure:
+            words = _of_sure_tokens(run, places)
+        elif rows_apart:
+            words = _of_rows_apart(run)
+        elif ending is not None:
+            words = _of_context_end(ending)
         else:
-            headline = (
-                f"the sampler gave {counted(confident, 'token')} a high probability that the trainer finds unlikely"
-            )
-            advice = (
-                "compare weights and inputs of both engines at the tokens under `where`: a failed weight sync, a "
-                "stale prefix cache, another chat template, or float32 weights against a bf16 engine"
-            )
-            many = " or more" if places >= OFTEN_KEPT else ""
-            message = (
-                f"{counted(confident, 'token')} at {places}{many} positions have a sampler probability of at least "
-                f"0.5 and a trainer probability at most e^-2 of it; {message}"
-            )
+            words = _of_means(run)
+        message = "; ".join([*([words.message] if words.message else []), message])
         if ending is not None:
-            told = (
-                f"the last tokens of {counted(ending.rows, 'response')} that reach the end of the context, "
-                f"{ending.length:,} tokens, are {number(ending.end)} nats apart, and those before them "
-                f"{number(ending.before)}"
-            )
-            message = f"{told}, in {ending.above:,} of them; {message}"
-            if not is_sure and not rows_apart:
-                headline = told
-                advice = (
-                    "look at what the engine does near its longest sequence, speculative decoding first: draft tokens "
-                    "that no longer fit; or leave room between the longest response and max_model_len"
-                )
+            message = f"{_told_of(ending)}, in {ending.above:,} of them; {message}"
         is_fault = is_sure or rows_apart or ending is not None
         at_end = {} if ending is None else {"gap_context_end": Measure(ending.end, "nats")}
         return Judgement(
             severity=Severity.WARNING if is_fault else Severity.INFO,
             confirmed=not is_fault,
-            headline=headline,
+            headline=words.headline,
             message=message,
             evidence=(
                 f"mean absolute difference by position: {places_at}; token weights capped at 2 keep "
@@ -341,91 +272,75 @@ class SamplerMismatch(TableRule):
                 f"{percent(run['mask_tokens_share'])} of the tokens, sequence weights exceed 3 in "
                 f"{percent(run['sequence_cap_3_rows_share'])} of the rows"
             ),
-            advice=advice,
+            advice=words.advice,
             measures={f"mean_abs_delta_lag_{lag:g}": Measure(mean, "nats") for lag, mean in of_lag.items()} | at_end,
         )
 
 
-def _confident(block: "TokenBlock", gap: "LoggedGap") -> "Tensor":
-    """Positions of the first tokens of each row that the sampler alone is sure of, ``[n, 4]`` int64; -1: no more."""
-    import torch
+class Words(NamedTuple):
+    """What is said of one kind of mismatch; the message may be empty."""
 
-    found_N = torch.full((len(block.runs), 4), -1, dtype=torch.int64, device=block.runs.offsets.device)
-    if gap.low > -APART:
-        return found_N
-    sampler_T = block.column("rollout_log_probs")
-    places = ((gap.apart_T <= -APART) & (sampler_T >= SURE) & (sampler_T < 0)).nonzero().squeeze(1)
-    row = torch.searchsorted(block.runs.offsets, places, right=True) - 1
-    number_of = torch.arange(len(places), device=places.device) - torch.searchsorted(row, row)
-    few = number_of < found_N.shape[1]
-    found_N[row[few], number_of[few]] = places[few] - block.runs.offsets[row[few]]
-    return found_N
+    headline: str
+    advice: str
+    message: str = ""
 
 
-def _places(steps: "StepView", place_N: "Tensor") -> list[dict[str, float]]:
-    """Numbers of the prompts and positions of some tokens, of each step, as values under ``place``."""
-    from rolloutdoctor.ops.prefix_hash import scramble
-
-    found: list[set[int]] = steps.nothing(set)
-    batch, (row, column) = steps.batch, (place_N >= 0).nonzero(as_tuple=True)
-    # Without the prompts themselves, those of two steps count as two.
-    prompt_N = scramble((batch.row_N if batch.groups is None else batch.group_N) + (batch.number_N << 32))
-    if batch.prompts is not None:
-        prompt_N = prompt_N.where(batch.prompts == 0, batch.prompts)
-    keys = scramble(prompt_N[row] + place_N[row, column]).tolist()
-    for step, key in zip(steps.by_step.step_N[row].tolist(), keys, strict=True):
-        # A number that float64 holds.
-        found[step].add(key & (2**52 - 1))
-    return [{f"place:{key}": 1.0 for key in sorted(keys)[:OFTEN_KEPT]} for keys in found]
+def _distribution(run: Measured, of_lag: Mapping[float, float]) -> str:
+    message = (
+        f"the log-ratio trainer - sampler has mean {number(run['mean_delta'])}, mean absolute value "
+        f"{number(run['mean_abs_delta'])} and 99th percentile about {number(run['p99_abs_delta'])}; "
+        f"{percent(run['off_by_tenth_share'])} of the tokens have a ratio off by more than 10 %; effective sample "
+        f"size {percent(run['ess_share'])}"
+    )
+    if len(of_lag) > 1:
+        message += "; mean absolute value by version lag: "
+        message += ", ".join(f"{number(mean)} at {lag:g}" for lag, mean in of_lag.items())
+    return message
 
 
-def _of_sample(sample: "Sample", lag_N: "NDArray[np.int64] | None") -> dict[str, Any]:
-    """Distribution and weights of the sampled rows of each step."""
-    import numpy as np
+def _of_sure_tokens(run: Measured, places: int) -> Words:
+    tokens, many = counted(run.count("confident_tokens"), "token"), " or more" if places >= OFTEN_KEPT else ""
+    return Words(
+        f"the sampler gave {tokens} a high probability that the trainer finds unlikely",
+        "compare weights and inputs of both engines at the tokens under `where`: a failed weight sync, a stale prefix "
+        "cache, another chat template, or float32 weights against a bf16 engine",
+        f"{tokens} at {places}{many} positions have a sampler probability of at least 0.5 and a trainer probability at "
+        "most e^-2 of it",
+    )
 
-    from rolloutdoctor.ops.gap_bins import BINS, CENTRES, bins_of
-    from rolloutdoctor.rules.measures.sampler_gap import UNSURE
 
-    gap, weight, tokens = sample.apart, sample.weight, sample.tokens_by_step
-    size, cut = sample.size, np.minimum(weight, TOKEN_CAP)
-    is_within = (weight >= TOKEN_BAND[0]) & (weight <= TOKEN_BAND[1])
-    within, inside = (weight, tokens) if is_within.all() else (weight[is_within], tokens.only(is_within))
-    here = sample.length > 0
-    rows, total = sample.by_step.only(here), sample.by_row(gap)[here]
-    mean, row_weight = np.exp(total / sample.length[here]), np.exp(np.minimum(total, log(ROW_CAP)))
-    of_lag: dict[str, Any] = {}
-    if lag_N is not None:
-        lag = lag_N[sample.row]
-        each = {"lag": sample.length, "lag_size": sample.by_row(size)}
-        of_lag = {name: (sample.by_step.histogram(lag, len(LAGS), x), LAGS) for name, x in each.items()}
-    is_unsure = (sample.sampler + sample.trainer < 2 * UNSURE) & (sample.sampler != 0)
-    unsure, far = sample.by_row(is_unsure), sample.by_row(is_unsure & (size > FAR))
-    is_known = unsure >= 4 if lag_N is None else (unsure >= 4) & (lag_N[sample.row] == 0)
-    is_apart = 2 * far >= unsure
-    apart, beside = sample.by_step.only(is_known & is_apart), sample.by_step.only(is_known & ~is_apart)
-    return {
-        "apart": apart.size,
-        "apart_tokens": apart.count(unsure[is_known & is_apart]),
-        "beside": beside.size,
-        "beside_tokens": beside.count(unsure[is_known & ~is_apart]),
-        "beside_far": beside.count(far[is_known & ~is_apart]),
-        "rows": rows.size,
-        "row_weight": rows.sum(row_weight),
-        "row_square": rows.sum(np.square(row_weight)),
-        "rows_over": rows.count(total > log(ROW_CAP)),
-        "rows_near": rows.count((mean >= ROW_BAND[0]) & (mean <= ROW_BAND[1])),
-        "seen": tokens.size,
-        "size": (tokens.histogram(bins_of(size), BINS), CENTRES),
-        "gap": tokens.sum(gap),
-        "off": tokens.count(abs(weight - 1) > 0.1),
-        "weight": tokens.sum(weight),
-        "square": tokens.sum(np.square(weight)),
-        "cut_weight": tokens.sum(cut),
-        "cut_square": tokens.sum(np.square(cut)),
-        "inside": inside.size,
-        "inside_weight": inside.sum(within),
-        "inside_square": inside.sum(np.square(within)),
-        "at": (sample.by_place(None, POSITIONS), POSITIONS),
-        "at_size": (sample.by_place(size, POSITIONS), POSITIONS),
-        **of_lag,
-    }
+def _of_rows_apart(run: Measured) -> Words:
+    beside, far, others = totals(run.table, "beside", "beside_far", "beside_tokens")
+    apart = run.count("rows_apart")
+    rows = counted(apart, "sampled row")
+    return Words(
+        f"sampler and trainer log-probs disagree in {rows} of {apart + int(beside):,} and agree in all others",
+        "compare the inputs of both engines for these rows: log-probs of another row or of other tokens, attended "
+        "padding, or weights of another version",
+        f"in {rows} at least half of the tokens differ by more than {FAR:g} nats, elsewhere {percent(far / others)}",
+    )
+
+
+def _of_context_end(ending: AtEnd) -> Words:
+    return Words(
+        _told_of(ending),
+        "look at what the engine does near its longest sequence, speculative decoding first: draft tokens that no "
+        "longer fit; or leave room between the longest response and max_model_len",
+    )
+
+
+def _told_of(ending: AtEnd) -> str:
+    return (
+        f"the last tokens of {counted(ending.rows, 'response')} that reach the end of the context, "
+        f"{ending.length:,} tokens, are {number(ending.end)} nats apart, and those before them "
+        f"{number(ending.before)}"
+    )
+
+
+def _of_means(run: Measured) -> Words:
+    return Words(
+        f"train-inference mismatch of {number(run['mean_abs_delta'])} nats per token (mean), effective sample size "
+        f"{percent(run['ess_share'])}",
+        "no action: a mismatch alone is not a fault; the other RDO rules test its causes, and the measures show what "
+        "importance-weight caps would cut",
+    )

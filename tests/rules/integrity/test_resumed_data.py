@@ -9,7 +9,7 @@ from rules.checking import found_by, outcomes, report_on, values
 from rolloutdoctor.evaluation.run_tables import EMPTY_METRICS, RunTables
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.integrity.resumed_data import ResumedData
-from rolloutdoctor.rules.integrity.resumed_data import _bits as chance
+from rolloutdoctor.rules.measures.repeated_stretches import bits_of as chance
 from rolloutdoctor.testing import toy_batch
 
 CODE = "RDI013"
