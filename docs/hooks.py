@@ -36,6 +36,8 @@ MOVED = {
     "scale": "large-runs",
     "tables": "python",
     "identify": "verify",
+    "architecture": "contribute/architecture",
+    "story": "contribute/story",
 }
 """Addresses of pages that moved, and the pages where their text is now."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from trainer_pages import trainer_part
 
+from rolloutdoctor.commands.explain.terms import TERMS
 from rolloutdoctor.metric_names.identities import IDENTITIES
 from rolloutdoctor.metric_names.quantities import QUANTITIES
 from rolloutdoctor.metric_names.table import TRAINERS
@@ -44,6 +45,12 @@ def causes_table() -> str:
     return "\n".join(rows)
 
 
+def glossary_table() -> str:
+    """Return every term with its meaning."""
+    rows = ["| term | meaning here |", "| --- | --- |"]
+    return "\n".join([*rows, *(f"| {term} | {meaning} |" for term, meaning in TERMS.items())])
+
+
 def metrics_table() -> str:
     """Return what each trainer calls each quantity."""
     lines = ["| quantity | unit | what it is |", "| --- | --- | --- |"]
@@ -79,6 +86,7 @@ def support_table() -> str:
 TABLES: dict[str, Callable[..., str]] = {
     "causes": causes_table,
     "fixes": fixes_table,
+    "glossary": glossary_table,
     "metrics": metrics_table,
     "support": support_table,
     "trainer": trainer_part,

@@ -14,7 +14,6 @@ from fuzz.harness import run
 from measured import measured
 from proof.table import claimed, markdown
 
-from rolloutdoctor.commands.explain.terms import TERMS
 from rolloutdoctor.data.schema import COLUMNS
 from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS
 from rolloutdoctor.rules.table import RULES
@@ -49,11 +48,6 @@ def row_table() -> str:
     return "\n".join(rows)
 
 
-def terms_table() -> str:
-    rows = ["| term | meaning here |", "| --- | --- |"]
-    return "\n".join([*rows, *(f"| {term} | {meaning} |" for term, meaning in TERMS.items())])
-
-
 def parity_table() -> str:
     return markdown(claimed())
 
@@ -64,12 +58,11 @@ def parity_table() -> str:
         ("rules", "rules", rules_table),
         ("columns", "columns", columns_table),
         ("rows", "python", row_table),
-        ("terms", "glossary", terms_table),
         ("parity", "../tests/proof/results", parity_table),
         ("measured", "how-we-know", measured),
         pytest.param("support", "../README", support.short, marks=pytest.mark.slow),
     ],
-    ids=["rules", "columns", "rows", "terms", "parity", "measured", "support in short"],
+    ids=["rules", "columns", "rows", "parity", "measured", "support in short"],
 )
 def test_table_is_what_the_code_says(name, page, table_of):
     path = ROOT / "docs" / f"{page}.md"

@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize(("page", "least"), [("story.md", 30), ("agents.md", 8)])
+@pytest.mark.parametrize(("page", "least"), [("contribute/story.md", 30), ("agents.md", 8)])
 def test_the_page_runs(monkeypatch, page, least):
     monkeypatch.chdir(ROOT)
     failed, tried = doctest.testfile(str(ROOT / "docs" / page), module_relative=False, encoding="utf-8")
