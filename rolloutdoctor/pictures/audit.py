@@ -16,6 +16,7 @@ from rolloutdoctor.pictures.style import (
     GUIDE,
     INK,
     PALE,
+    above,
     blank,
     empty,
     line,
@@ -25,6 +26,7 @@ from rolloutdoctor.pictures.style import (
     step_axis,
 )
 from rolloutdoctor.results.figures import AuditData, AuditedQuantity
+from rolloutdoctor.rules.table import find
 
 _MOST = 4
 """Quantities that are drawn."""
@@ -47,11 +49,11 @@ def title(data: AuditData) -> str:
         after = f"; with {data.fix} {sum(one.agree_after for one in data.quantities):,} of {compared:,} are"
     faulty = [one for one in data.quantities if one.fault and not one.differs]
     if not off and faulty:
-        codes = ", ".join(sorted({one.fault for one in faulty}))
+        causes = ", ".join(find(code).name for code in sorted({one.fault for one in faulty}))
         names = ", ".join(one.quantity for one in faulty[:3]) + (
             f" and {len(faulty) - 3} more" if len(faulty) > 3 else ""
         )
-        return f"Logged values are reproduced; {names} only with a fault that the release has ({codes}){after}"
+        return f"Logged values are reproduced; {names} only with a fault that the release has ({causes}){after}"
     if not off:
         fixes = sorted({fix for one in data.quantities for fix in one.with_fixes})
         known = f" with {' and '.join(fixes)}" if fixes else ""
@@ -82,8 +84,6 @@ def draw(data: AuditData) -> Figure:
         f"left: {sides}, dotted where equal; right: the largest difference of a step in units of its rounding radius, "
     )
     note += f"which agrees up to 1 (grey); {_LEAST:g} stands for less"
-    if data.fix is not None:
-        note += f"; solid: as configured, dashed: with {data.fix}"
     left_out = [f"{one.quantity}: {_state(one)}" for one in rest if one.agree < one.compared or not one.compared]
     if len(rest) > len(left_out):
         left_out.append(f"{_many(len(rest) - len(left_out), 'quantity')} that agree")
@@ -99,7 +99,7 @@ def draw(data: AuditData) -> Figure:
     panels = figure.subplots(len(drawn), 2, squeeze=False, width_ratios=[2, 3])
     for number, (one, (left, right)) in enumerate(zip(drawn, panels, strict=True)):
         _values(left, one, data)
-        _differences(right, one, data)
+        _differences(right, one, data, is_first=not number)
         if number < len(drawn) - 1:
             left.set_xlabel("")
             right.set_xlabel("")
@@ -119,7 +119,7 @@ def _state(one: AuditedQuantity) -> str:
     if one.with_fixes:
         told += f" (all with {' + '.join(one.with_fixes)})"
     elif one.fault:
-        told += f", with a fault that the release has ({one.fault})"
+        told += f", with a fault that the release has ({find(one.fault).name})"
     return f"{told}, {lost}" if lost else told
 
 
@@ -146,13 +146,15 @@ def _values(ax: Axes, one: AuditedQuantity, data: AuditData) -> None:
     ax.set_xlabel("right side" if data.of_log else "recomputed")
 
 
-def _differences(ax: Axes, one: AuditedQuantity, data: AuditData) -> None:
+def _differences(ax: Axes, one: AuditedQuantity, data: AuditData, *, is_first: bool) -> None:
     worst = [max(x, _LEAST) for x in one.worst]
     after = [max(x, _LEAST) if math.isfinite(x) else x for x in one.after]
     color = _color(one, INK if one.with_fixes else DARK)
-    line(ax, one.steps, worst, color=color, linewidth=1.6)
+    line(ax, one.steps, worst, color=color, linewidth=1.6, label="as configured")
     if data.fix is not None:
-        line(ax, one.steps, after, color=GUIDE, linewidth=1.6, linestyle="--")
+        line(ax, one.steps, after, color=GUIDE, linewidth=1.6, linestyle="--", label="with the fix")
+        if is_first:
+            above(ax)
     ax.set_ylim(_LEAST / 1.6, max(5.0, 2 * max(worst + [x for x in after if math.isfinite(x)])))
     log_sizes(ax)
     ax.axhspan(_LEAST / 1.6, 1, facecolor=PALE, alpha=0.35, linewidth=0, zorder=0)

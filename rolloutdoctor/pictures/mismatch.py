@@ -26,6 +26,7 @@ from rolloutdoctor.pictures.style import (
     step_axis,
 )
 from rolloutdoctor.results.figures import MismatchData, Spread
+from rolloutdoctor.rules.table import find
 
 
 def title(data: MismatchData) -> str:
@@ -38,8 +39,7 @@ def title(data: MismatchData) -> str:
         medians = sorted(one.median for one in known)
         ends = short(medians[0]), short(medians[-1])
         sentence += f": median |gap| of a step {' to '.join(dict.fromkeys(ends))} nats"
-    words = [f"{mark.words} ({mark.code})" for mark in data.marks]
-    return "; ".join([sentence, *words])
+    return "; ".join([sentence, *(mark.words for mark in data.marks)])
 
 
 def draw(data: MismatchData) -> Figure:
@@ -98,8 +98,14 @@ def _density(ax: Axes, data: MismatchData) -> None:
     for number, mark in enumerate(lines):
         xs = [data.low, 0.0]
         ys = [(mark.slope or 0.0) * x + mark.offset for x in xs]
-        label = f"{mark.label} ({mark.code})" if mark.label else mark.code
-        ax.plot(xs, ys, color=ALARM, linewidth=2.0, linestyle=("--", "-.")[number % 2], label=label)
+        ax.plot(
+            xs,
+            ys,
+            color=ALARM,
+            linewidth=2.0,
+            linestyle=("--", "-.")[number % 2],
+            label=mark.label or find(mark.code).name,
+        )
     ax.set_xlim(data.low, 0.0)
     ax.set_ylim(data.low, 0.0)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5))
@@ -139,7 +145,7 @@ def _by_step(ax: Axes, data: MismatchData) -> None:
     _sizes(ax, data.by_step)
     for mark in data.marks:
         if mark.step is not None:
-            ax.axvline(mark.step, color=ALARM, linewidth=1.8, linestyle="--", label=mark.code)
+            ax.axvline(mark.step, color=ALARM, linewidth=1.8, linestyle="--", label=mark.words)
     above(ax, 3)
     step_axis(ax, steps)
 

@@ -1,11 +1,14 @@
 """Overview: the quantities of the trainer's log over the run, with the steps at which findings begin."""
 
+import re
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rolloutdoctor.pictures.style import ALARM, DARK, INK, blank, empty, line, many, short, step_axis
 from rolloutdoctor.results.figures import OverviewData
 from rolloutdoctor.results.vitals import Vital
+from rolloutdoctor.rules.table import find
 
 _COLUMNS = 2
 _PLAIN = ("1", "reward", "parameter norm")
@@ -18,10 +21,23 @@ def title(data: OverviewData) -> str:
         return "The log has none of the quantities that are known here"
     steps = {step for one in data.vitals for step in one.steps}
     marks = sorted({mark for one in data.vitals for mark in one.marks})
-    found = ", ".join(f"{code} from step {step}" for step, code in marks[:3])
-    more = f" and {len(marks) - 3} more" if len(marks) > 3 else ""
-    told = f"What was logged over {many(len(steps), 'step')}"
-    return f"{told}: {found}{more}" if found else told
+    over = many(len(steps), "step")
+    if not marks:
+        return f"What was logged over {over}"
+    step, code = marks[0]
+    headline = data.headlines.get(code, f"{find(code).name} from step {step}")
+    more = f", and {many(len(marks) - 1, 'more finding')}" if len(marks) > 1 else ""
+    return f"{_clause(headline)}{more}; logged over {over}"
+
+
+def _clause(headline: str) -> str:
+    """The first clause of a headline, as a sentence begins.
+
+    >>> _clause("every reward is 0 since step 61, so every group is zero-variance; 3 more")
+    'Every reward is 0 since step 61'
+    """
+    clause = re.split(r", so |; |: ", headline, maxsplit=1)[0]
+    return clause[:1].upper() + clause[1:]
 
 
 def draw(data: OverviewData) -> Figure:
@@ -31,7 +47,7 @@ def draw(data: OverviewData) -> Figure:
         empty(figure.add_subplot(), "no known quantity was logged")
         return figure
     rows = -(-len(data.vitals) // _COLUMNS)
-    figure = blank(title(data), "dashed: the step from which a finding about the quantity holds", 1.2 + 1.7 * rows)
+    figure = blank(title(data), height=1.2 + 1.7 * rows)
     panels = figure.subplots(rows, _COLUMNS, squeeze=False, sharex=True).ravel()
     for ax, one in zip(panels, data.vitals, strict=False):
         _panel(ax, one)
@@ -46,8 +62,11 @@ def draw(data: OverviewData) -> Figure:
 def _panel(ax: Axes, one: Vital) -> None:
     line(ax, one.steps, one.series, color=DARK, linewidth=1.6, marker="")
     unit = "" if one.unit in _PLAIN else f", {one.unit}"
-    found = "".join(f", {code}" for code in dict.fromkeys(code for _, code in one.marks))
+    found = "".join(f"; {find(code).name} from step {step}" for step, code in one.marks[:1])
     told = f"{one.title}{unit}: {short(one.first)} to {short(one.last)}{found}"
     ax.set_title(told, loc="left", fontsize=11.5, color=ALARM if found else INK)
     for step in {step for step, _ in one.marks}:
         ax.axvline(step, color=ALARM, linewidth=1.4, linestyle=(0, (4, 3)))
+    if min(one.series) == max(one.series):
+        # Ticks around a constant are numbers that were never logged.
+        ax.set_yticks([one.first], [short(one.first)])

@@ -1,6 +1,6 @@
 """Data of pictures: plain numbers, gathered in one pass over a run, that every view can draw."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rolloutdoctor.results.errors import UsageError, nearest
@@ -238,7 +238,7 @@ class Mark:
         slope: of the sampler's log-prob on the trainer's; None: it is no such line.
         offset: the sampler's log-prob where the trainer's is 0, in nats; NaN: that of the tokens of the picture.
         step: the step that is marked, or None.
-        label: what the legend says beside the code; empty: the code is enough.
+        label: what the legend says; empty: the name of the rule.
     """
 
     code: str
@@ -387,9 +387,11 @@ class OverviewData:
 
     Attributes:
         vitals: the quantities, with the steps at which findings begin.
+        headlines: code of a rule to what its finding says.
     """
 
     vitals: tuple[Vital, ...] = ()
+    headlines: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

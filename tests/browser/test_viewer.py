@@ -8,6 +8,7 @@ import subprocess
 import threading
 from base64 import b64encode
 from hashlib import sha256
+from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import quote
 
@@ -105,7 +106,61 @@ def test_run_step_and_group(serve, tmp_path):
     assert "with the fix" in group
     assert group.count('class="masked"') == 6
     assert "background-color: rgb" in group
+    assert "larger with the fix" in group
+    # 6 of the 8 completions are trained, on three tokens each.
+    assert group.count('class="sized"') == 18
+    assert "0.0182 → 0.116" in group
+    assert 'class="sized"' not in seen(f"{address}{link}?fix=rejected-rows&colour=gradient")
     assert {"overview", "judged", "step", "group"} == set(asked)
+
+
+def typed(tmp_path, place, script):
+    """The shared page of a sample after a script has typed into it."""
+    text = viewer_document(shared_of_sample())
+    digest = f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"
+    text = text.replace("script-src ", f"script-src {digest} ", 1).replace(
+        "</body>", f"<script>{script}</script></body>"
+    )
+    target = tmp_path / "typed.html"
+    target.write_text(text, encoding="utf-8")
+    return seen(f"file://{target}{place}")
+
+
+def test_completions_are_found_by_words_and_reward(tmp_path):
+    group = "#/step/46/train/group/45%2F0"
+    typing = (
+        "setTimeout(() => { const field = document.getElementById('%s'); field.value = '%s';"
+        "field.dispatchEvent(new Event('input')); }, 2000);"
+    )
+    page = typed(tmp_path, group, typing % ("find", "62"))
+    assert "4 of 8 completions" in page
+    assert page.count('<article class="completion" hidden="">') == 4
+    page = typed(tmp_path, group, typing % ("most", "0.9"))
+    assert page.count('<article class="completion" hidden="">') == 5
+
+
+def test_curves_are_smoothed_when_asked(tmp_path):
+    page = typed(tmp_path, "", "setTimeout(() => document.getElementById('smooth').click(), 2000);")
+    assert 'id="smooth" type="checkbox" checked=""' in page
+
+
+@pytest.mark.parametrize("path", ["healthy.parquet", "verl_rejected.parquet"])
+def test_the_bar_is_green_for_a_healthy_run_alone(serve, path):
+    address, _ = serve(SAMPLES / path)
+    assert ('<h1 id="verdict" class="healthy">' in seen(address)) == (path == "healthy.parquet")
+
+
+def test_the_bar_is_neutral_while_a_run_is_checked():
+    run = rolloutdoctor.open(SAMPLES / "healthy.parquet")
+    inspector = Inspector(run, CheckOptions(), ["healthy.parquet"])
+    pending = Answer(b'{"words": "40 %"}', HTTPStatus.ACCEPTED)
+    server = PageServer(0, {"overview": _overview(inspector), "judged": lambda given: pending})
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    page = seen(server.address, "--virtual-time-budget=2000")
+    server.shutdown()
+    server.server_close()
+    assert "Checking the run: 40 %" in page
+    assert '<h1 id="verdict">' in page
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -92,7 +92,9 @@ def marked(gallery: Gallery, report: Report, *, logged: bool) -> Gallery:
         )
     if drawn.pop("overview", None) is not None:
         if report.vitals:
-            drawn = {"overview": OverviewData(report.vitals), **drawn}
+            begun = {code for vital in report.vitals for _, code in vital.marks}
+            headlines = {one.code: one.headline for one in report.findings if one.code in begun}
+            drawn = {"overview": OverviewData(report.vitals, headlines), **drawn}
         else:
             left_out["overview"] = (
                 "no logged metric has a name that is known here; `rolloutdoctor explain metrics` lists them"

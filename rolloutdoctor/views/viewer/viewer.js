@@ -1,7 +1,7 @@
 // The local page of a run: run, step, group. Text of the run reaches the page by textContent alone.
 "use strict";
 
-const state = { overview: null, judged: null, zoom: null, colour: "gradient", sort: "finding", fix: null, step: null, against: false };
+const state = { overview: null, judged: null, zoom: null, colour: "gradient", sort: "finding", fix: null, step: null, against: false, smooth: false, find: "", least: "", most: "" };
 const main = document.getElementById("main");
 const tip = document.body.appendChild(element("div", { id: "tip" }));
 
@@ -26,6 +26,9 @@ function number(value, digits = 3) {
   return Number(value.toPrecision(digits)).toString();
 }
 
+// Words of the report, in which backticks enclose what is typed.
+const prose = (words) => words.split("`").map((part, at) => (at % 2 ? element("code", {}, part) : part));
+
 const percent = (share) => (share === null ? "n/a" : `${number(100 * share)} %`);
 
 // Data: from the server, or from the page itself where it was shared.
@@ -49,11 +52,17 @@ const withFix = () => (state.fix === null ? "" : `&fix=${encodeURIComponent(stat
 const stepPath = (step, split) => `step?step=${step}&split=${split}${withFix()}`;
 const groupPath = (step, split, group) => `${state.against ? "against" : "group"}?step=${step}&split=${split}&group=${encodeURIComponent(group)}${withFix()}`;
 
+const CHANGE = "change of |gradient|";
+const BEFORE = "gradient", AFTER = "gradient with the fix";
+
+// What tokens are coloured by unless something else was chosen.
+const usual = () => (state.fix === null ? BEFORE : CHANGE);
+
 // Addresses: #/, #/step/46, #/step/46/eval, #/step/46/train/group/45-0?colour=gap&fix=zero-std, #/step/46/group/45-0?against
 
 function address(step, split, group) {
   const options = new URLSearchParams();
-  if (group !== undefined && state.colour !== "gradient") options.set("colour", state.colour);
+  if (group !== undefined && state.colour !== usual()) options.set("colour", state.colour);
   if (state.fix !== null) options.set("fix", state.fix);
   if (state.against) options.set("against", "");
   const place = step === undefined ? "" : `step/${step}/${split}${group === undefined ? "" : `/group/${encodeURIComponent(group)}`}`;
@@ -65,7 +74,7 @@ function parsed() {
   const options = new URLSearchParams(query ?? "");
   state.fix = options.get("fix");
   state.against = options.has("against");
-  if (options.has("colour")) state.colour = options.get("colour");
+  state.colour = options.get("colour") ?? usual();
   const [kind, step, ...rest] = path.split("/");
   if (kind !== "step" || !/^\d+$/.test(step ?? "")) return {};
   const split = rest[0] === "eval" ? "eval" : "train";
@@ -114,6 +123,7 @@ function crumbs(step, split, group) {
   if (step !== undefined) parts.push("/ ", element("a", { href: address(step, split) }, `step ${step}${split === "eval" ? " (eval)" : ""}`));
   if (group !== undefined) parts.push("/ ", element("span", {}, `group ${group}`));
   line.replaceChildren(...parts);
+  document.body.classList.toggle("within", step !== undefined);
   document.title = `${group !== undefined ? `group ${group}, ` : ""}${step !== undefined ? `step ${step}, ` : ""}${run?.name ?? "rolloutdoctor"}`;
 }
 
@@ -130,10 +140,10 @@ async function judge() {
       return;
     }
     state.judged = found;
-    verdict.textContent = found.verdict;
-    verdict.className = found.findings.length ? found.findings[0].severity : "";
-    progress.textContent = `${state.overview?.trainer ?? ""}   ${found.coverage.tested} of ${found.coverage.rules} rules tested`;
+    verdict.replaceChildren(...prose(found.verdict));
+    verdict.className = found.verdict.startsWith("Healthy") ? "healthy" : found.findings[0]?.severity ?? "";
     state.overview ??= await load("overview");
+    progress.textContent = `${found.likely_trainers.length && found.likely_trainers.length <= 3 ? `${found.likely_trainers.join(" or ")} by the names in the log` : state.overview.trainer}; ${found.coverage.tested} of ${found.coverage.rules} rules tested`;
     show();
   } catch (error) {
     document.getElementById("verdict").textContent = "The run could not be checked.";
@@ -149,6 +159,7 @@ function runPage() {
   if (run.vitals.length) {
     page.append(element("h2", {}, "What the trainer logged"));
     page.append(element("p", { class: "soft" }, "One cursor for all; drag to zoom, double-click for the whole run, click for the step."));
+    page.append(smoothing());
     page.append(element("div", { class: "charts", id: "vitals" }));
   }
   if (state.judged === null) return page;
@@ -182,20 +193,42 @@ function stepChooser(run) {
     element("span", { class: "soft" }, `${number(rows)} responses in ${number(count)} steps, ${first} to ${last}`));
 }
 
+const placeWords = (place) => `step ${place.step}${place.group_id === null ? "" : `, group ${place.group_id}`}`;
+
 function finding(one) {
-  const places = one.examples.slice(0, 5).map((place) => {
-    const words = `step ${place.step}${place.group_id === null ? "" : `, group ${place.group_id}`}`;
+  const different = [...new Map(one.examples.map((place) => [placeWords(place), place])).values()];
+  const places = different.slice(0, 5).map((place) => {
+    const words = placeWords(place);
     const split = state.overview.steps.some(([step, part]) => step === place.step && part === "train") ? "train" : "eval";
     return element("a", { href: address(place.step, split, place.group_id ?? undefined), title: place.note }, words);
   });
   return element("div", { class: `finding ${one.severity}${one.follows_from ? " consequence" : ""}` },
-    element("p", {}, element("span", { class: "code" }, `${one.code} `), `${one.headline}${one.follows_from ? ` (follows from ${one.follows_from})` : ""}`),
-    element("p", { class: "soft" }, `Evidence: ${one.evidence}`),
-    element("p", { class: "soft" }, `Advice: ${one.advice}`),
+    element("p", {}, element("span", { class: "code" }, `${one.code} `), prose(`${one.headline}${one.follows_from ? ` (follows from ${one.follows_from})` : ""}`)),
+    element("p", { class: "soft" }, prose(`Evidence: ${one.evidence}`)),
+    element("p", { class: "soft" }, prose(`Advice: ${one.advice}`)),
     places.length && state.overview.steps.length ? element("p", { class: "places" }, places) : null);
 }
 
-const marksOf = (name) => (state.judged?.marks[name] ?? []);
+// Where findings about a quantity begin, by the names of their rules.
+const marksOf = (name) => (state.judged?.marks[name] ?? []).map(([step, code]) => [step, state.judged.findings.find((one) => one.code === code)?.name ?? code]);
+
+function smoothing() {
+  const choose = (event) => { state.smooth = event.target.checked; show(); };
+  return element("label", { class: "tools" }, element("input", { id: "smooth", type: "checkbox", onchange: choose, checked: state.smooth ? "" : null }),
+    `Smooth: mean of ${WINDOW} logged steps`);
+}
+
+const WINDOW = 11;
+
+// Means of the known values around each, as many on both sides.
+function smoothed(series) {
+  const half = (WINDOW - 1) / 2;
+  return series.map((own, at) => {
+    const side = Math.min(half, at, series.length - 1 - at);
+    const known = series.slice(at - side, at + side + 1).filter((value) => value !== null);
+    return own === null ? null : known.reduce((sum, value) => sum + value, 0) / known.length;
+  });
+}
 
 function drawCharts() {
   const vitals = document.getElementById("vitals"), compared = document.getElementById("compared");
@@ -216,7 +249,9 @@ function chart(parent, title, steps, series, marks, unit, agrees = null) {
   const box = element("div", { class: "chart" }, element("h3", {}, title, value));
   parent.append(box);
   const rest = value.textContent;
-  const lines = [{ stroke: rgb("--up", 1), width: 1.5, points: { show: false } }];
+  const smooth = state.smooth && agrees === null;
+  const lines = [{ stroke: rgb("--up", smooth ? 0.35 : 1), width: smooth ? 1 : 1.5, points: { show: false } }];
+  if (smooth) lines.push({ stroke: rgb("--up", 1), width: 2, points: { show: false } });
   if (series.length > 1) lines.push({ stroke: rgb("--down", 1), width: 0, points: { show: true, size: 4, fill: rgb("--down", 1) } });
   const drawn = (plot) => {
     const { ctx, bbox } = plot;
@@ -229,13 +264,18 @@ function chart(parent, title, steps, series, marks, unit, agrees = null) {
     ctx.strokeStyle = rgb("--down", 1);
     ctx.fillStyle = ink("--ink");
     ctx.setLineDash([4, 4]);
-    for (const [step, code] of marks) {
+    marks.forEach(([step, name], line) => {
       const x = plot.valToPos(step, "x", true);
-      if (x < bbox.left || x > bbox.left + bbox.width) continue;
+      if (x < bbox.left || x > bbox.left + bbox.width) return;
       ctx.beginPath(); ctx.moveTo(x, bbox.top); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
       ctx.textAlign = x > bbox.left + bbox.width * 0.7 ? "right" : "left";
-      ctx.fillText(` ${code} `, x, bbox.top + 12 * devicePixelRatio);
-    }
+      // Below each other: several may begin at one step.
+      const top = bbox.top + 13 * line * devicePixelRatio, wide = ctx.measureText(` ${name} `).width;
+      ctx.fillStyle = ink("--card");
+      ctx.fillRect(ctx.textAlign === "right" ? x - wide : x + devicePixelRatio, top, wide, 15 * devicePixelRatio);
+      ctx.fillStyle = ink("--ink");
+      ctx.fillText(` ${name} `, x, top + 12 * devicePixelRatio);
+    });
     ctx.restore();
   };
   const whole = [steps[0], steps.at(-1)];
@@ -261,7 +301,7 @@ function chart(parent, title, steps, series, marks, unit, agrees = null) {
         own.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
       }],
     },
-  }, [steps, ...series], box);
+  }, [steps, ...series, ...(smooth ? [smoothed(series[0])] : [])], box);
   plot.over.addEventListener("dblclick", () => zoom(null));
   plot.over.addEventListener("click", () => {
     const at = plot.cursor.idx;
@@ -318,7 +358,13 @@ function sorted(page) {
 }
 
 function fixChooser() {
-  const choose = (event) => { state.fix = event.target.value || null; state.step = null; const { step, split, group } = parsed(); state.fix = event.target.value || null; location.hash = address(step, split, group); };
+  const choose = (event) => {
+    const { step, split, group } = parsed(), unchosen = state.colour === usual();
+    state.fix = event.target.value || null;
+    if (unchosen) state.colour = usual();
+    state.step = null;
+    location.hash = address(step, split, group);
+  };
   return element("label", {}, "With the fix ", element("select", { onchange: choose },
     element("option", { value: "" }, "none"),
     state.overview.fixes.map((name) => element("option", { value: name, selected: name === state.fix ? "" : null }, name))));
@@ -344,7 +390,7 @@ function stepPage(page) {
   const rewards = page.groups.flatMap((line) => line.rewards).filter((value) => value !== null);
   const range = [Math.min(...rewards), Math.max(...rewards)];
   const largest = Math.max(...page.groups.map((line) => line.gradient ?? 0), 1e-12);
-  const lines = sorted(page).map((line) => element("tr", { onclick: () => { location.hash = address(page.step, page.split, line.group_id); } },
+  const nodes = new Map(sorted(page).map((line) => [line, element("tr", { onclick: () => { location.hash = address(page.step, page.split, line.group_id); } },
     element("td", {}, element("a", { href: address(page.step, page.split, line.group_id) }, line.group_id)),
     element("td", {}, element("div", { class: "prompt", title: line.prompt ?? "" }, line.prompt ?? "")),
     element("td", {}, dots(line.rewards, range)),
@@ -353,18 +399,60 @@ function stepPage(page) {
     state.fix === null ? null : element("td", { class: "number" }, percent(line.change)),
     element("td", { class: "number wide" }, number(line.tokens)),
     element("td", {}, [...codesAt(page.step, line.group_id)].map(([code, severity]) => element("span", { class: `flag ${severity}` }, code)),
-      line.flags.map((flag) => element("span", { class: "flag" }, flag)))));
+      line.flags.map((flag) => element("span", { class: "flag" }, flag))))]));
   return element("div", {},
     element("div", { class: "tools" }, fixChooser(), command(words)),
+    filters(page.groups.map((line) => ({ node: nodes.get(line), text: `${line.group_id} ${line.prompt ?? ""}`, rewards: line.rewards })), "groups"),
     page.problem ? element("p", { role: "alert" }, `The loss is not recomputed: ${page.problem}`) : null,
     element("h2", {}, `${number(page.groups.length)} groups`),
     element("div", { class: "scroll" }, element("table", {},
       element("thead", {}, element("tr", {}, head("file", "group"), element("th", {}, "prompt"), element("th", {}, "rewards"),
         head("spread", "reward std", "number wide"), head("gradient", "share of the log-prob gradient", "number"),
         state.fix === null ? null : head("change", "changed by the fix", "number"), head("tokens", "trained tokens", "number wide"), head("finding", "findings"))),
-      element("tbody", {}, lines))),
+      element("tbody", {}, [...nodes.values()]))),
     element("details", {}, element("summary", {}, `${number(page.metrics.length)} metrics of the step`),
       element("div", { class: "scroll" }, metrics(page.metrics))));
+}
+
+// Fields that leave groups or completions out; what was typed stays from page to page.
+function filters(entries, noun) {
+  const told = element("span", { class: "soft", role: "status" });
+  const apply = () => {
+    const word = state.find.toLowerCase(), [least, most] = [state.least, state.most].map((typed) => (typed === "" ? null : Number(typed)));
+    const inRange = (reward) => reward !== null && (least === null || reward >= least) && (most === null || reward <= most);
+    for (const one of entries) one.node.hidden = !one.text.toLowerCase().includes(word) || !(least === null && most === null || one.rewards.some(inRange));
+    const left = entries.filter((one) => !one.node.hidden);
+    told.textContent = left.length < entries.length ? `${number(left.length)} of ${number(entries.length)} ${noun}` : "";
+    highlight(left.map((one) => one.node), word);
+  };
+  const field = (key, words, attributes) => {
+    const typed = (event) => { state[key] = event.target.value; apply(); };
+    return element("label", {}, words, element("input", { ...attributes, id: key, value: state[key], oninput: typed }));
+  };
+  apply();
+  return element("div", { class: "tools" }, field("find", "Find ", { type: "search", placeholder: noun === "groups" ? "in prompts" : "in completions" }),
+    entries.some((one) => one.rewards.some((reward) => reward !== null))
+      ? [field("least", "Reward from ", { type: "number", step: "any" }), field("most", "to ", { type: "number", step: "any" })] : null, told);
+}
+
+// Marks a word wherever it stands in the texts and tokens of some elements, across tokens too.
+function highlight(nodes, word) {
+  if (CSS.highlights === undefined) return;
+  const ranges = [];
+  for (const root of word === "" ? [] : nodes.flatMap((node) => [...node.querySelectorAll("pre, .tokens, .prompt")])) {
+    const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT), ends = [];
+    let text = "";
+    while (walker.nextNode()) { ends.push([text.length, walker.currentNode]); text += walker.currentNode.data; }
+    const lower = text.toLowerCase();
+    const place = (offset) => { const [start, node] = ends.findLast(([from]) => from <= offset); return [node, offset - start]; };
+    for (let at = lower.indexOf(word); lower.length === text.length && at >= 0; at = lower.indexOf(word, at + word.length)) {
+      const range = new Range(), [last, offset] = place(at + word.length - 1);
+      range.setStart(...place(at));
+      range.setEnd(last, offset + 1);
+      ranges.push(range);
+    }
+  }
+  CSS.highlights.set("found", new Highlight(...ranges));
 }
 
 function bar(share) {
@@ -401,7 +489,15 @@ function metrics(lines) {
 
 // Group.
 
-const SIGNED = new Set(["gradient", "gradient with the fix", "advantage", "advantage with the fix", "logged advantage", "sampler gap"]);
+const SIGNED = new Set(["change of |gradient|", "gradient", "gradient with the fix", "advantage", "advantage with the fix", "logged advantage", "sampler gap"]);
+
+// With a fix: by how much the size of a token's gradient changes.
+function withChange(one) {
+  const [before, after] = [one.values[BEFORE], one.values[AFTER]];
+  if (!before || !after) return one;
+  const change = before.map((value, t) => (value === null || after[t] === null ? null : Math.abs(after[t]) - Math.abs(value)));
+  return { ...one, values: { [CHANGE]: change, ...one.values } };
+}
 
 // Tools of a group, and the largest value among its completions, which has the full colour.
 function groupTools(page, around, completions, words) {
@@ -413,6 +509,8 @@ function groupTools(page, around, completions, words) {
   const value = (one, t) => scaled(one.values[state.colour]?.[t]);
   let largest = 0;
   for (const one of completions) for (let t = 0; t < one.ids.length || t < (one.values[state.colour]?.length ?? 0); t++) if (one.trained[t] !== false) largest = Math.max(largest, Math.abs(value(one, t) ?? 0));
+  state.strongest = completions.flatMap((one) => [one.values[BEFORE], one.values[AFTER]])
+    .reduce((most, values) => (values ?? []).reduce((own, size) => Math.max(own, Math.abs(size ?? 0)), most), 0);
   const tools = element("div", { class: "tools" },
       element("label", {}, "Colour tokens by ", element("select", { id: "colour", onchange: choose }, names.map((name) => element("option", { value: name, selected: name === state.colour ? "" : null }, name)))),
     fixChooser(), againstChooser(page), command(words), link(at - 1, "previous group"), link(at + 1, "next group"));
@@ -427,15 +525,18 @@ function againstChooser(page) {
 
 function groupPage(page, around) {
   const words = `rolloutdoctor export ${runWords()} --what tokens --steps ${page.step}:${page.step + 1}${state.fix === null ? "" : ` --fix ${quoted(state.fix)}`} -o step-${page.step}.parquet`;
-  const [tools, largest] = groupTools(page, around, page.completions, words);
+  const completions = page.completions.map(withChange);
+  const [tools, largest] = groupTools(page, around, completions, words);
+  const shown = completions.map((one) => ({ node: completion(one, largest, turnsOf(page, one)), text: one.text ?? one.pieces.join(""), rewards: [one.reward] }));
   return element("div", {},
     tools,
+    filters(shown, "completions"),
     page.problem ? element("p", { role: "alert" }, `The loss is not recomputed: ${page.problem}`) : null,
     legend(largest),
     page.prompt === null ? null : [element("h2", {}, "Prompt"), element("pre", {}, page.prompt)],
     trajectories(page),
-    element("h2", {}, `${page.completions.length} completions`),
-    page.completions.map((one) => completion(one, largest, turnsOf(page, one))));
+    element("h2", {}, `${completions.length} completions`),
+    shown.map((one) => one.node));
 }
 
 // Trajectories: who wrote what, what was trained, and what it weighs. A turn leads to its tokens below.
@@ -517,7 +618,8 @@ function wording(one, turn) {
 function againstPage(page, around) {
   // compare takes each run as one argument.
   const words = state.overview.paths.length > 1 ? null : `rolloutdoctor compare ${runWords()} ${quoted(state.overview.against)} --steps ${page.step}:${page.step + 1}`;
-  const [tools, largest] = groupTools(page, around, page.pairs.flatMap((pair) => [pair.a, pair.b]).filter((one) => one !== null), words);
+  const pairs = page.pairs.map((pair) => ({ a: pair.a && withChange(pair.a), b: pair.b && withChange(pair.b) }));
+  const [tools, largest] = groupTools(page, around, pairs.flatMap((pair) => [pair.a, pair.b]).filter((one) => one !== null), words);
   const names = [`A: ${state.overview.name}`, `B: ${state.overview.against}`];
   const sides = (...two) => element("div", { class: "sides" }, two);
   const side = (one) => (one === null ? element("p", { class: "completion soft" }, "No row with this step and sample_id.") : completion(one, largest));
@@ -530,7 +632,7 @@ function againstPage(page, around) {
     equal && page.prompts[0] === null ? null : [element("h2", {}, equal ? "Prompt of both" : "The prompts differ"), equal ? prompt(page.prompts[0]) : sides(...page.prompts.map(prompt))],
     element("h2", {}, `${number(page.pairs.length)} completions, ${number(page.pairs.filter((pair) => pair.same).length)} the same in both`),
     sides(...names.map((name) => element("h3", {}, name))),
-    page.pairs.map((pair) => sides(side(pair.a), side(pair.b))));
+    pairs.map((pair) => sides(side(pair.a), side(pair.b))));
 }
 
 // Ratios are shown by their distance from 1, on a log scale.
@@ -550,11 +652,14 @@ function legend(largest) {
   const box = element("p", { class: "legend" });
   if (state.colour === "mask") return box;
   const signed = SIGNED.has(state.colour) || state.colour === "ratio";
-  const words = state.colour.startsWith("gradient") ? ["made less likely", "made more likely"]
+  const words = state.colour === CHANGE ? ["smaller with the fix", "larger with the fix"] : state.colour.startsWith("gradient") ? ["made less likely", "made more likely"]
     : state.colour === "ratio" ? ["ratio below 1", "ratio above 1"] : ["below 0", signed ? "above 0" : "larger"];
   const swatch = (name) => { const made = element("i"); made.style.backgroundColor = rgb(name, 0.75); return made; };
-  if (signed) box.append(swatch("--down"), words[0]);
-  box.append(swatch("--up"), words[1], element("span", { class: "soft" }, `full colour: ${number(state.colour === "ratio" ? Math.exp(largest) : largest)}; struck through: not trained`));
+  const pair = (...parts) => element("span", {}, parts);
+  if (signed) box.append(pair(swatch("--down"), words[0]));
+  box.append(pair(swatch("--up"), words[1]));
+  if (state.colour === CHANGE) box.append(element("span", {}, element("i", { class: "before" }), "|gradient| before, ", element("i", { class: "after" }), "after: bars below the tokens"));
+  box.append(element("span", { class: "soft" }, `full colour: ${number(state.colour === "ratio" ? Math.exp(largest) : largest)}; struck through: not trained`));
   return box;
 }
 
@@ -567,9 +672,22 @@ function completion(one, largest, turns = []) {
       masked ? element("span", { class: "flag warning" }, "fully masked") : null),
     element("dl", {}, advantage("reward", one.reward),
       Object.entries(one.rewards).map(([name, value]) => advantage(name, value)),
-      advantage("advantage logged", one.logged, one.differs), advantage("recomputed", one.recomputed), advantage("with the fix", one.fixed)),
+      advantage("advantage logged", one.logged, one.differs), advantage("recomputed", one.recomputed), advantage("with the fix", one.fixed),
+      one.values[CHANGE] && one.length === one.values[CHANGE].length
+        ? element("div", {}, element("dt", {}, "sum of |gradient|"), element("dd", {}, [BEFORE, AFTER].map((name) => number(size(one.values[name]))).join(" → "))) : null),
     one.text !== null && !one.pieces.length ? element("pre", {}, one.text) : null,
     tokens(one, largest, turns));
+}
+
+const size = (values) => values.reduce((sum, value) => sum + Math.abs(value ?? 0), 0);
+
+// Two bars below a token: the size of its gradient before and after the fix.
+function sized(made, one, t) {
+  if (!state.strongest || !one.values[AFTER]) return;
+  made.classList.add("sized");
+  for (const [name, values] of [["--before", one.values[BEFORE]], ["--after", one.values[AFTER]]]) {
+    made.style.setProperty(name, `${(100 * Math.abs(values[t] ?? 0) / state.strongest).toFixed(1)}%`);
+  }
 }
 
 function tokens(one, largest, turns) {
@@ -582,6 +700,7 @@ function tokens(one, largest, turns) {
     const made = element("span", { "data-t": t }, one.pieces[t] ?? one.ids[t] ?? "·");
     if (one.trained[t] === false) made.className = "masked";
     else shade(made, scaled(one.values[state.colour]?.[t]), largest);
+    if (state.colour === CHANGE && one.trained[t] !== false) sized(made, one, t);
     line.append(made);
   }
   line.addEventListener("mousemove", (event) => {
