@@ -47,6 +47,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tests/sizes.py
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
