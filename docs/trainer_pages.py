@@ -1,5 +1,6 @@
 """What the pages of trainers take from the tables of each: releases, dumps, columns, fixes, metrics, options."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from rolloutdoctor.commands.explain.layout import word
@@ -19,6 +20,8 @@ SECTIONS = (
     "## Releases",
 )
 """Headings of the written part of a page, in this order; the first three are in every page."""
+
+_MARKUP = re.compile(r"[*]")
 
 
 def trainer_part(name: str) -> str:
@@ -50,8 +53,14 @@ def pages_without_text(written: Iterable[str]) -> list[str]:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    cells = (" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows)
+    cells = (" | ".join(map(_cell, row)) for row in rows)
     return [f"| {' | '.join(head)} |", "| --- " * len(head) + "|", *(f"| {row} |" for row in cells)]
+
+
+def _cell(text: str) -> str:
+    """Return a text of which only the links, and what is between backticks, are markup."""
+    parts = text.replace("|", "\\|").split("`")
+    return "`".join(part if place % 2 else _MARKUP.sub(r"\\\g<0>", part) for place, part in enumerate(parts))
 
 
 def _columns(trainer: Trainer) -> Iterator[tuple[str, str]]:
