@@ -1,5 +1,6 @@
 """`RunInfo`: what a run holds, what can be checked, and what would make the rest checkable."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rolloutdoctor.results.display import Displayed
@@ -36,6 +37,8 @@ class RunInfo(Displayed):
         not_applicable: the rules whose fault the recorded options rule out.
         dropped: steps and splits that a recorder let go because writing could not keep up.
         notes: what was left out of the files, or read in doubt, one sentence each.
+        agent: of a run of an agent, the columns of trajectories that are missing, with what would record them; None:
+            nothing says that it is one.
     """
 
     files: tuple[str, ...]
@@ -56,6 +59,7 @@ class RunInfo(Displayed):
     not_applicable: tuple[NotApplicable, ...] = ()
     unread: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    agent: Mapping[str, str] | None = None
 
     def __repr__(self) -> str:
         """Summarise the run in a line."""

@@ -347,6 +347,7 @@ class Trainer:
         log: what it logs.
         recording: canonical column to the option or recorder that makes the trainer log it; ``*`` is any other column,
             ``metrics`` its log of numbers.
+        agents: of a run of an agent, column to what would record it, or why it needs none; else as of `recording`.
         roles: options that more than the objective depends on.
         updates: how it spends a generated batch on optimizer steps.
         parts: part of the objective to the options that decide over it; a part that is not named has none.
@@ -370,6 +371,7 @@ class Trainer:
     group_size: Callable[[Config, str], int | None]
     log: Log
     recording: Mapping[str, str]
+    agents: Mapping[str, str] = field(default_factory=dict)
     roles: OptionRoles = field(default_factory=OptionRoles)
     updates: Updates = field(default_factory=Updates)
     parts: Mapping[Part, PartOptions] = field(default_factory=dict)

@@ -609,6 +609,7 @@ class Info(Model):
     not_applicable: list[NotApplicableRule]
     skipped: list[SkippedRule]
     notes: list[Text]
+    agent: dict[str, Text] | None
 
 
 class Rule(Model):

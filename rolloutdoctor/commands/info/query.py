@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from rolloutdoctor.commands.info.agents import MASKS, absent_of_agent, has_gaps, shows_agent
 from rolloutdoctor.data.schema import COLUMNS
 from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.engine.configure import Configured
@@ -12,10 +13,11 @@ from rolloutdoctor.io.run import Run
 from rolloutdoctor.results.findings import InputSummary, Setting
 from rolloutdoctor.results.run_info import RunInfo
 from rolloutdoctor.rules.base import Context
+from rolloutdoctor.trainers.table import TRAINERS
 
 
 def describe(run: Run, options: CheckOptions) -> RunInfo:
-    """Look at a run without evaluating it; of the rows only the small columns and one mask are read.
+    """Look at a run without evaluating it; of the rows only the small columns and the masks are read.
 
     Raises:
         UsageError: if an option cannot be used.
@@ -23,10 +25,13 @@ def describe(run: Run, options: CheckOptions) -> RunInfo:
     """
     ready = prepare(run, options)
     configured, context, plan = ready.configured, ready.context, ready.plan
+    trainer = TRAINERS.get(run.metadata.trainer or "") if configured is None else configured.trainer
     splits: dict[str, int] = {}
     steps: set[int] = set()
     size = InputSummary()
-    for key, one in _sizes(run, options):
+    is_agent = shows_agent(run.columns, context)
+    for key, one, gaps in _sizes(run, options):
+        is_agent |= gaps
         splits[key.split] = splits.get(key.split, 0) + one.rows
         steps.add(key.step)
         size += one
@@ -53,18 +58,19 @@ def describe(run: Run, options: CheckOptions) -> RunInfo:
         dropped=tuple(sorted(run.dropped)),
         not_applicable=plan.not_applicable,
         notes=run.notes.sentences,
+        agent=absent_of_agent(run.columns, context, trainer) if is_agent else None,
     )
 
 
-def _sizes(run: Run, options: CheckOptions) -> Iterator[tuple[StepKey, InputSummary]]:
-    """Yield how much each step holds."""
+def _sizes(run: Run, options: CheckOptions) -> Iterator[tuple[StepKey, InputSummary, bool]]:
+    """Yield how much each step holds, and whether its masks have gaps."""
     if run.metrics_only:
-        yield from ((key, InputSummary(steps=1)) for key in run.logged_steps(options.steps, options.split))
+        yield from ((key, InputSummary(steps=1), False) for key in run.logged_steps(options.steps, options.split))
         return
-    shape = {"response_mask"} & run.columns
+    shape = MASKS & run.columns
     for batch in run.batches(shape, steps=options.steps, split=options.split):
         groups = 0 if batch.groups is None else len(batch.groups)
-        yield batch.key, InputSummary(len(batch), 1, groups, batch.tokens)
+        yield batch.key, InputSummary(len(batch), 1, groups, batch.tokens), has_gaps(batch)
 
 
 def _useful(read: frozenset[str], context: Context) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from rolloutdoctor.commands.info.agents import AGENT_COLUMNS
 from rolloutdoctor.results.run_info import RunInfo
 from rolloutdoctor.views.style import Style, plain, set_to
 from rolloutdoctor.views.untested import by_reason, by_remedy, named
@@ -50,6 +51,14 @@ def as_text(found: RunInfo, style: Style) -> str:
     remedies = {one.remedy for one in found.skipped}
     # Without rows all columns are absent, and what would record them is what the rules need.
     absent = found.absent if size.rows else {}
+    if found.agent is not None and size.rows:
+        has = [name for name in AGENT_COLUMNS if name not in found.agent]
+        lines.append(f"agent     its trajectories have {', '.join(has) or 'no column of their own'}")
+        by_how: dict[str, list[str]] = {}
+        for name, how in found.agent.items():
+            by_how.setdefault(how, []).append(name)
+        lines += [f"agent     no {', '.join(names)}: {how}" for how, names in by_how.items()]
+        absent = {name: how for name, how in absent.items() if name not in found.agent}
     for how in dict.fromkeys("" if how in remedies else how for how in absent.values()):
         names = (name for name, each in absent.items() if each == how or (not how and each in remedies))
         lines.append(f"absent    {some(names)}{how and ': '}{how}")

@@ -446,6 +446,7 @@ TRAINER = Trainer(
         "*": _EXPORT,
         "metrics": "prime-rl logs to metrics.jsonl (monitors.file), and to W&B: give either as well",
     },
+    agents=dict.fromkeys(("trajectory_id", "task_id", "turns", "status", "error"), _TRACES),
     roles=OptionRoles(
         group={"train": "orchestrator.group_size"},
         must_state={f"{_ALGO}.type": "grpo"},

@@ -428,6 +428,12 @@ TRAINER = Trainer(
         "*": _DUMP,
         "metrics": "give the log of SkyRL's tracker (trainer.logger) as well",
     },
+    agents={
+        "trajectory_id": "SkyRL takes is_last_step out of the batch before it dumps it: record the batch of "
+        "compute_advantages_and_returns with rolloutdoctor.recorders.own_loop, with the number of True in is_last_step "
+        "before each row",
+        "turns": "SkyRL keeps only loss_mask: turns are derived from it",
+    },
     roles=OptionRoles(
         kl=f"{_P}.kl_loss_coef",
         group={"train": "generator.n_samples_per_prompt"},

@@ -409,6 +409,10 @@ TRAINER = Trainer(
         "*": _DUMP,
         "metrics": "slime logs to W&B (--use-wandb) or TensorBoard (--use-tensorboard): give an export of that as well",
     },
+    agents={
+        "turns": "slime keeps only loss_masks: turns are derived from them",
+        "error": "slime has no text of an error: a Sample's status says that it was aborted or failed",
+    },
     roles=OptionRoles(
         kl="kl_loss_coef",
         must_state={"advantage_estimator": "grpo"},

@@ -268,6 +268,14 @@ def loss_parts(logged: Mapping[str, float], config: Config | None) -> LossParts 
 
 _RECORDER = 'record the run with rolloutdoctor.recorders.trl: `record(trainer, "run.parquet")`'
 
+AGENTS = {
+    "trajectory_id": "TRL trains one row for each trajectory",
+    "task_id": "TRL has none: rows of equal prompts are taken to be of one task",
+    "turns": f"{_RECORDER}; it writes them with tools, an environment_factory or an env_mask",
+    "error": "TRL has no rollout that fails: the errors of tools are in turns",
+}
+"""Columns of agents, and what would record them."""
+
 _STATE = "give OUTPUT_DIR/checkpoint-N/trainer_state.json as well"
 
 QUANTITIES = {
@@ -335,6 +343,7 @@ TRAINER = Trainer(
         "ground_truth": f"{_RECORDER}, with text (the default) and a column ground_truth, solution or answer",
         "metrics": _STATE,
     },
+    agents=AGENTS,
     roles=OptionRoles(
         kl="beta",
         group={"train": "num_generations", "eval": "num_generations_eval"},

@@ -384,6 +384,12 @@ TRAINER = Trainer(
         "*": _DRIVER,
         "metrics": _FILE_LOGGER,
     },
+    agents={
+        "trajectory_id": "in V1 the keys of a batch are {uid}_{session}_{i}: save a number for each {uid}_{session}",
+        "task_id": "save `index`, which the data set takes from extra_info",
+        "turns": "an agent loop keeps only its response_mask: turns are derived from it",
+        "error": "in V1 a session that fails gives no row",
+    },
     roles=OptionRoles(
         kl=f"{_ACTOR}.kl_loss_coef",
         group={"train": "actor_rollout_ref.rollout.n"},
