@@ -21,7 +21,7 @@ SECTIONS = (
 )
 """Headings of the written part of a page, in this order; the first three are in every page."""
 
-_MARKUP = re.compile(r"[*]")
+_MARKUP = re.compile(r"[*_]")
 
 
 def trainer_part(name: str) -> str:
