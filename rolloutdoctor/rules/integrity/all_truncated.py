@@ -34,7 +34,7 @@ class AllTruncated(TableRule):
     the largest, or if every row has a `status` of length or truncated. All steps of a run, three or more: an error,
     with one finished response it is none. Five steps one after another with a share of at least 90 % together, where
     the whole run has that, or they are above it by four standard errors of what it varies by from step to step: a
-    warning. A third of all responses of ten steps or more, or 90 % of those of fewer: information, which from half
+    warning. A third of all responses of ten steps or more, or half of those of fewer: information, which from half
     of them on is said beside "no fault was found". Where a log says no
     share, a mean length that is one integer, and the largest, in the last ten lines or more is the length of every
     response: a warning, exposed. Where at least 90 % of the steps had rewards that differ within groups, the task may
@@ -87,7 +87,8 @@ class AllTruncated(TableRule):
     """Logged steps from which on a share is no matter of single prompts, and one mean length throughout no chance."""
 
     half: float = 0.5
-    """Share of all responses from which on it is said beside "no fault was found": most have no end to be judged by."""
+    """Share of all responses that is told of a short run, and beside "no fault was found": most have no end to be
+    judged by."""
 
     fewest: int = 3
     """Steps from which on all of them is an error."""
@@ -282,7 +283,7 @@ class AllTruncated(TableRule):
     def _many(self, run: Measured, source: str, advice: str, lines: str) -> Judgement | None:
         """Information on a share that is large throughout."""
         share = run["truncated_share"]
-        if share is None or share < (self.many if len(run.table) >= self.long else self.warn_from):
+        if share is None or share < (self.many if len(run.table) >= self.long else self.half):
             return None
         return Judgement(
             severity=Severity.INFO,

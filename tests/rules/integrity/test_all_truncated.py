@@ -60,7 +60,7 @@ def test_one_finished_response_is_no_error(tmp_path):
     "entries",
     [
         [FINE] * 6,
-        [CUT] * 4 + [FINE] * 4,
+        [CUT] * 2 + [FINE] * 6,
         # Stop strings leave no end-of-sequence token, and lengths of their own.
         [CUT | {"completions/min_length": 20.0, "completions/mean_length": 90.0}] * 6,
         # The task fixes the length, and responses end there.
@@ -144,7 +144,7 @@ def test_mostly_cut_off_over_five_steps():
     assert found.severity.label == "warning"
     assert values(found)["truncated_share"] == pytest.approx(0.95)
     assert find(mostly[:4]).severity.label == "info"
-    fewer = [ended(*["length"] * 17, *["stop"] * 3, rewards=rewards, step=step) for step in range(4)]
+    fewer = [ended(*["length"] * 9, *["stop"] * 11, rewards=rewards, step=step) for step in range(4)]
     assert find(fewer) is None
 
 
