@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rolloutdoctor.commands.view.cli import EMBEDDED
+from rolloutdoctor.results.figures import ASKED, KINDS
 
 SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
 RUN = SAMPLES / "verl_rejected.parquet"
@@ -149,8 +150,8 @@ def test_check_shows_distributions_when_asked_for_everything(rolloutdoctor):
 
 def test_help_says_what_each_picture_is(rolloutdoctor):
     text = " ".join(rolloutdoctor("plot", "--help").stdout.split())
-    for kind in ("advantages", "kl", "baseline", "gradient", "ratio", "mismatch", "lengths"):
-        assert f"{kind} (" in text
+    untold = [kind for kind in (*KINDS, *ASKED) if f"{kind} (" not in text]
+    assert not untold, f"{untold}: say in commands/plot/cli.py what they are"
     assert "no network, and no script but for --groups" in " ".join(rolloutdoctor("report", "--help").stdout.split())
 
 
