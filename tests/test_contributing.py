@@ -16,6 +16,7 @@ RECIPES = [diff for page in PAGES for diff in re.findall(r"^```diff\n(.*?)^```$"
 RULE_PAGE = (ROOT / "docs" / "contribute" / "rule.md").read_text(encoding="utf-8")
 
 USE = """
+import json
 from pathlib import Path
 import rolloutdoctor
 from rolloutdoctor.evaluation.evaluate import evaluate
@@ -34,13 +35,17 @@ print(diagnose_one("RDO099", toy_batch([[1, 0]], rollout=-0.5), trainer="trl"))
 print(evaluated("verl", **{"algorithm.adv_estimator": "midrange"}).rows.advantage_N.tolist())
 found = [evaluated("trl", loss_type=name).tokens.grad_l1_N for name in ("topr", "grpo")]
 print(bool(found[0].allclose(found[1])))
+plain = {"algo.advantage.estimator": "rloo", "algo.kl.init_coef": 0.0}
+half = evaluated("openrlhf", **plain, **{"actor.negative_coef": 0.5}).tokens
+print((half.grad_l1_N / evaluated("openrlhf", **plain).tokens.grad_l1_N).tolist())
 skyrl = find("skyrl")
 for version in ("0.3.0", "0.3.1"):
     config = resolve(skyrl.options, parse_version(version), [], trainer="skyrl")
     print(skyrl.release(version).state, config["trainer.algorithm.grpo_norm_by_std"])
-Path("run.toy").write_text("1 a 1 -0.5 -0.25\\n1 a 0 -0.5\\n")
-print(rolloutdoctor.check("run.toy").trainer)
-rolloutdoctor.plot("scores", "run.toy").savefig("scores.png")
+row = {"step": 1, "prompt": "a", "log_probs": [-0.5, -0.25]}
+Path("toy_1.jsonl").write_text("".join(json.dumps({**row, "score": score}) + "\\n" for score in (1, 0)))
+print(rolloutdoctor.check("toy_1.jsonl").trainer)
+rolloutdoctor.plot("scores", "toy_1.jsonl").savefig("scores.png")
 """
 
 
@@ -69,7 +74,8 @@ def applied(tmp_path_factory):
     copy = tmp_path_factory.mktemp("copy")
     for folder in ("rolloutdoctor", "tests/rules"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("pyproject.toml", "tests/new_rule.py"):
+    for file in ("pyproject.toml", "tests/new_rule.py", "tests/objectives.py", "tests/importers/importing.py"):
+        (copy / file).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / file, copy / file)
     make = [sys.executable, "tests/new_rule.py", "certain-tokens", "RDO099"]
     subprocess.run(make, cwd=copy, check=True, capture_output=True)
@@ -79,7 +85,7 @@ def applied(tmp_path_factory):
 
 
 def test_every_diff_applies(applied):
-    assert len(RECIPES) == 7
+    assert len(RECIPES) == 8
     assert applied[1] == []
 
 
@@ -92,11 +98,15 @@ def test_what_they_add_works(applied):
         "RDO099 clean",
         "[0.5, -0.5, -0.25]",
         "True",
+        "[1.0, 0.5, 0.5]",
         "read True",
         "read False",
         "toy",
     ], done.stderr
-    ruff = [sys.executable, "-m", "ruff", "check", "--quiet", "rolloutdoctor"]
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "testpaths=tests/trainers"]
+    done = subprocess.run(tests, cwd=copy, capture_output=True, encoding="utf-8", check=False)
+    assert (done.returncode, done.stdout.count("3 passed")) == (0, 1), done.stdout
+    ruff = [sys.executable, "-m", "ruff", "check", "--quiet", "rolloutdoctor", "tests/trainers"]
     assert subprocess.run(ruff, cwd=copy, capture_output=True, check=False).stdout == b""
 
 

@@ -1,4 +1,4 @@
-"""Dumps that hold rewards and groups alone, in one JSON object a rollout or an episode, in a folder for each step."""
+"""Dumps of a JSON object for each rollout or episode, on a line or in a file, in one folder or one for each step."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +21,7 @@ class ScalarDump(ABC):
 
     Attributes:
         keys: of every object.
+        trainer: that trains on the rows; None where the dump does not say.
     """
 
     name: str
