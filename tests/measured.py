@@ -29,7 +29,8 @@ def labelled() -> list[str]:
     text = results("labelled")
     head = cells(text, "runs")[: len(cells(text, "faults"))]
     of = dict(zip(head, map(int, cells(text, "faults")), strict=True))
-    others = ", ".join(f"{count} {name}" for name, count in of.items() if count and name not in ("runs", "named first"))
+    no_outcome = ("runs", "named first", "clean beside an unnamed cause")
+    others = ", ".join(f"{count} {name}" for name, count in of.items() if count and name not in no_outcome)
     clean = [cells(text, trainer)[:4] for trainer in ("trl", "verl", "slime")]
     runs, silent = (sum(int(one[place]) for one in clean) for place in (0, 1))
     return [
