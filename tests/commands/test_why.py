@@ -402,15 +402,16 @@ def test_tool_calls_come_from_the_log(tmp_path):
         {
             "step": step,
             "reward": 0.5 - 0.3 * (step > 20) + 0.01 * (step % 3),
-            names[0]: 1.5 - (step > 20),
-            names[1]: 0.1,
+            names[0]: (1.5 - (step > 20)) * (step != 30),
+            names[1]: 0.1 * (step != 30),
         }
         for step in range(1, 41)
     ]
     path.write_text(json.dumps({"log_history": lines, "global_step": 40}))
     (ledger,) = rd.why(path, "reward", at=21, trainer="trl@1.16.0").ledgers
-    assert by_name(ledger)["tool_calls"] == (1.5, 0.5, "log")
+    assert by_name(ledger)["tool_calls"] == (1.5, 0.475, "log")
     assert dict(trajectories(ledger))["tools"] == (
-        "1.5 tool calls a response before, 0.5 after (from the log); "
+        # The step without a call has no share of calls that failed.
+        "1.5 tool calls a response before, 0.475 after (from the log); "
         "10 % of the tool calls failed before, 10 % after (from the log)"
     )

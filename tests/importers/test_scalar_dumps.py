@@ -93,6 +93,11 @@ def test_a_field_that_is_missing_is_named(dump, tmp_path):
         converted(tmp_path / "run.parquet", path, importer=dump)
 
 
+def test_an_episode_of_rllm_says_its_task(tmp_path):
+    rows, _ = converted(tmp_path / "run.parquet", DATA / "rllm" / "episodes")
+    assert {row["task_id"] for row in rows if row["step"] == 1} == {"task0", "task1", "task2"}
+
+
 def test_an_episode_that_was_not_written_to_its_end_is_left_out(tmp_path):
     shutil.copytree(DATA / "rllm" / "episodes", tmp_path / "episodes")
     path = tmp_path / "episodes" / DUMPS["rllm"][1]

@@ -58,7 +58,16 @@ def _of_log(ready: PreparedRun, windows: Windows, known: Mapping[str, Compared])
     for name in FROM_LOG:
         if name in known or name not in ready.context.quantities:
             continue
-        series = log_series(ready, name)
+        series = _logged(ready, name)
         before, after = (series.filter(pl.col("step").is_in(window))["value"].mean() for window in windows)
         if isinstance(before, float) and isinstance(after, float):
             yield Compared(name, before, after, "log")
+
+
+def _logged(ready: PreparedRun, name: str) -> pl.DataFrame:
+    """Return what the log says of a quantity; a share of the calls only of steps with calls, as it is 0 without one."""
+    series = log_series(ready, name)
+    if name != "tool_failures" or "tool_calls" not in ready.context.quantities:
+        return series
+    calls = log_series(ready, "tool_calls").filter(pl.col("value") > 0)
+    return series.join(calls.select("step"), on="step", how="semi", maintain_order="left")

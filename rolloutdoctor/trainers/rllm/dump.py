@@ -45,6 +45,7 @@ class Rllm(ScalarDump):
                 "step": step,
                 "split": EVAL if Path(file.path).parent.name.startswith("val_") else TRAIN,
                 "group_id": f"{step}-{task}-{one.get('name')}",
+                "task_id": task,
                 "sample_id": f"{step}-{episode}-{place}",
                 "reward": cells.number(one.get("reward"), f"{where}: reward of trajectory {place}"),
                 "status": None if ended is None else str(ended),
