@@ -146,6 +146,7 @@ RULES = (
     "rules.advantages.no_baseline_logged:NoBaselineLogged",
     "rules.advantages.rows_change_updates:RowsChangeUpdates",
     "rules.advantages.resampled_advantages:ResampledAdvantages",
+    "rules.advantages.advantage_of_another_turn:AdvantageOfAnotherTurn",
     "rules.advantages.reward_at_mask:RewardAtMask",
     "rules.gradients.zero_std_kl:ZeroStdKl",
     "rules.gradients.loss_near_zero:LossNearZero",
@@ -183,6 +184,7 @@ RULES = (
     "rules.integrity.special_token_sampled:SpecialTokenSampled",
     "rules.integrity.lost_turns:LostTurns",
     "rules.integrity.forged_turn:ForgedTurn",
+    "rules.integrity.prefix_broken:PrefixBroken",
     "rules.metrics.kl_metric_corrupted:KlMetricCorrupted",
     "rules.metrics.eval_group_of_one:EvalGroupOfOne",
     "rules.metrics.logged_anomaly:LoggedAnomaly",
@@ -227,5 +229,7 @@ RULES = (
     "rules.dynamics.tool_calls:ToolCalls",
     "rules.dynamics.turn_cap:TurnCap",
     "rules.dynamics.length_rewarded:LengthRewarded",
+    "rules.dynamics.tool_turns:ToolTurns",
+    "rules.dynamics.turns_at_cap:TurnsAtCap",
 )
 """In the order of their codes."""

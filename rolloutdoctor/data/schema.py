@@ -192,6 +192,10 @@ PROMPT_LENGTH = "prompt_length"
 PLACEHOLDER = "placeholder"
 """Row value beside the hash of `prompt_ids`: the id that stands for an image in the prompt, int64; -1: none."""
 
+CONTEXT = ("context", "context_kept", "context_of")
+"""Row values of a batch that has `prompt_ids`, `response_ids` and `trajectory_id`: what the row is to those before it
+in its trajectory, and of a rewritten one how much of which response is kept (`ops.kept_contexts`), int64."""
+
 STAND_INS = {
     "old_log_probs": ("old_log_probs", "policy_log_probs"),
     "policy_log_probs": ("policy_log_probs", "old_log_probs"),

@@ -64,7 +64,10 @@ FOUND = {
 OF_THE_SAMPLER = {"RDI005", "RDI010", *(f"RDO{number:03}" for number in (1, 2, 3, 4, 5, 8, 9, 10, 11, 17))}
 # No sample has reference answers, versions of weights, packs, prompts that recur, responses long enough to repeat,
 # trajectories or turns.
-OF_OTHER_RUNS = {"RDA014", "RDA016", "RDA018", "RDA025", "RDG015", "RDI017", "RDI019", "RDO013", "RDO014", "RDT011"}
+OF_OTHER_RUNS = {
+    *("RDA014", "RDA016", "RDA018", "RDA025", "RDA027", "RDG015", "RDI017", "RDI019", "RDI021", "RDO013", "RDO014"),
+    *("RDT011", "RDT020", "RDT021"),
+}
 UNTESTED = {
     # They need rewards by function (one of them the outcome), advantages of tokens, or a mark of rows without a reward.
     "run": {"RDA006", "RDA021", "RDA023", "RDA008", "RDI011", *OF_THE_SAMPLER, *OF_OTHER_RUNS},

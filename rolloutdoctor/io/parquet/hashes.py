@@ -1,5 +1,6 @@
 """Hashes of cells that matter only as the same or another: prompts and responses, as text, messages or token ids."""
 
+from collections.abc import Mapping
 from hashlib import blake2b
 
 import numpy as np
@@ -13,6 +14,7 @@ from rolloutdoctor.data.answers import compared
 from rolloutdoctor.data.schema import Kind
 from rolloutdoctor.io.parquet.cells import Place, as_numpy, scalar, texts
 from rolloutdoctor.io.parquet.decode import lists
+from rolloutdoctor.ops.kept_contexts import compared_contexts
 from rolloutdoctor.ops.prefix_hash import PrefixHashes, scramble
 from rolloutdoctor.ops.segments import Runs, cuts_of
 
@@ -67,6 +69,31 @@ def placeholders(column: pa.ChunkedArray, place: Place) -> Tensor:
     id_N = np.full(len(found.lengths), -1, np.int64)
     id_N[row_R[inside_R][::-1]] = ids_T[start_R[inside_R]][::-1]
     return torch.from_numpy(id_N)
+
+
+def contexts(
+    table: pa.Table, places: Mapping[str, Place], step_N: np.ndarray, trajectory_N: np.ndarray
+) -> tuple[Tensor, ...]:
+    """Return what each row is to those before it in its trajectory; see `ops.kept_contexts`.
+
+    Args:
+        table: has `prompt_ids` and `response_ids`.
+        places: where their cells are.
+        step_N: ``[N]`` which step a row is of.
+        trajectory_N: ``[N]`` which trajectory; below 0: none is known.
+    """
+    prompts, responses = (
+        lists(table.column(name), Kind.TOKENS, torch.float32, places[name]) for name in ("prompt_ids", "response_ids")
+    )
+    is_known = trajectory_N >= 0
+    _, owner_N = np.unique(np.stack([step_N, trajectory_N]), axis=1, return_inverse=True)
+    owner_N = np.where(is_known, owner_N.reshape(-1), -1)
+    # Of a trajectory with a row of unknown ids nothing is said.
+    for cells in (prompts, responses):
+        if cells.is_null is not None:
+            owner_N[np.isin(owner_N, owner_N[cells.is_null])] = -1
+    ids = ((cells.values.numpy(), cells.lengths) for cells in (prompts, responses))
+    return tuple(map(torch.from_numpy, compared_contexts(*ids, owner_N)))
 
 
 def stated_answers(responses: pa.ChunkedArray, truths: pa.ChunkedArray) -> Tensor:

@@ -10,16 +10,17 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.data.schema import BY_NAME, PLACEHOLDER, PROMPT_LENGTH, STAND_INS, STATED_ANSWER, Kind
+from rolloutdoctor.data.schema import BY_NAME, CONTEXT, PLACEHOLDER, PROMPT_LENGTH, STAND_INS, STATED_ANSWER, Kind
 from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.data.token_columns import TokenColumns
 from rolloutdoctor.data.turns import Turns, joined_turns
 from rolloutdoctor.io.parquet.cells import Place, identifiers, texts
 from rolloutdoctor.io.parquet.decode import Lists, concatenated, integers, lists, named_numbers, numbers, split_lists
 from rolloutdoctor.io.parquet.files import RunFile
-from rolloutdoctor.io.parquet.hashes import cell_lengths, hashes, placeholders, stated_answers
+from rolloutdoctor.io.parquet.hashes import cell_lengths, contexts, hashes, placeholders, stated_answers
 from rolloutdoctor.io.parquet.turn_cells import check_lengths, turns_of
 from rolloutdoctor.ops.groups import Groups
+from rolloutdoctor.ops.kept_contexts import UNKNOWN
 from rolloutdoctor.ops.segments import cuts_of
 from rolloutdoctor.results.errors import DataError, nearest
 
@@ -174,7 +175,12 @@ def decode_chunks(
         name: split_lists(lists(table.column(name), BY_NAME[name].kind, dtype, places[name]), starts)
         for name in wanted.tokens
     }
-    split = {name: torch.split(x_N, list(counts)) for name, x_N in _numbers(table, wanted, places).items()}
+    numbers_N = _numbers(table, wanted, places)
+    if {"prompt_ids", "response_ids", "trajectory_id"} <= {*wanted.names}:
+        step_N = np.repeat(np.arange(len(counts)), counts)
+        found = contexts(table, places, step_N, numbers_N["trajectory_id"].numpy())
+        numbers_N |= dict(zip(CONTEXT, found, strict=True))
+    split = {name: torch.split(x_N, list(counts)) for name, x_N in numbers_N.items()}
     groups = identifiers(table.column("group_id"), places["group_id"]).to_pylist() if wanted.groups else None
     samples = identifiers(table.column("sample_id"), places["sample_id"]).to_pylist() if wanted.samples else None
     statuses = texts(table.column("status"), places["status"]).to_pylist() if wanted.statuses else None
@@ -246,7 +252,7 @@ def assemble(key: StepKey, chunks: Sequence[StepChunk], *, several_files: bool) 
         split=key.split,
         rows=torch.from_numpy(offsets),
         groups=groups,
-        per_row=per_row | _generations(sample_ids, per_row),
+        per_row=per_row | _generations(sample_ids, per_row) | _whole_trajectories(chunks, per_row),
         per_token=tokens,
         rewards={
             name: concatenated(
@@ -386,6 +392,16 @@ def _generations(sample_ids: Sequence[str], per_row: Mapping[str, Tensor]) -> di
     if len(found) < len(sample_ids) or len(numbers) < 2:
         return {}
     return {"generation_id": torch.tensor([numbers[name] for name in found])}
+
+
+def _whole_trajectories(chunks: Sequence[StepChunk], per_row: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contexts of rows whose trajectory is in one chunk: of another one, rows before them were not compared."""
+    if len(chunks) < 2 or CONTEXT[0] not in per_row:
+        return {}
+    seen = [chunk.numbers["trajectory_id"].unique() for chunk in chunks]
+    ids, times = torch.cat(seen).unique(return_counts=True)
+    is_cut = torch.isin(per_row["trajectory_id"], ids[times > 1])
+    return {CONTEXT[0]: per_row[CONTEXT[0]].where(~is_cut, UNKNOWN)}
 
 
 def _duplicate(chunks: Sequence[StepChunk], ids: Sequence[str]) -> DataError:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -13,6 +13,11 @@ from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.rules.step import StepView
+
 LEAST_SHARE = 1e-6
 """Shares that differ by less do so by the rounding of float32."""
 
@@ -22,6 +27,8 @@ ENDED = {
         "look at the errors of the environment and its tools, and leave failed rollouts out of the baseline",
     ),
     "truncated": ("was truncated", "raise the response length limit, or penalize length before it is reached"),
+    "tool_failed": ("had a call of a tool that failed", "look at the services behind the tools"),
+    "uncalled": ("called no tool", "look at the chat template and the parser of calls, and at rewards without a call"),
 }
 """How all responses of a group ended that have one reward for that reason: words for it, and what to do."""
 
@@ -35,8 +42,8 @@ class DeadGroups(TableRule):
 
     ## What it does
     Counts groups without a spread of rewards, at the lower end of the reward, at the upper end, and elsewhere, and the
-    trained tokens that they take. Where rows have a status or an error, it counts those in which every response
-    failed, or was truncated.
+    trained tokens that they take. Where rows have a status, an error or turns, it counts those in which every response
+    failed, was truncated, had a tool call that failed, or called no tool although others of the run do.
 
     ## Why it matters
     With equal rewards every advantage is 0: the responses were sampled and scored for nothing. Under a token mean they
@@ -74,23 +81,32 @@ class DeadGroups(TableRule):
     needs_objective = False
     splits = ("train",)
     needs = ("reward", "group_id")
-    optional = ("failed_groups", "truncated_groups")
+    adds = ("calls", "failed_calls")
+    optional = tuple(f"{how}_groups" for how in ENDED)
 
     fewest: int = 8
     """Groups without a spread that are too many for chance, where there are no others."""
 
     def optional_columns(self, context: Context) -> frozenset[str]:
         """Trained tokens, how responses ended, and which prompts recur."""
-        return frozenset({"response_mask", "status", "error"}) | prompt_columns(context.columns)
+        return frozenset({"response_mask", "status", "error", "turns"}) | prompt_columns(context.columns)
 
     def metrics(self, context: Context) -> frozenset[str]:
         """The share that the trainer logs."""
         name = _logged_name(context)
         return frozenset() if name is None else frozenset({name})
 
+    def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
+        """Calls of tools in each row whose turns are given, and those that failed."""
+        from rolloutdoctor.rules.measures.tool_calls import calls_of_rows
+
+        return dict(zip(self.adds, calls_of_rows(step.turns), strict=True))
+
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """One line for each group of two or more scored responses."""
         reward, dead = pl.col("reward"), pl.col("low") == pl.col("high")
+        # For polars NaN is above every number.
+        calls, failed_calls = (pl.col(name).fill_nan(None) for name in self.adds)
         status, has_error = pl.col("status").str.to_lowercase(), pl.col("error").fill_null("") != ""
         return (
             rows.filter(reward.is_finite())
@@ -105,6 +121,9 @@ class DeadGroups(TableRule):
                 failed=(status.is_in(FAILED).fill_null(value=False) | has_error).all(),
                 truncated=status.is_in(TRUNCATED).fill_null(value=False).all(),
                 has_status=(status.is_not_null() | has_error).any(),
+                tool_failed=(failed_calls > 0).fill_null(value=False).all(),
+                uncalled=(calls == 0).fill_null(value=False).all(),
+                calls=calls.sum(),
                 **{f"binary{number}": reward.is_in(ends).all() for number, ends in enumerate(BINARY)},
             )
             .filter(pl.col("rows") > 1)
@@ -130,7 +149,8 @@ class DeadGroups(TableRule):
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the number of zero-variance groups, and what they cost."""
-        dead, prompt, has_status = pl.col("dead"), pl.col("prompt"), pl.col("has_status").any()
+        dead, prompt, calls = pl.col("dead"), pl.col("prompt"), pl.sum("calls") > 0
+        known = {how: pl.col("has_status").any() for how in ENDED} | dict.fromkeys(("tool_failed", "uncalled"), calls)
         right = pl.sum("right") / pl.sum("rows")
         by_chance = (right ** pl.col("rows") + (1 - right) ** pl.col("rows")).mean()
         return {
@@ -138,7 +158,7 @@ class DeadGroups(TableRule):
             "dead_groups": (dead.sum(), "groups"),
             "lowest_groups": (pl.sum("lowest"), "groups"),
             "highest_groups": (pl.sum("highest"), "groups"),
-            **{f"{how}_groups": (pl.when(has_status).then((dead & pl.col(how)).sum()), "groups") for how in ENDED},
+            **{f"{how}_groups": (pl.when(known[how]).then((dead & pl.col(how)).sum()), "groups") for how in ENDED},
             "other_groups": (dead.sum() - pl.sum("lowest") - pl.sum("highest"), "groups"),
             "expected_share": (pl.when((pl.col("binary0") | pl.col("binary1")).all()).then(by_chance), "share"),
             "kappa": (pl.col("trained_tokens").filter(~dead).sum() / pl.sum("trained_tokens"), "1"),

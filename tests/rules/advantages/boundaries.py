@@ -16,6 +16,7 @@ from rolloutdoctor.testing import toy_batch
 GRPO = {"trainer": "verl", "adv_estimator": "grpo"}
 TRL = {"trainer": "trl"}
 PER_ROW = {**TRL, "loss_type": "grpo", "beta": 0.0}
+PER_TURN = {**TRL, "scale_rewards": "none"}
 DAPO = {**TRL, "loss_type": "dapo"}
 QUIET = "clean|skipped"
 
@@ -81,6 +82,14 @@ def answers(told: Sequence[tuple[int, int, float]]) -> RolloutBatch:
     row = {"response": range(1, len(kinds) + 1), "ground_truth": range(1, len(kinds) + 1), "stated_answer": kinds}
     rewards = [reward for _, many, reward in told for _ in range(many)]
     return toy_batch([rewards], lengths=1, per_row={name: list(x) for name, x in row.items()})
+
+
+def of_the_last(rows: int) -> RolloutBatch:
+    """A trajectory with so many turns before the last, whose advantage all of them have, and one of a single turn."""
+    rewards = [float(turn) for turn in range(rows + 2)]
+    mean = sum(rewards) / len(rewards)
+    advantages = [rewards[rows] - mean] * (rows + 1) + [rewards[-1] - mean]
+    return toy_batch([rewards], per_row={"trajectory_id": [0] * (rows + 1) + [1], "advantage": advantages})
 
 
 BOXED, MARKED = 4, 8
@@ -362,5 +371,6 @@ BOUNDARIES: list[RowBoundary] = [
     RowBoundary("RDA023", "info_from", branched(52, 50), branched(50, 48), ("clean", "info"), PER_ROW),
     # 14 or 15 updates of 10.
     RowBoundary("RDA025", "warn_from", *([cut_up(0, 1, 10), cut_up(1, 2, n)] for n in (14, 15)), ("info", "warning")),
+    count("RDA027", "fewest", 8, of_the_last, "skipped", "error", **PER_TURN),
     RowBoundary("RDA023", "warn_from", branched(61, 41), branched(59, 39), ("info", "warning"), PER_ROW),
 ]

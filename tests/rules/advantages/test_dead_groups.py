@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rules.checking import found_by, outcomes, report_on, values
 
-from rolloutdoctor.testing import toy_batch
+from rolloutdoctor.testing import toy_batch, toy_turns
 
 CODE = "RDA011"
 
@@ -91,3 +91,21 @@ def test_clean_and_skipped():
     # Evaluation has groups of its own.
     (skipped,) = report_on(toy_batch([[1, 1]], split="eval"), trainer=None, select=[CODE]).skipped
     assert "no training rows" in skipped.reason
+
+
+def test_groups_that_called_no_tool_or_whose_calls_failed():
+    call = [("model", 0, 1), ("tool", 1, 2), ("model", 2, 4)]
+    turns = toy_turns(*[[("model", 0, 4)]] * 2, *[call] * 6)
+    errors = ["timeout" if author == 1 and row in (2, 3) else None for row, author in enumerate_authors(turns)]
+    batch = replace(toy_batch([[0, 0], [0, 0], [1, 0], [1, 1]]), turns=replace(turns, errors=errors))
+    found = found_by(CODE, batch, trainer=None)
+    assert (values(found)["uncalled_groups"], values(found)["tool_failed_groups"]) == (1, 1)
+    assert "in 1 of them every response had a call of a tool that failed" in found.message
+    assert "in 1 of them every response called no tool" in found.message
+    # Where no response of the run calls one, that is no reason.
+    without = replace(toy_batch([[0, 0]]), turns=toy_turns(*[[("model", 0, 4)]] * 2))
+    assert "uncalled_groups" not in values(found_by(CODE, without, trainer=None))
+
+
+def enumerate_authors(turns):
+    return zip(turns.row_K.tolist(), turns.author_K.tolist(), strict=True)

@@ -6,7 +6,8 @@ from dataclasses import replace
 from rules.row_boundaries import RowBoundary, count, near
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.testing import toy_batch
+from rolloutdoctor.data.turns import Turns
+from rolloutdoctor.testing import toy_batch, toy_turns
 
 QUIET = "clean|skipped"
 
@@ -57,6 +58,23 @@ def growing(last: int) -> list[RolloutBatch]:
     return [responses(loops, 40, step=step) for step, loops in enumerate((0, 3, 3, last))]
 
 
+def calling(*steps: Sequence[int], failing: int = 0) -> list[RolloutBatch]:
+    """Steps of responses with a turn of a tool (1) or without (0); of so many calls of a step the first fail."""
+    batches = []
+    for step, calls in enumerate(steps):
+        turns = toy_turns(*([("model", 0, 1), ("tool", 1, 2), ("model", 2, 3)][: 1 + 2 * call] for call in calls))
+        errors = ["down" if row < failing and author == 1 else None for row, author in _rows_of(turns)]
+        batches.append(
+            replace(toy_batch([[1, 0]] * (len(calls) // 2), lengths=3, step=step), turns=replace(turns, errors=errors))
+        )
+    return batches
+
+
+def _rows_of(turns: Turns) -> list[tuple[int, int]]:
+    """Row and author of each turn."""
+    return list(zip(turns.row_K.tolist(), turns.author_K.tolist(), strict=True))
+
+
 BOUNDARIES: list[RowBoundary] = [
     count("RDT011", "least", 113, lambda x: responses(4, 4, length=x + 15), "skipped", "info"),
     near("RDT011", "loops_from", 0.5, repeating, QUIET, "info"),
@@ -79,4 +97,28 @@ BOUNDARIES: list[RowBoundary] = [
     near("RDT011", "errors", 3.0, rewarded, "info", "warning: .*rewarded"),
     # Seven or eight more of 40: 2.9 and 3.2 standard errors.
     RowBoundary("RDT011", "errors", growing(7), growing(8), ("info", "warning")),
+    count("RDT020", "lasting", 3, lambda n: calling(*[[1, 1]] * 4, *[[0, 0]] * n), "clean", "warning"),
+    # One of 9 or 11 steps before, and the last three: chances of 1.4 and 0.75 in 1,000.
+    RowBoundary(
+        "RDT020",
+        "chance",
+        *(calling([0, 0], *[[1, 1]] * others, *[[0, 0]] * 3) for others in (8, 10)),
+        ("clean", "warning"),
+        factor=1.5,
+    ),
+    RowBoundary(
+        "RDT020",
+        "failing",
+        *(calling(*[[1] * 100] * 3, failing=failing) for failing in (89, 90)),
+        ("clean", "warning"),
+    ),
+    count("RDT021", "lasting", 3, lambda n: calling(*[[0, 1] * 4] * 4, *[[1] * 8] * n), "clean", "warning"),
+    RowBoundary("RDT021", "fewest", *(calling(*[[0, 1]] * 4, *[[1] * 2] * n) for n in (3, 4)), ("clean", "warning")),
+    RowBoundary(
+        "RDT021",
+        "chance",
+        *(calling([1] * 4, *[[0, 1] * 2] * others, *[[1] * 4] * 3) for others in (8, 10)),
+        ("clean", "warning"),
+        factor=1.5,
+    ),
 ]
