@@ -36,7 +36,7 @@ class Labelled:
     """A run and what is true of it.
 
     Attributes:
-        family: "trl", "verl", "slime" or "rows".
+        family: "trl", "verl", "slime", "rows" or "agents".
         name: of the kind, or of the clean run.
         strength: "weak", "middle", "strong" or "clean".
         expected: codes that name its fault; none: it is clean.
@@ -73,7 +73,7 @@ DRAWN_SLIME = ("RDA001", "RDA002", "RDA011", "RDG010", "RDM001")
 
 def every_run() -> Iterator[Labelled]:
     """The collection, clean runs first."""
-    from labelled import clean, kinds, real_functions
+    from labelled import agents, clean, kinds, real_functions
     from labelled.trl_training import train
 
     for name, training in clean.clean_trainings():
@@ -82,6 +82,8 @@ def every_run() -> Iterator[Labelled]:
         yield Labelled("verl", name, "clean", (), "", make, true=DRAWN_VERL)
     for name, make in real_functions.slime_clean():
         yield Labelled("slime", name, "clean", (), "", make, true=DRAWN_SLIME)
+    for name, make, true in agents.clean_agents():
+        yield Labelled("agents", name, "clean", (), "", make, true=true)
     for kind in kinds.KINDS:
         for strength, value in zip(outcomes.STRENGTHS, kind.strengths, strict=True):
             training = kind.training(value)
@@ -94,6 +96,7 @@ def every_run() -> Iterator[Labelled]:
         ("verl", real_functions.verl_kinds()),
         ("slime", real_functions.slime_kinds()),
         ("rows", real_functions.sampled_kinds()),
+        ("agents", agents.kinds_of_agents()),
     )
     for family, planted in others:
         for each in planted:

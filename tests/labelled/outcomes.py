@@ -22,7 +22,7 @@ class Checked:
     """A run after a check.
 
     Attributes:
-        family: "trl", "verl", "slime" or "rows".
+        family: "trl", "verl", "slime", "rows" or "agents".
         name: of the kind, or of the clean run.
         strength: "weak", "middle", "strong" or "clean".
         expected: codes that name it; none for a clean run.
