@@ -99,13 +99,17 @@ def common_end(last_N: Tensor, stopped_N: Tensor, by_step: ByStep, share: float,
 
 
 def trained_after(batch: RolloutBatch, token_N: Tensor) -> Tensor:
-    """Count the trained tokens of each row after the first occurrence of its token, ``[N]`` float64."""
+    """Count the trained tokens of each row after the first trained occurrence of its token, ``[N]`` float64.
+
+    A masked one is the end of an earlier turn, whoever's.
+    """
     found_N = torch.zeros(len(batch), dtype=torch.float64, device=batch.device)
     for rows, tokens in cut(batch):
         offsets, ids_T = batch.rows[rows.start : rows.stop + 1] - tokens.start, batch.tokens_of("response_ids", tokens)
-        places = (ids_T == Runs(offsets).expand(token_N[rows].to(ids_T.dtype))).nonzero().squeeze(1)
+        mask_T = batch.tokens_of("response_mask", tokens)
+        places = (mask_T & (ids_T == Runs(offsets).expand(token_N[rows].to(ids_T.dtype)))).nonzero().squeeze(1)
         # What follows the first occurrence from the start of a row on, if that is in the row.
         after_n = torch.cat([places + 1, offsets[-1:]])[torch.searchsorted(places, offsets[:-1])].minimum(offsets[1:])
         edges = torch.cat([torch.stack([offsets[:-1], after_n], 1).flatten(), offsets[-1:]])
-        found_N[rows] = total(batch.tokens_of("response_mask", tokens), edges)[1::2]
+        found_N[rows] = total(mask_T, edges)[1::2]
     return found_N

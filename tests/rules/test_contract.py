@@ -131,9 +131,9 @@ def test_every_rule_has_something_to_look_at():
     # Rules over the log alone stand back where rows say it themselves: `test_numbers`.
     # RDA020 is about an option that one trainer has: `test_outlier_dropped`, RDA023 about rollouts of several rows:
     # `test_trajectory_weight`, and over several steps RDA025: `test_rows_change_updates`, RDA026 about a critic's
-    # advantages: `verl/test_drawn_rows`, RDA027 about turns: `test_advantage_of_another_turn`. Faults of
+    # advantages: `verl/test_drawn_rows`, RDA027 and RDI021 about turns: `test_prefix_broken`. Faults of
     # releases are compared with their fixes: `test_rule_of_every_fix`.
-    apart, alone = (NumbersRule, ReleaseFaultRule), ("RDA020", "RDA023", "RDA025", "RDA026", "RDA027")
+    apart, alone = (NumbersRule, ReleaseFaultRule), ("RDA020", "RDA023", "RDA025", "RDA026", "RDA027", "RDI021")
     for rule in (each for each in RULES if not isinstance(each, apart) and each.code not in alone):
         assert any(measures.get(rule.code) is not None for measures in found), rule.code
 

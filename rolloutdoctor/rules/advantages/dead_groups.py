@@ -11,26 +11,13 @@ from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.required_columns import prompt_columns
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.measures.group_ends import ENDED, ends_of_groups, told_of_groups
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rolloutdoctor.rules.step import StepView
-
-LEAST_SHARE = 1e-6
-"""Shares that differ by less do so by the rounding of float32."""
-
-ENDED = {
-    "failed": (
-        "failed (error, timeout or abort)",
-        "look at the errors of the environment and its tools, and leave failed rollouts out of the baseline",
-    ),
-    "truncated": ("was truncated", "raise the response length limit, or penalize length before it is reached"),
-    "tool_failed": ("had a call of a tool that failed", "look at the services behind the tools"),
-    "uncalled": ("called no tool", "look at the chat template and the parser of calls, and at rewards without a call"),
-}
-"""How all responses of a group ended that have one reward for that reason: words for it, and what to do."""
 
 BINARY = ((0.0, 1.0), (-1.0, 1.0))
 """Values that a reward of right and wrong has."""
@@ -55,9 +42,10 @@ class DeadGroups(TableRule):
     right-or-wrong rewards where every response is right with the run's mean chance p, p^G + (1 - p)^G: prompts that
     differ in difficulty have more, and so do responses that repeat each other (`RDI009`). `always_dead_share` is that
     of prompts which recur in several steps and were dead in each. Such groups are a property of the task and the
-    policy, so this is information; an error where all groups are such, eight or more. A share that the trainer logs
-    under its own definition (TRL: frac_reward_zero_std, which is about the standard deviation that divides: the batch's
-    where that one does) is given beside the share of dead groups where the two differ.
+    policy, so this is information; a warning where every response failed in half of all groups, eight or more; an
+    error where no group has a spread, eight or more. A share that the trainer logs under its own definition (TRL:
+    frac_reward_zero_std, which is about the standard deviation that divides: the batch's where that one does) is given
+    beside the share of dead groups where the two differ.
 
     ## What to do
     Sample other prompts, larger groups, or until there is a spread (dynamic sampling); leave out prompts that are
@@ -87,6 +75,9 @@ class DeadGroups(TableRule):
     fewest: int = 8
     """Groups without a spread that are too many for chance, where there are no others."""
 
+    failing_from: float = 0.5
+    """Share of groups of failures from which on that is no property of the task, but of what it runs on."""
+
     def optional_columns(self, context: Context) -> frozenset[str]:
         """Trained tokens, how responses ended, and which prompts recur."""
         return frozenset({"response_mask", "status", "error", "turns"}) | prompt_columns(context.columns)
@@ -98,7 +89,7 @@ class DeadGroups(TableRule):
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":
         """Calls of tools in each row whose turns are given, and those that failed."""
-        from rolloutdoctor.rules.measures.tool_calls import calls_of_rows
+        from rolloutdoctor.rules.measures.given_turns import calls_of_rows
 
         return dict(zip(self.adds, calls_of_rows(step.turns), strict=True))
 
@@ -189,15 +180,7 @@ class DeadGroups(TableRule):
         table, dead, groups = run.table, run.count("dead_groups"), len(run.table)
         if not dead:
             return None
-        ends = (
-            f"{run['lowest_groups']:,} at the lowest reward, {run['highest_groups']:,} at the highest, "
-            f"{run['other_groups']:,} elsewhere"
-        )
-        advice = None
-        for how, (words, remedy) in ENDED.items():
-            if among := run[f"{how}_groups"]:
-                ends += f"; in {among:,} of them every response {words}"
-                advice = remedy if among >= dead / 2 else advice
+        ends, advice = ends_of_groups(run)
         if dead == groups >= self.fewest:
             return Judgement(
                 severity=Severity.ERROR,
@@ -217,14 +200,18 @@ class DeadGroups(TableRule):
                     "find no answer, or the prompts may be all solved or all too hard"
                 ),
             )
+        failed = run["failed_groups"] or 0
+        fails = failed >= self.fewest and failed >= self.failing_from * groups
+        share = f"{percent(run['dead_share'])} of {counted(groups, 'group')} are zero-variance"
         return Judgement(
-            severity=Severity.INFO,
+            severity=Severity.WARNING if fails else Severity.INFO,
             confirmed=True,
             headline=(
-                f"{percent(run['dead_share'])} of {counted(groups, 'group')} are zero-variance: all their rewards are "
-                "equal"
+                f"every response failed in {failed:,} of {groups:,} groups, whose rewards are all equal"
+                if fails
+                else f"{share}: all their rewards are equal"
             ),
-            message=_told(ends, run, context),
+            message=told_of_groups(ends, run, context, _logged_name(context)),
             evidence="the rewards of the rows, compared exactly",
             advice=advice
             or (
@@ -232,32 +219,6 @@ class DeadGroups(TableRule):
                 "groups"
             ),
         )
-
-
-def _told(ends: str, run: Measured, context: Context) -> str:
-    """Say how the groups ended and what they cost."""
-    table = run.table
-    message = ends
-    if run["kappa"] is not None:
-        message += f"; {percent(run['kappa'])} of the trained tokens are in groups with reward variance"
-        mine = context.objective
-        token_mean = mine is not None and not mine.unknown_loss and mine.aggregation.mode == "token-mean"
-        message += f", so the token mean shrinks their gradient by {number(run['kappa'])}" if token_mean else ""
-    if run["expected_share"] is not None:
-        message += f"; if all prompts were equally hard, {percent(run['expected_share'])} would be expected"
-    recurring = table.filter("recurs").unique("prompt")
-    if len(recurring):
-        message += (
-            f"; {recurring['always'].sum():,} of {counted(len(recurring), 'recurring prompt')} were zero-variance "
-            "every time"
-        )
-    logged = table.filter("is_first", pl.col("logged").is_not_null()).select(pl.mean("logged", "own")).row(0)
-    if None not in logged and abs(logged[0] - logged[1]) > LEAST_SHARE:
-        message += (
-            f"; {_logged_name(context)} logs {percent(logged[0])} for {percent(logged[1])}, because it does not "
-            "count groups with equal rewards"
-        )
-    return message
 
 
 def _logged_name(context: Context) -> str | None:

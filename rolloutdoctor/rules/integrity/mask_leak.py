@@ -91,8 +91,8 @@ class MaskLeak(TableRule):
     lacks one, which a trainer appended. Three or more trained tokens in a row have a log-prob below -12, the trainer's,
     and the sampler's where there is one: a warning; so are three or more with a log-prob of exactly 0.0 from the
     sampler and a mean below -1 from the trainer, inside of a row, where hardly any stand alone as placeholders do
-    (`RDI005`). Where no log-probs of the sampler were recorded, trained tokens after the end of a response with a
-    single turn: a warning, above 1 % of the trained tokens. The end is the one id that ends at least 90 % of the
+    (`RDI005`). Where no log-probs of the sampler were recorded, trained tokens after a trained end of a response
+    with a single turn: a warning, above 1 % of the trained tokens. The end is the one id that ends at least 90 % of the
     stopped responses of a step, eight or more; rows with masked tokens between trained ones have several turns and are
     left out, and the model's own turns after an end look the same.
 

@@ -84,6 +84,13 @@ def answers(told: Sequence[tuple[int, int, float]]) -> RolloutBatch:
     return toy_batch([rewards], lengths=1, per_row={name: list(x) for name, x in row.items()})
 
 
+def failing(failed: int, groups: int) -> RolloutBatch:
+    """So many groups, in some of which every response failed."""
+    rewards = [[0.0, 0.0] if group < failed else [1.0, 0.0] for group in range(groups)]
+    statuses = ["error" if group < failed else "stop" for group in range(groups) for _ in range(2)]
+    return replace(toy_batch(rewards, lengths=1), statuses=statuses)
+
+
 def of_the_last(rows: int) -> RolloutBatch:
     """A trajectory with so many turns before the last, whose advantage all of them have, and one of a single turn."""
     rewards = [float(turn) for turn in range(rows + 2)]
@@ -235,6 +242,8 @@ BOUNDARIES: list[RowBoundary] = [
     RowBoundary("RDA009", "some_bits", inert(7, 1.0), inert(8, 1.0), ("skipped", "info"), TRL),
     near("RDA009", "warn_above", 0.1, lambda x: inert(20, sqrt(x / (1 - x))), "info", "warning", **TRL),
     count("RDA011", "fewest", 8, lambda x: toy_batch([[1, 1]] * x, lengths=1), "info", "error"),
+    count("RDA011", "fewest", 8, lambda n: failing(n, n + 1), "info", "warning"),
+    near("RDA011", "failing_from", 0.5, lambda x: failing(round(100 * x), 100), "info", "warning"),
     # The share of the advantages of these groups is 1.07 and 1.136 times what it is without the division.
     RowBoundary("RDA012", "grows_by", edges(11), edges(5), ("clean", "info"), TRL),
     # Token weights by length to the power of -0.48 and of -0.52.

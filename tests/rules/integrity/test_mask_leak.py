@@ -97,6 +97,11 @@ def test_turns_behind_masked_tokens_are_no_leak():
     assert "no single token ends" in skipped.reason
 
 
+def test_a_last_turn_behind_masked_ones_is_no_leak():
+    rows, mask = [[5, 2, 7, 2, 6, 2]] * 10, [[0, 0, 0, 0, 1, 1]] * 10
+    assert find(padded(rows, mask)) is None
+
+
 def test_an_end_that_is_not_known():
     # Stop strings: every response ends otherwise.
     rows = [[5, 6, 7, 8, 9, place] for place in range(10)]

@@ -1,4 +1,4 @@
-"""How many turns of tools rows have, and how many of these failed."""
+"""How many turns of tools rows have, and how many of these failed: those that the run gives."""
 
 import torch
 from torch import Tensor
