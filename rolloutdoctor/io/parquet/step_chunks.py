@@ -175,12 +175,7 @@ def decode_chunks(
         name: split_lists(lists(table.column(name), BY_NAME[name].kind, dtype, places[name]), starts)
         for name in wanted.tokens
     }
-    numbers_N = _numbers(table, wanted, places)
-    if {"prompt_ids", "response_ids", "trajectory_id"} <= {*wanted.names}:
-        step_N = np.repeat(np.arange(len(counts)), counts)
-        found = contexts(table, places, step_N, numbers_N["trajectory_id"].numpy())
-        numbers_N |= dict(zip(CONTEXT, found, strict=True))
-    split = {name: torch.split(x_N, list(counts)) for name, x_N in numbers_N.items()}
+    split = {name: torch.split(x_N, list(counts)) for name, x_N in _numbers(table, counts, wanted, places).items()}
     groups = identifiers(table.column("group_id"), places["group_id"]).to_pylist() if wanted.groups else None
     samples = identifiers(table.column("sample_id"), places["sample_id"]).to_pylist() if wanted.samples else None
     statuses = texts(table.column("status"), places["status"]).to_pylist() if wanted.statuses else None
@@ -215,7 +210,9 @@ def decode_chunks(
         )
 
 
-def _numbers(table: pa.Table, wanted: ColumnSelection, places: Mapping[str, Place]) -> dict[str, Tensor]:
+def _numbers(
+    table: pa.Table, counts: Sequence[int], wanted: ColumnSelection, places: Mapping[str, Place]
+) -> dict[str, Tensor]:
     """Decode the row columns, hashes of texts and what is derived from them, ``[N]`` each."""
     numbers_N = {
         name: integers(table.column(name), places[name])
@@ -229,6 +226,10 @@ def _numbers(table: pa.Table, wanted: ColumnSelection, places: Mapping[str, Plac
     if "prompt_ids" in wanted.hashed:
         numbers_N[PROMPT_LENGTH] = cell_lengths(table.column("prompt_ids"))
         numbers_N[PLACEHOLDER] = placeholders(table.column("prompt_ids"), places["prompt_ids"])
+    if {"prompt_ids", "response_ids", "trajectory_id"} <= {*wanted.names}:
+        step_N = np.repeat(np.arange(len(counts)), counts)
+        found = contexts(table, places, step_N, numbers_N["trajectory_id"].numpy())
+        numbers_N |= dict(zip(CONTEXT, found, strict=True))
     return numbers_N
 
 
