@@ -141,6 +141,8 @@ class AdvantageOfAnotherTurn(TableRule):
         tested = run.table.filter(pl.col("could_show"))
         if len(tested) and tested["is_own"].fill_null(value=False).all():
             return None
+        if run.table["advantage"].null_count() == len(run.table):
+            return Missing("the advantages of the rows themselves are not recomputed", context.unstated)
         remedy = "give the options of the run with --set, or record the rewards of the turns"
         return Missing("the logged advantages are not those of these rows, nor of others of their trajectories", remedy)
 
@@ -157,8 +159,8 @@ class AdvantageOfAnotherTurn(TableRule):
             headline=f"{rows:,} rows of trajectories have the advantage of {whose}, not their own",
             message=(
                 f"{counted(rows, 'row')} of {run.count('rows_compared'):,} of which it could show "
-                f"({percent(run['moved_share'])}) have the advantage of {whose}: "
-                + ("trained tokens beyond these have 0" if copied else "they are trained for what another turn did")
+                f"({percent(run['moved_share'])}) have the advantage of {whose}"
+                + ("" if copied else ": they are trained for what another turn did")
             ),
             evidence=(
                 "the logged advantages of the tokens: 0 begins exactly where the last step's response ends"

@@ -21,7 +21,7 @@ PLACES = ("zero_first", "zero_last", "live_first", "live_last", "live_low", "liv
 value; infinite where there is none."""
 
 RELATIONS = {
-    "tokens": "the tokens of its last step, as far as these reach",
+    "tokens": "its last step as far as that one's tokens reach, and 0 beyond",
     "last": "the last step of its trajectory",
     "first": "the first step of its trajectory",
     "next": "the next step of its trajectory",

@@ -1,5 +1,8 @@
 """RDA027: rows of a trajectory with the advantage of another of its turns, and advantages that are their own."""
 
+import json
+from pathlib import Path
+
 import pytest
 from rules.checking import found_by, outcomes, report_on, values
 
@@ -101,7 +104,7 @@ def copied(lengths, last, *, at_end=True, own=False):
 def test_the_tokens_of_the_last_step(at_end):
     found = found_by(CODE, copied([5, 6, 7, 8, 4, 5, 9, 6], 3, at_end=at_end), trainer=None)
     assert (found.severity.label, found.verdict) == ("error", "confirmed")
-    assert "as far as these reach" in found.headline
+    assert "as far as that one's tokens reach" in found.headline
     assert values(found)["moved_rows"] == 8
 
 
@@ -125,3 +128,21 @@ def test_turns_that_are_no_longer_than_the_last_show_nothing():
 def test_one_row_each_is_not_applicable():
     batch = steps(OWN, trajectories=list(range(16)))
     assert outcomes(report_on(batch, select=[CODE], **PLAIN)) == {CODE: "not applicable"}
+
+
+STORED = json.loads((Path(__file__).parents[2] / "goldens" / "data" / "step_wise.json").read_text())
+
+
+@pytest.mark.parametrize(("release", "rows"), [("before", [27]), ("after", [])])
+def test_what_skyrl_made_of_its_turns(release, rows):
+    """Its own function before and after its pull request 1507: `goldens/make_step_wise.py`."""
+    batches = []
+    for step, (turns, advantages) in enumerate(zip(STORED["rows"], STORED[release], strict=True)):
+        lengths = [row["tokens"] for row in turns]
+        per_row = {"trajectory_id": [row["trajectory_id"] for row in turns]}
+        rewards = [[row["reward"] for row in turns]]
+        batches.append(
+            toy_batch(rewards, lengths=lengths, per_row=per_row, per_token={"advantages": advantages}, step=step)
+        )
+    found = report_on(batches, select=[CODE], trainer=None).findings
+    assert [values(one)["moved_rows"] for one in found] == rows
