@@ -22,6 +22,8 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINES = 150
 """Lines of the README at most."""
+WORDS = 1000
+"""Its words at most."""
 COLUMNS_SHOWN = 80
 """Columns of outputs."""
 
@@ -108,7 +110,9 @@ def test_the_parts_of_a_report_that_are_explained_are_in_the_one_shown():
 
 
 def test_the_readme_is_short():
-    assert len(PAGES[0].read_text(encoding="utf-8").splitlines()) <= LINES
+    text = PAGES[0].read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= LINES
+    assert len(text.split()) <= WORDS
 
 
 @pytest.mark.parametrize("page", [ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.name)

@@ -23,7 +23,7 @@ _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Computing", ("device", "dtype")),
     ("Options", ("help", "help_all")),
     ("Following a run", ("follow", "state_file", "on_finding", "until_idle", "every")),
-    ("Scale", ("workers", "engine", "state_dir", "save_state")),
+    ("Scale", ("workers", "memory", "engine", "state_dir", "save_state")),
 )
 """Title of a group to the parameters in it; what is in none comes under "Options"."""
 

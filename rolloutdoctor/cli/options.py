@@ -192,6 +192,7 @@ MemoryOption = Annotated[
         "--memory",
         metavar="SIZE",
         envvar="ROLLOUTDOCTOR_MEMORY",
+        rich_help_panel=RARE,
         help="Measured rows kept in memory; beyond this size they wait in a temporary folder.",
     ),
 ]

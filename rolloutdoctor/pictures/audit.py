@@ -16,7 +16,6 @@ from rolloutdoctor.pictures.style import (
     GUIDE,
     INK,
     PALE,
-    above,
     blank,
     empty,
     line,
@@ -99,10 +98,13 @@ def draw(data: AuditData) -> Figure:
     panels = figure.subplots(len(drawn), 2, squeeze=False, width_ratios=[2, 3])
     for number, (one, (left, right)) in enumerate(zip(drawn, panels, strict=True)):
         _values(left, one, data)
-        _differences(right, one, data, is_first=not number)
+        _differences(right, one, data)
         if number < len(drawn) - 1:
             left.set_xlabel("")
             right.set_xlabel("")
+    if data.fix is not None:
+        # Above a panel it would lie in the words over both.
+        panels[-1, 1].legend(loc="upper right", bbox_to_anchor=(1.0, -0.5), ncols=2)
     return figure
 
 
@@ -146,15 +148,13 @@ def _values(ax: Axes, one: AuditedQuantity, data: AuditData) -> None:
     ax.set_xlabel("right side" if data.of_log else "recomputed")
 
 
-def _differences(ax: Axes, one: AuditedQuantity, data: AuditData, *, is_first: bool) -> None:
+def _differences(ax: Axes, one: AuditedQuantity, data: AuditData) -> None:
     worst = [max(x, _LEAST) for x in one.worst]
     after = [max(x, _LEAST) if math.isfinite(x) else x for x in one.after]
     color = _color(one, INK if one.with_fixes else DARK)
     line(ax, one.steps, worst, color=color, linewidth=1.6, label="as configured")
     if data.fix is not None:
         line(ax, one.steps, after, color=GUIDE, linewidth=1.6, linestyle="--", label="with the fix")
-        if is_first:
-            above(ax)
     ax.set_ylim(_LEAST / 1.6, max(5.0, 2 * max(worst + [x for x in after if math.isfinite(x)])))
     log_sizes(ax)
     ax.axhspan(_LEAST / 1.6, 1, facecolor=PALE, alpha=0.35, linewidth=0, zorder=0)

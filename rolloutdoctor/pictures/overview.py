@@ -1,6 +1,7 @@
 """Overview: the quantities of the trainer's log over the run, with the steps at which findings begin."""
 
 import re
+from textwrap import wrap
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -64,7 +65,7 @@ def _panel(ax: Axes, one: Vital) -> None:
     unit = "" if one.unit in _PLAIN else f", {one.unit}"
     found = "".join(f"; {find(code).name} from step {step}" for step, code in one.marks[:1])
     told = f"{one.title}{unit}: {short(one.first)} to {short(one.last)}{found}"
-    ax.set_title(told, loc="left", fontsize=11.5, color=ALARM if found else INK)
+    ax.set_title("\n".join(wrap(told, 50, break_on_hyphens=False)), loc="left", fontsize=11.5, color=ALARM if found else INK)
     for step in {step for step, _ in one.marks}:
         ax.axvline(step, color=ALARM, linewidth=1.4, linestyle=(0, (4, 3)))
     if min(one.series) == max(one.series):
