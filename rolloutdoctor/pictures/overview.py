@@ -65,7 +65,8 @@ def _panel(ax: Axes, one: Vital) -> None:
     unit = "" if one.unit in _PLAIN else f", {one.unit}"
     found = "".join(f"; {find(code).name} from step {step}" for step, code in one.marks[:1])
     told = f"{one.title}{unit}: {short(one.first)} to {short(one.last)}{found}"
-    ax.set_title("\n".join(wrap(told, 50, break_on_hyphens=False)), loc="left", fontsize=11.5, color=ALARM if found else INK)
+    lines = "\n".join(wrap(told, 50, break_on_hyphens=False))
+    ax.set_title(lines, loc="left", fontsize=11.5, color=ALARM if found else INK)
     for step in {step for step, _ in one.marks}:
         ax.axvline(step, color=ALARM, linewidth=1.4, linestyle=(0, (4, 3)))
     if min(one.series) == max(one.series):

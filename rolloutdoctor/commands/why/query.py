@@ -123,6 +123,8 @@ def _why(run: Run, options: CheckOptions, question: Question, progress: Progress
     series = log_series(ready, metric) if units.is_empty() else by_step(metric, units)
     if series.is_empty():
         raise InputError(f"neither rows nor log hold the {_title(metric)}; `rolloutdoctor info` says what would")
+    if run.metrics_only:
+        seen = InputSummary(steps=len(series))
     ledgers = []
     for at in _changes(series, question):
         windows = _windows(series["step"].to_list(), at, question)
