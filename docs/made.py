@@ -10,6 +10,7 @@ from rolloutdoctor.commands.explain.terms import TERMS
 from rolloutdoctor.metric_names.identities import IDENTITIES
 from rolloutdoctor.metric_names.quantities import QUANTITIES
 from rolloutdoctor.metric_names.table import TRAINERS
+from rolloutdoctor.rules.table import RULES
 from rolloutdoctor.search.hypotheses.bounded import BOUNDED
 from rolloutdoctor.search.hypotheses.fixes import FIXES
 from rolloutdoctor.search.hypotheses.table import FAMILIES, FIX_CODE, HYPOTHESES
@@ -75,6 +76,13 @@ def metrics_table() -> str:
     return "\n".join(lines)
 
 
+def rules_table() -> str:
+    """Return every rule with what it finds."""
+    rows = ["| code | name | finds |", "| --- | --- | --- |"]
+    rows += [f"| `{rule.code}` | `{rule.name}` | {rule.title()} |" for rule in RULES]
+    return "\n".join(rows)
+
+
 def support_table() -> str:
     """Return what is read from each trainer: of its dumps those that the importers are tested with."""
     sys.path.insert(0, str(TESTS))
@@ -88,6 +96,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "fixes": fixes_table,
     "glossary": glossary_table,
     "metrics": metrics_table,
+    "rules": rules_table,
     "support": support_table,
     "trainer": trainer_part,
 }

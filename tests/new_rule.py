@@ -64,7 +64,7 @@ def main(name: str, code: str) -> None:
     subprocess.run([sys.executable, "-m", "ruff", "check", "--quiet", "--fix", *written], check=True)
     subprocess.run([sys.executable, "-m", "ruff", "format", "--quiet", *written], check=True)
     print(f"wrote {rule.relative_to(ROOT)} and {test.relative_to(ROOT)}, and one line in rolloutdoctor/packs.py")
-    print("run UPDATE=1 pytest tests/test_readme.py for the table of rules in docs")
+    print("run UPDATE=1 pytest tests/test_readme.py for the numbers of rules in README and docs")
 
 
 def _code(path: Path) -> str:

@@ -16,7 +16,6 @@ from proof.table import claimed, markdown
 
 from rolloutdoctor.data.schema import COLUMNS
 from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS
-from rolloutdoctor.rules.table import RULES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -26,12 +25,6 @@ WORDS = 1000
 """Its words at most."""
 COLUMNS_SHOWN = 80
 """Columns of outputs."""
-
-
-def rules_table() -> str:
-    rows = ["| code | name | finds |", "| --- | --- | --- |"]
-    rows += [f"| `{rule.code}` | `{rule.name}` | {rule.title()} |" for rule in RULES]
-    return "\n".join(rows)
 
 
 def columns_table() -> str:
@@ -57,14 +50,13 @@ def parity_table() -> str:
 @pytest.mark.parametrize(
     ("name", "page", "table_of"),
     [
-        ("rules", "rules", rules_table),
         ("columns", "columns", columns_table),
         ("rows", "python", row_table),
         ("parity", "../tests/proof/results", parity_table),
         ("measured", "how-we-know", measured),
         pytest.param("support", "../README", support.short, marks=pytest.mark.slow),
     ],
-    ids=["rules", "columns", "rows", "parity", "measured", "support in short"],
+    ids=["columns", "rows", "parity", "measured", "support in short"],
 )
 def test_table_is_what_the_code_says(name, page, table_of):
     path = ROOT / "docs" / f"{page}.md"
