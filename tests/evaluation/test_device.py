@@ -68,6 +68,7 @@ def test_another_rounding_agrees(name):
         pytest.fail("no step could be computed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", TRAINERS)
 def test_another_rounding_agrees_in_long_rows(name, dtype):

@@ -68,6 +68,7 @@ def test_the_harness_sees_what_is_wrong(code, out, err, words):
     assert said is None if words is None else words in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "ends", "says", "is_deaf"),
     [

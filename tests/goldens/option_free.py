@@ -95,13 +95,16 @@ def frame_of(batch: RolloutBatch) -> pl.DataFrame:
     return pl.DataFrame(columns, schema_overrides={**masks, **tokens, **prompts})
 
 
-def dumps() -> Iterator[Dump]:
-    """Every dump, trainer by trainer."""
-    for trainer in REAL:
+def dumps_of(trainer: str) -> Iterator[Dump]:
+    """Every dump of one of `DUMPED`, configuration by configuration."""
+    if trainer in REAL:
         yield from _real(trainer)
-    yield from _nemo_rl()
-    yield from _prime_rl()
-    yield from _stepwise()
+    elif trainer == "nemo-rl":
+        yield from _nemo_rl()
+    elif trainer == "prime-rl":
+        yield from _prime_rl()
+    else:
+        yield from _stepwise(trainer)
 
 
 def _real(trainer: str) -> Iterator[Dump]:
@@ -166,16 +169,15 @@ def _prime_rl() -> Iterator[Dump]:
         yield Dump(f"{config}, {case}", "prime-rl", version, named, (batch,), (logged,))
 
 
-def _stepwise() -> Iterator[Dump]:
-    """Advantages of TRL, verl and slime, which the stored results hold function by function."""
+def _stepwise(trainer: str) -> Iterator[Dump]:
+    """Advantages of TRL, verl, slime or Unsloth, which the stored results hold function by function."""
+    configs = {config: slime_options(config) for config in SLIME} if trainer == "slime" else OTHERS
+    release = "0.3.1" if trainer == "slime" else TRAINERS[trainer].newest
     for case in gold.CASES:
         batches = tuple(gold.batch(case, step, empty_rows=False) for step in gold.steps(case))
-        for config in SLIME:
-            options = slime_options(config)
-            yield from _computed("slime", "0.3.1", f"{config}, {case}", options, batches)
-        for config, options in OTHERS.items():
-            trainer = config.partition(" ")[0]
-            yield from _computed(trainer, TRAINERS[trainer].newest, f"{config}, {case}", options, batches)
+        for config, options in configs.items():
+            if trainer in ("slime", config.partition(" ")[0]):
+                yield from _computed(trainer, release, f"{config}, {case}", options, batches)
 
 
 SLIME = (
@@ -198,6 +200,8 @@ OTHERS: dict[str, dict[str, object]] = {
     "unsloth": {},
     "unsloth none": {"scale_rewards": "none"},
 }
+DUMPED = (*REAL, "nemo-rl", "prime-rl", "slime", *dict.fromkeys(config.partition(" ")[0] for config in OTHERS))
+"""Trainers of which there are dumps."""
 
 
 def slime_options(config: str) -> dict[str, object]:

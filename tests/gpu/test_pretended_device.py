@@ -264,6 +264,7 @@ def tables(device, steps=":3"):
     return measured, [measured.rows, measured.tokens, measured.metrics]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_auto_ends_on_the_cpu_wherever_the_gpu_failed(fault, share, large, monkeypatch):

@@ -59,6 +59,7 @@ def test_a_whole_log_has_no_gap(tmp_path):
     assert [one for one in report.findings if one.severity > Severity.INFO] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", CURVES)
 def test_what_ends_is_told_and_nothing_about_it_is_clean(metric, tmp_path):
     report = checked(tmp_path, lines_of(without(metric, lambda step: step >= 25)))
@@ -68,6 +69,7 @@ def test_what_ends_is_told_and_nothing_about_it_is_clean(metric, tmp_path):
     assert not about(metric) & dict(report.clean).keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", CURVES)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_one_nan_is_told_and_nothing_about_it_is_clean(metric, value, tmp_path):

@@ -64,6 +64,7 @@ def warned(options):
     return loud
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLEAN)
 def test_a_healthy_sampler_is_not_accused(name):
     assert warned(CLEAN[name]) == set()

@@ -65,6 +65,7 @@ def causes(found):
     return [each.cause.hypothesis for each in found.findings if each.cause is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", SETUPS)
 def test_padding_in_the_ratio_is_named(trainer):
     (found,) = report(trainer, steps_of(trainer, 4)).findings
@@ -94,6 +95,7 @@ def changed(steps, name, by):
     return [*steps[:-1], (batch, {**logged, name: logged[name] + by})]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "by"),
     [("loss", 3.0), ("loss", -3.0), ("clip_ratio/region_mean", 1 / 16), ("clip_ratio/low_mean", -1 / 16)],

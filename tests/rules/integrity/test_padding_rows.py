@@ -151,6 +151,7 @@ def test_what_looks_like_it(batch):
     assert not report_on(batch, trainer="verl", select=["RDI015"], adv_estimator="grpo").findings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("answers", "groups", "size"), [(3, 3, 3), (10, 3, 3), (10, 4, 4), (100, 3, 3)])
 def test_groups_of_a_filter_that_have_a_response_twice(answers, groups, size, seed):

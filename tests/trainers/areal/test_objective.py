@@ -16,6 +16,7 @@ from rolloutdoctor.search.hypotheses.fixes import choose
 from rolloutdoctor.testing import diagnose
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", ["grpo", "whitened", "decoupled", "mask", "sapo", "sequence", "KL k1", "recomputed"])
 @pytest.mark.parametrize("case", ["ragged", "two_steps"])
 def test_a_healthy_step_gives_no_warning(case, config):

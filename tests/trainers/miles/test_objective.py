@@ -14,6 +14,7 @@ from rolloutdoctor.trainers.table import trainer_from_metric_names
 ESTIMATOR = {"advantage_estimator": "grpo"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", ["grpo", "gspo", "ppo, k2", "reinforce++, KL", "KL low_var_kl", "tis", "one pass"])
 @pytest.mark.parametrize("case", ["ragged", "two_steps", "segments"])
 def test_a_healthy_step_gives_no_warning(case, config):

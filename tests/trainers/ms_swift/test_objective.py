@@ -30,6 +30,7 @@ def report(case, config, *, trainer="ms-swift@4.6.0", release="", **options):
     return diagnose([batch], trainer=trainer, options=made, logged=[result.scalars["f32"]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", ["grpo", "bnpo", "sapo", "sequence, grpo", "rloo", "token_truncate, grpo"])
 def test_a_healthy_step_gives_no_warning(config):
     found = report("two_steps", config, gradient_accumulation_steps=4)

@@ -22,6 +22,7 @@ def findings_of(case, config, **options):
     return {one.code: one for one in found.findings}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", ["default", "standard", "cispo", "KL 3", "rho mask", "denominator", "no reference"])
 @pytest.mark.parametrize("case", ["ragged", "two_ranks"])
 def test_a_healthy_step_gives_no_warning(case, config):

@@ -24,6 +24,7 @@ def diagnosed(case, config):
     return diagnose([batch], trainer="openrlhf@0.11.0", options=result.options | size, logged=[logged])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", ["gae", "reinforce", "rloo, KL", "group_norm", "KL k3 in the loss", "gspo", "tis"])
 @pytest.mark.parametrize("case", ["ragged", "pairs", "two_steps"])
 def test_a_healthy_step_gives_no_warning(case, config):

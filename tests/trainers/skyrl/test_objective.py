@@ -11,6 +11,7 @@ from rolloutdoctor.results.errors import UsageError
 from rolloutdoctor.testing import diagnose
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", ["regular", "dual_clip", "cispo", "regular, prompt_mean", "tis token", "rloo"])
 @pytest.mark.parametrize("case", ["ragged", "two_steps"])
 def test_a_healthy_step_gives_no_warning(case, config):
