@@ -204,8 +204,9 @@ def test_a_log_without_terms_says_what_moved_and_what_begins_there(tmp_path):
 
 @pytest.mark.parametrize(("moves", "begins"), [(19, True), (18, False), (23, True), (24, False)])
 def test_a_finding_begins_within_two_steps_of_a_change_or_not_there(tmp_path, moves, begins):
-    (ledger,) = rd.why(dying_log(tmp_path, moves=moves), "grad_norm").ledgers
-    assert (ledger.at, bool(ledger.began)) == (moves, begins)
+    told = rd.why(dying_log(tmp_path, moves=moves), "grad_norm")
+    (ledger,) = told.ledgers
+    assert (ledger.at, bool(ledger.began), told.input.steps) == (moves, begins, 40)
     words = answer(rd.why(dying_log(tmp_path, moves=moves), "grad_norm"), ledger)
     assert ("no finding begins there" in words) == (not begins)
 

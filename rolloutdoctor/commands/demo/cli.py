@@ -41,7 +41,7 @@ Whole reports: rolloutdoctor demo log, rolloutdoctor demo rejected, rolloutdocto
 The files, to try other commands on: rolloutdoctor demo --copy-to DIR
 
 Your own run
-  what it wrote anyway   rolloutdoctor check outputs/ | train.log | trainer_state.json | wandb/run-.../
+  what it wrote anyway   rolloutdoctor check train.log     # or outputs/, trainer_state.json, wandb/run-.../
   with its rollouts      record(trainer, "run.parquet") of rolloutdoctor.recorders.trl before trainer.train();
                          for verl, slime and other trainers: rolloutdoctor info PATH names the option or recorder
 """
