@@ -1,12 +1,14 @@
 import math
 from dataclasses import replace
 
+import polars as pl
 import pytest
 import torch
 from rules.checking import outcomes, report_on, values
 from rules.drift import Policy, run_of, step_of
 
 from rolloutdoctor.results.findings import Severity
+from rolloutdoctor.rules.table import find
 
 CODE = "RDO010"
 PROMPTS = tuple(range(8))
@@ -160,3 +162,13 @@ def test_what_is_not_known_does_not_count():
         sampler_T = torch.full((one.tokens,), math.nan)
         odd.append(replace(one, per_token={**one.per_token, "rollout_log_probs": sampler_T}))
     assert outcomes(report_on(odd, trainer=None, select=[CODE])) == {CODE: "skipped"}
+
+
+@pytest.mark.parametrize(("contexts", "compared"), [(127, 127), (128, 128), (129, 128)])
+def test_so_many_contexts_are_compared_at_each_token(contexts, compared):
+    each = {f"{name}_{place}": [-1.0] * contexts for name in ("sampler", "trainer") for place in range(4)}
+    each |= {f"context_{place}": range(1, contexts + 1) for place in range(4)}
+    steps = {"step": [0] * contexts, "split": ["train"] * contexts, "policy_version_max": [0] * contexts}
+    rows = pl.DataFrame({**steps, "prompt": [1] * contexts, **each})
+    kept = find(CODE).reduced(rows, None)
+    assert kept.group_by("place").len().sort("place").rows() == [(place, compared) for place in range(4)]
