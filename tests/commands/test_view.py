@@ -9,6 +9,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fuzz.harness import run as command
 from run_files import FLOATS, MASK, write
 
 import rolloutdoctor
@@ -311,3 +312,33 @@ def test_without_a_loss_turns_have_no_gradient(tmp_path):
     [first, _] = inspected(path).group(StepKey(1, "train"), "a").trajectories
     assert (first.gradient, first.share, first.turns[0].gradient, first.turns[0].share) == (None,) * 4
     assert first.turns[0].trained == 2
+
+
+def printed(path, place):
+    code, out, err, _ = command(["view", str(path), "--group", place], path.parent)
+    return code, out, err
+
+
+def test_a_group_in_the_terminal(tmp_path):
+    more = {"trajectory_id": [5, 6, 5, None], "error": ["no \x1b[31manswer", None, None, None]}
+    code, out, _ = printed(agent_run(tmp_path, turns=TURNS, **more), "1/a")
+    assert not code
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "trajectory 5: 3 turns in 2 rows; reward 0; ended error, stop; 42.9 % of the step's |gradient|" in lines
+    assert r"error: no \x1b[31manswer" in lines
+    assert "1 tool timeout 2 masked 0 0 %" in lines
+    assert "derived" not in out
+    masks = pa.array([[1, 0, 0, 1], [1] * 4, [1] * 4, [1] * 4], MASK)
+    _, out, _ = printed(agent_run(tmp_path, response_mask=masks), "1/a")
+    assert "tool (derived)" in out
+    assert "it is read off the mask" in out
+    _, out, _ = printed(agent_run(tmp_path), "1/b")
+    assert [line.split()[0] for line in out.splitlines()] == ["step", "response", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("place", "said"), [("1", "step 1 (train) has no group ''"), ("x/a", "'x' is not the number"), ("9/a", "no step 9")]
+)
+def test_a_group_that_is_not_there_is_a_sentence(tmp_path, place, said):
+    code, _, err = printed(agent_run(tmp_path, turns=TURNS), place)
+    assert (code, said in err, "Traceback" in err) == (2, True, False)

@@ -37,7 +37,8 @@ EPILOG = (
     "read the run. The server reads nothing else, and ends with Ctrl-C. On another machine: "
     "ssh -L 8123:127.0.0.1:8123 HOST, and there rolloutdoctor view run.parquet --port 8123. "
     "Examples: rolloutdoctor view run.parquet; rolloutdoctor view outputs/completions; "
-    "rolloutdoctor view run.parquet --against before.parquet; rolloutdoctor view run.parquet -o page.html"
+    "rolloutdoctor view run.parquet --against before.parquet; rolloutdoctor view run.parquet -o page.html; "
+    "rolloutdoctor view run.parquet --group 46/45/0"
 )
 
 FORWARD = """\
@@ -79,6 +80,12 @@ def view(
             help=f"Write the page to a file instead, with the {EMBEDDED} groups that findings point at first.",
         ),
     ] = None,
+    place: Annotated[
+        str | None,
+        typer.Option(
+            "--group", metavar="STEP/GROUP", help="Print a group here instead: its trajectories, turn by turn."
+        ),
+    ] = None,
     dtype: opt.DtypeOption = opt.Dtype.float32,
     quiet: opt.QuietOption = False,
 ) -> None:
@@ -96,6 +103,9 @@ def view(
     options = groups.read_options(CheckOptions, source, groups.Part(), device="cpu", dtype=dtype.value)
     run = dumps.opened(paths, source, quiet=quiet, text=True, logs_alone=True, says_notes=True)
     inspector = Inspector(run, options, paths)
+    if place is not None:
+        _print_group(inspector, place)
+        return
     other = None
     if against is not None:
         other = Inspector(dumps.opened([against], source, quiet=quiet, text=True), options, [against])
@@ -118,6 +128,20 @@ def view(
             page = closing.enter_context(_forwarding(server.address))
             threading.Thread(target=webbrowser.open, args=(page.as_uri(),), daemon=True).start()
         server.serve_forever()
+
+
+def _print_group(inspector: "Inspector", place: str) -> None:
+    """Print a group of a training step, or of an evaluation where the step has no training rows."""
+    from rolloutdoctor.data.step_key import StepKey
+    from rolloutdoctor.views.group_text import group_text
+
+    step, _, group = place.partition("/")
+    steps = inspector.overview().steps
+    split = next((split for number, split, _ in steps if str(number) == step and split == "train"), "eval")
+    key = StepKey(_key({"step": step}).step, split)
+    opt.deliver(
+        group_text(inspector.group(key, group), opt.style_of(opt.Color.auto, to_file=False, verbose=False)), None
+    )
 
 
 @contextmanager
