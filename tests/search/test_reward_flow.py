@@ -241,6 +241,7 @@ def instead(value):
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [-1.0, 0.4, 5.0])
 def test_a_reward_of_0_that_is_replaced_is_named(value):
     report = run_of("verl", steps_of(reward=scored(0.0)), rows=instead(value))

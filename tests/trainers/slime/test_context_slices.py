@@ -80,6 +80,7 @@ def reported(stored, trainer, options):
     return loud, [code for code, _ in report.clean]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("made", "config"), [case for case in CASES if "0.3.2" not in case[0]])
 def test_a_run_of_such_a_release_has_the_fault(made, config):
     name, options, stored = made_by(made, config)
@@ -89,6 +90,7 @@ def test_a_run_of_such_a_release_has_the_fault(made, config):
     assert ("after 0.3.1" in finding.advice) == name.startswith("slime")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_where_the_options_do_not_say_how_rows_were_cut(config, ranks):
@@ -102,6 +104,7 @@ def test_where_the_options_do_not_say_how_rows_were_cut(config, ranks):
     assert reported(whole, name, {**options, "context_parallel_size": 1})[0] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_fixed_trainer_that_states_an_older_release_is_healthy(config):
     _, options, stored = made_by("slime@0.3.2 cp2", config)

@@ -93,6 +93,7 @@ def reported(batch, options):
     return loud, {one.code: one.reason for one in report.skipped}, [code for code, _ in report.clean]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_a_run_with_the_option_has_the_fault(case):
     found, _, _ = reported(batch_of(case), options_of(case))
@@ -102,6 +103,7 @@ def test_a_run_with_the_option_has_the_fault(case):
     assert not [one for one in found if one.code in ("RDA004", "RDI004", "RDG005")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_where_no_option_says_so_the_cause_is_named(case, before):
