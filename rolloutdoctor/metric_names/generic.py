@@ -11,16 +11,19 @@ from rolloutdoctor.metric_names.name import MetricName
 from rolloutdoctor.metric_names.quantities import BY_NAME
 
 SPELLINGS: dict[str, tuple[str, ...]] = {
-    "reward": ("reward", "rewards", "reward_score", "rew", "ep_rew", "score"),
+    "reward": (
+        *("reward", "rewards", "reward_score", "rew", "ep_rew", "ep_reward", "episode_reward", "score", "scores"),
+        *("total_reward", "total_rewards", "reward_total", "batch_reward", "episode_return", "ep_return"),
+    ),
     "reward_std": ("reward_std", "std_reward", "rewards_std"),
     "zero_variance_share": (
         *("zero_variance_ratio", "zero_variance_fraction", "frac_zero_variance", "zero_std_ratio", "frac_zero_std"),
         *("degenerate_ratio", "degenerate_fraction", "degenerate_group_ratio", "dead_group_ratio"),
     ),
-    "kl": ("kl", "kl_div", "kl_divergence", "kl_ref", "ref_kl", "exact_kl"),
+    "kl": ("kl", "kl_div", "kl_divergence", "kl_ref", "ref_kl", "exact_kl", "kls"),
     "ppo_kl": ("approx_kl", "approxkl"),
-    "entropy": ("entropy", "policy_entropy"),
-    "loss": ("loss", "total_loss"),
+    "entropy": ("entropy", "policy_entropy", "ent"),
+    "loss": ("loss", "losses", "total_loss", "loss_total", "grpo_loss", "ppo_loss", "rl_loss"),
     "policy_loss": (
         "policy_loss",
         "pg_loss",
@@ -31,7 +34,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "policy_gradient_loss",
     ),
     "critic_loss": ("critic_loss", "cri_loss", "value_loss", "vf_loss", "v_loss"),
-    "grad_norm": ("grad_norm", "gradnorm", "gradient_norm"),
+    "grad_norm": ("grad_norm", "gradnorm", "gradient_norm", "gnorm"),
     "clip_fraction": ("clip_frac", "clipfrac", "clip_fraction", "clip_ratio"),
     "response_length": (
         *("response_length", "response_len", "resp_len", "completion_length", "completion_len"),
@@ -42,7 +45,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
 """Quantity to the names that are taken for it, in lower case, with or without a word of `_AROUND`."""
 
 _AROUND = re.compile(
-    r"^(train|rollout)/|(?<![a-z])(mean|avg|average|training|train|pct)_|_(mean|avg|average|pct)(?![a-z])|/(mean|avg|average)$"
+    r"^(train|rollout)/|(?<![a-z])(mean|avg|average|training|train|pct)_|_(mean|avg|average|pct|history)(?![a-z])|/(mean|avg|average)$"
 )
 """What says that a number is a mean, or of the training."""
 

@@ -4,7 +4,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TextIO
 
 from rolloutdoctor.importers.logs.base import Entry
@@ -21,6 +21,9 @@ from rolloutdoctor.results.errors import InputError, SeveralRunsError
 _CHART_STEPS = (*STEPS, "Step")
 _COUNTERS = (*STEPS, "episode", "epoch")
 """Columns that number the rows, the best first, in lower case."""
+
+_DOWNLOADED = ["Wall time", "Step", "Value"]
+"""Columns of a scalar that TensorBoard's page downloads; its tag is in the name of the file, without slashes."""
 
 _EXTREMES = ("__MIN", "__MAX")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
@@ -52,6 +55,15 @@ class CsvTable:
             raise InputError(f"{source.name}: not a CSV in UTF-8 ({error})") from None
 
 
+def _tag(source: str) -> str:
+    """Return the metric that a file is called after which TensorBoard's page gave.
+
+    >>> _tag("logs/run-train-tag-train_reward.csv"), _tag("reward.csv")
+    ('train_reward', 'reward')
+    """
+    return PurePath(source).stem.rpartition("-tag-")[2]
+
+
 def _columns(names: Sequence[str], source: str) -> dict[str, tuple[str, str]]:
     """Return the columns of a chart of one run; none if it is no chart.
 
@@ -71,6 +83,7 @@ def _columns(names: Sequence[str], source: str) -> dict[str, tuple[str, str]]:
 def _entries(table: "csv.DictReader[str]", delimiter: str, source: str, notes: LogNotes) -> Iterator[Entry]:
     chart = _columns(table.fieldnames or (), source)
     named = _counter(table.fieldnames or ()) or ""
+    tag = _tag(source) if table.fieldnames == _DOWNLOADED else ""
     without, binned, odd, rows = 0, False, list[int](), list[Row]()
     for number, row in enumerate(table, start=2):
         given = _given(row, delimiter)
@@ -85,6 +98,8 @@ def _entries(table: "csv.DictReader[str]", delimiter: str, source: str, notes: L
                 chart and given.get(name + end, cell) != cell for name, cell in cells.items() for end in _EXTREMES
             )
             values = {chart[name][1] if chart else name: cell for name, cell in cells.items()}
+            if tag:
+                values = {tag: values.get("Value")}
             rows.append((plain({**values, _as_step(named): step}), f"{source}, line {number}"))
     if odd and not rows:
         raise InputError(

@@ -22,12 +22,13 @@ from rolloutdoctor.importers.logs.row_names import MOST_NAMES, OF_ROLLOUTS, STEP
 _LINES = 40
 """Lines of a dict, which terminals cut."""
 
-_OPENS = re.compile(r"""\{\s*['"]""")
+_OPENS = re.compile(r"""\{\s*(?:['"]|$)""")
+_BEGINS = re.compile(r"\s*\{")
 _WITHOUT_BRACE = re.compile(r"""\s*(['"])[\w/.-]+\1: """)
 _OF_TRAINER = frozenset({"loss", "grad_norm", "learning_rate", "reward", "kl"})
 _EVALUATIONS = frozenset({"eval", "passrate"})
 _SUMMARY = "train_runtime"
-_IN_A_DICT = (*STEPS, *sorted(COUNTERS - {"epoch", "episode"}))
+_IN_A_DICT = (*STEPS, *sorted(COUNTERS - {"batch", "epoch", "episode"}))
 
 
 @dataclass(frozen=True)
@@ -125,18 +126,19 @@ def _step_of(row: dict[str, str]) -> tuple[int | None, int | None, str]:
 def _joined(lines: Iterable[str]) -> Iterator[str]:
     """Put the lines of a dict together that is broken over several."""
     held: list[str] = []
-    size = 0
+    size = depth = 0
     for line in lines:
         size += len(line)
-        if held and ("{" in line or len(held) == _LINES or size > LONGEST_LINE):
+        if held and (_BEGINS.match(line) or len(held) == _LINES or size > LONGEST_LINE):
             yield from held
             held = []
         if held:
             held.append(line)
-            if "}" in line:
+            depth += line.count("{") - line.count("}")
+            if depth <= 0:
                 yield "".join(held)
                 held = []
-        elif (start := line.rfind("{")) >= 0 and "}" not in line[start:] and _OPENS.match(line, start):
+        elif "{" in line and (depth := line.count("{") - line.count("}")) > 0 and _OPENS.search(line):
             held, size = [line], len(line)
         else:
             yield line

@@ -163,7 +163,7 @@ def kind_of_row(row: Mapping[str, object]) -> str | None:
     is_flat = all(
         value is None or isinstance(value, (bool, int, float, str)) or is_list(value) for value in row.values()
     )
-    has_step = any(name in row for name in STEPS)
+    has_step = any(name in row and not isinstance(row[name], list) for name in STEPS)
     if has_step and has_mean_reward(row):
         return _of_numbers(row)
     if not is_flat or not has_step:

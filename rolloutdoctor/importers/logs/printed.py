@@ -28,19 +28,31 @@ _TOKENS = re.compile(
 _PAIR = re.compile(
     r"(?<![\w./@-])([A-Za-z_][\w./@()-]{0,100}+(?: [A-Za-z_(][\w./@()-]{0,40}+){0,4}?)"
     # Megatron counts "number of nan iterations".
-    rf"(?: ?[:=] {{0,40}}|[ \t]{{1,40}}(?!(?i:nan|inf) [a-z]{{1,40}}+ ?:))"
+    rf"(?: {{0,40}}(?:[:=]|->|=>|→) {{0,40}}|[ \t]{{1,40}}(?!(?i:nan|inf) [a-z]{{1,40}}+ ?:))"
     rf"({NUMBER})(?:/ ?([0-9]{{1,18}}))?%?(?=$|[\s,;|)\]}}]|[a-z]{{1,2}}\b| -)"
 )
 _REWARDS = re.compile(r"(?<![\w./-])((?i:rewards?|scores))\s?[:=]\s?\[([-+0-9., eEnaif]{1,4000})\]")
 """The rewards of the responses of a step, as a list."""
 
 _COUNTER = re.compile(
-    r"(?i)(?<![\w/.])(global[_ ]step|training[_ ]step|train[_ ]step|steps?|iteration|iter|it|update|episode|epoch)\b"
+    r"(?i)(?<![\w/.])((?:global|training|train)[_ ]step|steps?|iteration|iter|it|update|batch|episode|epoch)\b"
     r" ?[:=#]? {0,12}\[? ?([0-9]{1,15})(?: ?/ {0,12}([0-9]{1,15}))?(?: ?\])?"
     r"(?:\(([0-9]{1,15})/([0-9]{1,15})\))?(?![\w.%])"
 )
 _BRACKETED = re.compile(r"\s{0,8}\[ ?([0-9]{1,15}) ?/ ?([0-9]{1,15}) ?\]")
-_RANK = ("global_step", "training_step", "train_step", "step", "steps", "iteration", "iter", "it", "update", "episode")
+_RANK = (
+    "global_step",
+    "training_step",
+    "train_step",
+    "step",
+    "steps",
+    "iteration",
+    "iter",
+    "it",
+    "update",
+    "batch",
+    "episode",
+)
 COUNTERS = frozenset({*_RANK, "epoch", "current_steps"})
 """Names of what counts, in lower case; in a line that has several the first of `_RANK` counts."""
 

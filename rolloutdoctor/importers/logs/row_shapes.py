@@ -3,7 +3,16 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from rolloutdoctor.importers.logs.numbers import is_number
-from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, RUNS, STEPS, has_mean_reward, is_of_update, of_rollouts
+from rolloutdoctor.importers.logs.printed import name_of
+from rolloutdoctor.importers.logs.row_names import (
+    MOST_NAMES,
+    OF_ROLLOUTS,
+    RUNS,
+    STEPS,
+    has_mean_reward,
+    is_of_update,
+    of_rollouts,
+)
 from rolloutdoctor.importers.reading.cells import decimal
 from rolloutdoctor.metric_names.generic import is_metric
 
@@ -34,6 +43,10 @@ def plain(row: Mapping[str, object]) -> Mapping[str, object]:
     if "data" in row and row.keys() <= {"step", "data"}:
         return row
     step = next((name for name in STEPS if row.get(name) is not None), None)
+    spelled = {name_of(name): name for name in row} if step is None and len(row) <= MOST_NAMES else {}
+    if named := next((spelled[name] for name in STEPS if row.get(spelled.get(name, "")) is not None), None):
+        step = name_of(named)
+        row = {step if name == named else name: value for name, value in row.items()}
     if step is None:
         counter = next((name for name in _COUNTERS if type(row.get(name)) is int), None)
         rest = {name: value for name, value in row.items() if name != counter}

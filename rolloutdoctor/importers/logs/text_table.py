@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from html import unescape
 
 from rolloutdoctor.data.step_key import EVAL, TRAIN
-from rolloutdoctor.importers.logs.printed import Printed, number
+from rolloutdoctor.importers.logs.printed import Printed, name_of, number
 from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS
 from rolloutdoctor.metric_names.generic import generic
 from rolloutdoctor.metric_names.table import writers
@@ -18,7 +18,14 @@ _EMPTY = {"", "-", "–", "—", "n/a", "none", "null", "no log"}
 
 _CELL = re.compile(r"<t([hd])\b[^>]{0,200}>([^<]{0,300})</t\1>|</tr>")
 _GAP = re.compile(r"\s{2,}")
+_COMMA = re.compile(r"\s*,\s*")
 _STEP = re.compile(r"[0-9]{1,18}")
+_STEPS = ("step", "global_step", "training_step", "train_step", "steps", "iteration", "iter", "update", "episode")
+"""Heads of the column that numbers the rows, the best first, in lower case."""
+
+_BARS = str.maketrans("│┃║", "|||")
+_TIGHT = re.compile(rf"\s*(?:[0-9]+[\s,]+[-+0-9.]|(?i:{'|'.join(_STEPS)})[\s,]+[a-z])")
+"""A line of a table with one space or comma between its cells, or the line of its names."""
 _FEWEST_NAMES, _MOST_CELLS = 2, 1_000
 
 
@@ -62,6 +69,8 @@ class TextTable:
 def _rows(lines: Iterable[str]) -> Iterator[list[str]]:
     cells: list[str] = []
     for line in lines:
+        if not line.isascii():
+            line = line.translate(_BARS)
         if "<t" in line or "</tr>" in line:
             for match in _CELL.finditer(line):
                 if match[1]:
@@ -76,6 +85,8 @@ def _rows(lines: Iterable[str]) -> Iterator[list[str]]:
             gaps, words = _GAP.split(line.strip()), line.split()
             is_split = _head(words) is not None or all(number(word) is not None for word in words)
             yield words if _head(gaps) is None and is_split else gaps
+        elif _TIGHT.match(line):
+            yield _COMMA.split(line.strip()) if "," in line else line.split()
 
 
 def _without_ends(cells: list[str]) -> list[str]:
@@ -84,14 +95,24 @@ def _without_ends(cells: list[str]) -> list[str]:
     return cells[filled[0] : filled[-1] + 1] if filled else []
 
 
+def _named(cell: str) -> str:
+    """Return the metric that a head names: ``rewards / a`` of a trainer, or words."""
+    cell = cell.replace(" / ", "/")
+    return name_of(cell) if " " in cell else cell
+
+
 def _head(cells: list[str]) -> list[str] | None:
     """The names of metrics in the first line of a table; None if it is no such line."""
+    if not _FEWEST_NAMES <= len(cells) <= _MOST_CELLS:
+        return None
     lower = [cell.lower() for cell in cells]
-    if lower.count("step") != 1 or not _FEWEST_NAMES <= len(cells) <= _MOST_CELLS or len({*lower}) < len(lower):
+    counter = next((name for name in _STEPS if name in lower), None)
+    if counter is None or len({*lower}) < len(lower):
         return None
     names = [
-        low if low == "step" else _LOSSES.get(low, cell.replace(" / ", "/"))
-        for cell, low in zip(cells, lower, strict=True)
+        "step" if low == counter else _LOSSES.get(low) or _named(cell) for cell, low in zip(cells, lower, strict=True)
     ]
+    if len({*names}) < len(names):
+        return None
     is_log = any(map(generic, names)) or bool(writers(names))
     return names if is_log and not {*lower} & OF_ROLLOUTS else None
