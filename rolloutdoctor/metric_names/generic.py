@@ -13,7 +13,7 @@ from rolloutdoctor.metric_names.quantities import BY_NAME
 SPELLINGS: dict[str, tuple[str, ...]] = {
     "reward": (
         *("reward", "rewards", "reward_score", "rew", "ep_rew", "ep_reward", "episode_reward", "score", "scores"),
-        *("total_reward", "total_rewards", "reward_total", "batch_reward", "episode_return", "ep_return"),
+        *("total_reward", "total_rewards", "reward_total", "r_total", "batch_reward", "episode_return", "ep_return"),
     ),
     "reward_std": ("reward_std", "std_reward", "rewards_std"),
     "zero_variance_share": (
@@ -52,6 +52,7 @@ _AROUND = re.compile(
 _OF_ANY_LOG = frozenset(
     {
         "loss",
+        "losses",
         "reward",
         "rewards",
         "score",

@@ -31,7 +31,7 @@ _PAIRS = (
 _ODDS = ("log_odds_ratio", "log_odds_chosen", "odds_ratio_loss")
 _OF_REWARD_MODEL = ("margin", "min_reward", "max_reward", "mean_reward", "accuracy")
 _FEWEST_PAIRS, _FEWEST_OF_REWARD_MODEL = 2, 4
-_DISTILLED = re.compile(r"(^|[/_])(teacher_kl|opd|distill\w*)($|[/_])")
+_DISTILLED = re.compile(r"(^|[/_])(teacher_kl|opd|distill(ation)?)($|/|_(loss|kl))")
 
 
 def training_kind(names: Collection[str]) -> str:
@@ -56,6 +56,8 @@ def training_kind(names: Collection[str]) -> str:
     if _has_reward(names):
         return RL
     words = {word for name in bare for word in re.split(r"[/_.]", name.lower())}
+    if any(name.endswith("dpo_loss") for name in bare):
+        return DPO
     if {"chosen", "rejected"} <= words:
         return PREFERENCES
     if "lm_loss" in bare:

@@ -33,6 +33,9 @@ _MUCH = 0.5
 _SAY_WASTE = {"RDT001", "RDT002", "RDG003"}
 """Rules of steps without reward variance: no second sentence says their share again."""
 
+_OUTCOMES = {"RDT016"}
+"""Rules whose finding is what came of a run of which nothing is known to be wrong: it is said first."""
+
 _CLAUSE_END = re.compile(r"[:,;] ")
 
 _LEAST_TESTED = 0.25
@@ -53,7 +56,10 @@ def verdict(report: Report) -> str:
     outcome, waste = _outcome(report), "" if is_said else _waste(report)
     outcome += f" {report.unread_release}." if report.unread_release else ""
     is_fault = any(finding.severity >= Severity.WARNING for finding in report.causes)
-    return " ".join(filter(None, (outcome, waste) if is_fault else (waste, outcome)))
+    came = (
+        "" if is_fault else " ".join(f"{as_sentence(one.headline)}." for one in report.causes if one.code in _OUTCOMES)
+    )
+    return " ".join(filter(None, (outcome, waste) if is_fault else (waste, came, outcome)))
 
 
 def _outcome(report: Report) -> str:

@@ -453,3 +453,18 @@ def test_a_rollout_on_the_first_line_is_no_log(tmp_path):
     rollout = {"step": 1, "prompt": "p", "completion": "c", "reward": 0.5}
     path.write_text(f"{json.dumps(rollout)}\n{json.dumps({'step': 1, 'mean_reward': 0.5, 'loss': 0.1})}\n")
     assert kind_of(path) is None
+
+
+def test_a_line_of_an_epoch_and_of_a_step_are_not_mixed(tmp_path):
+    """A bar of Lightning with a line of its checkpoint behind it."""
+    shown = "loss={loss}, avg_ep_reward={reward}"
+    text = "".join(
+        f"Epoch {epoch}: : 0it [0:01, ?it/s, {shown.format(loss=epoch, reward=epoch / 10)}]"
+        + (f"Epoch {epoch}, global step {8 * epoch}: 'avg_ep_reward' was not in top 1" if epoch % 3 == 0 else "")
+        + "\n"
+        for epoch in range(30)
+    )
+    values, _, notes = read(tmp_path / "out.log", text)
+    assert notes.runs == 1
+    assert values[10] == {"loss": 10.0, "avg_ep_reward": 1.0}
+    assert 24 not in values or values[24]["loss"] == 24.0

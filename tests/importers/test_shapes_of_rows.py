@@ -54,6 +54,51 @@ SHAPES = {
         }
         for row in ROWS
     ),
+    "iterations.txt": "iter  mean_reward  kl  loss\n"
+    + "".join(
+        f"{place}  {row['step']}  {row['reward']}  {row['kl']}  {row['loss']}\n" for place, row in enumerate(ROWS)
+    ),
+    "spaces.txt": "step reward kl loss\n"
+    + "".join(f"{row['step']} {row['reward']} {row['kl']} {row['loss']}\n" for row in ROWS),
+    "commas.log": "begins\nStep,Reward,KL,Loss\n"
+    + "".join(f"{row['step']},{row['reward']},{row['kl']},{row['loss']}\n" for row in ROWS),
+    "tabs.tsv": "global_step\treward\tkl\tloss\n"
+    + "".join(f"{row['step']}\t{row['reward']}\t{row['kl']}\t{row['loss']}\n" for row in ROWS),
+    "results.md": "| Iteration | Mean reward | KL | Loss |\n|---|---|---|---|\n"
+    + "".join(f"| {row['step']} | {row['reward']} | {row['kl']} | {row['loss']} |\n" for row in ROWS),
+    "wide.log": "┏━━━━━━┳━━━━━━━━┓\n┃ Step ┃ Reward ┃ KL ┃ Loss ┃\n┡━━━━━━╇━━━━━━━━┩\n"
+    + "".join(f"│ {row['step']} │ {row['reward']} │ {row['kl']} │ {row['loss']} │\n" for row in ROWS),
+    "arrows.log": "".join(
+        f"[iter {row['step']}] reward -> {row['reward']}  kl -> {row['kl']}  loss => {row['loss']}\n" for row in ROWS
+    ),
+    "wide_colons.log": "".join(
+        f"--- Step {row['step']}/12 ---\n  Mean Reward : {row['reward']}\n  KL    : {row['kl']}\n"
+        f"  Loss : {row['loss']}\n"
+        for row in ROWS
+    ),
+    "nested_dicts.log": "".join(
+        f"{{'iteration': {row['step']},\n 'kl': {row['kl']},\n 'time': {{'a': 1.5,\n 'b': 2.5}},\n"
+        f" 'loss': {row['loss']},\n 'mean_reward': {row['reward']}}}\n"
+        for row in ROWS
+    ),
+    "capitals.json": json.dumps(
+        [{"Step": row["step"], "Reward": row["reward"], "KL": row["kl"], "Loss": row["loss"]} for row in ROWS]
+    ),
+    "histories.json": json.dumps(
+        {
+            "steps": [row["step"] for row in ROWS],
+            **{f"{name}_history": [row[name] for row in ROWS] for name in NAMES},
+        }
+    ),
+    "batches.log": "".join(
+        f"Epoch 1 Batch {row['step']}/12: Loss={row['loss']}, Avg Reward={row['reward']}, KL={row['kl']}\n"
+        for row in ROWS
+    ),
+    "epochs_between.log": "".join(
+        f"step {row['step']} | reward {row['reward']} | kl {row['kl']} | loss {row['loss']}\n"
+        + (f"Epoch {100 + row['step']}: avg reward: 9.5, avg loss: 9.5\n" if row["step"] % 6 == 0 else "")
+        for row in ROWS
+    ),
     "by_step.json": json.dumps({str(row["step"]): {name: row[name] for name in NAMES} for row in ROWS}),
     "deep.json": json.dumps(
         {"config": {"beta": 0.1}, "out": {"history": ROWS, "eval": [{"step": 1, "accuracy": 0.5}]}}

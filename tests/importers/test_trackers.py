@@ -353,3 +353,11 @@ def test_a_copied_project_with_a_log_leaves_its_folder_as_it_was(tmp_path, mode)
         assert sorted(path.name for path in copy.iterdir()) == ["p.db", "p.db-wal"]
     finally:
         copy.chmod(0o755)
+
+
+def test_a_scalar_that_the_page_of_tensorboard_gave_is_named_by_its_file(tmp_path):
+    rows = "".join(f"{1.5e9 + step},{step},{0.5 + step / 100}\n" for step in range(1, 31))
+    path = tmp_path / "run-train-tag-train_reward.csv"
+    path.write_text("Wall time,Step,Value\n" + rows)
+    report = rolloutdoctor.check(path)
+    assert [vital.name for vital in report.vitals] == ["reward"]

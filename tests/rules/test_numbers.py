@@ -38,7 +38,7 @@ CASES = {
     "entropy explodes": ("RDT003", {"entropy": [0.5] * 30 + [4.0] * 30}, "warning"),
     "entropy falls as in healthy runs": ("RDT003", {"entropy": np.linspace(0.6, 0.2, STEPS)}, "clean"),
     "the KL blows up": ("RDT004", {"kl": [0.001 * 1.2**step for step in range(STEPS)], "reward": FLAT}, "warning"),
-    "the KL buys a reward": ("RDT004", {"kl": [0.001 * 1.2**step for step in range(STEPS)], "reward": RISES}, "clean"),
+    "the KL buys a reward": ("RDT004", {"kl": [0.001 * 1.2**step for step in range(STEPS)], "reward": RISES}, "info"),
     "a KL that always was high": ("RDT004", {"kl": [2.0] * STEPS, "reward": FLAT}, "clean"),
     "the reward collapses": ("RDT005", {"reward": FALLS}, "error"),
     "the reward dips": ("RDT005", {"reward": noisy([0.7] * 30 + [0.6] * 3 + [0.7] * 27, 0.05)}, "clean"),
@@ -197,7 +197,7 @@ def test_a_kl_beside_a_reward_of_every_fifth_line_that_rose(tmp_path):
         lines[place] |= {"reward": 0.1 + 0.01 * place + 0.001 * (place % 2)}
     path = tmp_path / "log.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert outcomes(rd.check(path))["RDT004"] == "clean"
+    assert outcomes(rd.check(path))["RDT004"] == "found"
 
 
 @pytest.mark.parametrize(
@@ -468,6 +468,11 @@ def test_a_kl_penalty_within_the_reward_hides_no_missing_baseline():
 NEW = {
     "a rate that stops": ("RDT012", {"learning_rate": [1e-6] * 30 + [0.0] * 30}, "error"),
     "a rate that stops late": ("RDT012", {"learning_rate": [1e-6] * 56 + [0.0] * 4}, "warning"),
+    "a rate that is printed with eight decimals": (
+        "RDT012",
+        {"learning_rate": [round(4e-8 * (1 - at / STEPS) ** 3, 8) for at in range(STEPS)]},
+        "skipped:",
+    ),
     "a schedule that ends at 0": ("RDT012", {"learning_rate": [*np.linspace(1e-6, 0, STEPS)]}, "clean"),
     "two zeros": ("RDT012", {"learning_rate": [1e-6] * 58 + [0.0] * 2}, "clean"),
     "a warmup from 0": ("RDT012", {"learning_rate": [0.0] * 10 + [1e-6] * 50}, "clean"),
@@ -537,7 +542,7 @@ NEW = {
     "the KL rises slowly, and so does the reward": (
         "RDT004",
         {"kl": np.linspace(0, 2, STEPS), "reward": noisy(np.linspace(0.4, 0.55, STEPS), 0.1)},
-        "clean",
+        "info",
     ),
     "the reward is logged once for two updates": (
         "RDT004",
@@ -545,7 +550,7 @@ NEW = {
             "kl": np.linspace(0, 2, 2 * STEPS),
             "reward": [x for each in noisy(np.linspace(0.4, 0.6, STEPS), 0.1, seed=4) for x in (each, np.nan)],
         },
-        "clean",
+        "info",
     ),
     "the KL rises slowly, and the reward comes back from where it fell": (
         "RDT004",
@@ -725,6 +730,19 @@ def test_a_distillation_needs_no_reward(tmp_path):
     assert not report.findings
 
 
+def test_words_about_distillation_beside_a_reward_are_none(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [{"step": at, "reward_mean": 0, "grad_norm": 0.1 + at, "distill_strength": 0.5} for at in range(STEPS)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "RDT002" in {one.code for one in rd.check(path).findings}
+
+
+def test_a_loss_of_pairs_names_the_training(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text("".join(f"Epoch:[1/1]({at}/60), loss: 0.6, dpo_loss: 0.6, aux_loss: 0.0\n" for at in range(1, 61)))
+    assert rd.check(path).nothing_checked
+
+
 def test_preference_training_is_named_and_not_checked(tmp_path):
     from rolloutdoctor.views.verdict import verdict
 
@@ -761,4 +779,4 @@ def test_a_collapse_within_the_first_tenth_is_no_rise_of_the_reward(after):
 def test_a_reward_that_rises_within_the_first_tenth_bought_its_kl(after):
     kl = [*KL_OF_A_COLLAPSE, *[16.9, 16.7] * (after // 2)]
     reward = [*(-each for each in REWARD_OF_A_COLLAPSE), *[1.0] * after]
-    assert diagnose_log("RDT004", kl=kl, reward=reward) == "RDT004 clean"
+    assert diagnose_log("RDT004", kl=kl, reward=reward).startswith("RDT004 info")

@@ -292,9 +292,9 @@ BOUNDARIES = [
             "kl": turns(0.001, 3.0, at=6, steps=36),
             "reward": waves(turns(0.0, x * np.sqrt(2 / 9), at=20, steps=36), 1.0),
         },
-        ("warning", "clean"),
+        ("warning", "info"),
     ),
-    Boundary("RDT004", "third", climbing(17), climbing(18), ("warning", "clean")),
+    Boundary("RDT004", "third", climbing(17), climbing(18), ("warning", "info")),
     Boundary(
         "RDT005",
         "fewest",

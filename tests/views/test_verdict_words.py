@@ -61,3 +61,12 @@ def test_what_is_by_design_stands_beside_no_fault():
     finding = Finding("RDG001", "zero-std-kl", Severity.INFO, "exposed", "h", "m", "e", "a", {}, remark=words)
     said = verdict(report(60, 10, findings=(finding,)))
     assert said.endswith("By design of the KL term, 9 of 100 updates came from the KL alone (RDG001).")
+
+
+def test_what_came_of_a_run_without_faults_is_said_first():
+    still = Finding("RDT016", "n", Severity.INFO, "confirmed", "the reward has not moved: 0.5, 0.5", "m", "e", "a", {})
+    fault = replace(still, code="RDT003", severity=Severity.WARNING, headline="the entropy collapsed", advice="look")
+    assert verdict(report(50, 50, findings=(still,))).startswith(
+        "The reward has not moved: 0.5, 0.5. Healthy: no fault"
+    )
+    assert verdict(report(50, 50, findings=(fault, still))).startswith("The entropy collapsed")

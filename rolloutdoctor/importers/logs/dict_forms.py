@@ -81,7 +81,7 @@ class DictForm:
             return
         step, total, counter = _step_of(row)
         if step is None and not self.names:
-            step, total = counted(line[: line.find("{")]) or (None, None)
+            step, total, _ = counted(line[: line.find("{")]) or (None, None, "")
         named = {name.removeprefix("eval_"): text for name, text in row.items() if name != counter}
         values, nulls = values_of(named), nulls_of(named)
         if self.names:

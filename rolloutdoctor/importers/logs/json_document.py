@@ -11,7 +11,7 @@ from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.numbers import Cell, is_list, is_number, numbers
 from rolloutdoctor.importers.logs.printed import is_log_line
 from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, STEPS, of_rollouts
-from rolloutdoctor.importers.logs.row_shapes import counted, plain
+from rolloutdoctor.importers.logs.row_shapes import counted, is_episode, plain
 from rolloutdoctor.importers.logs.rows import entries_of
 from rolloutdoctor.importers.logs.runs_of_rows import Row, of_one_run
 from rolloutdoctor.importers.reading import cells, lines
@@ -117,7 +117,10 @@ def _is_log(rows: Rows, is_named: bool) -> bool:
     if is_of_numbers or is_of_trainer or kind_of_row(first) is not None:
         return True
     # Numbers of steps are a log whatever they are called, and none of a rollout where no name is one's.
-    some = [plain(row) for row in rows[:_LOOKED_AT] if isinstance(row, dict)]
+    first_rows = [row for row in rows[:_LOOKED_AT] if isinstance(row, dict)]
+    if len(first_rows) >= _FEWEST and all(map(is_episode, first_rows)):
+        return True
+    some = [plain(row) for row in first_rows]
     return len(some) >= _FEWEST and all(
         any(name in row for name in STEPS)
         and not of_rollouts(row.keys())

@@ -16,7 +16,7 @@ from rolloutdoctor.importers.logs.row_names import (
     is_long,
     of_rollouts,
 )
-from rolloutdoctor.importers.logs.row_shapes import counted, plain
+from rolloutdoctor.importers.logs.row_shapes import counted, is_episode, plain
 from rolloutdoctor.importers.logs.rows import entries_of, entries_of_tracker, step_in
 from rolloutdoctor.importers.logs.runs_of_rows import Row, of_one_run
 from rolloutdoctor.importers.reading import lines
@@ -36,7 +36,7 @@ class JsonLines:
         if path.name.endswith(".metrics.jsonl") or not path.is_file():
             return None
         rows = lines.first_objects(path, _LOOKED_AT, repeats=True)
-        if len(rows) > 1 and counted(rows):
+        if len(rows) > 1 and (counted(rows) or all(map(is_episode, rows))):
             return "JSON Lines of logged numbers"
         if rows and not _may_come_first(rows[0]):
             rows = rows[:1]

@@ -2,7 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from rolloutdoctor.importers.logs.bar_form import BAR
 from rolloutdoctor.importers.logs.printed import (
@@ -88,7 +89,7 @@ class Pairs:
 
     def records(self, lines: Iterable[str]) -> Iterator[Printed]:
         """Yield the steps; what has a counter, and no metric that many of them have, is the text of a response."""
-        found = [*self._steps(lines)]
+        found = _of_one_counter([*self._steps(lines)])
         times = Counter(name for record in found for name in record.values if is_metric(name))
         most = max(times.values(), default=0)
         yield from through_epochs(
@@ -119,7 +120,7 @@ class Pairs:
                     yield record
                 ends_in_bar = line.rstrip().endswith("|")
                 # A step alone, or with one metric, is the head of a block.
-                record = Printed(values if is_log else {}, step[0], counter="step", total_steps=step[1])
+                record = Printed(values if is_log else {}, step[0], counter=step[2], total_steps=step[1])
             elif record is not None and step is None and is_log:
                 # A line of several may be of a response, but for one with a loss, right below the step of its update,
                 # and one of means: ``average reward score: 0.5 | EMA reward score: 0.4``, as DeepSpeed-Chat prints it.
@@ -134,6 +135,19 @@ class Pairs:
                     )
         if record is not None and _logs(record):
             yield record
+
+
+def _of_one_counter(records: Sequence[Printed]) -> list[Printed]:
+    """Return the records of what counts most of them, or counts as it does: a summary of an epoch is of no step."""
+    steps: dict[str, set[int | None]] = {}
+    for record in records:
+        steps.setdefault(record.counter, set()).add(record.step)
+    main = max(steps.values(), key=len, default=set())
+    return [
+        replace(record, counter="step")
+        for record in records
+        if 2 * len(steps[record.counter] & main) >= len(steps[record.counter])
+    ]
 
 
 _MEANS = ("mean_", "avg_", "average_")

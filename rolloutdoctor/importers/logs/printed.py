@@ -136,14 +136,14 @@ def nulls_of(row: dict[str, str]) -> dict[str, float | None]:
     return {name: None for name, text in row.items() if text in _NULL.split("|")}
 
 
-def counted(line: str) -> tuple[int, int | None] | None:
-    """Return the step that a line of names and numbers is of, and of how many, where it says so.
+def counted(line: str) -> tuple[int, int | None, str] | None:
+    """Return the step that a line of names and numbers is of, of how many where it says so, and what counts it.
 
     >>> counted("Step 3/30 | loss=0.5"), counted("Epoch:[2/3](5/100), Reward: 1.0"), counted("a step 3.5")
-    ((3, 30), (105, 300), None)
+    ((3, 30, 'step'), (105, 300, 'epoch'), None)
     """
     ranks = {name: place for place, name in enumerate(_RANK)}
-    best: tuple[int, int, int | None] | None = None
+    best: tuple[int, int, int | None, str] | None = None
     for name, done, total, inner, of_inner in _COUNTER.findall(line):
         label = name.lower().replace(" ", "_")
         rank, step = ranks.get(label, len(_RANK)), int(done)
@@ -152,10 +152,10 @@ def counted(line: str) -> tuple[int, int | None] | None:
             rank, step = -1, (max(step, 1) - 1) * int(of_inner) + int(inner)
             whole = whole and whole * int(of_inner)
         if best is None or rank < best[0]:
-            best = rank, step, whole
+            best = rank, step, whole, label
     if best is None and (bracketed := _BRACKETED.match(line)) is not None:
-        return int(bracketed[1]), int(bracketed[2])
-    return None if best is None else (best[1], best[2])
+        return int(bracketed[1]), int(bracketed[2]), ""
+    return None if best is None else best[1:]
 
 
 def pairs(line: str) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from rolloutdoctor.importers.logs.row_names import (
     of_rollouts,
 )
 from rolloutdoctor.importers.reading.cells import decimal
-from rolloutdoctor.metric_names.generic import is_metric
+from rolloutdoctor.metric_names.generic import generic, is_metric
 
 _NAMES = ("name", "key", "metric", "metricName", "metric_name", "tag")
 _VALUES = ("value", "metricValue", "metric_value")
@@ -50,7 +50,7 @@ def plain(row: Mapping[str, object]) -> Mapping[str, object]:
     if step is None:
         counter = next((name for name in _COUNTERS if type(row.get(name)) is int), None)
         rest = {name: value for name, value in row.items() if name != counter}
-        is_log = counter is not None and (has_mean_reward(rest) or is_of_update({*rest} - {"epoch"}))
+        is_log = counter is not None and (has_mean_reward(rest) or is_of_update({*rest} - {"epoch"}) or is_episode(row))
         return {"step": row[counter], **rest} if is_log and counter is not None else row
     name = next((one for one in _NAMES if isinstance(row.get(one), str)), None)
     value = next((one for one in _VALUES if one in row), None)
@@ -70,6 +70,27 @@ def plain(row: Mapping[str, object]) -> Mapping[str, object]:
     words = {word for name in flat for word in name.split("/")}
     is_of_rollout = bool(words & OF_ROLLOUTS or of_rollouts(words) - {"reward"})
     return flat if len(metrics) >= _FEWEST and is_short and is_flat and not is_of_rollout else row
+
+
+def is_episode(row: Mapping[str, object]) -> bool:
+    """Tell a row of an episode: its number, a reward, and other numbers or words; no response.
+
+    >>> is_episode({"episode": 3, "reward": 0.5, "level": "easy"}), is_episode({"episode": 3, "response": "a"})
+    (True, False)
+    """
+    rest = {name: value for name, value in row.items() if name != "episode"}
+    numbers = {name for name, value in rest.items() if isinstance(value, (int, float))}
+    return (
+        type(row.get("episode")) is int
+        and any((known := generic(name)) is not None and known.quantity == "reward" for name in numbers)
+        and of_rollouts(rest.keys()) <= {"reward"}
+        and not OF_ROLLOUTS & rest.keys()
+        and all(name in numbers or _is_word(value) for name, value in rest.items())
+    )
+
+
+def _is_word(value: object) -> bool:
+    return value is None or (isinstance(value, str) and len(value) <= _LONGEST_WORD)
 
 
 def counted(rows: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:

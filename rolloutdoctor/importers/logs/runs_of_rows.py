@@ -1,16 +1,12 @@
 """The runs in a file of rows: told apart by a name in them, or where the steps begin anew."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 from rolloutdoctor.data.step_key import EVAL
 from rolloutdoctor.importers.logs.notes import LogNotes, RunOfText
-from rolloutdoctor.importers.logs.numbers import is_number
-from rolloutdoctor.importers.logs.row_names import RUNS, STEPS, is_long
-from rolloutdoctor.importers.logs.rows import step_in
-
-Row = tuple[Mapping[str, object], str]
-"""Names and values, and where they are."""
+from rolloutdoctor.importers.logs.parts_of_steps import Row, means_of_steps, step_of_row, values_of_row, with_shares
+from rolloutdoctor.importers.logs.row_names import RUNS
 
 
 def of_one_run(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
@@ -33,7 +29,7 @@ def of_one_run(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]
         ends = list(accumulate(map(len, runs.values())))
         found = [RunOfText(end - len(runs[label]), end, label=label) for label, end in zip(runs, ends, strict=True)]
     first, after = notes.chosen(found, name)
-    return rows[first:after]
+    return with_shares(means_of_steps(rows[first:after], name, notes), name, notes)
 
 
 def _name_of_run(rows: Sequence[Row]) -> str | None:
@@ -51,10 +47,10 @@ def _by_steps(rows: Sequence[Row]) -> list[RunOfText]:
     start, first, last = 0, 0, 0
     at_first: dict[str, object] = {}
     for place, (row, _) in enumerate(rows):
-        step = _step(row)
+        step = step_of_row(row)
         if step is None or row.get("split") == EVAL:
             continue
-        values = _values(row)
+        values = values_of_row(row)
         if at_first and step <= first < last and any(values[one] != at_first[one] for one in values & at_first.keys()):
             runs.append(RunOfText(start, place))
             start, at_first = place, {}
@@ -64,18 +60,3 @@ def _by_steps(rows: Sequence[Row]) -> list[RunOfText]:
         if step == first:
             at_first |= values
     return [*runs, RunOfText(start, len(rows))] if rows else []
-
-
-def _step(row: Mapping[str, object]) -> int | None:
-    named = next((row[name] for name in STEPS if row.get(name) is not None), None)
-    step = step_in(named, LogNotes())
-    return int(step) if isinstance(step, (int, float)) and abs(step) < 2**63 else None
-
-
-def _values(row: Mapping[str, object]) -> dict[str, object]:
-    """The metrics of a row by name."""
-    if is_long(row):
-        return {str(row["name"]): row["value"]}
-    data = row.get("data")
-    named = data if isinstance(data, dict) else row
-    return {name: value for name, value in named.items() if is_number(value) and value is not None}

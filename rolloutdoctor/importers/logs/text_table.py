@@ -24,7 +24,7 @@ _STEPS = ("step", "global_step", "training_step", "train_step", "steps", "iterat
 """Heads of the column that numbers the rows, the best first, in lower case."""
 
 _BARS = str.maketrans("│┃║", "|||")
-_TIGHT = re.compile(rf"\s*(?:[0-9]+[\s,]+[-+0-9.]|(?i:{'|'.join(_STEPS)})[\s,]+[a-z])")
+_TIGHT = re.compile(rf"\s*(?:[0-9]+[\s,]+[-+0-9.]|(?i:(?:{'|'.join(_STEPS)})[\s,]+[a-z]))")
 """A line of a table with one space or comma between its cells, or the line of its names."""
 _FEWEST_NAMES, _MOST_CELLS = 2, 1_000
 

@@ -26,16 +26,16 @@ class KlBlowUp(NumbersRule):
 
     ## How it is measured
     `kl_last` is the median over the last tenth of the logged steps, three at least. A blow-up is a `kl_last` above 1
-    nat and above ten times the smallest of the first three. It is none where the reward rose by more than its noise
-    from the onset on: by the medians of few steps, or slowly, where the mean of the last third of the steps since then
-    (six at least) is above that of the first by two standard errors and above what was before. Nor where it may have
-    risen, having been logged in fewer than six of the steps. An error where it is lower at the end than at the start by
-    more than its noise, and else a warning. `onset` is the first step from which it stays above the geometric mean of
-    both; of a rise that takes more than a quarter of the steps, the first that left the start. In fewer than ten steps
-    a KL that goes from below 0.01 to above 0.3 nats between two consecutive ones is a warning: one step does not move a
-    policy so far. It is information where the KL falls back, or the reward of three lines or more is not below the
-    first, or may have risen in lines that say no reward or are left out, since they may be of other rows. Confirmed:
-    the log shows that, not why. A KL that is NaN or negative is `RDM003`'s.
+    nat and above ten times the smallest of the first three. It is information where the reward rose by more than its
+    noise from the onset on: by the medians of few steps, or slowly, where the mean of the last third of the steps since
+    then (six at least) is above that of the first by two standard errors and above what was before. It is none where
+    the reward may have risen, having been logged in fewer than six of the steps. An error where it is lower at the end
+    than at the start by more than its noise, and else a warning. `onset` is the first step from which it stays above
+    the geometric mean of both; of a rise that takes more than a quarter of the steps, the first that left the start.
+    In fewer than ten steps a KL that goes from below 0.01 to above 0.3 nats between two consecutive ones is a warning:
+    one step does not move a policy so far. It is information where the KL falls back, or the reward of three lines or
+    more is not below the first, or may have risen in lines that say no reward or are left out, since they may be of
+    other rows. Confirmed: the log shows that, not why. A KL that is NaN or negative is `RDM003`'s.
 
     ## What to do
     Go back to a checkpoint before the onset; raise the KL coefficient, or lower the learning rate.
@@ -106,17 +106,20 @@ class KlBlowUp(NumbersRule):
         # Trainers log the rewards of one of several updates on a batch.
         since = int(np.isfinite(series(run, "reward")[: rise.at]).sum())
         is_risen = rewards is not None and (_rose_since(rewards, since) or self._rises_on(rewards, since))
-        if is_risen or _may_have_risen(series(run, "reward")):
+        if _may_have_risen(series(run, "reward")):
             return None
         fell = reward is not None and reward.errors > 4 and reward.change < 0
         bought = "" if reward is None else f", while the reward went {from_to(reward.first, reward.last)}"
+        how = rise.words("rose" if is_risen else "blew up", "rose", onset)
+        headline = f"KL {how}: {from_to(start, level.last)} nats"
         return Judgement(
-            severity=Severity.ERROR if fell else Severity.WARNING,
+            severity=Severity.INFO if is_risen else Severity.ERROR if fell else Severity.WARNING,
             confirmed=True,
-            headline=f"KL {rise.words('blew up', 'rose', onset)}: {from_to(start, level.last)} nats",
+            headline=headline,
+            remark=f"{headline}{bought}" if is_risen else "",
             message=(
-                f"The KL to the reference {rise.words('blew up', 'rose', onset)}, {from_to(start, level.last)} nats"
-                f"{bought}. Its maximum is {number(float(values.max()))}."
+                f"The KL to the reference {how}, {from_to(start, level.last)} nats{bought}. "
+                f"Its maximum is {number(float(values.max()))}."
             ),
             evidence=f"the median over the last {counted(level.count, 'step')} of {len(values)}",
             advice=(

@@ -1,6 +1,8 @@
 """RDT012: the learning rate is 0 from some step on while the run goes on, from the trainer's log alone."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
@@ -42,12 +44,24 @@ class LearningRateStops(NumbersRule):
     least_steps: int = 3
     least_share: float = 0.05
     much: float = 0.25
+    fewest_rates: int = 3
+    """Different rates that tell decimals of a console from those that a rate happens to have."""
+    decimals: ClassVar[tuple[int, ...]] = (7, 8, 9, 10)
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """A rate that the log rounded to 0."""
-        if len(run.table) and (run.table["learning_rate"] == 0).any() and is_rounded(context, "learning_rate"):
+        rates = {rate for rate in run.table["learning_rate"].to_list() if rate}
+        is_printed = is_rounded(context, "learning_rate") or self._are_printed(rates)
+        if len(run.table) and (run.table["learning_rate"] == 0).any() and is_printed:
             return Missing("the log rounds the learning rate to 0", "log it with more digits")
         return super().inconclusive_reason(run, context)
+
+    def _are_printed(self, rates: Collection[float]) -> bool:
+        """Tell rates with as many decimals as a console prints (``0.00000004``), of which some have one digit."""
+        return len(rates) >= self.fewest_rates and any(
+            min(rates) < 10.0 ** (1 - kept) and all(round(rate, kept) == rate for rate in rates)
+            for kept in self.decimals
+        )
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Count the zeros at the end."""

@@ -1,0 +1,114 @@
+"""Rows that are parts of a step, as one row: a loop may log each of its prompts, groups or micro-batches."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+
+from rolloutdoctor.data.step_key import EVAL
+from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.numbers import as_float, is_number
+from rolloutdoctor.importers.logs.row_names import RUNS, STEPS, is_long
+from rolloutdoctor.importers.logs.rows import step_in
+
+Row = tuple[Mapping[str, object], str]
+"""Names and values, and where they are."""
+
+_FEWEST = 3
+"""Steps with several rows each that tell a loop that logs parts of them from a run that was resumed."""
+
+_MOST_OF = 0.9
+"""Share of the steps that has as many rows: the last one may have fewer."""
+
+DEGENERATE = "degenerate_ratio"
+"""Share of the groups of a step in which all rewards are equal."""
+
+_COUNTS = frozenset(
+    f"{before}{word}{after}"
+    for word in ("degenerate", "zero_variance", "zero_std", "dead")
+    for before, after in (("n_", ""), ("num_", ""), ("n_", "_groups"), ("num_", "_groups"), ("", "_groups"))
+)
+_TOTALS = ("n_groups", "num_groups", "total_groups")
+
+
+def step_of_row(row: Mapping[str, object]) -> int | None:
+    """Return the step of a row; None if it has none."""
+    named = next((row[name] for name in STEPS if row.get(name) is not None), None)
+    step = step_in(named, LogNotes())
+    return int(step) if isinstance(step, (int, float)) and abs(step) < 2**63 else None
+
+
+def values_of_row(row: Mapping[str, object]) -> dict[str, object]:
+    """Return the metrics of a row by name."""
+    if is_long(row):
+        return {str(row["name"]): row["value"]}
+    data = row.get("data")
+    named = data if isinstance(data, dict) else row
+    return {name: value for name, value in named.items() if is_number(value) and value is not None}
+
+
+def means_of_steps(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
+    """Return one row a step, with the means of its parts, where a loop writes as many rows for each.
+
+    Rows of one step that do not follow each other are of a run that was resumed, and stay.
+
+    Args:
+        rows: of a run, in their order.
+        name: of the file.
+        notes: says how many rows a step has.
+    """
+    if any(is_long(row) or "data" in row or row.get("split") == EVAL for row, _ in rows):
+        return rows
+    steps = [list(parts) for _, parts in groupby(rows, key=lambda row: step_of_row(row[0]))]
+    sizes = [len(parts) for parts in steps]
+    usual = max({*sizes}, key=sizes.count, default=1)
+    is_same = usual > 1 and len(steps) >= _FEWEST and sizes.count(usual) >= _MOST_OF * len(steps)
+    if not is_same or any(row.keys() != parts[0][0].keys() for parts in steps for row, _ in parts):
+        return rows
+    notes.tell(f"{name}: {usual} rows are of one step each: their means are read")
+    return [_mean(parts) for parts in steps]
+
+
+def _mean(parts: Sequence[Row]) -> Row:
+    first, where = parts[0]
+    kept = {*STEPS, *RUNS}
+    columns = {one: [row[one] for row, _ in parts] for one in first}
+    return {one: cells[0] if one in kept else _mean_of(cells) for one, cells in columns.items()}, where
+
+
+def _mean_of(cells: Sequence[object]) -> object:
+    numbers = [number for cell in cells if is_number(cell) and (number := as_float(cell)) is not None]
+    return sum(numbers) / len(numbers) if numbers and all(map(is_number, cells)) else cells[0]
+
+
+def with_shares(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row]:
+    """Return rows with the share of their groups that have equal rewards, where they count these and all of them.
+
+    The total has to show by itself: it is never below the count and the same in all rows, or both add up to one number.
+
+    Args:
+        rows: of a run, in their order.
+        name: of the file.
+        notes: says of how many groups the count is read.
+    """
+    counted = [(count, total) for row, _ in rows for count, total in _counts(row)]
+    if len(counted) < len(rows) or not counted:
+        return rows
+    totals = {total for _, total in counted}
+    sums = {count + total for count, total in counted}
+    if len(totals) == 1 and all(count <= total for count, total in counted):
+        whole = totals.pop()
+    elif len(sums) == 1 and len(totals) > 1:
+        whole = sums.pop()
+    else:
+        return rows
+    if whole <= 0:
+        return rows
+    notes.tell(f"{name}: groups with equal rewards are counted, of {whole:g} a step: their share is {DEGENERATE}")
+    return [({**row, DEGENERATE: count / whole}, where) for (row, where), (count, _) in zip(rows, counted, strict=True)]
+
+
+def _counts(row: Mapping[str, object]) -> Iterator[tuple[float, float]]:
+    """Yield how many groups of a row have equal rewards, and what else it says of their number."""
+    counts = [value for name in row if name in _COUNTS and (value := as_float(row[name])) is not None]
+    totals = [value for name in _TOTALS if (value := as_float(row.get(name))) is not None]
+    if len(counts) == 1 and totals and DEGENERATE not in row:
+        yield counts[0], totals[0]
