@@ -2,10 +2,10 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 
 from rolloutdoctor.importers.logs.bar_form import BAR
+from rolloutdoctor.importers.logs.counters import of_one_counter, through_epochs
 from rolloutdoctor.importers.logs.printed import (
     COUNTERS,
     FEWEST_NUMBERS,
@@ -16,7 +16,6 @@ from rolloutdoctor.importers.logs.printed import (
     name_of,
     number,
     pairs,
-    through_epochs,
     values_of,
 )
 from rolloutdoctor.metric_names.generic import is_metric
@@ -89,7 +88,7 @@ class Pairs:
 
     def records(self, lines: Iterable[str]) -> Iterator[Printed]:
         """Yield the steps; what has a counter, and no metric that many of them have, is the text of a response."""
-        found = _of_one_counter([*self._steps(lines)])
+        found = of_one_counter([*self._steps(lines)])
         times = Counter(name for record in found for name in record.values if is_metric(name))
         most = max(times.values(), default=0)
         yield from through_epochs(
@@ -135,19 +134,6 @@ class Pairs:
                     )
         if record is not None and _logs(record):
             yield record
-
-
-def _of_one_counter(records: Sequence[Printed]) -> list[Printed]:
-    """Return the records of what counts most of them, or counts as it does: a summary of an epoch is of no step."""
-    steps: dict[str, set[int | None]] = {}
-    for record in records:
-        steps.setdefault(record.counter, set()).add(record.step)
-    main = max(steps.values(), key=len, default=set())
-    return [
-        replace(record, counter="step")
-        for record in records
-        if 2 * len(steps[record.counter] & main) >= len(steps[record.counter])
-    ]
 
 
 _MEANS = ("mean_", "avg_", "average_")

@@ -1,8 +1,8 @@
 """Numbers in a line of text: a dict of Python or JSON, whole or cut, and names with a number behind them."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.importers.logs.numbers import REWARD_STD, std_of
@@ -76,28 +76,6 @@ class Printed:
     counter: str = ""
     total_steps: int | None = None
     texts: Mapping[str, str] = field(default_factory=dict)
-
-
-def through_epochs(records: Sequence[Printed]) -> list[Printed]:
-    """Return lines with steps that go on where a loop counts them anew in each epoch.
-
-    >>> lines = [Printed({"epoch": epoch, "loss": 0.5}, step) for epoch in (1.0, 2.0) for step in (10, 20)]
-    >>> [line.step for line in through_epochs(lines)]
-    [10, 20, 30, 40]
-    """
-    found: list[Printed] = []
-    before, last = 0, None
-    for record in records:
-        epoch = record.values.get("epoch")
-        if record.step is None or epoch is None or epoch % 1:
-            return list(records)
-        if last is not None and record.step <= last[0] and epoch == last[1] + 1:
-            before += last[0] + (record.step == 0)
-        elif last is not None and epoch < last[1]:
-            before = 0
-        last = record.step, epoch
-        found.append(replace(record, step=before + record.step, total_steps=None) if before else record)
-    return found
 
 
 def number(text: str) -> float | None:
