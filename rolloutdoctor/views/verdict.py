@@ -34,7 +34,7 @@ _SAY_WASTE = {"RDT001", "RDT002", "RDG003"}
 """Rules of steps without reward variance: no second sentence says their share again."""
 
 _OUTCOMES = {"RDT016"}
-"""Rules whose finding is what came of a run of which nothing is known to be wrong: it is said first."""
+"""Rules whose finding is what came of a run of which nothing is known to be wrong: of a log alone it is said first."""
 
 _CLAUSE_END = re.compile(r"[:,;] ")
 
@@ -56,9 +56,7 @@ def verdict(report: Report) -> str:
     outcome, waste = _outcome(report), "" if is_said else _waste(report)
     outcome += f" {report.unread_release}." if report.unread_release else ""
     is_fault = any(finding.severity >= Severity.WARNING for finding in report.causes)
-    came = (
-        "" if is_fault else " ".join(f"{as_sentence(one.headline)}." for one in report.causes if one.code in _OUTCOMES)
-    )
+    came = "" if is_fault or not report.is_log_alone else _standstill(report)
     return " ".join(filter(None, (outcome, waste) if is_fault else (waste, came, outcome)))
 
 
@@ -145,6 +143,11 @@ def _of_faults(faults: list[Finding], report: Report) -> str:
         sentence += f"; {shown(share)} of the log-prob gradient"
     others = f" {many(len(faults) - 1, 'more fault')}." if len(faults) > 1 else ""
     return f"{sentence}. To fix it: {worst.advice}.{others}"
+
+
+def _standstill(report: Report) -> str:
+    """Say what came of the run, where that is all that is known."""
+    return " ".join(f"{as_sentence(one.headline)}." for one in report.causes if one.code in _OUTCOMES)
 
 
 def _waste(report: Report) -> str:

@@ -66,7 +66,8 @@ def test_what_is_by_design_stands_beside_no_fault():
 def test_what_came_of_a_run_without_faults_is_said_first():
     still = Finding("RDT016", "n", Severity.INFO, "confirmed", "the reward has not moved: 0.5, 0.5", "m", "e", "a", {})
     fault = replace(still, code="RDT003", severity=Severity.WARNING, headline="the entropy collapsed", advice="look")
-    assert verdict(report(50, 50, findings=(still,))).startswith(
-        "The reward has not moved: 0.5, 0.5. Healthy: no fault"
-    )
-    assert verdict(report(50, 50, findings=(fault, still))).startswith("The entropy collapsed")
+    alone = {"input": InputSummary(steps=40)}
+    said = verdict(report(50, 50, findings=(still,), **alone))
+    assert said.startswith("The reward has not moved: 0.5, 0.5. No fault was found in the log")
+    assert verdict(report(50, 50, findings=(fault, still), **alone)).startswith("The entropy collapsed")
+    assert verdict(report(50, 50, findings=(still,))).startswith("Healthy: no fault")
