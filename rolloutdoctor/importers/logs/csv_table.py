@@ -9,10 +9,11 @@ from typing import TextIO
 
 from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.notes import LogNotes
+from rolloutdoctor.importers.logs.parts_of_steps import Row
 from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, STEPS, is_log_row
 from rolloutdoctor.importers.logs.row_shapes import plain
 from rolloutdoctor.importers.logs.rows import entries_of
-from rolloutdoctor.importers.logs.runs_of_rows import Row, of_one_run
+from rolloutdoctor.importers.logs.runs_of_rows import of_one_run
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.importers.reading.cells import decimal
 from rolloutdoctor.io.locations.paths import Source, reason

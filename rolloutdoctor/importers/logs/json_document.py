@@ -9,11 +9,12 @@ from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.json_lines import kind_of_row
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.numbers import Cell, is_list, is_number, numbers
+from rolloutdoctor.importers.logs.parts_of_steps import Row
 from rolloutdoctor.importers.logs.printed import is_log_line
 from rolloutdoctor.importers.logs.row_names import OF_ROLLOUTS, STEPS, of_rollouts
 from rolloutdoctor.importers.logs.row_shapes import counted, is_episode, plain
 from rolloutdoctor.importers.logs.rows import entries_of
-from rolloutdoctor.importers.logs.runs_of_rows import Row, of_one_run
+from rolloutdoctor.importers.logs.runs_of_rows import of_one_run
 from rolloutdoctor.importers.reading import cells, lines
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.results.errors import DataError, InputError

@@ -6,6 +6,7 @@ from pathlib import Path
 from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.numbers import is_list, is_number
+from rolloutdoctor.importers.logs.parts_of_steps import Row
 from rolloutdoctor.importers.logs.printed import dict_in, values_of
 from rolloutdoctor.importers.logs.row_names import (
     LONG,
@@ -18,7 +19,7 @@ from rolloutdoctor.importers.logs.row_names import (
 )
 from rolloutdoctor.importers.logs.row_shapes import counted, is_episode, plain
 from rolloutdoctor.importers.logs.rows import entries_of, entries_of_tracker, step_in
-from rolloutdoctor.importers.logs.runs_of_rows import Row, of_one_run
+from rolloutdoctor.importers.logs.runs_of_rows import of_one_run
 from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.metric_names.generic import is_metric
