@@ -25,9 +25,12 @@ def title(data: OverviewData) -> str:
     over = many(len(steps), "step")
     if not marks:
         return f"What was logged over {over}"
-    step, code = marks[0]
+    # As the report does, the cause before what follows from it.
+    rank = {code: place for place, code in enumerate(data.headlines)}
+    step, code = min(marks, key=lambda mark: (rank.get(mark[1], len(rank)), mark))
     headline = data.headlines.get(code, f"{find(code).name} from step {step}")
-    more = f", and {many(len(marks) - 1, 'more finding')}" if len(marks) > 1 else ""
+    others = len({other for _, other in marks}) - 1
+    more = f", and {many(others, 'more finding')}" if others else ""
     return f"{_clause(headline)}{more}; logged over {over}"
 
 

@@ -387,7 +387,7 @@ class OverviewData:
 
     Attributes:
         vitals: the quantities, with the steps at which findings begin.
-        headlines: code of a rule to what its finding says.
+        headlines: code of a rule to what its finding says, in the order of the report.
     """
 
     vitals: tuple[Vital, ...] = ()

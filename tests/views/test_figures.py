@@ -20,6 +20,7 @@ from views.figure_data import (
     lengths,
     mismatch,
     note_of,
+    overview,
     ratio,
     title_of,
 )
@@ -280,3 +281,11 @@ def test_ratios_stand_at_round_ticks(span):
     ticks = [math.exp(tick) for tick in ax.get_xticks() if low <= tick <= high]
     assert 2 <= len(ticks) <= 9
     assert all(float(f"{tick:.3g}") == pytest.approx(tick) for tick in ticks)
+
+
+def test_an_overview_says_the_first_finding_of_the_report_in_words():
+    data = overview()
+    vital = replace(data.vitals[0], marks=((3, "RDT006"), (5, "RDT003")))
+    said = {"RDT003": "entropy collapsed at step 5: from 1.5 to 0 nats", "RDT006": "all are truncated since step 3"}
+    title = PICTURES["overview"].title(replace(data, vitals=(vital,), headlines=said))
+    assert title.startswith("Entropy collapsed at step 5, and 1 more finding; logged over ")
