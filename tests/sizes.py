@@ -28,7 +28,7 @@ EXCEPTIONS: dict[str, tuple[int, str]] = {
     "commands/export": (1258, "tables, tokens and steps of tokens have writers of their own"),
     "commands/follow": (1578, "a file for each source that grows: run files, dumps, journals, logs"),
     "commands/verify": (1571, "stored cases, laws, losses and the test file that is written"),
-    "commands/view": (1374, "groups, turns, worst rows and a server beside the page"),
+    "commands/view": (1403, "groups, turns, worst rows and a server beside the page"),
     "commands/why": (1024, "the units of prompts, of turns and of a log alone are split apart by different tables"),
     "trainers/areal": (727, "options and objective of 520 lines; the folder is seven lines above the bound"),
     "trainers/ms_swift": (1058, "options and objective of 459 lines, metrics of 361, and a dump of 168"),

@@ -115,6 +115,11 @@ def view(
         server = PageServer(port, api)
     except OSError as error:
         raise UsageError(f"--port {port}: {error.strerror}; leave it out, and a free one is taken") from error
+    _serve(server, judging, browser=browser, quiet=quiet)
+
+
+def _serve(server: PageServer, judging: "Judging", *, browser: bool, quiet: bool) -> None:
+    """Serve the page until it is interrupted."""
     with ExitStack() as closing:
         closing.callback(server.server_close)
         closing.callback(judging.stop)
