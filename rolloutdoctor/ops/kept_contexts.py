@@ -70,7 +70,8 @@ def compared_contexts(
         # A row without a token has no place; it is not long either.
         last = len(through) - 1
         ends = (through[np.minimum(cuts[rows] + at, last)] for rows in (later, earlier))
-        return is_long & np.equal(*ends)
+        found: NDArray[np.bool_] = is_long & np.equal(*ends)
+        return found
 
     has_prompt = shares(p_N[earlier])
     continues, same = shares(n_N[earlier]), has_prompt & (p_N[earlier] == p_N[later])
@@ -114,4 +115,5 @@ def _common(flat: Integers, one: Integers, other: Integers, sizes: Integers) -> 
     cuts = cuts_of(sizes)
     first = np.searchsorted(place, cuts[:-1])
     ends = np.append(place, cuts[-1])[first]
-    return np.minimum(ends, cuts[1:]) - cuts[:-1]
+    found: Integers = np.minimum(ends, cuts[1:]) - cuts[:-1]
+    return found

@@ -92,8 +92,8 @@ def contexts(
     for cells in (prompts, responses):
         if cells.is_null is not None:
             owner_N[np.isin(owner_N, owner_N[cells.is_null])] = -1
-    ids = ((cells.values.numpy(), cells.lengths) for cells in (prompts, responses))
-    return tuple(map(torch.from_numpy, compared_contexts(*ids, owner_N)))
+    asked, said = ((cells.values.numpy(), cells.lengths) for cells in (prompts, responses))
+    return tuple(map(torch.from_numpy, compared_contexts(asked, said, owner_N)))
 
 
 def stated_answers(responses: pa.ChunkedArray, truths: pa.ChunkedArray) -> Tensor:

@@ -399,9 +399,9 @@ def _whole_trajectories(chunks: Sequence[StepChunk], per_row: Mapping[str, Tenso
     """Contexts of rows whose trajectory is in one chunk: of another one, rows before them were not compared."""
     if len(chunks) < 2 or CONTEXT[0] not in per_row:
         return {}
-    seen = [chunk.numbers["trajectory_id"].unique() for chunk in chunks]
-    ids, times = torch.cat(seen).unique(return_counts=True)
-    is_cut = torch.isin(per_row["trajectory_id"], ids[times > 1])
+    seen = [np.unique(chunk.numbers["trajectory_id"].numpy()) for chunk in chunks]
+    ids, times = np.unique(np.concatenate(seen), return_counts=True)
+    is_cut = torch.from_numpy(np.isin(per_row["trajectory_id"].numpy(), ids[times > 1]))
     return {CONTEXT[0]: per_row[CONTEXT[0]].where(~is_cut, UNKNOWN)}
 
 
