@@ -6,18 +6,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rolloutdoctor.ops.context_kinds import CONTINUED, FIRST, NEW, REWRITTEN, SAME, UNKNOWN
 from rolloutdoctor.ops.prefix_hash import PrefixHashes
 from rolloutdoctor.ops.segments import Runs, cuts_of
 
 Integers = NDArray[np.int64]
-
-UNKNOWN, FIRST, CONTINUED, SAME, REWRITTEN, NEW = -1, 0, 1, 2, 3, 4
-"""What a row is to the rows before it in its trajectory.
-
-FIRST: there is none. CONTINUED: it begins with prompt and response of one. SAME: it has the prompt of one, as a retry
-has. REWRITTEN: its prompt begins with that of one, and goes on with other tokens than that one's response. NEW: its
-prompt begins with none of these.
-"""
 
 MOST = 1024
 """Rows of a trajectory that are compared, each with all before it."""
@@ -27,7 +20,7 @@ class Contexts(NamedTuple):
     """How the contexts of rows begin.
 
     Attributes:
-        kind_N: ``[N]`` int64, one of the constants of this module.
+        kind_N: ``[N]`` int64, one of the constants of `context_kinds`.
         kept_N: of a rewritten row: tokens of the earlier response that it begins with, ``[N]``; 0 elsewhere.
         of_N: and how many that response has, ``[N]``; 0 elsewhere.
     """

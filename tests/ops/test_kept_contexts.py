@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from rolloutdoctor.ops import kept_contexts
-from rolloutdoctor.ops.kept_contexts import CONTINUED, FIRST, NEW, REWRITTEN, SAME, UNKNOWN, compared_contexts
+from rolloutdoctor.ops.context_kinds import CONTINUED, FIRST, NEW, REWRITTEN, SAME, UNKNOWN
+from rolloutdoctor.ops.kept_contexts import compared_contexts
 
 
 def packed(rows):

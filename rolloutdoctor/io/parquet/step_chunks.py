@@ -19,8 +19,8 @@ from rolloutdoctor.io.parquet.decode import Lists, concatenated, integers, lists
 from rolloutdoctor.io.parquet.files import RunFile
 from rolloutdoctor.io.parquet.hashes import cell_lengths, contexts, hashes, placeholders, stated_answers
 from rolloutdoctor.io.parquet.turn_cells import check_lengths, turns_of
+from rolloutdoctor.ops.context_kinds import UNKNOWN
 from rolloutdoctor.ops.groups import Groups
-from rolloutdoctor.ops.kept_contexts import UNKNOWN
 from rolloutdoctor.ops.segments import cuts_of
 from rolloutdoctor.results.errors import DataError, nearest
 

@@ -8,7 +8,7 @@ import polars as pl
 
 from rolloutdoctor.data.schema import CONTEXT
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
-from rolloutdoctor.ops.kept_contexts import CONTINUED, FIRST, NEW, REWRITTEN
+from rolloutdoctor.ops.context_kinds import CONTINUED, FIRST, NEW, REWRITTEN
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, percent
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule

@@ -5,14 +5,16 @@ row at `RELATIONS` whose advantage each row has; or a copy of the last row's tok
 """
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import polars as pl
-import torch
-from torch import Tensor
 
 from rolloutdoctor.evaluation.run_tables import STEP_KEY
-from rolloutdoctor.evaluation.token_measures import TokenBlock
-from rolloutdoctor.ops import segments as seg
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rolloutdoctor.evaluation.token_measures import TokenBlock
 
 TRAJECTORY = (*STEP_KEY, "trajectory_id")
 
@@ -36,12 +38,16 @@ other: it counts ends (`compute_advantages_and_returns` in skyrl/train/trainer.p
 """
 
 
-def zero_places(block: TokenBlock) -> dict[str, Tensor]:
+def zero_places(block: "TokenBlock") -> "dict[str, Tensor]":
     """Return where the trained tokens of each row have a logged advantage of 0, and where another, ``[n]`` each."""
+    import torch
+
+    from rolloutdoctor.ops import segments as seg
+
     value_T, trained_T, cuts = block.column("advantages").double(), block.trained_T, block.runs.offsets
     place_T, is_live_T = block.position_T.double(), trained_T & (value_T != 0)
 
-    def ends(x_T: Tensor, here_T: Tensor) -> list[Tensor]:
+    def ends(x_T: "Tensor", here_T: "Tensor") -> "list[Tensor]":
         return [
             seg.low(torch.where(here_T, x_T, torch.inf), cuts),
             seg.high(torch.where(here_T, x_T, -torch.inf), cuts),
