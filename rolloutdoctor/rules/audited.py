@@ -6,13 +6,13 @@ from typing import Any, ClassVar
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import RunTables
+from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY, RunTables
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import LOGGED_COLUMNS, advantage_columns, loss_columns
 from rolloutdoctor.results.audit import Cause
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
-from rolloutdoctor.rules.table_rule import Measured, Quantity, Rule
+from rolloutdoctor.rules.table_rule import Measured, Quantity, Rule, with_places
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,23 +222,19 @@ COUNTED = ("looked_at", "shown", "size")
 
 @dataclass(frozen=True)
 class CountingRule(DirectRule):
-    """A direct rule that counts what shows the fault: of rows, where `COUNTED` are in `adds`, else of steps.
+    """A direct rule that counts what shows the fault in steps.
 
     Attributes:
         unit: what the test counts: tokens, rows or steps.
-        shows: what a place is, after its count.
     """
 
     optional: ClassVar[tuple[str, ...]] = tuple(
         f"{unit}_{end}" for unit in ("tokens", "rows", "steps") for end in COUNTED[:2]
     )
     unit: ClassVar[str] = "tokens"
-    shows: ClassVar[str] = ""
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """Return what was counted of rows or of steps, and the lines of the audit."""
-        if self.adds:
-            return self.with_audit(run.rows.with_columns(value=pl.col("shown").cast(pl.Float64)), run)
+        """Return what was counted of steps, and the lines of the audit."""
         return self.with_audit(run.by_step(*COUNTED), run)
 
     def measured(self, run: RunTables, context: Context) -> CountedMeasured:
@@ -254,9 +250,29 @@ class CountingRule(DirectRule):
         known = {name: (pl.when(looked_at > 0).then(value), self.unit) for name, value in own.items()}
         return {**super().quantities(), **known}
 
+
+@dataclass(frozen=True)
+class RowCountingRule(CountingRule):
+    """A direct rule that counts what shows the fault in rows: `COUNTED` are in `adds`.
+
+    Attributes:
+        shows: what a place is, after its count.
+    """
+
+    shows: ClassVar[str] = ""
+
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Return the sums of what was counted of the rows of each step, and the rows that show it."""
+        sums = rows.group_by(STEP_KEY, maintain_order=True).agg(pl.sum(*self.adds))
+        return with_places(sums, rows.select(*NAMES, value=pl.col("shown").cast(pl.Float64)), context)
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """Return the sums, the rows, and the lines of the audit."""
+        return self.with_audit(run.rows, run)
+
     def shown(self, place: Mapping[str, Any]) -> str:
         """Name the part of a row that shows the fault."""
-        return f"{int(place['shown']):,} {self.shows}"
+        return f"{int(place['value']):,} {self.shows}"
 
 
 def judged(causes: tuple[Cause, ...], severity: Severity) -> Judgement:

@@ -52,6 +52,7 @@ class Context:
         recording: canonical column to what would record it, in the words of the trainer or of the dump; ``*`` is any
             other, and ``metrics`` its log.
         digits: name of a logged metric to what its values may have been rounded to.
+        lists_places: every place is to be listed, not the largest alone.
         unstated: what to state of the run where nothing says which trainer made it, or with which options.
         imported: True if an importer made the rows of rollout files, and looked at the files themselves.
         omits_rows: True if the rows come from files that need not hold all rows of a step.
@@ -107,6 +108,7 @@ class Context:
     given: frozenset[str] = frozenset()
     gaps: Mapping[str, "tuple[LoggedGap, ...]"] = field(default_factory=dict)
     unexplained: "AuditTally" = field(default_factory=dict)
+    lists_places: bool = False
     unstated: str = "name it with --trainer NAME (and --set KEY=VALUE); `rolloutdoctor explain trainers` lists them"
 
     @cached_property

@@ -17,6 +17,18 @@ ROUNDING = 1e-9
 
 OF_FIX = ("grad_l1", "grad_sq", "versus_l1", "versus_dot")
 
+OF_STEP = ("l1", "sq", *OF_FIX)
+"""Sums over the rows of a step that both objectives have a gradient of; the first two are without the fix."""
+
+
+def sums_of(label: str) -> dict[str, pl.Expr]:
+    """Return what a fix changes in a step, as sums over its rows; `largest` is null where it was not evaluated."""
+    shift, names = pl.col(f"{label}/shift"), ("grad_l1", "grad_sq", *(f"{label}/{name}" for name in OF_FIX))
+    both = pl.col("grad_l1").is_not_null() & pl.col(f"{label}/versus_l1").is_not_null()
+    sums = {own: pl.col(name).filter(both).sum() for own, name in zip(OF_STEP, names, strict=True)}
+    sums |= {"rows": (shift > 0).sum(), "shift": shift.sum(), "largest": shift.max()}
+    return {f"{label}/{name}": sum_ for name, sum_ in sums.items()}
+
 
 class Told(NamedTuple):
     """Logged values that tell a trainer with a fix from one without it.
@@ -70,10 +82,7 @@ class FixEffect:
         told = Told(*(int(value or 0) for value in counts.row(0)))
         if told.told and told.fixed == told.told:
             return None
-        moved = table[f"{label}/shift"].fill_null(0.0)
-        rows, shift = int((moved > 0).sum()), float(moved.sum())
-        own = table.drop_nulls(["grad_l1", f"{label}/versus_l1"])
-        sums = own.select(pl.sum("grad_l1", "grad_sq", *(f"{label}/{name}" for name in OF_FIX))).row(0)
+        rows, shift, *sums = table.select(pl.sum(f"{label}/{name}" for name in ("rows", "shift", *OF_STEP))).row(0)
         l1, square, fixed_l1, fixed_square, versus, dot = map(float, sums)
         change = versus / (fixed_l1 or l1) if fixed_l1 or l1 else None
         if not rows and (change or 0.0) <= ROUNDING:
@@ -90,7 +99,7 @@ class FixEffect:
             kappa=dot / fixed_square if fixed_square else None,
             cosine=dot / (square * fixed_square) ** 0.5 if square * fixed_square else None,
             scales=not rows and abs(fixed_l1 - l1) >= (1 - ROUNDING) * versus > 0,
-            masked=int((table["trained_tokens"] == 0).sum()),
+            masked=int(table["masked"].sum()),
             told=told,
         )
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import RunTables
+from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY, RunTables
 from rolloutdoctor.objective.required_columns import advantage_columns
 from rolloutdoctor.rules.audited import AuditedMeasured, DirectRule
 from rolloutdoctor.rules.base import Context, Judgement, Missing, number
-from rolloutdoctor.rules.fix_effect import OF_FIX, ROUNDING, FixEffect
-from rolloutdoctor.rules.table_rule import Quantity
+from rolloutdoctor.rules.fix_effect import OF_FIX, ROUNDING, FixEffect, sums_of
+from rolloutdoctor.rules.table_rule import Quantity, with_places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,10 +92,16 @@ class KnownFaultRule(DirectRule):
             for name, value in zip(("told", "as_is", "fixed"), step.told(label), strict=True)
         }
 
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Return what each fix changes in each step, and the rows that it moves."""
+        sums = {name: sum_ for label in self.fixes for name, sum_ in sums_of(label).items()}
+        steps = rows.group_by(STEP_KEY, maintain_order=True).agg(masked=(pl.col("trained_tokens") == 0).sum(), **sums)
+        shift = pl.max_horizontal(pl.col(name) for name in self.adds)
+        return with_places(steps, rows.select(*NAMES, value=shift), context)
+
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """Return the rows with what each fix moves, and the lines of the audit."""
-        shifts = [pl.col(name) for name in self.adds]
-        return self.with_audit(run.rows.with_columns(value=pl.max_horizontal(shifts)), run)
+        """Return the steps, the rows that each fix moves, and the lines of the audit."""
+        return self.with_audit(run.rows, run)
 
     def judge(self, run: AuditedMeasured, context: Context) -> Judgement | None:
         """Report a cause that the audit established, else the fix that changes most."""
@@ -107,7 +113,7 @@ class KnownFaultRule(DirectRule):
 
     def inconclusive_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
         """Where the objective with a fix was evaluated, the rows themselves tell."""
-        is_told = any(run.table[name].count() for name in self.adds)
+        is_told = any(run.table[f"{label}/largest"].count() for label in self.fixes)
         return None if is_told else super().inconclusive_reason(run, context)
 
     def _of_fixes(self, run: AuditedMeasured, context: Context) -> Judgement | None:

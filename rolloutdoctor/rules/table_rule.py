@@ -190,12 +190,16 @@ class Rule(ABC, Generic[M]):
         """
         return rows
 
+    def thinned(self, lines: pl.DataFrame) -> pl.DataFrame:
+        """Return what is left of what `reduced` returned of all rows up to a step; to be overridden by samples."""
+        return lines
+
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """Return the lines that the rule counts, each with its `step` and `split`: groups, rows, prompts, steps.
 
-        By default the values that `measure_steps` returned, by name.
+        By default what `reduced` returned, or the values that `measure_steps` returned, by name.
         """
-        return run.by_name()
+        return run.by_name() if type(self).reduced is Rule.reduced else run.rows
 
     @abstractmethod
     def quantities(self) -> Mapping[str, Quantity]:
@@ -217,9 +221,17 @@ class Rule(ABC, Generic[M]):
         """Return the rule's own table of a run, and the measures over it."""
         seen = run
         if type(self).reduced is not Rule.reduced:
-            seen = run.with_rows(_one_after_another([self.reduced(rows, context) for rows in run.row_ranges()]))
+            seen = run.with_rows(self._reduced(run, context))
         table = self.table(seen, context)
         return Measured(table, _values(table.select(**self._expressions())), run)
+
+    def _reduced(self, run: RunTables, context: Context) -> pl.DataFrame:
+        frames: list[pl.DataFrame] = []
+        for rows in run.row_ranges():
+            frames.append(self.reduced(rows, context))
+            if type(self).thinned is not Rule.thinned:
+                frames = [self.thinned(_one_after_another(frames))]
+        return _one_after_another(frames)
 
     def series(self, measured: Measured, steps: Sequence["StepKey"]) -> list[dict[str, Any]]:
         """Return the measures of some steps, each by itself."""
@@ -318,6 +330,33 @@ class TableRule(Rule[Measured]):
 
 def _one_after_another(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
     return frames[0] if len(frames) == 1 else pl.concat(frames, how="vertical_relaxed", rechunk=True)
+
+
+def with_places(sums: pl.DataFrame, places: pl.DataFrame, context: Context) -> pl.DataFrame:
+    """Return lines of sums, and after them the rows to look at, of which no column may have the name of a sum.
+
+    Of a run of many rows that is what remains: the largest of each step, by `value`, unless all of them are listed.
+    """
+    found = places.filter(pl.col("value") > 0, pl.col("value").is_not_nan())
+    if not context.lists_places:
+        found = found.sort(*STEP_KEY, "value", "row", descending=[False, False, True, False], maintain_order=True)
+        found = found.group_by(STEP_KEY, maintain_order=True).head(KEEP_EXAMPLES)
+    return pl.concat([sums, found], how="diagonal").sort(STEP_KEY, maintain_order=True)
+
+
+def with_sums(lines: pl.DataFrame, is_kept: pl.Expr, *names: str, **sums: pl.Expr) -> pl.DataFrame:
+    """Return some lines as they are, and of each step one with sums over the others, null in all other columns.
+
+    Args:
+        lines: of rows.
+        is_kept: those that a judgement looks at.
+        names: columns whose sum is all that is asked of the others; where all of them are null, so is the sum.
+        sums: other expressions over them.
+    """
+    kept = is_kept.fill_null(value=False)
+    sums = {name: pl.when(pl.col(name).count() > 0).then(pl.sum(name)) for name in names} | sums
+    rest = lines.filter(~kept).group_by(STEP_KEY, maintain_order=True).agg(**sums)
+    return pl.concat([lines.filter(kept), rest], how="diagonal_relaxed").sort(STEP_KEY, maintain_order=True)
 
 
 def scores(context: Context) -> pl.Expr:

@@ -43,7 +43,7 @@ def list_places(run: Run, rule: AnyRule, options: CheckOptions, write: Callable[
     """
     checked = check_in_parts(run, replace(options, rules=[rule]))
     report = checked.report
-    measured = measured_by(rule, checked.state, checked.prepared.context)
+    measured = measured_by(rule, checked.state, replace(checked.prepared.context, lists_places=True))
     if report.findings and measured is not None:
         places = [Place(split, found) for split, found in rule.listed(measured)]
         for _, of_step in groupby(places, key=lambda place: (place.found.step, place.split)):

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY
 from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, made_otherwise, number, percent
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, scores
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, scores, with_places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,7 +118,32 @@ class AdvantageBlowUp(TableRule):
         measures = {"compared": step.compared_N, "logged": logged_N, "radius": radius_N}
         return {**measures, "undivided": undivided_N, "least": least_N, "most": most_N}
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Sums over the advantages of each step, and the rows of which one is beyond the bound."""
+        lines, excess, seen = self._compared(rows, context), pl.col("excess"), pl.col("seen")
+        beyond, noise, place, logged = excess > 1, pl.col("is_noise"), pl.col("compared"), pl.col("logged")
+        shown = ("undivided", "least", "most")
+        sums = lines.group_by(STEP_KEY, maintain_order=True).agg(
+            rows=beyond.sum(),
+            groups=place.filter(beyond).n_unique(),
+            rows_compared=excess.count(),
+            largest=seen.max(),
+            times=excess.max(),
+            mass=seen.sum(),
+            beyond_mass=seen.filter(beyond).sum(),
+            noise_groups=place.filter(noise).n_unique(),
+            noise_largest=seen.filter(noise).max(),
+            noise_mass=seen.filter(noise).sum(),
+            noise_logged=logged.filter(noise).count(),
+            beyond_logged=logged.filter(beyond).count(),
+            top_share=pl.max("top_share"),
+            of_siblings=pl.col("undivided").count(),
+            **{f"farthest_{name}": pl.col(name).filter(beyond).sort_by(_most(beyond)).last() for name in shown},
+        )
+        places = lines.filter(beyond).select(*NAMES, "logged", "advantage", *shown, "excess", value="excess")
+        return with_places(sums, places, context)
+
+    def _compared(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """One line for each row with an advantage; `excess` is a logged one, less its radius, by the bound."""
         trainer, config = context.trainer, context.config
         wanted = 0 if trainer is None or config is None else trainer.group_size(config, "train") or 0
@@ -135,9 +160,8 @@ class AdvantageBlowUp(TableRule):
         # Beyond what rounding can make, an advantage is another formula's.
         excess = pl.when(in_range | undivided.is_null()).then(excess).otherwise(excess.clip(upper_bound=1.0))
         return (
-            run.rows.drop_nulls("compared")
+            rows.drop_nulls("compared")
             .with_columns(
-                place=pl.struct("step", "compared"),
                 seen=pl.when(seen.is_finite()).then(seen.abs()).otherwise(0.0),
                 size=pl.len().over(*STEP_KEY, "compared"),
                 is_equal=(reward.nan_max() - reward.nan_min() == 0).over(*STEP_KEY, "compared"),
@@ -162,23 +186,22 @@ class AdvantageBlowUp(TableRule):
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the number of rows, the size of their advantages, and their share of the log-prob gradient."""
-        excess, seen, place = pl.col("excess"), pl.col("seen"), pl.col("place")
         return {
-            "rows": ((excess > 1).sum(), "rows"),
-            "groups": (place.filter(excess > 1).n_unique(), "groups"),
-            "rows_compared": (excess.count(), "rows"),
-            "max_abs_advantage": (seen.max().fill_null(0.0), "advantage"),
-            "times_bound": (excess.max(), "1"),
-            "advantage_mass_share": (seen.filter(excess > 1).sum() / seen.sum(), "share"),
-            "noise_groups": (place.filter("is_noise").n_unique(), "groups"),
-            "noise_max": (seen.filter("is_noise").max().fill_null(0.0), "advantage"),
-            "noise_mass_share": (seen.filter("is_noise").sum() / seen.sum(), "share"),
+            "rows": (pl.sum("rows"), "rows"),
+            "groups": (pl.sum("groups"), "groups"),
+            "rows_compared": (pl.sum("rows_compared"), "rows"),
+            "max_abs_advantage": (pl.max("largest").fill_null(0.0), "advantage"),
+            "times_bound": (pl.max("times"), "1"),
+            "advantage_mass_share": (pl.sum("beyond_mass") / pl.sum("mass"), "share"),
+            "noise_groups": (pl.sum("noise_groups"), "groups"),
+            "noise_max": (pl.max("noise_largest").fill_null(0.0), "advantage"),
+            "noise_mass_share": (pl.sum("noise_mass") / pl.sum("mass"), "share"),
             "top_row_grad_share": (pl.max("top_share"), "share"),
         }
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """The rows farthest beyond the bound."""
-        return table.filter(pl.col("excess") > 1).with_columns(value="excess")
+        return table
 
     def note(self, place: Mapping[str, Any]) -> str:
         """Its advantage, and how far that is beyond."""
@@ -194,7 +217,7 @@ class AdvantageBlowUp(TableRule):
             return otherwise
         if run["rows_compared"] or (run["noise_max"] or 0.0) >= self.warn_above or not self.columns(context):
             return None
-        if run.table["undivided"].is_not_null().any():
+        if run.table["of_siblings"].sum():
             return Missing("no row has two or more siblings of equal rewards among others", "widen --steps")
         if not context.columns & {"advantage", "advantages"}:
             return Missing(
@@ -207,7 +230,7 @@ class AdvantageBlowUp(TableRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """An error beyond the bound; a warning for noise."""
-        if run["rows"] and run.table["undivided"].is_not_null().any():
+        if run["rows"] and run.table["of_siblings"].sum():
             return _of_siblings(run)
         if run["rows"]:
             rows, times = counted(run.count("rows"), "row"), number(run["times_bound"])
@@ -231,7 +254,7 @@ class AdvantageBlowUp(TableRule):
         if (run["noise_max"] or 0.0) < self.warn_above:
             return None
         groups = counted(run.count("noise_groups"), "group")
-        is_logged = run.table.filter("is_noise")["logged"].is_not_null().any()
+        is_logged = run.table["noise_logged"].sum() > 0
         return Judgement(
             severity=Severity.WARNING,
             confirmed=is_logged,
@@ -246,6 +269,11 @@ class AdvantageBlowUp(TableRule):
         )
 
 
+def _most(beyond: pl.Expr) -> pl.Expr:
+    """The largest that rounding can make of the advantages beyond the bound."""
+    return pl.col("most").filter(beyond)
+
+
 def _is_bounded(objective: "Objective") -> bool:
     """Return True if a deviation of the group, or of the row's siblings, is what scores are divided by."""
     rule = objective.advantage
@@ -254,16 +282,18 @@ def _is_bounded(objective: "Objective") -> bool:
 
 def _of_siblings(run: Measured) -> Judgement:
     """Judge rows that are divided by what rounding makes of a standard deviation of 0: confirmed where logged."""
-    lines = run.table.filter(pl.col("excess") > 1)
-    logged = lines.filter(pl.col("logged").is_not_null())
-    rows, times = counted(run.count("rows"), "row"), number(run["times_bound"])
-    farthest = lines.sort("most", maintain_order=True).tail(1)
-    exact, least, most = (number(farthest[name].item()) for name in ("undivided", "least", "most"))
+    logged, rows, times = (
+        int(run.table["beyond_logged"].sum()),
+        counted(run.count("rows"), "row"),
+        number(run["times_bound"]),
+    )
+    farthest = run.table.filter(pl.col("rows") > 0).sort("farthest_most", maintain_order=True).tail(1)
+    exact, least, most = (number(farthest[f"farthest_{name}"].item()) for name in ("undivided", "least", "most"))
     decides = (
         f"for {rows} all other rewards of the group are equal, so that their standard deviation is 0; in one float32 "
         "pass it comes out as 0 or as a rounding error, by the order in which the processor adds"
     )
-    if logged.is_empty():
+    if not logged:
         return Judgement(
             severity=Severity.WARNING,
             confirmed=False,
@@ -285,7 +315,7 @@ def _of_siblings(run: Measured) -> Judgement:
         ),
         message=f"{decides}; these rows make {percent(run['advantage_mass_share'])} of all abs(advantage)",
         evidence=(
-            f"{counted(len(logged), 'logged advantage')} where a rounding error puts such a row (for the farthest: "
+            f"{counted(logged, 'logged advantage')} where a rounding error puts such a row (for the farthest: "
             f"between {least} and {most}) and not at the centered reward, {exact} there"
         ),
         advice=_TWO_PASSES,

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY, RunTables
 from rolloutdoctor.objective.required_columns import advantage_columns, optional_columns
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,13 +93,13 @@ class EntropySpent(TableRule):
         }
         return {name: found.get(name, torch.full_like(block.trained_n, torch.nan)) for name in self.adds}
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """One line for each step, and for each of its responses with an advantage its share of the covariance."""
         tokens, log_prob = pl.col("trained_tokens").cast(pl.Float64), pl.col("log_prob")
         advantage = pl.coalesce("advantage", "logged_advantage")
         total, step = tokens.sum().over(STEP_KEY), list(STEP_KEY)
-        rows = (
-            run.rows.filter(tokens > 0, advantage.is_finite(), log_prob.is_finite())
+        lines = (
+            rows.filter(tokens > 0, advantage.is_finite(), log_prob.is_finite())
             .with_columns(
                 mean=log_prob.sum().over(step) / total,
                 mean_advantage=(advantage * tokens).sum().over(step) / total,
@@ -109,14 +109,17 @@ class EntropySpent(TableRule):
                 value=(advantage - pl.col("mean_advantage")) * (log_prob - tokens * pl.col("mean")) / total,
                 level=pl.when(pl.col("spread").is_finite()).then("spread").otherwise(-pl.col("mean")),
             )
-            .sort(*step, "row")
         )
-        steps = rows.group_by(step, maintain_order=True).agg(
+        steps = lines.group_by(step, maintain_order=True).agg(
             covariance=pl.sum("value"), level=pl.first("level"), varies=(pl.col("value") != 0).any()
         )
-        change = pl.col("level").shift(-1) - pl.col("level")
-        lines = steps.with_columns(change=change, is_step=pl.lit(value=True))
-        return pl.concat([lines, rows.select(*step, "row", "group_id", "sample_id", "value")], how="diagonal")
+        return with_places(steps, lines.select(*NAMES, "value"), context)
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """The steps with the change of their entropy to the next one, and the responses."""
+        change, is_step = pl.col("level").shift(-1) - pl.col("level"), pl.col("row").is_null()
+        steps = run.rows.filter(is_step).with_columns(change=change, is_step=pl.lit(value=True))
+        return pl.concat([steps, run.rows.filter(~is_step)], how="diagonal")
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the covariance and the entropy."""

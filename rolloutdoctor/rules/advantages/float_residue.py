@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY
 from rolloutdoctor.objective.objective import Objective, RowSet
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import advantage_columns
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, made_otherwise, number, percent
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,34 +108,48 @@ class FloatResidue(TableRule):
             "counted": step.rows.length_N if filters else None,
         }
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each row of the advantages, logged or else of float32; `residue` is of equal rewards."""
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Sums over the advantages of each step, logged or else of float32, and those of equal rewards: `residue`."""
         logged = pl.col("logged").is_not_null().any().over(STEP_KEY)
         seen = pl.when(logged).then(pl.col("logged")).otherwise(pl.col("float32")).fill_nan(0)
         # Of a group that was sent in two batches, one may have the rows of one reward: their advantage is no residue.
         is_small = pl.col("counted").is_null() | (seen.abs() <= _RESIDUE * pl.col("reward").abs())
-        return run.rows.drop_nulls("compared").with_columns(
+        lines = rows.drop_nulls("compared").with_columns(
             seen=seen,
             residue=seen.abs() * (pl.col("is_equal") & is_small),
             recomputed=pl.col("float32").abs() * pl.col("is_equal"),
             is_logged=logged,
-            place=pl.struct("step", "compared"),
         )
+        place, residue, counted, seen = map(pl.col, ("compared", "residue", "counted", "seen"))
+        has_residue, is_logged = residue > 0, pl.col("is_logged")
+        sums = lines.group_by(STEP_KEY, maintain_order=True).agg(
+            groups=place.filter(has_residue).n_unique(),
+            equal=place.filter("is_equal").n_unique(),
+            logged_groups=place.filter(has_residue, is_logged).n_unique(),
+            largest=residue.max(),
+            logged_largest=residue.filter(has_residue, is_logged).max(),
+            recomputed=pl.max("recomputed"),
+            mass=residue.sum(),
+            all_mass=seen.abs().sum(),
+            tokens=counted.filter(has_residue).sum(),
+            all_tokens=counted.filter(seen != 0).sum(),
+            rows_counted=counted.count(),
+        )
+        return with_places(sums, lines.select(*NAMES, "reward", "seen", value=residue), context)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the number of groups, and the size of their advantages."""
-        residue, place, counted = pl.col("residue"), pl.col("place"), pl.col("counted")
-        share = counted.filter(residue > 0).sum() / counted.filter(pl.col("seen") != 0).sum()
+        share = pl.sum("tokens") / pl.sum("all_tokens")
         return {
-            "groups": (place.filter(residue > 0).n_unique(), "groups"),
-            "max_abs_advantage": (residue.max().fill_null(0.0), "advantage"),
-            "advantage_mass_share": (residue.sum() / pl.col("seen").abs().sum(), "share"),
-            "denominator_share": (pl.when(counted.count() > 0).then(share), "share"),
+            "groups": (pl.sum("groups"), "groups"),
+            "max_abs_advantage": (pl.max("largest").fill_null(0.0), "advantage"),
+            "advantage_mass_share": (pl.sum("mass") / pl.sum("all_mass"), "share"),
+            "denominator_share": (pl.when(pl.sum("rows_counted") > 0).then(share), "share"),
         }
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """The rows with the largest residue."""
-        return table.with_columns(value="residue")
+        return table
 
     def note(self, place: Mapping[str, Any]) -> str:
         """The reward of its group, and its advantage."""
@@ -147,23 +161,21 @@ class FloatResidue(TableRule):
 
     def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """No group in which a residue could be seen."""
-        return None if run.table["is_equal"].any() else "no training group of two or more has equal rewards"
+        return None if run.table["equal"].sum() else "no training group of two or more has equal rewards"
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Weight by size: below `warn_above` it is information."""
-        groups, table, largest = run.count("groups"), run.table, run["max_abs_advantage"] or 0.0
+        groups, largest = run.count("groups"), run["max_abs_advantage"] or 0.0
         if not groups:
             return None
-        logged = table.filter("is_logged", pl.col("residue") > 0)
-        confirmed, logged_max = len(logged) > 0, logged.select(pl.max("residue")).item()
+        equal, logged = run.table.select(pl.sum("equal", "logged_groups")).row(0)
+        logged_max, recomputed = run.table.select(pl.max("logged_largest", "recomputed")).row(0)
+        confirmed = logged > 0
         share = run.values.get("denominator_share")
         severity = Severity.WARNING if (largest if share is None else share) >= self.warn_above else Severity.INFO
-        if confirmed and logged["residue"].ge(self.warn_above).any():
+        if confirmed and logged_max >= self.warn_above:
             severity = Severity.ERROR
-        is_all = logged["place"].n_unique() == groups
-        source = "logged" if is_all else "logged or float32" if confirmed else "float32"
-        equal = table.filter("is_equal")["place"].n_unique()
-        recomputed = table.select(pl.max("recomputed")).item()
+        source = "logged" if logged == groups else "logged or float32" if confirmed else "float32"
         evidence = (
             f"logged advantages of groups with equal rewards reach {number(logged_max)}; the same float32 arithmetic "
             f"gives {number(recomputed)} here, and the exact value is 0"

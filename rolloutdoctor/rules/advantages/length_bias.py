@@ -6,7 +6,7 @@ from math import sqrt
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.evaluation.run_tables import STEP_KEY
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import loss_columns
 from rolloutdoctor.ops.bounds import reach
@@ -64,36 +64,38 @@ class LengthBias(TableRule):
         """Return the columns of the loss."""
         return loss_columns(context.objective) if context.objective is not None else frozenset()
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each trained response with a single advantage; `_off` is less the mean of its step."""
-        length, weight, advantage = pl.col("length"), pl.col("weight"), pl.col("advantage")
-        gradient = weight * length * advantage.abs()
-        return (
-            run.rows.rename({"trained_tokens": "length"})
-            .filter(length > 0, weight > 0, weight.is_finite(), advantage.is_finite())
-            .select(
-                *STEP_KEY,
-                length,
-                up=gradient * (advantage > 0),
-                down=gradient * (advantage < 0),
-                length_off=length - length.mean().over(STEP_KEY),
-                advantage_off=advantage - advantage.mean().over(STEP_KEY),
-                log_length_off=length.log() - length.log().mean().over(STEP_KEY),
-                log_weight_off=weight.log() - weight.log().mean().over(STEP_KEY),
-            )
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Sums over the trained responses of each step that have a single advantage, less the means of the step."""
+        length, weight, advantage = pl.col("trained_tokens"), pl.col("weight"), pl.col("advantage")
+        gradient, x, y, u, v = weight * length * advantage.abs(), *map(pl.col, "xyuv")
+        lines = rows.filter(length > 0, weight > 0, weight.is_finite(), advantage.is_finite()).select(
+            *STEP_KEY,
+            length=length,
+            up=gradient * (advantage > 0),
+            down=gradient * (advantage < 0),
+            x=length - length.mean().over(STEP_KEY),
+            y=advantage - advantage.mean().over(STEP_KEY),
+            u=length.log() - length.log().mean().over(STEP_KEY),
+            v=weight.log() - weight.log().mean().over(STEP_KEY),
+        )
+        return lines.group_by(STEP_KEY, maintain_order=True).agg(
+            pl.sum("length", "up", "down"),
+            rows=pl.len(),
+            length_up=(pl.col("up") * pl.col("length")).sum(),
+            length_down=(pl.col("down") * pl.col("length")).sum(),
+            varies=(x != 0).any(),
+            **{name: z.sum() for name, z in {"xx": x**2, "yy": y**2, "xy": x * y, "uu": u**2, "uv": u * v}.items()},
+            products=((x * y) ** 2).sum(),
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the correlations of weight and advantage with length."""
-        length, log_length = pl.col("length_off"), pl.col("log_length_off")
-        advantage, log_weight = pl.col("advantage_off"), pl.col("log_weight_off")
-        spread = (length**2).sum().sqrt() * (advantage**2).sum().sqrt()
         return {
-            "weight_exponent": ((log_length * log_weight).sum() / (log_length**2).sum(), "1"),
-            "advantage_length_correlation": ((length * advantage).sum() / spread, "1"),
-            "length_mean": (pl.mean("length"), "tokens"),
-            "length_up": ((pl.col("up") * pl.col("length")).sum() / pl.sum("up"), "tokens"),
-            "length_down": ((pl.col("down") * pl.col("length")).sum() / pl.sum("down"), "tokens"),
+            "weight_exponent": (pl.sum("uv") / pl.sum("uu"), "1"),
+            "advantage_length_correlation": (pl.sum("xy") / _spread(), "1"),
+            "length_mean": (pl.sum("length") / pl.sum("rows"), "tokens"),
+            "length_up": (pl.sum("length_up") / pl.sum("up"), "tokens"),
+            "length_down": (pl.sum("length_down") / pl.sum("down"), "tokens"),
         }
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
@@ -106,22 +108,20 @@ class LengthBias(TableRule):
 
     def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """Responses of one length."""
-        return None if (run.table["length_off"] != 0).any() else "all responses of a step have the same length"
+        return None if run.table["varies"].any() else "all responses of a step have the same length"
 
     def excluded(self, run: Measured, context: Context) -> Excluded:
         """Bound the correlation of advantage and length, whatever their distributions."""
         size = abs(run["advantage_length_correlation"] or 0.0)
-        squares = (pl.col("length_off") ** 2).sum().sqrt() * (pl.col("advantage_off") ** 2).sum().sqrt()
-        product = pl.col("length_off") * pl.col("advantage_off")
-        error = run.table.select((product**2).sum().sqrt() / squares).item()
+        rows, error = int(run.table["rows"].sum()), run.table.select(pl.sum("products").sqrt() / _spread()).item()
         return Excluded(
             code=self.code,
             effect="a correlation of advantage and length",
-            bound=min(size + reach(error if error > 0 else 0.0, len(run.table)), 1.0),
+            bound=min(size + reach(error if error > 0 else 0.0, rows), 1.0),
             unit="",
             estimate=size,
             limit=self.correlation_from,
-            seen=len(run.table),
+            seen=rows,
             of="rows",
         )
 
@@ -132,7 +132,7 @@ class LengthBias(TableRule):
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information: aggregation is a choice, and a correlation a property of the task."""
         exponent, correlation = run["weight_exponent"] or 0.0, run["advantage_length_correlation"] or 0.0
-        rows = len(run.table)
+        rows = int(run.table["rows"].sum())
         weighs = abs(exponent) >= self.exponent_from
         related = abs(correlation) >= self.correlation_from and abs(correlation) * sqrt(rows) >= self.errors
         if self.vacuous_reason(run, context) is not None or not (weighs or related):
@@ -158,6 +158,11 @@ class LengthBias(TableRule):
             evidence="the configured aggregation and the advantages; this is a design choice",
             advice="no action if intended; `rolloutdoctor diff` shows the update under another aggregation",
         )
+
+
+def _spread() -> pl.Expr:
+    """The product of the norms of length and advantage, each less its mean."""
+    return pl.sum("xx").sqrt() * pl.sum("yy").sqrt()
 
 
 def _stated(context: Context) -> str:

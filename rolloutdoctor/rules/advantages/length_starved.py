@@ -7,10 +7,10 @@ from math import sqrt
 import polars as pl
 
 from rolloutdoctor.data.schema import TRUNCATED
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY, RunTables
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_places
 
 VERSIONS = ("policy_version_min", "policy_version_max")
 
@@ -84,63 +84,90 @@ class LengthStarved(TableRule):
         """The other version stamp, how responses ended, and which groups have no spread."""
         return frozenset({*VERSIONS, "status", "reward", "group_id"})
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each response with a version; `_off` is less the mean of its step, or of what it trains."""
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Sums over the responses of each step with a version, by lag and length, and those that may be dropped.
+
+        `_off` is less the mean of the step, or of what it trains; `is_open` is a response that may be dropped.
+        """
         step, tokens, lag = list(STEP_KEY), pl.col("tokens").cast(pl.Float64), pl.col("lag").cast(pl.Float64)
-        newest = pl.max_horizontal(*VERSIONS).max().over(step)
-        is_cut = pl.col("status").str.to_lowercase().is_in(TRUNCATED).fill_null(value=False) | (tokens == tokens.max())
+        newest, trained = pl.max_horizontal(*VERSIONS).max().over(step), pl.col("trained_tokens") > 0
+        is_cut = pl.col("status").str.to_lowercase().is_in(TRUNCATED).fill_null(value=False)
         of_group, reward = [*step, "group"], pl.col("reward")
-        trained, oldest = pl.col("trained_tokens") > 0, pl.col("lag").max().over(of_group)
         # A bound keeps what is beyond it from the update; it may look at whole groups.
         is_equal = (pl.len().over(of_group) > 1) & (reward.max().over(of_group) == reward.min().over(of_group))
-        is_beyond = oldest > lag.filter(trained).max()
-        dropped = ~trained & ~is_cut & is_beyond & ~is_equal.fill_null(value=False)
         place = tokens.rank("average").over(step) / pl.len().over(step)
-        rows = (
-            run.rows.filter(pl.min_horizontal(*VERSIONS) >= 0, pl.col("tokens") > 0)
+        lines = (
+            rows.filter(pl.min_horizontal(*VERSIONS) >= 0, pl.col("tokens") > 0)
             .with_columns(lag=newest - pl.min_horizontal(*VERSIONS))
             .with_columns(
-                dropped=dropped,
+                is_open=~trained & ~is_cut & ~is_equal.fill_null(value=False),
+                oldest=pl.col("lag").max().over(of_group),
                 most=pl.col("lag").max().over(step),
                 is_long=place > 0.8,
                 is_short=place <= 0.2,
-                rank=lag.rank("average").over(step),
-                rank_of_length=tokens.rank("average").over(step),
+                x=lag.rank("average").over(step),
+                y=tokens.rank("average").over(step),
+            )
+            .with_columns(
+                length_off=tokens - tokens.filter(trained).mean().over(step),
+                lag_off=lag - lag.filter(trained).mean().over(step),
+                **{name: pl.col(name) - pl.col(name).mean().over(step) for name in "xy"},
             )
         )
-        off = {f"{name}_off": x - x.filter(trained).mean().over(step) for name, x in (("length", tokens), ("lag", lag))}
-        off |= {f"{name}_off": pl.col(name) - pl.col(name).mean().over(step) for name in ("rank", "rank_of_length")}
-        return rows.with_columns(**off, bound=pl.col("lag").max())
+        x, y = pl.col("x"), pl.col("y")
+        sums = lines.group_by(*step, "lag", "is_long", "is_short", maintain_order=True).agg(
+            rows=pl.len(),
+            trained=trained.sum(),
+            trained_tokens=pl.col("tokens").filter(trained).sum(),
+            varies=(y != 0).any(),
+            **{name: z.sum() for name, z in {"xx": x**2, "yy": y**2, "xy": x * y}.items()},
+        )
+        steps = lines.group_by(step, maintain_order=True).agg(pl.first("most"), longest=pl.max("tokens"))
+        shown = ("tokens", "lag", "oldest", "is_long", "is_open", "length_off", "lag_off")
+        places = lines.select(*NAMES, *shown, "most", value=tokens)
+        is_open, at_most = pl.col("is_open"), pl.col("is_long") & (pl.col("lag") == pl.col("most"))
+        found = with_places(steps, places.filter(~is_open & at_most).drop("most"), context)
+        found = pl.concat([sums, found, places.filter(is_open).drop("most")], how="diagonal_relaxed")
+        return found.sort(step, maintain_order=True)
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """The sums and the responses: `dropped` are older than any that is trained, and not as long as any."""
+        lag, trained = pl.col("lag"), pl.col("trained") > 0
+        is_beyond = (pl.col("oldest") > lag.filter(trained).max()) & (pl.col("tokens") < pl.max("longest"))
+        return run.rows.with_columns(dropped=(pl.col("is_open") & is_beyond).fill_null(value=False), bound=lag.max())
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return how lag and length go together."""
-        x, y, trained = pl.col("rank_off"), pl.col("rank_of_length_off"), pl.col("trained_tokens") > 0
-        at_bound, first = pl.col("lag") == pl.col("bound"), pl.struct(STEP_KEY).is_first_distinct()
-        tokens, dropped = pl.col("tokens"), pl.col("dropped")
+        at_bound, rows, dropped = pl.col("lag") == pl.col("bound"), pl.col("rows"), pl.col("dropped")
+        share = {
+            name: rows.filter(at_bound & pl.col(name)).sum() / rows.filter(name).sum()
+            for name in ("is_long", "is_short")
+        }
         return {
-            "lag_length_correlation": ((x * y).sum() / ((x**2).sum() * (y**2).sum()).sqrt(), "1"),
+            "lag_length_correlation": (pl.sum("xy") / (pl.sum("xx") * pl.sum("yy")).sqrt(), "1"),
             "bound": (pl.max("lag"), "versions"),
-            "steps_at_bound": ((pl.col("most") == pl.col("bound")).filter(first).mean(), "share"),
-            "long_at_bound": (at_bound.filter("is_long").mean(), "share"),
-            "short_at_bound": (at_bound.filter("is_short").mean(), "share"),
+            "steps_at_bound": ((pl.col("most") == pl.col("bound")).mean(), "share"),
+            "long_at_bound": (share["is_long"], "share"),
+            "short_at_bound": (share["is_short"], "share"),
             "dropped": (dropped.sum(), "rows"),
-            "dropped_length": (tokens.filter(dropped).mean(), "tokens"),
-            "trained_length": (tokens.filter(trained).mean(), "tokens"),
+            "dropped_length": (pl.col("tokens").filter(dropped).mean(), "tokens"),
+            "trained_length": (pl.sum("trained_tokens") / pl.sum("trained"), "tokens"),
         }
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """The longest responses that were dropped, or that are at the bound."""
         at_bound = pl.col("is_long") & (pl.col("lag") == pl.col("bound"))
-        return table.filter(pl.col("dropped") | at_bound).with_columns(value="tokens")
+        return table.filter(pl.col("dropped") | at_bound)
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few rows."""
         steps = run.table.select(pl.struct(STEP_KEY).n_unique()).item()
-        if steps >= self.fewest_steps and len(run.table) >= self.fewest_rows:
+        rows = int(run.table["rows"].sum())
+        if steps >= self.fewest_steps and rows >= self.fewest_rows:
             return None
         return Missing(
             f"needs {self.fewest_steps} steps and {self.fewest_rows} responses with a policy version; "
-            f"found {steps} and {len(run.table):,}",
+            f"found {steps} and {rows:,}",
             "widen --steps",
         )
 
@@ -148,13 +175,17 @@ class LengthStarved(TableRule):
         """Nothing is old, or all have one length."""
         if not run["bound"]:
             return "every response is of the newest version of its step"
-        return None if (run.table["rank_of_length_off"] != 0).any() else "all responses of a step have the same length"
+        return None if run.table["varies"].any() else "all responses of a step have the same length"
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning where long and old responses are dropped, information where they are at the bound."""
         if run["lag_length_correlation"] is None or not run["bound"]:
             return None
-        gone, rows, versions = run.table.filter("dropped"), len(run.table), counted(run.count("bound"), "version")
+        gone, rows, versions = (
+            run.table.filter("dropped"),
+            int(run.table["rows"].sum()),
+            counted(run.count("bound"), "version"),
+        )
         longer, older = (self._errors(gone[name]) for name in ("length_off", "lag_off"))
         is_dropped = len(gone) >= self.dropped_from * rows and min(longer, older) >= self.errors
         correlation = run["lag_length_correlation"]

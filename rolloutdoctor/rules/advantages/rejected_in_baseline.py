@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY
 from rolloutdoctor.objective.objective import RowSet
 from rolloutdoctor.objective.parts import Part, has_baseline_per_row
 from rolloutdoctor.objective.required_columns import advantage_columns, loss_columns
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, baseline_per_token, counted, number
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.fix_effect import OF_FIX
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,7 +76,7 @@ class RejectedInBaseline(TableRule):
     )
     reads = (
         *("score", "advantage", "grad_l1", "grad_sq"),
-        *(f"{FIX}/{name}" for name in ("advantage", "grad_l1", "grad_sq", "versus_l1", "versus_dot")),
+        *(f"{FIX}/{name}" for name in ("advantage", *OF_FIX)),
     )
     adds = ("compared", "is_rejected", "drift", "is_drifted", "radius", "fixed_radius", "logged", "before_rejection")
     part_names = (Part.GROUP_BASELINE,)
@@ -123,57 +124,71 @@ class RejectedInBaseline(TableRule):
         )
         return dict(zip(names, values, strict=True))
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each row; `shift` is the change of an unmasked one's advantage, `error` that of the log."""
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Sums over the rows of each step, and the rows whose advantage changes.
+
+        `shift` is the change of an unmasked one's advantage, `error` that of the log.
+        """
         before, after, logged = pl.col("advantage"), pl.col(f"{FIX}/advantage"), pl.col("logged")
         radius, fixed_radius = pl.col("radius"), pl.col("fixed_radius")
-        is_scored, masked, live = pl.col("score").is_not_nan(), pl.col("is_rejected"), pl.col("is_live")
+        is_scored, masked = pl.col("score").is_not_nan(), pl.col("is_rejected")
         # Where the advantage is NaN there is nothing to compare, and nonfinite-values is about that.
         shift = (before - after).abs().fill_nan(0.0)
-        has_gradient = context.objective is not None and context.objective.entropy_bonus is None
-        sums = {
-            "grad_l1": "grad_l1",
-            "grad_sq": "grad_sq",
-            **{f"fixed_{name}": f"{FIX}/{name}" for name in ("grad_l1", "grad_sq", "versus_l1", "versus_dot")},
-        }
-        return (
-            run.rows.drop_nulls("is_rejected")
+        lines = (
+            rows.drop_nulls("is_rejected")
+            .with_columns(is_here=(masked & is_scored).any().over(STEP_KEY), shift=shift)
             .with_columns(
-                shift=shift,
-                fixed=after,
-                is_rejected=masked & is_scored,
-                is_here=(masked & is_scored).any().over(STEP_KEY),
                 # Statistics of other rows round otherwise.
-                is_live=(shift > DOUBLE * (radius + fixed_radius).fill_nan(0.0)) & ~masked & is_scored,
-                **{name: pl.col(column) if has_gradient else pl.lit(None, pl.Float64) for name, column in sums.items()},
-            )
-            .with_columns(
-                is_live=live & pl.col("is_here"),
+                is_live=pl.col("is_here")
+                & (shift > DOUBLE * (radius + fixed_radius).fill_nan(0.0))
+                & ~masked
+                & is_scored,
                 is_drifted=pl.col("is_drifted") & pl.col("is_here"),
             )
-            .with_columns(
-                place=pl.struct(*STEP_KEY, "compared"),
-                differs=(live & (shift > radius + fixed_radius) & logged.is_not_nan()).fill_null(value=False),
-                error=(logged - before).abs(),
-                fixed_error=(logged - after).abs(),
-            )
         )
+        live, drift = pl.col("is_live"), pl.col("drift").filter("is_drifted")
+        differs = (live & (shift > radius + fixed_radius) & logged.is_not_nan()).fill_null(value=False)
+        error, fixed_error = (logged - before).abs(), (logged - after).abs()
+        sums = lines.group_by(STEP_KEY, maintain_order=True).agg(
+            rejected=(masked & is_scored).sum(),
+            proven=(masked & is_scored & (pl.col("before_rejection") > 0)).sum(),
+            groups=pl.col("compared").filter(live).n_unique(),
+            drifted=pl.sum("is_drifted"),
+            drift=drift.sum(),
+            drift_max=drift.max(),
+            live=live.sum(),
+            shift=pl.col("shift").filter(live).sum(),
+            shift_max=pl.col("shift").filter(live).max(),
+            flips=(live & (before * after < 0)).sum(),
+            told=differs.sum(),
+            same=(differs & (error <= radius)).sum(),
+            fixed=(differs & (fixed_error <= fixed_radius)).sum(),
+            error_max=error.filter(differs).max(),
+            fixed_error_max=fixed_error.filter(differs).max(),
+            **self._gradients(context),
+        )
+        places = lines.select(*NAMES, "advantage", without=after, value=pl.when(live).then("shift"))
+        return with_places(sums, places, context)
+
+    def _gradients(self, context: Context) -> dict[str, pl.Expr]:
+        """Return the sums of the gradients of both objectives, of nothing where the entropy has one too."""
+        has_gradient = context.objective is not None and context.objective.entropy_bonus is None
+        names = {"grad_l1": "grad_l1", "grad_sq": "grad_sq"} | {f"fixed_{name}": f"{FIX}/{name}" for name in OF_FIX}
+        return {name: pl.col(column).sum() if has_gradient else pl.lit(0.0) for name, column in names.items()}
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the shifts of baselines and advantages, and their effect on the gradient."""
-        live, drifted = pl.col("is_live"), pl.col("is_drifted")
-        shift, drift = pl.col("shift").filter(live), pl.col("drift").filter(drifted)
         changed, dot, fixed_sq = pl.sum("fixed_versus_l1"), pl.sum("fixed_versus_dot"), pl.sum("fixed_grad_sq")
         return {
-            "rejected_rows": (pl.sum("is_rejected"), "rows"),
-            "affected_groups": (pl.col("place").filter(live).n_unique(), "groups"),
-            "baseline_drift_mean": (drift.mean(), "reward"),
-            "baseline_drift_max": (drift.max().fill_null(0.0), "reward"),
-            "advantage_shift_mean": (shift.mean(), "advantage"),
-            "advantage_shift_max": (shift.max().fill_null(0.0), "advantage"),
-            "sign_flips": ((live & (pl.col("advantage") * pl.col("fixed") < 0)).sum(), "rows"),
-            "live_rows": (live.sum(), "rows"),
-            "drifted_rows": (drifted.sum(), "rows"),
+            "rejected_rows": (pl.sum("rejected"), "rows"),
+            "affected_groups": (pl.sum("groups"), "groups"),
+            "baseline_drift_mean": (pl.sum("drift") / pl.sum("drifted"), "reward"),
+            "baseline_drift_max": (pl.max("drift_max").fill_null(0.0), "reward"),
+            "advantage_shift_mean": (pl.sum("shift") / pl.sum("live"), "advantage"),
+            "advantage_shift_max": (pl.max("shift_max").fill_null(0.0), "advantage"),
+            "sign_flips": (pl.sum("flips"), "rows"),
+            "live_rows": (pl.sum("live"), "rows"),
+            "drifted_rows": (pl.sum("drifted"), "rows"),
             "spurious_share_l1": (changed / pl.sum("grad_l1"), "share"),
             "relative_change_l1": (changed / pl.sum("fixed_grad_l1"), "share"),
             "kappa": (dot / fixed_sq, "1"),
@@ -182,11 +197,11 @@ class RejectedInBaseline(TableRule):
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """The unmasked rows whose advantage changes most."""
-        return table.filter("is_live").with_columns(value="shift")
+        return table
 
     def note(self, place: Mapping[str, Any]) -> str:
         """Its advantage in both formulas."""
-        return f"advantage {place['advantage']:.4g}, without fully masked responses {place['fixed']:.4g}"
+        return f"advantage {place['advantage']:.4g}, without fully masked responses {place['without']:.4g}"
 
     def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """No response to leave out of a baseline."""
@@ -196,28 +211,25 @@ class RejectedInBaseline(TableRule):
         """A warning, since the choice is contested; an error where an option of the run asks for the exclusion."""
         if not run["live_rows"]:
             return None
-        compared = run.table.filter("differs")
-        error, fixed_error = compared.select(pl.max("error", "fixed_error")).row(0)
-        matched = compared.filter(pl.col("error") <= pl.col("radius"))
-        without = len(compared.filter(pl.col("fixed_error") <= pl.col("fixed_radius")))
-        if without == len(compared) > 0:
+        error, fixed_error = run.table.select(pl.max("error_max", "fixed_error_max")).row(0)
+        told, same, without, proven = run.table.select(pl.sum("told", "same", "fixed", "proven")).row(0)
+        if without == told > 0:
             return None  # the trainer already leaves fully masked responses out
-        confirmed = len(matched) == len(compared) > 0
+        confirmed = same == told > 0
         if confirmed:
             evidence = (
-                f"the logged advantages of {counted(len(compared), 'row')} match the formula that includes fully "
+                f"the logged advantages of {counted(told, 'row')} match the formula that includes fully "
                 f"masked responses (max error {number(error)}); without them they would differ by up "
                 f"to {number(fixed_error)}"
             )
-        elif len(compared):
+        elif told:
             evidence = (
-                f"of {counted(len(compared), 'row')} with a logged advantage {len(matched):,} match the formula that "
+                f"of {counted(told, 'row')} with a logged advantage {same:,} match the formula that "
                 f"includes fully masked responses and {without:,} the one without them: the options do not match this "
                 "run"
             )
         else:
             evidence = "no logged advantages to compare with"
-        proven = len(run.table.filter("is_rejected", pl.col("before_rejection") > 0))
         if proven:
             evidence += f"; response_mask_pre shows that {counted(proven, 'row')} had tokens before rejection"
         live = counted(run.count("live_rows"), "advantage")

@@ -71,7 +71,7 @@ class ResampledAdvantages(KnownFaultRule):
 
     def unseen_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
         """Where rows were drawn and all have their own advantages, these are from before that."""
-        moved = run.table.select(pl.max(self.adds[0])).item()
+        moved = run.table.select(pl.max(f"{FIX}/largest")).item()
         if self._concerned(context) and not moved:
             return Missing(
                 "every row has its own advantages: they were recorded before rows were drawn",

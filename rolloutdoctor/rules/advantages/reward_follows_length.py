@@ -57,36 +57,47 @@ class RewardFollowsLength(TableRule):
     share_from: float = 0.25
     errors: float = 5.0
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each reward function and response; `y` is the reward, `x` the length, less the group's mean."""
-        functions = ["reward", *(name for name in run.rows.columns if name.startswith("rewards/"))]
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Sums for each step and reward function: `y` is the reward, `x` the length, less the mean of the group."""
+        functions = ["reward", *(name for name in rows.columns if name.startswith("rewards/"))]
         value, length, group = pl.col("value"), pl.col("tokens").cast(pl.Float64), [*STEP_KEY, "group", "function"]
         index = [*STEP_KEY, "row", "group", "status", "tokens"]
-        steps = pl.col("step").rank("dense")
         lines = (
-            run.rows.unpivot(functions, index=index, variable_name="function")
+            rows.unpivot(functions, index=index, variable_name="function")
             .with_columns(value.cast(pl.Float64), pl.col("function").str.strip_prefix("rewards/"))
             .filter(value.is_finite())
             .with_columns(
                 is_cut=pl.col("status").str.to_lowercase().is_in(TRUNCATED).fill_null(value=False),
-                is_last=steps > 0.75 * steps.max(),
                 is_all=pl.col("function") == "reward",
                 is_line=True,
             )
         )
+        steps = lines.select(STEP_KEY).unique(maintain_order=True)
         whole, uncut = _centred(lines, length, group), _centred(lines.filter(~pl.col("is_cut")), length, group)
-        return pl.concat([whole, uncut.with_columns(is_line=False)])
+        lines, x, y = pl.concat([whole, uncut.with_columns(is_line=False)]), pl.col("x"), pl.col("y")
+        by_function = lines.group_by(*STEP_KEY, "function", "is_all", "is_line", maintain_order=True).agg(
+            rows=pl.len(),
+            varies=(x != 0).any(),
+            **{name: z.sum() for name, z in {"xx": x**2, "yy": y**2, "xy": x * y}.items()},
+            products=((x * y) ** 2).sum(),
+        )
+        return pl.concat([steps, by_function], how="diagonal").sort(STEP_KEY, maintain_order=True)
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """The sums, and whether a step is one of the last quarter."""
+        steps = pl.col("step").rank("dense")
+        return run.rows.with_columns(is_last=steps > 0.75 * steps.max())
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the shares of the variance that length explains."""
         here = pl.col("is_all") & pl.col("is_line")
-        slope = (pl.col("x") * pl.col("y")).filter(here).sum() / (pl.col("x") ** 2).filter(here).sum()
+        slope = pl.col("xy").filter(here).sum() / pl.col("xx").filter(here).sum()
         return {
             "length_share": (_share(here), "share"),
             "reward_per_100_tokens": (100 * slope, "reward"),
             "length_share_uncut": (_share(pl.col("is_all") & ~pl.col("is_line")), "share"),
             "length_share_last": (_share(here & pl.col("is_last")), "share"),
-            "rows": (here.sum(), "rows"),
+            "rows": (pl.col("rows").filter(here).sum(), "rows"),
         }
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
@@ -97,25 +108,24 @@ class RewardFollowsLength(TableRule):
         """Nothing that could follow anything."""
         if run["length_share"] is not None:
             return None
-        varies = run.table.select((pl.col("x") != 0).any()).item()
+        varies = run.table["varies"].any()
         return "no group has a spread of rewards" if varies else "all responses of a group have the same length"
 
     def excluded(self, run: Measured, context: Context) -> Excluded | None:
         """Bound the share, whatever the distributions."""
         lines, size = run.table.filter("is_all", "is_line"), sqrt(run["length_share"] or 0.0)
-        x, y = pl.col("x"), pl.col("y")
-        spread = (x**2).sum().sqrt() * (y**2).sum().sqrt()
-        error = lines.select(((x * y) ** 2).sum().sqrt() / spread).item()
+        spread, rows = pl.sum("xx").sqrt() * pl.sum("yy").sqrt(), int(lines["rows"].sum())
+        error = lines.select(pl.sum("products").sqrt() / spread).item()
         if run["length_share"] is None:
             return None
         return Excluded(
             code=self.code,
             effect="a share of the variance of rewards within groups that length explains",
-            bound=min(size + reach(error if error > 0 else 0.0, len(lines)), 1.0) ** 2,
+            bound=min(size + reach(error if error > 0 else 0.0, rows), 1.0) ** 2,
             unit="",
             estimate=run["length_share"],
             limit=self.share_from,
-            seen=len(lines),
+            seen=rows,
             of="rows",
         )
 
@@ -161,6 +171,6 @@ def _centred(lines: pl.DataFrame, length: pl.Expr, group: list[str]) -> pl.DataF
 
 
 def _share(here: pl.Expr) -> pl.Expr:
-    """Squared correlation over some lines."""
-    x, y = pl.col("x").filter(here), pl.col("y").filter(here)
-    return (x * y).sum() ** 2 / ((x**2).sum() * (y**2).sum())
+    """Squared correlation over the rows of some lines."""
+    xx, yy, xy = (pl.col(name).filter(here).sum() for name in ("xx", "yy", "xy"))
+    return xy**2 / (xx * yy)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from rolloutdoctor.data.schema import FAILED
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY, RunTables
 from rolloutdoctor.objective.estimators import Axis
 from rolloutdoctor.objective.objective import RowSet
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.audited import AuditedMeasured, DirectRule
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
-from rolloutdoctor.rules.table_rule import Quantity
+from rolloutdoctor.rules.table_rule import Quantity, with_places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -133,28 +133,36 @@ class RewardMissingAsZero(DirectRule):
         assert rows.baseline_N is not None
         return torch.stack([rows.advantage_N, rows.baseline_N, step.advantage_radius()], 1)
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each row: whether it is missing, and whether its advantage is another one without those."""
-        advantage, logged, radius = pl.col("advantage"), pl.col("logged"), pl.col("radius")
-        gap = (advantage - pl.col("without")).abs()
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Sums over the rows of each step, missing and with another advantage without those, and the missing rows."""
+        advantage, logged, radius, live = pl.col("advantage"), pl.col("logged"), pl.col("radius"), pl.col("live")
+        gap, without = (advantage - pl.col("without")).abs(), pl.col("without")
         # For polars NaN is above every number.
-        live = ((gap > 2 * radius) & gap.is_not_nan() & ~pl.col("missing")).fill_null(value=False)
+        is_live = ((gap > 2 * radius) & gap.is_not_nan() & ~pl.col("missing")).fill_null(value=False)
         is_moved = (radius < 0) | ((advantage.abs() > radius) & advantage.is_not_nan())
         tested = live & logged.is_finite().fill_null(value=False)
-        lines = run.rows.cast({"missing": pl.Boolean}).with_columns(
-            value=pl.col("missing").cast(pl.Float64),
-            live=live,
-            moved=live | (pl.col("missing") & is_moved),
-            shift=pl.when(live).then((pl.col("baseline") - pl.col("baseline_without")).abs()),
-            flips=live & (advantage * pl.col("without") < 0),
-            tested=tested,
-            matched_zero=tested & ((logged - advantage).abs() <= radius),
-            matched_without=tested & ((logged - pl.col("without")).abs() <= radius),
+        shift = (pl.col("baseline") - pl.col("baseline_without")).abs().filter(live)
+        lines = rows.cast({"missing": pl.Boolean}).with_columns(live=is_live)
+        sums = lines.group_by(STEP_KEY, maintain_order=True).agg(
+            missing=pl.sum("missing"),
+            is_nan=pl.col("reward").is_nan().any(),
+            live=live.sum(),
+            moved=(live | (pl.col("missing") & is_moved)).sum(),
+            shift=shift.sum(),
+            shifts=shift.count(),
+            shift_max=shift.max(),
+            flips=(live & (advantage * without < 0)).sum(),
+            tested=tested.sum(),
+            matched_zero=(tested & ((logged - advantage).abs() <= radius)).sum(),
+            matched_without=(tested & ((logged - without).abs() <= radius)).sum(),
         )
-        # Of steps with such rows these are the places to look at.
-        has_some = pl.col("missing").any().over(STEP_KEY)
-        is_place = pl.col("quantity").is_null() | ~has_some.fill_null(value=False)
-        return self.with_audit(lines.drop("logged"), run).with_columns(value=pl.when(is_place).then("value"))
+        return with_places(sums, lines.select(*NAMES, value=pl.col("missing").cast(pl.Float64)), context)
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """The sums, the missing rows, and the lines of the audit; of steps with such rows these are the places."""
+        has_some = (pl.sum("missing") > 0).over(STEP_KEY)
+        is_place = pl.col("quantity").is_null() | ~has_some
+        return self.with_audit(run.rows, run).with_columns(value=pl.when(is_place).then("value"))
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the numbers of reproduced values and of rows with a witness, and what these change."""
@@ -162,8 +170,8 @@ class RewardMissingAsZero(DirectRule):
             **super().quantities(),
             "rows": (pl.sum("missing"), "rows"),
             "live_rows": (pl.sum("live"), "rows"),
-            "baseline_shift_mean": (pl.mean("shift"), "reward"),
-            "baseline_shift_max": (pl.max("shift").fill_null(0.0), "reward"),
+            "baseline_shift_mean": (pl.sum("shift") / pl.sum("shifts"), "reward"),
+            "baseline_shift_max": (pl.max("shift_max").fill_null(0.0), "reward"),
             "sign_flips": (pl.sum("flips"), "rows"),
         }
 
@@ -179,7 +187,7 @@ class RewardMissingAsZero(DirectRule):
         """A missing reward cannot be distinguished from a 0, or nothing logged shows what became of it."""
         if run["rows"] or self.code in context.causes:
             return None
-        if run.table["reward"].is_nan().any():
+        if run.table["is_nan"].any():
             return super().inconclusive_reason(run, context)
         if context.columns & {"rewards", "status", "error"}:
             return None
@@ -191,8 +199,8 @@ class RewardMissingAsZero(DirectRule):
 
     def unseen_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
         """As the audit has it, unless the logged advantages show that the trainer leaves these rows out."""
-        tested = run.table.filter("tested")["matched_without"]
-        return None if len(tested) and tested.all() else super().unseen_reason(run, context)
+        tested, without = run.table.select(pl.sum("tested", "matched_without")).row(0)
+        return None if 0 < tested == without else super().unseen_reason(run, context)
 
     def direct(self, run: AuditedMeasured, context: Context) -> Judgement | None:
         """An error where logged advantages show it, a warning where rows have a witness and nothing logged decides."""

@@ -13,7 +13,7 @@ from rolloutdoctor.ops.bounds import share_bound
 from rolloutdoctor.results.exact import ratio
 from rolloutdoctor.results.findings import Excluded, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, of_smallest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +40,8 @@ class RewardNotAFunction(TableRule):
     groups: 0 for a function of the response, 1 where equal responses agree no better than different ones. `elsewhere`
     is about equal responses to the prompt in other groups and steps, where a reward whose weights follow a schedule,
     one relative to its group, or another reference answer differs by design. The measures are those of the function
-    with most differing copies. Responses that are a part of a trajectory are left out.
+    with most differing copies. Responses that are a part of a trajectory are left out. Of a run with more than 65,536
+    different responses, so many are followed across groups and steps, chosen by their hash.
 
     A penalty for length, for truncation or for format is a function of the response, and never differs. Information,
     since noise may be meant; a warning where half of what the function distinguishes within groups is noise, by three
@@ -68,6 +69,9 @@ class RewardNotAFunction(TableRule):
     rounding: float = 0.01
     """Share of a function's range in the run below which a difference is one of a reward model's bfloat16."""
 
+    followed: int = 2**16
+    """Responses that are compared across groups and steps: 10 MB a function."""
+
     limit: float = 0.1
     warn_above: float = 0.5
     fewest: int = 10
@@ -86,26 +90,57 @@ class RewardNotAFunction(TableRule):
         has_ids = block.is_logged("response_ids")
         return {"response": block.prefixes.at_lengths_NK[:, -1] if has_ids else block.row_column("response")}
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each function and response that repeats another one; see `_copies`."""
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Lines of reward functions: ranges, copies with another reward, sums over the others, and first responses.
+
+        `at_group` is a copy of a response of the group; those of no copy are compared with those of other groups.
+        """
         has_tokens, part = pl.col("tokens") > 0, (*STEP_KEY, "trajectory_id")
         whole = pl.col("trajectory_id").is_null() | (pl.len().over(part) == 1)
         is_there = pl.when(has_tokens.any().over(STEP_KEY)).then(has_tokens).otherwise(pl.col("response") != 0)
-        named = [name for name in run.rows.columns if name.startswith("rewards/")] or ["reward"]
+        named = [name for name in rows.columns if name.startswith("rewards/")] or ["reward"]
         index = [*STEP_KEY, "row", "group", "group_id", "sample_id", "prompt", "response"]
-        value, function = pl.col("value"), pl.col("function")
+        value, at_group, of_step = pl.col("value"), pl.col("at_group"), [*STEP_KEY, "function"]
+        group, kind = [*STEP_KEY, "group", "function"], [*STEP_KEY, "group", "function", "response"]
+        size, centred = pl.len().over(group), (value - value.mean().over(group)) ** 2
         lines = (
-            run.rows.filter(is_there & whole)
+            rows.filter(is_there & whole)
             .unpivot(named, index=index, variable_name="function")
-            .with_columns(value.cast(pl.Float64), function.str.strip_prefix("rewards/"))
+            .with_columns(value.cast(pl.Float64), pl.col("function").str.strip_prefix("rewards/"))
             .filter(value.is_finite())
-            .with_columns(range=(value.max() - value.min()).over("function"))
-            .filter(pl.col("range") > 0)
+            .with_columns(
+                at_group=~pl.struct(kind).is_first_distinct(),
+                chance=(size * centred + centred.sum().over(group)) / (size - 1),
+            )
         )
-        differing, at_group = pl.col("differs").sum().over("function"), pl.col("at_group")
+        ranges = lines.group_by(of_step, maintain_order=True).agg(low=value.min(), high=value.max())
+        copies, chance = _with_before(lines, kind).filter(at_group), pl.col("chance")
+        equal = copies.filter(pl.col("apart") == 0).group_by(of_step, maintain_order=True)
+        sums = equal.agg(equal=pl.len(), equal_chance=chance.sum(), equal_squares=(chance**2).sum())
+        first = lines.filter(~at_group, pl.col("prompt") != 0)
+        found = pl.concat([ranges, sums, copies.filter(pl.col("apart") > 0), first], how="diagonal")
+        return found.sort(STEP_KEY, maintain_order=True)
+
+    def thinned(self, lines: pl.DataFrame) -> pl.DataFrame:
+        """Follow the first responses of the smallest hashes."""
+        is_first = (~pl.col("at_group")).fill_null(value=False)
+        rest, first = lines.filter(~is_first), of_smallest("response", self.followed, lines.filter(is_first))
+        return pl.concat([rest, first]).sort(STEP_KEY, maintain_order=True)
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """Copies, of a group and of other groups and steps, by function; differences far below its range are none."""
+        function, at_group, differs = pl.col("function"), pl.col("at_group"), pl.col("differs")
+        ranges = run.rows.group_by("function").agg(range=pl.max("high") - pl.min("low")).filter(pl.col("range") > 0)
+        lines = run.rows.join(ranges, on="function", how="inner", maintain_order="left")
+        across = _with_before(lines.filter(~at_group), ["prompt", "response", "function"])
+        found = pl.concat(
+            [lines.filter(at_group.fill_null(value=False) | (pl.col("equal") > 0)), across], how="diagonal"
+        )
+        differing = differs.sum().over("function")
+        is_off = (pl.col("apart") > (self.rounding * pl.col("range")) ** 2).fill_null(value=False)
         return (
-            _copies(lines, self.rounding)
-            .with_columns(most=(differing * 2 - (pl.col("differs") & ~at_group).sum().over("function")))
+            found.with_columns(differs=is_off)
+            .with_columns(most=(differing * 2 - (differs & ~at_group).sum().over("function")))
             .sort(pl.col("most"), function, *STEP_KEY, "row", descending=[True, False, False, False, False])
             .with_columns(chosen=function == function.first())
             .drop("most")
@@ -115,11 +150,13 @@ class RewardNotAFunction(TableRule):
         """Return the number of copies, and of those with another reward."""
         chosen, differs, at_group = pl.col("chosen"), pl.col("differs"), pl.col("at_group")
         inside = chosen & at_group
+        equal = {name: pl.col(name).filter(chosen).sum() for name in ("equal", "equal_chance")}
+        copies, chance = inside.sum() + equal["equal"], pl.col("chance").filter(inside).sum()
         return {
             "differing": ((inside & differs).sum(), "rows"),
-            "copies": (inside.sum(), "rows"),
-            "differing_share": ((inside & differs).sum() / inside.sum(), "share"),
-            "noise_share": (pl.col("apart").filter(inside).sum() / pl.col("chance").filter(inside).sum(), "share"),
+            "copies": (copies, "rows"),
+            "differing_share": ((inside & differs).sum() / copies, "share"),
+            "noise_share": (pl.col("apart").filter(inside).sum() / (chance + equal["equal_chance"]), "share"),
             "differing_elsewhere": ((chosen & ~at_group & differs).sum(), "rows"),
             "copies_elsewhere": ((chosen & ~at_group).sum(), "rows"),
         }
@@ -161,7 +198,9 @@ class RewardNotAFunction(TableRule):
         others = run.table.filter("differs", ~pl.col("chosen"))["function"].unique().sort().to_list()
         off = pl.col("apart") - self.warn_above * pl.col("chance")
         inner = run.table.filter("chosen", "at_group")
+        equal, squares_of_equal = run.table.filter("chosen").select(pl.sum("equal_chance", "equal_squares")).row(0)
         total, squares = inner.select(total=off.sum(), squares=(off**2).sum()).row(0)
+        total, squares = total - self.warn_above * equal, squares + self.warn_above**2 * squares_of_equal
         is_noise = inside >= self.fewest and (ratio(total, sqrt(squares)) or 0.0) >= self.errors
         if inside:
             told = f"{counted(inside, 'response')} of {run.count('copies'):,} that repeat another one of their group"
@@ -186,26 +225,15 @@ class RewardNotAFunction(TableRule):
         )
 
 
-def _copies(lines: pl.DataFrame, rounding: float) -> pl.DataFrame:
-    """Responses that repeat one of their group (`at_group`), or as the first of their group one to their prompt.
+def _with_before(lines: pl.DataFrame, kind: list[str]) -> pl.DataFrame:
+    """Return the responses that repeat one of their kind, beside the reward and name of the one before.
 
-    `before` is the reward of the one before, `apart` the squared difference, and `chance` the mean squared difference
-    from the other rewards of the group. Differences below `rounding` times the function's range are none.
+    `apart` is the squared difference of the rewards.
     """
-    value, names = pl.col("value"), ("value", "sample_id")
-    group, kind = [*STEP_KEY, "group", "function"], [*STEP_KEY, "group", "function", "response"]
-    size, centred = pl.len().over(group), (value - value.mean().over(group)) ** 2
-    lines = lines.with_columns(
-        at_group=~pl.struct(kind).is_first_distinct(),
-        chance=(size * centred + centred.sum().over(group)) / (size - 1),
-    )
-    inside = lines.with_columns(pl.col(names).shift(1).over(kind).name.prefix("before_")).filter("at_group")
-    first = lines.filter(~pl.col("at_group"), pl.col("prompt") != 0)
-    key = ["prompt", "response", "function"]
-    across = first.with_columns(pl.col(names).shift(1).over(key).name.prefix("before_")).drop_nulls("before_value")
+    value = pl.col("value")
+    before = {"before": value.shift(1).over(kind), "twin": pl.col("sample_id").shift(1).over(kind)}
     return (
-        pl.concat([inside, across])
-        .rename({"before_value": "before", "before_sample_id": "twin"})
+        lines.with_columns(**before)
+        .drop_nulls("before")
         .with_columns(apart=(value - pl.col("before")) ** 2, value_of=value)
-        .with_columns(differs=pl.col("apart") > (rounding * pl.col("range")) ** 2)
     )

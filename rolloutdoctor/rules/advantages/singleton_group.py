@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import RunTables
+from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY
 from rolloutdoctor.objective.parts import Part, has_baseline_per_row
 from rolloutdoctor.objective.required_columns import advantage_columns
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, baseline_per_token, counted, number, percent
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,25 +85,40 @@ class SingletonGroup(TableRule):
             "radius": radius_N,
         }
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each response with an advantage; `error` is how far a logged one is from it."""
-        error = (pl.col("logged") - pl.col("advantage")).abs()
-        return run.rows.filter(pl.col("is_live").is_not_null()).with_columns(
-            size=pl.col("advantage").abs(), error=pl.when(pl.col("is_single") & error.is_not_nan()).then(error)
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Sums over the responses of each step with an advantage, and those without a sibling.
+
+        `error` is how far a logged advantage is from the recomputed one.
+        """
+        size, error, single = pl.col("advantage").abs(), pl.col("error"), pl.col("is_single")
+        off, is_same = (pl.col("logged") - pl.col("advantage")).abs(), error <= pl.col("radius")
+        lines = rows.filter(pl.col("is_live").is_not_null()).with_columns(
+            error=pl.when(single & off.is_not_nan()).then(off)
         )
+        sums = lines.group_by(STEP_KEY, maintain_order=True).agg(
+            groups=pl.n_unique("compared"),
+            singles=single.sum(),
+            single_size=size.filter(single).sum(),
+            live_size=size.filter("is_live").sum(),
+            carries=(size.filter(single).fill_nan(0.0) > 0).any(),
+            told=error.count(),
+            same=is_same.sum(),
+            largest=error.filter(is_same).max(),
+        )
+        places = lines.select(*NAMES, "score", "advantage", value=pl.when(single).then(size))
+        return with_places(sums, places, context)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the number of single-response groups, and the advantage that they carry."""
-        size, single = pl.col("size"), pl.col("is_single")
         return {
-            "groups": (single.sum(), "groups"),
-            "rows": (single.sum(), "rows"),
-            "advantage_mass_share": (size.filter(single).sum() / size.filter("is_live").sum(), "share"),
+            "groups": (pl.sum("singles"), "groups"),
+            "rows": (pl.sum("singles"), "rows"),
+            "advantage_mass_share": (pl.sum("single_size") / pl.sum("live_size"), "share"),
         }
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """The rows with the largest advantage."""
-        return table.filter("is_single").with_columns(value="size")
+        return table
 
     def note(self, place: Mapping[str, Any]) -> str:
         """Its score and advantage."""
@@ -128,17 +143,14 @@ class SingletonGroup(TableRule):
         groups, share = run.count("groups"), run["advantage_mass_share"]
         if not groups:
             return None
-        compared = run.table.filter(pl.col("error").is_not_null())
-        matched = compared.filter(pl.col("error") <= pl.col("radius"))["error"]
-        confirmed = len(matched) == len(compared) > 0
-        all_groups = run.table.select(pl.struct("step", "compared").n_unique()).item()
-        carries = bool((run.table.filter("is_single")["size"].fill_nan(0.0) > 0).any())
+        told, same, all_groups = run.table.select(pl.sum("told", "same", "groups")).row(0)
+        largest, carries = run.table.select(pl.max("largest"), pl.col("carries").any()).row(0)
+        confirmed = same == told > 0
         evidence = "no logged advantages to compare with"
-        if len(compared):
-            within = f" (within {number(float(matched.to_numpy().max()))})" if len(matched) else ""
+        if told:
+            within = f" (within {number(largest)})" if same else ""
             evidence = (
-                f"the logged advantages of {len(matched):,} of {counted(len(compared), 'such row')} equal the "
-                f"recomputed ones{within}"
+                f"the logged advantages of {same:,} of {counted(told, 'such row')} equal the recomputed ones{within}"
             )
         return Judgement(
             severity=Severity.WARNING if carries else Severity.INFO,

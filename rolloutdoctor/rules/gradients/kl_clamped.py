@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.audited import COUNTED, CountedMeasured, CountingRule
+from rolloutdoctor.rules.audited import COUNTED, CountedMeasured, RowCountingRule
 from rolloutdoctor.rules.base import Context, Judgement, counted, percent
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ LOW, HIGH = -2.6107, 10.99998
 
 
 @dataclass(frozen=True)
-class KlClamped(CountingRule):
+class KlClamped(RowCountingRule):
     """A clamp cuts the KL of some tokens, and with it their gradient.
 
     ## What it does

@@ -125,8 +125,16 @@ class PolicyNotMoving(TableRule):
                 trainer=trainer,
                 sampler=f"sampler_{place}",
             )
-            each.append(of_smallest("context", CONTEXTS, seen))
-        return pl.concat(each, how="diagonal")
+            each.append(
+                of_smallest("context", CONTEXTS, seen).group_by(pl.all(), maintain_order=True).agg(rows=pl.len())
+            )
+        return pl.concat(each, how="diagonal").sort(STEP_KEY, maintain_order=True)
+
+    def thinned(self, lines: pl.DataFrame) -> pl.DataFrame:
+        """Follow the contexts of the smallest hashes."""
+        places = (of_smallest("context", CONTEXTS, lines.filter(place=place)) for place in range(TOKENS))
+        found = pl.concat([lines.filter(pl.col("place").is_null()), *places])
+        return found.sort(STEP_KEY, maintain_order=True)
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each context at two steps, in the later one, and whether its log-prob is the same (`same`)."""
@@ -144,8 +152,7 @@ class PolicyNotMoving(TableRule):
             .with_columns(updated=pl.all_horizontal("updated", *gates))
             .select("step", before=pl.col("updated").cum_sum() - pl.col("updated"))
         )
-        places = (run.rows.filter(place=place).drop("updated", "place") for place in range(TOKENS))
-        records = pl.concat(of_smallest("context", CONTEXTS, rows) for rows in places)
+        records = run.rows.drop_nulls("place").drop("updated", "place")
         pairs = _pairs(records).join(steps.rename({"before": "before_first", "step": "first"}), on="first")
         return (
             pairs.join(steps, on="step")
@@ -255,7 +262,7 @@ def _pairs(records: pl.DataFrame) -> pl.DataFrame:
     """Pair the steps of each context: the first with the last, and each with the following one (`next`).
 
     Args:
-        records: ``split, step, context, trainer, sampler``.
+        records: ``split, step, context, trainer, sampler``, and how many rows have these.
     """
     trainer = pl.col("trainer")
     at = (
@@ -264,7 +271,7 @@ def _pairs(records: pl.DataFrame) -> pl.DataFrame:
             pl.first("split"),
             trainer=trainer.min(),
             wide=trainer.max() - trainer.min(),
-            shared=pl.len() > 1,
+            shared=pl.sum("rows") > 1,
             copied=(pl.col("sampler") == trainer).all(ignore_nulls=False),
         )
         .sort("context", "step")

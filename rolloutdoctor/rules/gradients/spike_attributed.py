@@ -6,11 +6,11 @@ from typing import Any
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY, RunTables
 from rolloutdoctor.objective.required_columns import loss_columns
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_places
 
 
 @dataclass(frozen=True)
@@ -67,56 +67,65 @@ class SpikeAttributed(TableRule):
         """The logged gradient norm."""
         return frozenset({context.quantities["grad_norm"][0]} if "grad_norm" in context.quantities else ())
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each response with a gradient; `few` if it is of a spike that few responses carry."""
-        square, step, first = pl.col("grad_sq"), list(STEP_KEY), pl.int_range(pl.len()) == 0
-        names = sorted(self.metrics(context))
-        logged = run.by_step(*names).select(*step, logged=names[0] if names else pl.lit(None, pl.Float64))
-        rows = (
-            run.rows.filter(square > 0, square.is_finite())
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Sums over the responses of each step with a gradient, and those that carry half of it."""
+        square, step = pl.col("grad_sq"), list(STEP_KEY)
+        lines = (
+            rows.filter(square > 0, square.is_finite())
             .sort(*step, "grad_sq", "row", descending=[False, False, True, False])
             .with_columns(norm=square.sum().over(step).sqrt(), value=square / square.sum().over(step))
             .with_columns(
                 carries=(pl.col("value").cum_sum() - pl.col("value")).over(step) < self.carried,
                 effective=(pl.col("grad_l1").sum().over(step) / pl.col("norm")) ** 2,
-                is_first=first.over(step),
-                rows=pl.len().over(step),
             )
-            .with_columns(carriers=pl.col("carries").sum().over(step))
         )
+        sums = lines.group_by(step, maintain_order=True).agg(
+            pl.first("norm", "effective"),
+            rows=pl.len(),
+            carriers=pl.sum("carries"),
+            carried=pl.col("value").filter("carries").sum(),
+            top=pl.max("value"),
+        )
+        return with_places(sums, lines.filter("carries").select(*NAMES, "value"), context)
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """The sums and the responses; `few` if the step is a spike that few responses carry."""
+        names, step = sorted(self.metrics(context)), list(STEP_KEY)
+        logged = run.by_step(*names).select(*step, logged=names[0] if names else pl.lit(None, pl.Float64))
         known = logged.filter(pl.col("logged") > 0, pl.col("logged").is_finite()).select(
             middle=pl.median("logged"), upper=pl.col("logged").quantile(0.75)
         )
         middle, upper = known.row(0)
-        stands_out = pl.col("norm") > self.times * pl.col("norm").filter("is_first").median()
+        stands_out = pl.col("norm") > self.times * pl.col("norm").median()
         if middle is not None and upper is not None:
             limit = max(self.logged_times * middle, middle + self.logged_times * (upper - middle))
             stands_out |= (pl.col("logged") > limit).fill_null(value=False)
         few = pl.col("carriers") <= pl.max_horizontal(1, self.share * pl.col("rows"))
         return (
-            rows.join(logged, on=step, how="left", maintain_order="left")
-            .with_columns(spike=stands_out)
-            .with_columns(few=pl.col("spike") & few & (pl.col("rows") >= self.fewest_rows))
+            run.rows.join(logged, on=step, how="left", maintain_order="left")
+            .with_columns(spike=stands_out & pl.col("norm").is_not_null())
+            .with_columns(few=(pl.col("spike") & few & (pl.col("rows") >= self.fewest_rows)).fill_null(value=False))
+            .with_columns(at_few=pl.col("few").any().over(step))
         )
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the number of such steps, and the largest of them."""
-        first, few, norm = pl.col("is_first"), pl.col("few"), pl.col("norm")
+        few, norm = pl.col("few"), pl.col("norm")
         largest = norm.filter(few).max()
         there = few & (norm == largest)
         return {
-            "attributed_steps": ((first & few).sum(), "steps"),
-            "spike_steps": ((first & pl.col("spike")).sum(), "steps"),
+            "attributed_steps": (few.sum(), "steps"),
+            "spike_steps": (pl.sum("spike"), "steps"),
             "carriers": (pl.col("carriers").filter(there).first(), "rows"),
-            "carried_share": (pl.col("value").filter(there & pl.col("carries")).sum(), "share"),
-            "top_share": (pl.col("value").filter(there).max(), "share"),
+            "carried_share": (pl.col("carried").filter(there).sum(), "share"),
+            "top_share": (pl.col("top").filter(there).max(), "share"),
             "effective_tokens": (pl.col("effective").filter(there).first(), "tokens"),
-            "norm_ratio": (largest / norm.filter(first).median(), "1"),
+            "norm_ratio": (largest / norm.median(), "1"),
         }
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """The responses that carry such steps, the largest share first."""
-        return table.filter("few", "carries")
+        return table.filter("at_few")
 
     def note(self, place: Mapping[str, Any]) -> str:
         """Their share."""
@@ -124,7 +133,7 @@ class SpikeAttributed(TableRule):
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few steps."""
-        steps = int(run.table["is_first"].sum())
+        steps = int(run.table["norm"].count())
         if steps >= self.fewest:
             return None
         return Missing(

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.evaluation.run_tables import STEP_KEY
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import loss_columns
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
 from rolloutdoctor.rules.measures.adam_moment import shares_in_moment
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 FIX = "zero-std:loss"
 FIXED = tuple(f"{FIX}/{name}" for name in ("grad_l1", "grad_sq", "versus_l1", "versus_dot"))
 GROUP = (*STEP_KEY, "group")
+SHARED = ("trained_tokens", "grad_l1", "grad_sq", "kl_loss", "logits", "logits_low")
+"""Sums of which zero-variance groups have a share."""
 
 
 @dataclass(frozen=True)
@@ -166,45 +168,58 @@ class ZeroStdKl(TableRule):
         scaled = rule.spec.is_standard_score and rule.scale == "group"
         return step.float32_advantages(rule.epsilon) * scaled
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each row with a gradient."""
-        return run.rows.drop_nulls(["grad_l1", *FIXED]).with_columns(
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Sums over the rows of each step with a gradient and over those of zero variance, and the groups of these."""
+        dead, first = pl.col("zero_std"), pl.col("is_first")
+        lines = rows.drop_nulls(["grad_l1", *FIXED]).with_columns(
             is_first=pl.int_range(pl.len()).over(GROUP) == 0,
             size=pl.len().over(GROUP),
-            of_dead=pl.col("zero_std").any().over(GROUP),
+            of_dead=dead.any().over(GROUP),
             of_step=pl.sum("grad_l1").over(STEP_KEY),
         )
+        sums = lines.group_by(STEP_KEY, maintain_order=True).agg(
+            pl.sum(*SHARED, *FIXED),
+            **{f"dead_{name}": pl.col(name).filter(dead).sum() for name in SHARED},
+            groups=first.sum(),
+            dead_groups=(first & pl.col("of_dead")).sum(),
+            rows=pl.len(),
+            dead_rows=dead.sum(),
+            dead_kl=pl.col("kl").abs().filter(dead).sum(),
+            all_dead=dead.all(),
+            inexact=pl.col("logits").null_count(),
+            size=pl.max("size"),
+        )
+        groups = lines.group_by(GROUP, maintain_order=True).agg(
+            pl.first("row", "group_id", "sample_id", "score", "of_step"), value=(pl.col("grad_l1") * dead).sum()
+        )
+        return with_places(sums, groups, context)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """The shares of the gradient, and what the fix changes."""
-        dead, first = pl.col("zero_std"), pl.col("is_first")
         fixed_l1, fixed_sq, versus_l1, versus_dot = map(pl.sum, FIXED)
-        exact, low = pl.col("logits"), pl.col("logits_low")
-        is_exact = exact.is_not_null().all() & (pl.len() > 0)
+        is_exact = (pl.sum("inexact") == 0) & (pl.sum("rows") > 0)
         # The squared norm lies between one and two times (1 - p)^2 g^2, for each part on its own.
-        of_dead, rest = low.filter(dead).sum(), low.filter(~dead).sum()
+        of_dead = pl.sum("dead_logits_low")
+        rest = pl.sum("logits_low") - of_dead
         lowest, highest = (of_dead / (of_dead + 2 * rest)).sqrt(), (2 * of_dead / (2 * of_dead + rest)).sqrt()
         return {
-            "groups_share": ((first & pl.col("of_dead")).sum() / first.sum(), "share"),
-            "rows_share": (dead.mean(), "share"),
-            "tokens_share": (_share(pl.col("trained_tokens")), "share"),
-            "grad_share_l1": (_share(pl.col("grad_l1")), "share"),
-            "grad_share_l2": (_share(pl.col("grad_sq")).sqrt(), "share"),
+            "groups_share": (pl.sum("dead_groups") / pl.sum("groups"), "share"),
+            "rows_share": (pl.sum("dead_rows") / pl.sum("rows"), "share"),
+            "tokens_share": (_share("trained_tokens"), "share"),
+            "grad_share_l1": (_share("grad_l1"), "share"),
+            "grad_share_l2": (_share("grad_sq").sqrt(), "share"),
             "relative_change_l1": (versus_l1 / fixed_l1, "share"),
             "kappa": (versus_dot / fixed_sq, "1"),
             "cosine": (versus_dot / (pl.sum("grad_sq").sqrt() * fixed_sq.sqrt()), "1"),
-            "kl_loss_share": (_share(pl.col("kl_loss")), "share"),
-            "grad_share_logits_l2": (pl.when(is_exact).then(_share(exact).sqrt()), "share"),
+            "kl_loss_share": (_share("kl_loss"), "share"),
+            "grad_share_logits_l2": (pl.when(is_exact).then(_share("logits").sqrt()), "share"),
             "grad_share_logits_l2_low": (pl.when(~is_exact).then(lowest), "share"),
             "grad_share_logits_l2_high": (pl.when(~is_exact).then(highest), "share"),
         }
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """The zero-variance groups that have the largest gradient."""
-        own = (pl.col("grad_l1") * pl.col("zero_std")).sum()
-        return table.group_by(GROUP, maintain_order=True).agg(
-            pl.first("group_id", "sample_id", "score", "of_step"), value=own
-        )
+        return table
 
     def note(self, place: Mapping[str, Any]) -> str:
         """Their reward, and what they have of the gradient."""
@@ -223,25 +238,23 @@ class ZeroStdKl(TableRule):
 
         assert context.objective is not None
         assert context.objective.kl_loss is not None
-        dead = run.table.filter("zero_std").select(pl.col("kl").abs().sum(), pl.col("trained_tokens").sum())
-        size, tokens = dead.row(0)
+        size, tokens = run.table.select(pl.sum("dead_kl", "dead_trained_tokens")).row(0)
         radius = float(rounding.kl(context.objective.kl_loss.estimator, size, tokens))
         return f"{percent(run['kl_loss_share'])} of the KL term, " if radius <= self.blurred * size else ""
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information whenever such groups have a gradient at all."""
         table = run.table
-        if table.filter("zero_std")["grad_l1"].sum() == 0:
+        if table["dead_grad_l1"].sum() == 0:
             return None
         steps = run.run.by_step("norm", "told", "with_kl", "without_kl")
         told, with_kl, without_kl = map(int, steps.select(pl.sum("told", "with_kl", "without_kl")).row(0))
         if told and without_kl == told:
             return None  # the trainer already masks the KL term of such groups
         proven, confirmed = 0 < told == with_kl, steps["norm"].count()
-        by_step = table.group_by(STEP_KEY).agg(pl.col("zero_std").all(), moves=pl.sum("grad_l1") > 0)
-        dead_steps = len(by_step.filter("zero_std"))
-        alone = len(by_step.filter("zero_std", "moves"))
-        groups, dead = table.filter("is_first").select(pl.len(), pl.sum("of_dead")).row(0)
+        alone_steps = table.filter("all_dead", pl.col("grad_l1") > 0)
+        alone, dead_steps, updates = len(alone_steps), int(table["all_dead"].sum()), table["all_dead"].count()
+        groups, dead = table.select(pl.sum("groups", "dead_groups")).row(0)
         share, gradient = percent(run["groups_share"]), percent(run["grad_share_l1"])
         in_steps = f", and the whole gradient of {counted(alone, 'step')}" if alone else ""
         headline = (
@@ -253,7 +266,7 @@ class ZeroStdKl(TableRule):
             f"{gradient} of sum |dLoss/dlogp|{_of_logits(run, self.apart)}"
         )
         if alone:
-            message += _of_adam(run, context, by_step.filter("zero_std", "moves"))
+            message += _of_adam(run, context, alone_steps)
         if confirmed:
             norm = number(steps.select(pl.max("norm")).item())
             norm_name = context.trainer.log.grad_norm if context.trainer else "grad_norm"
@@ -283,7 +296,7 @@ class ZeroStdKl(TableRule):
                 "upstream design choice, not a fault; to avoid it, filter these prompts or set the KL coefficient to "
                 "0; `rolloutdoctor diff --fix zero-std` shows the effect"
             ),
-            remark=f"by design of the KL term, {alone:,} of {counted(len(by_step), 'update')} came from the KL alone"
+            remark=f"by design of the KL term, {alone:,} of {counted(updates, 'update')} came from the KL alone"
             if alone
             else "",
         )
@@ -320,6 +333,6 @@ def _of_logits(run: Measured, apart: float) -> str:
     return words
 
 
-def _share(x: pl.Expr) -> pl.Expr:
+def _share(name: str) -> pl.Expr:
     """Return the share of zero-variance groups in a sum."""
-    return x.filter("zero_std").sum() / x.sum()
+    return pl.sum(f"dead_{name}") / pl.sum(name)

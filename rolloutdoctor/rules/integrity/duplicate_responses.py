@@ -11,7 +11,7 @@ from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.required_columns import prompt_columns, response_columns
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, of_smallest
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, of_smallest, with_sums
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,10 +129,11 @@ class DuplicateResponses(TableRule):
         return response_hashes(block, next((name for name in SAMPLER if block.is_logged(name)), None), FOLLOWED)
 
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
-        """One line for each response with a token, or in a step without tokens with a text, and how it recurs there.
+        """One line for each response that recurs in its step, sums over the others, and the sample that is followed.
 
-        `is_copy` repeats a response of its group, `is_across` is the first of its group that repeats one of another;
-        `prefixed` and `prefixed_across` are the same of prefixes.
+        They are those with a token, or in a step without tokens with a text. `is_copy` repeats a response of its
+        group, `is_across` is the first of its group that repeats one of another; `prefixed` and `prefixed_across` are
+        the same of prefixes.
         """
         has_tokens, nats = pl.col("tokens") > 0, pl.col("nats")
         size, copies = pl.col("size"), pl.col("copies")
@@ -148,8 +149,10 @@ class DuplicateResponses(TableRule):
                 in_groups=pl.n_unique("group").over(RESPONSE),
             )
             .with_columns(
-                full=size > 1,
                 is_group=_is_first(GROUP) & (size > 1),
+                is_kept=(copies > 1) | (pl.col("in_groups") > 1),
+                pairs=pl.when(_is_first(GROUP)).then(_pairs(size)),
+                all_pairs=pl.when(_is_first(STEP_KEY)).then(_pairs(pl.len().over(STEP_KEY))),
                 alike=(copies == size).all().over(GROUP),
                 lost=1 - (1 - copies.sum().over(GROUP) / size**2) / (1 - 1 / size),
                 chance=pl.when("told").then(_copy_chance((-nats).exp(), size)).otherwise(0.0),
@@ -158,40 +161,42 @@ class DuplicateResponses(TableRule):
                 across_nats=_binned(nats.min().over(RESPONSE)),
             )
         )
+        lines = rows.join(
+            _shared_prefixes(rows), on=(*STEP_KEY, "row"), how="left", maintain_order="left"
+        ).with_columns(
+            full=(size > 1).cast(pl.Int64),
+            groups=pl.col("is_group").cast(pl.Int64),
+            groups_alike=(pl.col("is_group") & pl.col("alike")).cast(pl.Int64),
+            lost=pl.when("is_group").then("lost"),
+            told_rows=pl.col("told").cast(pl.Int64),
+        )
+        sums = ("full", "groups", "groups_alike", "lost", "chance", "told_rows", "pairs", "all_pairs")
         hashes = [f"{name}_{length}" for name in ("prefix", "nats") for length in LENGTHS]
-        shared = rows.join(_shared_prefixes(rows), on=(*STEP_KEY, "row"), how="left", maintain_order="left")
-        return shared.drop("seed", "status", *(name for name in hashes if name != f"nats_{FOLLOWED}"))
+        is_kept = pl.col("is_kept") | (pl.col("shared_nats") > 0).fill_null(value=False)
+        kept = with_sums(lines.drop("seed", "status", "alike", "told", *hashes), is_kept, *sums, nats=pl.max("nats"))
+        return pl.concat([kept, *_followed(lines)], how="diagonal").sort(STEP_KEY, maintain_order=True)
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """The responses; copies are impossible where chance is out.
+        """The responses and sums; copies are impossible where chance is out.
 
-        `resampled`, `replayed` and `prefix_again` are the last ones of those that recur in another step.
+        Lines of their own are `resampled`, `replayed` and `prefix_again`: what recurs in another step, at its last one.
         """
-        rows, nats = run.rows, pl.col("nats")
+        rows, times = run.rows.filter(pl.col("sample").is_null() & pl.col("beginning").is_null()), pl.col("values")
         inside, across = rows.filter("is_copy")["copy_nats"], rows.filter("is_across")["across_nats"]
-        pairs, all_pairs = _pairs(rows, GROUP), _pairs(rows, STEP_KEY)
-        is_sampled = (pl.col("prompt") != 0) & (pl.col("key") != 0) & pl.col("told")
-        is_followed = (pl.col("prompt") != 0) & (pl.col("tokens") > FOLLOWED) & (pl.col(f"nats_{FOLLOWED}") >= BEYOND)
-        again = _again(rows.filter(is_sampled), "key", nats, SAMPLE).filter(pl.col("nats") > self._least(all_pairs))
-        begins = _again(rows.filter(is_followed), "prefix_key", pl.col(f"nats_{FOLLOWED}"), PREFIXES)
-        place = (*STEP_KEY, "row")
-        return (
-            rows.join(again.select(*place, times="values"), on=place, how="left", maintain_order="left")
-            .join(begins.select(*place, begins="values"), on=place, how="left", maintain_order="left")
-            .with_columns(
-                impossible=pl.col("is_copy") & (pl.col("copy_nats") >= self._from(inside, pairs, all_pairs)),
-                impossible_across=pl.col("is_across")
-                & (pl.col("across_nats") >= self._from(across, all_pairs, all_pairs)),
-                resampled=pl.col("times") > 1,
-                replayed=pl.col("times") == 1,
-                prefix_again=pl.col("begins") > 1,
-            )
+        pairs, all_pairs = rows.select(pl.sum("pairs", "all_pairs")).row(0)
+        again = _again(run.rows.drop_nulls("sample"), "sample", SAMPLE).filter(pl.col("nats") > self._least(all_pairs))
+        begins = _again(run.rows.drop_nulls("beginning"), "beginning", PREFIXES)
+        lines = rows.with_columns(
+            impossible=pl.col("is_copy") & (pl.col("copy_nats") >= self._from(inside, pairs, all_pairs)),
+            impossible_across=pl.col("is_across") & (pl.col("across_nats") >= self._from(across, all_pairs, all_pairs)),
         )
+        found = again.select(*STEP_KEY, resampled=times > 1, replayed=times == 1)
+        return pl.concat([lines, found, begins.select(*STEP_KEY, prefix_again=times > 1)], how="diagonal")
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the number of copies, and what they cost."""
-        full, groups, copies = pl.sum("full"), pl.sum("is_group"), pl.sum("is_copy")
-        is_told = pl.col("told").any()
+        full, groups, copies = pl.sum("full"), pl.sum("groups"), pl.sum("is_copy")
+        is_told = pl.sum("told_rows") > 0
         return {
             "impossible_copies": (pl.sum("impossible"), "rows"),
             "impossible_copies_in_other_groups": (pl.sum("impossible_across"), "rows"),
@@ -200,8 +205,8 @@ class DuplicateResponses(TableRule):
             "copies_expected": (pl.when(is_told).then(pl.sum("chance")), "rows"),
             "effective_group_size": ((full - copies) / groups, "rows"),
             "group_size": (full / groups, "rows"),
-            "reward_variance_lost": (pl.col("lost").filter("is_group").mean(), "share"),
-            "groups_alike": ((pl.col("is_group") & pl.col("alike")).sum(), "groups"),
+            "reward_variance_lost": (pl.sum("lost") / groups, "share"),
+            "groups_alike": (pl.sum("groups_alike"), "groups"),
             "impossible_prefixes": (pl.when(is_told).then(pl.sum("prefixed")), "rows"),
             "impossible_prefixes_in_other_groups": (pl.when(is_told).then(pl.sum("prefixed_across")), "rows"),
             "longest_prefix": (pl.max("longest"), "tokens"),
@@ -252,7 +257,7 @@ class DuplicateResponses(TableRule):
         share, copied = run["copies_share"], run.count("copies")
         if share is None:
             return Missing("no group has two responses with tokens", "widen --steps, or record whole groups")
-        if not copied or run.table["told"].any() or share >= self.info_above:
+        if not copied or run.table["told_rows"].sum() or share >= self.info_above:
             return None
         name = SAMPLER[0]
         return Missing(
@@ -263,8 +268,8 @@ class DuplicateResponses(TableRule):
 
     def unseen_reason(self, run: Measured, context: Context) -> Missing | None:
         """Responses so likely that copies of them would be chance."""
-        half = self._least(_pairs(run.table, STEP_KEY)) / 2
-        if not run.table["told"].any() or run.table["nats"].ge(half).any():
+        half = self._least(run.table["all_pairs"].sum()) / 2
+        if not run.table["told_rows"].sum() or run.table["nats"].ge(half).any():
             return None
         return Missing(
             f"every response is likelier than exp(-{half:.0f}): copies of them may be chance",
@@ -273,7 +278,7 @@ class DuplicateResponses(TableRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """An error where chance is out, a warning where temperature 0 is not, information otherwise."""
-        least = self._least(_pairs(run.table, STEP_KEY))
+        least = self._least(run.table["all_pairs"].sum())
         resampled, replayed = run.count("resampled_responses"), run.count("replayed_responses")
         if run["impossible_copies"] or run["impossible_copies_in_other_groups"]:
             return self._impossible(run, least)
@@ -291,7 +296,7 @@ class DuplicateResponses(TableRule):
         prefixes = run.count("resampled_prefixes") if SAMPLER[0] in context.columns else 0
         if run["impossible_prefixes"] or run["impossible_prefixes_in_other_groups"] or prefixes:
             return self._prefixes(run, prefixes)
-        judged, groups = run.table["told"].any(), int(run.table["is_group"].sum())
+        judged, groups = run.table["told_rows"].sum(), int(run.table["groups"].sum())
         if (run["copies_share"] or 0.0) >= self.info_above:
             expected = f"; independent draws would give {number(run['copies_expected'])}" if judged else ""
             return Judgement(
@@ -333,7 +338,7 @@ class DuplicateResponses(TableRule):
             where.append(f"{counted(again, 'beginning')} of {PREFIXES} recur in another step")
         length = f", up to {run['longest_prefix']:,.0f} tokens or more" if run["longest_prefix"] else ""
         groups = run.table.filter("prefixed").select(pl.struct(GROUP).n_unique()).item()
-        alike = groups == run.table["is_group"].sum()
+        alike = groups == run.table["groups"].sum()
         return Judgement(
             severity=Severity.WARNING,
             confirmed=False,
@@ -353,7 +358,7 @@ class DuplicateResponses(TableRule):
         inside, across = run.count("impossible_copies"), run.count("impossible_copies_in_other_groups")
         by_rank = run.table.drop_nulls("rank").group_by(RESPONSE).agg(pl.n_unique("rank"))["rank"]
         other_ranks = int(by_rank.sum()) - len(by_rank)
-        alike = inside > 0 and run["groups_alike"] == run.table["is_group"].sum()
+        alike = inside > 0 and run["groups_alike"] == run.table["groups"].sum()
         where = []
         if inside:
             where.append(f"{counted(inside, 'row')} repeat a response of their group")
@@ -373,7 +378,7 @@ class DuplicateResponses(TableRule):
                 + f"{cause}, or the engine served cached responses"
             ),
             evidence=f"the chance of each copy, or of so many, is below exp(-{least:.0f}), the union bound over "
-            f"{_pairs(run.table, STEP_KEY):,.0f} pairs included"
+            f"{run.table['all_pairs'].sum():,.0f} pairs included"
             + ("; every group has a single response, as at temperature 0" if alike else ""),
             advice="give every request its own seed (per rank), or none",
         )
@@ -384,10 +389,9 @@ def _sizes(run: Measured) -> str:
     return f"{sizes[0]} different responses per group of {sizes[1]}"
 
 
-def _pairs(rows: pl.DataFrame, keys: tuple[str, ...]) -> float:
-    """Pairs of rows with the same keys."""
-    size = rows.group_by(keys).len()["len"].cast(pl.Float64)
-    return float((size * (size - 1)).sum() / 2)
+def _pairs(size: pl.Expr) -> pl.Expr:
+    """Pairs of so many rows."""
+    return size * (size - 1.0) / 2
 
 
 def _is_first(keys: tuple[str, ...]) -> pl.Expr:
@@ -452,7 +456,21 @@ def _shared_prefixes(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _again(rows: pl.DataFrame, key: str, nats: pl.Expr, keep: int) -> pl.DataFrame:
+def _followed(lines: pl.DataFrame) -> list[pl.DataFrame]:
+    """Responses and beginnings that may be among those which are followed across steps, and their nats."""
+    is_known, nats = pl.col("prompt") != 0, pl.col(f"nats_{FOLLOWED}")
+    sampled = lines.filter(is_known & (pl.col("key") != 0) & pl.col("told"))
+    begun = lines.filter(is_known & (pl.col("tokens") > FOLLOWED) & (nats >= BEYOND))
+    return [
+        of_smallest(key, keep, rows).select(*STEP_KEY, "row", nats=own, **{name: key})
+        for name, key, keep, rows, own in (
+            ("sample", "key", SAMPLE, sampled, pl.col("nats")),
+            ("beginning", "prefix_key", PREFIXES, begun, nats),
+        )
+    ]
+
+
+def _again(rows: pl.DataFrame, key: str, keep: int) -> pl.DataFrame:
     """Of hashes that come in several steps the last row, its least `nats`, and how many different `values` they have.
 
     Of copies in a step the likeliest counts: with the same log-probs in every step they are one sample.
@@ -460,7 +478,7 @@ def _again(rows: pl.DataFrame, key: str, nats: pl.Expr, keep: int) -> pl.DataFra
     return (
         of_smallest(key, keep, rows)
         .filter(pl.n_unique("step").over(key) > 1)
-        .with_columns(nats=nats.min().over(key, *STEP_KEY))
+        .with_columns(nats=pl.col("nats").min().over(key, *STEP_KEY))
         .group_by(key, maintain_order=True)
         .agg(pl.last(*STEP_KEY, "row"), pl.min("nats"), values=pl.n_unique("nats"))
     )

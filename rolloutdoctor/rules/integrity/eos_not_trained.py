@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, percent
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,32 +71,43 @@ class EosNotTrained(TableRule):
 
         return response_ends(block)
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each stopped row with a trained token; `end` is null where no token ends those of its step."""
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Sums over the stopped rows of each step with a trained token, and those whose end token is masked.
+
+        `end` is null where no token ends those of its step.
+        """
         from rolloutdoctor.evaluation.response_ends import STOPPED
 
-        last, end, rows = pl.col("last"), pl.col("end"), pl.len().over(STEP_KEY)
-        ends = (rows >= self.fewest_ends) & (pl.len().over(*STEP_KEY, "last") >= self.end_share * rows)
-        stopped = run.rows.filter(pl.col("status").str.to_lowercase().is_in(STOPPED), pl.col("trained") > 0)
+        last, end, count = pl.col("last"), pl.col("end"), pl.len().over(STEP_KEY)
+        ends = (count >= self.fewest_ends) & (pl.len().over(*STEP_KEY, "last") >= self.end_share * count)
+        stopped = rows.filter(pl.col("status").str.to_lowercase().is_in(STOPPED), pl.col("trained") > 0)
         masked = (last == end) & ~pl.col("ends_trained").cast(pl.Boolean) & (pl.col("last_trained") != end)
-        return stopped.with_columns(end=last.filter(ends).first().over(STEP_KEY)).with_columns(
+        lines = stopped.with_columns(end=last.filter(ends).first().over(STEP_KEY)).with_columns(
             masked=masked.fill_null(value=False)
         )
+        known, gradient = end.is_not_null(), pl.col("grad_l1")
+        sums = lines.group_by(STEP_KEY, maintain_order=True).agg(
+            stopped=pl.len(),
+            known=known.sum(),
+            masked=pl.sum("masked"),
+            gradient=gradient.filter(known).sum(),
+            lost=(gradient / pl.col("trained")).filter("masked").sum(),
+        )
+        return with_places(sums, lines.select(*NAMES, "end", value=pl.col("masked").cast(pl.Float64)), context)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the number of rows, and what they would add."""
-        known, masked = pl.col("end").is_not_null(), pl.col("masked")
-        lost = (pl.col("grad_l1") / pl.col("trained")).filter(masked).sum()
+        masked, lost = pl.sum("masked"), pl.sum("lost")
         return {
-            "rows_share": (masked.sum() / known.sum(), "share"),
-            "rows": (masked.sum(), "rows"),
-            "stopped_rows": (pl.len(), "rows"),
-            "gradient_lost_share": (lost / (pl.col("grad_l1").filter(known).sum() + lost), "share"),
+            "rows_share": (masked / pl.sum("known"), "share"),
+            "rows": (masked, "rows"),
+            "stopped_rows": (pl.sum("stopped"), "rows"),
+            "gradient_lost_share": (lost / (pl.sum("gradient") + lost), "share"),
         }
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """The first rows in which it is masked."""
-        return table.with_columns(value="masked")
+        return table
 
     def note(self, place: Mapping[str, Any]) -> str:
         """The token."""
@@ -104,7 +115,7 @@ class EosNotTrained(TableRule):
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """No stopped row, or no token that ends them."""
-        if run.table["end"].count():
+        if run.table["known"].sum():
             return None
         if not len(run.table):
             return Missing("no response stopped with a trained token", "widen --steps, or record more rows")
@@ -118,13 +129,13 @@ class EosNotTrained(TableRule):
         """A warning where it is usual, information where it is rare."""
         if not run["rows"]:
             return None
-        share, lost = run["rows_share"] or 0.0, run["gradient_lost_share"]
+        share, lost, known = run["rows_share"] or 0.0, run["gradient_lost_share"], int(run.table["known"].sum())
         return Judgement(
             severity=Severity.WARNING if share >= self.warn_from else Severity.INFO,
             confirmed=True,
             headline=f"the end-of-sequence token is masked in {percent(share)} of the responses that stopped",
             message=(
-                f"{counted(run.count('rows'), 'response')} of {run.table['end'].count():,} that stopped end with the "
+                f"{counted(run.count('rows'), 'response')} of {known:,} that stopped end with the "
                 "usual end token, and the mask excludes it from the loss"
             )
             + ("" if lost is None else f"; training it would add {percent(lost)} to sum |gradient|"),

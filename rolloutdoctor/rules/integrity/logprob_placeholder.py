@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
 from rolloutdoctor.rules.measures.placeholders import CERTAIN, PLACEHOLDERS, SIDES, TAILS, placeholders_of
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_sums
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,11 +93,12 @@ class LogProbPlaceholder(TableRule):
         places = outside(gap.apart_T, -APART, APART) if is_apart else None
         return found if places is None else found | placeholders_of(block, places, sampled["sampled"] >= 0)
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each row."""
-        return run.rows.drop_nulls("count").with_columns(
-            found=pl.sum_horizontal(PLACEHOLDERS), tails=pl.sum_horizontal(TAILS)
-        )
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """One line for each row that has some."""
+        found, tails = pl.sum_horizontal(PLACEHOLDERS), pl.sum_horizontal(TAILS)
+        lines = rows.drop_nulls("count").with_columns(found=found, tails=tails)
+        sums = ("count", "sampled", "zeros", "weights", "placeholder_weights", *CERTAIN)
+        return with_sums(lines, (pl.col("found") > 0) | (pl.col("tails") > 0), *sums)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the number of placeholders, and their share of the weights."""

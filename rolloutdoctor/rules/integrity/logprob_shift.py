@@ -13,7 +13,7 @@ from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.audited import AuditedMeasured, DirectRule
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted
 from rolloutdoctor.rules.measures.neighbour_fit import COLUMNS, UPDATES, Limits, errors_of
-from rolloutdoctor.rules.table_rule import Quantity
+from rolloutdoctor.rules.table_rule import Quantity, with_places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -146,7 +146,7 @@ class LogProbShift(DirectRule):
         } | _of_padding(samples["sampler"], step)
 
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
-        """One line for each row and pair of log-probs."""
+        """Sums over the rows of each step and pair of log-probs, and the rows that fit better one token away."""
         aligned, late, early = pl.col("aligned"), pl.col("late"), pl.col("early")
         better, lines = pl.col("better"), []
         for whose, limits in LIMITS.items():
@@ -158,30 +158,32 @@ class LogProbShift(DirectRule):
         is_early = (aligned > better * early) & (early < late)
         found = pl.concat(lines).filter(aligned.is_not_null() | pl.col("z").is_not_null())
         moved = pl.min_horizontal("late", "early")
-        return found.sort(STEP_KEY, maintain_order=True).with_columns(
-            is_late=is_late,
-            is_early=is_early,
-            moved=pl.when(is_late | is_early).then(moved).otherwise(aligned),
-            value=aligned - better * moved,
+        sums = found.group_by(*STEP_KEY, "whose", maintain_order=True).agg(
+            late_rows=is_late.sum(),
+            early_rows=is_early.sum(),
+            rows=aligned.count(),
+            squares=aligned.sum(),
+            moved=pl.when(is_late | is_early).then(moved).otherwise(aligned).sum(),
+            z=pl.col("z").drop_nulls().first(),
         )
+        places = found.select(
+            *STEP_KEY, "row", "sample_id", "whose", aligned, late, early, value=aligned - better * moved
+        )
+        return with_places(sums, places, context)
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """The rows, and the lines of the audit."""
+        """The sums, the rows, and the lines of the audit."""
         return self.with_audit(run.rows, run)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """The audit's, and the rows that fit better one token away."""
         found = dict(super().quantities())
         for whose, start in START.items():
-            late, early, error, moved = (
-                pl.col(name).filter(pl.col("whose") == whose) for name in ("is_late", "is_early", "aligned", "moved")
+            late, early, rows, error, moved = (
+                pl.col(name).filter(pl.col("whose") == whose).sum()
+                for name in ("late_rows", "early_rows", "rows", "squares", "moved")
             )
-            values = (
-                (late.sum(), "rows"),
-                (early.sum(), "rows"),
-                (error.count(), "rows"),
-                (error.sum() / moved.sum(), "1"),
-            )
+            values = ((late, "rows"), (early, "rows"), (rows, "rows"), (error / moved, "1"))
             found |= {start + name: value for name, value in zip(ROWS, values, strict=True)}
         return found
 
@@ -206,7 +208,7 @@ class LogProbShift(DirectRule):
 
     def direct(self, run: AuditedMeasured, context: Context) -> Judgement | None:
         """An error: two columns of the file belong to different tokens."""
-        fits = run.table.drop_nulls("z").group_by("whose", *STEP_KEY, maintain_order=True).agg(pl.first("z"))
+        fits = run.table.drop_nulls("z").select("whose", *STEP_KEY, "z")
         chance = -NormalDist().inv_cdf(FALSE_ALARMS / max(1, 2 * len(fits)))
         for whose, limits in LIMITS.items():
             late, early, total, gain = (run[START[whose] + name] or 0 for name in ROWS)

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.objective.required_columns import LOGGED_COLUMNS, loss_columns
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, percent
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_sums
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -227,16 +226,18 @@ class MaskLeak(TableRule):
         losses = [one for one in step.audit.values() if one.stage == "loss"]
         return {"losses": sum(one.compared for one in losses), "losses_agree": sum(one.agree for one in losses)}
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each row; `leaked` is the most tokens that one sign names: they may name the same ones."""
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """One line for each row that leaks; `leaked` is the most tokens that one sign names: all may name the same."""
         told, trained, unsampled = pl.col("told") > 0, pl.col("trained"), pl.col("unsampled")
-        return (
-            run.rows.drop_nulls("trained")
+        lines = (
+            rows.drop_nulls("trained")
             .with_columns(unsampled=pl.col("bare") * told, told=trained * told)
             .with_columns(
                 leaked=pl.max_horizontal(*SIGNS).fill_null(0), appended=(pl.col("bare_last") == 1) & (unsampled == 1)
             )
         )
+        where = ("told", "judged", "single_turn", "compared", "beyond_rows")
+        return with_sums(lines, pl.col("leaked") > 0, "grad_l1", "trained", "zero_alone", *where)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the number of tokens, by sign, and their share of the log-prob gradient."""

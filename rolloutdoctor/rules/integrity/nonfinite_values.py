@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.objective.objective import RowSet
 from rolloutdoctor.objective.required_columns import advantage_columns
 from rolloutdoctor.results.findings import Severity
@@ -146,12 +145,13 @@ class NonfiniteValues(TableRule):
         empty_N = (step.compared_sum(rows.length_N) == 0)[step.compared.index_N]
         return {"undefined": empty_N & rows.in_baseline_N & rows.advantage_N.isnan() & rows.score_N.isfinite()}
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each row."""
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """One line for each row with such a value."""
         reward, logged = pl.col("reward"), pl.col("logged_advantage")
         leaves_out = context.objective is None or RowSet.UNSCORED in context.objective.baseline_rows.without
         bad = reward.is_infinite() | (reward.is_nan() & (not leaves_out)) | ~logged.is_finite()
-        return run.rows.with_columns(bad_reward=bad.fill_null(False))
+        is_bad = pl.any_horizontal(pl.col("all", "trained", "loss") > 0, "bad_reward", pl.col("undefined") == 1)
+        return rows.with_columns(bad_reward=bad.fill_null(False)).filter(is_bad)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the number of values that are not finite, and the step of the first."""

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import RunTables
+from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY, RunTables
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.audited import COUNTED, AuditedMeasured, CountedMeasured, CountingRule
+from rolloutdoctor.rules.audited import COUNTED, AuditedMeasured, CountedMeasured, RowCountingRule
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, percent
-from rolloutdoctor.rules.table_rule import Quantity
+from rolloutdoctor.rules.table_rule import Quantity, with_places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +25,7 @@ FIX = "padding-rows:left-out"
 
 
 @dataclass(frozen=True)
-class PaddingRows(CountingRule):
+class PaddingRows(RowCountingRule):
     """Rows that a trainer adds to fill up a batch are trained and counted.
 
     ## What it does
@@ -117,11 +117,28 @@ class PaddingRows(CountingRule):
             "own": _own_rows(step.batch, copied_N),
         }
 
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Return the sums of each step, of the rows that are shown and of the idle ones among them, and these rows."""
+        own, shown = pl.col("own"), pl.col("shown").cast(pl.Boolean)
+        idle = shown & pl.col("idle").cast(pl.Boolean)
+        finite, size = own.filter(own.is_finite()), pl.col("size")
+        sums = rows.group_by(STEP_KEY, maintain_order=True).agg(
+            pl.sum("looked_at", "copied", "trained"),
+            least=finite.min(),
+            most=finite.max(),
+            **{f"shown_{word}": of.sum() for word, of in (("idle", idle), ("any", shown))},
+            **{f"size_{word}": size.filter(of).sum() for word, of in (("idle", idle), ("any", shown))},
+        )
+        places = rows.select(*NAMES, is_idle=idle, value=shown.cast(pl.Float64))
+        found = with_places(sums, places.filter("is_idle"), context)
+        return with_places(found, places.filter(~pl.col("is_idle")), context)
+
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """Count the rows; not by sizes of groups where these differ anyway."""
-        is_uneven = pl.col("own").filter(pl.col("own").is_finite()).n_unique() > 1
-        is_shown = pl.col("shown") & (pl.col("idle") | ~is_uneven)
-        rows = run.rows.with_columns(shown=is_shown, size=pl.when(is_shown).then("size").otherwise(0.0))
+        is_uneven = bool(run.rows.select((pl.max("most") > pl.min("least")).fill_null(value=False)).item())
+        word = "idle" if is_uneven else "any"
+        is_shown = pl.col("is_idle") | pl.lit(not is_uneven)
+        rows = run.rows.with_columns(value=pl.when(is_shown).then("value"), shown=f"shown_{word}", size=f"size_{word}")
         return super().table(run.with_rows(rows), context)
 
     def quantities(self) -> Mapping[str, Quantity]:
@@ -132,7 +149,7 @@ class PaddingRows(CountingRule):
     def inconclusive_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
         """Copies that nothing tells from repeated samples."""
         copied = int(run.table["copied"].sum())
-        if not copied or run.table["shown"].any() or run.compared or self.code in context.causes:
+        if not copied or run.shown or run.compared or self.code in context.causes:
             return None
         return Missing(
             f"{counted(copied, 'row')} repeat another of their group, and no logged advantage tells whether they were "
@@ -142,11 +159,11 @@ class PaddingRows(CountingRule):
 
     def vacuous_reason(self, run: AuditedMeasured, context: Context) -> str | None:
         """No row is trained."""
-        return None if run.table["looked_at"].any() else "no training row has a trained token"
+        return None if run.table["looked_at"].sum() else "no training row has a trained token"
 
     def unseen_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
         """Copies whose advantages are not explained."""
-        return super().unseen_reason(run, context) if run.table["copied"].any() else None
+        return super().unseen_reason(run, context) if run.table["copied"].sum() else None
 
     def judge(self, run: AuditedMeasured, context: Context) -> Judgement | None:
         """A warning where the logged values are also those of a trainer that leaves the rows out."""

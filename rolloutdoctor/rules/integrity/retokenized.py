@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY, RunTables
 from rolloutdoctor.ops.bounds import quantile_above_median
 from rolloutdoctor.results.findings import Excluded, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,14 +102,18 @@ class Retokenized(TableRule):
         is_cut = turns_N is not None and bool((turns_N > 0).any())
         return super().measure_steps(steps) if is_cut else [{} for _ in steps.each]
 
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """The turns of each step, and the rows that have some."""
+        sums = rows.group_by(STEP_KEY, maintain_order=True).agg(pl.sum("turns"))
+        return with_places(sums, rows.select(*NAMES, value="turns"), context)
+
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each row, then one for each step and bin of distances."""
+        """The steps and their rows, then one line for each step and bin of distances."""
         parts = pl.col("metric").str.split_exact(":", 2).struct.rename_fields(["where", "stratum", "bin"])
         bins = run.metrics.select(*STEP_KEY, parts, count="logged").unnest("metric")
         place = pl.col("bin").cast(pl.Int64)
         edges = {"low": pl.when(place > 0).then(_edge(place)).otherwise(0.0), "high": _edge(place + 1)}
-        rows = run.rows.select(*STEP_KEY, "group_id", "sample_id", "turns")
-        return pl.concat([rows, bins.with_columns(**edges)], how="diagonal_relaxed")
+        return pl.concat([run.rows, bins.with_columns(**edges)], how="diagonal_relaxed")
 
     def _medians(self, at: float = 0.5) -> dict[str, pl.Expr]:
         """Bounds of the median distance at the start of turns and elsewhere, at the same mix of strata, if any.
@@ -146,11 +150,11 @@ class Retokenized(TableRule):
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """Rows with most turns."""
-        return table.with_columns(value="turns")
+        return table
 
     def note(self, place: Mapping[str, Any]) -> str:
         """Name the number of turns."""
-        return f"{int(place['turns']):,} turns behind its first"
+        return f"{int(place['value']):,} turns behind its first"
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Some turns, and too few."""

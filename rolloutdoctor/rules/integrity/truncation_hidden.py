@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from rolloutdoctor.data.schema import TRUNCATED
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY, RunTables
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, percent
 from rolloutdoctor.rules.integrity.duplicate_responses import SAMPLER
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,8 +100,8 @@ class TruncationHidden(TableRule):
         names = None if step.log.writer is None or step.omits_rows else step.log.writer.log.ends
         return {} if names is None else {"share": step.logged.get(names[0])}
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each row: how it counts, and how it ends."""
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Sums over the rows of each step, by how they count and how they end, and the hidden ones."""
         from rolloutdoctor.evaluation.response_ends import STOPPED
 
         word, length, log_prob = pl.col("status").str.to_lowercase(), pl.col("tokens"), pl.col("log_prob")
@@ -109,13 +109,10 @@ class TruncationHidden(TableRule):
         told = (stopped & pl.col("last").is_not_null()).sum()
         ends, of_all = told.over(*STEP_KEY, "last"), told.over(STEP_KEY)
         is_end, known = pl.col("is_end"), pl.col("is_end").any().over(STEP_KEY)
-        is_open, is_first = known & stopped & ~is_end, pl.int_range(pl.len()).over(STEP_KEY) == 0
-        cut, all_told = pl.col("is_cut"), pl.col("has_status").all().over(STEP_KEY)
-        share = pl.col("share").is_between(0, 1) & all_told & is_first
-        limit, mass = pl.lit(_limit(context), pl.Int64), pl.col("logged").abs().fill_nan(0.0)
-        return (
-            run.rows.join(run.by_step("share"), on=STEP_KEY, how="left", maintain_order="left")
-            .with_columns(
+        is_open, hidden = known & stopped & ~is_end, pl.col("is_hidden")
+        at_limit, mass = length == pl.lit(_limit(context), pl.Int64), pl.col("logged").abs().fill_nan(0.0)
+        lines = (
+            rows.with_columns(
                 is_stopped=(word.is_in(STOPPED) & (length > 0)).fill_null(value=False),
                 is_cut=word.is_in(TRUNCATED).fill_null(value=False),
                 has_status=(word.str.len_bytes() > 0).fill_null(value=False),
@@ -123,34 +120,51 @@ class TruncationHidden(TableRule):
             # The id that ends nearly all stopped rows of a step: no two do.
             .with_columns(is_end=(of_all >= self.fewest_ends) & (ends >= self.end_share * of_all))
             .with_columns(
-                longest=pl.when(known).then(length.max().over(STEP_KEY)),
+                known=known,
                 is_hidden=is_open & (less == 0),
                 is_beside=(is_open & (less == 1)) | (is_end & (less == 0)),
-                mass=pl.when(known).then(mass),
-                compared=share,
-                below=share & (pl.col("share") == 0) & cut.any().over(STEP_KEY),
-                cut_share=cut.mean().over(STEP_KEY),
-                at_limit=log_prob.is_not_null() & (length == limit),
-                ended=log_prob.is_finite() & (length == limit) & stopped,
+                ended=log_prob.is_finite() & at_limit & stopped,
             )
         )
+        sums = lines.group_by(STEP_KEY, maintain_order=True).agg(
+            longest=length.filter("known").max(),
+            hidden=hidden.sum(),
+            beside=pl.sum("is_beside"),
+            told=(pl.col("known") & pl.col("has_status")).sum(),
+            mass=mass.filter("known").sum(),
+            hidden_mass=mass.filter("known", hidden).sum(),
+            cut=pl.sum("is_cut"),
+            cut_share=pl.mean("is_cut"),
+            all_told=pl.col("has_status").all(),
+            at_limit=(log_prob.is_not_null() & at_limit).sum(),
+            ended=pl.sum("ended"),
+            nats=-log_prob.filter("ended").sum(),
+        )
+        places = lines.select(*NAMES, "tokens", value=pl.when("is_hidden").then("tokens"))
+        return with_places(sums, places, context)
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """The sums beside the logged share, and the rows."""
+        lines = run.rows.join(run.by_step("share"), on=STEP_KEY, how="left", maintain_order="left")
+        compared = (pl.col("share").is_between(0, 1) & pl.col("all_told")).fill_null(value=False)
+        return lines.with_columns(compared=compared, below=compared & (pl.col("share") == 0) & (pl.col("cut") > 0))
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the number of rows, and the size of their advantages."""
-        hidden, known = pl.col("is_hidden") & _at_cap(), pl.col("longest").is_not_null()
+        hidden, known = pl.col("hidden").filter(_at_cap()).sum(), pl.col("longest").is_not_null()
         compared, below = pl.sum("compared"), pl.sum("below")
         return {
-            "hidden_rows": (pl.when(known.any()).then(hidden.sum()), "rows"),
-            "hidden_share": (hidden.sum() / (known & pl.col("has_status")).sum(), "share"),
+            "hidden_rows": (pl.when(known.any()).then(hidden), "rows"),
+            "hidden_share": (hidden / pl.sum("told"), "share"),
             "length": (pl.max("longest"), "tokens"),
-            "advantage_mass_share": (pl.col("mass").filter(hidden).sum() / pl.sum("mass"), "share"),
-            "truncated_rows": (pl.sum("is_cut"), "rows"),
+            "advantage_mass_share": (pl.col("hidden_mass").filter(_at_cap()).sum() / pl.sum("mass"), "share"),
+            "truncated_rows": (pl.sum("cut"), "rows"),
             "steps_below": (pl.when(compared > 0).then(below), "steps"),
         }
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """Rows at the largest length of their step."""
-        return table.filter("is_hidden").with_columns(value="tokens")
+        return table
 
     def note(self, place: Mapping[str, Any]) -> str:
         """Name the length of the response."""
@@ -180,7 +194,7 @@ class TruncationHidden(TableRule):
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """An error where rows say so themselves, a warning where they do not reproduce the log."""
         hidden, cap, mass = run.count("hidden_rows"), run.count("length"), run["advantage_mass_share"]
-        beside = run.table.select((pl.col("is_beside") & _at_cap()).sum()).item()
+        beside = run.table.filter(_at_cap())["beside"].sum()
         at_limit, ended, nats = _ends(run.table)
         # Whichever of the rows at the limit these are.
         ways = lgamma(at_limit + 1) - lgamma(ended + 1) - lgamma(at_limit - ended + 1)
@@ -233,7 +247,7 @@ class TruncationHidden(TableRule):
 
 
 def _at_cap() -> pl.Expr:
-    """Rows of steps whose largest length is that of the run."""
+    """Steps whose largest length is that of the run."""
     return (pl.col("longest") == pl.max("longest")).fill_null(value=False)
 
 
@@ -246,5 +260,4 @@ def _limit(context: Context) -> int | None:
 
 def _ends(table: pl.DataFrame) -> tuple[int, int, float]:
     """Rows at the limit, those of them that count as finished, and minus the log of the chance that they end there."""
-    nats = -pl.col("log_prob").filter("ended").sum()
-    return table.select(pl.sum("at_limit"), pl.sum("ended"), nats).row(0)
+    return table.select(pl.sum("at_limit", "ended", "nats")).row(0)

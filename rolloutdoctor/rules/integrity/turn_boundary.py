@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import RunTables
+from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY, RunTables
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, percent
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,18 +120,23 @@ class TurnBoundary(TableRule):
         ones_N = torch.ones(len(batch))
         return {"end": end * ones_N, "next": after * ones_N} | {name: runs.total(x_T) for name, x_T in counted.items()}
 
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Sums over the rows of each step with several turns, by end-of-turn token and separator, and these rows."""
+        rows, counts = rows.filter(pl.col("turns") > 0), ("ends", "bare", "inside", "inside_next")
+        sums = rows.group_by(*STEP_KEY, "end", "next", maintain_order=True).agg(pl.sum(*counts))
+        return with_places(sums, rows.select(*NAMES, value="bare", of="ends", after="next"), context)
+
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each row with several turns, of the end-of-turn token of most steps and its separator."""
-        rows = run.rows.filter(pl.col("turns") > 0)
-        known = rows.filter(pl.col("next") >= 0)
+        """The sums, of the end-of-turn token of most steps and its separator, and the rows."""
+        known = run.rows.filter(pl.col("next") >= 0)
         most = known.group_by("end", "next").agg(pl.sum("inside_next")).sort("inside_next", "end", "next").tail(1)
         if most.is_empty():
-            return rows.with_columns(end=pl.lit(None, pl.Float64))
+            return run.rows.with_columns(end=pl.lit(None, pl.Float64))
         end, after, _ = most.row(0)
         # A step whose most frequent separator is another counts all of them as others.
         is_other = pl.col("next") != after
         counted = pl.when(is_other).then(0.0).otherwise("inside_next")
-        return rows.with_columns(pl.when(pl.col("end") == end).then("end"), inside_next=counted)
+        return run.rows.with_columns(pl.when(pl.col("end") == end).then("end"), inside_next=counted)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Count turns without the separator."""
@@ -149,11 +154,11 @@ class TurnBoundary(TableRule):
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """Rows with most turns that end so."""
-        return table.with_columns(value="bare")
+        return table
 
     def note(self, place: Mapping[str, Any]) -> str:
         """What is missing."""
-        return f"{int(place['bare'])} of {int(place['ends'])} turns end without id {int(place['next'])}"
+        return f"{int(place['value'])} of {int(place['of'])} turns end without id {int(place['after'])}"
 
     def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """A single turn a response, or a template without a separator."""

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY, RunTables
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
 from rolloutdoctor.rules.measures.lag_table import LagTable
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,32 +89,43 @@ class VersionStamps(TableRule):
         sums = (block.row_sum(kept(x_T, known_T)) for x_T in (gap_T, apart_T))
         return {"tokens": block.row_sum(known_T), **dict(zip(("gap", "apart"), sums, strict=True))}
 
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Sums over the stamped rows of each step, and those that contradict themselves or are ahead of their step."""
+        oldest, newest = pl.col("policy_version_min"), pl.col("policy_version_max")
+        rows = rows.filter(newest >= 0)
+        backwards, ahead = (oldest >= 0) & (newest < oldest), newest - pl.col("step")
+        sums = rows.group_by(STEP_KEY, maintain_order=True).agg(
+            pl.sum("tokens", "gap", "apart"),
+            rows=pl.len(),
+            newest=newest.max(),
+            oldest=oldest.filter(oldest >= 0).min(),
+            last=newest.last(),
+            backwards=backwards.sum(),
+            placeholder=(oldest < 0).sum(),
+            ahead=(ahead > 1).sum(),
+        )
+        stamps = ("policy_version_min", "policy_version_max")
+        value = pl.when(backwards).then(1e9).when(ahead > 1).then(ahead)
+        return with_places(sums, rows.select(*NAMES, *stamps, is_backwards=backwards, value=value), context)
+
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each stamped row, with what is wrong about its stamps and, by step, about all of them."""
-        oldest, newest, step = pl.col("policy_version_min"), pl.col("policy_version_max"), pl.col("step")
-        rows = run.rows.filter(newest >= 0).with_columns(
-            backwards=(oldest >= 0) & (newest < oldest), placeholder=oldest < 0
-        )
-        steps = (
-            rows.group_by(STEP_KEY, maintain_order=True)
-            .agg(
-                newest=newest.max(),
-                oldest=oldest.filter(oldest >= 0).min(),
-                gap=pl.sum("gap") / pl.sum("tokens"),
-                apart=pl.sum("apart") / pl.sum("tokens"),
-            )
-            .sort(STEP_KEY)
-        )
+        """The sums and the rows, with what is wrong about the stamps of all rows of a step."""
+        step, tokens, is_sum = pl.col("step"), pl.col("tokens"), pl.col("row").is_null()
+        means = {name: pl.col(name) / tokens for name in ("gap", "apart")}
+        steps = run.rows.filter(is_sum).select(*STEP_KEY, "newest", "oldest", **means)
         stamps = LagTable(steps)
         stopped, fallen = stamps.stopped(self.same), _fallen(steps, self.same)
         moved = None if stopped is None else self._moved(steps.tail(stopped[1]))
-        return rows.with_columns(
-            beyond=step.is_in(stamps.beyond()) & (newest > step + 1),
-            fallen=step >= fallen if fallen is not None else pl.lit(value=False),
-            same=step >= stopped[0] if stopped is not None else pl.lit(value=False),
+        is_beyond = step.is_in(stamps.beyond())
+        # Placeholders of some rows are those of rows whose version is not known.
+        are_placeholders = pl.sum("placeholder") >= self.share * pl.sum("rows")
+        return run.rows.with_columns(
+            value=pl.when(pl.col("is_backwards") | is_beyond).then("value"),
+            beyond=pl.when(is_beyond).then("ahead"),
+            fallen=is_sum & (step >= fallen if fallen is not None else pl.lit(value=False)),
+            same=is_sum & (step >= stopped[0] if stopped is not None else pl.lit(value=False)),
             moved=pl.lit(moved, pl.Float64),
-            # Placeholders of some rows are those of rows whose version is not known.
-            placeholder=pl.col("placeholder") & (pl.mean("placeholder") >= self.share),
+            placeholder=pl.when(are_placeholders).then("placeholder").otherwise(0),
         )
 
     def _moved(self, steps: pl.DataFrame) -> float | None:
@@ -129,9 +140,7 @@ class VersionStamps(TableRule):
         """Count rows and steps."""
         same, step = pl.col("same"), pl.col("step")
         return {
-            "backwards_rows": (pl.sum("backwards").cast(pl.Int64), "rows"),
-            "placeholder_rows": (pl.sum("placeholder").cast(pl.Int64), "rows"),
-            "beyond_rows": (pl.sum("beyond").cast(pl.Int64), "rows"),
+            **{f"{name}_rows": (pl.sum(name), "rows") for name in ("backwards", "placeholder", "beyond")},
             "fallen_from": (step.filter("fallen").min(), "step"),
             "same_version_steps": (step.filter(same).n_unique(), "steps"),
             "gap_at_one_version": (pl.col("gap").filter(same).sum() / pl.col("tokens").filter(same).sum(), "nats"),
@@ -140,9 +149,7 @@ class VersionStamps(TableRule):
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """Rows that contradict themselves, then those from after their step."""
-        ahead = pl.col("policy_version_max") - pl.col("step")
-        value = pl.when("backwards").then(1e9).when("beyond").then(ahead)
-        return table.with_columns(value=value).drop_nulls("value")
+        return table
 
     def note(self, place: Mapping[str, Any]) -> str:
         """The stamps."""
@@ -177,10 +184,10 @@ class VersionStamps(TableRule):
                 (f"{told} have policy_version_max below policy_version_min", "set both stamps of a row at once")
             )
         if run["placeholder_rows"]:
-            told = f"{counted(run.count('placeholder_rows'), 'row')} of {len(table):,}"
+            told = f"{counted(run.count('placeholder_rows'), 'row')} of {int(table['rows'].sum()):,}"
             do = "take the oldest version over response tokens alone: prompt tokens have none"
             found.append((f"the oldest version is a placeholder below 0 in {told} whose newest is known", do))
-        beyond = sorted(set(table.filter("beyond")["step"].to_list()))
+        beyond = sorted(set(table.filter(pl.col("beyond") > 0)["step"].to_list()))
         if beyond:
             steps, first = len(beyond), beyond[0]
             words = f"{counted(steps, 'step')} from {first} on {'holds' if steps == 1 else 'hold'} versions from after"
@@ -190,7 +197,7 @@ class VersionStamps(TableRule):
             found.append((words, "restore the version of the policy when a run is resumed"))
         if run["trainer_move"] is not None:
             same = counted(run.count("same_version_steps"), "step")
-            version = table.filter("same")["policy_version_max"].to_list()[-1]
+            version = table.filter("same")["last"].to_list()[-1]
             found.append(
                 (
                     f"the stamp stays at {version} in {same} in which the trainer moved by "
@@ -230,10 +237,10 @@ def _fallen(steps: pl.DataFrame, before: int) -> int | None:
     return cast(int | None, steps.filter(rises | stays)["step"].min())
 
 
-def _fall(rows: pl.DataFrame, at: int) -> str:
+def _fall(steps: pl.DataFrame, at: int) -> str:
     """Say from where to where the newest version falls at a step, and what that shows."""
     step = pl.col("step")
-    newest = (rows.filter(part)["policy_version_max"].max() for part in (step < at, step == at, step > at))
+    newest = (steps.filter(part)["newest"].max() for part in (step < at, step == at, step > at))
     before, now, later = (cast(int | None, version) for version in newest)
     if now is not None and later is not None and later > now:
         return f"the version counter starts over at step {at}"

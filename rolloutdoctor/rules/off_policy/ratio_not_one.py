@@ -10,7 +10,7 @@ import polars as pl
 
 from rolloutdoctor.results.audit import OTHER_NUMBERS
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.audited import COUNTED, AuditedMeasured, CountedMeasured, CountingRule
+from rolloutdoctor.rules.audited import COUNTED, AuditedMeasured, CountedMeasured, RowCountingRule
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ OF_PASSES = ("trained", "apart", "drift", "beyond")
 
 
 @dataclass(frozen=True)
-class RatioNotOne(CountingRule):
+class RatioNotOne(RowCountingRule):
     """The importance ratio in the loss is not that of the policy and the old log-probs.
 
     ## What it does

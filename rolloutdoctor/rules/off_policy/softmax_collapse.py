@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import RunTables
+from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, percent
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,9 +77,12 @@ class SoftmaxCollapse(TableRule):
             "gradient": block.row_sum(slope_T * counted_T),
         }
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each response with a trained token."""
-        return run.rows.filter(pl.col("trained_tokens") > 0)
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Sums over the responses of each step that have a trained token, and those that lose something."""
+        rows = rows.filter(pl.col("trained_tokens") > 0)
+        sums = rows.group_by(STEP_KEY, maintain_order=True).agg(pl.sum("trained_tokens", *self.adds))
+        places = rows.select(*NAMES, value="lost", tokens="zeros", of="trained_tokens")
+        return with_places(sums, places, context)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """The share of the gradient that is lost, and the tokens."""
@@ -91,11 +94,11 @@ class SoftmaxCollapse(TableRule):
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """Responses that lose most."""
-        return table.with_columns(value="lost")
+        return table
 
     def note(self, place: Mapping[str, Any]) -> str:
         """Name the number of such tokens."""
-        return f"{counted(place['zeros'], 'token')} of {place['trained_tokens']:,} with a log-prob of exactly 0"
+        return f"{counted(place['tokens'], 'token')} of {place['of']:,} with a log-prob of exactly 0"
 
     def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """No token to compare."""

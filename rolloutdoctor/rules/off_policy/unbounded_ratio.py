@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.objective.required_columns import has_time_axis, loss_columns
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_sums
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,16 +109,17 @@ class UnboundedRatio(TableRule):
         measured = step.token_measures[self.code]
         return {name: measured.get(f"{old}/{name}") for name in self.adds}
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each response; of one with a negative advantage, its tokens above 3 and what they carry."""
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """One line for each response of a negative advantage with tokens above 3: these, and what they carry."""
         advantage, gradient = pl.coalesce("advantage", "logged_advantage"), pl.col("grad_l1")
         is_plain = context.objective is not None and _is_policy_alone(context.objective)
         carried = pl.col("policy_weight") * -advantage * pl.col("far_ratio") if is_plain else pl.lit(None, pl.Float64)
         own = {name: pl.col(name) for name in ("far", "largest", "trained_tokens")} | {"far_l1": carried}
-        return run.rows.with_columns(
+        lines = rows.with_columns(
             **{name: pl.when(advantage < 0).then(x) for name, x in own.items()},
             grad_l1=pl.when(gradient.is_finite()).then(gradient),
         )
+        return with_sums(lines, pl.col("far") > 0, "far_l1", "trained_tokens", "grad_l1", "moved")
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Count tokens."""
