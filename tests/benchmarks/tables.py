@@ -3,8 +3,9 @@
     PYTHONPATH=. python tests/benchmarks/tables.py [SIZE] [RESPONSES...]
 
 Four steps of 512 responses with all that a recorder writes are measured once. Their tables come again and again, as
-later steps with other names and other numbers, until there are as many responses; no token is evaluated for them. Each
-line is a process of its own: peaks are beyond what it has before the first copy, in MiB.
+later steps with other names, numbers and responses, to prompts that recur every hundred steps, until there are as many
+responses; no token is evaluated for them. Each line is a process of its own: peaks are beyond what it has before the
+first copy, in MiB.
 """
 
 import json
@@ -46,6 +47,13 @@ def write_template(path):
     pq.write_table(table, path, row_group_size=ROWS)
 
 
+def others(part, copy):
+    """Return the hashes of other responses, and of the prompts of one of 25 batches, as expressions."""
+    hashes = [name for name, kind in part.schema.items() if kind == pl.Int64 and (part[name].max() or 0) > 2**40]
+    again = ("prompt", "context")
+    return {name: pl.col(name) ^ (copy % 25 if any(word in name for word in again) else copy) for name in hashes}
+
+
 def simulated(path, size, responses):
     """Make the tables of a long run, judge them, and print what that took."""
     from rolloutdoctor.data.step_key import StepKey
@@ -67,7 +75,7 @@ def simulated(path, size, responses):
     for copy in range(responses // (STEPS * ROWS)):
         later, factor = pl.col("step") + STEPS * copy, 1 + 1e-3 * np.sin(copy)
         for part in template.tables.rows:
-            names = {"step": later, "sample_id": pl.format("{}/{}", later, "row")}
+            names = {"step": later, "sample_id": pl.format("{}/{}", later, "row")} | others(part, copy)
             rows.add(part.with_columns(pl.col(pl.Float64) * factor, **names))
         metrics += [one.with_columns(later, logged=pl.col("logged") * factor) for one in template.tables.metrics]
         audit += [one.with_columns(later) for one in template.tables.audit]

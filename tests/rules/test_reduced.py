@@ -9,7 +9,7 @@ from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS
 from rolloutdoctor.evaluation.run_tables import EMPTY_ROWS, STEP_KEY, RunTables
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.table import RULES
-from rolloutdoctor.rules.table_rule import Rule
+from rolloutdoctor.rules.table_rule import Rule, with_places, with_sums
 
 REDUCING = [rule for rule in RULES if type(rule).reduced is not Rule.reduced]
 
@@ -52,3 +52,32 @@ def test_steps_together_as_alone(rule):
     tables = [rule.table(RunTables(each, steps=steps), context) for each in (together, alone)]
     assert len(together)
     assert_frame_equal(*tables, check_exact=True)
+
+
+def places(count):
+    """Rows of one step, of which the later ones are larger, and two of the largest are equal."""
+    value = np.minimum(np.arange(count, dtype=float), count - 2)
+    return pl.DataFrame({"step": [3] * count, "split": ["train"] * count, "row": np.arange(count), "value": value})
+
+
+@pytest.mark.parametrize(("count", "kept"), [(6, [4, 5, 3, 2, 1]), (7, [5, 6, 4, 3, 2])])
+def test_of_a_step_the_largest_places_are_kept_unless_all_are_listed(count, kept):
+    sums = pl.DataFrame({"step": [3], "split": ["train"], "rows": [count]})
+    some = with_places(sums, places(count), Context(frozenset()))
+    assert some["row"].to_list() == [None, *kept]
+    assert some["rows"].to_list() == [count, *[None] * 5]
+    every = with_places(sums, places(count), Context(frozenset(), lists_places=True))
+    # A value of 0 is no place.
+    assert sorted(every["row"].drop_nulls()) == list(range(1, count))
+
+
+def test_what_is_not_kept_is_added_up():
+    lines = pl.DataFrame(
+        {"step": [0, 0, 0, 1], "split": ["train"] * 4, "bad": [1, None, 0, 0], "x": [1.0, 2.0, 4.0, 8.0]}
+    )
+    found = with_sums(lines.with_columns(y=pl.lit(None, pl.Float64)), pl.col("bad") > 0, "x", "y", most=pl.max("x"))
+    assert found["x"].to_list() == [1.0, 6.0, 8.0]
+    assert found["most"].to_list() == [None, 4.0, 8.0]
+    assert found["bad"].to_list() == [1, None, None]
+    # Of nulls alone there is no sum.
+    assert found["y"].null_count() == 3
