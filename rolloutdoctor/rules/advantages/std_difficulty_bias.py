@@ -76,12 +76,12 @@ class StdDifficultyBias(TableRule):
             return dict.fromkeys(self.adds)
         return {"compared": step.compared_N}
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """One line for each group of two or more: absolute advantages, divided (`mass`) and not (`plain`)."""
         reward, group = scores(context), [*STEP_KEY, "compared"]
         is_finite, right, size, live = reward.is_finite(), pl.col("right"), pl.col("size"), pl.col("is_live")
-        groups = (
-            run.rows.drop_nulls("compared")
+        return (
+            rows.drop_nulls("compared")
             .filter("in_baseline")
             .with_columns(off=(reward - reward.mean().over(group)).abs())
             .group_by(group, maintain_order=True)
@@ -102,8 +102,11 @@ class StdDifficultyBias(TableRule):
                 plain=pl.when(live & (pl.col("plain") > 0)).then("plain"),
             )
         )
-        factor = pl.sum("mass") / pl.sum("plain")
-        return groups.with_columns(
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """The groups, beside how advantages are scaled at their number of right answers, in the run and the step."""
+        factor, live = pl.sum("mass") / pl.sum("plain"), pl.col("is_live")
+        return run.rows.with_columns(
             factor_in_run=pl.when(live).then(factor.over("right", "size")),
             factor_in_step=pl.when(live).then(factor.over(*STEP_KEY, "right", "size")),
         )
