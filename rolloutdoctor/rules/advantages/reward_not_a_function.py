@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from rolloutdoctor.evaluation.token_measures import TokenBlock
 
+FOLLOWED = 2**16
+"""Responses that are compared across groups and steps: 10 MB a function."""
+
 
 @dataclass(frozen=True)
 class RewardNotAFunction(TableRule):
@@ -68,9 +71,6 @@ class RewardNotAFunction(TableRule):
 
     rounding: float = 0.01
     """Share of a function's range in the run below which a difference is one of a reward model's bfloat16."""
-
-    followed: int = 2**16
-    """Responses that are compared across groups and steps: 10 MB a function."""
 
     limit: float = 0.1
     warn_above: float = 0.5
@@ -124,7 +124,7 @@ class RewardNotAFunction(TableRule):
     def thinned(self, lines: pl.DataFrame) -> pl.DataFrame:
         """Follow the first responses of the smallest hashes."""
         is_first = (~pl.col("at_group")).fill_null(value=False)
-        rest, first = lines.filter(~is_first), of_smallest("response", self.followed, lines.filter(is_first))
+        rest, first = lines.filter(~is_first), of_smallest("response", FOLLOWED, lines.filter(is_first))
         return pl.concat([rest, first]).sort(STEP_KEY, maintain_order=True)
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:

@@ -9,6 +9,7 @@ import torch
 from rules.checking import found_by, report_on, values, without
 
 from rolloutdoctor.evaluation.run_tables import RunTables
+from rolloutdoctor.rules.advantages import reward_not_a_function
 from rolloutdoctor.rules.advantages.reward_not_a_function import RewardNotAFunction
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.testing import diagnose, toy_batch
@@ -120,11 +121,13 @@ def test_rewards_of_other_rows_follow_where_equal_responses_alone_tell():
 
 
 @pytest.mark.parametrize(("followed", "elsewhere"), [(2, 2), (3, 3), (4, 3)])
-def test_so_many_responses_are_followed_across_steps(followed, elsewhere):
+def test_so_many_responses_are_followed_across_steps(followed, elsewhere, monkeypatch):
     """Three responses recur in a later step."""
     names = {"step": [0, 0, 0, 1, 1, 1], "split": ["train"] * 6, "row": [0, 1, 2] * 2, "group": [0] * 6}
     columns = {"reward": [0.0, 1, 0, 1, 1, 0], "prompt": [7] * 6, "response": [5, -6, 8] * 2, "tokens": [4] * 6}
     nothing = {name: [None] * 6 for name in ("group_id", "sample_id", "trajectory_id")}
-    rule = replace(RewardNotAFunction(), followed=followed)
-    measured = rule.queried(RunTables(pl.DataFrame({**names, **columns, **nothing})), Context(frozenset()))
+    monkeypatch.setattr(reward_not_a_function, "FOLLOWED", followed)
+    measured = RewardNotAFunction().queried(
+        RunTables(pl.DataFrame({**names, **columns, **nothing})), Context(frozenset())
+    )
     assert measured["copies_elsewhere"] == elsewhere
