@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
 
-_SAME = "every row of a trajectory has the same advantage, and the rows of each follow one another"
+_SAME = "every row of a trajectory has the same advantage"
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,8 @@ class AdvantageOfAnotherTurn(TableRule):
         """One row for each trajectory, or one advantage."""
         if not len(run.table):
             return "every trajectory has one row"
-        is_same = run.table.select(
-            (pl.col("advantage").is_finite() & ~pl.col("could_show")).fill_null(value=False).all()
-        ).item()
-        return _SAME if is_same else None
+        is_same = pl.col("is_own") & ~pl.col("could_show")
+        return _SAME if run.table.select(is_same.fill_null(value=False).all()).item() else None
 
     def unseen_reason(self, run: Measured, context: Context) -> Missing | None:
         """Advantages that are neither the rows' own nor those of another turn."""

@@ -73,6 +73,14 @@ def test_other_advantages_are_another_matter(logged):
     assert outcomes(report_on(steps(logged), select=[CODE], **PLAIN)) == {CODE: "skipped"}
 
 
+def test_one_advantage_by_the_rewards_and_others_logged():
+    # The rows have one reward a trajectory; what was logged went one row on.
+    rewards = [float(row // TURNS) for row in range(16)]
+    own = [reward - 1.5 for reward in rewards]
+    report = report_on(steps([0.0, *own[:-1]], rewards), select=[CODE], **PLAIN)
+    assert outcomes(report) == {CODE: "skipped"}
+
+
 def test_a_few_rows_of_a_step_prove_nothing():
     mixed = [
         last if row < 12 else own for row, (last, own) in enumerate(zip(of_row(lambda row: row | 3), OWN, strict=True))
