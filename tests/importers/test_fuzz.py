@@ -85,6 +85,7 @@ def test_verl_rows(rows, cut):
 
 
 @given(rows=st.lists(row, max_size=5), cut=st.integers(0, 3))
+@example(rows=[{"input": [{"": False}]}], cut=0)
 def test_rows_of_any_kind(rows, cut):
     lines_survive(rows, cut, "some.jsonl")
     lines_survive(rows, cut, "some.jsonl", importer="mapped", columns={"reward": "score", "step": "step"})

@@ -44,7 +44,7 @@ def plain(row: Mapping[str, object]) -> Mapping[str, object]:
         return row
     step = next((name for name in STEPS if row.get(name) is not None), None)
     spelled = {name_of(name): name for name in row} if step is None and len(row) <= MOST_NAMES else {}
-    if named := next((spelled[name] for name in STEPS if row.get(spelled.get(name, "")) is not None), None):
+    if named := next((spelled[name] for name in STEPS if name in spelled and row[spelled[name]] is not None), None):
         step = name_of(named)
         row = {step if name == named else name: value for name, value in row.items()}
     if step is None:
