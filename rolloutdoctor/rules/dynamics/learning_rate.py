@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LearningRate(NumbersRule):
-    """The learning rate is 0 in every step, rises to the last step, or is above the one that the options state.
+    """The learning rate is 0 in every step, rises to the last step, or jumps.
 
     ## What it does
     Reads the logged learning rate.
@@ -27,10 +27,9 @@ class LearningRate(NumbersRule):
     ## How it is measured
     `learning_rate_max` is the largest logged rate. An error if it is 0; a warning if the rate rises in every logged
     step up to the last of the run, whose length the log or the options state; where nothing states it, a warning from
-    fifty logged steps on and information below. A warning if it is above the option `learning_rate` (verl:
-    `actor.optim.lr`) that the run states, or if it jumps to ten times the rate of the line before and five times every
-    rate before that, which no schedule does; a warmup of which few lines are logged rises as fast after the jump as in
-    it. Confirmed: the log itself is the proof.
+    fifty logged steps on and information below. A warning if it jumps to ten times the rate of the line before and five
+    times every rate before that, which no schedule does; a warmup of which few lines are logged rises as fast after the
+    jump as in it. Confirmed: the log itself is the proof.
 
     ## What to do
     Look at the warmup steps and the scheduler, and at whether the optimizer's parameter groups have the rate.
@@ -65,8 +64,8 @@ class LearningRate(NumbersRule):
         values = series(run, "learning_rate")
         if values.min() < 0:
             return None
-        largest, stated, severity = float(values.max()), _stated(context), Severity.WARNING
-        jump, measures = self._jump(values, run), {"learning_rate_max": Measure(largest, "1")}
+        largest, severity, jump = float(values.max()), Severity.WARNING, self._jump(values, run)
+        measures = {"learning_rate_max": Measure(largest, "1")}
         if largest == 0 and not is_rounded(context, "learning_rate"):
             words = f"the learning rate is 0 in all {len(values):,} logged steps", "Nothing is trained"
             severity = Severity.ERROR
@@ -74,11 +73,6 @@ class LearningRate(NumbersRule):
             words = f"the learning rate still rises at the last step, {number(largest)}", "The warmup never ended"
             if context.total_steps is None and len(values) < self.enough:
                 severity = Severity.INFO
-        elif stated is not None and largest > stated * (1 + 1e-3):
-            words = (
-                f"the learning rate reaches {number(largest)}, above the stated {number(stated)}",
-                "It is not what was asked for",
-            )
         elif jump is not None:
             onset = step_at(run, jump)
             measures["onset"] = Measure(onset, "step")
@@ -123,12 +117,3 @@ class LearningRate(NumbersRule):
         is_jump[:-1] &= np.abs(slopes[1:] - slopes[:-1]) > self.bend * slopes[:-1]
         jumps = np.flatnonzero(is_jump)
         return int(jumps[0]) + 1 if len(jumps) else None
-
-
-def _stated(context: Context) -> float | None:
-    """The rate that the run's options state."""
-    settings = {} if context.config is None else context.config.settings
-    for name, setting in settings.items():
-        if name.rpartition(".")[2] in ("learning_rate", "lr") and setting.is_stated and not setting.assumed:
-            return float(setting.value) if isinstance(setting.value, int | float) else None
-    return None
