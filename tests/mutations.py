@@ -9,6 +9,7 @@ one just above, or one of each sign: `boundaries.py` of its family.
 
 import argparse
 import ast
+import inspect
 import os
 import random
 import shutil
@@ -18,9 +19,16 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
 
 HERE = Path(__file__).resolve().parent
-SHARED = ("test_thresholds", "test_row_thresholds", "test_row_constants", "test_numbers", "test_log_rules")
+SHARED = (
+    *("test_thresholds", "test_row_thresholds", "test_row_constants", "test_numbers", "test_log_rules"),
+    *("test_few_lines", "test_logged_gaps", "test_log_alone"),
+)
 """Files of tests of all rules, by code."""
 
 LONGEST = 900
@@ -132,6 +140,29 @@ def is_noticed(root: Path, one: Mutation, code: str) -> bool:
         os._exit(BROKEN)
 
 
+@dataclass(frozen=True)
+class OfRule:
+    """Plugin of pytest that keeps the tests of a rule: with its code or name in their own names, parameters or source.
+
+    Attributes:
+        code: of the rule.
+        stem: name of its file.
+    """
+
+    code: str
+    stem: str
+
+    def pytest_collection_modifyitems(self, items: "list[pytest.Item]") -> None:
+        """Drop the tests of other rules."""
+        items[:] = [one for one in items if self.stem in one.nodeid or self.code in self._told(one)]
+
+    def _told(self, item: "pytest.Item") -> str:
+        """All that says which rule a test is of."""
+        function, call = getattr(item, "function", None), getattr(item, "callspec", None)
+        source = inspect.getsource(function) if function else ""
+        return " ".join((item.nodeid, source, *(str(one) for one in (call.params.values() if call else ()))))
+
+
 def tested(root: Path, one: Mutation, code: str) -> int:
     """Run the fast tests that name the rule, in this process, and return what pytest returns."""
     import pytest
@@ -152,7 +183,7 @@ def tested(root: Path, one: Mutation, code: str) -> int:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
-    return int(pytest.main([*quiet, "-k", f"{code} or {rule.stem}", *files]))
+    return int(pytest.main([*quiet, *files], plugins=[OfRule(code, rule.stem)]))
 
 
 def copied(root: Path) -> Path:
