@@ -81,9 +81,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_what_a_log_shows(case):
-    code, series, expected = CASES[case]
+@pytest.mark.parametrize(("code", "series", "expected"), CASES.values(), ids=CASES)
+def test_what_a_log_shows(code, series, expected):
     assert diagnose_log(code, **series).split()[1] == expected
 
 
@@ -515,6 +514,8 @@ NEW = {
         {"response_length": LENGTHS, "reward": [each / 500 for each in LENGTHS], "truncated_share": FLAT},
         "warning",
     ),
+    # The correlation is 1, of which Fisher's z is infinite.
+    "the reward is the length": ("RDT019", {"response_length": LENGTHS, "reward": LENGTHS}, "warning"),
     "brevity is rewarded": (
         "RDT019",
         {"response_length": LENGTHS, "reward": noisy([-each / 500 for each in LENGTHS], 0.01)},
@@ -665,15 +666,20 @@ NEW = {
 }
 
 
+@pytest.mark.parametrize(("times", "expected"), [(0.97, "clean"), (1.03, "warning")])
+def test_changes_of_a_length_below_a_billionth_of_it_are_rounding(times, expected):
+    lengths = [500 + 500e-9 * times * (step % 2) for step in range(STEPS + 1)]
+    assert diagnose_log("RDT019", response_length=lengths, reward=[0, 1] * 30 + [0]).split()[1] == expected
+
+
 @pytest.mark.parametrize(("every", "expected"), [(1, ["RDG012"]), (5, [])])
 def test_a_log_that_begins_after_some_updates_says_less_of_the_reference(every, expected):
     report = check_log("RDG012", "trl", kl=[0.1] * 8, beta=0.1, every=every)
     assert [one.code for one in report.findings] == expected
 
 
-@pytest.mark.parametrize("case", NEW)
-def test_what_few_lines_and_changes_of_level_show(case):
-    code, series, expected = NEW[case]
+@pytest.mark.parametrize(("code", "series", "expected"), NEW.values(), ids=NEW)
+def test_what_few_lines_and_changes_of_level_show(code, series, expected):
     assert diagnose_log(code, **series).split()[1] == expected
 
 

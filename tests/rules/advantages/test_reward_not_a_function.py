@@ -109,6 +109,12 @@ def test_nothing_to_compare():
         assert word in skipped.reason
 
 
+def test_responses_without_a_token_are_none():
+    ids = [[], [], [5, 6], [5, 7], [5, 7]]
+    batch = toy_batch([[1, 0, 1, 0, 1]], lengths=[0, 0, 2, 2, 2], per_token={"response_ids": ids})
+    assert values(found_by(CODE, batch, trainer=None))["copies"] == 1
+
+
 def test_rewards_of_other_rows_follow_where_equal_responses_alone_tell():
     draw = np.random.default_rng(5)
     steps = []

@@ -61,6 +61,12 @@ def test_numbers_of_turns_say_which_are_the_same():
     assert values(found_by(CODE, other, trainer=None))["lost_turns"] == 3
 
 
+def test_a_row_of_no_trajectory_is_one_of_its_own():
+    # -1: the second row has none, and is not of the trajectories 0, 1 or 2.
+    batch = agents([1, 1, 0, 0, 0, 0, 1, 1], ALL, ALL, per_row={"trajectory_id": [0, -1, -1]})
+    assert values(found_by(CODE, batch, trainer=None))["lost_turns"] == 1
+
+
 def test_one_turn_each_is_not_applicable():
     report = report_on(agents([1, 1], turns=[("model", 0, 2)]), select=[CODE], trainer=None)
     assert outcomes(report) == {CODE: "not applicable"}

@@ -148,6 +148,17 @@ def test_equal_responses_that_agree_by_chance():
     assert outcome(steps_of_copies(order, steps=1)) == "skipped"
 
 
+@pytest.mark.parametrize("names", [("judge", "format"), ("format", "judge")])
+def test_copies_are_those_of_the_function_that_differs_most(names):
+    order = np.random.default_rng(5).permuted(np.arange(ROWS).reshape(GROUPS, SIZE), axis=1).ravel()
+    steps = []
+    for one, moved in zip(steps_of_copies(None, steps=12), steps_of_copies(order, steps=12), strict=True):
+        of_function = {"format": one.per_row["reward"], "judge": moved.per_row["reward"]}
+        steps.append(replace(one, rewards={name: of_function[name] for name in names}))
+    alone = outcome(steps_of_copies(order, steps=12)).measures["differing_copies"].value
+    assert outcome(steps).measures["differing_copies"].value == alone > 0
+
+
 def truncated(order, *, right=0.0):
     found = []
     for step in range(12):

@@ -75,10 +75,17 @@ def test_two_places_are_not_enough():
 
 
 def test_rows_of_older_weights_may_disagree():
-    stale = [one.batch(without=()) for one in run(2, spoilt=0.1, lag=[1] * 64 + [0] * 64)]
-    fresh = values(found(stale))["confident_tokens"]
+    stale = found([one.batch(without=()) for one in run(2, spoilt=0.1, lag=[1] * 64 + [0] * 64)])
+    fresh = values(stale)["confident_tokens"]
     assert 0 < fresh < values(found([one.batch() for one in run(2, spoilt=0.1)]))["confident_tokens"]
-    assert "mean_abs_delta_lag_1" in values(found(stale))
+    assert "mean_abs_delta_lag_1" in values(stale)
+    assert "; mean absolute value by version lag: " in stale.message
+
+
+def test_one_version_lag_is_not_compared_with_others():
+    finding = found([one.batch(without=()) for one in run(2, spoilt=0.1, lag=[0] * 128)])
+    assert "mean_abs_delta_lag_0" in values(finding)
+    assert "by version lag" not in finding.message
 
 
 def test_exact_zeros_are_placeholders_and_not_confidence():
