@@ -82,7 +82,7 @@ class FixEffect:
         told = Told(*(int(value or 0) for value in counts.row(0)))
         if told.told and told.fixed == told.told:
             return None
-        rows, shift, *sums = table.select(pl.sum(f"{label}/{name}" for name in ("rows", "shift", *OF_STEP))).row(0)
+        rows, shift, *sums = table.select(pl.sum(*(f"{label}/{name}" for name in ("rows", "shift", *OF_STEP)))).row(0)
         l1, square, fixed_l1, fixed_square, versus, dot = map(float, sums)
         change = versus / (fixed_l1 or l1) if fixed_l1 or l1 else None
         if not rows and (change or 0.0) <= ROUNDING:

@@ -268,7 +268,7 @@ class DuplicateResponses(TableRule):
 
     def unseen_reason(self, run: Measured, context: Context) -> Missing | None:
         """Responses so likely that copies of them would be chance."""
-        half = self._least(run.table["all_pairs"].sum()) / 2
+        half = self._least(float(run.table["all_pairs"].sum())) / 2
         if not run.table["told_rows"].sum() or run.table["nats"].ge(half).any():
             return None
         return Missing(
@@ -278,7 +278,7 @@ class DuplicateResponses(TableRule):
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """An error where chance is out, a warning where temperature 0 is not, information otherwise."""
-        least = self._least(run.table["all_pairs"].sum())
+        least = self._least(float(run.table["all_pairs"].sum()))
         resampled, replayed = run.count("resampled_responses"), run.count("replayed_responses")
         if run["impossible_copies"] or run["impossible_copies_in_other_groups"]:
             return self._impossible(run, least)

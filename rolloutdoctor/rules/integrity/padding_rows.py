@@ -149,7 +149,7 @@ class PaddingRows(RowCountingRule):
     def inconclusive_reason(self, run: AuditedMeasured, context: Context) -> Missing | None:
         """Copies that nothing tells from repeated samples."""
         copied = int(run.table["copied"].sum())
-        if not copied or run.shown or run.compared or self.code in context.causes:
+        if not copied or run.table["shown"].sum() or run.compared or self.code in context.causes:
             return None
         return Missing(
             f"{counted(copied, 'row')} repeat another of their group, and no logged advantage tells whether they were "

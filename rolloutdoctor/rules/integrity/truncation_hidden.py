@@ -194,7 +194,7 @@ class TruncationHidden(TableRule):
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """An error where rows say so themselves, a warning where they do not reproduce the log."""
         hidden, cap, mass = run.count("hidden_rows"), run.count("length"), run["advantage_mass_share"]
-        beside = run.table.filter(_at_cap())["beside"].sum()
+        beside = int(run.table.filter(_at_cap())["beside"].sum())
         at_limit, ended, nats = _ends(run.table)
         # Whichever of the rows at the limit these are.
         ways = lgamma(at_limit + 1) - lgamma(ended + 1) - lgamma(at_limit - ended + 1)
