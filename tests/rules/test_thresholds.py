@@ -428,6 +428,14 @@ BOUNDARIES = [
         {"learning_rate": turns(RATE, 0.0, at=15, steps=20)},
         ("warning", "error"),
     ),
+    Boundary(
+        "RDT012",
+        "fewest_rates",
+        # Eight decimals, as a console prints them: two rates may be so by chance.
+        {"learning_rate": [3e-8, 2e-8] * 5 + [0.0] * 10},
+        {"learning_rate": [3e-8, 2e-8, 1e-8] * 5 + [0.0] * 10},
+        ("error", "skipped"),
+    ),
     Boundary("RDT014", "updates", of_batches(16), of_batches(17), ("clean", "warning")),
     steps_of("RDT017", 10, "warning", tool_calls=0.0),
     Boundary(
