@@ -64,7 +64,7 @@ class RewardNotAFunction(TableRule):
     code = "RDA015"
     name = "reward-not-a-function"
     references = ("https://arxiv.org/abs/2510.00915",)
-    reads = ("reward", "rewards", "prompt", "tokens", "trajectory_id")
+    reads = ("reward", "rewards", "prompt", "trajectory_id")
     adds = ("response",)
     needs_objective = False
     splits = ("train",)
@@ -86,7 +86,7 @@ class RewardNotAFunction(TableRule):
         return prompt_columns(context.columns) | {"rewards", "trajectory_id"}
 
     def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
-        """Hash each response."""
+        """Hash each response: 0 for one without tokens or text."""
         has_ids = block.is_logged("response_ids")
         return {"response": block.prefixes.at_lengths_NK[:, -1] if has_ids else block.row_column("response")}
 
@@ -95,9 +95,8 @@ class RewardNotAFunction(TableRule):
 
         `at_group` is a copy of a response of the group; those of no copy are compared with those of other groups.
         """
-        has_tokens, part = pl.col("tokens") > 0, (*STEP_KEY, "trajectory_id")
+        is_there, part = pl.col("response") != 0, (*STEP_KEY, "trajectory_id")
         whole = pl.col("trajectory_id").is_null() | (pl.len().over(part) == 1)
-        is_there = pl.when(has_tokens.any().over(STEP_KEY)).then(has_tokens).otherwise(pl.col("response") != 0)
         named = [name for name in rows.columns if name.startswith("rewards/")] or ["reward"]
         index = [*STEP_KEY, "row", "group", "group_id", "sample_id", "prompt", "response"]
         value, at_group, of_step = pl.col("value"), pl.col("at_group"), [*STEP_KEY, "function"]

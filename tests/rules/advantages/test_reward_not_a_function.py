@@ -115,6 +115,12 @@ def test_responses_without_a_token_are_none():
     assert values(found_by(CODE, batch, trainer=None))["copies"] == 1
 
 
+def test_responses_of_unknown_text_are_no_copies():
+    # Tokens without ids, and no text of the first two rows.
+    batch = toy_batch([[1, 0, 1, 0, 1]], lengths=2, per_row={"response": [0, 0, 7, 8, 8]})
+    assert values(found_by(CODE, batch, trainer=None))["copies"] == 1
+
+
 def test_rewards_of_other_rows_follow_where_equal_responses_alone_tell():
     draw = np.random.default_rng(5)
     steps = []
