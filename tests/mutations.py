@@ -32,7 +32,7 @@ SHARED = (
 """Files of tests of all rules, by code."""
 
 LONGEST = 900
-"""Seconds for the tests of a rule: a change that does not end is noticed."""
+"""Seconds of the processor for the tests of a rule: a change that does not end is noticed, a busy machine is not."""
 
 BROKEN = 99
 """Exit code of a process that could not run the tests at all."""
@@ -167,7 +167,7 @@ def tested(root: Path, one: Mutation, code: str) -> int:
     """Run the fast tests that name the rule, in this process, and return what pytest returns."""
     import pytest
 
-    signal.alarm(LONGEST)
+    signal.setitimer(signal.ITIMER_PROF, LONGEST)
     os.chdir(root)
     sys.path[:0] = [str(root), str(root / "tests")]
     rule = Path(one.path)
