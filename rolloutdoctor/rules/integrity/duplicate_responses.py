@@ -131,14 +131,14 @@ class DuplicateResponses(TableRule):
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
         """One line for each response that recurs in its step, sums over the others, and the sample that is followed.
 
-        They are those with a token, or in a step without tokens with a text. `is_copy` repeats a response of its
+        They have ids or a text, and a token unless no row of the step has any. `is_copy` repeats a response of its
         group, `is_across` is the first of its group that repeats one of another; `prefixed` and `prefixed_across` are
         the same of prefixes.
         """
         has_tokens, nats = pl.col("tokens") > 0, pl.col("nats")
         size, copies = pl.col("size"), pl.col("copies")
         rows = (
-            rows.filter(pl.when(has_tokens.any().over(STEP_KEY)).then(has_tokens).otherwise(pl.col("response") != 0))
+            rows.filter(pl.col("response") != 0, has_tokens | ~has_tokens.any().over(STEP_KEY))
             .with_columns(
                 told=(pl.col("told") > 0).fill_null(value=False),
                 nats=(-pl.col("log_prob")).clip(lower_bound=0).fill_null(0.0),

@@ -173,6 +173,13 @@ def test_texts_of_a_step_without_tokens_beside_one_with_some():
     assert values(find(*texts))["copies"] == 3
 
 
+def test_responses_of_which_nothing_is_known_are_no_copies():
+    batch = toy_batch([[1, 0, 1, 0]], per_row={"response": [5, 0, 0, 6]}, lengths=8, policy=-9.0)
+    assert find(batch) is None
+    batch.per_row["response"][:] = torch.tensor([5, 5, 0, 0])
+    assert values(find(batch))["copies"] == 1
+
+
 def test_a_sample_of_a_long_run_is_the_same_in_any_order():
     letters = "".join(map(chr, range(100, 400)))
     batches = [batch_of([letters], nats=9.0 + step, step=step) for step in range(3)]
