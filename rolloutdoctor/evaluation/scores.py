@@ -292,10 +292,12 @@ def first_of_trajectory(
 ) -> Tensor | None:
     """The row that counts for each row's trajectory in its group, ``[N]`` int64: the first in the baseline.
 
-    None where every row is its own. Source: miles ``_normalize_rewards_by_rollout``.
+    None where every row is its own. Source: miles ``_normalize_rewards_by_rollout``; verl
+    ``compute_advantage_for_multi_trajectories`` takes the last row, of which the same is true if the rewards are equal.
 
     Raises:
-        CannotComputeError: if the rows of one have different rewards, where miles fails.
+        CannotComputeError: if the rows of one have different rewards, where miles fails, or with "last" different
+            masks, of which some are empty: verl gives an empty last row, and so all rows, an advantage of 0.
     """
     trajectory_N = batch.per_row.get("trajectory_id")
     if trajectory_N is None or not objective.advantage.one_vote:
@@ -311,6 +313,14 @@ def first_of_trajectory(
         raise CannotComputeError(
             f"{int(differs_N.sum())} rows have another reward than the first of their trajectory, which counts once"
         )
+    if objective.advantage.one_vote == "last" and "response_mask" in batch.per_token:
+        empty_N = batch.trained.diff() == 0
+        differs_N = empty_N != empty_N[first_N]
+        if bool(differs_N.any()):
+            raise CannotComputeError(
+                f"{int(differs_N.sum())} rows have no trained token or are of a trajectory with such a row: whether "
+                "that is its last one, which leaves the others without an advantage, is not in the rows"
+            )
     return None if bool((first_N == row_N).all()) else first_N
 
 

@@ -148,7 +148,8 @@ class AdvantageRule:
         score_bounds: what that score is clamped to before it is given to the tokens; None: nothing.
         zero_tail: no baseline where the only longest row of a group is beyond every other (optimal token baselines).
         one_vote: rows of one trajectory (`trajectory_id`) count once in the baselines and scales of their group, with
-            the score that they share, and all get its advantage.
+            the score that they share, and all get its advantage; "last": that of the trajectory's last row, which the
+            rows do not name, so that its mask has to be like theirs, empty or not.
         resets_at_mask: a discounted return over the trained tokens starts anew before every masked span.
         groups_of: the trainer cuts the batch into groups of so many rows by position, whichever they are of; 0: of a
             number that nothing says; None: groups are those of their ids.
@@ -201,7 +202,7 @@ class AdvantageRule:
     of_group: str | None = None
     score_bounds: tuple[float, float] | None = None
     zero_tail: bool = True
-    one_vote: bool = False
+    one_vote: bool | Literal["last"] = False
     resets_at_mask: bool = False
     masked_end: Literal["counts", "lost", "zero", "last"] = "counts"
     empty_is_zero: bool = False

@@ -7,13 +7,15 @@ verl takes advantage estimators under new names (`register_adv_est`), and import
 
 and ``VERL_USE_EXTERNAL_MODULES=that_module ... algorithm.adv_estimator=recorded_grpo`` compute what ``grpo`` computes,
 and record what an estimator is given: the groups, the scores, the mask that is left after rejection, the advantages.
-Log-probs are not given to an estimator. Whoever has verl's whole batch in hand, in a trainer of their own, records all
+Log-probs are not given to an estimator. verl's V1 trainer takes one output of each session for ``grpo`` by that name
+alone, and any other estimator gets all outputs: with agent loops of several outputs ``recorded_grpo`` is not ``grpo``,
+and `columns_of` is the way. Whoever has verl's whole batch in hand, in a trainer of their own, records all
 of it with `columns_of`.
 """
 
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,15 +107,22 @@ def record_estimator(
     return f"{PREFIX}{name}"
 
 
-def columns_of(data: Any, response_mask_pre: "Tensor | None" = None) -> dict[str, object]:  # noqa: ANN401 - a DataProto
+def columns_of(
+    data: Any,  # noqa: ANN401 - a DataProto
+    response_mask_pre: "Tensor | None" = None,
+    keys: Sequence[str] = (),
+) -> dict[str, object]:
     """Return what a verl batch says of its rows, as arguments of `StepRecorder.record_step`.
 
     Args:
         data: a `verl.DataProto` whose advantages are computed, with `responses` and `attention_mask`.
         response_mask_pre: ``[N, T]``, `response_mask` before the rollout correction replaced it.
+        keys: those of the rows in the V1 trainer's batch (`KVBatchMeta.keys`), ``{uid}_{session}_{output}``: the
+            outputs of a session are the rows of one trajectory.
 
     Raises:
-        UsageError: if the batch lacks `responses` or `attention_mask`.
+        UsageError: if the batch lacks `responses` or `attention_mask`, or if there are not as many keys of that form
+            as rows.
     """
     batch, others = data.batch, data.non_tensor_batch
     names = set(batch.keys())
@@ -129,6 +138,20 @@ def columns_of(data: Any, response_mask_pre: "Tensor | None" = None) -> dict[str
         found |= _scores(batch["token_level_scores"])
     if "uid" in others:
         found["group_id"] = [str(each) for each in others["uid"]]
+    if keys:
+        found["trajectory_id"] = _trajectories(keys, len(batch["responses"]))
+    return found
+
+
+def _trajectories(keys: Sequence[str], rows: int) -> list[int]:
+    from rolloutdoctor.trainers.verl.dump import trajectory_of
+
+    found = [number for key in keys if (number := trajectory_of(key)) is not None]
+    if not len(found) == len(keys) == rows:
+        raise UsageError(
+            f"keys: {len(keys)} for {rows} rows, {len(found)} of the form uid_session_output; give KVBatchMeta.keys of "
+            "verl's V1 trainer"
+        )
     return found
 
 

@@ -21,11 +21,16 @@ HEADER, END = (90, 91, 92), 2
 GROUP, TASKS = 4, 5
 FAILS = "tool timed out"
 
-VERL = {"algorithm.adv_estimator": "grpo", "actor_rollout_ref.actor.loss_agg_mode": "token-mean"}
+VERL = {
+    "algorithm.adv_estimator": "grpo",
+    "actor_rollout_ref.actor.loss_agg_mode": "token-mean",
+    "trainer.use_v1": False,
+}
 PER_ROW = {
     "algorithm.adv_estimator": "grpo",
     "algorithm.norm_adv_by_std_in_grpo": False,
     "actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-mean",
+    "trainer.use_v1": False,
 }
 MILES = {"advantage_estimator": "grpo", "n_samples_per_prompt": GROUP}
 
@@ -455,7 +460,7 @@ CLEAN: Mapping[str, Agent] = {
     "failed rollouts with a reward": Agent(changes=(fails_with_reward, quotes)),
 }
 TRUE_OF_ROWS = ("RDA021",)
-"""True of verl's rows of one trajectory: each votes in the baseline of its group."""
+"""True of rows of one trajectory in verl's trainer before V1: each votes in the baseline of its group."""
 
 
 def clean_agents(seed: int = 0) -> Iterator[tuple[str, Callable[[Path], None], tuple[str, ...]]]:

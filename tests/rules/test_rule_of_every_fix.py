@@ -54,9 +54,10 @@ OPTIONS: dict[tuple[str, str], tuple[str, dict[str, object]]] = {
         "trainer.algorithm.loss_reduction": "token_mean_legacy", "trainer.algorithm.policy_loss_type": "regular",
     }),
     ("one-vote-per-rollout", "trl-rloo"): ("trl-rloo", {"beta": 0.0}),
+    ("one-vote-per-rollout", "verl"): ("verl", {**KL["verl"], "trainer.use_v1": False}),
     ("one-weight-per-trajectory", "trl"): ("trl", {"beta": 0.0, "loss_type": "grpo"}),
     ("one-weight-per-trajectory", "verl"): ("verl", {
-        "adv_estimator": "grpo", "loss_agg_mode": "seq-mean-token-mean",
+        "adv_estimator": "grpo", "loss_agg_mode": "seq-mean-token-mean", "trainer.use_v1": False,
     }),
     ("tool-spans", "verl"): ("verl@0.8.0", {"adv_estimator": "reinforce_plus_plus"}),
     ("masked-end", "verl"): ("verl@0.9.1", {"adv_estimator": "reinforce_plus_plus"}),

@@ -22,7 +22,8 @@ from rolloutdoctor.trainers.options import Layer
 AUDITED = [rule.code for rule in RULES if isinstance(rule, AuditedRule)]
 OPTIONS = {
     "trl": {"beta": 0.0, "num_generations": 8},
-    "verl": {"adv_estimator": "grpo"},
+    "verl": {"adv_estimator": "grpo", "trainer.use_v1": False},
+    "verl v1": {"adv_estimator": "grpo", "trainer.use_v1": True},
     "verl rf++": {"adv_estimator": "reinforce_plus_plus", "gamma": 0.97},
     "verl gae": {"adv_estimator": "gae"},
     "slime": {},
@@ -308,6 +309,7 @@ def test_segments_that_count_one_by_one_are_named_in_a_run_that_counts_trajector
 
 def test_a_run_that_counts_trajectories_as_it_says_is_clean():
     assert is_clean(run_of("slime", segmented(), stated=(ONE_VOTE,)))
+    assert is_clean(run_of("verl v1", segmented()))
 
 
 def test_trajectories_of_one_segment_have_one_vote_anyway():
@@ -319,7 +321,7 @@ def test_trajectories_of_one_segment_have_one_vote_anyway():
 
 
 def test_a_run_that_never_counts_trajectories_has_no_segments_to_blame():
-    assert not any(applies(by_name("every-segment-votes"), name) for name in OPTIONS)
+    assert {name for name in OPTIONS if applies(by_name("every-segment-votes"), name)} == {"verl v1"}
     assert of_fault(run_of("slime", segmented())) == [choose(ONE_VOTE).fix.code]
 
 

@@ -32,7 +32,7 @@ class SeveralVotes(ReleaseFaultRule):
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
     >>> batch = toy_batch([[1, 1, 1, 0]], per_row={"trajectory_id": [0, 0, 0, 1]})
-    >>> diagnose_one("RDA021", batch, trainer="verl", adv_estimator="grpo")
+    >>> diagnose_one("RDA021", batch, trainer="verl", adv_estimator="grpo", use_v1=False)
     'RDA021 warning exposed: rows_changed 4'
     """
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def has_one_vote(objective: Objective) -> bool:
     """Return True if the rows of a trajectory count once in a baseline."""
-    return objective.advantage.one_vote
+    return bool(objective.advantage.one_vote)
 
 
 def returns_pass_masks(objective: Objective) -> bool:

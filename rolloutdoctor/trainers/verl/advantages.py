@@ -212,6 +212,7 @@ def advantage_rule(config: Config) -> AdvantageRule:
         lam=config.number("algorithm.lam"),
         numeric_ids=NUMERIC_IDS.get(estimator, "never"),
         sums_tokens=True,
+        one_vote="last" if estimator == "grpo" and config["trainer.use_v1"] else False,
         resets_at_mask=config.version < (0, 9),
         reward_keys=keys,
         reward_weights=weights,

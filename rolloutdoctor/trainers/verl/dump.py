@@ -1,6 +1,7 @@
 """verl's rollout dumps: `trainer.rollout_data_dir/{step}.jsonl`."""
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from rolloutdoctor.io.metadata import RunMetadata
 from rolloutdoctor.results.errors import InputError
 
 _KEYS = {"input", "output", "score", "step"}
-_COLUMNS = ("step", "group_id", "sample_id", "reward", "prompt", "response", "ground_truth")
+_COLUMNS = ("step", "group_id", "sample_id", "reward", "trajectory_id", "prompt", "response", "ground_truth")
 
 Groups = dict[tuple[int, bytes], int]
 
@@ -21,11 +22,10 @@ class VerlRollouts:
     """Rollouts that verl writes to `trainer.rollout_data_dir`, one file for each step.
 
     Written by ``_log_rollout_data`` and ``_write_generations`` of ``verl/trainer/ppo/v1/trainer_base.py`` (V1: with a
-    `uid` ``{prompt}_{session}_{output}``, so the group is what is before the last two parts) and of
-    ``verl/trainer/ppo/ray_trainer.py`` (V0: without one, so the group is the rows of a step with an equal `input`, and
-    a prompt that was drawn twice in one step makes one group of two). Read and compared with verl 0.9.1. `score` is
-    the sum of the token-level scores, before any KL. Files of `validation_data_dir` look the same and are read as
-    training rows. Token ids, masks and log-probs are not in these files.
+    `uid` ``{prompt}_{session}_{output}``, a group, a trajectory and its row) and of ``verl/trainer/ppo/ray_trainer.py``
+    (V0: without one, so the group is the rows of a step with an equal `input`, and a prompt that was drawn twice in one
+    step makes one group of two). Read and compared with verl 0.9.1. `score` is the sum of the token-level scores before
+    any KL. Files of `validation_data_dir` look the same and are read as training rows. No ids, masks or log-probs.
     """
 
     name = "verl"
@@ -80,7 +80,6 @@ class _Reader:
         self._torn: list[tuple[str, int | None]] = []
         self._empty = 0
         self._without_uid = False
-        self._has_several = False
         self._first_step: int | None = None
 
     def add(self, file: Source) -> None:
@@ -113,11 +112,6 @@ class _Reader:
             self.sink.note(f"{name}: the last line was not written to its end, and is left out")
         if self._empty:
             self.sink.note(f"{self._empty} files are empty")
-        if self._has_several:
-            self.sink.note(
-                "sessions with several outputs (a uid that does not end in _0): verl takes its baseline over the last "
-                "output of each session alone, and here every output is a row of the group"
-            )
         if self._without_uid:
             self.sink.note(
                 "no uid in the rows: rows of a step with the same input are one group, so a prompt that was drawn "
@@ -140,12 +134,17 @@ class _Reader:
             self._without_uid |= "uid" not in row
             score = cells.number(row.get(self.score), f"{line.where}: {self.score}")
             sample = str(row["uid"]) if "uid" in row else f"{step}-{line.number - 1}"
-            self._has_several |= "uid" in row and not sample.endswith("_0")
-            texts = (row.get("input"), row.get("output"), row.get("gts")) if self.sink.text else ()
-            rows.append((step, _group(row, step, groups), sample, score, *map(cells.text, texts)))
+            texts = map(cells.text, (row.get("input"), row.get("output"), row.get("gts")) if self.sink.text else ())
+            rows.append((step, _group(row, step, groups), sample, score, trajectory_of(sample), *texts))
         if rows:
             self.sink.write(dict(zip(_COLUMNS, zip(*rows, strict=True), strict=False)))
         return last
+
+
+def trajectory_of(key: str) -> int | None:
+    """Return a number for the session of a key ``{uid}_{session}_{output}``; None for other keys."""
+    found = re.fullmatch(r"(?s)(.*_[0-9]+)_[0-9]+", key)
+    return int.from_bytes(_digest(found[1])[:8], "little") >> 1 if found else None
 
 
 def _group(row: dict[str, object], step: int, groups: Groups) -> str:

@@ -385,7 +385,7 @@ TRAINER = Trainer(
         "metrics": _FILE_LOGGER,
     },
     agents={
-        "trajectory_id": "in V1 the keys of a batch are {uid}_{session}_{i}: save a number for each {uid}_{session}",
+        "trajectory_id": "a V1 dump has the keys {uid}_{session}_{i}; give them to columns_of(data, keys=batch.keys)",
         "task_id": "save `index`, which the data set takes from extra_info",
         "turns": "an agent loop keeps only its response_mask: turns are derived from it",
         "error": "in V1 a session that fails gives no row",

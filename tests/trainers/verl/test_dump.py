@@ -103,13 +103,18 @@ def test_the_group_is_what_is_before_the_last_two_parts(tmp_path, uid):
 
 
 @pytest.mark.parametrize("odd", [{}, {"step": 1.0}])
-def test_several_outputs_of_a_session_are_spoken_of(tmp_path, odd):
-    """verl's baseline has one vote for each session; whichever way the lines are read."""
+def test_the_outputs_of_a_session_are_a_trajectory(tmp_path, odd):
+    """Whichever way the lines are read."""
     row = {"input": "a", "output": "b", "score": 1.0, "step": 1} | odd
-    (tmp_path / "1.jsonl").write_text("".join(json.dumps(row | {"uid": f"p_0_{each}"}) + "\n" for each in (0, 1)))
+    uids = ("p_0_0", "p_0_1", "p_1_0", "q_0_0", "0_0", "p_x_0", "p_0_-1")
+    (tmp_path / "1.jsonl").write_text("".join(json.dumps(row | {"uid": each}) + "\n" for each in uids))
     rows, sink = converted(tmp_path / "run.parquet", tmp_path)
-    assert [each["group_id"] for each in rows] == ["p", "p"]
-    assert "sessions with several outputs" in sink.notes[0]
+    found = [each["trajectory_id"] for each in rows]
+    assert found[0] == found[1]
+    assert len({*found[1:4]}) == 3
+    assert min(found[:4]) >= 0
+    assert found[4:] == [None] * 3
+    assert list(sink.notes) == []
 
 
 def test_a_prompt_that_was_drawn_twice_is_one_group_without_uid(tmp_path):
