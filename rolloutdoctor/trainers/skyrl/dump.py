@@ -33,7 +33,8 @@ class SkyRlDump:
     Written by ``RayPPOTrainer.dump_data`` (skyrl/train/trainer.py) as a pickle of ``TrainingInputBatch``
     (skyrl/backends/skyrl_train/training_batch.py), read and compared with a9564572eb8e. Nothing of the pickle is
     imported or run: names stand for nothing, but for the one that holds the fields, and arrays are made of their bytes.
-    Groups and mini-batches are those of its metadata. Rewards are taken out before the file is written.
+    Groups, mini-batches and, with `step_wise_trajectories` and the fully asynchronous trainer, which alone leaves
+    `is_last_step` there, trajectories are those of its metadata. Rewards are taken out before the file is written.
     """
 
     name = "skyrl"
@@ -108,6 +109,9 @@ def _columns(file: Source, step: int) -> dict[str, Sequence[object]]:
     updates = _parts(file, metadata, "policy_mini_batch_boundaries", rows)
     if updates is not None:
         found["optim_step_id"] = updates
+    trajectories = _trajectories(file, metadata, rows)
+    if trajectories is not None:
+        found["trajectory_id"] = trajectories
     for name, column in _TOKENS.items():
         values = _array(file, fields, name)
         if values is not None:
@@ -143,6 +147,20 @@ def _parts(file: Source, metadata: Mapping[str, object], name: str, rows: int) -
     if bool((part < 0).any()):
         raise DataError(f"{file.name}: {name} leaves out rows")
     found: list[int] = part.tolist()
+    return found
+
+
+def _trajectories(file: Source, metadata: Mapping[str, object], rows: int) -> list[int] | None:
+    """Number of the trajectory that each row is a step of; None where the batch does not say.
+
+    Source: SkyRL ``RayPPOTrainer.compute_advantages_and_returns``.
+    """
+    last = metadata.get("is_last_step")
+    if last is None:
+        return None
+    if not isinstance(last, list) or len(last) < rows or any(type(each) is not bool for each in last):
+        raise DataError(f"{file.name}: is_last_step is not a list of True and False, one for each row")
+    found: list[int] = np.cumsum([False, *last])[:rows].tolist()
     return found
 
 

@@ -429,7 +429,7 @@ TRAINER = Trainer(
         "metrics": "give the log of SkyRL's tracker (trainer.logger) as well",
     },
     agents={
-        "trajectory_id": "SkyRL takes is_last_step out of the batch before it dumps it: record the batch of "
+        "trajectory_id": "only a dump of FullyAsyncRayPPOTrainer has is_last_step: record the batch of "
         "compute_advantages_and_returns with rolloutdoctor.recorders.own_loop, with the number of True in is_last_step "
         "before each row",
         "turns": "SkyRL keeps only loss_mask: turns are derived from it",

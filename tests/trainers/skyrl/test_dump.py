@@ -71,6 +71,28 @@ def test_what_is_hostile_or_damaged_is_refused(tmp_path, monkeypatch, state):
     assert not (tmp_path / "ran").exists()
 
 
+def dumped(path, **metadata):
+    """Write five rows of two tokens, the last of them padding."""
+    mask = {"format": "numpy", "data": np.ones((5, 2), np.float32).tobytes(), "dtype": "float32", "shape": (5, 2)}
+    state = {"batch_dict": {"response_mask": mask, "loss_mask": mask}, "metadata": {"pad_size": 1, **metadata}}
+    path.write_bytes(pickle.dumps(state))
+    return path
+
+
+def test_steps_of_a_trajectory_end_with_its_last(tmp_path):
+    path = dumped(tmp_path / FIRST.name, is_last_step=[False, True, True, False, True])
+    rows, _ = converted(tmp_path / "run.parquet", path, importer="skyrl")
+    assert [row["trajectory_id"] for row in rows] == [0, 0, 1, 2]
+    rows, _ = converted(tmp_path / "without.parquet", dumped(path), importer="skyrl")
+    assert "trajectory_id" not in rows[0]
+
+
+@pytest.mark.parametrize("last", [[True] * 3, [1, 0, 1, 1, 1], "TTTTT"], ids=["too short", "numbers", "a text"])
+def test_last_steps_of_another_form_are_refused(tmp_path, last):
+    with pytest.raises(DataError, match="is_last_step is not a list"):
+        converted(tmp_path / "run.parquet", dumped(tmp_path / FIRST.name, is_last_step=last), importer="skyrl")
+
+
 def test_a_file_that_is_cut_off(tmp_path):
     path = tmp_path / FIRST.name
     path.write_bytes(FIRST.read_bytes()[:-500])
