@@ -50,7 +50,7 @@ def spike(run: Measured, context: Context, *, fewest: int, peak_above: float, sm
     limit = peak_above * float(values.sum() - values.max()) / (len(values) - 1)
     if values.max() <= min(chance_limit(values, limit), MOST_KL):
         return None
-    is_small = (run["kl_max"] or 0) < small_kl or is_passing(values, values > limit)
+    is_small = (run["kl_max"] or 0) < small_kl or is_passing(values, values > limit, is_state=True)
     step = run.table.drop_nulls("kl")["step"][int(values.argmax())]
     return Oddity(
         severity=Severity.INFO if is_small else Severity.WARNING,

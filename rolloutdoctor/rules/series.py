@@ -200,23 +200,27 @@ PASSING = 0.02
 """Share of the lines below which several outliers are passing, if nothing changed after them."""
 
 
-def is_passing(values: "Values", odd: "NDArray[np.bool_]") -> bool:
+def is_passing(values: "Values", odd: "NDArray[np.bool_]", *, is_state: bool = False) -> bool:
     """Tell whether a few outliers left no trace: the level after them is at most twice that right before them.
 
     That is the level right after them, or of the last third. Outliers among the last lines may be the beginning of
-    something. What the values had risen to by then, or rise to later, as a KL does in every training, is no trace.
+    something; of values that are a state of the weights, as a KL is, a single one passed with the lines after it that
+    are back. What the values had risen to by then, or rise to later, as a KL does in every training, is no trace.
     """
     import numpy as np
 
     places = np.flatnonzero(odd)
     few = len(places) == 1 or len(places) < PASSING * len(values)
-    if not len(places) or not few or places[-1] >= len(values) - 3:
+    if not len(places) or not few or places[-1] == len(values) - 1:
+        return False
+    is_late = places[-1] >= len(values) - 3
+    if is_late and not (is_state and len(places) == 1):
         return False
     size = max(3, len(values) // 10)
     before, last = values[: places[0]][-size:], values[-max(1, len(values) // 3) :]
     after = values[places[-1] + 1 :][:size]
     reference = before if len(before) >= 3 else values
-    level = min(float(np.median(last)), float(np.median(after)))
+    level = float(after.max()) if is_late else min(float(np.median(last)), float(np.median(after)))
     return level <= 2 * max(float(np.median(reference)), 0.0)
 
 

@@ -217,6 +217,21 @@ def test_one_outlier_in_a_long_log_that_changed_nothing_is_information(tmp_path,
     assert found == ([severity] if severity else [])
 
 
+@pytest.mark.parametrize(
+    ("kl", "severity"),
+    [
+        pytest.param([2.5, 0.011], "info", id="the next line is back"),
+        pytest.param([2.5, 0.011, 0.02], "info", id="both lines are at most twice the level"),
+        pytest.param([2.5, 0.011, 0.021], "warning", id="one line is above twice the level"),
+        pytest.param([2.5, 2.4, 0.01], "warning", id="two outliers"),
+        pytest.param([2.5], "warning", id="nothing after it"),
+    ],
+)
+def test_one_kl_spike_near_the_end_is_information_once_the_kl_is_back(tmp_path, kl, severity):
+    path = trainer_state(tmp_path, *(ORDINARY | {"kl": each} for each in [0.01] * 40 + kl))
+    assert only(report_of(path), "RDM003")[0].severity.label == severity
+
+
 @pytest.mark.parametrize(("kl", "severity"), [(0.25, "info"), (2.5, "warning")])
 def test_a_spike_of_a_small_kl_is_information(tmp_path, kl, severity):
     path = trainer_state(tmp_path, *[ORDINARY | {"kl": 0.01}] * 20, ORDINARY | {"kl": kl})

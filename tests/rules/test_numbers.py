@@ -736,6 +736,14 @@ def test_a_distillation_needs_no_reward(tmp_path):
     assert not report.findings
 
 
+@pytest.mark.parametrize(("other", "found"), [({"teacher_kl": 2.0}, []), ({}, ["RDG012"])])
+def test_the_reference_of_a_distillation_is_its_teacher(tmp_path, other, found):
+    path = tmp_path / "metrics.jsonl"
+    lines = [{"step": at, "actor/ppo_kl": 0.0, "actor/kl_loss": 0.6} | other for at in range(1, STEPS)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [one.code for one in rd.check(path, select=["RDG012"]).findings] == found
+
+
 def test_words_about_distillation_beside_a_reward_are_none(tmp_path):
     path = tmp_path / "metrics.jsonl"
     lines = [{"step": at, "reward_mean": 0, "grad_norm": 0.1 + at, "distill_strength": 0.5} for at in range(STEPS)]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from rolloutdoctor.metric_names.training_kind import DISTILLATION
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
 from rolloutdoctor.rules.logged_quantities import not_logged
@@ -27,8 +28,9 @@ class ReferenceNotInitial(NumbersRule):
     steps; above 0.05 nats where fewer than six are logged; above 0.3 nats where the trainer's KL of a step may be
     measured after updates within it (verl, slime), since one step does not move a policy so far. Where the first line
     is of two to five steps, it is information above 0.3 nats, which is said beside "no fault was found" where the
-    learning rate of that line is below 1e-6. It is about a log alone, and skipped where that starts
-    later, as that of a resumed run does. Exposed: a reference may differ on purpose.
+    learning rate of that line is below 1e-6. It is about a log alone, and skipped where that starts later, as that of a
+    resumed run does; of a distillation the reference is the teacher, another model. Exposed: a reference may differ on
+    purpose.
 
     ## What to do
     Check which weights the reference was loaded from; for an adapter on top of another, merge that one first.
@@ -59,7 +61,9 @@ class ReferenceNotInitial(NumbersRule):
     """Steps of the first line; a warmup that long has hardly begun."""
 
     def inapplicable_reason(self, context: Context) -> str | None:
-        """Rollouts: log and rows may be numbered apart, so that the first KL need not be that of the first step."""
+        """Rollouts, which may be numbered apart from the log; a distillation, whose KL is to a teacher."""
+        if context.training_kind == DISTILLATION:
+            return "the reference of a distillation is its teacher, another model"
         return "tests logs without rollouts" if context.has_rows else None
 
     def unavailable_reason(self, context: Context) -> Missing | None:
