@@ -63,7 +63,15 @@ def test_skipped_without_the_column():
 FIX = "one-weight-per-trajectory"
 AVERAGES = [
     ("trl", {"loss_type": "grpo", "beta": 0.0, "scale_rewards": "none"}),
-    ("verl", {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False, "loss_agg_mode": "seq-mean-token-mean"}),
+    (
+        "verl",
+        {
+            "adv_estimator": "grpo",
+            "norm_adv_by_std_in_grpo": False,
+            "loss_agg_mode": "seq-mean-token-mean",
+            "trainer.use_v1": False,
+        },
+    ),
 ]
 
 
