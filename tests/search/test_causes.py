@@ -25,7 +25,8 @@ from rolloutdoctor.trainers.options import Layer
 SETUPS = {
     "trl": {"beta": 0.1, "num_generations": 4},
     "trl-rloo": {"beta": 0.05, "num_generations": 4},
-    "verl": {"adv_estimator": "grpo", "use_kl_loss": True, "kl_loss_coef": 0.1},
+    # Every row votes: its V1 trainer needs trajectories of one reward.
+    "verl": {"adv_estimator": "grpo", "use_kl_loss": True, "kl_loss_coef": 0.1, "trainer.use_v1": False},
     "slime": {"use_kl_loss": True, "kl_loss_coef": 0.1},
 }
 AUDITED = [rule.code for rule in RULES if isinstance(rule, AuditedRule)]
