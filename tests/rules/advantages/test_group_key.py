@@ -36,7 +36,7 @@ def test_groups_of_the_rows_of_one_trajectory():
     # The prompt of a later turn holds what was said before.
     prompts = [prompt for rollout in range(8) for prompt in (1 + rollout // 4, 100 + rollout)]
     batch = rows([2] * 8, prompts, trajectory_id=[rollout for rollout in range(8) for _ in range(2)])
-    assert values(found_by(CODE, batch, **GRPO))["split_prompts"] == 2
+    assert values(found_by(CODE, batch, **GRPO, use_v1=False))["split_prompts"] == 2
     # Without the column they are rows that are compared.
     assert found_by(CODE, rows([2] * 8, prompts), **GRPO) is None
 
