@@ -77,8 +77,8 @@ def compared_contexts(
     order = order[np.append(later[order][1:] != later[order][:-1], True)] if len(order) else order
     rows, before = later[order], earlier[order]
     of_N[rows] = responses[1][before]
-    kept_N[rows] = _common(flat, cuts[rows] + p_N[before], cuts[before] + p_N[before],
-                           np.minimum(responses[1][before], n_N[rows] - p_N[before]))  # fmt: skip
+    most = np.minimum(responses[1][before], n_N[rows] - p_N[before])
+    kept_N[rows] = _common(flat, cuts[rows] + p_N[before], cuts[before] + p_N[before], most)
     return Contexts(kind_N, kept_N, of_N)
 
 

@@ -17,7 +17,7 @@ import importlib
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rolloutdoctor.objective.estimators import SPECS
 from rolloutdoctor.recorders._background import warn
@@ -107,8 +107,15 @@ def record_estimator(
     return f"{PREFIX}{name}"
 
 
+class Batch(Protocol):
+    """What is read of a `verl.DataProto`: tensors by name, and what is no tensor."""
+
+    batch: Any
+    non_tensor_batch: Any
+
+
 def columns_of(
-    data: Any,  # noqa: ANN401 - a DataProto
+    data: Batch,
     response_mask_pre: "Tensor | None" = None,
     keys: Sequence[str] = (),
 ) -> dict[str, object]:

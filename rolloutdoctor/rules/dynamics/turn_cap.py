@@ -75,14 +75,29 @@ class TurnCap(NumbersRule):
 
 
 def _judged(run: Measured, since: int, what: str, *, is_fixed: bool = False) -> Judgement:
-    """Say since when; a number of turns that is fixed throughout may be the environment's."""
-    onset, lines = step_at(run, since), counted(len(run.table) - since, "logged step")
+    lines = counted(len(run.table) - since, "logged step")
+    return judged_at_cap(
+        step_at(run, since), lines, what, "the logged numbers of turns", whole=not since, fixed=is_fixed
+    )
+
+
+def judged_at_cap(onset: int, lines: str, what: str, evidence: str, *, whole: bool, fixed: bool) -> Judgement:
+    """Say since when; a number of turns that is fixed throughout may be the environment's.
+
+    Args:
+        onset: step from which on it is so.
+        lines: how many steps that are, in words.
+        what: what is so.
+        evidence: what shows it.
+        whole: it is so in the whole run.
+        fixed: the number of turns never was another one.
+    """
     return Judgement(
-        severity=Severity.INFO if is_fixed else Severity.WARNING,
+        severity=Severity.INFO if fixed else Severity.WARNING,
         confirmed=True,
-        headline=f"{what} in all of {lines}" if not since else f"{what} since step {onset}",
+        headline=f"{what} in all of {lines}" if whole else f"{what} since step {onset}",
         message=f"{what[0].upper()}{what[1:]}, in {lines} from step {onset} on.",
-        evidence="the logged numbers of turns",
+        evidence=evidence,
         advice=(
             f"read trajectories of step {onset}: look for calls that are repeated and answers that do not end the "
             "episode; raise the cap on turns, or penalize turns before it is reached"

@@ -7,8 +7,8 @@ from typing import Any
 import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
-from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.dynamics.turn_cap import judged_at_cap
 from rolloutdoctor.rules.series import ending
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
@@ -115,15 +115,5 @@ class TurnsAtCap(TableRule):
         is_fixed = not since or bool((table["low"][:since] == table["high"][:since]).all())
         onset, steps = int(table["step"][since]), counted(len(table) - since, "step")
         what = f"every trajectory takes {number(float(table['most'][0]))} turns"
-        return Judgement(
-            severity=Severity.INFO if is_fixed else Severity.WARNING,
-            confirmed=True,
-            headline=f"{what} in all of {steps}" if not since else f"{what} since step {onset}",
-            message=f"{what[0].upper()}{what[1:]}, in {steps} from step {onset} on.",
-            evidence="the turns of the model in each trajectory",
-            advice=(
-                f"read trajectories of step {onset}: look for calls that are repeated and answers that do not end the "
-                "episode; raise the cap on turns, or penalize turns before it is reached"
-            ),
-            measures={"onset": Measure(onset, "step")},
-        )
+        evidence = "the turns of the model in each trajectory"
+        return judged_at_cap(onset, steps, what, evidence, whole=not since, fixed=is_fixed)

@@ -325,7 +325,7 @@ def _of_context_end(ending: AtEnd) -> Words:
     return Words(
         _told_of(ending),
         "look at what the engine does near its longest sequence, speculative decoding first: draft tokens that no "
-        "longer fit; or leave room between the longest response and max_model_len",
+        "longer fit; or raise max_model_len above the longest prompt and response",
     )
 
 
