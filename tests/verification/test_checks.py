@@ -27,6 +27,13 @@ def test_the_formula_of_the_options_passes(function, as_):
     CASES.check(function, as_)
 
 
+def test_a_function_that_weighs_trajectories_is_told_of_them():
+    """verl gives its function the last row of each; miles gives its own all rows, and one that counts each fails."""
+    CASES.only("several rows of a trajectory").check(grpo, VERL)
+    with pytest.raises(AssertionError, match="several rows of a trajectory"):
+        CASES.check(grpo, "miles@0.1.0:advantage_estimator=grpo")
+
+
 @pytest.mark.parametrize(
     ("function", "as_", "words"),
     [

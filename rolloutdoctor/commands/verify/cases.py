@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.some_rows import without
+from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.testing import toy_batch
 
 AUX_LOSS = 0.8125
@@ -85,6 +86,16 @@ class Case:
             if (reward_N[own] != reward_N[own][0]).any():
                 found_N[own] = reward_N[own] - reward_N[own].mean()
         return found_N[:, None].to(self.dtype) * self.response_mask
+
+    def given_to(self, objective: Objective) -> RolloutBatch:
+        """Return the rows as a trainer gives them to its function.
+
+        verl picks the last row of every trajectory before it calls one, so each row that the function sees counts.
+        """
+        if objective.advantage.one_vote != "last":
+            return self.batch
+        per_row = {name: x_N for name, x_N in self.batch.per_row.items() if name != "trajectory_id"}
+        return replace(self.batch, per_row=per_row)
 
     def part(self, start: int, stop: int | None) -> "Case":
         """Return some responses as a micro-batch."""

@@ -87,18 +87,20 @@ class RolloutCases:
             UsageError: if `as_` or a parameter is not understood.
         """
         trainer, options = parsed(as_)
+        objective = objective_of(as_)
         batches = []
         for step, case in enumerate(self.cases):
+            given = case.given_to(objective)
             values = call(function, case, more).detach().double()
             if values.dim() == 2 and values.shape[1] == 1:
                 values = values[:, 0]
-            rows = {**case.batch.per_row}
-            tokens = {**case.batch.per_token}
+            rows = {**given.per_row}
+            tokens = {**given.per_token}
             if values.dim() == 1:
                 rows["advantage"] = values
             else:
                 tokens["advantages"] = case.pack(values)
-            batches.append(replace(case.batch, step=step, per_row=rows, per_token=tokens))
+            batches.append(replace(given, step=step, per_row=rows, per_token=tokens))
         stage = _stage(batches, {}, trainer, options, "advantages", allow)
         if stage.outcome != FOLLOWS:
             where = [

@@ -110,15 +110,15 @@ def written_test(trainer: str, layers: Sequence[Layer], function: str = "") -> s
 
 def _written(case: Case, objective: Objective) -> dict[str, object] | None:
     """A case as plain lists with what is expected; None where the trainer itself fails, or nothing is expected."""
-    without_kl = replace(objective, kl_loss=None)
+    batch, without_kl = case.given_to(objective), replace(objective, kl_loss=None)
     try:
-        single, double = (evaluate_rows(case.batch, without_kl, dtype) for dtype in (torch.float32, torch.float64))
+        single, double = (evaluate_rows(batch, without_kl, dtype) for dtype in (torch.float32, torch.float64))
     except CannotComputeError:
         return None
     if single is None or double is None:
         return None
     if double.advantage_N is not None:
-        view = StepView(case.batch, {}, evaluations={AS_CONFIGURED: Evaluation(case.batch, objective, single, None)})
+        view = StepView(batch, {}, evaluations={AS_CONFIGURED: Evaluation(batch, objective, single, None)})
         expected, radius = double.advantage_N, view.advantage_radius()
     else:
         assert single.advantage_T is not None
