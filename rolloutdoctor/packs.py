@@ -115,6 +115,7 @@ DUMPS = (
     "trainers.tinker_cookbook.dump:TinkerCookbook",
     "trainers.rllm.dump:Rllm",
     "trainers.areal.dump:Areal",
+    "trainers.nemo_gym.dump:NemoGymRollouts",
     "trainers.verifiers.dump:Verifiers",
 )
 """Readers of dumps, in the order in which they are asked whether a dump is theirs."""

@@ -6,6 +6,7 @@ from importers.importing import DATA, converted, findings, findings_of_run, slim
 DUMPS = {
     "ms-swift": ["ms_swift"],
     "miles": ["miles"],
+    "nemo-gym": ["nemo_gym/rollouts.jsonl"],
     "nemo-rl": ["nemo_rl/grpo"],
     "areal": ["areal/rollout"],
     "open-instruct": ["open_instruct"],
@@ -45,6 +46,7 @@ def test_round_trip_of_the_layout_that_slime_documents(tmp_path):
     "name",
     [
         "areal/rollout/1/4.jsonl",
+        "nemo_gym/rollouts.jsonl",
         "nemo_rl/grpo/train_data_step1.jsonl",
         "open_instruct/run_rollouts_000000.jsonl",
         "prime_rl/token_exports/step_1/rank_0.jsonl",

@@ -51,6 +51,7 @@ DUMPS = {
     "skyrl": (first("skyrl"), (), None, 0, "rolloutdoctor.recorders.own_loop"),
     "verifiers": (first("verifiers/0a1b2c3d"), (), "verl", 1, "the trainer that uses the environment"),
     "verifiers-traces": (first("verifiers_traces/0a1b2c3d"), (), "verl", 1, "the trainer that uses the environment"),
+    "nemo-gym": (first("nemo_gym/*"), (), "verl", 1, "the trainer that uses them has the rest"),
     "responses": (first("responses/*.json"), (), "verl", 1, "rolloutdoctor.recorders.own_loop"),
     "mapped": (mapped, (), "verl", 2, "--map COLUMN=WHERE"),
 }
