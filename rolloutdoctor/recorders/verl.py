@@ -16,6 +16,7 @@ of it with `columns_of`.
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -145,9 +146,50 @@ def columns_of(
         found |= _scores(batch["token_level_scores"])
     if "uid" in others:
         found["group_id"] = [str(each) for each in others["uid"]]
+        tasks = _tasks(batch, others)
+        if tasks is not None:
+            found["task_id"] = tasks
     if keys:
         found["trajectory_id"] = _trajectories(keys, len(batch["responses"]))
     return found
+
+
+def _tasks(batch: Any, others: Any) -> list[str | None] | None:  # noqa: ANN401 - see `Batch`
+    """Name the task of each row by `index` of its `extra_info`, its place in the data; None where that names none.
+
+    verl's own `index` is 0 for data without one (``RLHFDataset.__getitem__``, verl/utils/dataset/rl_dataset.py), so it
+    is not read. Places begin anew in every data source and split. A place that two uids of a batch share is of one task
+    if they share a prompt, which an agent's outputs after the first do not; else it names no task, in the whole batch.
+    """
+    infos = others.get("extra_info")
+    if infos is None:
+        return None
+    sources = others.get("data_source", [None] * len(infos))
+    found = [_task(info, source) for info, source in zip(infos, sources, strict=True)]
+    rows: dict[str, dict[str, list[int]]] = {}
+    for row, (task, uid) in enumerate(zip(found, others["uid"], strict=True)):
+        if task is not None:
+            rows.setdefault(task, {}).setdefault(str(uid), []).append(row)
+    shared = [list(of_uid.values()) for of_uid in rows.values() if len(of_uid) > 1]
+    # One prompt alone does not show that places tell prompts apart.
+    if not rows or len({*others["uid"]}) < 2 or (shared and "prompts" not in set(batch.keys())):
+        return None
+    is_named = all({*_prompts(batch, first)} & {*_prompts(batch, other)} for first, *rest in shared for other in rest)
+    return found if is_named else None
+
+
+def _task(info: object, source: object) -> str | None:
+    index = info.get("index") if isinstance(info, Mapping) else None
+    if not isinstance(info, Mapping) or not isinstance(index, (Integral, str)) or isinstance(index, bool):
+        return None
+    return "/".join(str(part) for part in (source, info.get("split"), index) if part is not None)
+
+
+def _prompts(batch: Any, rows: Sequence[int]) -> list[tuple[int, ...]]:  # noqa: ANN401 - see `Batch`
+    """The token ids of the prompts of some rows, without padding."""
+    ids_RP = batch["prompts"][list(rows)]
+    real_RP = batch["attention_mask"][list(rows), : ids_RP.shape[1]] != 0
+    return [tuple(ids_P[real_P].tolist()) for ids_P, real_P in zip(ids_RP, real_RP, strict=True)]
 
 
 def _trajectories(keys: Sequence[str], rows: int) -> list[int]:

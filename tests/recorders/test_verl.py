@@ -179,6 +179,61 @@ def test_a_whole_batch(tmp_path, monkeypatch):
         columns_of(Batch({"responses": inside}, {}))
 
 
+def tasks(infos, uids, prompts, sources=("gsm8k",)):
+    """What `columns_of` takes the tasks of rows to be, of prompts that are padded on the left."""
+    from rolloutdoctor.recorders.verl import columns_of
+
+    rows = len(infos)
+    ids = torch.tensor([[0] * (2 - len(prompt)) + list(prompt) for prompt in prompts])
+    batch = {"prompts": ids, "responses": torch.ones(rows, 2).long(), "response_mask": torch.ones(rows, 2)}
+    batch["attention_mask"] = torch.cat([(ids != 0).long(), torch.ones(rows, 2).long()], 1)
+    others = {"uid": np.array(list(uids), dtype=object), "extra_info": np.array(infos, dtype=object)}
+    others["data_source"] = np.array([*sources] * (rows // len(sources)), dtype=object)
+    return columns_of(Batch(batch, others)).get("task_id")
+
+
+def place(index, split="train"):
+    return {"split": split, "index": index}
+
+
+def test_a_task_is_a_place_in_the_data():
+    infos = [place(3), place(3), place(np.int64(4)), place("b", None)]
+    assert tasks(infos, "aabc", [(1, 2)] * 2 + [(5,)] * 2) == [
+        *["gsm8k/train/3"] * 2,
+        "gsm8k/train/4",
+        "gsm8k/b",
+    ]
+    # Places begin anew in every source.
+    assert tasks([place(0)] * 2, "ab", [(1,), (2,)], ("gsm8k", "math")) == ["gsm8k/train/0", "math/train/0"]
+
+
+@pytest.mark.parametrize("info", [{}, None, {"index": None}, {"index": True}, {"index": 1.5}])
+def test_data_without_places(info):
+    """verl's own index is 0 for these."""
+    assert tasks([info] * 2, "ab", [(1,), (2,)]) is None
+    assert tasks([info, place(0)], "ab", [(1,), (2,)]) == [None, "gsm8k/train/0"]
+
+
+def test_a_place_that_rows_of_two_prompts_share_names_no_task():
+    assert tasks([place(0)] * 3, "abb", [(1,), (2,), (2,)]) is None
+    assert tasks([place(0), place(0), place(1)], "abc", [(1,), (2,), (3,)]) is None
+    # Groups by another key than the prompt, and an output of an agent that has a longer prompt.
+    assert tasks([place(0)] * 3, "abc", [(1,)] * 3) == ["gsm8k/train/0"] * 3
+    assert tasks([place(0)] * 3, "abb", [(1,), (1, 2), (1,)]) == ["gsm8k/train/0"] * 3
+    # One prompt alone may be the one of every batch.
+    assert tasks([place(0)] * 2, "aa", [(1,), (1,)]) is None
+
+
+def test_rows_whose_task_is_not_known_are_recorded(tmp_path):
+    from rolloutdoctor.recorders.own_loop import StepRecorder
+
+    with StepRecorder(tmp_path / "run.parquet", trainer="verl", version="0.9.1") as recorder:
+        recorder.record_step(1, reward=[1.0, 0.0], task_id=[None, "gsm8k/train/0"])
+        recorder.record_step(2, reward=[1.0, 0.0])
+    read = [row["task_id"] for row in pq.read_table(tmp_path / "run.parquet").to_pylist()]
+    assert read == [None, "gsm8k/train/0", None, None]
+
+
 def test_estimators_that_verl_asks_for_by_name():
     from rolloutdoctor.recorders.verl import record_estimator
 

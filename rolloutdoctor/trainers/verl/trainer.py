@@ -386,7 +386,7 @@ TRAINER = Trainer(
     },
     agents={
         "trajectory_id": "a V1 dump has the keys {uid}_{session}_{i}; give them to columns_of(data, keys=batch.keys)",
-        "task_id": "save `index`, which the data set takes from extra_info",
+        "task_id": "columns_of(data) takes it from `index` of the data's extra_info, where that has one",
         "turns": "an agent loop keeps only its response_mask: turns are derived from it",
         "error": "in V1 a session that fails gives no row",
     },
