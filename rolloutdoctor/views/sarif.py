@@ -24,10 +24,11 @@ def render(report: Report, style: Style) -> str:
     tested is a notification of the run, never a result.
     """
     files = [_uri(name) for name in report.files]
+    rules = {found.code: _rule(found) for found in report.findings}
     driver: dict[str, object] = {
         "name": "rolloutdoctor",
         "semanticVersion": report.version,
-        "rules": [_rule(found) for found in report.findings],
+        "rules": list(rules.values()),
     }
     invocation: dict[str, object] = {
         "executionSuccessful": not report.nothing_checked,
@@ -38,7 +39,7 @@ def render(report: Report, style: Style) -> str:
         "columnKind": "unicodeCodePoints",
         "invocations": [invocation],
         "artifacts": [{"location": {"uri": uri}} for uri in files],
-        "results": [_result(place, found, files) for place, found in enumerate(report.findings)],
+        "results": [_result(list(rules).index(found.code), found, files) for found in report.findings],
         "properties": {
             "summary": f"{counts(report)}.",
             "clean": [plain(words, 600) for words in report.clean_words()],
@@ -62,11 +63,11 @@ def _rule(found: Finding) -> dict[str, object]:
     return {**rule, "helpUri": page} if SITE else rule
 
 
-def _result(place: int, found: Finding, files: list[str]) -> dict[str, object]:
+def _result(rule: int, found: Finding, files: list[str]) -> dict[str, object]:
     lines = [f"{found.headline} ({standing(found)})", found.message, f"Evidence: {found.evidence}", found.advice]
     return {
         "ruleId": found.code,
-        "ruleIndex": place,
+        "ruleIndex": rule,
         "level": "note" if found.follows_from else _LEVELS[found.severity.label],
         "message": {"text": "\n".join(plain(line, 600) for line in lines if line)},
         "locations": list(_locations(found, files)),
@@ -101,8 +102,10 @@ def _locations(found: Finding, files: list[str]) -> Iterator[Mapping[str, object
 
 
 def _logical(place: Example) -> dict[str, object]:
-    names = [str(place.step), *(plain(one, 200) for one in (place.group_id, place.sample_id) if one is not None)]
-    return {"name": names[-1], "fullyQualifiedName": "/".join(names), "kind": "element", "properties": _note(place)}
+    known = {"step": str(place.step), "group": place.group_id, "row": place.sample_id}
+    names = {kind: plain(one, 200) for kind, one in known.items() if one is not None}
+    kind, name = list(names.items())[-1]
+    return {"name": name, "fullyQualifiedName": "/".join(names.values()), "kind": kind, "properties": _note(place)}
 
 
 def _note(place: Example) -> dict[str, object]:

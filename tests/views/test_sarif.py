@@ -1,86 +1,37 @@
-"""SARIF holds what version 2.1.0 requires of each object, and no property that it does not know."""
+"""SARIF is valid by the schema that OASIS publishes, which allows no property that it does not know."""
 
 import json
 import math
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import pytest
-from jsonschema import Draft202012Validator
+from fuzz.harness import run
+from jsonschema import Draft4Validator, FormatChecker
 from views.test_formats import HOSTILE, a_report
 
 from rolloutdoctor.results.findings import Cause, Measure
 from rolloutdoctor.views.sarif import render
 from rolloutdoctor.views.style import Style
 
-
-def an_object(required=(), **properties):
-    """A closed object: the names are those of the objects that the specification defines, and of them those in use."""
-    return {
-        "type": "object",
-        "required": list(required),
-        "properties": properties,
-        "additionalProperties": False,
-    }
+SAMPLES = Path(__file__).resolve().parents[2] / "sample_data"
+SCHEMA = Path(__file__).parent / "oasis" / "sarif-schema-2.1.0.json"
 
 
-TEXT = {"type": "string"}
-MESSAGE = an_object(["text"], text=TEXT)
-BAG = {"type": "object"}
-LEVEL = {"enum": ["none", "note", "warning", "error"]}
-INDEX = {"type": "integer", "minimum": 0}
-FILE = an_object(uri={"type": "string", "pattern": r"^[!-~]+$"}, index=INDEX)
-# Sections 3.13 (log), 3.14 (run), 3.19 (component), 3.20 (invocation), 3.27 (result), 3.28 (location), 3.29 (physical),
-# 3.33 (logical), 3.49 (rule), 3.52 (reference), 3.58 (notification).
-RULE = an_object(["id"], id=TEXT, name=TEXT, shortDescription=MESSAGE, help=MESSAGE, helpUri=TEXT, properties=BAG)
-LOCATION = an_object(
-    physicalLocation=an_object(["artifactLocation"], artifactLocation=FILE),
-    logicalLocations={
-        "type": "array",
-        "items": an_object(name=TEXT, fullyQualifiedName=TEXT, kind=TEXT, properties=BAG),
-    },
-)
-RESULT = an_object(
-    ["message"],
-    ruleId=TEXT,
-    ruleIndex=INDEX,
-    level=LEVEL,
-    message=MESSAGE,
-    locations={"type": "array", "items": LOCATION},
-    partialFingerprints={"type": "object", "additionalProperties": TEXT},
-    properties=BAG,
-)
-NOTIFICATION = an_object(["message"], level=LEVEL, message=MESSAGE, associatedRule=an_object(["id"], id=TEXT))
-RUN = an_object(
-    ["tool"],
-    tool=an_object(
-        ["driver"],
-        driver=an_object(["name"], name=TEXT, semanticVersion=TEXT, rules={"type": "array", "items": RULE}),
-    ),
-    columnKind={"enum": ["utf16CodeUnits", "unicodeCodePoints"]},
-    invocations={
-        "type": "array",
-        "items": an_object(
-            ["executionSuccessful"],
-            executionSuccessful={"type": "boolean"},
-            toolExecutionNotifications={"type": "array", "items": NOTIFICATION},
-        ),
-    },
-    artifacts={"type": "array", "items": an_object(location=FILE)},
-    results={"type": "array", "items": RESULT},
-    properties=BAG,
-)
-LOG = an_object(
-    ["version", "runs"],
-    **{"$schema": {"type": "string", "format": "uri"}},
-    version={"const": "2.1.0"},
-    runs={"type": "array", "items": RUN},
-)
+@cache
+def validator():
+    return Draft4Validator(json.loads(SCHEMA.read_text(encoding="utf-8")), format_checker=FormatChecker())
+
+
+def valid(text):
+    found = json.loads(text)
+    assert not [f"{list(error.path)}: {error.message}" for error in validator().iter_errors(found)]
+    return found
 
 
 def log_of(report, style=None):
-    found = json.loads(render(report, style or Style()))
-    assert not [error.message for error in Draft202012Validator(LOG).iter_errors(found)]
-    return found["runs"][0]
+    return valid(render(report, style or Style()))["runs"][0]
 
 
 def test_each_finding_is_a_result_and_nothing_else_is():
@@ -103,6 +54,33 @@ def test_each_finding_is_a_result_and_nothing_else_is():
     assert run["properties"]["summary"].startswith("4 of 6 rules tested")
 
 
+@pytest.mark.parametrize(
+    "change", [{"version": "2.2.0"}, {"runs": [{"results": []}]}, {"runs": [{"tool": {"driver": {"label": "a"}}}]}]
+)
+def test_the_schema_refuses_another_log(change):
+    found = json.loads(render(a_report(), Style())) | change
+    assert not validator().is_valid(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("names", "results"),
+    [
+        (("verifier_dies.log",), True),
+        (("slime_ppo.parquet",), True),
+        (("healthy.parquet", "--set", "scale_rewards=none"), True),
+        (("slime_ppo.parquet", "slime_ppo.metrics.parquet"), True),
+        (("healthy.parquet", "--select", "RDO003"), False),
+    ],
+    ids=["a log", "a run", "an error", "a run and its log", "nothing tested"],
+)
+def test_what_check_prints_is_valid(names, results):
+    first, *rest = names
+    given = [str(SAMPLES / first), *(str(SAMPLES / one) if "." in one else one for one in rest)]
+    _, printed, _, _ = run(["check", *given, "--format", "sarif", "--device", "cpu"], SAMPLES)
+    assert bool(valid(printed)["runs"][0]["results"]) is results
+
+
 def test_what_follows_from_another_finding_is_a_note():
     report = a_report()
     cause, info = report.findings
@@ -119,7 +97,9 @@ def test_a_fault_has_the_same_fingerprint_whatever_its_size():
     other = replace(finding, cause=Cause("divisor", "RDA004", "words", "advantages", 3, 0, 3, 0.1))
 
     def fingerprints(*findings):
-        return [one["partialFingerprints"] for one in log_of(replace(report, findings=findings))["results"]]
+        found = log_of(replace(report, findings=findings))
+        assert [one["ruleIndex"] for one in found["results"]] == [0] * len(findings)
+        return [one["partialFingerprints"] for one in found["results"]]
 
     first, same, another = fingerprints(finding, larger, other)
     assert first == same == {"rolloutdoctor/v1": "RDA001"}
