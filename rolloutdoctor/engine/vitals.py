@@ -66,13 +66,14 @@ def vitals_of(metrics: pl.DataFrame, context: Context, findings: Sequence[Findin
 
 
 def _marks(name: str, findings: Sequence[Finding]) -> tuple[tuple[int, str], ...]:
-    """Return where findings about a quantity begin: of a rule about one of several, that which the finding names."""
+    """Return where findings about a quantity begin: of a rule about one of several, the one that the finding names."""
     marks = []
     for one in findings:
         rule = find(one.code)
         if not isinstance(rule, NumbersRule) or one.severity <= Severity.INFO:
             continue
-        if name in rule.about or (not rule.about and name in rule.beside and BY_NAME[name].title in one.headline):
+        named = BY_NAME[name].title in one.headline or name == next(iter(one.measures), None)
+        if name in rule.about or (not rule.about and name in rule.beside and named):
             begun = one.examples[0].step if one.onset is None and one.examples else one.onset
             marks += [] if begun is None else [(int(begun), one.code)]
     return tuple(sorted(marks))

@@ -34,7 +34,7 @@ def title(data: AdvantagesData) -> str:
         return f"None of {many(data.before.nonfinite, noun)} has a finite advantage"
     if data.fix is None:
         if data.differ:
-            return f"{data.differ:,} of the logged advantages of {count} differ from those as configured"
+            return f"{data.differ:,} of {data.before.total:,} logged advantages differ from the recomputed ones"
         return f"Advantages of {count} as configured"
     if not data.changed:
         return f"{data.fix} changes none of the advantages of {count}: `plot gradient` shows what it changes"
@@ -70,7 +70,7 @@ def draw(data: AdvantagesData) -> Figure:
         under.set_ylabel("sign\nflips")
         under.set_ylim(0, 1.15 * max(bins.counts[2]))
         under.yaxis.set_major_locator(MaxNLocator(nbins=2, integer=True))
-        under.set_xlabel("advantage as configured, of the values whose sign the fix flips")
+        under.set_xlabel("advantage as configured (below: of the values whose sign the fix flips)")
     ax.axvline(0, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
     ax.set_xlim(value_limits(bins))
     say_cut(ax, bins, 0)

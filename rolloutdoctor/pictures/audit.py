@@ -139,7 +139,13 @@ def _values(ax: Axes, one: AuditedQuantity, data: AuditData) -> None:
         empty(ax, "no finite value")
         return
     ax.plot([min(ends), max(ends)], [min(ends), max(ends)], color=GUIDE, linewidth=1.2, linestyle=(0, (1, 2)))
-    ax.plot([x[1] for x in agree], [x[0] for x in agree], marker="o", color=_color(one, DARK), **look)
+    ax.plot(
+        [x[1] for x in agree],
+        [x[0] for x in agree],
+        marker="o",
+        color=DARK if one.differs else _color(one, DARK),
+        **look,
+    )
     ax.plot([x[1] for x in off], [x[0] for x in off], marker="s", color=color, **look)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(nbins=3))

@@ -38,15 +38,15 @@ def title(data: MismatchData) -> str:
     if known:
         medians = sorted(one.median for one in known)
         ends = short(medians[0]), short(medians[-1])
-        sentence += f": median |gap| of a step {' to '.join(dict.fromkeys(ends))} nats"
+        sentence += f": per-step median |gap| {' to '.join(dict.fromkeys(ends))} nats"
     return "; ".join([sentence, *(mark.words for mark in data.marks)])
 
 
 def draw(data: MismatchData) -> Figure:
     """Draw the density at the left, and the gap by step, position and lag at the right."""
     note = (
-        f"gap: {data.compared} - rollout_log_probs of trained tokens; |gap|: of tokens of sampler probability below "
-        "0.9; 90 %: the 90th percentile; bars: from the median to it"
+        f"gap: {data.compared} - rollout_log_probs of trained tokens; |gap|: of tokens with a sampler probability "
+        "below 0.9; 90 %: the 90th percentile; bars: from the median to it"
         + ("; of steps beyond 2^18 tokens every n-th token of a row" if data.sampled else "")
     )
     figure = blank(title(data), note, 7.4)
@@ -117,7 +117,7 @@ def _density(ax: Axes, data: MismatchData) -> None:
     bar.ax.xaxis.set_major_locator(LogLocator(numticks=6))
     bar.ax.xaxis.set_minor_locator(NullLocator())
     bar.ax.xaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:,.0f}"))
-    lost = f"; {data.outside:,} beyond" if data.outside else ""
+    lost = f"; {data.outside:,} outside" if data.outside else ""
     bar.set_label(f"tokens per cell{lost}")
     bar.outline.set_visible(False)
 

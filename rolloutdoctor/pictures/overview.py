@@ -37,8 +37,8 @@ def title(data: OverviewData) -> str:
 def _clause(headline: str) -> str:
     """The first clause of a headline, as a sentence begins.
 
-    >>> _clause("every reward is 0 since step 61, so every group is zero-variance; 3 more")
-    'Every reward is 0 since step 61'
+    >>> _clause("every reward is 0 from step 61 on, so every group is zero-variance; 3 more")
+    'Every reward is 0 from step 61 on'
     """
     clause = re.split(r", so |; |: ", headline, maxsplit=1)[0]
     return clause[:1].upper() + clause[1:]
@@ -57,9 +57,12 @@ def draw(data: OverviewData) -> Figure:
         _panel(ax, one)
     for ax in panels[len(data.vitals) :]:
         ax.set_visible(False)
-    for ax in panels[max(0, len(data.vitals) - _COLUMNS) : len(data.vitals)]:
-        step_axis(ax, data.vitals[0].steps)
-        ax.xaxis.set_tick_params(labelbottom=True)
+    for place in range(max(0, len(data.vitals) - _COLUMNS), len(data.vitals)):
+        step_axis(panels[place], data.vitals[0].steps)
+        panels[place].xaxis.set_tick_params(labelbottom=True)
+        if place // _COLUMNS < rows - 1:
+            # Words here would move the row below away.
+            panels[place].set_xlabel("")
     return figure
 
 

@@ -49,7 +49,7 @@ def draw(data: RatioData) -> Figure:
     if data.gap is not None:
         note += f"; gap: {data.gap_of} - rollout_log_probs"
     else:
-        note += "; no rollout_log_probs (or old_log_probs) in the run, so no gap to the sampler"
+        note += "; no gap to the sampler: the run lacks rollout_log_probs or old_log_probs"
     figure = blank(title(data), note, 7.2)
     if _all_one(data.log_ratio) and data.fix is None:
         if data.gap is None:

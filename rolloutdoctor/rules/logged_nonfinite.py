@@ -99,7 +99,7 @@ def _clause(names: Sequence[str], bad: pl.DataFrame, table: pl.DataFrame) -> str
     elif count == 1:
         where = f"in step {first}"
     elif count == table.filter(pl.col("step") >= first).height:
-        where = f"since step {first}"
+        where = f"from step {first} on"
     else:
         where = f"in {count:,} of {counted(len(table), 'step')}, first in step {first}"
     return f"{listed} {'is' if len(names) == 1 else 'are'} {kind} {where}{were}"

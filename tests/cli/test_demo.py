@@ -9,7 +9,7 @@ def test_without_a_name_all_runs_give_their_verdict(rolloutdoctor):
     done = rolloutdoctor("demo")
     assert done.returncode == 0
     verdicts = [done.stdout.partition(f"check {one.file} ")[2].splitlines()[1] for one in DEMOS.values()]
-    assert verdicts[0].startswith("Every reward is 0 since step 61, so every group is zero-variance")
+    assert verdicts[0].startswith("Every reward is 0 from step 61 on, so every group is zero-variance")
     assert verdicts[1].startswith("Fully masked responses shift 296 advantages")
     assert verdicts[2].startswith("Healthy: ")
     assert "rolloutdoctor.recorders.trl" in done.stdout

@@ -51,7 +51,7 @@ def edited(folder, name):
             "320 groups hold one rollout each, although they share 80 prompts",
         ),
         (None, "why run.parquet --at 8 --after 5", "0 % of the tool calls failed before, 100 % after (from the log)"),
-        (None, "check run.parquet --select RDT017", "no tool is called since step 13: 0.87 calls a response before"),
+        (None, "check run.parquet --select RDT017", "no tool is called from step 13 on: 0.87 calls a response before"),
     ],
 )
 def test_what_the_page_says_is_said(tmp_path, edit, words, said):

@@ -195,7 +195,7 @@ def test_a_log_without_terms_says_what_moved_and_what_begins_there(tmp_path):
     _, out, _, _ = command(["why", str(path), "--metric", "grad_norm"], tmp_path)
     said = " ".join(out.partition("\n  ")[0].split())
     assert said.startswith("Gradient norm fell by 1.8")
-    assert "RDT001 begins there: every reward is 0 since step 21" in said
+    assert "RDT001 begins there: every reward is 0 from step 21 on" in said
     assert "With it moved reward from 0.59" in said
     assert "remainder" not in out
     body = json.loads(command(["why", str(path), "--metric", "grad_norm", "--format", "json"], tmp_path)[1])

@@ -77,7 +77,7 @@ def test_each_metric_that_is_not_finite_is_said_of_its_own_steps(tmp_path):
     path = jsonl(tmp_path / "log.jsonl", SWIFT | {"kl": float("nan")}, SWIFT | {"reward": float("inf")}, SWIFT)
     assert finding(path, "RDM003").headline == "reward is infinite in step 2 (0.512 before); kl is NaN in step 1"
     since = jsonl(tmp_path / "since.jsonl", SWIFT, *[SWIFT | {"loss": float("inf"), "kl": float("inf")}] * 2)
-    assert finding(since, "RDM003").headline == "loss and kl are infinite since step 2 (0.0123 and 0.0011 before)"
+    assert finding(since, "RDM003").headline == "loss and kl are infinite from step 2 on (0.0123 and 0.0011 before)"
 
 
 def test_the_name_of_a_metric_is_not_capitalised(tmp_path):

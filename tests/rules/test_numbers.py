@@ -281,6 +281,8 @@ def test_a_sampler_that_was_apart_first_is_why_the_kl_blew_up(apart_from, first,
     log = {"kl": kl, "reward": FLAT, "sampling/sampling_logp_difference/mean": apart}
     report = rd.check(log_file(tmp_path / "trainer_state.json", **log))
     found = {one.code: one.follows_from for one in report.findings}
+    gap = next(one for one in report.vitals if one.name == "sampler_logp_gap")
+    assert gap.marks == ((apart_from, "RDO012"),)
     assert report.findings[0].code == first
     assert found["RDT004"] == (first if first == "RDO012" else None)
 
@@ -356,12 +358,27 @@ def of_functions(tmp_path, means, stds=None, **options):
 
 
 FUNCTIONS = {
-    "never rewards": ([0.0] * STEPS, [0.0] * STEPS, "warning", "own is 0 in all 60 logged steps"),
-    "died": ([0.7] * 10 + FLAT[10:25] + [0.0] * 35, [0.4] * 25 + [0.0] * 35, "warning", "own is 0 since step 26"),
-    "falls back": (FLAT[:20] + [0.25] * 40, [0.4] * 20 + [0.0] * 40, "warning", "own is 0.25 since step 21"),
-    "is solved from the first step": ([1.0] * STEPS, [0.0] * STEPS, "info", "own is 1 in all 60 logged steps"),
-    "was learned": (FLAT[:20] + [2.0] * 40, [0.4] * 20 + [0.0] * 40, "info", "own is 2 since step 21"),
-    "gives all the same": ([0.2] * STEPS, None, "info", "own is 0.2 in all 60 logged steps"),
+    "never rewards": ([0.0] * STEPS, [0.0] * STEPS, "warning", "own is constant at 0 in all 60 logged steps"),
+    "died": (
+        [0.7] * 10 + FLAT[10:25] + [0.0] * 35,
+        [0.4] * 25 + [0.0] * 35,
+        "warning",
+        "own is constant at 0 from step 26 on",
+    ),
+    "falls back": (
+        FLAT[:20] + [0.25] * 40,
+        [0.4] * 20 + [0.0] * 40,
+        "warning",
+        "own is constant at 0.25 from step 21 on",
+    ),
+    "is solved from the first step": (
+        [1.0] * STEPS,
+        [0.0] * STEPS,
+        "info",
+        "own is constant at 1 in all 60 logged steps",
+    ),
+    "was learned": (FLAT[:20] + [2.0] * 40, [0.4] * 20 + [0.0] * 40, "info", "own is constant at 2 from step 21 on"),
+    "gives all the same": ([0.2] * STEPS, None, "info", "own is constant at 0.2 in all 60 logged steps"),
 }
 
 
@@ -369,9 +386,9 @@ FUNCTIONS = {
 def test_a_function_that_never_changes_is_named_with_value_and_step(case, tmp_path):
     means, stds, severity, words = FUNCTIONS[case]
     found = of_functions(tmp_path, means, stds)
-    assert (found.severity.label, found.headline) == (severity, f"the reward function {words}")
+    assert (found.severity.label, found.headline) == (severity, f"reward function {words}")
     assert (found.verdict == "confirmed") == (stds is not None)
-    assert found.onset == int(words.split()[-1] if "since" in words else 1)
+    assert found.onset == int(words.split()[-2] if " from " in words else 1)
 
 
 @pytest.mark.parametrize(
@@ -423,7 +440,7 @@ def test_what_to_do_about_equal_rewards_goes_by_the_reward(case, tmp_path):
     path = log_file(tmp_path / "trainer_state.json", reward=rewards, frac_reward_zero_std=shares)
     (found,) = rd.check(path, select=["RDT001"]).findings
     is_solved = case == "rose to its highest"
-    assert found.headline == f"every reward is {rewards[-1]:g} since step {since + 1}, " + (
+    assert found.headline == f"every reward is {rewards[-1]:g} from step {since + 1} on, " + (
         "the largest of the run: nothing is left to learn from these prompts"
         if is_solved
         else "so every group is zero-variance and every advantage is 0"

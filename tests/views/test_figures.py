@@ -11,6 +11,7 @@ from views.figure_data import (
     NAN,
     SOME,
     advantages,
+    audit,
     axes_of,
     baseline,
     gradient,
@@ -25,7 +26,7 @@ from views.figure_data import (
     title_of,
 )
 
-from rolloutdoctor.pictures.style import words_alone
+from rolloutdoctor.pictures.style import ALARM, DARK, words_alone
 from rolloutdoctor.pictures.table import PICTURES, figure_of
 from rolloutdoctor.results.figures import AdvantagesData, Band, GradientData, Mark
 from rolloutdoctor.results.histograms import Histogram
@@ -150,7 +151,7 @@ def test_logged_advantages_are_drawn_where_they_differ():
     assert "as logged" in legend_of(figure_of("advantages", other))
     assert "logged" not in note_of(figure_of("advantages", advantages()))
     told = PICTURES["advantages"].title(advantages(fix=None, after=None, differ=11))
-    assert told == "11 of the logged advantages of 34 rows differ from those as configured"
+    assert told == "11 of 34 logged advantages differ from the recomputed ones"
 
 
 def test_equal_lines_are_one_line_and_a_sentence():
@@ -196,7 +197,7 @@ def test_mismatch_draws_what_was_found():
     assert steps.get_ylabel() == "|gap|, nats (log)"
     assert positions.get_xlabel() == "position in the response (log)"
     assert lags.get_xlabel() == "versions behind the newest of the step"
-    words = "Sampler against trainer on 560 tokens: median |gap| of a step 0.01 to 0.05 nats; slope 1/T"
+    words = "Sampler against trainer on 560 tokens: per-step median |gap| 0.01 to 0.05 nats; slope 1/T"
     assert title_of(figure).startswith(words)
     without = figure_of("mismatch", mismatch(by_lag=()))
     assert "versions behind the newest of the step" not in {ax.get_xlabel() for ax in without.axes}
@@ -286,6 +287,19 @@ def test_ratios_stand_at_round_ticks(span):
 def test_an_overview_says_the_first_finding_of_the_report_in_words():
     data = overview()
     vital = replace(data.vitals[0], marks=((3, "RDT006"), (5, "RDT003")))
-    said = {"RDT003": "entropy collapsed at step 5: from 1.5 to 0 nats", "RDT006": "all are truncated since step 3"}
+    said = {"RDT003": "entropy collapsed at step 5: from 1.5 to 0 nats", "RDT006": "all are truncated from step 3 on"}
     title = PICTURES["overview"].title(replace(data, vitals=(vital,), headlines=said))
     assert title.startswith("Entropy collapsed at step 5, and 1 more finding; logged over ")
+
+
+def test_an_odd_panel_stands_close_below_the_last_row():
+    last, lone = figure_of("overview", overview()).axes[1:3]
+    assert (last.get_xlabel(), lone.get_xlabel()) == ("", "optimizer step")
+    assert last.xaxis.get_tick_params()["labelbottom"]
+
+
+def test_values_that_agree_have_another_colour_than_those_that_do_not():
+    ax = figure_of("audit", audit()).axes[0]
+    colours = {line.get_marker(): line.get_color() for line in ax.lines if len(line.get_xdata()) == 1}
+    assert colours["o"] == DARK
+    assert colours["s"] == ALARM

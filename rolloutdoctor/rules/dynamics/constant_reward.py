@@ -50,8 +50,8 @@ class Constant:
     @property
     def words(self) -> str:
         """What it gives, and since when."""
-        when = f"in all {self.steps:,} logged steps" if self.whole else f"since step {self.since}"
-        return f"{self.name} is {number(self.value)} {when}"
+        when = f"in all {self.steps:,} logged steps" if self.whole else f"from step {self.since} on"
+        return f"{self.name} is constant at {number(self.value)} {when}"
 
 
 @dataclass(frozen=True)
@@ -205,14 +205,14 @@ class ConstantReward(NumbersRule):
         return Judgement(
             severity=Severity.INFO if first.solved else Severity.WARNING,
             confirmed=first.proved,
-            headline=f"the reward function {first.words}"
+            headline=f"reward function {first.words}"
             + (f" (and {counted(len(same) - 1, 'more function')})" if len(same) > 1 else ""),
             message=f"{words}: a constant reward adds nothing to any advantage.",
             evidence="the logged standard deviation over the responses is 0" if first.proved else "the logged means",
             advice="no action: every response passes; only a reward that varies between responses adds a signal"
             if first.solved
             else (
-                f"run {first.name} on responses of step {first.since}: check what it returns and which exceptions it "
+                f"call {first.name} on responses of step {first.since}: check what it returns and which exceptions it "
                 "swallows"
             ),
             measures={"onset": Measure(first.since, "step"), "constant_functions": Measure(len(same), "functions")},

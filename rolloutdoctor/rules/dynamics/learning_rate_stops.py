@@ -80,7 +80,7 @@ class LearningRateStops(NumbersRule):
         return Judgement(
             severity=Severity.ERROR if zeros >= self.much * len(values) else Severity.WARNING,
             confirmed=True,
-            headline=f"the learning rate is 0 since step {onset}: nothing is trained in the last {lines}",
+            headline=f"the learning rate is 0 from step {onset} on: nothing is trained in the last {lines}",
             message=f"The learning rate is {number(float(values[at - 1]))} before step {onset} and exactly 0 from "
             f"there on, in {lines}.",
             evidence="the logged learning rate",

@@ -79,7 +79,7 @@ class LengthGrowth(NumbersRule):
             if level.last > self.many and not is_bought
             else Severity.INFO,
             confirmed=True,
-            headline=f"{percent(level.last)} of the responses are truncated since step {onset}",
+            headline=f"{percent(level.last)} of the responses are truncated from step {onset} on",
             message=(
                 f"The share of truncated responses went from {percent(level.first)} to {percent(level.last)}; half of "
                 f"the change had happened by step {onset}{words}."

@@ -88,8 +88,8 @@ class LengthRewarded(NumbersRule):
         if low <= 0 or low**2 <= self.least:
             return None
         slope = float((rewards * lengths).sum() / (lengths**2).sum())
-        moves = f"100 tokens more move it {'up' if slope > 0 else 'down'} by {number(abs(100 * slope))}"
-        words = f"{percent(least**2)} of what changes the mean reward from step to step is the response length"
+        moves = f"100 more tokens {'raise' if slope > 0 else 'lower'} it by {number(abs(100 * slope))}"
+        words = f"response length explains {percent(least**2)} of the step-to-step changes of the mean reward"
         return Judgement(
             severity=Severity.WARNING,
             confirmed=True,

@@ -73,7 +73,7 @@ class ToolCalls(NumbersRule):
             return _judged(
                 run,
                 since,
-                f"no tool is called since step {onset}: {number(before)} calls a response before" if since else never,
+                f"no tool is called from step {onset} on: {number(before)} calls a response before" if since else never,
                 "no response called a tool",
                 f"read responses of step {onset}; check the chat template, the parser of tool calls, and whether "
                 "responses without a call get the higher reward" + (f"; {go_back(run, onset)}" if since else ""),
@@ -85,7 +85,7 @@ class ToolCalls(NumbersRule):
         return _judged(
             run,
             since,
-            f"{share} of the tool calls fail since step {onset}",
+            f"{share} of the tool calls fail from step {onset} on",
             f"{share} of the tool calls failed",
             f"check the service behind the tool at step {onset}; {go_back(run, onset)}, and leave failed rollouts out "
             "of the baseline",

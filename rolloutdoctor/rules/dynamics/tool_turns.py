@@ -44,7 +44,7 @@ class ToolTurns(TableRule):
     >>> turns = [toy_turns(each, each) for each in [called] * 4 + [alone] * 4]
     >>> batches = [replace(toy_batch([[1, 0]], step=step), turns=each) for step, each in enumerate(turns)]
     >>> diagnose(batches, trainer=None, select=["RDT020"]).findings[0].headline
-    'no response has a turn of a tool since step 4: 1 each before'
+    'no response has a turn of a tool from step 4 on: 1 each before'
     """
 
     code = "RDT020"
@@ -134,7 +134,7 @@ class ToolTurns(TableRule):
         return Judgement(
             severity=Severity.WARNING,
             confirmed=True,
-            headline=f"{what} since step {onset}{before}" if since else f"{what} in all of {steps}",
+            headline=f"{what} from step {onset} on{before}" if since else f"{what} in all of {steps}",
             message=f"{what[0].upper()}{what[1:]}, in {steps} from step {onset} on.",
             evidence="the turns of the responses",
             advice=f"read responses of step {onset}; {advice}",

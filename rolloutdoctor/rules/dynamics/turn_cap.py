@@ -95,7 +95,7 @@ def judged_at_cap(onset: int, lines: str, what: str, evidence: str, *, whole: bo
     return Judgement(
         severity=Severity.INFO if fixed else Severity.WARNING,
         confirmed=True,
-        headline=f"{what} in all of {lines}" if whole else f"{what} since step {onset}",
+        headline=f"{what} in all of {lines}" if whole else f"{what} from step {onset} on",
         message=f"{what[0].upper()}{what[1:]}, in {lines} from step {onset} on.",
         evidence=evidence,
         advice=(

@@ -43,7 +43,7 @@ class TurnsAtCap(TableRule):
     >>> turns = [toy_turns(*([short, long] * 2 if step < 4 else [long] * 4)) for step in range(8)]
     >>> batches = [replace(toy_batch([[1, 0]] * 2, step=step), turns=each) for step, each in enumerate(turns)]
     >>> diagnose(batches, trainer=None, select=["RDT021"]).findings[0].headline
-    'every trajectory takes 2 turns since step 4'
+    'every trajectory takes 2 turns from step 4 on'
     """
 
     code = "RDT021"

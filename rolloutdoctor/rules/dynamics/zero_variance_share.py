@@ -121,15 +121,15 @@ class ZeroVarianceShare(NumbersRule):
         advice, is_solved = _ADVICE, False
         if since is not None and onset is not None:
             dead = len(values) - since
-            headline = f"every group is zero-variance since step {onset}: all advantages are 0"
-            message = f"Since step {onset}, in {counted(dead, 'logged step')}, every group has equal rewards."
+            headline = f"every group is zero-variance from step {onset} on: all advantages are 0"
+            message = f"From step {onset} on, in {counted(dead, 'logged step')}, every group has equal rewards."
             rewards = series(run, "reward")
             before, after = rewards[:since], rewards[since:]
             if len(after) and np.ptp(after) == 0:
                 value = number(float(after[0]))
                 highest = np.concatenate([before, series(run, "reward_max")[:since]])
                 is_solved = bool(len(before)) and float(after[0]) >= np.nanmax(highest)
-                headline = f"every reward is {value} since step {onset}" + (
+                headline = f"every reward is {value} from step {onset} on" + (
                     ", the largest of the run: nothing is left to learn from these prompts"
                     if is_solved
                     else ", so every group is zero-variance and every advantage is 0"

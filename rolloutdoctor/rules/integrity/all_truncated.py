@@ -252,7 +252,7 @@ class AllTruncated(TableRule):
             where = f"truncated{'' if size is None else f' at {size:,.0f} tokens'}{free}"
             where = where if is_shown else f"{size:,.0f} tokens long, as at a length limit{free}"
             severe = is_shown and not fixed and windows >= self.fewest
-            since = f" since step {table['step'][0]}" if table["is_late"].any() else ""
+            since = f" from step {table['step'][0]} on" if table["is_late"].any() else ""
             return Judgement(
                 severity=Severity.ERROR if severe else Severity.WARNING,
                 confirmed=is_shown,

@@ -125,7 +125,7 @@ class SamplerMismatchLogged(NumbersRule):
             level, words = 1, f"{words}, with a version lag of {number(float(np.median(lag)))} steps"
         known = np.flatnonzero(np.isfinite(apart[name]))
         at = crossing(apart[name][known], _LEVELS[name][0][0], below=_is_low(name))
-        medians = {one: float(np.nanmedian(series(run, one))) for one in apart}
+        medians = {one: float(np.nanmedian(series(run, one))) for one in (name, *apart)}
         return Judgement(
             severity=(Severity.INFO, Severity.WARNING, Severity.ERROR)[level - 1],
             confirmed=level > 1,

@@ -34,13 +34,13 @@ def run(*steps, failing=(), per_row=None):
 def test_no_tool_is_called_any_more():
     found = found_by(TOOLS, run(*[[1, 2]] * 4, *[[0, 0]] * 3), trainer=None)
     assert (found.severity.label, found.verdict) == ("warning", "confirmed")
-    assert found.headline == "no response has a turn of a tool since step 4: 1.5 each before"
+    assert found.headline == "no response has a turn of a tool from step 4 on: 1.5 each before"
     assert values(found) == pytest.approx({"calls": 12 / 14, "failed_share": 0, "steps_without_calls": 3, "onset": 4})
 
 
 def test_every_call_fails():
     found = found_by(TOOLS, run(*[[1, 2]] * 7, failing=(4, 5, 6)), trainer=None)
-    assert found.headline == "100 % of the calls of tools fail since step 4"
+    assert found.headline == "100 % of the calls of tools fail from step 4 on"
     found = found_by(TOOLS, run(*[[1, 2]] * 3, failing=range(3)), trainer=None)
     assert found.headline == "100 % of the calls of tools fail in all of 3 steps"
 
@@ -72,7 +72,7 @@ def test_authors_that_the_mask_suggests_do_not_count():
 def test_every_trajectory_runs_to_the_cap():
     found = found_by(CAP, run(*[[0, 1, 2, 5]] * 4, *[[5] * 4] * 3), trainer=None)
     assert (found.severity.label, found.verdict) == ("warning", "confirmed")
-    assert found.headline == "every trajectory takes 6 turns since step 4"
+    assert found.headline == "every trajectory takes 6 turns from step 4 on"
     assert values(found) == pytest.approx({"capped_share": 16 / 28, "most_turns": 6, "fewest_turns": 1, "onset": 4})
     assert found.examples[0].note == "all of 4 trajectories take 6 turns"
 
@@ -85,7 +85,7 @@ def test_a_fixed_number_of_turns_is_information():
 def test_turns_in_several_rows_of_a_trajectory():
     ids = {"trajectory_id": [0, 0, 1, 2]}
     found = found_by(CAP, run(*[[0, 0, 0, 2]] * 3, *[[0, 1, 2, 2]] * 3, per_row=ids), trainer=None)
-    assert found.headline == "every trajectory takes 3 turns since step 3"
+    assert found.headline == "every trajectory takes 3 turns from step 3 on"
 
 
 @pytest.mark.parametrize(

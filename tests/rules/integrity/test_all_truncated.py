@@ -181,7 +181,7 @@ def test_a_mean_length_that_reaches_its_limit(lengths, since):
     report = check_log("RDI012", "trl", response_length=lengths)
     told = [one.headline.partition(" is ")[0] for one in report.findings]
     first = report.findings[0].examples[0].step if report.findings else None
-    assert told == ([] if since is None else [f"every response in 10 steps since step {first}"])
+    assert told == ([] if since is None else [f"every response in 10 steps from step {first} on"])
     assert since is None or len(lengths) - since == 10
 
 
