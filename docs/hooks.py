@@ -37,6 +37,11 @@ MOVED = {
     "tables": "python",
     "identify": "verify",
     "architecture": "contribute/architecture",
+    "causes": "rules",
+    "fixes": "rules",
+    "glossary": "metrics",
+    "dumps": "support",
+    "why": "compare",
     "story": "contribute/story",
 }
 """Addresses of pages that moved, and the pages where their text is now."""
@@ -52,7 +57,7 @@ def page_of(code: str) -> str:
     found: Any = rules.body(code)
     parts = [found["page"], "## Measures\n" + ", ".join(f"`{name}`" for name in found["measures"])]
     if found["fix"]:
-        parts.append(f"## Fix\n`{found['fix'].partition(':')[0]}` (see [fixes](../fixes.md))")
+        parts.append(f"## Fix\n`{found['fix'].partition(':')[0]}` (see [fixes](../rules.md#fixes))")
     parts.append("## References\n" + "\n".join(f"- <{address}>" for address in found["references"]))
     body = _DOCTEST.sub(lambda example: f"```pycon\n{example[0]}\n```", "\n\n".join(parts))
     body = re.sub(r"^(## .*)\n+", r"\1\n\n", body, flags=re.MULTILINE)

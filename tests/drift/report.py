@@ -99,7 +99,7 @@ HEAD = """# Releases of the trainers
 compares the syntax of watched functions (estimators, losses, KL, masks, metrics; `tests/drift/watched.py`), without
 comments and docstrings, and the options with their defaults. A release after the last that was read is *not read*: of a
 run that states it no difference of numbers is confirmed, until the trainer's own functions of that release were called
-and their results stored (docs/contribute/release.md).
+and their results stored (docs/contribute/trainer.md).
 """
 
 

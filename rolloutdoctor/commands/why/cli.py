@@ -11,7 +11,7 @@ from rolloutdoctor.cli.output import check_target, write_whole
 
 EPILOG = (
     "Metrics: reward, response_length, entropy, kl, grad_norm (of log-probs), loss, clip_fraction; of a log alone any "
-    "that it holds. Lines and remainder sum to the change; docs/why.md has the order of the lines. "
+    "that it holds. Lines and remainder sum to the change; docs/compare.md has the order of the lines. "
     "Examples: rolloutdoctor why run.parquet --metric reward --at 160; rolloutdoctor why run.parquet --metric entropy "
     "--at 160 --before 10 --after 10 -o why.png; rolloutdoctor why train.log --metric loss"
 )
