@@ -35,12 +35,13 @@ class _Rollout:
 class NemoGymRollouts:
     """Rollouts that NeMo Gym collects, a row each, or one for each contiguous piece of its tokens (`calls.pieces`).
 
-    Written by ``RolloutCollectionHelper.run_from_config`` (nemo_gym/rollout_collection.py), since v0.2.0; read at
-    07d6b0d0. The rollouts of one `_ng_task_index` are a group. Nothing says a step: all rows are evaluation rows of
-    step 0, unless ``--map step=FIELD`` names a field of the lines: then they are training rows. Token ids and the
-    sampler's log-probs are there where the model server returned them. `mask_sample`, of the rollout or of its
-    `instance_config`, masks a rollout whole, as in NeMo-RL. Attempts that failed stand in ``*_failures.jsonl``, which
-    is read only if it is named.
+    Written by ``RolloutCollectionHelper.run_from_config`` (nemo_gym/rollout_collection.py), since v0.2.0; read and
+    compared with the writer of 07d6b0d0, and tokens with those that NeMo-RL 7ea279abf makes of the same lines. The
+    rollouts of one `_ng_task_index` are a group. Nothing says a step: all rows are evaluation rows of step 0, unless
+    ``--map step=FIELD`` names a field of the lines: then they are training rows. Token ids and the sampler's log-probs
+    are there where the model server returned them. A rollout that `mask_sample` keeps out of the loss, its own or that
+    of its `instance_config`, which NeMo-RL reads, is masked whole. Attempts that failed stand in ``*_failures.jsonl``,
+    which is read only if it is named.
     """
 
     name = "nemo-gym"

@@ -1,6 +1,7 @@
 """Rollouts of NeMo Gym, by hand in the shape that `RolloutCollectionHelper` and its agents write."""
 
 import json
+from collections import Counter
 from copy import deepcopy
 
 import numpy as np
@@ -8,7 +9,6 @@ import pytest
 from importers.importing import DATA, converted, findings
 
 import rolloutdoctor as rd
-from rolloutdoctor.importers.reading import lines
 from rolloutdoctor.opening.dumps import ConvertOptions, detect_dump
 from rolloutdoctor.results.errors import DataError, InputError, UsageError
 
@@ -311,8 +311,21 @@ def test_the_rules_about_agents_run_where_a_step_is_stated(tmp_path):
     assert {found.code: found.verdict for found in report.findings}["RDI020"] == "confirmed"
 
 
-def test_the_stored_file(tmp_path):
-    rows, _ = converted(tmp_path / "run.parquet", FILE)
-    assert lines.first_object(FILE).keys() >= {"_ng_task_index", "responses_create_params", "agent_ref"}
+def test_what_the_collection_wrote(tmp_path):
+    """`make_nemo_gym.py` beside the file says how: two calls of a model, with what a tool answered between them."""
+    rows, sink = converted(tmp_path / "run.parquet", FILE)
     assert detect_dump([str(FILE.parent)], ConvertOptions()).importer.name == "nemo-gym"
-    assert len(rows) == 12
+    assert Counter(row["group_id"] for row in rows) == {"0": 4, "1": 4, "2": 4}
+    written = [json.loads(line) for line in FILE.read_text().splitlines()]
+    for row, line in zip(rows, written, strict=True):
+        first, second = (one for one in line["response"]["output"] if one.get("generation_token_ids"))
+        whole = second["prompt_token_ids"] + second["generation_token_ids"]
+        assert row["prompt_ids"] + row["response_ids"] == whole
+        ids = zip(row["response_ids"], row["response_mask"], strict=True)
+        assert [one for one, mask in ids if mask] == first["generation_token_ids"] + second["generation_token_ids"]
+        log_probs = [one for one in row["rollout_log_probs"] if not np.isnan(one)]
+        sampled_at = first["generation_log_probs"] + second["generation_log_probs"]
+        np.testing.assert_array_equal(log_probs, np.float32(sampled_at))
+        assert [who for who, *_ in spans(row)] == ["model", "tool", "model"]
+        assert (row["reward"], row["task_id"]) == (line["reward"], str(line["_ng_task_index"]))
+    assert not sink.notes
