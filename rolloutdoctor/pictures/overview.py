@@ -12,6 +12,8 @@ from rolloutdoctor.results.vitals import Vital
 from rolloutdoctor.rules.table import find
 
 _COLUMNS = 2
+_TITLE = 38
+"""Letters of a line above a panel: more would reach into the next panel of a page, whose letters are larger."""
 _PLAIN = ("1", "reward", "parameter norm")
 """Units that say no more than the title."""
 
@@ -69,10 +71,10 @@ def draw(data: OverviewData) -> Figure:
 def _panel(ax: Axes, one: Vital) -> None:
     line(ax, one.steps, one.series, color=DARK, linewidth=1.6, marker="")
     unit = "" if one.unit in _PLAIN else f", {one.unit}"
-    found = "".join(f"; {find(code).name} from step {step}" for step, code in one.marks[:1])
-    told = f"{one.title}{unit}: {short(one.first)} to {short(one.last)}{found}"
-    lines = "\n".join(wrap(told, 50, break_on_hyphens=False))
-    ax.set_title(lines, loc="left", fontsize=11.5, color=ALARM if found else INK)
+    found = [f"{find(code).name} from step {step}" for step, code in one.marks[:1]]
+    told = [f"{one.title}{unit}: {short(one.first)} to {short(one.last)}", *found]
+    lines = [each for words in told for each in wrap(words, _TITLE, break_on_hyphens=False)]
+    ax.set_title("\n".join(lines), loc="left", fontsize=11.5, color=ALARM if found else INK)
     for step in {step for step, _ in one.marks}:
         ax.axvline(step, color=ALARM, linewidth=1.4, linestyle=(0, (4, 3)))
     if min(one.series) == max(one.series):
