@@ -146,9 +146,9 @@ def columns_of(
         found |= _scores(batch["token_level_scores"])
     if "uid" in others:
         found["group_id"] = [str(each) for each in others["uid"]]
-        tasks = _tasks(batch, others)
-        if tasks is not None:
-            found["task_id"] = tasks
+    tasks = _tasks(batch, others)
+    if tasks is not None:
+        found["task_id"] = tasks
     if keys:
         found["trajectory_id"] = _trajectories(keys, len(batch["responses"]))
     return found
@@ -160,9 +160,13 @@ def _tasks(batch: Any, others: Any) -> list[str | None] | None:  # noqa: ANN401 
     verl's own `index` is 0 for data without one (``RLHFDataset.__getitem__``, verl/utils/dataset/rl_dataset.py), so it
     is not read. Places begin anew in every data source and split. A place that two uids of a batch share is of one task
     if they share a prompt, which an agent's outputs after the first do not; else it names no task, in the whole batch.
+    The `trajectory_ids` of rllm are one for all rollouts of a task by one agent, ``{task}_{agent}``
+    (``_process_trajectory``, rllm/trainer/verl/transform.py, read at 9beb6e0f).
     """
+    if "trajectory_ids" in others:
+        return [str(each) for each in others["trajectory_ids"]]
     infos = others.get("extra_info")
-    if infos is None:
+    if infos is None or "uid" not in others:
         return None
     sources = others.get("data_source", [None] * len(infos))
     found = [_task(info, source) for info, source in zip(infos, sources, strict=True)]

@@ -224,6 +224,28 @@ def test_a_place_that_rows_of_two_prompts_share_names_no_task():
     assert tasks([place(0)] * 2, "aa", [(1,), (1,)]) is None
 
 
+@pytest.mark.parametrize("keyed_by", ["rollout", "task"])
+def test_rllm_names_the_task_of_its_rollouts(tmp_path, keyed_by):
+    """Its workflow trainer keys verl's groups by the rollout: each is alone, and its advantage is its reward."""
+    from rolloutdoctor.recorders.own_loop import StepRecorder
+    from rolloutdoctor.recorders.verl import columns_of
+
+    of_task = [f"task{row // 4}_solver" for row in range(16)]
+    uids = of_task if keyed_by == "task" else [f"rollout {row}" for row in range(16)]
+    mask = torch.ones(16, 2)
+    scores = torch.zeros(16, 2)
+    scores[:, 1] = torch.arange(16) % 2
+    batch = {"responses": torch.ones(16, 2).long(), "attention_mask": torch.ones(16, 4).long(), "response_mask": mask}
+    others = {"uid": np.array(uids, dtype=object), "trajectory_ids": np.array(of_task)}
+    options = {"algorithm.adv_estimator": "grpo", "algorithm.norm_adv_by_std_in_grpo": False}
+    with StepRecorder(tmp_path / "run.parquet", trainer="verl", version="0.9.1", config=options) as recorder:
+        data = Batch(batch | {"token_level_scores": scores}, others)
+        assert columns_of(data)["task_id"] == of_task
+        recorder.record_step(1, **columns_of(data))
+    codes = [found.code for found in rd.check(tmp_path / "run.parquet").findings]
+    assert ("RDA022" in codes) == (keyed_by == "rollout")
+
+
 def test_rows_whose_task_is_not_known_are_recorded(tmp_path):
     from rolloutdoctor.recorders.own_loop import StepRecorder
 
