@@ -29,7 +29,7 @@ app = typer.Typer(
 )
 SENTENCE = (
     "Give it what your RL post-training run has written (a console log, `trainer_state.json`, a wandb folder, a dump, "
-    "recorded rollouts), and it says what is wrong, since which step, by how much, and what to change."
+    "recorded rollouts), and it says what is wrong, from which step on, by how much, and what to change."
 )
 """What the program does, as the README begins."""
 

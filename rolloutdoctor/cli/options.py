@@ -132,7 +132,7 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Set a trainer option, by its own name; repeatable.",
+        help="Set a trainer option, by the trainer's name for it; repeatable.",
         autocompletion=complete.options,
     ),
 ]
@@ -193,7 +193,7 @@ MemoryOption = Annotated[
         metavar="SIZE",
         envvar="ROLLOUTDOCTOR_MEMORY",
         rich_help_panel=RARE,
-        help="Measured rows kept in memory; beyond this size they wait in a temporary folder.",
+        help="Measured rows kept in memory; beyond this size they go to a temporary folder.",
     ),
 ]
 OutputOption = Annotated[

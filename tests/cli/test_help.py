@@ -92,7 +92,7 @@ def test_a_shell_gets_the_words():
 def test_no_sentence_of_the_list_of_commands_is_cut(rolloutdoctor):
     done = rolloutdoctor("--help", env={"COLUMNS": "80"})
     assert "..." not in done.stdout.partition("Look at a run:")[2]
-    assert "whatever its options say." in done.stdout
+    assert "whatever it states." in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 

@@ -57,7 +57,7 @@ def folder() -> Path:
 @guarded
 def demo(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help=f"One of {', '.join(DEMOS)}: its whole report.")
+        str | None, typer.Argument(metavar="[NAME]", help=f"One of {', '.join(DEMOS)}: print its whole report.")
     ] = None,
     copy_to: Annotated[
         Path | None, typer.Option("--copy-to", metavar="DIR", help="Copy the files there and check nothing.")

@@ -14,13 +14,13 @@ from rolloutdoctor.commands.export.asked import Asked
 from rolloutdoctor.results.errors import UsageError, nearest
 
 EPILOG = (
-    "tables: rows.parquet (one line a response), tokens.parquet (a sample of the tokens), metrics.parquet (logged "
+    "tables: rows.parquet (one line per response), tokens.parquet (a sample of the tokens), metrics.parquet (logged "
     "against recomputed) and _measured.json, which check judges without reading the run again; rows, metrics and lists "
-    "such as rows,metrics are these tables alone. docs/python.md has their columns.\n\n"
-    "tokens: one row a response with advantages_re, kl_re, ratio_re, loss_re (they sum to the loss of the step) and "
+    "such as rows,metrics write only these tables. docs/python.md has their columns.\n\n"
+    "tokens: one row per response with advantages_re, kl_re, ratio_re, loss_re (they sum to the loss of the step) and "
     "grad_re (derivative of that loss with respect to policy_log_probs), 0 where the mask is 0; with --fix each again "
     "with the suffix _fixed; where a rollout correction is configured, is_weights_re and response_mask_re. The means "
-    "over the steps are printed, beside what was logged; without -o they are all.\n\n"
+    "over the steps are printed beside what was logged, and without -o nothing else is written.\n\n"
     "run: a trainer's own dump as a run file, with its logged metrics beside it. "
     "Examples: rolloutdoctor export run.parquet -o tables/; rolloutdoctor export run.parquet --what tokens -o "
     "tokens.parquet; rolloutdoctor export run.parquet --what tokens --format json; rolloutdoctor export "
@@ -73,11 +73,13 @@ def export(
     part: Exported,
     logits: Annotated[
         bool,
-        typer.Option("--logits", help="Of tokens also grad_logits_re: |grad_re| sqrt(1 - 2p + S), S = sum_pi_squared."),
+        typer.Option(
+            "--logits", help="For tokens, also grad_logits_re: |grad_re| sqrt(1 - 2p + S), S = sum_pi_squared."
+        ),
     ] = False,
     no_text: Annotated[bool, typer.Option("--no-text", help="Leave prompts and responses out of a run file.")] = False,
     format_: Annotated[
-        opt.NumbersFormat, typer.Option("--format", help="Format of the numbers of steps that tokens prints.")
+        opt.NumbersFormat, typer.Option("--format", help="Format of the per-step numbers that are printed for tokens.")
     ] = opt.NumbersFormat.full,
     output_file: opt.OutputOption = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every option and its origin.")] = False,

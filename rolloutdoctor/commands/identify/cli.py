@@ -32,7 +32,7 @@ def identify(
     color: opt.ColorOption = opt.Color.auto,
     quiet: opt.QuietOption = False,
 ) -> None:
-    """Find out which objective made the logged advantages, KL and loss of a run, whatever its options say.
+    """Find the options that produced the logged advantages, KL and loss of a run, whatever it states.
 
     Tests every configuration of the known trainers, and formulas that no trainer has, against the log, and names the
     options that reproduce all values within float32 rounding.

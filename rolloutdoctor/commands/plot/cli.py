@@ -13,7 +13,7 @@ from rolloutdoctor.commands.why.cli import AfterOption, AtOption, BeforeOption, 
 from rolloutdoctor.results.figures import ASKED, KINDS, known_kind
 
 EPILOG = (
-    "KIND: overview (what the trainer logged, with the steps at which findings begin; of a log alone, too), "
+    "KIND: overview (what the trainer logged, with the steps at which findings begin; from a log alone, too), "
     "audit (logged against recomputed values, and their difference in rounding radii, by step; of a log alone the "
     "identities between its metrics), rewards (each function, and how many responses of a group pass, by step), "
     "advantages (distribution, with zero and sign flips marked), kl (logged and recomputed series, KL per token, "
@@ -23,7 +23,7 @@ EPILOG = (
     "range, and trainer against sampler; with --fix only for fixes that mask tokens), mismatch (the sampler's "
     "log-probs against the trainer's, their gap by step, position and version lag, and the cause that was found), "
     "lengths (response lengths, truncation and end tokens by step), why (the change of --metric at --at as a waterfall "
-    "of the lines that add up to it; of a log alone, too). "
+    "of the lines that add up to it; from a log alone, too). "
     "Only training rows are drawn unless --split says otherwise. "
     "Examples: rolloutdoctor plot advantages run.parquet --fix rejected-rows --by step -o advantages.svg; "
     "rolloutdoctor plot gradient run.parquet -o gradient.png"

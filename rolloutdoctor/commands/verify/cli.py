@@ -29,7 +29,7 @@ class Written:
         typer.Option(
             "--write",
             metavar="FILE",
-            help="Write a pytest file with cases and expected numbers, which needs torch alone.",
+            help="Write a pytest file with cases and expected numbers, which needs only pytest, numpy and torch.",
             show_default=False,
         ),
     ] = None

@@ -1,4 +1,4 @@
-"""Write cases and expected numbers as a pytest file that needs torch alone, to be reviewed like any test."""
+"""Write cases and expected numbers as a pytest file for numpy and torch alone, to be reviewed like any test."""
 
 from collections.abc import Sequence
 from dataclasses import replace

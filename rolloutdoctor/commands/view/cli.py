@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 EPILOG = (
     "The page opens at once, and the run is checked while you look at it. It is served on this machine alone, at an "
-    "address with a secret, which goes to the browser in a file that only you can read; whoever has the address can "
+    "address with a secret, which the browser gets from a file that only you can read; whoever has the address can "
     "read the run. The server reads nothing else, and ends with Ctrl-C. On another machine: "
     "ssh -L 8123:127.0.0.1:8123 HOST, and there rolloutdoctor view run.parquet --port 8123. "
     "Examples: rolloutdoctor view run.parquet; rolloutdoctor view outputs/completions; "

@@ -10,8 +10,8 @@ from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.output import check_target, write_whole
 
 EPILOG = (
-    "Metrics: reward, response_length, entropy, kl, grad_norm (of log-probs), loss, clip_fraction; of a log alone any "
-    "that it holds. Lines and remainder sum to the change; docs/compare.md has the order of the lines. "
+    "Metrics: reward, response_length, entropy, kl, grad_norm (of log-probs), loss, clip_fraction; from a log alone "
+    "any that it holds. Lines and remainder sum to the change; docs/compare.md has the order of the lines. "
     "Examples: rolloutdoctor why run.parquet --metric reward --at 160; rolloutdoctor why run.parquet --metric entropy "
     "--at 160 --before 10 --after 10 -o why.png; rolloutdoctor why train.log --metric loss"
 )
@@ -51,7 +51,7 @@ def why(
     quiet: opt.QuietOption = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show parts and rows of every line.")] = False,
 ) -> None:
-    """Explain the change of a metric: lines with their rows that sum to it."""
+    """Explain the change of a metric, in lines that add up to it, each with its rows."""
     from dataclasses import replace
 
     from rolloutdoctor.cli.progress import progress_bar

@@ -18,7 +18,7 @@ class SeveralVotes(ReleaseFaultRule):
     ## Why it matters
     Agents whose context is compacted, branches or passes to a sub-agent give several rows for one rollout, each with
     its reward. Of rewards 1, 1, 1, 0, the first three of one rollout, the mean over rows is 0.75, that over rollouts
-    0.5: what takes more rows weighs more.
+    0.5: a rollout of more rows weighs more.
 
     ## How it is measured
     `rows_changed` is the number of rows whose advantage differs, `advantage_shift_mean` by how much on average, and

@@ -19,17 +19,17 @@ class RewardCollapse(NumbersRule):
     Compares the logged reward at the end with its best running median.
 
     ## Why it matters
-    A reward that falls although it is trained for has an earlier cause: entropy or KL changed first, the sampler serves
-    another policy, the verifier died, or the data changed.
+    A reward that falls although it is being optimised has an earlier cause: entropy or KL changed first, the sampler
+    serves another policy, the verifier died, or the data changed.
 
     ## How it is measured
     `reward_best` is the largest running median over a tenth of the logged steps, `reward_last` the median of the last
-    tenth. A collapse is a fall of more than half of the range of these medians and of more than six standard errors of
-    its noise, of the medians and of the means of the same steps, since medians of few responses jump; the noise is
-    taken from the differences of neighbouring steps and of every other one: noise may last. Four such errors are enough
-    where three quarters of what was to lose are lost: of the best level above the least reward of any response. `onset`
-    is the first step after the best from which the running median stays below the middle of both. An error where it
-    ends at or below the level of its start. Confirmed.
+    tenth. A collapse is a fall by more than half of the range of these medians and by more than six standard errors, of
+    the medians and also of the means of the same steps, since medians of few responses jump. The noise is estimated
+    from the differences of neighbouring steps and of every other step, since it may be correlated. Four standard errors
+    are enough where three quarters of the way from the best level to the smallest reward of any response are lost.
+    `onset` is the first step after the best from which on the running median stays below the middle of the two. An
+    error where it ends at or below the level of its start. Confirmed.
 
     ## What to do
     Look at what else changed at the onset: entropy, KL, truncated share, gradient norm and sampler gap of the same log.

@@ -49,10 +49,10 @@ class RewardFreeStep(TableRule):
     the rewards is exactly 0. TRL means a standard deviation below 1e-8, which leaves advantages of at most 1e-4 times
     the root of the group size. A line with a deviation above 0 counts as another step, though some group of it may have
     equal rewards. A warning where more than half of the steps are such ones and moved the weights: fewer are the KL
-    term as it was meant, and information. TRL's gradient norm is that of the last step of a line. `grad_norm` is the
-    mean of the norms over these steps, before clipping and over parameters; `grad_norm_ratio` is that mean divided by
-    the mean over the other steps. `loss_by_kl` is the logged loss divided by the logged KL: at these steps the loss is
-    beta times the KL, so the quotient is beta if both are averaged over tokens in the same way (`loss_by_kl_low` and
+    term working as intended, and information. TRL's gradient norm is that of the last step of a line. `grad_norm` is
+    the mean of the norms over these steps, before clipping and over parameters; `grad_norm_ratio` is that mean divided
+    by the mean over the other steps. `loss_by_kl` is the logged loss divided by the logged KL: at these steps the loss
+    is beta times the KL, so the quotient is beta if both are averaged over tokens in the same way (`loss_by_kl_low` and
     `_high` are its extremes). In `between_steps` of them the log has rewards of several values, so that rewards differ
     between prompts and never within one: where that holds for most steps, the responses to a prompt may be one text.
     With `logging_steps` above 1 the lines are windows of several steps. Confirmed: it is what the trainer logged.

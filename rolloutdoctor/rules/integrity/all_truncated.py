@@ -32,13 +32,12 @@ class AllTruncated(TableRule):
     ## How it is measured
     A step counts as cut off as a whole if the logged share of responses that were cut off is 1 and the least length is
     the largest, or if every row has a `status` of length or truncated. All steps of a run, three or more: an error,
-    with one finished response it is none. Five steps one after another with a share of at least 90 % together, where
-    the whole run has that, or they are above it by four standard errors of what it varies by from step to step: a
-    warning. A third of all responses of ten steps or more, or half of those of fewer: information, which from half
-    of them on is said beside "no fault was found". Where a log says no
-    share, a mean length that is one integer, and the largest, in the last ten lines or more is the length of every
-    response: a warning, exposed. Where at least 90 % of the steps had rewards that differ within groups, the task may
-    fix the length, and all steps are a warning too.
+    unless one response finished. Five consecutive steps with a joint share of at least 90 %: a warning, if the share of
+    the whole run is as large, or if theirs is above it by four standard errors of its step-to-step variation. A third
+    of all responses of ten steps or more, or half of those of fewer: information, which is said beside "no fault was
+    found" from half on. Where a log has no share, a mean length that is one integer, and the largest, in the last ten
+    lines or more is the length of every response: a warning, exposed. Where at least 90 % of the steps had rewards that
+    differ within groups, the task may fix the length, and all steps are a warning too.
 
     Stop strings leave responses without an end-of-sequence token, which TRL counts as cut off; their lengths differ, so
     a share counts only where the mean length is at least that share of the largest. Lengths below the recorded option

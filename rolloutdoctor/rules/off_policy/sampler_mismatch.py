@@ -31,45 +31,47 @@ class SamplerMismatch(TableRule):
 
     ## What it does
     Describes delta, the trainer's log-prob before the update minus the sampler's, on trained tokens, and what
-    importance weights exp(delta) at the usual caps would keep. Warns of two things alone: tokens that the sampler was
-    sure of and the trainer was not, and rows that are far apart where the others agree.
+    importance weights exp(delta) at the usual caps would keep. Warns only of tokens that the sampler was sure of and
+    the trainer was not, of rows that are far apart where the others agree, and of a larger gap at the end of the
+    context.
 
     ## Why it matters
     Kernels, precision and parallelism differ between an inference engine and a trainer, so training is never exactly
-    on-policy. Means hide it: a mean of -0.0015 went with 7.5 % of the tokens outside of 0.9 to 1.1 upstream. How much
-    is too much depends on model and stack, so no level is a fault; a cause is, and rules on causes look for them.
+    on-policy. Means hide it: upstream, a mean of -0.0015 went with 7.5 % of the tokens outside 0.9 to 1.1. How much is
+    too much depends on model and stack, so no level is a fault; a cause is, and other rules look for causes.
 
     ## How it is measured
     Means, shares and weights are those of sampled rows, about 2^13 tokens of each step; `tokens` counts all. `p99_abs`
-    is the centre of a bin of a fourth of a doubling. `ess_share` = (sum w)^2 / (n sum w^2) is the effective sample
-    size as a share of the tokens; `k3` = mean of exp(delta) - 1 - delta, the KL of sampler and trainer. For weights of
-    tokens cut at 2 and for a mask of 0.5 to 5, `..._mass_share` is what is left of the sum of weights, `..._ess_share`
-    the effective sample size, and `..._kappa` = sum w / sum w^2 how much larger the update without weights is than the
-    one with, taking advantages as independent of w. Weights of rows are products over tokens, cut at 3; the geometric
-    mean is held to 0.999 to 1.001. Version lag is how many versions the oldest part of a row is behind the newest of
-    its step.
+    is the centre of a bin a quarter of a doubling wide. `ess_share` = (sum w)^2 / (n sum w^2) is the effective sample
+    size as a share of the tokens; `k3` = mean of exp(delta) - 1 - delta, the KL of sampler and trainer. For token
+    weights truncated at 2 and for a token mask of 0.5 to 5, `..._mass_share` is what is left of the sum of weights,
+    `..._ess_share` the effective sample size, and `..._kappa` = sum w / sum w^2 how much larger the update without
+    weights is than the one with, taking advantages as independent of w. Weights of rows are products over tokens,
+    truncated at 3; the geometric mask keeps rows whose geometric mean is within 0.999 to 1.001. Version lag is how many
+    versions the oldest part of a row is behind the newest of its step.
 
     Confident disagreement: the sampler gave the token at least one half and the trainer at most e^-2 of that, in a row
-    of the newest version of its step. Noise of a kernel moves a log-prob by its size times 1 - p, a temperature or
-    top-p raises the sampler's by little where it is sure, so neither does this. Stale weights, other inputs, a cache
-    of other weights, or float32 weights that move below the engine's bf16 do. A warning from three tokens at different
-    positions or of different prompts. Log-probs of exactly 0 are left to `logprob-placeholder`.
+    of the newest version of its step. Kernel noise moves a log-prob by its size times 1 - p, and a temperature or top-p
+    raises the sampler's little where it is sure, so neither does this. Stale weights, other inputs, a cache from other
+    weights, or float32 weights whose updates are too small for the engine's bf16 do. A warning from three tokens at
+    different positions or of different prompts. Log-probs of exactly 0 are left to `logprob-placeholder`.
 
     Rows apart: half or more of the tokens of a row of the newest version, four at least, are more than 0.1 nats apart,
-    of those that a model was unsure of. A warning where in the other rows at most one such token in fifty is, and
-    chance, if it chose tokens, would make rows of them once in a million runs: kernels, stale weights and experts that
-    are routed otherwise do not choose rows. Log-probs of other tokens, of another row, or of inputs that differ do.
+    of those that a model was unsure of. A warning where in the other rows at most one such token in fifty is, and such
+    tokens, if spread at random, would make up half of a row once in a million runs: kernels, stale weights and experts
+    that are routed differently do not single out rows. Log-probs of other tokens, of another row, or of inputs that
+    differ do.
 
     End of the context: the last eight tokens of responses that end at the longest sequence of the run, or up to eight
     tokens before it, are five times as far apart as the 32 before them and as the last tokens of other responses, and
-    0.1 nats or more; a warning where chance would give so many of these responses a larger end in one run of 30,000
-    (four standard deviations, 16 responses). Upstream, draft tokens of speculative decoding that no longer fitted into
-    the context made log-probs there catastrophically wrong.
+    0.1 nats or more; a warning where by chance so many of these responses would have a larger gap at the end in one
+    run of 30,000 (four standard deviations, 16 responses). Upstream, draft tokens of speculative decoding that no
+    longer fitted into the context made log-probs there catastrophically wrong.
 
     ## What to do
     Find the cause first: the rules `temperature-mismatch`, `truncated-support`, `quantized-logprobs`,
-    `logprob-placeholder` and `logprob-shift`. For what is left choose a correction whose effective sample size you can
-    live with.
+    `logprob-placeholder` and `logprob-shift`. For what is left, choose a correction whose effective sample size you can
+    accept.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_one, toy_batch
