@@ -76,7 +76,7 @@ def warm_workers():
     from rolloutdoctor.engine import processes
 
     multiprocessing.set_forkserver_preload(
-        ["rolloutdoctor.engine.check_parts", "rolloutdoctor.commands.export.token_parts"]
+        ["rolloutdoctor.engine.gathering", "rolloutdoctor.commands.export.token_parts"]
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "START", "forkserver")

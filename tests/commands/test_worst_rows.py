@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rolloutdoctor.commands.plot.query import check_and_draw
+from rolloutdoctor.commands.plot.query import check_and_gather
 from rolloutdoctor.commands.view.worst_rows import MOST_CHARACTERS, MOST_ROWS, MOST_TOKENS, WorstRows
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.io.run import open_run
@@ -15,15 +15,9 @@ SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
 
 
 def views_of(path, **options):
-    made = []
-
-    def beside(ready):
-        made.append(WorstRows(ready))
-        return made[0]
-
     chosen = CheckOptions(**options)
-    report, _ = check_and_draw(open_run([path]), (), chosen, beside=beside)
-    return report, made[0].views(report.findings, chosen)
+    report, _, worst = check_and_gather(open_run([path]), (), chosen, beside=WorstRows)
+    return report, worst.views(report.findings, chosen)
 
 
 def test_the_worst_findings_come_first_then_gradient_and_gap():
@@ -106,10 +100,7 @@ def test_never_more_rows_than_some_and_none_of_a_log():
     from rolloutdoctor.opening.dumps import ConvertOptions
     from rolloutdoctor.opening.open_any import open_any
 
-    made = []
     path = [str(SAMPLES / "run.metrics.parquet")]
     with open_any(path, trainer=None, options=ConvertOptions(), tell=print, logs_alone=True) as run:
-        report, _ = check_and_draw(
-            run, (), CheckOptions(), beside=lambda ready: made.append(WorstRows(ready)) or made[0]
-        )
-        assert made[0].views(report.findings, CheckOptions()) == []
+        report, _, worst = check_and_gather(run, (), CheckOptions(), beside=WorstRows)
+        assert worst.views(report.findings, CheckOptions()) == []

@@ -117,7 +117,9 @@ def one(asked: Asked) -> int:
         if asked.draws and not run.metrics_only:
             from rolloutdoctor.commands.plot.query import check_and_draw
 
-            report, gallery = check_and_draw(run, ("advantages", "kl", "ratio"), asked.options, progress=progress)
+            report, gallery = check_and_draw(
+                run, ("advantages", "kl", "ratio"), asked.options, progress=progress, executor=asked.executor
+            )
         else:
             checked = check_in_parts(run, asked.options, progress, asked.executor)
             report = checked.report

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from rolloutdoctor.cli import dumps, groups
+from rolloutdoctor.cli import dumps, groups, verdict
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import FINDINGS, guarded
 from rolloutdoctor.cli.output import check_target, write_whole
@@ -37,6 +37,7 @@ def compare(
         opt.DiffFormat, typer.Option("--format", help="Format of the comparison.")
     ] = opt.DiffFormat.full,
     output_file: opt.OutputOption = None,
+    scale: verdict.Scale,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if anything differs.")] = False,
     color: opt.ColorOption = opt.Color.auto,
     quiet: opt.QuietOption = False,
@@ -51,6 +52,7 @@ def compare(
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.io.progress import common_unit
 
+    executor = scale.executor()
     options = groups.read_options(CheckOptions, source, part)
     runs = [dumps.opened([path], source, quiet=quiet, text=True, logs_alone=True) for path in (a, b)]
     check_target(output_file, "--output-file")
@@ -60,8 +62,9 @@ def compare(
         from rolloutdoctor.pictures.table import format_for
 
         form = format_for(output)
-    with progress_bar(common_unit(run.unit for run in runs), quiet=quiet) as progress:
-        result = find(runs[0], runs[1], options, by=by, progress=progress)
+    unit, hint = common_unit(run.unit for run in runs), verdict.faster(scale.engine, scale.workers)
+    with progress_bar(unit, quiet=quiet, hint=hint) as progress:
+        result = find(runs[0], runs[1], options, by=by, progress=progress, executor=executor)
     style = opt.style_of(color, to_file=output_file is not None, verbose=verbose)
     if output is not None and form is not None:
         from rolloutdoctor.pictures.table import compare_figure, drawn_file

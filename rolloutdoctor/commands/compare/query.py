@@ -7,17 +7,17 @@ from dataclasses import dataclass
 import polars as pl
 
 from rolloutdoctor.commands.compare.rows import COLUMNS, RowComparison, step_pairs
-from rolloutdoctor.commands.compare.run_profile import MEASURES, RECOMPUTED, ROW_PARTS, RunProfile
+from rolloutdoctor.commands.compare.run_profile import MEASURES, RECOMPUTED, ROW_PARTS, RunProfile, profile_of
 from rolloutdoctor.data.step_key import StepKey
-from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.breakdown import labelled
 from rolloutdoctor.engine.check import report_of
 from rolloutdoctor.engine.devices import find_dtype, on_device
+from rolloutdoctor.engine.gathering import gather
 from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.parts import Executor
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
+from rolloutdoctor.engine.processes import Processes
 from rolloutdoctor.engine.run_state import RunState
-from rolloutdoctor.engine.run_steps import run_file_steps
-from rolloutdoctor.engine.table_builder import TableBuilder
 from rolloutdoctor.io.progress import Progress, common_unit
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.ops.whole_factors import whole_quotient
@@ -55,6 +55,7 @@ def compare(
     by: str | None = None,
     names: tuple[str, str] | None = None,
     progress: Progress | None = None,
+    executor: Executor | None = None,
 ) -> RunComparison:
     """Compare a run with another one.
 
@@ -67,19 +68,27 @@ def compare(
         by: ``reward``, ``length`` or ``status`` of the rows, ``step``, or the name of a quantity: the parts.
         names: what to call the runs; None: by their files.
         progress: called with what is done and what there is to do, of both runs together, in their `common_unit`.
+        executor: where parts of each are measured; None: in this process.
 
     Raises:
         UsageError: if an option cannot be used, or a run has nothing to break down by.
         InputError: if a file cannot be read, or breaks the contract.
     """
-    return on_device(options, [a, b], lambda chosen: _compare(a, b, chosen, by, names, progress))
+    alone = executor in (None, Processes(1))
+    return on_device(options, [a, b], lambda chosen: _compare(a, b, chosen, by, names, progress, executor), alone=alone)
 
 
 def _compare(
-    a: Run, b: Run, options: CheckOptions, by: str | None, names: tuple[str, str] | None, progress: Progress | None
+    a: Run,
+    b: Run,
+    options: CheckOptions,
+    by: str | None,
+    names: tuple[str, str] | None,
+    progress: Progress | None,
+    executor: Executor | None,
 ) -> RunComparison:
     turns = _in_turn(a, b, options, progress)
-    sides = [_see(run, options, by, advance) for run, advance in zip((a, b), turns, strict=True)]
+    sides = [_see(run, options, by, advance, executor) for run, advance in zip((a, b), turns, strict=True)]
     keys = [set(one.state.seen) | set(_logged(one)) for one in sides]
     rows = RowComparison()
     if "sample_id" in a.columns & b.columns:
@@ -131,15 +140,12 @@ def _in_turn(
     )
 
 
-def _see(run: Run, options: CheckOptions, by: str | None, progress: Progress | None) -> _Seen:
+def _see(
+    run: Run, options: CheckOptions, by: str | None, progress: Progress | None, executor: Executor | None
+) -> _Seen:
     """Check a run and gather its numbers, in one pass."""
     prepared = prepare(run, options)
-    rules, profile = (
-        RuleAccumulator(prepared.plan, TableBuilder(prepared.plan, options.memory)),
-        RunProfile(prepared.context, by),
-    )
-    run_file_steps(run, [rules, profile], prepared.options, prepared.metrics, progress)
-    state = rules.state()
+    state, (profile,) = gather(prepared, profile_of, by, progress=progress, executor=executor)
     return _Seen(prepared, report_of(prepared, state), state, profile)
 
 

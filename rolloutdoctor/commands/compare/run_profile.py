@@ -6,9 +6,11 @@ import polars as pl
 from torch import Tensor
 
 from rolloutdoctor.engine.breakdown import parts_of_rows
+from rolloutdoctor.engine.gathering import Gatherer
 from rolloutdoctor.engine.measured_frames import rows_of
 from rolloutdoctor.engine.needs import evaluation_columns
-from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer
+from rolloutdoctor.engine.prepare import PreparedRun
+from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
 from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS
 from rolloutdoctor.ops import elementwise as el
@@ -51,10 +53,11 @@ _COLUMNS = ("reward", "tokens", "trained_tokens", "loss", "policy_loss", "kl_los
 _OF_STEPS = ("zero_variance_groups", "entropy", "mean_abs_delta")
 
 
-class RunProfile(StepConsumer):
+class RunProfile(Gatherer):
     """Gathers the rows of every step."""
 
     def __init__(self, context: Context, by: str | None = None) -> None:
+        super().__init__()
         objective = context.objective
         wanted = frozenset((*_READ, "response_ids"))
         wanted |= frozenset() if objective is None else evaluation_columns(objective)
@@ -64,7 +67,6 @@ class RunProfile(StepConsumer):
         kinds = {name: ROW_COLUMNS[name].dtype for name in _COLUMNS} | dict.fromkeys(_OF_STEPS, pl.Float64)
         part = {"part": pl.String() if by == "status" else pl.Float64()}
         self._schema = {"step": pl.Int64(), "split": pl.String(), "status": pl.String(), **kinds, **part}
-        self._rows = [pl.DataFrame(schema=self._schema)]
 
     def add(self, step: EvaluatedStep) -> None:
         """Take in one step."""
@@ -77,17 +79,22 @@ class RunProfile(StepConsumer):
             part = pl.Series(parts_of_rows(self._by, batch).cpu().numpy())
         of_step = {name: pl.lit(value, pl.Float64) for name, value in zip(_OF_STEPS, _of_step(view), strict=True)}
         found = rows_of(view, _COLUMNS, {}).with_columns(**of_step, part=part)
-        self._rows.append(found.select(pl.col(name).cast(kind) for name, kind in self._schema.items()))
+        self.keep("rows", found.select(pl.col(name).cast(kind) for name, kind in self._schema.items()))
 
     def rows(self) -> pl.DataFrame:
         """Return one line a row: its step, its columns, and the `part` that it is in."""
-        return pl.concat(self._rows)
+        return pl.concat([pl.DataFrame(schema=self._schema), self.table("rows")], how="diagonal")
 
     def numbers(self) -> pl.DataFrame:
         """Return one line a quantity and step: ``step, split, name, value``; null where the step has none."""
         measures = {name: value for name, (value, _) in MEASURES.items()}
         steps = self.rows().group_by("step", "split", maintain_order=True).agg(**measures)
         return steps.unpivot(index=["step", "split"], variable_name="name")
+
+
+def profile_of(ready: PreparedRun, by: str | None) -> tuple[RunProfile]:
+    """Return what gathers the rows of a run; see `gather`."""
+    return (RunProfile(ready.context, by),)
 
 
 def _of_step(view: StepView) -> tuple[float | None, float | None, float | None]:

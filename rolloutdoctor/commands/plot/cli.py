@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rolloutdoctor.cli import complete, dumps, groups
+from rolloutdoctor.cli import complete, dumps, groups, verdict
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.output import check_target, write_whole
@@ -58,12 +58,14 @@ def plot(
     before: BeforeOption = 20,
     after: AfterOption = 20,
     part: groups.Measured,
+    scale: verdict.Scale,
     quiet: opt.QuietOption = False,
 ) -> None:
     """Plot a run; with --fix, before and after the fix."""
     from rolloutdoctor.search.hypotheses.fixes import choose
 
     known_kind(kind)
+    executor = scale.executor()
     fixes = tuple(choose(text) for text in fix or [])
     from rolloutdoctor.engine.options import CheckOptions
 
@@ -79,11 +81,11 @@ def plot(
 
     run = dumps.opened(paths, source, quiet=quiet, logs_alone=True, says_notes=True)
     check_target(output)
-    with progress_bar(run.unit, quiet=quiet) as progress:
+    with progress_bar(run.unit, quiet=quiet, hint=verdict.faster(scale.engine, scale.workers)) as progress:
         data = (
-            explain(run, options, Question(metric, at, before, after), progress)
+            explain(run, options, Question(metric, at, before, after), progress, executor)
             if kind in ASKED
-            else draw(run, kind, options, fixes, progress)
+            else draw(run, kind, options, fixes, progress, executor)
         )
     write_whole(drawn_file(figure_of(kind, data, by_step=by_step), kind, form), output)
     opt.warn_of_partial(run, quiet=quiet)

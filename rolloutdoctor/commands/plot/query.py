@@ -5,20 +5,17 @@ from dataclasses import replace
 
 from rolloutdoctor import packs
 from rolloutdoctor.data.step_key import TRAIN
-from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.check import report_of
 from rolloutdoctor.engine.devices import on_device
+from rolloutdoctor.engine.gathering import Gatherer, gather
 from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.parts import Executor
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
-from rolloutdoctor.engine.run_steps import StepConsumer, run_file_steps
-from rolloutdoctor.engine.table_builder import TableBuilder
+from rolloutdoctor.engine.processes import Processes
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.pictures.gather.marks import marked
-from rolloutdoctor.pictures.gather.steps import (
-    FigureAccumulator,
-    label_of,
-)
+from rolloutdoctor.pictures.gather.steps import FigureAccumulator, label_of
 from rolloutdoctor.plugins import own
 from rolloutdoctor.results.errors import InputError, UsageError
 from rolloutdoctor.results.figures import Gallery, PictureData, known_kind
@@ -53,6 +50,12 @@ class Pictures:
             except InputError as error:
                 self.left_out[kind] = str(error)
 
+    def filled(self, gathered: Sequence[Gatherer]) -> "Pictures":
+        """Take the figures that gathered the run, which come first, in the place of the own ones."""
+        figures = [one for one in gathered if isinstance(one, FigureAccumulator)]
+        self.figures = dict(zip(self.figures, figures, strict=False))
+        return self
+
     def gallery(self) -> Gallery:
         """Return what was gathered."""
         nothing = f"no {self._split} rows that could be evaluated; widen --steps or --split"
@@ -66,6 +69,7 @@ def draw(
     options: CheckOptions,
     fixes: Sequence[ChosenFix] = (),
     progress: Progress | None = None,
+    executor: Executor | None = None,
 ) -> PictureData:
     """Gather one picture in one pass over a run.
 
@@ -73,30 +77,64 @@ def draw(
         UsageError: if an option cannot be used.
         InputError: if a file cannot be read, breaks the contract, or lacks what the picture needs.
     """
-    return on_device(options, [run], lambda chosen: _plot(run, kind, chosen, fixes, progress))
+    alone = executor in (None, Processes(1))
+    return on_device(options, [run], lambda chosen: _plot(run, kind, chosen, fixes, progress, executor), alone=alone)
 
 
 def _plot(
-    run: Run, kind: str, options: CheckOptions, fixes: Sequence[ChosenFix], progress: Progress | None
+    run: Run,
+    kind: str,
+    options: CheckOptions,
+    fixes: Sequence[ChosenFix],
+    progress: Progress | None,
+    executor: Executor | None,
 ) -> PictureData:
     marking = GATHERED[kind].marking
-    if marking:
-        options = replace(options, rules=tuple(rule for rule in RULES if rule.code in marking))
-    ready = prepare(run, options, lenient=False)
-    pictures = Pictures([kind], ready.context, fixes, options.split or TRAIN)
+    rules = tuple(rule for rule in RULES if rule.code in marking)
+    ready = prepare(run, replace(options, rules=rules), lenient=False)
+    ready = replace(ready, options=replace(ready.options, split=options.split or TRAIN))
+    pictures = _pictures(ready, [kind], _labels(fixes))
     if kind in pictures.left_out:
         raise InputError(f"no picture of {kind}: {pictures.left_out[kind]}")
     if pictures.figures[kind].unmoved:
         raise UsageError(f"--fix {label_of(fixes)} {pictures.figures[kind].unmoved}")
-    rules = [RuleAccumulator(ready.plan, TableBuilder(ready.plan, options.memory))] if marking else []
-    consumers = [*rules, *pictures.figures.values()]
-    run_file_steps(run, consumers, replace(options, split=options.split or TRAIN), ready.metrics, progress)
-    gallery = pictures.gallery()
-    for one in rules:
-        gallery = marked(gallery, report_of(ready, one.state()), logged=bool(run.metrics.names()))
+    how = {"measured": bool(marking), "lenient": False}
+    state, gathered = gather(ready, figures_of, (kind,), _labels(fixes), progress=progress, executor=executor, **how)
+    gallery = pictures.filled(gathered).gallery()
+    if marking:
+        gallery = marked(gallery, report_of(ready, state), logged=bool(run.metrics.names()))
     if kind in gallery.left_out:
         raise InputError(f"no picture of {kind}: {gallery.left_out[kind]}")
     return gallery.drawn[kind]
+
+
+def figures_of(
+    ready: PreparedRun,
+    kinds: Sequence[str],
+    fixes: Sequence[str],
+    shown: Sequence[str] = (),
+    beside: Callable[[PreparedRun], Gatherer] | None = None,
+) -> Sequence[Gatherer]:
+    """Return what gathers pictures of a run; see `gather`.
+
+    Args:
+        ready: the run.
+        kinds: of the pictures.
+        fixes: labels of the fixes that they are made with and without.
+        shown: labels of fixes that the advantages are gathered with and without once more.
+        beside: makes what comes last.
+    """
+    pictures = _pictures(ready, kinds, fixes)
+    with_fix = _pictures(ready, ["advantages"] if shown else [], shown)
+    return [*pictures.figures.values(), *with_fix.figures.values(), *([beside(ready)] if beside else [])]
+
+
+def _pictures(ready: PreparedRun, kinds: Sequence[str], fixes: Sequence[str]) -> Pictures:
+    return Pictures(kinds, ready.context, [choose(label) for label in fixes], ready.options.split or TRAIN)
+
+
+def _labels(fixes: Sequence[ChosenFix]) -> tuple[str, ...]:
+    return tuple(fix.label for fix in fixes)
 
 
 def check_and_draw(
@@ -105,8 +143,7 @@ def check_and_draw(
     options: CheckOptions,
     fixes: Sequence[ChosenFix] = (),
     progress: Progress | None = None,
-    *,
-    beside: Callable[[PreparedRun], StepConsumer] | None = None,
+    executor: Executor | None = None,
 ) -> tuple[Report, Gallery]:
     """Run the rules and gather pictures in one pass over a run.
 
@@ -116,39 +153,56 @@ def check_and_draw(
         options: what to check, and how.
         fixes: the pictures are made with and without these.
         progress: called with what is done and what there is to do, in the run's `unit`.
-        beside: makes another consumer of the steps.
+        executor: where parts are measured; None: in this process.
+
+    Raises:
+        UsageError: if an option cannot be used.
+        InputError: if a file cannot be read, or breaks the contract.
+    """
+    return check_and_gather(run, kinds, options, fixes, progress, executor)[:2]
+
+
+def check_and_gather(
+    run: Run,
+    kinds: Collection[str],
+    options: CheckOptions,
+    fixes: Sequence[ChosenFix] = (),
+    progress: Progress | None = None,
+    executor: Executor | None = None,
+    *,
+    beside: Callable[[PreparedRun], Gatherer] | None = None,
+) -> tuple[Report, Gallery, Gatherer | None]:
+    """Do what `check_and_draw` does, and gather in the same pass what `beside` makes, which comes last.
 
     Raises:
         UsageError: if an option cannot be used.
         InputError: if a file cannot be read, or breaks the contract.
     """
 
-    def checked(chosen: CheckOptions) -> tuple[Report, Gallery]:
-        return _check_and_draw(run, kinds, chosen, fixes, progress, beside)
+    def checked(chosen: CheckOptions) -> tuple[Report, Gallery, Gatherer | None]:
+        return _check_and_gather(run, tuple(kinds), chosen, fixes, progress, executor, beside)
 
-    return on_device(options, [run], checked)
+    return on_device(options, [run], checked, alone=executor in (None, Processes(1)))
 
 
-def _check_and_draw(
+def _check_and_gather(
     run: Run,
-    kinds: Collection[str],
+    kinds: Sequence[str],
     options: CheckOptions,
     fixes: Sequence[ChosenFix],
     progress: Progress | None,
-    beside: Callable[[PreparedRun], StepConsumer] | None,
-) -> tuple[Report, Gallery]:
-    ready = prepare(run, options)
-    rules = RuleAccumulator(ready.plan, TableBuilder(ready.plan, options.memory))
-    pictures = Pictures(kinds, ready.context, fixes, options.split or TRAIN)
-    consumers: list[StepConsumer] = [rules, *pictures.figures.values(), *([] if beside is None else [beside(ready)])]
-    fix, objective = choose(SHOWN), ready.context.objective
-    shown = None
-    if "advantages" in kinds and not fixes and objective is not None and fix.applies_to(objective):
-        shown = Pictures(["advantages"], ready.context, [fix], options.split or TRAIN)
-        consumers += shown.figures.values()
-    run_file_steps(run, consumers, options, ready.metrics, progress)
-    report = report_of(ready, rules.state())
-    gallery = pictures.gallery()
-    if shown is not None and any(one.fix == SHOWN and one.severity >= Severity.WARNING for one in report.findings):
-        gallery = Gallery({**gallery.drawn, **shown.gallery().drawn}, gallery.left_out)
-    return report, marked(gallery, report, logged=bool(run.metrics.names()))
+    executor: Executor | None,
+    beside: Callable[[PreparedRun], Gatherer] | None,
+) -> tuple[Report, Gallery, Gatherer | None]:
+    ready, labels, fix = prepare(run, options), _labels(fixes), choose(SHOWN)
+    objective = ready.context.objective
+    shows = "advantages" in kinds and not fixes and objective is not None and fix.applies_to(objective)
+    asked = kinds, labels, ((fix.label,) if shows else ()), beside
+    state, gathered = gather(ready, figures_of, *asked, progress=progress, executor=executor)
+    pictures, report = _pictures(ready, kinds, labels), report_of(ready, state)
+    gallery = pictures.filled(gathered).gallery()
+    if shows and any(one.fix == SHOWN and one.severity >= Severity.WARNING for one in report.findings):
+        with_fix = _pictures(ready, ["advantages"], [fix.label]).filled(gathered[len(pictures.figures) :])
+        gallery = Gallery({**gallery.drawn, **with_fix.gallery().drawn}, gallery.left_out)
+    own = gathered[-1] if beside is not None else None
+    return report, marked(gallery, report, logged=bool(run.metrics.names())), own

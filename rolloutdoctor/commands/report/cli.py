@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from rolloutdoctor.cli import groups
+from rolloutdoctor.cli import groups, verdict
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.commands.view.written import refuse_other_suffixes, write_page
@@ -37,6 +37,7 @@ def report(
             "--groups", metavar="N", min=0, max=200, help="Embed N groups that findings point at, token by token."
         ),
     ] = 0,
+    scale: verdict.Scale,
     quiet: opt.QuietOption = False,
 ) -> None:
     """Write a self-contained HTML report of a run."""
@@ -46,4 +47,4 @@ def report(
     refuse_other_suffixes(output)
     fixes = tuple(choose(text) for text in fix or [])
     options = groups.read_options(CheckOptions, source, part)
-    write_page(paths, source, options, output, fixes, groups=embedded, quiet=quiet)
+    write_page(paths, source, options, output, fixes, groups=embedded, scale=scale, quiet=quiet)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rolloutdoctor.cli import dumps, groups
+from rolloutdoctor.cli import dumps, groups, verdict
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.terminal import say, show
@@ -98,7 +98,7 @@ def view(
         if against is not None:
             raise UsageError("--against needs the page that is served: leave it or -o out")
         written = groups.read_options(CheckOptions, source, groups.Part(), device="cpu", dtype=dtype.value)
-        write_page(paths, source, written, output, groups=EMBEDDED, quiet=quiet)
+        write_page(paths, source, written, output, groups=EMBEDDED, scale=verdict.Scale(), quiet=quiet)
         return
     options = groups.read_options(CheckOptions, source, groups.Part(), device="cpu", dtype=dtype.value)
     run = dumps.opened(paths, source, quiet=quiet, text=True, logs_alone=True, says_notes=True)

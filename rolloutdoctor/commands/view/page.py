@@ -6,11 +6,11 @@ from pathlib import PurePath
 
 from markupsafe import escape
 
-from rolloutdoctor.commands.plot.query import check_and_draw
+from rolloutdoctor.commands.plot.query import check_and_gather
 from rolloutdoctor.commands.view.query import Inspector, shared
 from rolloutdoctor.commands.view.worst_rows import WorstRows
 from rolloutdoctor.engine.options import CheckOptions
-from rolloutdoctor.engine.prepare import PreparedRun
+from rolloutdoctor.engine.parts import Executor
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
 from rolloutdoctor.results.figures import KINDS, PictureData
@@ -30,6 +30,7 @@ def page_of(
     progress: Progress | None = None,
     tell: Callable[[str], None] = lambda doing: None,
     groups: int = 0,
+    executor: Executor | None = None,
 ) -> str:
     """Return the page of a run: HTML that needs no network and no script.
 
@@ -40,6 +41,7 @@ def page_of(
         progress: called with what is done and what there is to do, in the run's `unit`.
         tell: called with what begins now.
         groups: of the groups that findings point at as many can be looked at in the page, which then has a script.
+        executor: where parts are measured; None: in this process.
 
     Raises:
         UsageError: if an option cannot be used.
@@ -47,15 +49,9 @@ def page_of(
     """
     from rolloutdoctor.views.links import top_picture
 
-    rows: list[WorstRows] = []
-
-    def beside(ready: PreparedRun) -> WorstRows:
-        # Made again where the check begins again.
-        rows[:] = [WorstRows(ready)]
-        return rows[0]
-
     tell("reads every step, checks it and gathers its pictures")
-    found, gallery = check_and_draw(run, KINDS, options, tuple(fixes), progress, beside=beside)
+    found, gallery, worst = check_and_gather(run, KINDS, options, fixes, progress, executor, beside=WorstRows)
+    assert isinstance(worst, WorstRows)
     top = top_picture(found, gallery.drawn)
     lead = None if top is None else top[0]
     drawings = []
@@ -74,7 +70,7 @@ def page_of(
         gallery=gallery,
         definitions={rule.code: inspect.getdoc(type(rule)) or "" for rule in RULES},
         lead=lead,
-        rows=rows[0].views(found.findings, options),
+        rows=worst.views(found.findings, options),
         viewer=viewer,
     )
     return render(page)

@@ -3,15 +3,18 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
+import polars as pl
 import torch
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.step_key import TRAIN, StepKey
 from rolloutdoctor.engine.devices import find_dtype
+from rolloutdoctor.engine.gathering import Gatherer, Schemas
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.engine.prepare import PreparedRun
-from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer
+from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation, evaluate
 from rolloutdoctor.evaluation.token_measures import TokenBlock, TokenMeasure
 from rolloutdoctor.io.run import StepRange
@@ -62,12 +65,18 @@ _WHY = {
 """Reasons why a row is listed, by the key that the rows are sorted by."""
 
 
-class WorstRows(StepConsumer):
+_LARGEST = {"size": pl.Float64(), "step": pl.Int64(), "sample": pl.String(), "total": pl.Float64()}
+"""Columns of the tables of the row of each step with the largest value: the value, and the sum of all of the step."""
+
+
+class WorstRows(Gatherer):
     """Finds the rows with the largest gradient, advantage and gap, one of each."""
 
     split = TRAIN
+    schemas: ClassVar[Schemas] = dict.fromkeys(_WHY, _LARGEST)
 
     def __init__(self, ready: PreparedRun) -> None:
+        super().__init__()
         self._ready = ready
         context = ready.context
         self.objectives: Mapping[str, Objective] = (
@@ -77,7 +86,6 @@ class WorstRows(StepConsumer):
         if context.objective is not None:
             needed |= loss_columns(context.objective) | optional_columns(context.objective)
         self.columns = needed & context.columns
-        self._largest: dict[str, list[tuple[float, int, str, float]]] = {name: [] for name in _WHY}
 
     def token_measures(self, batch: RolloutBatch) -> Mapping[str, TokenMeasure]:
         """See `StepConsumer`."""
@@ -95,9 +103,8 @@ class WorstRows(StepConsumer):
         sizes |= step.token_measures.get("gap", {})
         for name, size_N in sizes.items():
             largest, row = torch.where(size_N.isfinite(), size_N, 0.0).max(0)
-            self._largest[name].append(
-                (-float(largest), step.batch.step, step.batch.sample_name(int(row)), float(size_N.sum()))
-            )
+            sample = step.batch.sample_name(int(row))
+            self.line(name, size=float(largest), step=step.batch.step, sample=sample, total=float(size_N.sum()))
 
     def places(self, findings: Sequence[Finding]) -> list[Place]:
         """The rows to be shown: of the worst findings first."""
@@ -107,11 +114,11 @@ class WorstRows(StepConsumer):
             if one is not None and finding.severity >= Severity.WARNING and len(found) < MOST_ROWS // 2:
                 why = f"{finding.code} {finding.name}: {one.note}"
                 found.append(Place(StepKey(one.step, TRAIN), str(one.sample_id), why))
-        for name, largest in self._largest.items():
-            size, step, sample, total = min(largest, default=(0.0, 0, "", 0.0), key=lambda one: one[:2])
-            if size:
-                why = _WHY[name].format(value=-size, step=step, share=-100 * size / total)
-                found.append(Place(StepKey(step, TRAIN), sample, why))
+        for name, why in _WHY.items():
+            largest = self.table(name).filter(pl.col("size") > 0).sort("size", "step", descending=[True, False])
+            for size, step, sample, total in largest.head(1).select("size", "step", "sample", "total").iter_rows():
+                words = why.format(value=size, step=step, share=100 * size / total)
+                found.append(Place(StepKey(step, TRAIN), sample, words))
         return found
 
     def views(self, findings: Sequence[Finding], options: ReadOptions) -> list[RowView]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from rolloutdoctor.cli import dumps
+from rolloutdoctor.cli import dumps, verdict
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.groups import Source
 from rolloutdoctor.cli.output import check_target, write_whole
@@ -33,6 +33,7 @@ def write_page(
     fixes: "Sequence[ChosenFix]" = (),
     *,
     groups: int,
+    scale: verdict.Scale,
     quiet: bool,
 ) -> None:
     """Check a run, draw its pictures, and write both as a page.
@@ -44,6 +45,7 @@ def write_page(
         output: where to write the page.
         fixes: the pictures are drawn with and without these.
         groups: as many groups that findings point at are in the page, token by token.
+        scale: where parts of the run are measured.
         quiet: True to say nothing.
 
     Raises:
@@ -54,9 +56,10 @@ def write_page(
     from rolloutdoctor.cli.progress import progress_bar, slow_work
     from rolloutdoctor.commands.view.page import page_of
 
+    executor, hint = scale.executor(), verdict.faster(scale.engine, scale.workers)
     run = dumps.opened(paths, source, quiet=quiet, text=True, logs_alone=True)
     check_target(output)
-    with progress_bar(run.unit, quiet=quiet) as progress, slow_work(quiet=quiet) as tell:
-        page = page_of(run, options, fixes, progress, tell, groups)
+    with progress_bar(run.unit, quiet=quiet, hint=hint) as progress, slow_work(quiet=quiet) as tell:
+        page = page_of(run, options, fixes, progress, tell, groups, executor)
     write_whole(page.encode(), output)
     opt.warn_of_partial(run, quiet=quiet)

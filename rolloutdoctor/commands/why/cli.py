@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from rolloutdoctor.cli import dumps, groups
+from rolloutdoctor.cli import dumps, groups, verdict
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.output import check_target, write_whole
@@ -47,6 +47,7 @@ def why(
         str | None, typer.Option("--output", "-o", metavar="FILE", help="Also draw it: PNG, SVG or PDF.")
     ] = None,
     output_file: opt.OutputOption = None,
+    scale: verdict.Scale,
     color: opt.ColorOption = opt.Color.auto,
     quiet: opt.QuietOption = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show parts and rows of every line.")] = False,
@@ -60,6 +61,7 @@ def why(
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.views.why import RENDERERS
 
+    executor = scale.executor()
     question = Question(metric, at, before, after)
     options = groups.read_options(CheckOptions, source, groups.Computed(steps=steps, device=device, dtype=dtype))
     run = dumps.opened(paths, source, quiet=quiet, logs_alone=True)
@@ -70,8 +72,8 @@ def why(
         from rolloutdoctor.pictures.table import format_for
 
         form = format_for(output)
-    with progress_bar(run.unit, quiet=quiet) as progress:
-        found = explain(run, options, question, progress)
+    with progress_bar(run.unit, quiet=quiet, hint=verdict.faster(scale.engine, scale.workers)) as progress:
+        found = explain(run, options, question, progress, executor)
     style = opt.style_of(color, to_file=output_file is not None, verbose=verbose)
     if output is not None and form is not None:
         from rolloutdoctor.pictures.table import drawn_file, figure_of

@@ -14,18 +14,20 @@ from rolloutdoctor.commands.why.units import (
     CLASSES,
     OF_ROWS,
     OF_TOKENS,
-    UnitTables,
     by_step,
     outages,
     reward_weights,
+    units_of,
     valued,
 )
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.devices import find_device, on_device
+from rolloutdoctor.engine.gathering import gather
 from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.parts import Executor
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
-from rolloutdoctor.engine.run_steps import run_file_steps
+from rolloutdoctor.engine.processes import Processes
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run, StepRange
 from rolloutdoctor.metric_names.quantities import BY_NAME
@@ -88,7 +90,13 @@ class Question:
             raise UsageError("--before and --after take a number of steps, 1 or more")
 
 
-def why(run: Run, options: CheckOptions, question: Question, progress: Progress | None = None) -> Why:
+def why(
+    run: Run,
+    options: CheckOptions,
+    question: Question,
+    progress: Progress | None = None,
+    executor: Executor | None = None,
+) -> Why:
     """Explain the change of a metric.
 
     Args:
@@ -96,15 +104,19 @@ def why(run: Run, options: CheckOptions, question: Question, progress: Progress 
         options: how to read it; its rules are run on a log alone that holds no term of the metric.
         question: what is asked.
         progress: called with what is done and what there is to do, in the run's `unit`.
+        executor: where parts are measured; None: in this process.
 
     Raises:
         UsageError: if an option cannot be used, or no step is logged or recorded before or after `at`.
         InputError: if neither rows nor log hold the metric.
     """
-    return on_device(options, [run], lambda chosen: _why(run, chosen, question, progress))
+    alone = executor in (None, Processes(1))
+    return on_device(options, [run], lambda chosen: _why(run, chosen, question, progress, executor), alone=alone)
 
 
-def _why(run: Run, options: CheckOptions, question: Question, progress: Progress | None) -> Why:
+def _why(
+    run: Run, options: CheckOptions, question: Question, progress: Progress | None, executor: Executor | None
+) -> Why:
     ready = prepare(run, replace(options, rules=(), split=TRAIN), lenient=False)
     metric = _canonical(question.metric, ready)
     seen, units, rows, turns = InputSummary(), pl.DataFrame(), pl.DataFrame(), EMPTY_COUNTS
@@ -116,8 +128,8 @@ def _why(run: Run, options: CheckOptions, question: Question, progress: Progress
             ready = replace(ready, options=replace(ready.options, steps=StepRange(before[0], after[-1] + 1)))
         objective = ready.context.objective
         if metric in OF_ROWS or objective is not None:
-            tables = UnitTables(metric, objective, run.columns)
-            run_file_steps(run, [tables], ready.options, ready.metrics, progress)
+            how = {"measured": False, "lenient": False}
+            _, (tables,) = gather(ready, units_of, metric, progress=progress, executor=executor, **how)
             seen, rows, turns = tables.input, tables.rows(), tables.turns()
             units = rows if rows.is_empty() else valued(metric, rows, tables.cells())
     series = log_series(ready, metric) if units.is_empty() else by_step(metric, units)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 import polars as pl
@@ -12,9 +12,11 @@ import torch
 from rolloutdoctor.commands.why.turn_counts import EMPTY_COUNTS, ROW, failed, turn_counts
 from rolloutdoctor.data.schema import COLUMNS, TRUNCATED
 from rolloutdoctor.data.step_key import TRAIN
+from rolloutdoctor.engine.gathering import Gatherer, Schemas
 from rolloutdoctor.engine.measured_frames import rows_of
 from rolloutdoctor.engine.needs import evaluation_columns
-from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer
+from rolloutdoctor.engine.prepare import PreparedRun
+from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
 from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS
 from rolloutdoctor.evaluation.run_tables import EMPTY_ROWS, concatenated
@@ -52,16 +54,17 @@ _LONGEST = 1e-3
 """A run of groups at the lowest reward is an outage where chance would make one of its length less often."""
 
 
-class UnitTables(StepConsumer):
-    """Measures training rows into the table `rows`, and adds up their tokens by bins where a metric is of them.
-
-    Attributes:
-        input: how much was read.
-    """
+class UnitTables(Gatherer):
+    """Measures training rows into the table `rows`, and adds up their tokens by bins where a metric is of them."""
 
     split = TRAIN
+    schemas: ClassVar[Schemas] = {
+        "input": dict.fromkeys(("rows", "steps", "groups", "tokens"), pl.Int64()),
+        **dict.fromkeys(("rows", "cells", "turns"), dict.fromkeys(ROW, pl.Int64())),
+    }
 
     def __init__(self, metric: str, objective: Objective | None, columns: frozenset[str]) -> None:
+        super().__init__()
         # A reward needs no evaluation.
         objective = None if metric == "reward" else objective
         self.columns = frozenset(one.name for one in COLUMNS if not one.kind.per_token) | {
@@ -74,19 +77,15 @@ class UnitTables(StepConsumer):
             self.per_token = frozenset({AS_CONFIGURED})
         self.columns &= columns
         self.objectives = {} if objective is None else {AS_CONFIGURED: objective}
-        self.input = InputSummary()
-        self._rows: list[pl.DataFrame] = []
-        self._cells: list[pl.DataFrame] = []
-        self._turns: list[pl.DataFrame] = []
 
     def add(self, step: EvaluatedStep) -> None:
         """Measure one step; one that cannot be evaluated has no cells."""
         batch, found = step.batch, step.evaluations.get(AS_CONFIGURED)
         groups = 0 if batch.groups is None else len(batch.groups)
-        self.input += InputSummary(len(batch), 1, groups, batch.tokens)
+        self.line("input", rows=len(batch), steps=1, groups=groups, tokens=batch.tokens)
         view = StepView(batch, step.logged, evaluations=step.evaluations)
-        self._rows.append(rows_of(view, [*ROW_COLUMNS, *(f"rewards/{name}" for name in batch.rewards)], {}))
-        self._turns.append(turn_counts(view))
+        self.keep("rows", rows_of(view, [*ROW_COLUMNS, *(f"rewards/{name}" for name in batch.rewards)], {}))
+        self.keep("turns", turn_counts(view))
         if found is None or found.per_token is None:
             return
         kept, rule = found.per_token, found.objective.surrogate
@@ -112,21 +111,31 @@ class UnitTables(StepConsumer):
         trained_T = batch.column("response_mask")
         frame = pl.DataFrame({name: x_T[trained_T].cpu().numpy() for name, x_T in values.items()})
         cells = frame.group_by("row", *BINS, maintain_order=True).agg(pl.exclude("row", *BINS).sum(), tokens=pl.len())
-        self._cells.append(cells.with_columns(step=pl.lit(batch.step, pl.Int64), row="row"))
+        self.keep("cells", cells.with_columns(step=pl.lit(batch.step, pl.Int64), row="row"))
+
+    @property
+    def input(self) -> InputSummary:
+        """How much was read."""
+        return InputSummary(*self.table("input").select(pl.all().sum()).row(0))
 
     def rows(self) -> pl.DataFrame:
         """Return the rows, `described`."""
         empty = pl.DataFrame(schema=EMPTY_ROWS.schema | {name: one.dtype for name, one in ROW_COLUMNS.items()})
-        return described(concatenated(self._rows, empty, by=ROW))
+        return described(concatenated([self.table("rows")], empty, by=ROW))
 
     def turns(self) -> pl.DataFrame:
         """Return how many turns each row has, as of `turn_counts`."""
-        return concatenated(self._turns, EMPTY_COUNTS, by=ROW)
+        return concatenated([self.table("turns")], EMPTY_COUNTS, by=ROW)
 
     def cells(self) -> pl.DataFrame:
         """Return the sums over the tokens of each row and bin, ``step, row, position, probability``, and `tokens`."""
         empty = pl.DataFrame(schema=dict.fromkeys((*ROW, *BINS, "tokens"), pl.Int64))
-        return concatenated(self._cells, empty, by=(*ROW, *BINS))
+        return concatenated([self.table("cells")], empty, by=(*ROW, *BINS))
+
+
+def units_of(ready: PreparedRun, metric: str) -> tuple[UnitTables]:
+    """Return what measures the units of a metric; see `gather`."""
+    return (UnitTables(metric, ready.context.objective, ready.run.columns),)
 
 
 def described(rows: pl.DataFrame) -> pl.DataFrame:

@@ -1,17 +1,19 @@
 """Gather the audit as a picture: logged against recomputed values, and their difference in rounding radii."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from typing import ClassVar
 
 import polars as pl
 import torch
 
 from rolloutdoctor.audit.row_tally import ComparedRows
-from rolloutdoctor.audit.tally import AuditTally, ComparedValue, add_tallies
+from rolloutdoctor.audit.tally import ComparedValue
 from rolloutdoctor.audit.windows import OpenWindow
 from rolloutdoctor.engine.accumulate import view_of, windows_at
+from rolloutdoctor.engine.gathering import Schemas
 from rolloutdoctor.engine.plan import available, remedy
 from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
@@ -36,10 +38,25 @@ _FAR = 1e9
 
 _POINTS = pl.List(pl.List(pl.Float64))
 
-_LINES = pl.Schema(
+_VALUES, _WINDOWS, _FAULTS = "values", "windows", "faults"
+
+_OF_VALUES = (
     dict.fromkeys(("side", "stage", "quantity"), pl.String())
     | dict.fromkeys(("step", "compared", "agree", "not_compared"), pl.Int64())
     | {"worst": pl.Float64(), "points": _POINTS}
+)
+
+_WINDOW = ("name", "stage", "first", "last", "logged", "rounding", "size")
+"""What the steps of a window have in common."""
+
+_OF_WINDOWS = (
+    dict.fromkeys(("side", "name", "stage", "doubt"), pl.String())
+    | dict.fromkeys(("first", "last", "size", "step"), pl.Int64())
+    | dict.fromkeys(("logged", "rounding", "value", "radius"), pl.Float64())
+)
+
+_OF_FAULTS = dict.fromkeys(("quantity", "label"), pl.String()) | dict.fromkeys(
+    ("told", "as_is", "disagree"), pl.Int64()
 )
 
 
@@ -48,11 +65,7 @@ class AuditFigure(FigureAccumulator):
 
     context: Context
 
-    def __init__(self, fix: str | None) -> None:
-        super().__init__(fix)
-        self._compared: list[tuple[object, ...]] = []
-        self._windows: dict[tuple[str, str], OpenWindow] = {}
-        self._faults: AuditTally = {}
+    schemas: ClassVar[Schemas] = {_VALUES: _OF_VALUES, _WINDOWS: _OF_WINDOWS, _FAULTS: _OF_FAULTS}
 
     @classmethod
     def plan(cls, context: Context, fixes: Sequence[ChosenFix]) -> "FigureAccumulator":
@@ -73,29 +86,24 @@ class AuditFigure(FigureAccumulator):
 
     def gather(self, step: EvaluatedStep) -> None:
         """Compare one step, under each objective."""
-        told = view_of(step, self.context).audit
-        self._faults = add_tallies(self._faults, {name: replace(tally, first=None) for name, tally in told.items()})
+        for quantity, tally in view_of(step, self.context).audit.items():
+            for label, told, as_is in tally.faults or (("", 0, 1),):
+                counts = {"told": told, "as_is": as_is, "disagree": tally.disagree}
+                self.line(_FAULTS, quantity=quantity, label=label, **counts)
         for side in self._own:
             view = view_of(replace(step, evaluations={AS_CONFIGURED: step.evaluations[side]}), self.context)
             for quantity, one in view.compared_values().items():
-                self._add(side, quantity, one)
-            for key, window in windows_at(view, self.context).items():
-                known = self._windows.get((side, key))
-                self._windows[side, key] = window if known is None else known + window
-
-    def _add(self, side: str, quantity: str, one: ComparedRows | ComparedValue) -> None:
-        tally = one.tally()
-        points = [] if side != AS_CONFIGURED else _of_value(one) if isinstance(one, ComparedValue) else _of_rows(one)
-        counts = tally.compared, tally.agree, tally.not_compared, min(tally.worst, _FAR)
-        self._compared.append((side, tally.stage, quantity, one.step, *counts, points))
+                self.line(_VALUES, **_compared(side, quantity, one))
+            for window in windows_at(view, self.context).values():
+                common = {name: getattr(window, name) for name in _WINDOW}
+                of_step = zip(window.steps, window.values, window.radii, strict=True)
+                for at, value, radius in of_step:
+                    self.line(_WINDOWS, side=side, **common, step=at, value=value, radius=radius, doubt=window.doubt)
 
     def data(self) -> AuditData:
         """Return every quantity, those that differ first."""
-        for (side, _), window in self._windows.items():
-            if len(window.steps) == window.size:
-                self._add(side, window.name, window.compared())
-        self._windows = {}
-        lines = pl.DataFrame(self._compared, schema=_LINES, orient="row").sort("quantity", "step")
+        means = [_compared(side, one.name, one.compared()) for side, one in _complete(self.table(_WINDOWS))]
+        lines = pl.concat([self.table(_VALUES), pl.DataFrame(means, _OF_VALUES)]).sort("quantity", "step")
         of_fix = lines.filter(pl.col("side") != AS_CONFIGURED)
         found: dict[str, list[AuditedQuantity]] = {stage: [] for stage in STAGES}
         for (name, stage), own in lines.filter(side=AS_CONFIGURED).group_by("quantity", "stage", maintain_order=True):
@@ -106,8 +114,40 @@ class AuditFigure(FigureAccumulator):
 
     def _with_fault(self, one: AuditedQuantity) -> AuditedQuantity:
         """Name the fault of the release with which the values agree."""
-        tally = self._faults.get(one.quantity)
-        return replace(one, fault=code_of(tally.fault)) if tally is not None and tally.fault else one
+        lines = self.table(_FAULTS).filter(quantity=one.quantity)
+        if lines["disagree"].sum():
+            return one
+        faults = lines.group_by("label").agg(pl.sum("told"), pl.sum("as_is")).filter(pl.col("told") == pl.col("as_is"))
+        return one if faults.is_empty() else replace(one, fault=code_of(min(faults["label"])))
+
+
+def _compared(side: str, quantity: str, one: ComparedRows | ComparedValue) -> dict[str, object]:
+    """Return a line of the table of values: those of a step, or a mean over several."""
+    tally = one.tally()
+    points = [] if side != AS_CONFIGURED else _of_value(one) if isinstance(one, ComparedValue) else _of_rows(one)
+    return {
+        "side": side,
+        "stage": tally.stage,
+        "quantity": quantity,
+        "step": one.step,
+        "compared": tally.compared,
+        "agree": tally.agree,
+        "not_compared": tally.not_compared,
+        "worst": min(tally.worst, _FAR),
+        "points": points,
+    }
+
+
+def _complete(windows: pl.DataFrame) -> Iterator[tuple[str, OpenWindow]]:
+    """Yield the side and the window of every mean of which all steps were read."""
+    steps = windows.sort("step").group_by("side", *_WINDOW, maintain_order=True)
+    lines = steps.agg(
+        steps="step", values="value", radii="radius", doubt=pl.col("doubt").filter(pl.col("doubt") != "").min()
+    )
+    for line in lines.filter(pl.col("steps").list.len() == pl.col("size")).iter_rows(named=True):
+        window = {name: line[name] for name in _WINDOW}
+        window |= {name: tuple(line[name]) for name in ("steps", "values", "radii")}
+        yield line["side"], OpenWindow(**window, doubt=line["doubt"] or "")
 
 
 class LogAuditFigure(FigureAccumulator):
@@ -128,13 +168,13 @@ class LogAuditFigure(FigureAccumulator):
 
     def gather(self, step: EvaluatedStep) -> None:
         """Keep what one step logged."""
-        self._lines.append({"step": step.batch.step, **step.logged})
+        self.line("log", **{**step.logged, "step": step.batch.step})
 
     def data(self) -> AuditData:
         """Return both sides of every identity, those that fail first."""
         names = sorted(related_metrics(self.context))
-        schema = {"step": pl.Int64, **dict.fromkeys(names, pl.Float64)}
-        wide = pl.DataFrame([{name: line.get(name) for name in schema} for line in self._lines], schema)
+        schema = {"step": pl.Int64(), **dict.fromkeys(names, pl.Float64())}
+        wide = pl.concat([pl.DataFrame(schema=schema), self.table("log")], how="diagonal_relaxed").select(list(schema))
         lines = relation_lines(wide.with_columns(split=pl.lit("train")), self.context).select(
             "step",
             quantity="identity",

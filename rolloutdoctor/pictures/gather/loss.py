@@ -3,7 +3,7 @@
 from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
 from rolloutdoctor.objective.required_columns import loss_columns
-from rolloutdoctor.pictures.gather.steps import FigureAccumulator
+from rolloutdoctor.pictures.gather.steps import LINES, FigureAccumulator
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.figures import LossData
 from rolloutdoctor.rules.base import Context
@@ -25,7 +25,7 @@ class LossFigure(FigureAccumulator):
         evaluation = step.evaluations[AS_CONFIGURED]
         if evaluation.tokens is not None:
             logged = step.logged.get(self._logged)
-            self.line(step.batch.step, policy=evaluation.policy_loss, kl=evaluation.kl_loss, logged=logged)
+            self.line(LINES, steps=step.batch.step, policy=evaluation.policy_loss, kl=evaluation.kl_loss, logged=logged)
 
     def data(self) -> LossData:
         """Return the series."""

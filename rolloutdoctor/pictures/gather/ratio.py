@@ -1,12 +1,16 @@
 """Figure accumulator of importance ratios, and of how many leave the clip range."""
 
 from dataclasses import replace
+from typing import ClassVar
 
+import polars as pl
+
+from rolloutdoctor.engine.gathering import Schemas
 from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.ops import elementwise as el
-from rolloutdoctor.pictures.gather.steps import FigureAccumulator, carrying
+from rolloutdoctor.pictures.gather.steps import LINES, FigureAccumulator, carrying
 from rolloutdoctor.results.figures import RatioData
 from rolloutdoctor.rules.base import Context
 
@@ -15,11 +19,9 @@ class RatioFigure(FigureAccumulator):
     """Importance ratios, and the gap between sampler and trainer."""
 
     wanted = frozenset({"rollout_log_probs", "old_log_probs"})
-
-    def __init__(self, fix: str | None) -> None:
-        super().__init__(fix)
-        self.has_gap, self.on_policy, self.rule = True, True, ("", 0.0, 0.0)
-        self.outside = 0
+    schemas: ClassVar[Schemas] = {
+        LINES: {"steps": pl.Int64(), "outside": pl.Int64(), "has_gap": pl.Boolean(), "on_policy": pl.Boolean()},
+    }
 
     def prepare(self, context: Context, of_fix: frozenset[str]) -> frozenset[str]:
         """See `FigureAccumulator`; a fix that moves no ratio and masks no token has nothing to show here."""
@@ -40,22 +42,20 @@ class RatioFigure(FigureAccumulator):
         if found is None:
             return
         rule, (tokens, below, above) = evaluation.objective.surrogate, found
-        self.rule = (rule.old, rule.clip_low, rule.clip_high)
-        self.on_policy &= batch.stored_name(rule.old) == batch.stored_name("policy_log_probs")
-        self.outside += below + above
-        values: dict[str, float | None] = {"below": below / tokens, "above": above / tokens} if tokens else {}
-        if batch.has("rollout_log_probs") and batch.has("old_log_probs"):
+        has_gap = batch.has("rollout_log_probs") and batch.has("old_log_probs")
+        on_policy = batch.stored_name(rule.old) == batch.stored_name("policy_log_probs")
+        values: dict[str, object] = {"outside": below + above, "has_gap": has_gap, "on_policy": on_policy}
+        values |= {"below": below / tokens, "above": above / tokens} if tokens else {}
+        if has_gap:
             gap_T = batch.column("old_log_probs").double() - batch.column("rollout_log_probs").double()
             gap_T = gap_T[batch.column("response_mask")]
             self.count("gap", gap_T)
             gap_T = el.finite(gap_T)
             values["mean_gap"] = float(gap_T.abs().mean()) if len(gap_T) else None
-        else:
-            self.has_gap = False
         fixed = None if self.fix is None else self._outside(step, self.fix, "after")
         if fixed is not None and fixed[0]:
             values["outside_after"] = (fixed[1] + fixed[2]) / fixed[0]
-        self.line(batch.step, **values)
+        self.line(LINES, steps=batch.step, **values)
 
     def _outside(self, step: EvaluatedStep, label: str, name: str) -> tuple[int, int, int] | None:
         """Count the ratios of tokens that carry the policy term: finite ones, those below the range, those above."""
@@ -69,18 +69,18 @@ class RatioFigure(FigureAccumulator):
 
     def data(self) -> RatioData:
         """Return histograms and series."""
-        old, low, high = self.rule
-        with_gap = self.has_gap and bool(self.counts["gap"].total)
+        lines, rule = self.table(LINES), self.objectives[AS_CONFIGURED].surrogate
+        with_gap = bool(lines["has_gap"].all()) and bool(self.counts["gap"].total)
         names = ["below", "above", *(["mean_gap"] if with_gap else []), *(["outside_after"] if self.fix else [])]
         return RatioData(
-            old=old,
-            on_policy=self.on_policy,
+            old=rule.old,
+            on_policy=bool(lines["on_policy"].all()),
             log_ratio=self.counts["log_ratio"],
             gap=self.counts["gap"] if with_gap else None,
             gap_of="old_log_probs",
-            clip_low=low,
-            clip_high=high,
-            outside=self.outside,
+            clip_low=rule.clip_low,
+            clip_high=rule.clip_high,
+            outside=int(lines["outside"].sum()),
             fix=self.fix,
             log_ratio_after=None if self.fix is None else self.counts["after"],
             **self.series(*names),

@@ -1,9 +1,10 @@
 """Gather rewards by function, and how many responses of each group pass."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import polars as pl
 
+from rolloutdoctor.engine.gathering import Schemas
 from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.pictures.gather.steps import FigureAccumulator, columns_of
 from rolloutdoctor.results.figures import RewardsData, RewardSeries
@@ -20,11 +21,9 @@ class RewardsFigure(FigureAccumulator):
 
     needs_objective = False
     wanted = frozenset({"rewards", "group_id"})
-
-    def __init__(self, fix: str | None = None) -> None:
-        super().__init__(fix)
-        kinds = {"steps": pl.Int64, "group": pl.Int64, WHOLE: pl.Float64}
-        self._rows = [pl.DataFrame(schema=kinds)]
+    schemas: ClassVar[Schemas] = {
+        "rows": {"steps": pl.Int64(), "group": pl.Int64(), WHOLE: pl.Float64()},
+    }
 
     def prepare(self, context: Context, of_fix: frozenset[str]) -> frozenset[str]:
         """See `FigureAccumulator`."""
@@ -39,11 +38,11 @@ class RewardsFigure(FigureAccumulator):
         columns |= {f"{WHOLE}s/{name}": x_N.double().cpu().numpy() for name, x_N in batch.rewards.items()}
         if batch.groups is not None:
             columns["group"] = batch.groups.index_N.cpu().numpy()
-        self._rows.append(pl.DataFrame(columns).with_columns(steps=pl.lit(batch.step, pl.Int64)))
+        self.keep("rows", pl.DataFrame(columns).with_columns(steps=pl.lit(batch.step, pl.Int64)))
 
     def data(self) -> RewardsData:
         """Return the series; a pass is the larger of two values of the reward, else of the first function with two."""
-        rows = pl.concat(self._rows, how="diagonal_relaxed")
+        rows = self.table("rows")
         names = [name for name in rows.columns if name not in ("steps", "group")]
         # NaN is no reward, and above every number.
         rows = rows.with_columns(pl.when(pl.col(name).is_finite()).then(pl.col(name)).alias(name) for name in names)

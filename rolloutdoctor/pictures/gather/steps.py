@@ -12,8 +12,9 @@ from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.schema import STAND_INS
+from rolloutdoctor.engine.gathering import Gathered, Gatherer, Schemas
 from rolloutdoctor.engine.plan import available, remedy
-from rolloutdoctor.engine.run_steps import EvaluatedStep, StepConsumer
+from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation, reward_kl_tokens
 from rolloutdoctor.evaluation.row_changes import baseline_drift, is_change
 from rolloutdoctor.evaluation.rows import in_scope
@@ -51,14 +52,19 @@ from rolloutdoctor.trainers.spec import Trainer
 POLICY_ONLY = "policy part"
 
 
-class FigureAccumulator(StepConsumer):
+LINES = "lines"
+"""Table with a line a step."""
+
+_SEEN = "seen"
+"""Table with the steps that could be looked at."""
+
+
+class FigureAccumulator(Gatherer):
     """Gathers one picture: a line of numbers a step, and histograms of the run.
 
     Attributes:
         fix: what the run is compared with, or None.
         unmoved: why the fix that the user named is not drawn; empty where it is.
-        counts: name to a histogram.
-        seen: some step could be looked at.
         needs_objective: False: it is drawn of a run of any trainer.
         default_fix: what a picture that needs a comparison compares with, if the user says nothing.
         marking: codes of the rules whose findings are drawn in it.
@@ -73,10 +79,8 @@ class FigureAccumulator(StepConsumer):
     unmoved = ""
 
     def __init__(self, fix: str | None = None) -> None:
+        super().__init__()
         self.fix = fix
-        self.counts: dict[str, Histogram] = defaultdict(Histogram)
-        self.seen = False
-        self._lines: list[dict[str, float | None]] = []
 
     @classmethod
     def plan(cls, context: Context, fixes: Sequence[ChosenFix]) -> "FigureAccumulator":
@@ -128,8 +132,13 @@ class FigureAccumulator(StepConsumer):
     def add(self, step: EvaluatedStep) -> None:
         """Take in one step; a picture of what the trainer computes passes over one that it cannot."""
         if step.evaluations or not self.objectives:
-            self.seen = True
+            self.line(_SEEN, steps=step.batch.step)
             self.gather(step)
+
+    @property
+    def seen(self) -> bool:
+        """True if some step could be looked at."""
+        return not self.table(_SEEN).is_empty()
 
     @abstractmethod
     def gather(self, step: EvaluatedStep) -> None:
@@ -139,17 +148,11 @@ class FigureAccumulator(StepConsumer):
     def data(self) -> PictureData:
         """Return what has been gathered, in step order."""
 
-    def count(self, name: str, x: Tensor) -> None:
-        """Add values to a histogram."""
-        self.counts[name] += histogram(x)
-
-    def line(self, step: int, **values: float | None) -> None:
-        """Add the numbers of a step."""
-        self._lines.append({"steps": step, **values})
-
     def series(self, *names: str) -> dict[str, Any]:
         """Return the steps in order, and some numbers of each; NaN where there is none."""
-        return columns_of(pl.DataFrame(self._lines, {"steps": pl.Int64} | dict.fromkeys(names, pl.Float64)))
+        empty = pl.DataFrame(schema={"steps": pl.Int64} | dict.fromkeys(names, pl.Float64))
+        lines = pl.concat([empty, self.table(LINES)], how="diagonal_relaxed")
+        return columns_of(lines.select(empty.columns))
 
 
 def _with_fixes(
@@ -229,6 +232,15 @@ class AdvantagesFigure(FigureAccumulator):
         """Return the histograms."""
         return self._data
 
+    def gathered(self) -> Gathered:
+        """See `Gatherer`."""
+        return replace(super().gathered(), advantages={"": self._data})
+
+    def take(self, gathered: Gathered) -> None:
+        """See `Gatherer`."""
+        super().take(gathered)
+        self._data += gathered.advantages.get("", self._data)
+
 
 def _advantages(step: EvaluatedStep, name: str) -> Tensor | None:
     rows = step.evaluations[name].rows
@@ -268,12 +280,15 @@ def carrying(batch: RolloutBatch, evaluation: Evaluation, term: str) -> Tensor:
     return mask_T & seg.expand(in_scope(batch, evaluation.rows, scope), batch.rows)
 
 
+_METRIC = "metric"
+"""Table with the name of the metric of each step."""
+
+
 class KlFigure(FigureAccumulator):
     """The KL metric as logged and recomputed, and the per-token KL."""
 
     wanted = frozenset({"kl"})
     trainer: Trainer | None = None
-    metric = estimator = ""
 
     def prepare(self, context: Context, of_fix: frozenset[str]) -> frozenset[str]:
         """See `FigureAccumulator`."""
@@ -299,7 +314,6 @@ class KlFigure(FigureAccumulator):
             kl_T = reward_kl_tokens(batch, evaluation.objective, step.dtype)
         if trainer is None or term is None or kl_T is None:
             return
-        self.estimator = term.estimator
         self.count("tokens", kl_T[carrying(batch, evaluation, "kl_loss")])
         if self.fix is not None:
             self.count("after", kl_T[carrying(batch, step.evaluations[self.fix], "kl_loss")])
@@ -309,19 +323,21 @@ class KlFigure(FigureAccumulator):
         if not known:
             return
         name = next((name for name in known if name in step.logged), known[0])
-        self.metric = self.metric or name
         view = StepView(batch, step.logged, trainer, evaluations=step.evaluations, dtype=step.dtype)
         seen = KlMetricCorrupted().measure_step(view)
         fixed = None if self.fix is None else trainer.metrics(step.evaluations[self.fix]).get(name)
         logged, inverted = seen.get("logged", step.logged.get(name)), seen.get("inverted")
-        self.line(batch.step, logged=logged, recomputed=recomputed[name], inverted=inverted, after=fixed)
+        self.line(LINES, steps=batch.step, logged=logged, recomputed=recomputed[name], inverted=inverted, after=fixed)
+        self.line(_METRIC, name=name)
 
     def data(self) -> KlData:
         """Return the series."""
         names = ("logged", "recomputed", "inverted", *(() if self.fix is None else ("after",)))
+        metrics, objective = self.table(_METRIC), self.objectives[AS_CONFIGURED]
+        term = objective.kl_loss or objective.kl_reward
         return KlData(
-            metric=self.metric,
-            estimator=self.estimator,
+            metric="" if metrics.is_empty() else metrics["name"][0],
+            estimator="" if term is None else term.estimator,
             tokens=self.counts["tokens"],
             fix=self.fix,
             tokens_after=None if self.fix is None else self.counts["after"],
@@ -334,11 +350,15 @@ class BaselineFigure(FigureAccumulator):
 
     default_fix = "rejected-rows"
     fix: str
-
-    def __init__(self, fix: str) -> None:
-        super().__init__(fix)
-        kinds = {"step": pl.Int64, "touched": pl.Boolean, "share": pl.Float64, "drift": pl.Float64}
-        self._groups = [pl.DataFrame(schema=kinds | {"moved": pl.Boolean})]
+    schemas: ClassVar[Schemas] = {
+        "groups": {
+            "step": pl.Int64(),
+            "touched": pl.Boolean(),
+            "share": pl.Float64(),
+            "drift": pl.Float64(),
+            "moved": pl.Boolean(),
+        },
+    }
 
     def prepare(self, context: Context, of_fix: frozenset[str]) -> frozenset[str]:
         """See `FigureAccumulator`."""
@@ -369,11 +389,11 @@ class BaselineFigure(FigureAccumulator):
             drift=pl.col("drift").filter(~pl.col("rejected")).mean(),
             moved=pl.any("moved"),
         )
-        self._groups.append(found.drop("group"))
+        self.keep("groups", found.drop("group"))
 
     def data(self) -> BaselineData:
         """Return the points and their distribution."""
-        groups = pl.concat(self._groups)
+        groups = self.table("groups")
         touched = groups.filter("touched")
         known = touched.filter(pl.col("drift").is_finite())
         shares: dict[float, Histogram] = defaultdict(Histogram)
@@ -424,7 +444,7 @@ class GradientFigure(FigureAccumulator):
             cosine = float(fixed.versus_dot_N.sum()) / norms if norms else None
         # Policy-only against the whole: what they differ by is the KL part.
         parts = {"policy": float(policy.grad_l1_N.sum()), "kl": float(policy.versus_l1_N.sum())}
-        self.line(step.batch.step, whole=l1, **parts, spurious=spurious, cosine=cosine)
+        self.line(LINES, steps=step.batch.step, whole=l1, **parts, spurious=spurious, cosine=cosine)
 
     def data(self) -> GradientData:
         """Return the series."""

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import polars as pl
 import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
+from rolloutdoctor.engine.gathering import Gathered, Schemas
 from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.evaluation.token_measures import TokenBlock, TokenMeasure
@@ -17,7 +18,7 @@ from rolloutdoctor.ops.gap_bins import BINS, bin_of, quantile
 from rolloutdoctor.ops.histogram import histogram
 from rolloutdoctor.ops.version_stamps import lags_of
 from rolloutdoctor.pictures.gather.marks import MARKING
-from rolloutdoctor.pictures.gather.steps import FigureAccumulator, columns_of
+from rolloutdoctor.pictures.gather.steps import LINES, FigureAccumulator, columns_of
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.results.figures import LengthsData, MismatchData, Spread
 from rolloutdoctor.results.histograms import Histogram
@@ -40,6 +41,19 @@ TRUNCATED = ("length", "truncated", "max_tokens")
 _HAVE_LENGTHS = ("response_ids", "response_mask", "policy_log_probs", "old_log_probs", "rollout_log_probs")
 """Columns that tell the length of a response."""
 
+_SHAPES: Mapping[str, tuple[int, ...]] = {
+    "grid": (GRID_CELLS**2 + 1,),
+    "positions": (POSITIONS, BINS),
+    "sizes": (LAGS, BINS),
+}
+"""Name to the shape of counts."""
+
+_CELLS = "cells"
+"""Table with the counts of a part of a run that are not 0."""
+
+_OF_STEP = ("steps", "tokens", "median", "upper")
+"""Columns of how far sampler and trainer are apart at a step."""
+
 NO_TOKEN = -1
 """Last token of an empty response."""
 
@@ -51,15 +65,20 @@ class MismatchFigure(FigureAccumulator):
     marking = MARKING
     wanted = frozenset({"response_mask", "optim_step_id", "policy_version_min", "policy_version_max"})
 
+    schemas: ClassVar[Schemas] = {
+        LINES: {
+            "steps": pl.Int64(),
+            "tokens": pl.Int64(),
+            "compared": pl.String(),
+            "sampled": pl.Boolean(),
+            "stamped": pl.Boolean(),
+        },
+        _CELLS: {"name": pl.String(), "cell": pl.Int64(), "tokens": pl.Int64()},
+    }
+
     def __init__(self) -> None:
         super().__init__()
-        self._counts: dict[str, Tensor] = {
-            "grid": torch.zeros(GRID_CELLS**2 + 1, dtype=torch.int64),
-            "positions": torch.zeros(POSITIONS, BINS, dtype=torch.int64),
-            "sizes": torch.zeros(LAGS, BINS, dtype=torch.int64),
-        }
-        self._steps: list[Spread] = []
-        self._compared, self._sampled, self._stamped = "old_log_probs", False, False
+        self._counts = {name: torch.zeros(shape, dtype=torch.int64) for name, shape in _SHAPES.items()}
 
     def prepare(self, context: Context, of_fix: frozenset[str]) -> frozenset[str]:
         """See `FigureAccumulator`."""
@@ -89,31 +108,57 @@ class MismatchFigure(FigureAccumulator):
             return
         for name, counts in self._counts.items():
             counts += found[name].sum(0).cpu()
-        self._stamped |= "policy_version_min" in batch.per_row and "policy_version_max" in batch.per_row
-        self._sampled |= bool(found["sampled"].any())
-        self._compared = batch.stored_name("old_log_probs") or self._compared
-        self._steps.append(_spread(batch.step, batch.step, found["sizes"].sum((0, 1))))
+        spread = _spread(batch.step, batch.step, found["sizes"].sum((0, 1)))
+        self.line(
+            LINES,
+            steps=batch.step,
+            tokens=spread.tokens,
+            median=spread.median,
+            upper=spread.upper,
+            compared=batch.stored_name("old_log_probs"),
+            sampled=bool(found["sampled"].any()),
+            stamped="policy_version_min" in batch.per_row and "policy_version_max" in batch.per_row,
+        )
+
+    def gathered(self) -> Gathered:
+        """See `Gatherer`; of the counts, the cells that are not empty."""
+        for name, counts in self._counts.items():
+            cell = counts.flatten().nonzero().flatten()
+            cells = {"cell": cell.numpy(), "tokens": counts.flatten()[cell].numpy()}
+            self.keep(_CELLS, pl.DataFrame(cells).select(pl.lit(name).alias("name"), "cell", "tokens"))
+        return super().gathered()
+
+    def take(self, gathered: Gathered) -> None:
+        """See `Gatherer`."""
+        super().take(gathered)
+        for (name,), cells in self.table(_CELLS).group_by("name"):
+            self._counts[str(name)].view(-1).index_add_(0, cells["cell"].to_torch(), cells["tokens"].to_torch())
 
     def data(self) -> MismatchData:
         """Return the counts."""
         grid, positions, lags = self._counts.values()
+        lines = self.table(LINES)
+        compared = lines["compared"].drop_nulls()
         rows = grid[:-1].reshape(GRID_CELLS, GRID_CELLS).tolist()
         return MismatchData(
-            compared=self._compared,
+            compared="old_log_probs" if compared.is_empty() else compared[-1],
             low=GRID_LOW,
             counts=tuple(map(tuple, rows)),
             tokens=int(grid.sum()),
             outside=int(grid[-1]),
-            by_step=tuple(sorted(self._steps, key=lambda one: one.first)),
+            by_step=tuple(
+                Spread(step, step, tokens, median, upper)
+                for step, tokens, median, upper in lines.sort("steps").select(_OF_STEP).iter_rows()
+            ),
             by_position=tuple(
                 _spread(2**place // 2, 2**place - 1 if place else 0, counts)
                 for place, counts in enumerate(positions)
                 if int(counts.sum())
             ),
             by_lag=tuple(_spread(lag, lag, counts) for lag, counts in enumerate(lags) if int(counts.sum()))
-            if self._stamped
+            if lines["stamped"].any()
             else (),
-            sampled=self._sampled,
+            sampled=lines["sampled"].any(),
         )
 
 
@@ -161,11 +206,9 @@ class LengthsFigure(FigureAccumulator):
 
     needs_objective = False
     wanted = frozenset({"response_ids", "status"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        kinds = {"steps": pl.Int64, "length": pl.Int64, "cut": pl.Boolean, "last": pl.Int64}
-        self._rows = [pl.DataFrame(schema=kinds)]
+    schemas: ClassVar[Schemas] = {
+        "rows": {"steps": pl.Int64(), "length": pl.Int64(), "cut": pl.Boolean(), "last": pl.Int64()},
+    }
 
     def prepare(self, context: Context, of_fix: frozenset[str]) -> frozenset[str]:
         """See `FigureAccumulator`."""
@@ -183,12 +226,11 @@ class LengthsFigure(FigureAccumulator):
         if batch.has("response_ids") and batch.tokens:
             last_N = batch.column("response_ids")[(batch.rows[1:] - 1).clamp(min=0)]
             columns["last"] = torch.where(batch.rows.diff() > 0, last_N, NO_TOKEN).cpu().numpy()
-        rows = pl.DataFrame(columns).with_columns(steps=pl.lit(batch.step, pl.Int64))
-        self._rows.append(rows)
+        self.keep("rows", pl.DataFrame(columns).with_columns(steps=pl.lit(batch.step, pl.Int64)))
 
     def data(self) -> LengthsData:
         """Return the series; end tokens are those that a tenth of the finished rows end with."""
-        rows = pl.concat(self._rows, how="diagonal_relaxed")
+        rows = self.table("rows")
         length, by_status = pl.col("length"), rows["cut"].count() > 0
         longest = pl.col("cut") if by_status else length == length.max()
         # Where no status says so, the longest of a step may have been cut off.

@@ -1,0 +1,245 @@
+"""Gather tables and histograms of every step, alone or beside what the rules measure, in any number of parts."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import add
+from typing import ClassVar, TypeVar
+
+import polars as pl
+from torch import Tensor
+
+from rolloutdoctor.engine.accumulate import RuleAccumulator
+from rolloutdoctor.engine.check_parts import reading_identity
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.parts import Executor, Part, Work, tree_sum
+from rolloutdoctor.engine.prepare import PreparedRun, prepare
+from rolloutdoctor.engine.run_state import RunState
+from rolloutdoctor.engine.run_steps import StepConsumer, run_file_steps
+from rolloutdoctor.engine.table_builder import TableBuilder
+from rolloutdoctor.io.progress import Progress
+from rolloutdoctor.ops.histogram import histogram
+from rolloutdoctor.results.figures import AdvantagesData
+from rolloutdoctor.results.histograms import Histogram
+
+Value = TypeVar("Value")
+
+Schemas = Mapping[str, Mapping[str, pl.DataType]]
+"""Name of a table to the columns that it has at least."""
+
+_RULES = "rules/"
+"""Before the names of tables of the rules."""
+
+
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """What was gathered of some steps; that of the parts of a run is concatenated and added.
+
+    Attributes:
+        rules: what the rules measured.
+        tables: name to a table.
+        counts: name to a histogram.
+        advantages: name to advantages, with and without a fix.
+    """
+
+    rules: RunState = field(default_factory=RunState)
+    tables: Mapping[str, pl.DataFrame] = field(default_factory=dict)
+    counts: Mapping[str, Histogram] = field(default_factory=dict)
+    advantages: Mapping[str, AdvantagesData] = field(default_factory=dict)
+
+    def __add__(self, other: "Gathered") -> "Gathered":
+        return Gathered(
+            self.rules + other.rules,
+            _united(self.tables, other.tables, lambda one, two: pl.concat([one, two], how="diagonal_relaxed")),
+            _united(self.counts, other.counts, add),
+            _united(self.advantages, other.advantages, add),
+        )
+
+    def named(self, prefix: str) -> "Gathered":
+        """Return the same with names that begin with a prefix."""
+        return Gathered(
+            self.rules,
+            _prefixed(self.tables, prefix),
+            _prefixed(self.counts, prefix),
+            _prefixed(self.advantages, prefix),
+        )
+
+    def under(self, prefix: str) -> "Gathered":
+        """Return what `named` was given: what is under names with a prefix."""
+        return Gathered(
+            RunState(), _under(self.tables, prefix), _under(self.counts, prefix), _under(self.advantages, prefix)
+        )
+
+    @property
+    def frames(self) -> Mapping[str, pl.DataFrame]:
+        """All tables, those of the rules among them, by name."""
+        return _prefixed(self.rules.frames, _RULES) | dict(self.tables)
+
+    def with_frames(self, frames: Mapping[str, pl.DataFrame]) -> "Gathered":
+        """Return the same with other tables."""
+        own = {name: frame for name, frame in frames.items() if not name.startswith(_RULES)}
+        return replace(self, rules=self.rules.with_frames(_under(frames, _RULES)), tables=own)
+
+
+def _united(
+    one: Mapping[str, Value], other: Mapping[str, Value], both: Callable[[Value, Value], Value]
+) -> dict[str, Value]:
+    """Return the values of two mappings; of a name in both, both put together."""
+    united = {**one, **other}
+    return united | {name: both(one[name], other[name]) for name in one if name in other}
+
+
+def _prefixed(values: Mapping[str, Value], prefix: str) -> dict[str, Value]:
+    return {f"{prefix}{name}": value for name, value in values.items()}
+
+
+def _under(values: Mapping[str, Value], prefix: str) -> dict[str, Value]:
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+
+
+class Gatherer(StepConsumer):
+    """Gathers tables and histograms, a step at a time.
+
+    Attributes:
+        counts: name to a histogram.
+        schemas: name to the columns that a table has at least.
+    """
+
+    schemas: ClassVar[Schemas] = {}
+
+    def __init__(self) -> None:
+        self.counts: dict[str, Histogram] = defaultdict(Histogram)
+        self._tables: dict[str, list[pl.DataFrame]] = defaultdict(list)
+        self._lines: dict[str, list[Mapping[str, object]]] = defaultdict(list)
+
+    def keep(self, name: str, table: pl.DataFrame) -> None:
+        """Add lines to a table."""
+        self._tables[name].append(table)
+
+    def line(self, table: str, /, **values: object) -> None:
+        """Add a line to a table."""
+        self._lines[table].append(values)
+
+    def count(self, name: str, x: Tensor) -> None:
+        """Add values to a histogram."""
+        self.counts[name] += histogram(x)
+
+    def table(self, name: str) -> pl.DataFrame:
+        """Return what a table holds, in the order of the steps as they came."""
+        schema = self.schemas.get(name, {})
+        lines = self._lines.pop(name, [])
+        if lines:
+            names = dict.fromkeys(key for line in lines for key in line)
+            self.keep(name, pl.DataFrame(lines, {key: schema.get(key) or _kind(lines, key) for key in names}))
+        whole = pl.concat([pl.DataFrame(schema=schema), *self._tables[name]], how="diagonal_relaxed")
+        self._tables[name] = [whole]
+        return whole
+
+    def gathered(self) -> Gathered:
+        """Return what was gathered."""
+        return Gathered(tables={name: self.table(name) for name in (*self._tables, *self._lines)}, counts=self.counts)
+
+    def take(self, gathered: Gathered) -> None:
+        """Go on from what was gathered elsewhere."""
+        self._tables.update({name: [frame] for name, frame in gathered.tables.items()})
+        self.counts.update(gathered.counts)
+
+
+OneKind = TypeVar("OneKind", bound=Gatherer)
+
+
+def _kind(lines: Sequence[Mapping[str, object]], key: str) -> pl.DataType:
+    """Return the type of a column: without any value, that of numbers."""
+    kinds = {type(line[key]) for line in lines if line.get(key) is not None}
+    return _KINDS.get(kinds.pop(), pl.Float64()) if len(kinds) == 1 else pl.Float64()
+
+
+_KINDS: Mapping[type, pl.DataType] = {bool: pl.Boolean(), int: pl.Int64(), str: pl.String()}
+
+
+@dataclass(frozen=True)
+class Gathering(Work[Gathered]):
+    """Gathers a part of a run.
+
+    Attributes:
+        options: of the check; the steps are those of the part.
+        make: function of a module that makes what gathers it, of a prepared run and of `asked`.
+        asked: what is asked for, as plain values.
+        measured: the rules measure it, too.
+        lenient: as for `prepare`.
+    """
+
+    options: CheckOptions
+    make: Callable[..., Sequence[Gatherer]]
+    asked: Sequence[object] = ()
+    measured: bool = True
+    lenient: bool = True
+    kind = Gathered
+
+    def measure(self, part: Part, progress: Progress | None) -> Gathered:
+        """Plan with what is known of the whole run, and gather the part."""
+        ready = prepare(part.run, replace(self.options, steps=part.steps), lenient=self.lenient)
+        gatherers = self.make(ready, *self.asked)
+        rules = _read(ready, gatherers, progress, measured=self.measured)
+        own = (each.gathered().named(f"{number}/") for number, each in enumerate(gatherers))
+        return sum(own, Gathered(rules))
+
+    def among(self, parts: int) -> "Gathering":
+        """Return the same work with the part's own share of the memory."""
+        return replace(self, options=replace(self.options, memory=self.options.memory.shared(parts)))
+
+    def usable(self, state: Gathered) -> Gathered:
+        """Return a state that was stored, with its rows on disk if they take more than the memory."""
+        tables = state.rules.tables.within(self.options.memory)
+        return replace(state, rules=replace(state.rules, tables=tables))
+
+    def identity(self) -> str:
+        """The rules, the fixes, what is gathered, and every option that says how to read."""
+        options = self.options
+        rules, fixes = [rule.code for rule in options.rules], [fix.label for fix in options.fixes]
+        return repr(
+            (self.make.__qualname__, self.asked, self.measured, rules, fixes, self.lenient, reading_identity(options))
+        )
+
+
+def gather(
+    ready: PreparedRun,
+    make: Callable[..., Sequence[OneKind]],
+    *asked: object,
+    progress: Progress | None = None,
+    executor: Executor | None = None,
+    measured: bool = True,
+    lenient: bool = True,
+) -> tuple[RunState, Sequence[OneKind]]:
+    """Gather a run; return what its rules measured in the same pass, if they did, and the gatherers, which have it all.
+
+    Args:
+        ready: the run.
+        make: function of a module that makes what gathers it, of a prepared run and of `asked`.
+        asked: what is asked for, as plain values.
+        progress: called with what is done and what there is to do, in the run's `unit`.
+        executor: where parts are measured; None: in this process.
+        measured: the rules measure it, too.
+        lenient: as for `prepare`.
+
+    Raises:
+        UsageError: if an option cannot be used.
+        InputError: if a file cannot be read or breaks the contract, or a part cannot be measured.
+    """
+    gatherers = make(ready, *asked)
+    if executor is None or ready.run.metrics_only:
+        return _read(ready, gatherers, progress, measured=measured), gatherers
+    work = Gathering(ready.options, make, asked, measured, lenient)
+    parts = executor.measure(work, ready.run, ready.options.steps, ready.options.split, progress)
+    whole = tree_sum(parts or [Gathered()])
+    for number, each in enumerate(gatherers):
+        each.take(whole.under(f"{number}/"))
+    return whole.rules, gatherers
+
+
+def _read(ready: PreparedRun, gatherers: Sequence[Gatherer], progress: Progress | None, *, measured: bool) -> RunState:
+    """Pass every step to the gatherers and, if they are to measure it, to the rules; return what these measured."""
+    plan, options = ready.plan, ready.options
+    rules = [RuleAccumulator(plan, TableBuilder(plan, options.memory))] if measured else []
+    run_file_steps(ready.run, [*rules, *gatherers], options, ready.metrics, progress)
+    return rules[0].state() if rules else RunState()

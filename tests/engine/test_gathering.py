@@ -1,0 +1,118 @@
+"""Pictures, comparisons and pages of a run in parts are those of the run in one piece, to the byte."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engine.runs import random_columns, write
+
+from rolloutdoctor.commands.compare.query import compare
+from rolloutdoctor.commands.plot.query import check_and_gather, draw
+from rolloutdoctor.commands.view.worst_rows import WorstRows
+from rolloutdoctor.commands.why.query import Question, why
+from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.part_states import state_bytes, state_from
+from rolloutdoctor.engine.parts import plan_parts
+from rolloutdoctor.engine.processes import Processes
+from rolloutdoctor.io.run import open_run
+from rolloutdoctor.results.errors import InputError
+from rolloutdoctor.results.figures import KINDS
+from rolloutdoctor.rules.table import RULES
+from rolloutdoctor.search.hypotheses.fixes import choose
+
+SAMPLES = Path(__file__).parent.parent.parent / "sample_data"
+RUNS = ("run", "healthy", "slime_ppo", "verl_rejected")
+OPTIONS = CheckOptions(device="cpu")
+# The others look for the causes of what these numbers, which nobody computed, disagree with.
+FEW = CheckOptions(device="cpu", rules=tuple(rule for rule in RULES if rule.code in ("RDA001", "RDG001", "RDT001")))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Measures so many parts here, the last one first, each state through its bytes, as a cluster does."""
+
+    count: int
+
+    def measure(self, work, run, steps=None, split=None, progress=None):
+        parts = plan_parts(run, steps, split, self.count)
+        assert len(parts) == self.count
+        states = [state_bytes("part", work.measure(part, progress)) for part in reversed(parts)]
+        return [state_from(work, "part", state) for state in reversed(states)]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """Return a run of 7 steps with all log-probs, versions, statuses and logged values, its rows in any order."""
+    columns, draw_of = random_columns(3, steps=7), np.random.default_rng(0)
+    lengths = [len(mask) for mask in columns["response_mask"]]
+    count = len(lengths)
+    version = draw_of.integers(0, 3, count)
+    columns |= {
+        "rollout_log_probs": [row + 0.05 for row in columns["policy_log_probs"]],
+        "entropy": [np.abs(row) for row in columns["policy_log_probs"]],
+        "response_ids": [draw_of.integers(2, 9, length) for length in lengths],
+        "status": draw_of.choice(["stop", "length"], count).tolist(),
+        "policy_version_min": version.tolist(),
+        "policy_version_max": (version + 1).tolist(),
+        "advantage": draw_of.normal(size=count).tolist(),
+    }
+    logged = [(step, name, 0.1 * step) for step in range(7) for name in ("kl", "loss")]
+    folder = tmp_path_factory.mktemp("gathering")
+    return write(folder / "mixed.parquet", columns, rows=draw_of.permutation(count), row_group_size=17, logged=logged)
+
+
+def drawn(path, kind, executor=None, fixes=()):
+    try:
+        return repr(draw(open_run([path]), kind, OPTIONS, fixes, executor=executor))
+    except InputError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fixes", [(), ("rejected-rows",)], ids=["as configured", "with a fix"])
+def test_a_picture(path, kind, fixes):
+    fixes = [choose(name) for name in fixes if kind in ("advantages", "kl", "baseline", "gradient", "audit")]
+    assert drawn(path, kind, Parts(3), fixes) == drawn(path, kind, fixes=fixes)
+
+
+@pytest.mark.parametrize("metric", ["reward", "entropy", "grad_norm"])
+def test_why(path, metric):
+    question = Question(metric, at=4, before=3, after=3)
+    found = [why(open_run([path]), OPTIONS, question, executor=executor) for executor in (None, Parts(2))]
+    assert repr(found[0]) == repr(found[1])
+
+
+@pytest.mark.parametrize("by", ["reward", "status"])
+def test_a_comparison(path, by):
+    runs = [open_run([path]), open_run([path])]
+    assert repr(compare(*runs, FEW, by=by, executor=Parts(3))) == repr(compare(*runs, FEW, by=by))
+
+
+def gathered(path, options, executor=None):
+    """What a page is made of."""
+    report, gallery, worst = check_and_gather(open_run([path]), KINDS, options, executor=executor, beside=WorstRows)
+    return repr((report, gallery, worst.places(report.findings)))
+
+
+def test_what_a_page_shows(path):
+    assert gathered(path, FEW, Parts(3)) == gathered(path, FEW)
+
+
+def test_processes(path):
+    assert drawn(path, "lengths", Processes(2)) == drawn(path, "lengths")
+
+
+@pytest.mark.slow(every=True)
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_picture_of_a_sample(name, kind):
+    sample = SAMPLES / f"{name}.parquet"
+    assert drawn(sample, kind, Parts(3)) == drawn(sample, kind)
+
+
+@pytest.mark.slow(every=True)
+@pytest.mark.parametrize("name", RUNS)
+def test_what_the_page_of_a_sample_shows(name):
+    path = SAMPLES / f"{name}.parquet"
+    assert gathered(path, OPTIONS, Parts(3)) == gathered(path, OPTIONS)
