@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from rolloutdoctor.metric_names.training_kind import NOT_CHECKED
+from rolloutdoctor.metric_names.training_kind import LOSSES, NOT_CHECKED
 from rolloutdoctor.objective.parts import Part, has_part
 from rolloutdoctor.results.findings import NO_REMEDY, NotApplicable, Setting, Skipped
 from rolloutdoctor.rules.base import Context, counted
@@ -17,7 +17,8 @@ def ruled_out(rule: AnyRule, context: Context) -> NotApplicable | Skipped | None
     Returns:
         Skipped, with how to state them, where the options that rule it out are only assumed.
     """
-    reason = _of_another_kind(context) or rule.inapplicable_reason(context)
+    other = None if rule.of_any_loss and context.training_kind == LOSSES else _of_another_kind(context)
+    reason = other or rule.inapplicable_reason(context)
     if reason is not None:
         return NotApplicable(rule.code, rule.name, reason)
     parts, objective = rule.parts(context), context.objective
@@ -44,6 +45,9 @@ def nothing_found(rule: AnyRule, total: Measured, context: Context, unread: int)
         context: what was known before.
         unread: steps in which a column that it needs was missing.
     """
+    other = _of_another_kind(context)
+    if other is not None:
+        return NotApplicable(rule.code, rule.name, other)
     reason = rule.vacuous_reason(total, context)
     if reason is not None and unread:
         # What was not read may hold what the rest does not.

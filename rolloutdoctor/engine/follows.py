@@ -202,6 +202,21 @@ def _cuts_nearly_all(cause: Finding, found: Finding, context: Context) -> bool:
 _NEARLY_ALL = 0.9
 
 
+def _cuts_throughout(cause: Finding, found: Finding, context: Context) -> bool:
+    """Nearly every response of the run is cut off: that they all have one reward is no fault of the function."""
+    return _is_cut_throughout(cause) and cause.severity > Severity.INFO and _began_earlier(cause, found, context)
+
+
+def _is_cut_throughout(found: Finding) -> bool:
+    share = found.measures.get("truncated_share")
+    return share is not None and (share.value or 0.0) >= _NEARLY_ALL
+
+
+def _began_before_cuts(cause: Finding, found: Finding, context: Context) -> bool:
+    """The cause began earlier than the responses were cut off, which they were not throughout."""
+    return not _is_cut_throughout(found) and _began_earlier(cause, found, context)
+
+
 def _fell_with_length(cause: Finding, found: Finding, context: Context) -> bool:
     """The length fell for good, and the other within two steps of that: what was cut short cannot be right."""
     if not cause.headline.startswith("the response length") or cause.onset is None or found.onset is None:
@@ -299,6 +314,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDO003", _DYNAMICS, _began_earlier),
     ("RDO012", _DYNAMICS, _began_earlier),
     ("RDO014", _DYNAMICS, _began_earlier),
+    ("RDI012", ("RDT002", "RDT001", "RDG002", "RDG003"), _cuts_throughout),
     ("RDT002", ("RDT001", "RDT005", "RDA011", "RDG002", "RDG003"), _began_earlier),
     (
         "RDT004",
@@ -316,7 +332,7 @@ FOLLOWS: tuple[tuple[str, tuple[str, ...], Condition], ...] = (
     ("RDT013", ("RDT014",), _is_cut_at_jump),
     ("RDT013", ("RDT001", "RDT003", "RDT004", "RDT005"), _gradient_rose_before),
     ("RDT014", ("RDT001", "RDT003", "RDT005", "RDT006", "RDT013", "RDI012"), _of_what_is_sampled),
-    ("RDT005", ("RDI012",), _began_earlier),
+    ("RDT005", ("RDI012",), _began_before_cuts),
     ("RDT005", ("RDT013",), _began_before_length),
     ("RDT001", ("RDT005", "RDA011", "RDG002", "RDG003"), _began_earlier),
     ("RDT006", ("RDI012",), _began_earlier),

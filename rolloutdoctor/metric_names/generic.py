@@ -14,13 +14,15 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
     "reward": (
         *("reward", "rewards", "reward_score", "rew", "ep_rew", "ep_reward", "episode_reward", "score", "scores"),
         *("total_reward", "total_rewards", "reward_total", "r_total", "batch_reward", "episode_return", "ep_return"),
+        "r",
     ),
+    "accuracy": ("accuracy", "acc", "batch_accuracy", "pass@1", "solve_rate", "success_rate", "win_rate"),
     "reward_std": ("reward_std", "std_reward", "rewards_std"),
     "zero_variance_share": (
         *("zero_variance_ratio", "zero_variance_fraction", "frac_zero_variance", "zero_std_ratio", "frac_zero_std"),
         *("degenerate_ratio", "degenerate_fraction", "degenerate_group_ratio", "dead_group_ratio"),
     ),
-    "kl": ("kl", "kl_div", "kl_divergence", "kl_ref", "ref_kl", "exact_kl", "kls"),
+    "kl": ("kl", "kl_div", "kl_divergence", "kl_ref", "ref_kl", "exact_kl", "kls", "kl_penalty"),
     "ppo_kl": ("approx_kl", "approxkl"),
     "entropy": ("entropy", "policy_entropy", "ent"),
     "loss": ("loss", "losses", "total_loss", "loss_total", "grpo_loss", "ppo_loss", "rl_loss"),
@@ -48,6 +50,11 @@ _AROUND = re.compile(
     r"^(train|rollout)/|(?<![a-z])(mean|avg|average|training|train|pct)_|_(mean|avg|average|pct|history)(?![a-z])|/(mean|avg|average)$"
 )
 """What says that a number is a mean, or of the training."""
+
+_HELD_OUT = re.compile(r"^(?:eval|evaluation|val|valid|validation|test|held_?out|val-core/[^/]{1,100})[_/]")
+"""How the name of a metric of evaluations begins; verl's has the data source."""
+
+_OF_MANY = re.compile(r"/mean@[0-9]{1,4}$")
 
 _OF_ANY_LOG = frozenset(
     {
@@ -80,14 +87,25 @@ def _by_spelling() -> dict[str, str]:
     return {name: quantity for quantity, names in SPELLINGS.items() for name in names}
 
 
+def is_held_out(name: str) -> bool:
+    """Tell a metric of evaluations from one of the training."""
+    return _HELD_OUT.match(name.lower()) is not None
+
+
 def generic(name: str) -> MetricName | None:
     """Return what a name that is no trainer's is taken for; None if it says too little.
 
     >>> generic("Avg_Reward").quantity, generic("train/reward_mean").quantity, generic("beta")
     ('reward', 'reward', None)
+    >>> generic("eval/accuracy").quantity, generic("val-core/gsm8k/acc/mean@1").quantity, generic("eval/reward")
+    ('accuracy', 'accuracy', None)
     """
-    lower = name.lower()
+    lower = name.lower().replace("-", "_")
     quantity = _by_spelling().get(lower) or _by_spelling().get(_AROUND.sub("", lower))
+    if quantity is None and is_held_out(name):
+        # Of an evaluation: its loss and its reward are not those of the training.
+        of = _AROUND.sub("", _OF_MANY.sub("", _HELD_OUT.sub("", name.lower())).replace("-", "_"))
+        quantity = "accuracy" if _by_spelling().get(of) == "accuracy" else None
     return None if quantity is None else MetricName(name, quantity, BY_NAME[quantity].definition, "")
 
 

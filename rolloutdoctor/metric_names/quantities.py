@@ -37,6 +37,7 @@ QUANTITIES: tuple[Quantity, ...] = (
         "reward",
         "the largest reward less KL penalty of a training response",
     ),
+    Quantity("accuracy", "accuracy", "1", "share of right answers, of an evaluation where the log has one"),
     Quantity("function_reward", "reward of a function", "reward", "mean of what one reward function gave"),
     Quantity(
         "function_reward_std",

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from functools import cache, lru_cache
 
 from rolloutdoctor import packs
-from rolloutdoctor.metric_names.generic import generic
+from rolloutdoctor.metric_names.generic import generic, is_held_out
 from rolloutdoctor.metric_names.name import MetricName, ordered
 from rolloutdoctor.metric_names.quantities import BY_NAME
 from rolloutdoctor.plugins import own
@@ -108,11 +108,12 @@ def understood(
     for one in table:
         if one in known and (release is None or one.logged_at(release)):
             found.setdefault(one.quantity, (known[one], one))
-    if trainer is None:
-        # A loop of one's own may share some names with a trainer.
-        for name in sorted(names):
-            if not _owners(name) and (taken := generic(name)) is not None:
-                found.setdefault(taken.quantity, (name, taken))
+    # A loop of one's own may share some names with a trainer; beside any trainer one may print what is one's own.
+    is_own = trainer is None or not found
+    for name in sorted(names, key=lambda name: (not is_held_out(name), name)):
+        taken = None if _owners(name) else generic(name)
+        if taken is not None and (is_own or taken.quantity == "accuracy"):
+            found.setdefault(taken.quantity, (name, taken))
     return found
 
 
@@ -271,7 +272,7 @@ def _agreed(names: Collection[str]) -> dict[str, tuple[str, MetricName]]:
     for name in names:
         metrics = [one for _, one in _owners(name)]
         if not metrics and (taken := generic(name)) is not None:
-            found.append((len(places), name, taken))
+            found.append((len(places) + (not is_held_out(name)), name, taken))
         # An entropy loss of one trainer is the entropy, and minus the entropy in loops of one's own.
         is_told = not name.rpartition("/")[2].startswith("entropy_loss")
         if is_told and len({(one.quantity, one.factor, one.offset) for one in metrics}) == 1:

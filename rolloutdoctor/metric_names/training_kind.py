@@ -4,12 +4,13 @@ import re
 from collections.abc import Collection
 
 from rolloutdoctor.metric_names.generic import taken_for
-from rolloutdoctor.metric_names.table import is_bookkeeping, is_named, understood, whose
+from rolloutdoctor.metric_names.table import is_bookkeeping, is_named, metric_quantities, understood, whose
 
-RL, DISTILLATION, SFT, DPO, KTO, ORPO, PREFERENCES, REWARD_MODEL, LANGUAGE_MODEL = (
+RL, DISTILLATION, SFT, LOSSES, DPO, KTO, ORPO, PREFERENCES, REWARD_MODEL, LANGUAGE_MODEL = (
     "reinforcement learning",
     "on-policy distillation",
     "supervised fine-tuning",
+    "losses alone, as supervised fine-tuning writes it",
     "preference training (DPO)",
     "preference training (KTO)",
     "preference training (ORPO)",
@@ -17,7 +18,7 @@ RL, DISTILLATION, SFT, DPO, KTO, ORPO, PREFERENCES, REWARD_MODEL, LANGUAGE_MODEL
     "reward-model training",
     "language-model training",
 )
-NOT_CHECKED = frozenset({SFT, DPO, KTO, ORPO, PREFERENCES, REWARD_MODEL, LANGUAGE_MODEL})
+NOT_CHECKED = frozenset({SFT, LOSSES, DPO, KTO, ORPO, PREFERENCES, REWARD_MODEL, LANGUAGE_MODEL})
 """Kinds of which no rule knows anything."""
 
 _PAIRS = (
@@ -31,6 +32,11 @@ _PAIRS = (
 _ODDS = ("log_odds_ratio", "log_odds_chosen", "odds_ratio_loss")
 _OF_REWARD_MODEL = ("margin", "min_reward", "max_reward", "mean_reward", "accuracy")
 _FEWEST_PAIRS, _FEWEST_OF_REWARD_MODEL = 2, 4
+_OF_ANY_UPDATE = frozenset({"loss", "grad_norm", "learning_rate", "tokens", "tokens_seen", "samples", "step_time"})
+_OF_POLICY = re.compile(
+    r"(?i)reward|advantage|rollout|kl|clip|ratio|policy|actor|critic|value|entropy|complet|respons|grpo|ppo|score|acc"
+)
+"""Words of metrics of reinforcement learning; an accuracy may be its reward."""
 _DISTILLED = re.compile(r"(^|[/_])(teacher_kl|opd|distill(ation)?)($|/|_(loss|kl))")
 
 
@@ -45,6 +51,8 @@ def training_kind(names: Collection[str]) -> str:
     'preference training (ORPO)'
     >>> training_kind(["loss", "mean_token_accuracy"]), training_kind(["loss", "reward", "kl"])
     ('supervised fine-tuning', 'reinforcement learning')
+    >>> training_kind(["train/loss", "train/learning_rate", "eval/loss"])
+    'losses alone, as supervised fine-tuning writes it'
     """
     bare = {re.sub(r"^(train|eval)[/_]", "", name) for name in names}
     if sum(name in bare for name in _PAIRS) >= _FEWEST_PAIRS:
@@ -66,7 +74,13 @@ def training_kind(names: Collection[str]) -> str:
         return SFT
     if sum(name in bare for name in _OF_REWARD_MODEL) >= _FEWEST_OF_REWARD_MODEL:
         return REWARD_MODEL
-    return RL
+    return LOSSES if _has_losses_alone(names) else RL
+
+
+def _has_losses_alone(names: Collection[str]) -> bool:
+    """Tell a loss beside which nothing is logged that another training than a supervised one has."""
+    quantities = {*metric_quantities(names).values()}
+    return "loss" in quantities and quantities <= _OF_ANY_UPDATE and not any(map(_OF_POLICY.search, names))
 
 
 def unrecognised(names: Collection[str]) -> list[str]:
@@ -75,7 +89,7 @@ def unrecognised(names: Collection[str]) -> list[str]:
     >>> unrecognised(["train/loss", "train/positive_nll_loss"])
     ['train/positive_nll_loss']
     """
-    taken = {} if whose(names) else taken_for(names)
+    taken = {name for name, _ in understood(names).values()} if whose(names) else taken_for(names)
     return [name for name in sorted(names) if not (name in taken or is_bookkeeping(name) or is_named(name))]
 
 

@@ -25,6 +25,7 @@ from rolloutdoctor.opening.beside import completed, newest_state, stated_beside
 from rolloutdoctor.opening.dumps import ConvertOptions, Detected, converted, detect_dump
 from rolloutdoctor.opening.logs import at_steps_of, logs_of, read_logs, tell_generic_names
 from rolloutdoctor.opening.nested import holds_run, looking, with_nested
+from rolloutdoctor.opening.stated.own_loops import own_options
 from rolloutdoctor.results.errors import InputError
 from rolloutdoctor.trainers.table import ALIASES, TRAINERS, trainer_from_metric_names
 
@@ -97,6 +98,9 @@ def _of_logs(logs: Sequence[Source], beside: Sequence[str], tell: Callable[[str]
     if writer is None and not writers(metrics.names()):
         tell_generic_names(metrics.names(), notes)
     stated = stated_beside(beside, logs, tell)
+    for sentence in map(own_options, () if stated else logs):
+        if sentence is not None:
+            notes(sentence)
     # Of trainers that share their names, what is stated decides.
     writer = next((TRAINERS[one.trainer] for one in stated if one.trainer in writers(metrics.names())), writer)
     metadata = completed(RunMetadata(), stated, tell, writer).with_total_steps(metrics.total_steps)

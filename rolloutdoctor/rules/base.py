@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rolloutdoctor.data.windows import MEAN, Window
 from rolloutdoctor.metric_names.name import MetricName
 from rolloutdoctor.metric_names.table import understood, writers
-from rolloutdoctor.metric_names.training_kind import training_kind
+from rolloutdoctor.metric_names.training_kind import LOSSES, RL, training_kind
 from rolloutdoctor.objective.parts import has_baseline_per_row
 from rolloutdoctor.ops.logged_digits import Digits
 from rolloutdoctor.results.audit import Cause, Refuted
@@ -120,8 +120,12 @@ class Context:
 
     @cached_property
     def training_kind(self) -> str:
-        """The kind of training, by the names of the logged metrics: see `metric_names.training_kind`."""
-        return training_kind(self.metrics | self.averaged)
+        """The kind of training, by the names of the logged metrics: see `metric_names.training_kind`.
+
+        A trainer that is stated tells it of a log of losses alone, as of the table of a notebook.
+        """
+        kind = training_kind(self.metrics | self.averaged)
+        return RL if kind == LOSSES and self.trainer is not None else kind
 
     def column_of(self, metric: str) -> str:
         """Return the name under which tables have a metric, or its means over several steps."""

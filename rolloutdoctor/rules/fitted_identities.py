@@ -7,7 +7,7 @@ import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import STEP_KEY
 from rolloutdoctor.metric_names.sums import LOSS_PARTS, WEIGHTED_REWARDS
-from rolloutdoctor.metric_names.table import SAME, functions, whose
+from rolloutdoctor.metric_names.table import SAME, functions, is_bookkeeping, is_named, whose
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.identity_sides import EMPTY_LINES, radius_of
 
@@ -81,7 +81,9 @@ def _sums(context: Context) -> Iterator[Sum]:
     told = whose(context.metrics) if context.writer is None else context.writer.name
     trainer = SAME.get(told or "", told or "")
     logged = context.metrics
-    if trainer in LOSS_PARTS:
+    # A loop of one's own has names of a trainer, and terms in its loss that the trainer has not.
+    is_own = context.writer is None and any(not is_named(name) and not is_bookkeeping(name) for name in logged)
+    if trainer in LOSS_PARTS and not is_own:
         total, parts = LOSS_PARTS[trainer]
         if total in logged and logged >= {*parts}:
             yield Sum(total, parts, f"{total} = a sum of {', '.join(parts)}", cancels=2.0**-18)

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import polars as pl
@@ -100,6 +100,11 @@ class NumbersRule(TableRule):
 def series(run: Measured, name: str) -> "Values":
     """Return a quantity of the table, NaN where it was not logged."""
     return run.table[name].cast(pl.Float64).fill_null(float("nan")).to_numpy()
+
+
+def where_logged(run: Measured, name: str) -> Measured:
+    """Return the lines with a quantity."""
+    return replace(run, table=run.table.filter(pl.col(name).is_finite()))
 
 
 def logged(run: Measured, name: str) -> "Values | None":

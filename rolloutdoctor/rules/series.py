@@ -155,6 +155,23 @@ _LONG = 40
 """Values that tell a memory: of fewer its estimate is noise itself."""
 
 
+def error_of_answers(values: "Values", best: float, count: int) -> float:
+    """Return the least standard error of a difference of two means of shares of right answers.
+
+    A share of N answers is a multiple of 1/N, so that two different values are 1/N apart or more: sqrt(best / N) bounds
+    its deviation.
+
+    Args:
+        values: the shares.
+        best: the largest level of them.
+        count: values that each mean is of.
+    """
+    import numpy as np
+
+    apart = np.diff(np.unique(values))
+    return float(np.sqrt(max(best, 0.0) * apart.min() * 2 / count)) if len(apart) else 0.0
+
+
 def smoothed(values: "Values | Sequence[float]", width: int) -> "Values":
     """Return running medians over `width` finite values, an odd number; at the ends over those that are there."""
     import numpy as np

@@ -58,6 +58,7 @@ class Rule(ABC, Generic[M]):
         fix: the fix (``NAME:VARIANT``) that the rule compares with, or None.
         references: upstream threads and papers.
         needs_rows: False if the rule looks at the log alone.
+        of_any_loss: True if what it finds is a fault of a training without rewards, too.
         needs_objective: False if the rule runs without knowing the trainer.
         needs_loss: True if it says nothing of a run whose loss is not computed, whichever columns it reads.
         splits: the splits it is about.
@@ -82,6 +83,7 @@ class Rule(ABC, Generic[M]):
     needs_objective: ClassVar[bool] = True
     needs_loss: ClassVar[bool] = False
     needs_rows: ClassVar[bool] = True
+    of_any_loss: ClassVar[bool] = False
     splits: ClassVar[tuple[str, ...]] = ("train", "eval")
     needs: ClassVar[tuple[str, ...]] = ()
     uses: ClassVar[tuple[str, ...]] = ()

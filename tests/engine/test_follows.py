@@ -45,8 +45,8 @@ def unexplained(**stages):
 
 
 def test_the_table_names_rules_and_has_no_circle():
-    # RDA006 and RDA004, RDT013 with RDT003, RDT004 and RDT005, RDA015 and RDI004, RDT014 with RDT003 and RDT013:
-    # conditions that exclude each other.
+    # RDA006 and RDA004, RDT013 with RDT003, RDT004 and RDT005, RDA015 and RDI004, RDT014 with RDT003 and RDT013, RDI012
+    # with RDT005: conditions that exclude each other.
     excluding = {
         "_all_of_rows",
         "_fell_with_length",
@@ -54,6 +54,7 @@ def test_the_table_names_rules_and_has_no_circle():
         "_is_of_copies",
         "_is_cut_at_jump",
         "_began_before_jump",
+        "_began_before_cuts",
     }
     table = [(cause, codes) for cause, codes, holds in FOLLOWS if cause != ANY and holds.__name__ not in excluding]
     links = {(cause, code) for cause, codes in table for code in codes}
@@ -78,6 +79,10 @@ def begun(code, onset, severity=Severity.ERROR, verdict="confirmed"):
     return replace(finding(code, severity, verdict), measures={"onset": Measure(onset, "step")})
 
 
+def cut(share):
+    return replace(finding("RDI012", WARNING), measures={"truncated_share": Measure(share, "1")})
+
+
 def shortened(onset, cut):
     found = replace(begun("RDT013", onset, WARNING), headline="the response length fell for good")
     return replace(found, measures={**found.measures, "truncated_last": Measure(cut, "1")})
@@ -90,7 +95,8 @@ def test_the_ranks_name_rules_and_differ_from_their_families():
     links = [(cause, code) for cause, codes, holds in FOLLOWS if cause != ANY for code in codes]
     assert {(cause, code) for cause, code in links if rank_of(cause) > rank_of(code)} == {
         ("RDT004", "RDT002"), ("RDT003", "RDT002"), ("RDT006", "RDT001"), ("RDT006", "RDG003"), ("RDM001", "RDG005"),
-        ("RDG015", "RDG011"), ("RDT001", "RDA011"), ("RDT003", "RDA017"),
+        ("RDG015", "RDG011"), ("RDT001", "RDA011"), ("RDT003", "RDA017"), ("RDI012", "RDT002"), ("RDI012", "RDT001"),
+        ("RDI012", "RDG002"), ("RDI012", "RDG003"),
     }  # fmt: skip
 
 
@@ -226,6 +232,15 @@ OTHER_ROWS = Cause("rewards-of-other-rows", "RDI004", "words", "advantages", 4, 
         # A length that fell to another limit is no such change, and makes one; else the length fell with it.
         ([shortened(25, cut=0.95), begun("RDT014", 25, WARNING)], [("RDT013", None), ("RDT014", "RDT013")]),
         ([shortened(25, cut=0.85), begun("RDT014", 25, WARNING)], [("RDT014", None), ("RDT013", "RDT014")]),
+        # What cuts every response of the run gives them all one reward; what cuts most of them need not.
+        (
+            [cut(0.96), finding("RDT002", WARNING), begun("RDT001", 1)],
+            [("RDI012", None), ("RDT002", "RDI012"), ("RDT001", "RDI012")],
+        ),
+        (
+            [cut(0.85), finding("RDT002", WARNING), begun("RDT001", 1)],
+            [("RDT002", None), ("RDT001", "RDT002"), ("RDI012", None)],
+        ),
         # A reward for length makes lengths, and groups that have one.
         ([begun("RDT001", 34), finding("RDT019", WARNING)], [("RDT019", None), ("RDT001", "RDT019")]),
         ([begun("RDT006", 34), finding("RDT019", WARNING)], [("RDT019", None), ("RDT006", "RDT019")]),

@@ -57,6 +57,19 @@ LOOPS = {
         3,
         {"act_loss": float("inf"), "average_reward_score": -6.5},
     ),
+    "a reward alone": ("Step 2 | reward: 0.5\nStep 3 | reward: 0.25\n", 3, {"reward": 0.25}),
+    "a name of one letter": ("Step 3 | loss 0.5 | R -1.541 | KL 0.1\n", 3, {"loss": 0.5, "r": -1.541, "kl": 0.1}),
+    "in words": ("[step 3] grpo_loss is 0.5 and kl is 0.25\n", 3, {"grpo_loss": 0.5, "kl": 0.25}),
+    "a mean reward that nothing counts": (
+        "Batch: mean_reward=0.5\nBatch: mean_reward=0.75\nBatch: mean_reward=-0.25\n",
+        3,
+        {"mean_reward": -0.25},
+    ),
+    "rewards of responses below a step": (
+        "[step 3] avg_loss=0.5 acc=0.25\nreward is 0.9\nreward is 0.1\n",
+        3,
+        {"avg_loss": 0.5, "acc": 0.25},
+    ),
     "a step with a metric, and a loss below it": (
         "Step 3: Mean Reward=0.70\n\n  Loss: 0.5\n  Loss: 0.25\n",
         3,

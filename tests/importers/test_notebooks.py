@@ -70,6 +70,14 @@ def test_what_a_cell_prints(tmp_path):
     assert [values["reward"] for values in read(path)[0].values()] == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("head", ["Step {} | reward: 0.{}", "Batch {}: mean_reward=0.{}", "  Batch: mean_reward=0.{1}"])
+def test_lines_of_rewards_go_before_a_table_of_losses(tmp_path, head):
+    rewards = "".join(head.format(n, n) + "\n" for n in range(1, 7))
+    losses = html(table(range(1, 30), ["Training Loss"]))
+    values, _, _ = read(notebook(tmp_path / "a.ipynb", code("grpo.train()", losses, printed(rewards))))
+    assert [sorted(row.values()) for row in values.values()] == [[n / 10] for n in range(1, 7)]
+
+
 def test_dicts_go_before_lines_of_every_response(tmp_path):
     chatter = "".join(f"Step 1: reward 0.{n}, loss 0.5\n" for n in range(9))
     assert len(read(notebook(tmp_path / "a.ipynb", code("", printed(chatter + DICTS))))[0]) == 4
@@ -136,6 +144,35 @@ def test_the_options_in_the_code_are_literals(tmp_path, imported, trainer):
     with open_any([str(path)], trainer=None, options=ConvertOptions(), tell=print, logs_alone=True) as run:
         assert run.metadata.config["beta"] == 0.02
         assert run.metadata.origins["beta"] == "code of a.ipynb"
+
+
+OWN = """\
+LR = 1e-6
+class Config:
+    group_size: int = 8
+def loss(ratio, eps_clip=0.2, kl_coef=0.1): ...
+parser.add_argument("--max-new-tokens", default=512, type=int)
+train({"kl_coef": 0.04}, temperature=0.7)
+sample(temperature=1.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (OWN, ["learning rate 1e-06 (LR)", "group size 8 (group_size)", "KL coefficient 0.04 (kl_coef)"]),
+        ("LR = 1e-6\n", []),
+        ("LR = float(x)\nGROUP_SIZE = 8\n", []),
+    ],
+)
+def test_options_of_a_loop_of_ones_own_are_said(tmp_path, source, expected):
+    lines = printed("".join(f"Step {n} | loss: 0.1 | reward: 0.{n}\n" for n in range(1, 6)))
+    path = notebook(tmp_path / "a.ipynb", code(source), code("train()", lines))
+    with open_any([str(path)], trainer=None, options=ConvertOptions(), tell=print, logs_alone=True) as run:
+        told = " ".join(str(note) for note in run.notes.sentences)
+    assert all(words in told for words in expected)
+    assert ("no rule uses them" in told) == bool(expected)
+    assert "temperature" not in told
 
 
 PRINTED = """\

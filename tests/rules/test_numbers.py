@@ -1,6 +1,7 @@
 """Rules over the trainer's log alone: what they find, from which step on, and what only looks like it."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -9,8 +10,11 @@ from hypothesis import strategies as st
 from rules.checking import outcomes
 
 import rolloutdoctor as rd
+from rolloutdoctor.cli import options as opt
+from rolloutdoctor.cli.verdict import exit_code
 from rolloutdoctor.rules.series import crossing, ends, memory, noise
 from rolloutdoctor.testing import check_log, diagnose_log
+from rolloutdoctor.views.verdict import verdict
 
 STEPS = 60
 
@@ -43,6 +47,15 @@ CASES = {
     "the reward collapses": ("RDT005", {"reward": FALLS}, "error"),
     "the reward dips": ("RDT005", {"reward": noisy([0.7] * 30 + [0.6] * 3 + [0.7] * 27, 0.05)}, "clean"),
     "a noisy reward": ("RDT005", {"reward": noisy([0.5] * STEPS, 0.3)}, "clean"),
+    "the held-out accuracy collapses, and the reward is noise": (
+        "RDT005",
+        {"reward": FLAT, "accuracy": [0.42, 0.44, 0.41, 0.45, 0.2, 0.06, 0.05] + [math.nan] * (STEPS - 7)},
+        "error",
+    ),
+    "the last accuracy is lost": ("RDT005", {"accuracy": [0.9, 0.88, 0.95, 0.93, 0.96, 0.94, 0.95, 0.0]}, "warning"),
+    "an accuracy dips": ("RDT005", {"accuracy": [0.9, 0.88, 0.95, 0.3, 0.1, 0.94, 0.95, 0.9]}, "clean"),
+    "an accuracy of ten answers": ("RDT005", {"accuracy": [0.3, 0.1, 0.4, 0.2, 0.2, 0.1, 0.0, 0.0]}, "clean"),
+    "an accuracy that falls by a third": ("RDT005", {"accuracy": noisy([0.9] * 10 + [0.6] * 10, 0.01)}, "clean"),
     "every group dies": ("RDT001", {"zero_variance_share": [0.1] * 50 + [1.0] * 10}, "error"),
     "groups die now and then": ("RDT001", {"zero_variance_share": [0.1, 1.0, 0.2] * 20}, "info"),
     "a constant reward": ("RDT002", {"reward": [0.25] * STEPS, "reward_std": [0.0] * STEPS}, "error"),
@@ -702,7 +715,7 @@ def test_what_few_lines_and_changes_of_level_show(code, series, expected):
 
 def test_a_warmup_of_a_longer_run_is_not_over(tmp_path):
     """The length of the run lies in the file."""
-    rising = {"learning_rate": list(np.linspace(1e-8, 1e-6, STEPS))}
+    rising = {"learning_rate": list(np.linspace(1e-8, 1e-6, STEPS)), "reward": FLAT}
     path = log_file(tmp_path / "trainer_state.json", **rising)
     for total, expected in ((600, "skipped"), (STEPS, "warning")):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"max_steps": total}))
@@ -711,11 +724,23 @@ def test_a_warmup_of_a_longer_run_is_not_over(tmp_path):
         assert found == [expected]
 
 
+@pytest.mark.parametrize(("more", "expected"), [({}, 3), ({"reward": FLAT}, 0), ({"loss": [math.nan] * STEPS}, 1)])
+def test_losses_alone_are_not_checked_but_for_what_is_no_number(more, expected, tmp_path):
+    path = log_file(tmp_path / "log.jsonl", **({"loss": FLAT, "grad_norm": FLAT} | more))
+    report = rd.check(path)
+    assert exit_code(report, opt.FailOn.warning) == expected
+    if expected == 3:
+        assert (
+            verdict(report)
+            == "This is a log of losses alone, as supervised fine-tuning writes it, which is not checked."
+        )
+
+
 @pytest.mark.parametrize(("second", "expected"), [(2.2e-6, []), (2.8e-6, ["RDT009"])])
 def test_a_warmup_of_which_few_lines_are_logged_is_no_jump(tmp_path, second, expected):
     """Steps 1, 10, 20, ...: the rate after step 1 is a tenth of that after step 10."""
     rates = [2e-7, second, 4.2e-6, 6.2e-6, 8.2e-6, 1e-5, *np.linspace(1e-5, 0, STEPS - 6)]
-    path = log_file(tmp_path / "trainer_state.json", learning_rate=rates)
+    path = log_file(tmp_path / "trainer_state.json", learning_rate=rates, reward=FLAT)
     body = json.loads(path.read_text())
     for row in body["log_history"]:
         row["step"] = max(1, 10 * (row["step"] - body["log_history"][0]["step"]))

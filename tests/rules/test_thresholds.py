@@ -301,6 +301,12 @@ BOUNDARIES = [
         *({"reward": turns(0.7, 0.1, at=9, steps=steps)} for steps in (19, 20)),
         ("skipped", "error"),
     ),
+    Boundary(
+        "RDT005",
+        "fewest_evaluations",
+        *({"accuracy": [0.6, 0.61, 0.6, 0.05, 0.04, 0.05][-lines:]} for lines in (5, 6)),
+        ("skipped", "error"),
+    ),
     # With this noise a fall of 1.0 is 6 standard errors at a size of 0.1266, and 4 at 0.2028.
     near("RDT005", "errors", 6.0, lambda x: {"reward": fall_of(0.1266 * 6 / x)}, ("clean", "error")),
     near(

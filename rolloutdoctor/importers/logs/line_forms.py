@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from rolloutdoctor.importers.logs.bar_form import BAR
 from rolloutdoctor.importers.logs.counters import of_one_counter, through_epochs
@@ -88,7 +88,8 @@ class Pairs:
 
     def records(self, lines: Iterable[str]) -> Iterator[Printed]:
         """Yield the steps; what has a counter, and no metric that many of them have, is the text of a response."""
-        found = of_one_counter([*self._steps(lines)])
+        means: list[Printed] = []
+        found = of_one_counter([*self._steps(_with_means(lines, means))]) or means
         times = Counter(name for record in found for name in record.values if is_metric(name))
         most = max(times.values(), default=0)
         yield from through_epochs(
@@ -98,6 +99,7 @@ class Pairs:
     def _steps(self, lines: Iterable[str]) -> Iterator[Printed]:
         """Yield a record for each line with a counter, with what the lines behind it add."""
         record: Printed | None = None
+        below = Counter[str]()
         ends_in_bar = False
         for line in lines:
             line = BAR.sub(" ", line) if "%|" in line else line
@@ -114,26 +116,45 @@ class Pairs:
             }
             metrics = {name: value for name, value in values.items() if name != "epoch"}
             is_log, is_whole = is_log_line(metrics), len(values) >= FEWEST_NUMBERS - 1 and is_log_line(metrics)
-            if step is not None and (is_whole or len(rows) <= 1 or not metrics):
+            if step is not None and (is_whole or len(rows) <= 1 or len(values) <= 1):
                 if record is not None and _logs(record):
                     yield record
                 ends_in_bar = line.rstrip().endswith("|")
-                # A step alone, or with one metric, is the head of a block.
-                record = Printed(values if is_log else {}, step[0], counter=step[2], total_steps=step[1])
+                # A step alone, or with one metric, is the head of a block; of a step alone responses speak, too.
+                counter = step[2] if is_log else f"{step[2]} alone"
+                record = Printed(values if is_log else {}, step[0], counter=counter, total_steps=step[1])
+                below.clear()
             elif record is not None and step is None and is_log:
                 # A line of several may be of a response, but for one with a loss, right below the step of its update,
                 # and one of means: ``average reward score: 0.5 | EMA reward score: 0.4``, as DeepSpeed-Chat prints it.
                 of_update = not record.values and any("loss" in name for name in metrics)
                 of_means = any(name.startswith(_MEANS) for name in metrics)
                 if len(rows) == 1 or of_update or of_means:
-                    # What the line of the step says is not said again by that of a response below it.
-                    said = {*record.values, *metric_quantities(record.values).values()}
-                    of_these = metric_quantities(metrics)
-                    record.values.update(
-                        {name: metrics[name] for name in metrics if name not in said and of_these.get(name) not in said}
-                    )
+                    _add(record.values, metrics, below)
         if record is not None and _logs(record):
             yield record
+
+
+def _add(values: dict[str, float | None], more: Mapping[str, float | None], below: Counter[str]) -> None:
+    """Add to the values of a step those of a line below it.
+
+    What the line of the step says is not said again by that of a response below it, and rewards that lines below it say
+    again and again are those of responses.
+
+    Args:
+        values: of the step.
+        more: of the line.
+        below: how often each name stood in a line below the step; counted on.
+    """
+    said = {name for name in (*values, *metric_quantities(values).values()) if not below[name]}
+    for name, quantity in [(name, metric_quantities(more).get(name)) for name in more]:
+        if name in said or quantity in said:
+            continue
+        below[name] += 1
+        if below[name] == 1:
+            values[name] = more[name]
+        elif quantity == "reward":
+            values.pop(name, None)
 
 
 _MEANS = ("mean_", "avg_", "average_")
@@ -143,4 +164,20 @@ _OF_MANY = 10
 
 
 def _logs(record: Printed) -> bool:
-    return len(record.values) >= FEWEST_NUMBERS - 1 and is_log_line(record.values)
+    """Tell the numbers of a step: two, or a reward alone."""
+    is_enough = len(record.values) >= FEWEST_NUMBERS - 1 or "reward" in metric_quantities(record.values).values()
+    return is_enough and is_log_line(record.values)
+
+
+def _with_means(lines: Iterable[str], means: list[Printed]) -> Iterator[str]:
+    """Yield lines, and keep the mean rewards in them, which are of steps though nothing counts them."""
+    for line in lines:
+        if "reward" in line and any(word in line for word in ("mean", "avg", "average")):
+            values: dict[str, float | None] = {name_of(label): number(text) for label, text in pairs(line)}
+            known = metric_quantities(values)
+            if any(known.get(name) == "reward" and _OF_MEANS.search(name) for name in values):
+                means.append(Printed({name: value for name, value in values.items() if name in known}))
+        yield line
+
+
+_OF_MEANS = re.compile(r"mean|avg|average")

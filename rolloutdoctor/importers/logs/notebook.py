@@ -1,7 +1,7 @@
 """The outputs of a Jupyter notebook: text and tables; what its Markdown and code hold is no log."""
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 
 from rolloutdoctor.importers.logs.base import Entry
@@ -10,7 +10,7 @@ from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.printed import Printed
 from rolloutdoctor.importers.reading.notebooks import is_notebook, read_notebook
 from rolloutdoctor.io.locations.paths import Source
-from rolloutdoctor.metric_names.table import metric_quantities, writers
+from rolloutdoctor.metric_names.table import metric_quantities
 from rolloutdoctor.results.errors import InputError
 
 
@@ -52,9 +52,9 @@ class NotebookOutputs:
 
 
 def _is_of_steps(records: Sequence[Printed]) -> bool:
-    """Tell lines of steps, each of its own and with a trainer's names, from those of responses."""
-    steps = [record.step for record in records]
-    return None not in steps and len({*steps}) == len(steps) and bool(writers(_names(records)))
+    """Tell lines of steps, each above the one before, or none of a step at all, from those of responses."""
+    steps = [record.step for record in records if record.step is not None]
+    return all(before < after for before, after in pairwise(steps)) and len(steps) in (0, len(records))
 
 
 def _has_reward(records: Sequence[Printed]) -> bool:

@@ -23,7 +23,9 @@ FEWEST_NUMBERS = 3
 # A text that has no end is one to the end of the line: to look for its end again behind each quote takes the square.
 _TOKENS = re.compile(
     r"""('(?:[^'\\]|\\.)*+'?|"(?:[^"\\]|\\.)*+"?)"""
-    rf"""(?:\s?:\s*(?:(?:np|numpy)\.\w{{1,20}}\()?['"]?({NUMBER}(?:/[0-9]{{1,18}})?|{_NULL})['")\s]*(?=[,}}]))?|([\[{{(])|[\]}})]"""
+    rf"""(?:\s?:\s*(?:(?:np|numpy)\.\w{{1,20}}\(|tensor\()?['"]?({NUMBER}(?:/[0-9]{{1,18}})?|{_NULL})"""
+    # A tensor prints where it is, and what made it.
+    r"""(?:(?:,\s\w{1,20}=[^(){},]{1,60}){1,4}\))?['")\s]*(?=[,}]))?|([\[{(])|[\]})]"""
 )
 _PAIR = re.compile(
     r"(?<![\w./@-])([A-Za-z_][\w./@()-]{0,100}+(?: [A-Za-z_(][\w./@()-]{0,40}+){0,4}?)"
@@ -170,13 +172,17 @@ _LEVEL = re.compile(r"^\[?(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)\]?[\s:]+")
 """What a logger puts before its line."""
 
 
+_IN_WORDS = re.compile(r"^and\s|\sis$")
+"""What is no part of a name in ``the kl is 0.5 and the loss is 0.1``."""
+
+
 def name_of(label: str) -> str:
     """Return the name of a metric by its words; what is a name already stays.
 
-    >>> name_of("Grad Norm"), name_of("rewards/Format/mean"), name_of("INFO step")
-    ('grad_norm', 'rewards/Format/mean', 'step')
+    >>> name_of("Grad Norm"), name_of("rewards/Format/mean"), name_of("INFO step"), name_of("and kl is")
+    ('grad_norm', 'rewards/Format/mean', 'step', 'kl')
     """
-    label = _LEVEL.sub("", label)
+    label = _IN_WORDS.sub("", _LEVEL.sub("", label))
     return label if "/" in label else label.lower().replace(" ", "_").strip("_.-()")
 
 

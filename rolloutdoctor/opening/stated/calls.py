@@ -43,7 +43,7 @@ def read_code(notebook: Notebook, origin: str) -> Stated | None:
     release = _INSTALLED.search(code)
     is_unsloth = re.search(r"^\s*(?:from|import) unsloth\b", code, re.MULTILINE) is not None
     for cell in notebook.code:
-        for node in ast.walk(_parsed(cell)):
+        for node in ast.walk(parsed(cell)):
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 names[node.targets[0].id] = _value(node.value, names)
             trainer = trainer_of_class(ast.unparse(node.func)) if isinstance(node, ast.Call) else None
@@ -96,12 +96,12 @@ def _of_call(arguments: str) -> Iterator[tuple[str, object]]:
     text = re.sub(r"<[\w.]{1,100}: ('[^'\n]{0,100}'|[0-9]{1,9})>", r"\1", arguments[:_LONGEST])
     call = f"f({text[: text.rfind(')') + 1]}"
     # What is no literal prints as <function f at 0x7f>.
-    for node in _parsed(call).body or _parsed(re.sub(r"<[^<>\n]{1,300}>", "_", call)).body:
+    for node in parsed(call).body or parsed(re.sub(r"<[^<>\n]{1,300}>", "_", call)).body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             yield from _keywords(node.value, {}).items()
 
 
-def _parsed(code: str) -> ast.Module:
+def parsed(code: str) -> ast.Module:
     """Return the code of a cell; nothing of one that is too long, or no Python."""
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -125,6 +125,11 @@ def _keywords(call: ast.Call, names: Mapping[str, object]) -> dict[str, object]:
         elif isinstance(value, dict):
             values |= value
     return {name: value for name, value in values.items() if _is_known(value)}
+
+
+def literal_of(node: ast.expr) -> object:
+    """Return what an expression of literals is; an object of no known kind for any other."""
+    return _value(node, {})
 
 
 def _is_known(value: object) -> bool:

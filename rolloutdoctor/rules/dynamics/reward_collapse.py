@@ -1,26 +1,31 @@
-"""RDT005: the reward rose and fell, or never rose, from the trainer's log alone."""
+"""RDT005: the reward rose and fell, or never rose, and so the accuracy, from the trainer's log alone."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.results.findings import Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, counted, number
-from rolloutdoctor.rules.numbers_rule import NumbersRule, series, step_at
-from rolloutdoctor.rules.series import OF_A_MEDIAN, ends, shift, smoothed
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.logged_quantities import by_step, not_logged
+from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, series, shown, step_at, where_logged
+from rolloutdoctor.rules.series import OF_A_MEDIAN, ends, error_of_answers, shift, smoothed
 from rolloutdoctor.rules.table_rule import Measured
 
 
 @dataclass(frozen=True)
 class RewardCollapse(NumbersRule):
-    """The reward fell from its best level by more than noise explains.
+    """The reward, or the accuracy, fell from its best level by more than noise explains.
 
     ## What it does
-    Compares the logged reward at the end with its best running median.
+    Compares the logged reward at the end with its best running median, and so the accuracy where one is logged.
 
     ## Why it matters
     A reward that falls although it is being optimised has an earlier cause: entropy or KL changed first, the sampler
-    serves another policy, the verifier died, or the data changed.
+    serves another policy, the verifier died, or the data changed. Where a held-out accuracy falls and the reward does
+    not, the reward measures something else.
 
     ## How it is measured
     `reward_best` is the largest running median over a tenth of the logged steps, `reward_last` the median of the last
@@ -30,6 +35,10 @@ class RewardCollapse(NumbersRule):
     are enough where three quarters of the way from the best level to the smallest reward of any response are lost.
     `onset` is the first step after the best from which on the running median stays below the middle of the two. An
     error where it ends at or below the level of its start. Confirmed.
+
+    Six values of an accuracy are enough where it loses half of its best level, or the last value three quarters of it.
+    An accuracy is a share of right answers, so its noise is at least that of as many answers as its values show. The
+    accuracy of evaluations is preferred to that of the training.
 
     ## What to do
     Look at what else changed at the onset: entropy, KL, truncated share, gradient norm and sampler gap of the same log.
@@ -45,23 +54,59 @@ class RewardCollapse(NumbersRule):
     name = "reward-collapse"
     references = ("https://github.com/volcengine/verl/issues/6806",)
     about = ("reward",)
-    beside = ("reward_min",)
+    beside = ("reward_min", "accuracy")
 
     fewest: int = 20
+    fewest_evaluations: int = 6
     errors: float = 6.0
     errors_of_most: float = 4.0
     most: float = 0.75
     fraction: float = 0.5
 
+    def unavailable_reason(self, context: Context) -> Missing | None:
+        """A log without a reward and an accuracy."""
+        return None if context.quantities.keys() & {"reward", "accuracy"} else not_logged(context, "reward")
+
+    def watched(self, context: Context) -> tuple[str, ...]:
+        """The reward, and the accuracy where that is logged alone."""
+        return self.about if "reward" in context.quantities else ("accuracy",)
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each step with a reward or an accuracy."""
+        wide = by_step(run, context, (*self.about, *self.beside))
+        return wide.filter(pl.any_horizontal(pl.col("reward", "accuracy").is_finite())).sort("step")
+
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """Steps of the lowest reward."""
-        return table.with_columns(value=pl.col("reward").max() - pl.col("reward"))
+        """Steps of the lowest reward, or accuracy."""
+        value = pl.coalesce(pl.col("reward").max() - pl.col("reward"), pl.col("accuracy").max() - pl.col("accuracy"))
+        return table.with_columns(value=value)
+
+    def note(self, place: Mapping[str, Any]) -> str:
+        """What the step logged of both."""
+        return ", ".join(shown(place, name) for name in ("reward", "accuracy") if place[name] is not None)
+
+    def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
+        """Too few steps with either."""
+        if len(where_logged(run, "accuracy").table) >= self.fewest_evaluations:
+            return None
+        return super().inconclusive_reason(where_logged(run, "reward"), context)
+
+    def judge(self, run: Measured, context: Context) -> Judgement | None:
+        """Compare the end with the best: of the reward, else of the accuracy."""
+        rewards, accuracies = where_logged(run, "reward"), where_logged(run, "accuracy")
+        found = self.judge_log(rewards, context) if len(rewards.table) >= self.fewest else None
+        if found is not None or len(accuracies.table) < self.fewest_evaluations:
+            return found
+        return self._fall(accuracies, "accuracy") or self._last(accuracies)
 
     def judge_log(self, run: Measured, context: Context) -> Judgement | None:
         """Compare the end with the best."""
+        return self._fall(run, "reward")
+
+    def _fall(self, run: Measured, name: str) -> Judgement | None:
         import numpy as np
 
-        values = series(run, "reward")
+        values = series(run, name)
         level = ends(values)
         medians = smoothed(values, 2 * (level.count // 2) + 1)
         top = int(np.argmax(medians))
@@ -69,9 +114,13 @@ class RewardCollapse(NumbersRule):
         at_best = values[max(0, top - level.count // 2) : top + level.count // 2 + 1]
         fall = best - level.last
         sure = min(fall, OF_A_MEDIAN * float(at_best.mean() - values[-level.count :].mean()))
-        error = level.error_with_memory
-        needed = self.errors_of_most if self._lost_most(run, best, level.last) else self.errors
-        if sure <= needed * error or fall <= self.fraction * (best - lowest) or top > len(values) - level.count:
+        error, least = level.error_with_memory, self.fraction * (best - lowest)
+        lost_most = self._lost_most(run, best, level.last)
+        if name == "accuracy":
+            error, least = max(error, error_of_answers(values, best, level.count)), self.fraction * best
+            lost_most = fall > self.most * best
+        needed = self.errors_of_most if lost_most else self.errors
+        if sure <= needed * error or fall <= least or top > len(values) - level.count:
             return None
         drop = shift(values[top:], best, level.last, (best + level.last) / 2, level.noise)
         onset = step_at(run, top + drop.at)
@@ -79,18 +128,38 @@ class RewardCollapse(NumbersRule):
         return Judgement(
             severity=Severity.ERROR if level.last <= max(lowest, level.first) else Severity.WARNING,
             confirmed=True,
-            headline=f"reward {what}: from {number(best)} to {number(level.last)}",
-            message=f"The reward {what}, from {number(best)} (step {step_at(run, top)}) to {number(level.last)}.",
+            headline=f"{name} {what}: {from_to(best, level.last)}",
+            message=f"The {name} {what}, from {number(best)} (step {step_at(run, top)}) to {number(level.last)}.",
             evidence=f"{number(sure / error) if error else 'many'} standard errors over {counted(level.count, 'step')}",
             advice=(
                 "compare entropy, KL, truncated share, gradient norm and train-inference mismatch before and after "
                 f"step {onset}: the first to change is the likely cause"
             ),
             measures={
-                "reward_best": Measure(best, "reward"),
-                "reward_last": Measure(level.last, "reward"),
+                f"{name}_best": Measure(best, "reward" if name == "reward" else "1"),
+                f"{name}_last": Measure(level.last, "reward" if name == "reward" else "1"),
                 "onset": Measure(onset, "step"),
             },
+        )
+
+    def _last(self, run: Measured) -> Judgement | None:
+        """Compare the last accuracy alone: most of it may be lost at once."""
+        values = series(run, "accuracy")
+        level = ends(values[:-1])
+        best, last = float(smoothed(values[:-1], 3).max()), float(values[-1])
+        error = max(level.noise * 2**0.5, error_of_answers(values, best, 1))
+        if best - last <= max(self.errors * error, self.most * best):
+            return None
+        step = step_at(run, -1)
+        return Judgement(
+            severity=Severity.WARNING,
+            confirmed=True,
+            headline=f"accuracy collapsed at step {step}: {from_to(best, last)}",
+            message=f"The last accuracy, of step {step}, is {number(last)}, after {number(best)}.",
+            evidence=f"{number((best - last) / error) if error else 'many'} standard errors of one value",
+            advice=f"evaluate again, and compare KL, entropy and truncated share before and after step {step}",
+            measures={"accuracy_best": Measure(best, "1"), "accuracy_last": Measure(last, "1")}
+            | {"onset": Measure(step, "step")},
         )
 
     def _lost_most(self, run: Measured, best: float, last: float) -> bool:

@@ -66,6 +66,7 @@ class LoggedAnomaly(TableRule):
     )
     needs_objective = False
     needs_rows = False
+    of_any_loss = True
     splits = ("train",)
 
     below: float = 0.01
