@@ -201,7 +201,7 @@ class Search:
                 one
                 for one in candidates
                 if STAGES.index(one.stage) <= STAGES.index(stage)
-                and not any(self._left(each, one) for each in _changed_by(one, unexplained))
+                and not any(self._leaves(each, one) for each in _changed_by(one, unexplained))
             ]
             for _ in range(ROUNDS):
                 best = self._best(stage, reaching)
@@ -211,10 +211,19 @@ class Search:
             if self._left(stage):
                 unexplained.add(stage)
 
-    def _left(self, stage: str, *more: Hypothesis) -> set[str]:
-        """The quantities of a stage that disagree under the edits that are established, and some more."""
-        counts = _disagreeing(self._audits(stage, *more), stage)
+    def _left(self, stage: str) -> set[str]:
+        """The quantities of a stage that disagree under the edits that are established."""
+        counts = _disagreeing(self._audits(stage), stage)
         return {name for name, count in counts.items() if count and name in self._off}
+
+    def _leaves(self, stage: str, one: Hypothesis) -> bool:
+        """True if a quantity of a stage disagrees at a step under one more edit; the steps after it are not audited."""
+        audits = (self.audit(trial, one, until=stage, only=self._off) for trial in self._trials)
+        return any(
+            tally.disagree and tally.stage == stage and name in self._off
+            for audit in audits
+            for name, tally in audit.items()
+        )
 
     @property
     def bounded(self) -> tuple[BoundedHypothesis, ...]:
