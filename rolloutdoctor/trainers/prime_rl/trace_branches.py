@@ -1,6 +1,6 @@
 """Branches of a trace of verifiers, its graph of messages, as the rows that prime-rl trains on."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -31,13 +31,13 @@ def branches(trace: Mapping[str, object], where: str) -> list[dict[str, object]]
         DataError: if a field does not fit.
     """
     nodes = _nodes(trace.get("nodes"), where)
+    leaves = _leaves(nodes)
+    if _places(nodes, leaves) > _MOST_PLACES:
+        raise DataError(f"{where}: branches of more than {_MOST_PLACES:,} messages in all, more than any trace has")
     parts = [_part(node, f"{where}, node {number}") for number, node in enumerate(nodes)]
     ends = _ends(trace.get("calls"))
-    found, trained, places = [], set[int](), 0
-    for path in _paths(nodes):
-        places += len(path)
-        if places > _MOST_PLACES:
-            raise DataError(f"{where}: branches of more than {_MOST_PLACES:,} messages in all, more than any trace has")
+    found, trained = [], set[int]()
+    for path in (_path(nodes, leaf) for leaf in leaves):
         masks = []
         for number in path:
             ids, mask, _ = parts[number]
@@ -62,14 +62,25 @@ def _nodes(nodes: object, where: str) -> Sequence[Node]:
     return nodes
 
 
-def _paths(nodes: Sequence[Node]) -> Iterator[list[int]]:
+def _leaves(nodes: Sequence[Node]) -> list[int]:
     followed = {node.get("parent") for node in nodes}
-    for leaf in range(len(nodes)):
-        if leaf not in followed:
-            path = [leaf]
-            while isinstance(parent := nodes[path[-1]].get("parent"), int):
-                path.append(parent)
-            yield path[::-1]
+    return [number for number in range(len(nodes)) if number not in followed]
+
+
+def _places(nodes: Sequence[Node], leaves: Sequence[int]) -> int:
+    """Count the messages of all branches together, without making them."""
+    depths: list[int] = []
+    for node in nodes:
+        parent = node.get("parent")
+        depths.append(depths[parent] + 1 if isinstance(parent, int) else 1)
+    return sum(depths[leaf] for leaf in leaves)
+
+
+def _path(nodes: Sequence[Node], leaf: int) -> list[int]:
+    path = [leaf]
+    while isinstance(parent := nodes[path[-1]].get("parent"), int):
+        path.append(parent)
+    return path[::-1]
 
 
 def _part(node: Node, at: str) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
