@@ -15,6 +15,7 @@ def test_without_a_name_all_runs_give_their_verdict(rolloutdoctor):
     assert "rolloutdoctor.recorders.trl" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DEMOS)
 def test_with_a_name_it_is_what_check_says(rolloutdoctor, name):
     whole = rolloutdoctor("demo", name)
@@ -28,10 +29,8 @@ def test_files_are_copied_and_nothing_is_overwritten(rolloutdoctor, tmp_path):
     done = rolloutdoctor("demo", "rejected", "--copy-to", target)
     names = ["verl_rejected.parquet", "verl_rejected.metrics.parquet"]
     assert done.stdout.split() == [str(target / name) for name in names]
-    # Both files were copied: what the logged metrics show is there, and its heaviest finding is a warning.
-    copied = rolloutdoctor("check", target / names[0], "--fail-on", "warning")
-    assert (copied.returncode, copied.stdout.startswith("Fully masked responses shift 296 advantages")) == (1, True)
-    assert copied.stdout == rolloutdoctor("check", folder() / names[0], "--fail-on", "warning").stdout
+    for name in names:
+        assert (target / name).read_bytes() == (folder() / name).read_bytes()
     again = rolloutdoctor("demo", "--copy-to", target)
     assert again.returncode == 2
     assert "is there already" in again.stderr

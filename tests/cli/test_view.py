@@ -1,6 +1,7 @@
 """`view`: the server is this machine's and the user's alone, reads the run alone, and ends when it is told to."""
 
 import http.client
+import os
 import shutil
 import signal
 import socket
@@ -29,11 +30,14 @@ VIEW = ["-m", "rolloutdoctor", "view", str(SAMPLE), "--against", str(SAMPLE), "-
 
 
 @pytest.fixture(scope="module")
-def served():
+def served(started):
     """A server in a process of its own: its address, and how it ends."""
-    with session([sys.executable, *VIEW], PYTHONPATH=str(ROOT)) as one:
-        yield urlsplit(one.stdout.readline().strip()), one
-        one.kill()
+    with Path(os.devnull).open("w") as nowhere:
+        one = started(*VIEW[2:], stderr=nowhere)
+    with os.fdopen(one.pipe("stdout"), encoding="utf-8") as said:
+        yield urlsplit(said.readline().strip()), one
+    one.send_signal(signal.SIGINT)
+    one.wait()
 
 
 def ask(address, path, method="GET", host=None):

@@ -10,9 +10,6 @@ from rolloutdoctor.trainers.releases import parse_version
 from rolloutdoctor.trainers.table import TRAINERS, find
 
 OPTIONS = [(trainer.name, option) for trainer in TRAINERS.values() for option in trainer.options]
-each_option = pytest.mark.parametrize(
-    "option", [option for _, option in OPTIONS], ids=[f"{name}-{option.name}" for name, option in OPTIONS]
-)
 
 scalars = st.one_of(
     st.none(),
@@ -81,14 +78,15 @@ def check_read(option, value):
         assert option.read(str(found), "as text") == found
 
 
-@each_option
-def test_defaults_can_be_read(option):
-    for default in {option.default, *(before for _, before in option.changes)}:
-        if option.computed is None or default in option.computed:
-            assert option.read(default, "default") == default
-    assert option.meaning
-    assert option.meaning[0] != " "
-    assert option.wanted()
+def test_defaults_can_be_read():
+    for trainer, option in OPTIONS:
+        where = f"{trainer}: {option.name}"
+        for default in {option.default, *(before for _, before in option.changes)}:
+            if option.computed is None or default in option.computed:
+                assert option.read(default, where) == default, where
+        assert option.meaning, where
+        assert option.meaning[0] != " ", where
+        assert option.wanted(), where
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from rolloutdoctor.trainers.table import TRAINERS
 TINY = {"num_generations": 4, "max_completion_length": 9}
 
 
+@cache
 def report(case, config, *, trainer="ms-swift@4.6.0", release="", **options):
     """The report on a step of the stored results, with the metrics and advantages that the real functions gave."""
     result = (results("ms_swift") | (results("ms_swift", release) if release else {}))[case, config]
@@ -39,6 +41,7 @@ def test_a_healthy_step_gives_no_warning(config):
     assert not [one for one in found.findings if one.severity.label == "error"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", ["dapo", "cispo", "sequence, dapo"])
 def test_dapo_and_cispo_are_divided_by_their_micro_batches(config):
     found = report("two_steps", config, trainer="ms-swift@4.5.3", gradient_accumulation_steps=4)
@@ -51,6 +54,7 @@ def test_one_micro_batch_is_divided_once():
     assert "RDG006" not in {one.code for one in report("ragged", "dapo", trainer="ms-swift@4.5.3").findings}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", ["dapo", "cispo", "sequence, dapo"])
 def test_newer_releases_divide_once(config):
     found = report("two_steps", config, release="4.6.0", gradient_accumulation_steps=4)
