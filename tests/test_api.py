@@ -214,6 +214,7 @@ def of_first_steps(kind):
     return {"table": table, "frame": pl.from_arrow(table), "records": table.to_pylist()}[kind]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["frame", "table", "records"])
 def test_rows_in_memory_are_read_like_a_file(tmp_path, monkeypatch, kind):
     folder = tmp_path / "temporary"
@@ -234,7 +235,7 @@ def test_rows_in_memory_are_read_like_a_file(tmp_path, monkeypatch, kind):
 
 
 def test_a_frame_without_a_trainer_says_what_to_pass():
-    frame = pl.read_parquet(SAMPLE).filter(pl.col("step") < 12)
+    frame = pl.read_parquet(SAMPLE).filter(pl.col("step") < 3)
     wanted = "the frame has no trainer: pass trainer='trl@1.16.0'"
     for rows in (frame, frame.to_arrow(), frame.to_dicts()):
         found = rd.check(rows)

@@ -22,13 +22,17 @@ from rolloutdoctor.io.archives import archived
 from rolloutdoctor.opening.dumps import ConvertOptions
 from rolloutdoctor.recorders.own_loop import StepRecorder
 from rolloutdoctor.results.errors import InputError
+from rolloutdoctor.rules.table import pick
 from rolloutdoctor.trainers.options import Layer
+
+SOME = ("RDA", "RDT003")
+"""Rules of most runs below, which are about how a run grows; what a recorder writes is judged by all of them."""
 
 
 class Watch:
     """A check that goes on in this process, and what it said."""
 
-    def __init__(self, *paths, kept=None, **options):
+    def __init__(self, *paths, kept=None, select=SOME, **options):
         self.said, self.told, self.kept = [], [], kept or Kept()
         # What was kept as said before each finding was.
         self.known = [set()]
@@ -36,7 +40,7 @@ class Watch:
         followed = Followed([str(path) for path in paths], None, ConvertOptions(), self.told.append)
         self.follower = Follower(
             followed,
-            CheckOptions(**options),
+            CheckOptions(rules=pick(select, []), **options),
             self.kept,
             keep=lambda kept: self.known.append(set(kept.told)),
             tell=self.told.append,
@@ -58,16 +62,16 @@ class Watch:
         return archived(members_of(self.kept.saved))
 
 
-def whole(rolloutdoctor, path):
-    """The state of a check of the whole, with its report as JSON."""
-    state = Path(path).parent / "whole.state"
-    found = rolloutdoctor("check", path, "--save-state", state, "--format", "json")
-    return state.read_bytes(), json.loads(found.stdout)
+def whole(rolloutdoctor, path, *words, select=SOME):
+    """The state of a check of the whole."""
+    state, rules = Path(path).parent / "whole.state", ("--select", ",".join(select)) if select else ()
+    rolloutdoctor("check", path, *rules, *words, "--save-state", state)
+    return state.read_bytes()
 
 
 def test_a_journal_and_the_run_file_it_becomes(rolloutdoctor, tmp_path):
     path = tmp_path / "run.parquet"
-    watch = Watch(path)
+    watch = Watch(path, select=())
     assert watch() == 0
     recorder = StepRecorder(path, trainer="trl", version="1.16.0", config=growing.CONFIG)
     for step in range(1, 7):
@@ -76,14 +80,14 @@ def test_a_journal_and_the_run_file_it_becomes(rolloutdoctor, tmp_path):
         # The last one is whole when the next has begun.
         assert watch() == step - 1
     # A journal is there until its recorder is closed, which says that all is whole.
-    state, _ = whole(rolloutdoctor, recorder._writer.journal_path)
+    state = whole(rolloutdoctor, recorder._writer.journal_path, select=())
     assert watch(ended=True) == 6
     assert watch.state == state
     growing.record(recorder, 7)
     growing.record(recorder, 8)
     recorder.close()
     assert watch() == 8
-    assert watch.state == whole(rolloutdoctor, path)[0]
+    assert watch.state == whole(rolloutdoctor, path, select=())
 
 
 def test_a_folder_to_which_files_are_added(rolloutdoctor, tmp_path):
@@ -101,7 +105,7 @@ def test_a_folder_to_which_files_are_added(rolloutdoctor, tmp_path):
     growing.write(folder / "part-4.parquet", (8,))
     assert watch() == 7
     assert watch(ended=True) == 8
-    assert watch.state == whole(rolloutdoctor, folder)[0]
+    assert watch.state == whole(rolloutdoctor, folder)
 
 
 def test_a_file_that_is_replaced_by_a_longer_one(rolloutdoctor, tmp_path):
@@ -111,7 +115,7 @@ def test_a_file_that_is_replaced_by_a_longer_one(rolloutdoctor, tmp_path):
         growing.write(path, range(1, last + 1))
         assert watch() == last - 1
     assert watch(ended=True) == 9
-    assert watch.state == whole(rolloutdoctor, path)[0]
+    assert watch.state == whole(rolloutdoctor, path)
     # Nothing is new.
     assert watch() == 9
 
@@ -198,10 +202,8 @@ def test_a_dump_of_json_lines(rolloutdoctor, tmp_path):
         path.write_text("".join(rows) + last)
         assert watch() == step - 1
     assert watch(ended=True) == 5
-    state = tmp_path / "whole.state"
     words = ["--trainer", "verl", "--set", "algorithm.adv_estimator=grpo"]
-    rolloutdoctor("check", folder, *words, "--save-state", state)
-    assert watch.state == state.read_bytes()
+    assert watch.state == whole(rolloutdoctor, folder, *words)
     assert not any("torn" in line for line in watch.said)
 
 
@@ -229,7 +231,7 @@ def test_a_log_alone(rolloutdoctor, tmp_path, form):
     assert watch() == 39
     assert any("RDT003" in line for line in watch.said)
     assert watch(ended=True) == 40
-    assert watch.state == whole(rolloutdoctor, path)[0]
+    assert watch.state == whole(rolloutdoctor, path)
 
 
 def test_a_log_that_was_cut_off(tmp_path):
@@ -251,24 +253,24 @@ def test_metrics_that_come_late_are_counted_with_their_steps(rolloutdoctor, tmp_
     assert watch() == 5
     assert any("counted anew" in line for line in watch.told)
     assert watch(ended=True) == 6
-    assert watch.state == whole(rolloutdoctor, path)[0]
+    assert watch.state == whole(rolloutdoctor, path)
 
 
 def test_each_finding_is_said_once(tmp_path):
     path = tmp_path / "run.parquet"
     watch = Watch(path)
-    for last in (8, 16, 24, 32):
-        growing.write(path, range(1, last + 1), fault_from=20)
+    for last in (4, 8, 12, 16):
+        growing.write(path, range(1, last + 1), fault_from=10)
         watch()
     (line,) = [line for line in watch.said if "error RDA004" in line]
-    assert line.startswith("step 2")
+    assert line.startswith("step 1")
     assert "error RDA004 advantages-differ confirmed" in line
 
 
 def test_what_was_said_is_kept_before_the_next_is_said(tmp_path):
     path = tmp_path / "run.parquet"
-    growing.write(path, range(1, 33), fault_from=20)
-    watch = Watch(path)
+    growing.write(path, range(1, 17), fault_from=10)
+    watch = Watch(path, select=())
     watch()
     assert len(watch.said) > 2
     assert [len(known) for known in watch.known_before] == list(range(len(watch.said)))

@@ -67,11 +67,12 @@ def test_names_in_a_job_are_no_commands(rolloutdoctor, tmp_path, monkeypatch):
     columns = random_columns(3) | {"sample_id": [f"##[add-path]/{row}" for row in range(72)]}
     columns["policy_log_probs"] = [[float("nan")] * len(row) for row in columns["policy_log_probs"]]
     path = write(tmp_path / "run.parquet", columns, TRL)
-    assert "##[" in rolloutdoctor("check", path, "-v", "--device", "cpu").stdout
+    words = ("check", path, "--select", "RDI", "--device", "cpu")
+    assert "##[" in rolloutdoctor(*words, "-v").stdout
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     for form in ("full", "concise", "json", "github", "markdown", "jsonl", "junit"):
-        assert "##[" not in rolloutdoctor("check", path, "--format", form, "-v", "--device", "cpu").stdout
-    assert rolloutdoctor("check", path, "--format", "github", "--device", "cpu").stdout.startswith("::error title=")
+        assert "##[" not in rolloutdoctor(*words, "--format", form, "-v").stdout
+    assert rolloutdoctor(*words, "--format", "github").stdout.startswith("::error title=")
     assert json.loads(json_text("a ##[b")) == "a ##[b"
 
 

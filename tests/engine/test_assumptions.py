@@ -75,6 +75,7 @@ def test_the_objective_says_which_options_decide_a_stage(trainer, stage, option,
     assert (option in decided.assumed + decided.stated) is decides
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trainer", "options"),
     [

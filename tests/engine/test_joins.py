@@ -47,6 +47,7 @@ def test_lines_between_the_rows_put_the_join_in_doubt(tmp_path):
     assert not [found for found in report.findings if found.severity > Severity.INFO and found.verdict == "confirmed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

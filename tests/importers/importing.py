@@ -1,7 +1,7 @@
 """Import a dump and look at the rows; a slime dump to the documented layout (not written by slime itself)."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,7 @@ from rolloutdoctor.io.locations.small_files import once
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.opening.dumps import ConvertOptions, convert, detect_dump
 from rolloutdoctor.opening.open_any import open_any
+from rolloutdoctor.rules.table import pick
 
 DATA = Path(__file__).parent / "data"
 
@@ -51,12 +52,12 @@ def converted(target: Path, *sources: Path, **options: object):
     return pq.read_table(target).to_pylist(), sink
 
 
-def findings(*sources: Path, trainer: str | None = None, **options: object):
+def findings(*sources: Path, trainer: str | None = None, select: Sequence[str] = (), **options: object):
     """What check finds in a dump that is opened directly."""
     with open_any(
         [str(source) for source in sources], trainer=None, options=ConvertOptions(**options), tell=lambda text: None
     ) as run:
-        return comparable(check(run, CheckOptions(trainer=trainer, device="cpu")))
+        return comparable(check(run, CheckOptions(trainer=trainer, device="cpu", rules=pick(select, []))))
 
 
 def findings_of_run(path: Path, trainer: str | None = None):

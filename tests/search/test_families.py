@@ -246,6 +246,7 @@ def test_the_weights_of_rewards_are_solved(scale, weights):
     assert finding.cause.hypothesis.startswith("reward-weights")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "code"), [(0.0, "RDI014"), (2.0, "RDA004"), (-1.0, "RDA004")])
 def test_the_coefficient_of_a_penalty(factor, code):
     def edit(objective):

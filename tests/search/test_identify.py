@@ -118,6 +118,7 @@ def test_a_recipe_of_no_known_trainer_is_found(changes, words):
     assert result.use == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", [(1.0, 0.2), (0.5, 2.0), (1.0, -0.3)])
 def test_weights_of_reward_functions_that_nobody_states(weights):
     options = {"multi_objective_aggregation": "normalize_then_sum", "reward_weights": list(weights)}

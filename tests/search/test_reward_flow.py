@@ -260,11 +260,13 @@ def test_a_reward_of_0_that_another_function_replaces_is_named():
     assert named(report) == ("RDA004", "zero-replaced-by-shaped")
 
 
+@pytest.mark.slow
 def test_binary_rewards_do_not_tell_a_replaced_zero_from_another_scale():
     report = run_of("trl", steps_of(reward=scored(0.0, (0.0, 1.0))), rows=instead(-1.0))
     assert not [one for one in loud(report) if one.cause is not None and "zero-replaced" in one.cause.hypothesis]
 
 
+@pytest.mark.slow
 def test_another_reward_that_is_replaced_is_no_replaced_zero():
     def rows(batch):
         reward_N = batch.per_row["reward"]
