@@ -77,35 +77,28 @@ def draw(
         UsageError: if an option cannot be used.
         InputError: if a file cannot be read, breaks the contract, or lacks what the picture needs.
     """
-    alone = executor in (None, Processes(1))
-    return on_device(options, [run], lambda chosen: _plot(run, kind, chosen, fixes, progress, executor), alone=alone)
-
-
-def _plot(
-    run: Run,
-    kind: str,
-    options: CheckOptions,
-    fixes: Sequence[ChosenFix],
-    progress: Progress | None,
-    executor: Executor | None,
-) -> PictureData:
     marking = GATHERED[kind].marking
     rules = tuple(rule for rule in RULES if rule.code in marking)
-    ready = prepare(run, replace(options, rules=rules), lenient=False)
-    ready = replace(ready, options=replace(ready.options, split=options.split or TRAIN))
-    pictures = _pictures(ready, [kind], _labels(fixes))
-    if kind in pictures.left_out:
-        raise InputError(f"no picture of {kind}: {pictures.left_out[kind]}")
-    if pictures.figures[kind].unmoved:
-        raise UsageError(f"--fix {label_of(fixes)} {pictures.figures[kind].unmoved}")
     how = {"measured": bool(marking), "lenient": False}
-    state, gathered = gather(ready, figures_of, (kind,), _labels(fixes), progress=progress, executor=executor, **how)
-    gallery = pictures.filled(gathered).gallery()
-    if marking:
-        gallery = marked(gallery, report_of(ready, state), logged=bool(run.metrics.names()))
-    if kind in gallery.left_out:
-        raise InputError(f"no picture of {kind}: {gallery.left_out[kind]}")
-    return gallery.drawn[kind]
+
+    def drawn(chosen: CheckOptions) -> PictureData:
+        ready = prepare(run, replace(chosen, rules=rules), lenient=False)
+        ready = replace(ready, options=replace(ready.options, split=chosen.split or TRAIN))
+        asked = [kind], _labels(fixes)
+        pictures = _pictures(ready, *asked)
+        if kind in pictures.left_out:
+            raise InputError(f"no picture of {kind}: {pictures.left_out[kind]}")
+        if pictures.figures[kind].unmoved:
+            raise UsageError(f"--fix {label_of(fixes)} {pictures.figures[kind].unmoved}")
+        state, gathered = gather(ready, figures_of, *asked, progress=progress, executor=executor, **how)
+        gallery = pictures.filled(gathered).gallery()
+        if marking:
+            gallery = marked(gallery, report_of(ready, state), logged=bool(run.metrics.names()))
+        if kind in gallery.left_out:
+            raise InputError(f"no picture of {kind}: {gallery.left_out[kind]}")
+        return gallery.drawn[kind]
+
+    return on_device(options, [run], drawn, alone=executor in (None, Processes(1)))
 
 
 def figures_of(
@@ -129,7 +122,7 @@ def figures_of(
     return [*pictures.figures.values(), *with_fix.figures.values(), *([beside(ready)] if beside else [])]
 
 
-def _pictures(ready: PreparedRun, kinds: Sequence[str], fixes: Sequence[str]) -> Pictures:
+def _pictures(ready: PreparedRun, kinds: Collection[str], fixes: Sequence[str]) -> Pictures:
     return Pictures(kinds, ready.context, [choose(label) for label in fixes], ready.options.split or TRAIN)
 
 
@@ -178,31 +171,20 @@ def check_and_gather(
         UsageError: if an option cannot be used.
         InputError: if a file cannot be read, or breaks the contract.
     """
+    labels, fix = _labels(fixes), choose(SHOWN)
 
     def checked(chosen: CheckOptions) -> tuple[Report, Gallery, Gatherer | None]:
-        return _check_and_gather(run, tuple(kinds), chosen, fixes, progress, executor, beside)
+        ready = prepare(run, chosen)
+        objective = ready.context.objective
+        shows = "advantages" in kinds and not fixes and objective is not None and fix.applies_to(objective)
+        asked = tuple(kinds), labels, ((fix.label,) if shows else ()), beside
+        state, gathered = gather(ready, figures_of, *asked, progress=progress, executor=executor)
+        pictures, report = _pictures(ready, kinds, labels), report_of(ready, state)
+        gallery = pictures.filled(gathered).gallery()
+        if shows and any(one.fix == SHOWN and one.severity >= Severity.WARNING for one in report.findings):
+            with_fix = _pictures(ready, ["advantages"], [fix.label]).filled(gathered[len(pictures.figures) :])
+            gallery = Gallery({**gallery.drawn, **with_fix.gallery().drawn}, gallery.left_out)
+        own = gathered[-1] if beside is not None else None
+        return report, marked(gallery, report, logged=bool(run.metrics.names())), own
 
     return on_device(options, [run], checked, alone=executor in (None, Processes(1)))
-
-
-def _check_and_gather(
-    run: Run,
-    kinds: Sequence[str],
-    options: CheckOptions,
-    fixes: Sequence[ChosenFix],
-    progress: Progress | None,
-    executor: Executor | None,
-    beside: Callable[[PreparedRun], Gatherer] | None,
-) -> tuple[Report, Gallery, Gatherer | None]:
-    ready, labels, fix = prepare(run, options), _labels(fixes), choose(SHOWN)
-    objective = ready.context.objective
-    shows = "advantages" in kinds and not fixes and objective is not None and fix.applies_to(objective)
-    asked = kinds, labels, ((fix.label,) if shows else ()), beside
-    state, gathered = gather(ready, figures_of, *asked, progress=progress, executor=executor)
-    pictures, report = _pictures(ready, kinds, labels), report_of(ready, state)
-    gallery = pictures.filled(gathered).gallery()
-    if shows and any(one.fix == SHOWN and one.severity >= Severity.WARNING for one in report.findings):
-        with_fix = _pictures(ready, ["advantages"], [fix.label]).filled(gathered[len(pictures.figures) :])
-        gallery = Gallery({**gallery.drawn, **with_fix.gallery().drawn}, gallery.left_out)
-    own = gathered[-1] if beside is not None else None
-    return report, marked(gallery, report, logged=bool(run.metrics.names())), own
