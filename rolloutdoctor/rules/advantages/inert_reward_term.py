@@ -27,7 +27,7 @@ def _has_group_baseline(objective: Objective) -> bool:
 
 @dataclass(frozen=True)
 class InertRewardTerm(TableRule):
-    """A reward function is the same for all responses to a prompt, so that it cancels.
+    """A reward function is the same for all responses to a prompt, so it cancels out.
 
     ## What it does
     Finds reward functions that are constant within every group and differ between groups, and names those that never
@@ -40,15 +40,14 @@ class InertRewardTerm(TableRule):
 
     ## How it is measured
     A function varies within a group if max - min is above 0, or if some rows have it and others do not (null).
-    `inert_variance_share` is what the inert functions have of the squared deviations of all functions from
-    their means over the step; `reward_variance_share` is what the reward has within its groups of its own: the share
-    that can reach the gradient. That a function which depends on the response agrees in every group by chance must have
-    a probability of 2^-20: one in (n + 1) / 2 for each group of n rows (a success whose chance is any between 0 and 1),
-    and one in two at least, so that 20 pairs are needed, or ten groups of eight. From 2^-8 on it is information: what
-    these groups show, and how likely chance is. Beyond that, a warning where the inert functions have a tenth of the
-    variance or more, else information. Functions of weight 0 are left out.
-    Estimators without a group baseline, pass@k, and steps that are compared as one batch are not looked at, since
-    there the term does not cancel; neither is a single group.
+    `inert_variance_share` is what the inert functions have of the squared deviations of all functions from their means
+    over the step; `reward_variance_share` is what the reward has within its groups of its own: the share that can reach
+    the gradient. That a function which depends on the response agrees in every group by chance must have a probability
+    of 2^-20: one in (n + 1) / 2 for each group of n rows (a success whose chance is any between 0 and 1), and one in
+    two at least, so that 20 pairs are needed, or ten groups of eight. From 2^-8 on it is information: what these groups
+    show, and how likely chance is. Beyond that, a warning where the inert functions have a tenth of the variance or
+    more, else information. Functions of weight 0 are left out. Estimators without a group baseline, pass@k, and steps
+    that are compared as one batch are not looked at, since there the term does not cancel; neither is a single group.
 
     ## What to do
     Make the term depend on the response, apply it after the baseline, or drop it.

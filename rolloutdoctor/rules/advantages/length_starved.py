@@ -32,7 +32,7 @@ class LengthStarved(TableRule):
     `lag` is the newest version of a step less that of the response. `lag_length_correlation` is that of the ranks of
     lag and length within steps; `bound` the largest lag of the run. `long_at_bound` is the share of the longest fifth
     of a step that is at the bound, `short_at_bound` that of the shortest. `dropped` are responses without a trained
-    token of groups older than any response that is trained, those aside that were cut off (`status`), are as long as
+    token of groups older than any response that is trained, except those that were cut off (`status`), are as long as
     any of the run, or belong to a group of equal rewards: what a filter of such groups or a bound on the ratio drops
     may be long and old as well.
 

@@ -42,7 +42,7 @@ class RewardFromToolText(TableRule):
     at 99.9 % confidence, and more than of those in which the answer stands nowhere; information for three or more.
     It is information, too, where no response is rewarded for an answer that the model wrote: then the reward is the
     verdict of the environment.
-    Exposed: an answer in a third language, or in digits for words, looks the same.
+    Exposed: an answer in another language, or in digits instead of words, looks the same.
 
     ## What to do
     Score the tokens of the response mask alone, or the last message of the model.

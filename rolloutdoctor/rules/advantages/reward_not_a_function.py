@@ -33,17 +33,17 @@ class RewardNotAFunction(TableRule):
     responses to one prompt in other groups and steps.
 
     ## Why it matters
-    A group baseline turns a difference between equal responses into advantages of opposite sign: noise that no
-    response earned. It comes of a judge model that samples, a verifier that runs into a time limit, a random test, or
-    rewards joined to the wrong rows.
+    A group baseline turns a difference between equal responses into advantages of opposite sign: noise that no response
+    earned. It comes from a judge model that samples, a verifier that runs into a time limit, a random test, or rewards
+    joined to the wrong rows.
 
     ## How it is measured
-    `differing` are copies in a group whose reward is another than that of the copy before by more than 1 % of the
-    function's range. `noise_share` is the mean squared difference of copies over that of two responses of their
-    groups: 0 for a function of the response, 1 where equal responses agree no better than different ones. `elsewhere`
-    is about equal responses to the prompt in other groups and steps, where a reward whose weights follow a schedule,
-    one relative to its group, or another reference answer differs by design. The measures are those of the function
-    with most differing copies. Responses that are a part of a trajectory are left out. Of a run with more than 65,536
+    `differing` are copies in a group whose reward differs from that of the previous copy by more than 1 % of the
+    function's range. `noise_share` is the mean squared difference of copies over that of two responses of their groups:
+    0 for a function of the response, 1 where equal responses agree no better than different ones. `elsewhere` is about
+    equal responses to the prompt in other groups and steps, where a reward whose weights follow a schedule, one
+    relative to its group, or another reference answer differs by design. The measures are those of the function with
+    most differing copies. Responses that are a part of a trajectory are left out. Of a run with more than 65,536
     different responses, so many are followed across groups and steps, chosen by their hash.
 
     A penalty for length, for truncation or for format is a function of the response, and never differs. Information,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KlBlowUp(NumbersRule):
-    """The KL from the reference reached nats, without a reward that rose for it.
+    """The KL from the reference rose above a nat per token, and the reward did not rise with it.
 
     ## What it does
     Compares the logged KL at the end with that at the start, and the reward beside it.

@@ -20,7 +20,7 @@ _READ = ("truncated_share", "response_length_min", "response_length_max", "respo
 
 @dataclass(frozen=True)
 class AllTruncated(TableRule):
-    """Every response is cut off at the largest length: nothing is ever finished, and seldom rewarded.
+    """Every response is cut off at the length limit: none is finished, and few are rewarded.
 
     ## What it does
     Looks at how responses ended: in the rows (`status`), else in the trainer's log, for which no rollouts are needed.

@@ -62,17 +62,17 @@ class DuplicateResponses(TableRule):
     trainer's) over trained tokens, so masked tool output does not count. Copies whose sum is below minus 30, less the
     logarithm of the number of pairs that were compared, have a chance below 1e-13 in the whole run; so have several
     copies of likelier ones, down to half as many nats, where their number has (Chernoff's bound, at no more than that
-    chance for each pair). Where every response is likelier than that, the rule is skipped. If every group has
-    a single response, temperature 0 looks the same, and the finding is a warning; if groups have several, sampling was
-    on, and it is an error. Copies with larger chances are information from a quarter of the rows on. Across steps 256
-    responses, chosen by their hash, are followed; one that recurs with the same `rollout_log_probs` is the same
-    sample, trained on again (a replay buffer, or several updates for one generation), and information.
-    Prefixes of 32, 64 and so on up to 2,048 tokens are compared, too: two different responses of one prompt that share
-    one whose trained tokens have more than 50 nats did not come by it by chance (1e-13 for 10^8 pairs). Engines with
-    one seed part where their rounding differs; so does temperature 0, and a sampler that branches responses on purpose
-    looks the same: a warning. A policy that has collapsed, and short or certain beginnings, have fewer nats; a
-    beginning that groups of different prompts share was forced (`RDI006`). Of prefixes of 128 tokens 64 are followed
-    across steps; with the same log-probs they are one sample.
+    chance for each pair). Where every response is likelier than that, the rule is skipped. If every group has a single
+    response, temperature 0 looks the same, and the finding is a warning; if groups have several, sampling was on, and
+    it is an error. Copies with larger chances are information from a quarter of the rows on. Across steps 256
+    responses, chosen by their hash, are followed; one that recurs with the same `rollout_log_probs` is the same sample,
+    trained on again (a replay buffer, or several updates for one generation), and information. Prefixes of 32, 64 and
+    so on up to 2,048 tokens are compared, too: two different responses of one prompt that share one whose trained
+    tokens have more than 50 nats do not share it by chance (1e-13 for 10^8 pairs). Engines with one seed part where
+    their rounding differs; so does temperature 0, and a sampler that branches responses on purpose looks the same: a
+    warning. A policy that has collapsed, and short or certain beginnings, have fewer nats; a beginning that groups of
+    different prompts share was forced (`RDI006`). Of prefixes of 128 tokens 64 are followed across steps; with the same
+    log-probs they are one sample.
 
     `copies_expected` is what independent draws with the probabilities of these responses would give.
     `effective_group_size` counts the different responses of a group; `reward_variance_lost` is the share of the
