@@ -45,6 +45,7 @@ def test_reports_of_the_samples(name):
     assert (others[1], others[2]) == (ended, headlines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rewards", "options"),
     [

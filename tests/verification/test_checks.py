@@ -34,6 +34,7 @@ def test_a_function_that_weighs_trajectories_is_told_of_them():
         CASES.check(grpo, "miles@0.1.0:advantage_estimator=grpo")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "as_", "words"),
     [
