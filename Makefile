@@ -53,36 +53,36 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 bench: $(VENV)/.dev
-	$(BIN)/python tests/benchmarks/bench.py
+	$(BIN)/python tests/lab/benchmarks/bench.py
 
-# How often rules accuse clean runs, and how weak a fault they find: tests/calibration/results.md.
+# How often rules accuse clean runs, and how weak a fault they find: tests/lab/calibration/results.md.
 calibrate: $(VENV)/.dev
-	$(BIN)/python tests/calibration/power.py
+	$(BIN)/python tests/lab/calibration/power.py
 
-# Runs with a known fault and clean ones, made with the real trainers and kept in tests/labelled/runs/, and what `check`
-# says of each: tests/labelled/results.md. Some 25 minutes the first time, five after that.
+# Runs with a known fault and clean ones, made with the real trainers and kept in tests/lab/labelled/runs/, and what
+# `check` says of each: tests/lab/labelled/results.md. Some 25 minutes the first time, five after that.
 labelled: $(VENV)/.dev
-	$(BIN)/python tests/labelled --page --quiet
+	$(BIN)/python tests/lab/labelled --page --quiet
 
-# Real trainings with planted dynamics and without, checked by their logs alone: tests/dynamics/results.md. Some half an
-# hour the first time.
+# Real trainings with planted dynamics and without, checked by their logs alone: tests/lab/dynamics/results.md. Some
+# half an hour the first time.
 dynamics: $(VENV)/.dev
-	$(BIN)/python tests/dynamics --page
+	$(BIN)/python tests/lab/dynamics --page
 
-# What the newest releases on the package index changed since the ones that were read: tests/drift/results.md. Two
+# What the newest releases on the package index changed since the ones that were read: tests/lab/drift/results.md. Two
 # minutes; it ends with 1 where there is a release that was not read. WHEELS=FOLDER compares the wheels of a folder.
 drift: $(VENV)/.dev
-	$(BIN)/python tests/drift $(if $(WHEELS),--wheels $(WHEELS))
+	$(BIN)/python tests/lab/drift $(if $(WHEELS),--wheels $(WHEELS))
 
 # Results of a trainer's own functions of a release, stored: TRAINER=unsloth ZOO=2026.10.9, or TRAINER=openrlhf
 # RELEASE=0.11.2; from the index, or from the wheels of WHEELS=FOLDER.
 goldens: $(VENV)/.dev
 	$(BIN)/python tests/goldens/make.py $(TRAINER) $(or $(RELEASE),$(ZOO)) $(WHEELS)
 
-# Gradients by log-probs, by logits and by parameters over tiny trainings: tests/gradients/results.md. Some ten minutes
+# Gradients by log-probs, by logits and by parameters over tiny trainings: tests/lab/gradients/results.md. Some ten minutes
 # the first time.
 gradients: $(VENV)/.dev
-	$(BIN)/python tests/gradients --page
+	$(BIN)/python tests/lab/gradients --page
 
 # The pages as a site in site/, links and all.
 docs: $(VENV)/.dev
@@ -96,7 +96,7 @@ images: $(VENV)/.core
 
 # Broken trainings, their reports and pictures: docs/gallery.md. Two minutes.
 gallery: $(VENV)/.dev
-	$(BIN)/python tests/gallery.py
+	$(BIN)/python tests/lab/gallery.py
 
 # A new rule: its file, its test and its line in the table; see docs/contribute/rule.md.
 rule: $(VENV)/.dev

@@ -26,7 +26,7 @@ def parity() -> str:
 
 def labelled() -> list[str]:
     """Return what became of the runs with a planted fault, and of the clean runs beside them."""
-    text = results("labelled")
+    text = results("lab/labelled")
     head = cells(text, "runs")[: len(cells(text, "faults"))]
     of = dict(zip(head, map(int, cells(text, "faults")), strict=True))
     no_outcome = ("runs", "named first", "clean beside an unnamed cause")
@@ -41,7 +41,7 @@ def labelled() -> list[str]:
 
 def calibration() -> list[str]:
     """Return the false alarms over drawn clean runs and logs."""
-    text = results("calibration")
+    text = results("lab/calibration")
     alarms, runs, verdicts = re.findall(r"In all ([\d,]+) warnings and errors in ([\d,]+) runs and ([\d,]+)", text)[0]
     of_runs, _, of_logs = text.partition("## Logs without rollouts")
     logs = re.findall(r"^([\d,]+) synthetic logs", of_logs, re.MULTILINE)[0]

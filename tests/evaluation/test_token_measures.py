@@ -18,7 +18,7 @@ from rolloutdoctor.ops import segments as seg
 from rolloutdoctor.rules.table_rule import TableRule
 from rolloutdoctor.testing import random_batch, toy_batch
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).parents[1] / "lab" / "benchmarks"
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_a_naive_rule_costs_a_block_and_no_second_read(tmp_path):
         sys.path.remove(str(BENCHMARKS))
     tokens = write_run(tmp_path / "run.parquet", tokens=6_000_000, steps=2)
     code = MEMORY.replace("RULES + (", "list(RULES) + (")
-    paths = [str(tmp_path / "run.parquet"), str(BENCHMARKS), str(BENCHMARKS.parent)]
+    paths = [str(tmp_path / "run.parquet"), str(BENCHMARKS), str(BENCHMARKS.parents[1])]
 
     def peak(which):
         done = subprocess.run(

@@ -1,6 +1,7 @@
 """Make `logs.json`: logs of real small trainings of TRL, and of steps that verl's own functions computed.
 
-``PYTHONPATH=tests python tests/rules/data/make_logs.py``; slime's are those of `tests/parity/data/slime_runs.json`.
+``PYTHONPATH=tests:tests/lab python tests/rules/data/make_logs.py``; slime's are those of
+`tests/parity/data/slime_runs.json`.
 """
 
 import json

@@ -1,1 +1,0 @@
-"""Gradients of parameters beside those of log-probs and logits, step by step: tests/gradients/results.md."""
