@@ -24,7 +24,7 @@ class AdvantageMaskMismatch(TableRule):
     """Advantages of tokens do not fit the mask: 0 on trained tokens, or different ones in a row.
 
     ## What it does
-    For estimators with one advantage a row, looks at the logged advantages of its tokens: all trained tokens of a row
+    For estimators with one advantage per row, looks at the logged advantages of its tokens: all trained tokens of a row
     must have the same, and none of them 0 while the row has another advantage.
 
     ## Why it matters

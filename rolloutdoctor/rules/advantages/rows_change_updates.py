@@ -14,7 +14,7 @@ from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 @dataclass(frozen=True)
 class RowsChangeUpdates(TableRule):
-    """Steps with as many trajectories take more optimizer steps where these give more rows.
+    """Batches of equally many trajectories take more optimizer steps where these give more rows.
 
     ## What it does
     Where rows have a `trajectory_id` and an `optim_step_id`, compares the optimizer steps that generated batches with

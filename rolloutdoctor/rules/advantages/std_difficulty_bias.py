@@ -30,8 +30,8 @@ class StdDifficultyBias(TableRule):
 
     ## Why it matters
     A group with one right response of eight has a smaller standard deviation than one with four, so dividing by it
-    gives very hard and very easy prompts more weight. The division weighs it up by half, whether the one was luck or
-    not, so the objective is no longer the mean reward.
+    gives very hard and very easy prompts more weight. Here the division gives the former half as much weight again,
+    whether its one success was luck or not, so the objective is no longer the mean reward.
 
     ## How it is measured
     Rewards have to be right or wrong (0 and 1, or -1 and 1). `edge_mass_share` is the share of the absolute advantages

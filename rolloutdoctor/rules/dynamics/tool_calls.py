@@ -32,7 +32,7 @@ class ToolCalls(NumbersRule):
     ## What to do
     No calls: read responses of the first such step; look at the chat template and the parser of calls, and at rewards
     that are higher without a call. Failing calls: look at the service behind the tool at that step, and leave out what
-    was sampled since.
+    was sampled from then on.
 
     ## Example
     >>> from rolloutdoctor.testing import diagnose_log

@@ -10,7 +10,7 @@ from rolloutdoctor.rules.base import Context, Judgement
 
 @dataclass(frozen=True)
 class KlCountedTwice(DirectRule):
-    """The KL counts twice: in the reward and in the loss, or in the loss two times.
+    """The KL counts twice: in the reward and in the loss, or twice in the loss.
 
     ## What it does
     Where the options do not reproduce the logged advantages or losses, tries a KL penalty in the reward beside

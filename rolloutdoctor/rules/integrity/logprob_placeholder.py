@@ -31,7 +31,7 @@ class LogProbPlaceholder(TableRule):
 
     ## Why it matters
     Engines return no log-prob for tokens that were appended by hand, tokenized again or lost. Filled with 0.0, a token
-    of true log-prob -10.8 has a ratio that is off by 4.8e4: it takes its part out of the update, or a mean ratio over.
+    of true log-prob -10.8 has a ratio that is off by 4.8e4: it drops out of the update, or dominates a mean.
 
     ## How it is measured
     Only exact values count, on tokens whose two log-probs are 0.75 nats apart or more: engines return exactly 0.0 where

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TruncationHidden(TableRule):
-    """Responses that were cut off at the largest length count as finished.
+    """Responses that were cut off at the length limit count as finished.
 
     ## What it does
     Looks for rows at the largest length of the run that have a `status` of stop and no end-of-sequence token, and holds

@@ -22,7 +22,7 @@ from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 @dataclass(frozen=True)
 class LoggedAnomaly(TableRule):
-    """A logged number that is NaN or infinite, that cannot be (a negative entropy), or is out of all proportion.
+    """A logged number is NaN or infinite, impossible (a negative entropy), or out of all proportion.
 
     ## What it does
     Reads every logged metric of training steps; of one whose name is not known, whether it is a number. No rollouts are

@@ -42,11 +42,11 @@ class TruncatedSupport(TableRule):
     trainer's above the sampler's.
 
     ## Why it matters
-    An engine that samples only from the most likely tokens renormalizes their probabilities, so its log-probs are
-    larger than the trainer's. Its log-probs are larger by -log of that mass, the importance ratio is too small by as
-    much on every token, and a loss that is weighted or masked by it is too small, or gone: at top-p 0.8 upstream the
-    mean ratio was 0.896 and 52 % of the tokens were off by a tenth; after the cut was replayed in the trainer, 1.001
-    and 4 %. Tokens outside of the cut are never drawn, and their logits rise unseen.
+    An engine that samples only from the most likely tokens renormalizes their probabilities, so its log-probs exceed
+    the trainer's by -log of the kept mass. The log-ratio is too small by as much on every token, and a loss that
+    is weighted or masked by it is too small, or gone: at top-p 0.8 upstream the mean ratio was 0.896 and 52 % of the
+    tokens were off by a tenth; after the cut was replayed in the trainer, 1.001 and 4 %. Tokens outside of the cut are
+    never drawn, and their logits rise unseen.
 
     ## How it is measured
     On sampled tokens to which both models gave less than 0.9 (geometric mean). Found where at most a fourth of these
@@ -62,8 +62,8 @@ class TruncatedSupport(TableRule):
     the other tokens on both sides. Differences that are nearly the same size (95th percentile at most 2.5 medians) are
     those of top-p, else of top-k or min-p. Raw log-probs (vLLM's default) do not show a cut: see calibration at
     `temperature-mismatch`. A trainer that renormalises over the kept tokens, beside an engine that logs raw log-probs,
-    has the other sign: there the mean of exp(delta) has to be six standard errors above 1, which no policy can reach
-    on tokens that were drawn with the logged probabilities, and the mass is the mean of exp(-delta).
+    has the other sign: there the mean of exp(delta) has to be six standard errors above 1, which no policy can reach on
+    tokens that were drawn with the logged probabilities, and the mass is the mean of exp(-delta).
 
     ## What to do
     Sample from the full support (top_p 1, no top_k, no min_p), or score both on the same kept tokens.
