@@ -17,7 +17,7 @@ from trainer_pages import pages_without_text
 from rolloutdoctor.commands.explain import rules
 from rolloutdoctor.rules.table import FAMILIES, RULES
 
-INDEX = "What it finds"
+INDEX = "Rules, causes, fixes"
 """Entry of the menu that gets the pages, by family."""
 
 
