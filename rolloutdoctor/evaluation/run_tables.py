@@ -122,6 +122,14 @@ class RunTables:
         frames = (self.metrics, self.audit, self.steps, self.turns)
         return RunTables(rows, *(frame.filter(of_splits) for frame in frames))
 
+    def named(self, lines: pl.DataFrame) -> pl.DataFrame:
+        """Return lines of some rows, ``step, split, row``, with the names of these: `group_id` and `sample_id`."""
+        key = [*STEP_KEY, "row"]
+        names = [
+            rows.select(*key, "group_id", "sample_id").join(lines, on=key, how="semi") for rows in self.row_ranges()
+        ]
+        return lines.join(pl.concat(names), on=key, how="left", maintain_order="left")
+
     def row_ranges(self) -> Iterator[pl.DataFrame]:
         """Yield the rows of ranges of whole steps, one after another; those of one are in memory at a time."""
         yield from [self.rows] if self._stored is None else self._stored.frames()

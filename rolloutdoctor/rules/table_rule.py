@@ -31,7 +31,7 @@ class Measured:
     Attributes:
         table: its own table.
         values: name of a measure to its value over the whole run; None where it is not defined.
-        run: the tables of the run, as the rule sees them.
+        run: the tables of the run, as the rule sees them; `rows` are what `reduced` returned.
     """
 
     table: pl.DataFrame
@@ -208,8 +208,12 @@ class Rule(ABC, Generic[M]):
         """Return the measures over `table`: of the run, and of each step for the series."""
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame | None:
-        """Return the lines to look at, with their size in column `value`; None: the rule is about all rows."""
-        return None
+        """Return the lines to look at, with their size in column `value`; None: the rule is about all rows.
+
+        By default what `reduced` says of them: lines with a `value`.
+        """
+        is_reduced = type(self).reduced is not Rule.reduced
+        return table if is_reduced and "value" in table.columns else None
 
     def note(self, place: Mapping[str, Any]) -> str:
         """Say what is to be seen at a place, in a few words."""
@@ -225,7 +229,7 @@ class Rule(ABC, Generic[M]):
         if type(self).reduced is not Rule.reduced:
             seen = run.with_rows(self._reduced(run, context))
         table = self.table(seen, context)
-        return Measured(table, _values(table.select(**self._expressions())), run)
+        return Measured(table, _values(table.select(**self._expressions())), seen)
 
     def _reduced(self, run: RunTables, context: Context) -> pl.DataFrame:
         frames: list[pl.DataFrame] = []
@@ -334,15 +338,21 @@ def _one_after_another(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
     return frames[0] if len(frames) == 1 else pl.concat(frames, how="vertical_relaxed", rechunk=True)
 
 
-def with_places(sums: pl.DataFrame, places: pl.DataFrame, context: Context) -> pl.DataFrame:
-    """Return lines of sums, and after them the rows to look at, of which no column may have the name of a sum.
+def with_places(sums: pl.DataFrame, places: pl.DataFrame, context: Context, *by: str) -> pl.DataFrame:
+    """Return lines of sums, and after them the rows to look at, of which no other column may have the name of a sum.
 
     Of a run of many rows that is what remains: the largest of each step, by `value`, unless all of them are listed.
+
+    Args:
+        sums: the lines.
+        places: the rows.
+        context: says whether all are listed.
+        by: columns of both; the largest of each of their values are kept.
     """
     found = places.filter(pl.col("value") > 0, pl.col("value").is_not_nan())
     if not context.lists_places:
         found = found.sort(*STEP_KEY, "value", "row", descending=[False, False, True, False], maintain_order=True)
-        found = found.group_by(STEP_KEY, maintain_order=True).head(KEEP_EXAMPLES)
+        found = found.group_by(*STEP_KEY, *by, maintain_order=True).head(KEEP_EXAMPLES)
     return pl.concat([sums, found], how="diagonal").sort(STEP_KEY, maintain_order=True)
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import polars as pl
 import pytest
+from objectives import objective_of
 from polars.testing import assert_frame_equal
 
 from rolloutdoctor.evaluation.row_columns import ROW_COLUMNS
@@ -10,6 +11,9 @@ from rolloutdoctor.evaluation.run_tables import EMPTY_ROWS, STEP_KEY, RunTables
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.table import RULES
 from rolloutdoctor.rules.table_rule import Rule, with_places, with_sums
+
+OBJECTIVE = objective_of("trl", use_vllm=True, vllm_importance_sampling_mode="sequence_mask")
+"""It has bounds on the weights of sequences."""
 
 REDUCING = [rule for rule in RULES if type(rule).reduced is not Rule.reduced]
 
@@ -29,7 +33,8 @@ def rows_for(rule, *, seed=0, steps=6, size=96):
         "error": ["", "timeout"] * (count // 2),
     }
     frame = pl.DataFrame(names, schema=EMPTY_ROWS.schema)
-    for name in (*rule.reads, *rule.adds):
+    functions = ["rewards/a", "rewards/b"] if "rewards" in rule.reads else []
+    for name in (*(name for name in rule.reads if name != "rewards"), *functions, *rule.adds):
         kind = ROW_COLUMNS[name].dtype if name in ROW_COLUMNS else pl.Float64
         kind = pl.Boolean if name.startswith("is_") else kind
         frame = frame.with_columns(pl.Series(name, draw.integers(0, 6, count)).cast(kind))
@@ -38,12 +43,14 @@ def rows_for(rule, *, seed=0, steps=6, size=96):
         pl.lit(row - (row % 3 == 2)).alias(name) for name in frame.columns if name == "trajectory_id"
     )
     # All of these have rows of a size that is looked at.
-    return frame.with_columns(pl.col("^(near_tokens|unsure|trained_tokens)$") * 30)
+    return frame.with_columns(
+        pl.col("^(near_tokens|unsure|trained_tokens)$") * 30, pl.col("^(ngrams|prompt_tokens)$") * 60
+    )
 
 
 @pytest.mark.parametrize("rule", REDUCING, ids=lambda rule: rule.code)
 def test_steps_together_as_alone(rule):
-    rows, context = rows_for(rule), Context(frozenset())
+    rows, context = rows_for(rule), Context(frozenset(), objective=OBJECTIVE)
     steps = rows.select(STEP_KEY).unique(maintain_order=True)
     together = rule.thinned(rule.reduced(rows, context))
     alone = together.clear()

@@ -198,10 +198,6 @@ class AdvantageBlowUp(TableRule):
             "top_row_grad_share": (pl.max("top_share"), "share"),
         }
 
-    def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """The rows farthest beyond the bound."""
-        return table
-
     def note(self, place: Mapping[str, Any]) -> str:
         """Its advantage, and how far that is beyond."""
         if place["logged"] is None and place["undivided"] is not None:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import RunTables
+from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY
 from rolloutdoctor.objective.required_columns import advantage_columns, has_time_axis
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,8 +104,8 @@ class AdvantageMaskMismatch(TableRule):
         is_known = step.rows is not None and step.rows.advantage_N is not None
         return {"radius": step.advantage_radius() if is_known else None}
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each row: trained tokens of 0, with different values, and with 0 throughout."""
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Return sums over rows with trained tokens of 0, with different values, and with 0 throughout; and places."""
         low, high, zero, radius = (pl.col(name) for name in ("low", "high", "zero", "radius"))
         is_trained = pl.col("trained") > 0
         stated = pl.col("logged_advantage")
@@ -115,33 +115,36 @@ class AdvantageMaskMismatch(TableRule):
         spread, advantage = high - low, pl.col("advantage").abs()
         has_zero = is_trained & (zero > 0) & elsewhere
         is_dead = is_trained & (zero == pl.col("trained")) & ~has_zero & (advantage > radius) & advantage.is_not_nan()
-        return run.rows.drop_nulls(["trained", "radius"]).with_columns(
+        lines = rows.drop_nulls(["trained", "radius"]).with_columns(
             has_zero=has_zero, is_varying=is_trained & (spread > 2 * radius) & spread.is_not_nan(), is_dead=is_dead
         )
+        sums = lines.group_by(STEP_KEY, maintain_order=True).agg(
+            pl.sum("trained", "is_dead", "is_varying", "outside", "outside_mass", "mass"),
+            rows=(pl.col("has_zero") | pl.col("is_varying")).sum(),
+            zeros=zero.filter("has_zero").sum(),
+            dead_zeros=zero.filter("is_dead").sum(),
+            widest=spread.filter("is_varying").max(),
+        )
+        size = zero * pl.col("has_zero") + pl.col("is_varying")
+        return with_places(sums, lines.select(*NAMES, "zero", "low", "high", of="trained", value=size), context)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the numbers of rows and tokens."""
-        has_zero, varying = pl.col("has_zero"), pl.col("is_varying")
-        zeros = pl.col("zero").filter(has_zero).sum()
         return {
-            "rows": ((has_zero | varying).sum(), "rows"),
-            "zero_tokens": (zeros.cast(pl.Int64), "tokens"),
-            "zero_token_share": (zeros / pl.sum("trained"), "share"),
+            "rows": (pl.sum("rows"), "rows"),
+            "zero_tokens": (pl.sum("zeros").cast(pl.Int64), "tokens"),
+            "zero_token_share": (pl.sum("zeros") / pl.sum("trained"), "share"),
             "dead_rows": (pl.sum("is_dead"), "rows"),
-            "varying_rows": (varying.sum(), "rows"),
-            "largest_spread": ((pl.col("high") - pl.col("low")).filter(varying).max().fill_null(0.0), "advantage"),
+            "varying_rows": (pl.sum("is_varying"), "rows"),
+            "largest_spread": (pl.max("widest").fill_null(0.0), "advantage"),
             "outside_tokens": (pl.sum("outside").cast(pl.Int64), "tokens"),
             "outside_mass_share": (pl.sum("outside_mass") / pl.sum("mass"), "share"),
         }
 
-    def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """The rows with most trained tokens of 0, or the widest range."""
-        return table.with_columns(value=pl.col("zero") * pl.col("has_zero") + pl.col("is_varying"))
-
     def note(self, place: Mapping[str, Any]) -> str:
         """Name the number of tokens, and the range of their advantages."""
         return (
-            f"{int(place['zero'])} of {int(place['trained'])} trained tokens have an advantage of 0; they range from "
+            f"{int(place['zero'])} of {int(place['of'])} trained tokens have an advantage of 0; they range from "
             f"{place['low']:.4g} to {place['high']:.4g}"
         )
 
@@ -155,11 +158,11 @@ class AdvantageMaskMismatch(TableRule):
         """An error where trained tokens have another advantage than their row; outside of the mask information."""
         if self._is_by_token(context):
             return None
-        dead = run.table.filter("is_dead") if "advantages" in context.unexplained else run.table.clear()
-        rows = run.count("rows") + len(dead)
+        dead = run.table if "advantages" in context.unexplained else run.table.clear()
+        rows = run.count("rows") + int(dead["is_dead"].sum())
         if not rows:
             return self._outside(run)
-        zero = run.count("zero_tokens") + int(dead["zero"].sum())
+        zero = run.count("zero_tokens") + int(dead["dead_zeros"].sum())
         share = percent(zero / run.table.select(pl.sum("trained")).item())
         parts = []
         if zero:

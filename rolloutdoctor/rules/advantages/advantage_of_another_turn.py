@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY, RunTables
 from rolloutdoctor.objective.required_columns import advantage_columns
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, baseline_per_token, counted, percent
 from rolloutdoctor.rules.measures.step_advantages import PLACES, RELATIONS, TRAJECTORY, held_against, zero_places
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,34 +94,41 @@ class AdvantageOfAnotherTurn(TableRule):
         is_known = step.rows is not None and step.rows.advantage_N is not None
         return {"logged": step.logged_advantages(), "radius": step.advantage_radius() if is_known else None}
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each row of a trajectory of several; `moved` by the relation that explains most of them."""
-        rows = held_against(run.rows.filter(pl.col("trajectory_id") >= 0, pl.len().over(TRAJECTORY) > 1))
-        agree, move = ({name: pl.col(f"{name}/{what}") for name in RELATIONS} for what in ("agrees", "moves"))
-        rows = rows.with_columns(
-            **{
-                f"{name}/moves": move[name] & agree[name].all().over(STEP_KEY) & agree[name].is_not_null()
-                for name in RELATIONS
-            },
-            could_show=pl.any_horizontal(one.fill_null(value=False) for one in move.values()),
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Return sums over the rows of trajectories of several, and the rows that each relation moves."""
+        rows = held_against(rows.filter(pl.col("trajectory_id") >= 0, pl.len().over(TRAJECTORY) > 1))
+        is_own, could_show = pl.col("is_own").fill_null(value=False), pl.col("could_show")
+        sums = rows.group_by(STEP_KEY, maintain_order=True).agg(
+            could_show.sum(),
+            own_shown=(is_own & could_show).sum(),
+            same=(is_own & ~could_show).sum(),
+            rows=pl.len(),
+            known=pl.col("advantage").count(),
+            **{f"{name}/moved": pl.col(f"{name}/moves").sum() for name in RELATIONS},
+            **{f"{name}/of": pl.col("trajectory_id").filter(f"{name}/moves").n_unique() for name in RELATIONS},
         )
-        counts = {name: int(rows[f"{name}/moves"].sum() or 0) for name in RELATIONS}
+        size = pl.col("logged").abs()
+        places = [rows.filter(f"{name}/moves").select(*NAMES, relation=pl.lit(name), value=size) for name in RELATIONS]
+        return with_places(sums, pl.concat(places), context, "relation")
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """Choose the relation that explains most rows: how many these are, and where."""
+        counts = {name: int(run.rows[f"{name}/moved"].sum() or 0) for name in RELATIONS}
         best = max(counts, key=lambda name: counts[name])
-        return rows.with_columns(moved=pl.col(f"{best}/moves").fill_null(value=False), relation=pl.lit(best))
+        lines = run.rows.filter((pl.col("relation") == best).fill_null(value=True))
+        return lines.with_columns(
+            moved=pl.col(f"{best}/moved"), trajectories=pl.col(f"{best}/of"), relation=pl.lit(best)
+        )
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Rows with another's advantage, and those of which it could show."""
-        moved, could_show = pl.col("moved"), pl.col("could_show")
+        moved, could_show = pl.sum("moved"), pl.sum("could_show")
         return {
-            "moved_rows": (moved.sum(), "rows"),
-            "moved_share": (moved.sum() / could_show.sum(), "share"),
-            "rows_compared": (could_show.sum(), "rows"),
-            "trajectories": (pl.struct(TRAJECTORY).filter(moved).n_unique(), "trajectories"),
+            "moved_rows": (moved, "rows"),
+            "moved_share": (moved / could_show, "share"),
+            "rows_compared": (could_show, "rows"),
+            "trajectories": (pl.sum("trajectories"), "trajectories"),
         }
-
-    def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """The rows, those whose advantage is largest first."""
-        return table.filter("moved").with_columns(value=pl.col("logged").abs())
 
     def note(self, place: Mapping[str, Any]) -> str:
         """Whose advantage it has."""
@@ -131,15 +138,14 @@ class AdvantageOfAnotherTurn(TableRule):
         """One row for each trajectory, or one advantage."""
         if not len(run.table):
             return "every trajectory has one row"
-        is_same = pl.col("is_own") & ~pl.col("could_show")
-        return _SAME if run.table.select(is_same.fill_null(value=False).all()).item() else None
+        return _SAME if run.table["same"].sum() == run.table["rows"].sum() else None
 
     def unseen_reason(self, run: Measured, context: Context) -> Missing | None:
         """Advantages that are neither the rows' own nor those of another turn."""
-        tested = run.table.filter(pl.col("could_show"))
-        if len(tested) and tested["is_own"].fill_null(value=False).all():
+        tested, own, known = run.table.select(pl.sum("could_show", "own_shown", "known")).row(0)
+        if tested and own == tested:
             return None
-        if run.table["advantage"].null_count() == len(run.table):
+        if not known:
             return Missing("the advantages of the rows themselves are not recomputed", context.unstated)
         remedy = "give the options of the run with --set, or record the rewards of the turns"
         return Missing("the logged advantages are not those of these rows, nor of others of their trajectories", remedy)

@@ -147,10 +147,6 @@ class FloatResidue(TableRule):
             "denominator_share": (pl.when(pl.sum("rows_counted") > 0).then(share), "share"),
         }
 
-    def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """The rows with the largest residue."""
-        return table
-
     def note(self, place: Mapping[str, Any]) -> str:
         """The reward of its group, and its advantage."""
         return f"every reward is {place['reward']:.6g}, advantage {place['seen']:.3g}"

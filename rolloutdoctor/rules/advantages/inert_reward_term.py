@@ -92,11 +92,11 @@ class InertRewardTerm(TableRule):
             return dict.fromkeys(self.adds)
         return {"compared": step.compared_N}
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each step and reward function, with what the groups of the step are; see `_functions`."""
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Return one line for each step and reward function, with what the groups of the step are; see `_functions`."""
         compared, size = [*STEP_KEY, "compared"], pl.col("size")
         is_one = (pl.n_unique("compared") < 2) & (pl.n_unique("group") > 1)
-        rows = run.rows.drop_nulls("compared").filter(~is_one.over(STEP_KEY)).with_columns(size=pl.len().over(compared))
+        rows = rows.drop_nulls("compared").filter(~is_one.over(STEP_KEY)).with_columns(size=pl.len().over(compared))
         # How unlikely it is that the rows of a group agree by chance.
         bits = ((size + 1) / 2).log(2).clip(1) * (size > 1)
         reward = _finite("reward") - _finite("reward").min().over(compared)
@@ -111,9 +111,13 @@ class InertRewardTerm(TableRule):
             )
         )
         functions = self._functions(rows, context)
-        table = steps.join(functions, on=STEP_KEY, how="left", maintain_order="left_right").with_columns(
+        return steps.join(functions, on=STEP_KEY, how="left", maintain_order="left_right").with_columns(
             is_first=pl.int_range(pl.len()).over(STEP_KEY) == 0
         )
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """Add which functions are inert, and constant, in the run and in each step."""
+        table = run.rows
         varies, differs = pl.col("varies").any(), pl.col("high").max() > pl.col("low").min()
         for among, keys in (("run", ["function"]), ("step", ["function", *STEP_KEY])):
             table = table.with_columns(

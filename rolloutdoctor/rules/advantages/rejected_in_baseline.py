@@ -195,10 +195,6 @@ class RejectedInBaseline(TableRule):
             "cosine": (dot / (pl.sum("grad_sq").sqrt() * fixed_sq.sqrt()), "1"),
         }
 
-    def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """The unmasked rows whose advantage changes most."""
-        return table
-
     def note(self, place: Mapping[str, Any]) -> str:
         """Its advantage in both formulas."""
         return f"advantage {place['advantage']:.4g}, without fully masked responses {place['without']:.4g}"

@@ -8,10 +8,11 @@ import polars as pl
 
 from rolloutdoctor.data.answers import EQUAL, OTHER
 from rolloutdoctor.data.schema import STATED_ANSWER, TRUNCATED
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.ops.bounds import share_bound
 from rolloutdoctor.results.findings import Excluded, Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.measures.scored_answers import by_score, of_two_scores
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
@@ -79,53 +80,42 @@ class RewardContradictsAnswer(TableRule):
         """How stated and reference answer compare, as the texts were read."""
         return {"answer": step.batch.per_row.get(STATED_ANSWER)}
 
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Return how often each reward comes with each relation and form of an answer, and such responses."""
+        answer, is_cut = pl.col("answer").cast(pl.Int64), pl.col("status").str.to_lowercase().is_in(TRUNCATED)
+        form = answer // 4 % 16 + 16 * is_cut.fill_null(value=False)
+        return by_score(rows.drop_nulls("answer"), context, relation=answer % 4, form=form)
+
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each response whose answer was compared, with the reward function of right and wrong."""
-        value, answer = pl.col("value"), pl.col("answer").cast(pl.Int64)
-        low, high = pl.col("low"), pl.col("high")
-        equal, refused, paid = pl.col("relation") == EQUAL, pl.col("refused"), pl.col("paid")
-        functions = ["reward", *(name for name in run.rows.columns if name.startswith("rewards/"))]
-        index = [*STEP_KEY, "row", "group_id", "sample_id", "status", "answer"]
-        is_cut = pl.col("status").str.to_lowercase().is_in(TRUNCATED).fill_null(value=False)
+        """Choose the function that contradicts least; `equal` is null of answers that were not compared."""
+        relation, equal, rows = pl.col("relation"), pl.col("equal"), pl.col("rows")
+        refused, paid, ever = pl.col("refused"), pl.col("paid"), (equal & pl.col("paid")).any()
         lines = (
-            run.rows.unpivot(functions, index=index, variable_name="function")
-            .with_columns(value.cast(pl.Float64), pl.col("function").str.strip_prefix("rewards/"))
-            .filter(value.is_finite(), pl.col("answer").is_not_null())
-            .filter(pl.n_unique("value").over("function") <= 2)
-            .with_columns(low=value.min().over("function"), high=value.max().over("function"))
-            .with_columns(
-                relation=answer % 4,
-                form=answer // 4 % 16 + 16 * is_cut,
-                refused=(value == low) & ((low < high) | (value <= 0)),
-                paid=(value == high) & ((low < high) | (value > 0)),
-            )
-            .filter(equal | (pl.col("relation") == OTHER))
+            of_two_scores(run.rows)
+            .with_columns(equal=pl.when(relation.is_in([EQUAL, OTHER])).then(relation == EQUAL))
             .with_columns(contradicts=(equal & refused) | (~equal & paid))
-            .with_columns(share=pl.col("contradicts").mean().over("function"))
         )
-        chosen = lines.sort("share", maintain_order=True)["function"].head(1)
-        ever = (equal & paid).any()
-        return (
-            lines.filter(pl.col("function").is_in(chosen.implode()))
-            .with_columns(equal=equal, unexplained=equal & refused & (ever.over("form") | ~ever))
-            .drop("low", "high", "share", "relation")
-            .rename({"value": "scored"})
-        )
+        share = rows.filter("contradicts").sum() / rows.filter(equal.is_not_null()).sum()
+        known = lines.filter(equal.is_not_null()).with_columns(share=share.over("function"))
+        chosen = known.sort("share", maintain_order=True)["function"].head(1)
+        of_chosen = lines.filter(pl.col("function").is_in(chosen.implode()))
+        return of_chosen.with_columns(unexplained=equal & refused & (ever.over("form") | ~ever))
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the numbers of contradictions."""
-        equal, refused, paid = pl.col("equal"), pl.col("refused"), pl.col("paid")
+        equal, rows = pl.col("equal"), pl.col("rows")
         return {
-            "equal_unrewarded": ((equal & refused).sum(), "rows"),
-            "unexplained": (pl.sum("unexplained"), "rows"),
-            "equal": (equal.sum(), "rows"),
-            "other_rewarded": ((~equal & paid).sum(), "rows"),
-            "other": ((~equal).sum(), "rows"),
+            "equal_unrewarded": (rows.filter(equal, "refused").sum(), "rows"),
+            "unexplained": (rows.filter("unexplained").sum(), "rows"),
+            "equal": (rows.filter(equal).sum(), "rows"),
+            "other_rewarded": (rows.filter(~equal, "paid").sum(), "rows"),
+            "other": (rows.filter(~equal).sum(), "rows"),
         }
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """The responses, those that no format explains first."""
-        return table.filter("contradicts").with_columns(value=1.0 + (pl.col("unexplained") | ~pl.col("equal")))
+        is_first = pl.col("unexplained") | ~pl.col("equal")
+        return table.filter("contradicts").with_columns(value=pl.col("value") + is_first)
 
     def note(self, place: Mapping[str, Any]) -> str:
         """What contradicts what."""
@@ -134,7 +124,7 @@ class RewardContradictsAnswer(TableRule):
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Nothing to compare."""
-        if len(run.table):
+        if run.count("equal") + run.count("other"):
             return None
         return Missing(
             "no response with a reward of two values states an answer that can be compared with its ground_truth",
@@ -143,7 +133,8 @@ class RewardContradictsAnswer(TableRule):
 
     def excluded(self, run: Measured, context: Context) -> Excluded:
         """Bound the share of contradictions."""
-        found, seen = int(run.table["contradicts"].sum()), len(run.table)
+        found = run.count("equal_unrewarded") + run.count("other_rewarded")
+        seen = run.count("equal") + run.count("other")
         return Excluded(
             code=self.code,
             effect="a share of rewards that contradict the stated answer",
@@ -160,7 +151,8 @@ class RewardContradictsAnswer(TableRule):
         equal, other = run.count("equal"), run.count("other")
         refused, unexplained, paid = (run.count(name) for name in ("equal_unrewarded", "unexplained", "other_rewarded"))
         function = run.table["function"][0]
-        unstated, unstated_paid = _unstated(run.run.rows, function)
+        bare = run.table.filter(pl.col("form") % 8 == 0)
+        unstated, unstated_paid = (int(one["rows"].sum()) for one in (bare, bare.filter("paid", pl.col("scored") > 0)))
         if refused + paid < self.fewest and (unstated_paid < self.fewest or equal < self.fewest):
             return None
         is_refused = unexplained >= self.fewest and share_bound(unexplained, equal)[0] > self.share_from
@@ -170,18 +162,18 @@ class RewardContradictsAnswer(TableRule):
             told.append(f"{counted(refused, 'response')} of {equal:,} that state the reference answer are not rewarded")
         if paid:
             told.append(f"{counted(paid, 'response')} of {other:,} that state another number are rewarded")
-        bare = f"{counted(unstated_paid, 'response')} of {unstated:,} that state no answer in a known way are rewarded"
-        told = told if refused + paid >= self.fewest else [bare]
+        words = f"{counted(unstated_paid, 'response')} of {unstated:,} that state no answer in a known way are rewarded"
+        told = told if refused + paid >= self.fewest else [words]
         never = refused == equal and equal > 0
         explained = refused - unexplained
         return Judgement(
             severity=Severity.WARNING if is_refused or is_paid else Severity.INFO,
             confirmed=False,
             headline=" and ".join(told),
-            message=f"{function} contradicts {percent((refused + paid) / len(run.table))} of the answers"
+            message=f"{function} contradicts {percent((refused + paid) / (equal + other))} of the answers"
             + ("; no right answer is ever rewarded" if never else "")
             + (f"; {counted(explained, 'right answer')} stated in a way that is never rewarded" if explained else "")
-            + (f"; {bare}" if unstated_paid else ""),
+            + (f"; {words}" if unstated_paid else ""),
             evidence="texts of response and ground_truth; a demand of the verifier that the text does not show, or a "
             "tolerance, looks the same",
             advice=f"run {function} on the responses listed, and look at how it finds the answer"
@@ -192,13 +184,3 @@ class RewardContradictsAnswer(TableRule):
                 "unstated_rewarded": Measure(unstated_paid, "rows"),
             },
         )
-
-
-def _unstated(rows: pl.DataFrame, function: str) -> tuple[int, int]:
-    """Count the responses that state no answer in a known way, and those of them that have the higher reward."""
-    name = "reward" if function == "reward" else f"rewards/{function}"
-    known = rows.select(value=pl.col(name).cast(pl.Float64), answer=pl.col("answer").cast(pl.Int64)).drop_nulls()
-    value = pl.col("value")
-    is_paid = (value == value.max()) & (value > 0)
-    bare = known.filter(value.is_finite()).with_columns(is_paid=is_paid).filter(pl.col("answer") // 4 % 8 == 0)
-    return len(bare), int(bare["is_paid"].sum())

@@ -8,10 +8,11 @@ import polars as pl
 
 from rolloutdoctor.data.answers import IN_MODEL, IN_TOOL, NOWHERE
 from rolloutdoctor.data.schema import STATED_ANSWER
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.ops.bounds import share_bound
 from rolloutdoctor.results.findings import Excluded, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, percent
+from rolloutdoctor.rules.measures.scored_answers import by_score, of_two_scores
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
 if TYPE_CHECKING:
@@ -71,38 +72,31 @@ class RewardFromToolText(TableRule):
         """Where the reference answer stands, as the texts were read."""
         return {"answer": step.batch.per_row.get(STATED_ANSWER)}
 
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Return how often each reward comes with a reference answer at each place, and such responses."""
+        return by_score(rows, context, place=pl.col("answer").cast(pl.Int64) // 64)
+
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each response of several turns whose reference answer was looked for, with its reward."""
-        value, place = pl.col("scored"), pl.col("answer").cast(pl.Int64) // 64
-        functions = ["reward", *(name for name in run.rows.columns if name.startswith("rewards/"))]
-        index = [*STEP_KEY, "row", "group_id", "sample_id", "answer"]
-        lines = (
-            run.rows.unpivot(functions, index=index, variable_name="function", value_name="scored")
-            .with_columns(value.cast(pl.Float64), pl.col("function").str.strip_prefix("rewards/"), place=place)
-            .filter(value.is_finite(), pl.n_unique("scored").over("function") <= 2)
-            .with_columns(low=value.min().over("function"), high=value.max().over("function"))
-            .with_columns(paid=(value == pl.col("high")) & ((pl.col("low") < pl.col("high")) | (value > 0)))
-            .filter(pl.col("place") > 0)
-        )
-        paid_at = {at: pl.col("paid").filter(pl.col("place") == at).mean().fill_null(0) for at in (IN_MODEL, NOWHERE)}
-        told = (paid_at[IN_MODEL] - paid_at[NOWHERE]).over("function")
+        """Look at responses of several turns, and at the function that pays most for what the model wrote."""
+        lines = of_two_scores(run.rows).filter(pl.col("place") > 0)
+        told = (_paid_at(IN_MODEL).fill_nan(0) - _paid_at(NOWHERE).fill_nan(0)).over("function")
         chosen = lines.with_columns(told=told).sort("told", descending=True, maintain_order=True)["function"].head(1)
         return lines.filter(pl.col("function").is_in(chosen.implode()))
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the number of responses by where the answer stands, and of those rewarded."""
-        paid, place = pl.col("paid"), pl.col("place")
+        rows, in_tool = pl.col("rows"), pl.col("place") == IN_TOOL
         return {
-            "tool_only_rewarded": ((paid & (place == IN_TOOL)).sum(), "rows"),
-            "tool_only": ((place == IN_TOOL).sum(), "rows"),
-            "tool_only_rewarded_share": (paid.filter(place == IN_TOOL).mean(), "share"),
-            "nowhere_rewarded_share": (paid.filter(place == NOWHERE).mean(), "share"),
-            "in_model_rewarded_share": (paid.filter(place == IN_MODEL).mean(), "share"),
+            "tool_only_rewarded": (rows.filter(in_tool, "paid").sum(), "rows"),
+            "tool_only": (rows.filter(in_tool).sum(), "rows"),
+            "tool_only_rewarded_share": (_paid_at(IN_TOOL), "share"),
+            "nowhere_rewarded_share": (_paid_at(NOWHERE), "share"),
+            "in_model_rewarded_share": (_paid_at(IN_MODEL), "share"),
         }
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """The rewarded responses."""
-        return table.filter("paid", pl.col("place") == IN_TOOL).with_columns(value=pl.lit(1.0))
+        return table.filter("paid", pl.col("place") == IN_TOOL)
 
     def note(self, place: Mapping[str, Any]) -> str:
         """What is to be seen."""
@@ -150,3 +144,9 @@ class RewardFromToolText(TableRule):
             evidence="texts of response and ground_truth; the same answer without a common word looks the same",
             advice="score the tokens of the response mask alone, or the last message of the model",
         )
+
+
+def _paid_at(place: int) -> pl.Expr:
+    """The share of the responses with the answer at a place that are rewarded."""
+    rows = pl.col("rows").filter(pl.col("place") == place)
+    return (pl.col("rows") * pl.col("paid")).filter(pl.col("place") == place).sum() / rows.sum()

@@ -56,15 +56,19 @@ class RowsChangeUpdates(TableRule):
 
     warn_from: float = 1.5
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each step, beside that of fewest updates among those with as many trajectories."""
-        alike, rows = "trajectories", run.rows.filter(pl.col("trajectory_id") >= 0, pl.col("optim_step_id") >= 0)
-        steps = rows.group_by(STEP_KEY, maintain_order=True).agg(
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Return the numbers of trajectories, rows and updates of each step."""
+        known = rows.filter(pl.col("trajectory_id") >= 0, pl.col("optim_step_id") >= 0)
+        return known.group_by(STEP_KEY, maintain_order=True).agg(
             pl.first("sample_id"),
             trajectories=pl.n_unique("trajectory_id"),
             updates=pl.n_unique("optim_step_id"),
             rows=pl.len(),
         )
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each step, beside that of fewest updates among those with as many trajectories."""
+        alike, steps = "trajectories", run.rows
         # The rows of steps with so many updates, and whether all are more than those of steps with fewer.
         by_updates = steps.group_by(alike, "updates").agg(low=pl.min("rows"), high=pl.max("rows")).sort("updates")
         goes_by_rows = (pl.col("low") > pl.col("high").shift(1)).fill_null(value=True).all()

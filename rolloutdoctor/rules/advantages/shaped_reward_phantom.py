@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY, RunTables
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.parts import Part
 from rolloutdoctor.objective.required_columns import advantage_columns
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, scores
+from rolloutdoctor.rules.measures.function_groups import groups_by_function
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, scores, with_places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,41 +90,29 @@ class ShapedRewardPhantom(TableRule):
             return dict.fromkeys(self.adds)
         return {"compared": step.compared_N, "logged": step.logged_advantages()}
 
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Return sums over the groups for each function, and the shaped ones: it varies in none, the reward does."""
+        groups = groups_by_function(rows, scores(context))
+        is_shaped, is_failed, mass = pl.col("is_shaped"), pl.col("is_shaped") & pl.col("is_failed"), pl.col("mass")
+        sums = groups.group_by(*STEP_KEY, "function", maintain_order=True).agg(
+            pl.sum("mass"),
+            pl.col("is_binary", "is_logged").all(),
+            pl.min("low"),
+            pl.max("high"),
+            groups=(pl.col("size") > 1).sum(),
+            shaped=is_shaped.sum(),
+            failed=is_failed.sum(),
+            shaped_mass=mass.filter(is_shaped).sum(),
+            failed_mass=mass.filter(is_failed).sum(),
+            **{name: pl.col(name).filter(is_shaped).sum() for name in ("squares", "lengths", "products")},
+        )
+        names = [*NAMES, "function", "lowest", "highest"]
+        places = groups.filter("is_shaped", "is_grouped").select(*names, outcome="value", value="mass")
+        return with_places(sums, places, context, "function")
+
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each group and function; `is_shaped` if the function has no variance, and the reward has."""
-        group, value, length = [*STEP_KEY, "compared"], pl.col("value"), pl.col("tokens")
-        seen, finite = pl.coalesce("logged", "advantage"), value.filter(value.is_finite())
-        score, voting = scores(context).filter("in_baseline"), value.filter("in_baseline")
-        spread, noise = score.nan_max() - score.nan_min(), 4 * 2.0**-23 * score.abs().nan_max()
-        rows = run.rows.drop_nulls("compared").with_columns(
-            advantage=pl.when(seen.is_finite()).then(seen).otherwise(0.0),
-            apart=length - length.mean().over(group),
-            is_grouped=(pl.n_unique("compared") == pl.n_unique("group")).over(STEP_KEY),
-        )
-        advantage, apart = pl.col("advantage"), pl.col("apart")
-        functions = [name for name in rows.columns if name.startswith("rewards/")]
-        lines = (
-            rows.unpivot(functions, index=[*{*rows.columns} - {*functions}], variable_name="function")
-            .with_columns(value.cast(pl.Float64), pl.col("function").str.strip_prefix("rewards/"))
-            .group_by(*group, "function", maintain_order=True)
-            .agg(
-                pl.first("group_id", "sample_id", "is_grouped", "value"),
-                size=pl.len(),
-                is_logged=pl.col("logged").is_not_null().any(),
-                is_binary=value.is_in([0.0, 1.0]).fill_null(value=False).all(),
-                low=finite.min(),
-                high=finite.max(),
-                lowest=pl.col("reward").nan_min(),
-                highest=pl.col("reward").nan_max(),
-                is_shaped=(voting.nan_max() - voting.nan_min() == 0) & spread.is_finite() & (spread > noise),
-                is_failed=value.abs().sum() == 0,
-                mass=advantage.abs().sum(),
-                squares=(advantage**2).sum(),
-                lengths=(apart**2).sum(),
-                products=(advantage * apart).sum(),
-            )
-        )
-        function, varies = pl.col("function"), pl.col("high").max() > pl.col("low").min()
+        """Say which function is the outcome, in the run and in each step."""
+        lines, function, varies = run.rows, pl.col("function"), pl.col("high").max() > pl.col("low").min()
         for among, keys in (("run", ["split"]), ("step", STEP_KEY)):
             binary = pl.col(f"binary_in_{among}")
             lines = lines.with_columns(
@@ -143,22 +132,22 @@ class ShapedRewardPhantom(TableRule):
         """Return the number of groups, and their share of the log-prob gradient."""
         of_step = pl.col("step").n_unique() == 1
         outcome = pl.when(of_step).then("outcome_in_step").otherwise("outcome_in_run")
-        shaped = outcome & pl.col("is_shaped")
-        mass, squares, lengths, products = (
-            pl.col(name).filter(shaped).sum() for name in ("mass", "squares", "lengths", "products")
+        names = ("shaped", "groups", "failed", "shaped_mass", "mass", "squares", "lengths", "products")
+        shaped, groups, failed, mass, whole, squares, lengths, products = (
+            pl.col(name).filter(outcome).sum() for name in names
         )
         known = pl.when(outcome.any())
         return {
-            "groups": (known.then(shaped.sum()), "groups"),
-            "groups_share": (known.then(shaped.sum() / (outcome & (pl.col("size") > 1)).sum()), "share"),
-            "failed_groups": (known.then((shaped & pl.col("is_failed")).sum()), "groups"),
-            "advantage_mass_share": (mass / pl.col("mass").filter(outcome).sum(), "share"),
+            "groups": (known.then(shaped), "groups"),
+            "groups_share": (known.then(shaped / groups), "share"),
+            "failed_groups": (known.then(failed), "groups"),
+            "advantage_mass_share": (mass / whole, "share"),
             "length_correlation": (products / (squares.sqrt() * lengths.sqrt()), "1"),
         }
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """The groups with the largest advantages, of steps that are compared by group."""
-        return table.filter("outcome_in_step", "is_shaped", "is_grouped").with_columns(value="mass", outcome="value")
+        return table.filter("outcome_in_step").drop_nulls("value")
 
     def note(self, place: Mapping[str, Any]) -> str:
         """The outcome, and the range of the rewards."""
@@ -182,23 +171,23 @@ class ShapedRewardPhantom(TableRule):
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning from a quarter of the absolute advantage in groups of failures on, else information."""
         of_outcome = run.table.filter("outcome_in_run")
-        shaped = of_outcome.filter("is_shaped")
-        if not shaped["mass"].sum():
+        shaped, all_groups, mass, failed, whole = of_outcome.select(
+            pl.sum("shaped", "groups", "shaped_mass", "failed_mass", "mass")
+        ).row(0)
+        if not mass:
             return None
-        name, groups = shaped["function"][0], counted(len(shaped), "group")
+        name, groups = of_outcome["function"][0], counted(shaped, "group")
         share, slope = percent(run["advantage_mass_share"]), run["length_correlation"]
-        failed = pl.col("mass").filter("is_shaped", "is_failed").sum()
-        heavy = of_outcome.select(failed >= self.warn_above * pl.sum("mass")).item()
         direction = "" if slope is None else f"; longer responses {'gain' if slope > 0 else 'lose'} there"
         return Judgement(
-            severity=Severity.WARNING if heavy else Severity.INFO,
+            severity=Severity.WARNING if failed >= self.warn_above * whole else Severity.INFO,
             confirmed=bool(of_outcome["is_logged"].all()),
             headline=(
                 f"in {groups} all responses have the same {name}; the other rewards alone make {share} of all "
                 "abs(advantage)"
             ),
             message=(
-                f"in {groups} of {(of_outcome['size'] > 1).sum():,} all responses have the same {name} "
+                f"in {groups} of {all_groups:,} all responses have the same {name} "
                 f"({run.count('failed_groups'):,} with 0) but different rewards: shaping terms alone make {share} of "
                 f"all abs(advantage){direction}"
             ),

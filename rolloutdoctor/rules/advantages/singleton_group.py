@@ -116,10 +116,6 @@ class SingletonGroup(TableRule):
             "advantage_mass_share": (pl.sum("single_size") / pl.sum("live_size"), "share"),
         }
 
-    def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """The rows with the largest advantage."""
-        return table
-
     def note(self, place: Mapping[str, Any]) -> str:
         """Its score and advantage."""
         return f"score {place['score']:.4g}, advantage {place['advantage']:.4g}"

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from rolloutdoctor.data.schema import TRUNCATED
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY, RunTables
 from rolloutdoctor.ops.bounds import share_bound
 from rolloutdoctor.results.exact import ratio
 from rolloutdoctor.results.findings import Excluded, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.measures.pooled import pooled_error
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,45 +102,47 @@ class Repetition(TableRule):
                 found[name][long_n] = count_n
         return found
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each response of 128 trained tokens that was looked at."""
-        reward, steps = pl.col("reward"), pl.col("step").rank("dense")
-        share = pl.col("repeated") / pl.col("ngrams")
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Return sums over the responses of 128 trained tokens that were looked at, and those that repeat most."""
+        reward, share, loops = pl.col("reward"), pl.col("repeated") / pl.col("ngrams"), pl.col("loops")
         of_group = reward.filter(reward.is_finite()).mean().over(*STEP_KEY, "group")
-        return (
-            run.rows.with_columns(
-                above=pl.when(reward.is_finite() & pl.col("group").is_not_null()).then(reward - of_group)
-            )
-            .filter(pl.col("ngrams") >= self.least)
-            .with_columns(
-                share=share,
-                loops=share >= self.loops_from,
-                is_cut=pl.col("status").str.to_lowercase().is_in(TRUNCATED),
-                is_first=steps <= 0.25 * steps.max(),
-                is_last=steps > 0.75 * steps.max(),
-            )
+        is_compared = reward.is_finite() & pl.col("group").is_not_null()
+        lines = rows.with_columns(above=pl.when(is_compared).then(reward - of_group))
+        lines = lines.filter(pl.col("ngrams") >= self.least).with_columns(share=share, loops=share >= self.loops_from)
+        above, cut = pl.col("above").filter(loops), pl.col("status").str.to_lowercase().is_in(TRUNCATED).filter(loops)
+        sums = lines.group_by(STEP_KEY, maintain_order=True).agg(
+            pl.sum("repeated", "ngrams"),
+            responses=pl.len(),
+            looping=loops.sum(),
+            above=above.sum(),
+            compared=above.count(),
+            squares=((above - above.mean()) ** 2).sum(),
+            cut=cut.sum(),
+            told=cut.count(),
         )
+        return with_places(sums, lines.filter(loops).select(*NAMES, "share", of="ngrams", value="repeated"), context)
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """Say which steps are of the first and of the last quarter."""
+        steps = pl.col("step").rank("dense")
+        return run.rows.with_columns(is_first=steps <= 0.25 * steps.max(), is_last=steps > 0.75 * steps.max())
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the share of looping responses, and how they fared."""
-        loops, last = pl.col("loops"), pl.col("is_last")
+        looping, responses, last = pl.col("looping"), pl.col("responses"), pl.col("is_last")
         return {
-            "looping_share": (loops.mean(), "share"),
-            "looping": (loops.sum(), "rows"),
-            "responses": (pl.len(), "rows"),
-            "looping_share_last": (loops.filter(last).mean(), "share"),
+            "looping_share": (looping.sum() / responses.sum(), "share"),
+            "looping": (looping.sum(), "rows"),
+            "responses": (responses.sum(), "rows"),
+            "looping_share_last": (looping.filter(last).sum() / responses.filter(last).sum(), "share"),
             "repeated_share": (pl.sum("repeated") / pl.sum("ngrams"), "share"),
-            "reward_difference": (pl.col("above").filter(loops).mean(), "reward"),
-            "truncated_share": (pl.col("is_cut").filter(loops).mean(), "share"),
+            "reward_difference": (pl.sum("above") / pl.sum("compared"), "reward"),
+            "truncated_share": (pl.sum("cut") / pl.sum("told"), "share"),
         }
-
-    def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """Responses with most repeated 16-grams."""
-        return table.filter("loops").with_columns(value="repeated")
 
     def note(self, place: Mapping[str, Any]) -> str:
         """Their share."""
-        return f"{percent(place['share'])} of {place['ngrams']:,.0f} 16-grams occurred before"
+        return f"{percent(place['share'])} of {place['of']:,.0f} 16-grams occurred before"
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Short responses."""
@@ -151,7 +154,7 @@ class Repetition(TableRule):
 
     def excluded(self, run: Measured, context: Context) -> Excluded:
         """Bound the share of looping responses."""
-        found, seen = run.count("looping"), len(run.table)
+        found, seen = run.count("looping"), run.count("responses")
         return Excluded(
             code=self.code,
             effect="a share of looping responses",
@@ -168,16 +171,14 @@ class Repetition(TableRule):
         found, share, last = run.count("looping"), run["looping_share"] or 0.0, run["looping_share_last"] or 0.0
         if found < self.fewest_looping or share < self.info_above:
             return None
-        above = run.table.filter("loops")["above"].drop_nulls()
-        spread = above.std()
-        error = spread / sqrt(len(above)) if isinstance(spread, float) else 0.0
-        mean = run["reward_difference"] or 0.0
-        is_paid = len(above) >= self.fewest and mean > 0 and (error == 0 or (ratio(mean, error) or 0.0) >= self.errors)
+        mean, compared = run["reward_difference"] or 0.0, int(run.table["compared"].sum())
+        error = pooled_error(run.table, mean)
+        is_paid = compared >= self.fewest and mean > 0 and (error == 0 or (ratio(mean, error) or 0.0) >= self.errors)
         is_many = last >= self.warn_above and found >= self.fewest
         cut = run["truncated_share"]
         is_cut = (cut or 0.0) > self.cut_from
         is_fault = (is_paid or is_many) and (is_cut or self._grew(run.table))
-        told = [f"their reward is {number(mean)} from that of their groups"] if len(above) else []
+        told = [f"their reward is {number(mean)} from that of their groups"] if compared else []
         told += [f"{percent(cut)} of them are cut off"] if cut is not None else []
         advice = "read the responses listed; "
         if is_paid:
@@ -189,7 +190,7 @@ class Repetition(TableRule):
         return Judgement(
             severity=Severity.WARNING if is_fault else Severity.INFO,
             confirmed=is_cut or not is_fault,
-            headline=f"{percent(share)} of {counted(len(run.table), 'long response')} repeat themselves, "
+            headline=f"{percent(share)} of {counted(run.count('responses'), 'long response')} repeat themselves, "
             f"{percent(last)} in the last quarter of the steps" + (", and are rewarded for it" if is_paid else ""),
             message=f"in {counted(found, 'response')} half of the 16-grams or more occurred before; {'; '.join(told)}"
             if told
@@ -200,9 +201,10 @@ class Repetition(TableRule):
 
     def _grew(self, table: pl.DataFrame) -> bool:
         """Tell whether the last quarter of the steps has twice the looping share of the first, beyond chance."""
-        first, last = (table.filter(name)["loops"] for name in ("is_first", "is_last"))
-        if first.is_empty() or last.is_empty():
+        sums = pl.sum("looping", "responses")
+        (early, first), (late, last) = (table.filter(name).select(sums).row(0) for name in ("is_first", "is_last"))
+        if not first or not last:
             return False
-        before, now = (int(one.sum()) / len(one) for one in (first, last))
-        error = sqrt(before * (1 - before) / len(first) + now * (1 - now) / len(last))
-        return now >= 2 * before and now - before > self.errors * error
+        before, now = early / first, late / last
+        error = sqrt(before * (1 - before) / first + now * (1 - now) / last)
+        return bool(now >= 2 * before and now - before > self.errors * error)

@@ -138,20 +138,21 @@ class LossNearZero(TableRule):
         gap = abs(logged[name] - recomputed)
         return {"no_norm": no_norm, "gap": gap, "matched": gap <= step.radius(name, recomputed)}
 
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Return the loss of each step, its parts and its gradient."""
+        sums = pl.sum("loss", "policy_loss", "kl_loss", "expected_loss_at_ratio_one", "grad_l1")
+        signal = pl.col("has_signal").cast(pl.Boolean).any()
+        steps = rows.drop_nulls("loss").group_by(STEP_KEY, maintain_order=True)
+        return steps.agg(sums, grad_l2=pl.sum("grad_sq").sqrt(), has_signal=signal)
+
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step with a loss, recomputed or else `logged`."""
-        sums = pl.sum("loss", "policy_loss", "kl_loss", "expected_loss_at_ratio_one", "grad_l1")
-        rows = (
-            run.rows.drop_nulls("loss")
-            .group_by(STEP_KEY)
-            .agg(sums, grad_l2=pl.sum("grad_sq").sqrt(), has_signal=pl.col("has_signal").any())
-        )
         near, gradient = pl.col("loss").abs() < self.near_zero, pl.col("grad_l1")
         compared = run.by_step("no_norm", "gap", "matched").with_columns(pl.col("no_norm", "matched").cast(pl.Boolean))
         log = logged_losses(by_step(run, context, READ), context)
         return (
             compared.join(log, on=STEP_KEY, how="left", maintain_order="left")
-            .join(rows, on=STEP_KEY, how="left", maintain_order="left")
+            .join(run.rows, on=STEP_KEY, how="left", maintain_order="left")
             .filter(pl.col("loss").is_not_null() | pl.col("logged").is_not_null())
             .with_columns(
                 is_near=near.fill_null(value=False),

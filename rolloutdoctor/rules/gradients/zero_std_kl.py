@@ -217,10 +217,6 @@ class ZeroStdKl(TableRule):
             "grad_share_logits_l2_high": (pl.when(~is_exact).then(highest), "share"),
         }
 
-    def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """The zero-variance groups that have the largest gradient."""
-        return table
-
     def note(self, place: Mapping[str, Any]) -> str:
         """Their reward, and what they have of the gradient."""
         share = percent(place["value"] / max(place["of_step"], 1e-300))

@@ -116,12 +116,23 @@ class AllTruncated(TableRule):
         """The truncated share, where the rows do not say how they ended."""
         return () if "status" in context.columns else ("truncated_share",)
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each step that says how its responses ended: by its rows, or else in its log."""
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Return how the responses of each step ended, and whether rewards differ, where the rows say it."""
         status, reward, length = pl.col("status"), pl.col("reward"), pl.col("tokens").cast(pl.Float64)
-        share, least, most = pl.col("share"), pl.col("least"), pl.col("most")
         is_equal = (reward.is_finite().all() & (reward.min() == reward.max())) | (pl.len() == 1)
         is_free = pl.when(pl.col("group").is_not_null(), reward.is_not_null()).then(is_equal.over(*STEP_KEY, "group"))
+        steps = rows.with_columns(is_free=is_free).group_by(STEP_KEY, maintain_order=True)
+        return steps.agg(
+            share=status.str.to_lowercase().is_in(TRUNCATED).mean(),
+            least=length.min(),
+            most=length.max(),
+            is_told=(status.str.len_bytes() > 0).fill_null(value=False).all(),
+            is_free=pl.col("is_free").all(ignore_nulls=False),
+        ).filter("is_told")
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """One line for each step that says how its responses ended: by its rows, or else in its log."""
+        share, least, most = pl.col("share"), pl.col("least"), pl.col("most")
         lengths = {"least": "response_length_min", "most": "response_length_max", "mean": "response_length"}
         logged = by_step(run, context, _READ).select(
             *STEP_KEY, free=is_reward_free(context), share="truncated_share", **lengths
@@ -137,17 +148,7 @@ class AllTruncated(TableRule):
             pl.coalesce(name, pl.when(share == 1).then("mean")) for name in ("least", "most")
         )
         rows = (
-            run.rows.with_columns(is_free=is_free)
-            .group_by(STEP_KEY)
-            .agg(
-                share=status.str.to_lowercase().is_in(TRUNCATED).mean(),
-                least=length.min(),
-                most=length.max(),
-                is_told=(status.str.len_bytes() > 0).fill_null(value=False).all(),
-                is_free=pl.col("is_free").all(ignore_nulls=False),
-            )
-            .filter("is_told")
-            .join(logged.select(*STEP_KEY, "free"), on=STEP_KEY, how="left")
+            run.rows.join(logged.select(*STEP_KEY, "free"), on=STEP_KEY, how="left")
             # Rows without a token column have no lengths.
             .with_columns(least=pl.when(most > 0).then(least), free=pl.coalesce("free", "is_free"), is_whole=share == 1)
         )

@@ -105,10 +105,6 @@ class EosNotTrained(TableRule):
             "gradient_lost_share": (lost / (pl.sum("gradient") + lost), "share"),
         }
 
-    def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """The first rows in which it is masked."""
-        return table
-
     def note(self, place: Mapping[str, Any]) -> str:
         """The token."""
         return f"ends with token {place['end']}, which is masked"

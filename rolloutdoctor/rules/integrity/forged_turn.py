@@ -101,8 +101,7 @@ class ForgedTurn(TableRule):
         lines = turns.group_by(row, maintain_order=True).agg(
             pl.sum("forged", "after"), pl.max("header"), derived=pl.col("derived").any()
         )
-        names = run.rows.select(*row, "group_id", "sample_id")
-        return lines.join(names, on=row, how="left", maintain_order="left").with_columns(is_forged=pl.col("forged") > 0)
+        return run.named(lines).with_columns(is_forged=pl.col("forged") > 0)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Responses with a forged turn, these turns, and what is trained of them."""

@@ -94,8 +94,7 @@ class LostTurns(TableRule):
             turns=pl.len().over(of_all),
             is_last=pl.col("turn") == pl.max("turn").over(of_all),
         )
-        names = run.rows.select(*row, "group_id", "sample_id")
-        return lines.join(names, on=row, how="left", maintain_order="left")
+        return run.named(lines)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """The model's tokens in lost turns, and these turns."""

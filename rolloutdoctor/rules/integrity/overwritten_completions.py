@@ -58,6 +58,10 @@ class OverwrittenCompletions(TableRule):
         """Return the counts of the importer."""
         return frozenset(f"{IMPORT_METRICS}{name}" for name in COUNTS)
 
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Return the steps that have rows."""
+        return rows.select(STEP_KEY).unique(maintain_order=True)
+
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step with rows."""
         counts = {name: pl.col(f"{IMPORT_METRICS}{name}").fill_null(0).cast(pl.Int64) for name in COUNTS}

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from rolloutdoctor.data.schema import CONTEXT
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY
 from rolloutdoctor.ops.context_kinds import CONTINUED, FIRST, NEW, REWRITTEN
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, percent
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,52 +75,56 @@ class PrefixBroken(TableRule):
         """What each row is to those before it, as it was read."""
         return {name: step.batch.per_row.get(name) for name in self.adds}
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each row of a trajectory of several whose rows were compared."""
-        kind = pl.col(CONTEXT[0])
-        rows = run.rows.filter(pl.col("trajectory_id") >= 0, pl.len().over(TRAJECTORY) > 1)
-        return rows.filter(kind >= FIRST).with_columns(
-            rewritten=kind == REWRITTEN,
-            new=kind == NEW,
-            continued=kind == CONTINUED,
-            broken=kind.is_in([REWRITTEN, NEW]),
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Return sums over the rows of trajectories of several, and the rows that train most in another context."""
+        kind, trained = pl.col(CONTEXT[0]), pl.col("trained_tokens")
+        rows = rows.filter(pl.col("trajectory_id") >= 0, pl.len().over(TRAJECTORY) > 1)
+        is_compared, rewritten, broken = kind >= FIRST, kind == REWRITTEN, (kind == REWRITTEN) | (kind == NEW)
+        sums = rows.group_by(STEP_KEY, maintain_order=True).agg(
+            several=pl.len(),
+            compared=is_compared.sum(),
+            trained=trained.filter(is_compared).sum(),
+            trained_broken=trained.filter(broken).sum(),
+            rewritten=rewritten.sum(),
+            new=(kind == NEW).sum(),
+            continued=(kind == CONTINUED).sum(),
+            kept=pl.col(CONTEXT[1]).filter(rewritten).sum(),
+            of=pl.col(CONTEXT[2]).filter(rewritten).sum(),
+            trajectories=pl.col("trajectory_id").filter(broken).n_unique(),
         )
+        places = rows.filter(broken).select(*NAMES, *CONTEXT, value=trained.cast(pl.Float64))
+        return with_places(sums, places, context)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Trained tokens in such rows, and what became of the contexts."""
-        broken, rewritten = pl.col("broken"), pl.col("rewritten")
-        kept, of = (pl.col(name).filter(rewritten).sum() for name in CONTEXT[1:])
+        kept, of = pl.sum("kept"), pl.sum("of")
         return {
-            "broken_share": (pl.col("trained_tokens").filter(broken).sum() / pl.sum("trained_tokens"), "share"),
-            "broken_rows": (broken.sum(), "rows"),
-            "rewritten_rows": (rewritten.sum(), "rows"),
+            "broken_share": (pl.sum("trained_broken") / pl.sum("trained"), "share"),
+            "broken_rows": (pl.sum("rewritten") + pl.sum("new"), "rows"),
+            "rewritten_rows": (pl.sum("rewritten"), "rows"),
             "new_rows": (pl.sum("new"), "rows"),
             "continued_rows": (pl.sum("continued"), "rows"),
             "kept_share": (pl.when(of > 0).then(kept / of), "share"),
-            "trajectories": (pl.struct(TRAJECTORY).filter(broken).n_unique(), "trajectories"),
+            "trajectories": (pl.sum("trajectories"), "trajectories"),
         }
-
-    def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """The rows that train most."""
-        return table.filter("broken").with_columns(value="trained_tokens")
 
     def note(self, place: Mapping[str, Any]) -> str:
         """What became of the context."""
-        if place["new"]:
+        if place[CONTEXT[0]] == NEW:
             return "its prompt begins with that of no earlier row of the trajectory"
         kept, of = (int(place[name]) for name in CONTEXT[1:])
         return f"goes on from an earlier prompt with the first {kept:,} of {counted(of, 'token')} that the policy wrote"
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Rows that were not read together, or whose ids are not known."""
-        several = run.run.rows.filter(pl.col("trajectory_id") >= 0, pl.len().over(TRAJECTORY) > 1)
-        if len(run.table) or not len(several):
+        several, compared = run.table.select(pl.sum("several", "compared")).row(0)
+        if compared or not several:
             return None
         return Missing("the rows of no trajectory were read together", "write rows of a trajectory one after another")
 
     def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """One row for each trajectory."""
-        return None if len(run.table) else "every trajectory has one row"
+        return None if run.table["compared"].sum() else "every trajectory has one row"
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """Information: whether it is meant, the agent's design says."""
@@ -142,7 +146,7 @@ class PrefixBroken(TableRule):
                 f"{percent(run['broken_share'])} of what trajectories of several rows train stands in rows whose "
                 "context does not begin with an earlier one"
             ),
-            message=f"of {counted(len(run.table), 'row')}, " + ", and ".join(parts),
+            message=f"of {counted(int(run.table['compared'].sum()), 'row')}, " + ", and ".join(parts),
             evidence="the token ids of the rows of each trajectory",
             advice=("keep it if contexts are managed on purpose; else pass on the ids of the engine, not the text"),
         )

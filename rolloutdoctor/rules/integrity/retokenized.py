@@ -148,10 +148,6 @@ class Retokenized(TableRule):
             **{name: (median, "nats") for name, median in medians.items()},
         }
 
-    def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """Rows with most turns."""
-        return table
-
     def note(self, place: Mapping[str, Any]) -> str:
         """Name the number of turns."""
         return f"{int(place['value']):,} turns behind its first"

@@ -143,8 +143,7 @@ class RewardRowMisaligned(DirectRule):
             .agg(**of_name)
             .with_columns(pl.col("row").cast(pl.Int64), value=pl.col("worst"))
         )
-        rows = run.rows.select(*STEP_KEY, "row", "group_id", "sample_id")
-        return self.with_audit(lines.join(rows, on=[*STEP_KEY, "row"], how="left", maintain_order="left"), run)
+        return self.with_audit(run.named(lines), run)
 
     def shown(self, place: Mapping[str, Any]) -> str:
         """The relation that a row breaks."""

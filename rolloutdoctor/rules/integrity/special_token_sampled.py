@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from rolloutdoctor.data.schema import PLACEHOLDER
-from rolloutdoctor.evaluation.run_tables import RunTables
+from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY, RunTables
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, counted, percent
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,34 +86,39 @@ class SpecialTokenSampled(TableRule):
         starts_T[1:] &= ~is_there_T[:-1]
         return {"placeholder": id_n, "placeholders": block.row_sum(is_there_T), "runs": block.row_sum(starts_T)}
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each response to a prompt with a placeholder."""
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Return the responses of each step by the placeholder of their prompt, and those with most of these tokens."""
         found, runs, own = pl.col("placeholders"), pl.col("runs"), "placeholder"
         sampled = pl.when((found > 0) & (found < self.image * runs)).then(found).otherwise(0.0)
-        has_it, rows = (pl.col("sampled") > 0).sum().over(own), pl.len().over(own)
-        is_ordinary = (has_it > self.ordinary * rows) & (has_it >= self.fewest)
-        return (
-            run.rows.with_columns(sampled=sampled)
-            .with_columns(is_text=is_ordinary | (rows < self.images_from * pl.len()))
-            .filter(pl.col(own) >= 0)
-            .with_columns(value=pl.when(~pl.col("is_text")).then("sampled").otherwise(0.0))
+        lines = rows.select(*NAMES, own, value=sampled)
+        sums = lines.group_by(*STEP_KEY, own, maintain_order=True).agg(
+            responses=pl.len(), having=(pl.col("value") > 0).sum(), sampled=pl.sum("value")
         )
+        return with_places(sums, lines, context, own)
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """Leave out responses to prompts without a placeholder, and say which are ordinary tokens."""
+        own = "placeholder"
+        having, responses = pl.sum("having").over(own), pl.sum("responses").over(own)
+        is_ordinary = (having > self.ordinary * responses) & (having >= self.fewest)
+        is_text = is_ordinary | (responses < self.images_from * pl.sum("responses"))
+        return run.rows.with_columns(is_text=is_text).filter(pl.col(own) >= 0)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the number of such tokens."""
         return {
-            "sampled_tokens": (pl.sum("value"), "tokens"),
-            "rows": ((pl.col("value") > 0).sum(), "rows"),
-            "responses": (pl.len(), "rows"),
+            "sampled_tokens": (pl.col("sampled").filter(~pl.col("is_text")).sum(), "tokens"),
+            "rows": (pl.col("having").filter(~pl.col("is_text")).sum(), "rows"),
+            "responses": (pl.sum("responses"), "rows"),
         }
 
     def places(self, table: pl.DataFrame) -> pl.DataFrame:
         """Responses with most of them."""
-        return table
+        return table.filter(~pl.col("is_text"))
 
     def note(self, place: Mapping[str, Any]) -> str:
         """Name the id."""
-        return f"{counted(place['sampled'], 'token')} with the id {place['placeholder']:.0f}"
+        return f"{counted(place['value'], 'token')} with the id {place['placeholder']:.0f}"
 
     def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """No prompt with an image."""
@@ -128,7 +133,7 @@ class SpecialTokenSampled(TableRule):
         tokens, rows = run.count("sampled_tokens"), run.count("rows")
         if not tokens:
             return None
-        ids = run.table.filter(pl.col("value") > 0)["placeholder"].unique().sort().to_list()
+        ids = run.table.filter(~pl.col("is_text"), pl.col("having") > 0)["placeholder"].unique().sort().to_list()
         named = ", ".join(f"{one:.0f}" for one in ids)
         return Judgement(
             severity=Severity.WARNING if tokens >= self.warned else Severity.INFO,

@@ -162,10 +162,6 @@ class TruncationHidden(TableRule):
             "steps_below": (pl.when(compared > 0).then(below), "steps"),
         }
 
-    def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """Rows at the largest length of their step."""
-        return table
-
     def note(self, place: Mapping[str, Any]) -> str:
         """Name the length of the response."""
         return f"{place['tokens']:,} tokens, status {place['status']}, and no end of sequence"

@@ -152,10 +152,6 @@ class TurnBoundary(TableRule):
             "separator_id": (pl.col("next").filter(is_known).first().cast(pl.Int64), "id"),
         }
 
-    def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """Rows with most turns that end so."""
-        return table
-
     def note(self, place: Mapping[str, Any]) -> str:
         """What is missing."""
         return f"{int(place['value'])} of {int(place['of'])} turns end without id {int(place['after'])}"

@@ -147,10 +147,6 @@ class VersionStamps(TableRule):
             "trainer_move": (pl.first("moved"), "nats"),
         }
 
-    def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """Rows that contradict themselves, then those from after their step."""
-        return table
-
     def note(self, place: Mapping[str, Any]) -> str:
         """The stamps."""
         return f"versions {place['policy_version_min']} to {place['policy_version_max']}"

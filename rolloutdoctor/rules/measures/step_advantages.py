@@ -58,9 +58,10 @@ def zero_places(block: "TokenBlock") -> "dict[str, Tensor]":
 
 
 def held_against(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add to rows, in their order, for every relation whether it moves the row's advantage, and whether it agrees.
+    """Add to rows, in their order, for every relation whether it moves the row's advantage, and could have done so.
 
-    ``NAME/moves`` and ``NAME/agrees`` are null where the relation leads to no row, or nothing was logged.
+    ``NAME/moves`` is true of steps of which every logged advantage is that of the relation; it is null where it leads
+    to no row, or nothing was logged.
     """
     advantage, radius, is_end = pl.col("advantage"), pl.col("radius"), pl.col("row") == pl.max("row").over(TRAJECTORY)
     others: Mapping[str, pl.Expr] = {
@@ -78,7 +79,13 @@ def held_against(rows: pl.DataFrame) -> pl.DataFrame:
         found[f"{name}/agrees"] = pl.when(is_known).then((pl.col("logged") - its).abs() <= within)
     own = (pl.col("logged") - advantage).abs() <= 2 * radius
     is_told = pl.col("logged").is_finite() & advantage.is_finite()
-    return rows.with_columns(**found, **_copied(is_end), is_own=pl.when(is_told).then(own))
+    rows = rows.with_columns(**found, **_copied(is_end), is_own=pl.when(is_told).then(own))
+    agree, move = ({name: pl.col(f"{name}/{what}") for name in RELATIONS} for what in ("agrees", "moves"))
+    explains = {name: agree[name].all().over(STEP_KEY) & agree[name].is_not_null() for name in RELATIONS}
+    return rows.with_columns(
+        **{f"{name}/moves": move[name] & explains[name] for name in RELATIONS},
+        could_show=pl.any_horizontal(one.fill_null(value=False) for one in move.values()),
+    )
 
 
 def _copied(is_end: pl.Expr) -> dict[str, pl.Expr]:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY, RunTables
 from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import MIXED_SPLITS, Context, Judgement, Missing, counted
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_places
 from rolloutdoctor.search.hypotheses.fixes import choose
 
 if TYPE_CHECKING:
@@ -71,32 +71,31 @@ class EvalGroupOfOne(TableRule):
             return {"flagged": None}
         return {"flagged": step.flagged_rows(objective.advantage.scale)}
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each evaluation row; `is_flagged` where all of the step are single and the log says so."""
-        single = pl.len().over(*STEP_KEY, "group") == 1
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Return the numbers of evaluation rows of each step, and single rows, masked ones first."""
+        single, flagged = pl.len().over(*STEP_KEY, "group") == 1, pl.col("flagged").cast(pl.Boolean)
         masked = single & (pl.col("trained_tokens") == 0) & (pl.col("tokens") > 0)
+        lines = rows.with_columns(single=single, masked=masked.fill_null(value=False), proposed=single & flagged)
+        sums = lines.group_by(STEP_KEY, maintain_order=True).agg(pl.sum("single", "masked", "proposed"), rows=pl.len())
+        places = lines.filter("single").select(*NAMES, value=1.0 + pl.col("masked"))
+        return with_places(sums, places, context)
+
+    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
+        """Add which steps are flagged: all rows are single and the log says so."""
         rows = run.rows.join(run.by_step(_FLAGGED), on=STEP_KEY, how="left", maintain_order="left")
-        return rows.with_columns(
-            single=single,
-            masked=masked.fill_null(value=False),
-            is_flagged=single.all().over(STEP_KEY) & (pl.col(_FLAGGED) == 1),
-        )
+        return rows.with_columns(is_flagged=(pl.col("single") == pl.col("rows")) & (pl.col(_FLAGGED) == 1))
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the number of rows, and of those that are fully masked."""
         return {
             "rows": (pl.sum("single"), "rows"),
             "masked_rows": (pl.sum("masked"), "rows"),
-            "rows_masked_by_pr5640": ((pl.col("single") & pl.col("flagged").cast(pl.Boolean)).sum(), "rows"),
+            "rows_masked_by_pr5640": (pl.sum("proposed"), "rows"),
         }
-
-    def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """Masked rows first."""
-        return table.filter("single").with_columns(value=pl.col("masked") + 1)
 
     def note(self, place: Mapping[str, Any]) -> str:
         """Name the kind of row."""
-        return "no trained token" if place["masked"] else "alone in its group"
+        return "no trained token" if place["value"] > 1 else "alone in its group"
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Rows of which some may be of an evaluation."""
@@ -109,9 +108,10 @@ class EvalGroupOfOne(TableRule):
     def judge(self, run: Measured, context: Context) -> Judgement | None:
         """A warning if such rows are fully masked, else information."""
         rows, masked, proposed_rows = (run.count(name) for name in run.values)
+        every = counted(int(run.table["rows"].sum()), "eval row")
         if not rows:
             return None
-        flagged = run.table.filter("is_flagged").select(STEP_KEY).unique().height
+        flagged = int(run.table["is_flagged"].sum())
         evidence = "the recorded masks" if masked else "no logged value shows the effect"
         if flagged:
             evidence = f"frac_reward_zero_std is logged as 1 in {counted(flagged, 'evaluation')}" + (
@@ -127,8 +127,7 @@ class EvalGroupOfOne(TableRule):
             headline=f"{counted(rows, 'eval row')} are alone in their group, {masked:,} of them fully masked"
             + (f"; masking by std as in PR 5640 would blank {proposed_rows:,}" if proposed_rows > masked else ""),
             message=(
-                f"{rows:,} of {counted(len(run.table), 'eval row')} are alone in their group, so their reward std is "
-                f"0 by construction{proposed}"
+                f"{rows:,} of {every} are alone in their group, so their reward std is 0 by construction{proposed}"
             ),
             evidence=evidence,
             advice=(

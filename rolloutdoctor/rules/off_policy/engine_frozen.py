@@ -136,7 +136,8 @@ class EngineFrozen(TableRule):
                 place=pl.lit(place),
             )
             each.append(of_smallest("context", CONTEXTS, seen))
-        return pl.concat(each)
+        gaps = rows.group_by(STEP_KEY, maintain_order=True).agg(pl.sum("compared", "to_trainer", "to_reference"))
+        return pl.concat([*each, gaps], how="diagonal")
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each context at a version, and one for each pair of versions of a context.
@@ -209,8 +210,7 @@ class EngineFrozen(TableRule):
 
     def _gaps_to_reference(self, run: Measured) -> tuple[int, float, float] | None:
         """Steps, and the sampler's gaps to trainer and reference at their end, where the sampler is the reference."""
-        by_step = run.run.rows.group_by("step").agg(pl.sum("compared", "to_trainer", "to_reference"))
-        gaps = by_step.filter(pl.col("compared") > 0).sort("step").select(pl.col("^to_.*$") / pl.col("compared"))
+        gaps = run.run.rows.filter(pl.col("compared") > 0).sort("step").select(pl.col("^to_.*$") / pl.col("compared"))
         trainer, reference = gaps["to_trainer"], gaps["to_reference"]
         last = gaps.tail(max(1, len(gaps) // 3))
         if len(gaps) < 4 or (last["to_reference"] > 0.1 * last["to_trainer"]).any():

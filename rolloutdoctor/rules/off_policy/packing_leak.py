@@ -110,11 +110,12 @@ class PackingLeak(TableRule):
                 rows=pl.len(),
             )
         )
-        return packs.drop_nulls(["first", "behind"]).sort(*STEP_KEY, "optim_step_id", "rank", "micro_batch_id")
+        packs = packs.drop_nulls(["first", "behind"]).sort(*STEP_KEY, "optim_step_id", "rank", "micro_batch_id")
+        return pl.concat([packs, rows.group_by(STEP_KEY).agg(has_behind=(place > 0).any())], how="diagonal")
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """The packs."""
-        return run.rows
+        return run.rows.drop_nulls("first")
 
     def quantities(self) -> Mapping[str, Quantity]:
         """The gap in the first rows and behind them."""
@@ -141,7 +142,7 @@ class PackingLeak(TableRule):
 
     def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """No row is behind another."""
-        return None if (run.run.rows["pack_index"] > 0).any() else "every row is the only one of its pack"
+        return None if run.run.rows["has_behind"].any() else "every row is the only one of its pack"
 
     def unseen_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few packs."""

@@ -10,7 +10,7 @@ import polars as pl
 from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
-from rolloutdoctor.rules.measures.context_end import ADDS, AtEnd, at_context_end, ends_of
+from rolloutdoctor.rules.measures.context_end import ADDS, AtEnd, at_context_end, ends_in, ends_of, only_ends
 from rolloutdoctor.rules.measures.named_values import by_key, count, of, quantile, total, totals
 from rolloutdoctor.rules.measures.weight_sums import FAR, LAGS, OFTEN_KEPT, confident_places, place_keys, sums_of
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
@@ -151,8 +151,12 @@ class SamplerMismatch(TableRule):
         return [of_step | places for of_step, places in zip(sums, place_keys(steps, fresh_N), strict=True)]
 
     def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
-        """The rows with a confident disagreement."""
-        return rows.filter(pl.col("confident") > 0)
+        """Return the rows with a confident disagreement, and what tells of the end of the context."""
+        return pl.concat([rows.filter(pl.col("confident") > 0), ends_in(rows)], how="diagonal_relaxed")
+
+    def thinned(self, lines: pl.DataFrame) -> pl.DataFrame:
+        """Count responses that end before the context does."""
+        return pl.concat([lines.filter(pl.col("alike").is_null()), only_ends(lines.drop_nulls("alike"))])
 
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each value of a step, and for each row with a confident disagreement."""
@@ -249,7 +253,7 @@ class SamplerMismatch(TableRule):
         places_at = ", ".join(f"{number(mean)} from {start:g}" for start, mean in at.items())
         message = _distribution(run, of_lag)
         places, rows_apart = run.count("confident_places"), self._has_rows_apart(run)
-        is_sure, ending = places >= self.least_places, at_context_end(run.run.rows)
+        is_sure, ending = places >= self.least_places, at_context_end(run.table.drop_nulls("alike"))
         if is_sure:
             words = _of_sure_tokens(run, places)
         elif rows_apart:

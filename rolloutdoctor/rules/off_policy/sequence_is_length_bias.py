@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
-from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
+from rolloutdoctor.evaluation.run_tables import STEP_KEY
 from rolloutdoctor.objective.objective import Objective
 from rolloutdoctor.objective.required_columns import LOGGED_COLUMNS, loss_columns
 from rolloutdoctor.ops.bounds import share_bound
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
 
+TERMS = ("length", "size", "weight")
 THIRDS = ("shortest", "middle", "longest")
 
 
@@ -165,17 +166,17 @@ class SequenceIsLengthBias(TableRule):
         metrics = [one for name, one in step.audit.items() if kind_of and kind_of(name) == "sampler_gap"]
         return {"compared": sum(one.compared for one in metrics), "agree": sum(one.agree for one in metrics)}
 
-    def table(self, run: RunTables, context: Context) -> pl.DataFrame:
-        """One line for each row of steps with three or more: its third, and whether it is within all bounds."""
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Return sums over each third of the rows of steps with three or more: how many are within all bounds."""
         bounds, length, k1 = _bounds(context.objective), pl.col("length"), pl.col("k1")
-        rows = pl.len().over(STEP_KEY).cast(pl.Int64)
+        count = pl.len().over(STEP_KEY).cast(pl.Int64)
         lost, apart = (~pl.col("kept")).sum().over(STEP_KEY), pl.col("apart")
         correlation = pl.corr(length, k1.abs(), method="spearman").over(STEP_KEY)
         # Rows of one length are in one third.
-        third = ((length.rank("average").over(STEP_KEY) - 0.5) * len(THIRDS) / rows).cast(pl.Int64)
-        return (
-            run.rows.filter(length > 0, bool(bounds))
-            .filter(rows >= len(THIRDS))
+        third = ((length.rank("average").over(STEP_KEY) - 0.5) * len(THIRDS) / count).cast(pl.Int64)
+        lines = (
+            rows.filter(length > 0, bool(bounds))
+            .filter(count >= len(THIRDS))
             .with_columns(
                 kept=pl.all_horizontal(pl.lit(True), *(pl.col(one.of).is_between(one.low, one.high) for one in bounds)),
                 third=third,
@@ -184,23 +185,27 @@ class SequenceIsLengthBias(TableRule):
                 correlation=correlation.fill_nan(None),
             )
             # Drawn without putting back: the variance of a sum of some of the lengths.
-            .with_columns(variance=apart**2 * lost * (rows - lost) / (rows * (rows - 1)))
+            .with_columns(variance=apart**2 * lost * (count - lost) / (count * (count - 1)))
         )
+        sums, trend = pl.sum("kept", *TERMS, "variance"), apart.filter(~pl.col("kept")).sum()
+        thirds = lines.group_by(*STEP_KEY, "third", maintain_order=True)
+        return thirds.agg(sums, pl.first("correlation"), rows=pl.len(), trend=trend)
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the share that each third keeps."""
         is_of = {name: pl.col("third") == number for number, name in enumerate(THIRDS)}
-        found: dict[str, Quantity] = {"length_correlation": (pl.mean("correlation"), "1")}
-        found |= {f"kept_{third}_share": (pl.col("kept").filter(here).mean(), "share") for third, here in is_of.items()}
+        rows, known = pl.col("rows"), pl.col("correlation").is_not_null()
+        mean = (pl.col("correlation") * rows).sum() / rows.filter(known).sum()
+        found: dict[str, Quantity] = {"length_correlation": (mean, "1")}
+        for third, here in is_of.items():
+            found[f"kept_{third}_share"] = pl.col("kept").filter(here).sum() / rows.filter(here).sum(), "share"
         for third in ("shortest", "longest"):
-            length, size, weight = (pl.col(name).filter(is_of[third]) for name in ("length", "size", "weight"))
-            found[f"{third}_gap"] = size.sum() / length.sum(), "nats"
-            found[f"{third}_length"] = length.mean(), "tokens"
-            found[f"{third}_weight"] = weight.mean(), "1"
-        trend = pl.col("apart").filter(~pl.col("kept")).sum()
-        found["lost_length_score"] = trend / pl.sum("variance").sqrt(), "1"
-        found["rows"] = pl.len(), "rows"
-        return found
+            length, size, weight, count = (pl.col(name).filter(is_of[third]).sum() for name in (*TERMS, "rows"))
+            found[f"{third}_gap"] = size / length, "nats"
+            found[f"{third}_length"] = length / count, "tokens"
+            found[f"{third}_weight"] = weight / count, "1"
+        found["lost_length_score"] = pl.sum("trend") / pl.sum("variance").sqrt(), "1"
+        return found | {"rows": (rows.sum(), "rows")}
 
     def vacuous_reason(self, run: Measured, context: Context) -> str | None:
         """Responses of one length cannot show it."""
@@ -211,8 +216,7 @@ class SequenceIsLengthBias(TableRule):
 
     def inconclusive_reason(self, run: Measured, context: Context) -> Missing | None:
         """Too few rows."""
-        rows = len(run.table)
-        if not _bounds(context.objective) or rows >= self.least_rows:
+        if not _bounds(context.objective) or (rows := run.count("rows")) >= self.least_rows:
             return None
         return Missing(f"{counted(rows, 'row')} with both log-probs; needs {self.least_rows}", "widen --steps")
 
@@ -220,8 +224,9 @@ class SequenceIsLengthBias(TableRule):
         """Bound the excess of lost responses among the long ones over the short ones."""
         if run["length_correlation"] is None:
             return None
-        thirds = (run.table.filter(pl.col("third") == THIRDS.index(third)) for third in ("shortest", "longest"))
-        (fewest, _), (_, most) = (share_bound(len(one) - int(one["kept"].sum()), len(one)) for one in thirds)
+        of_third = (pl.col("third") == THIRDS.index(third) for third in ("shortest", "longest"))
+        counts = (run.table.filter(here).select(pl.sum("rows", "kept")).row(0) for here in of_third)
+        (fewest, _), (_, most) = (share_bound(rows - kept, rows) for rows, kept in counts)
         return Excluded(
             code=self.code,
             effect="a loss of long responses",
@@ -229,7 +234,7 @@ class SequenceIsLengthBias(TableRule):
             unit="as a share of the rows, beyond that of short ones",
             estimate=(run["kept_shortest_share"] or 0.0) - (run["kept_longest_share"] or 0.0),
             limit=self.lost,
-            seen=len(run.table),
+            seen=run.count("rows"),
             of="rows",
         )
 
@@ -238,7 +243,7 @@ class SequenceIsLengthBias(TableRule):
         short, long, correlation = (
             run[name] for name in ("kept_shortest_share", "kept_longest_share", "length_correlation")
         )
-        if len(run.table) < self.least_rows or short is None or long is None or correlation is None:
+        if run.count("rows") < self.least_rows or short is None or long is None or correlation is None:
             return None
         if self.vacuous_reason(run, context) is not None:
             return None

@@ -92,10 +92,6 @@ class SoftmaxCollapse(TableRule):
             "zero_tokens": (pl.sum("zeros").cast(pl.Int64), "tokens"),
         }
 
-    def places(self, table: pl.DataFrame) -> pl.DataFrame:
-        """Responses that lose most."""
-        return table
-
     def note(self, place: Mapping[str, Any]) -> str:
         """Name the number of such tokens."""
         return f"{counted(place['tokens'], 'token')} of {place['of']:,} with a log-prob of exactly 0"

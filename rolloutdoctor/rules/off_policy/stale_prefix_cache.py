@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import erfc, sqrt
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -10,6 +9,7 @@ import polars as pl
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.results.findings import Excluded, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
+from rolloutdoctor.rules.measures.stratified_ranks import SCORE, ranked, tail, window_of
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, of_smallest
 
 if TYPE_CHECKING:
@@ -96,6 +96,21 @@ class StalePrefixCache(TableRule):
         rows = step.batch.per_row
         return {"prompt_tokens": rows.get(PROMPT_LENGTH), "key": scramble(rows["prompt_ids"])}
 
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Return one line for each step, with its rows, and one for each of its long prompts at a version."""
+        version, tokens = pl.coalesce("policy_version_max", "step"), pl.col("prompt_tokens")
+        rows = rows.with_columns(version=version, is_long=tokens >= self.least_length).filter(
+            pl.col("prompt") != 0, pl.col("unsure") > 0, pl.col("version") >= 0, tokens.is_not_null()
+        )
+        counts = rows.group_by(STEP_KEY, maintain_order=True).agg(rows=pl.len(), long_rows=pl.sum("is_long"))
+        prompts = rows.filter("is_long").group_by(*STEP_KEY, "key", "version", maintain_order=True)
+        return pl.concat([counts, prompts.agg(pl.sum("unsure", "size", "prompt_tokens"), of=pl.len())], how="diagonal")
+
+    def thinned(self, lines: pl.DataFrame) -> pl.DataFrame:
+        """Follow the prompts of the smallest hashes, however many there are."""
+        is_prompt = pl.col("key").is_not_null()
+        return pl.concat([lines.filter(~is_prompt), of_smallest("key", PROMPTS, lines.filter(is_prompt))])
+
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line for each step, with its rows, and one for each long prompt at a version, with its gap.
 
@@ -104,19 +119,14 @@ class StalePrefixCache(TableRule):
         null where a window has none of them.
         """
         version, age, gap = pl.col("version"), pl.col("age"), pl.col("gap")
-        rows = (
-            run.rows.with_columns(version=pl.coalesce("policy_version_max", "step"))
-            .filter(pl.col("prompt") != 0, pl.col("unsure") > 0, version >= 0, pl.col("prompt_tokens").is_not_null())
-            .with_columns(is_long=pl.col("prompt_tokens") >= self.least_length)
-        )
-        counts = rows.group_by(STEP_KEY, maintain_order=True).agg(rows=pl.len(), long_rows=pl.sum("is_long"))
-        new = gap.filter(age == 0).median()
+        counts = run.rows.filter(pl.col("key").is_null()).select(*STEP_KEY, "rows", "long_rows")
+        new, length = gap.filter(age == 0).median(), pl.sum("prompt_tokens") / pl.sum("of")
         records = (
-            of_smallest("key", PROMPTS, rows.filter("is_long"))
+            run.rows.drop_nulls("key")
             .group_by("key", "version", maintain_order=True)
-            .agg(pl.first(*STEP_KEY), pl.sum("unsure", "size"), octave=pl.mean("prompt_tokens").log(2).floor())
+            .agg(pl.first(*STEP_KEY), pl.sum("unsure", "size"), octave=length.log(2).floor())
             .filter(pl.col("unsure") >= LEAST_TOKENS)
-            .with_columns(gap=(pl.col("size") / pl.col("unsure")).clip(lower_bound=1e-4), window=_window(version, 8))
+            .with_columns(gap=(pl.col("size") / pl.col("unsure")).clip(lower_bound=1e-4), window=window_of(version, 8))
             .sort("key", "version")
             .with_columns(
                 age=version - version.first().over("key"),
@@ -206,43 +216,3 @@ class StalePrefixCache(TableRule):
             evidence="the log-probs of sampler and trainer, at equal versions and prompt lengths",
             advice="reset the engine's prefix cache after every weight sync",
         )
-
-
-def _window(version: pl.Expr, windows: int) -> pl.Expr:
-    """Number of the window of versions, of so many in the run."""
-    width = ((version.max() - version.min()) // windows).clip(lower_bound=1)
-    return (version - version.min()) // width
-
-
-def ranked(records: pl.DataFrame) -> pl.DataFrame:
-    """Add what the score of the ranks of `gap` going with the ranks of `age` is made of, at one version and length.
-
-    Within each stratum (versions of one window, lengths of one doubling) let r and a be the ranks of gap and age, less
-    their means. If the gap has nothing to do with the age, every order of the r is as likely as any other: the sum T
-    of r a then has the mean 0 and the variance (sum of r squared)(sum of a squared) / (n - 1), ties included. Strata
-    are added with the weights 1 / (n + 1) of van Elteren; their sum over its standard deviation is the score, nearly
-    normal by the number of records. With two ages this is the stratified Wilcoxon test.
-
-    Args:
-        records: ``version, octave, gap, age``.
-    """
-    stratum, size = ("stratum", "octave"), pl.len().cast(pl.Float64)
-    r, a = (pl.col(name).rank() - (size + 1) / 2 for name in ("gap", "age"))
-    weight = (size + 1) ** 2 * (size - 1)
-    return records.with_columns(stratum=_window(pl.col("version"), 32)).with_columns(
-        together=(r * a / (size + 1)).over(stratum),
-        variance=pl.when(size > 1).then((r**2).sum() * a**2 / weight).otherwise(0.0).over(stratum),
-    )
-
-
-SCORE = pl.when(pl.sum("variance") > 0).then(pl.sum("together") / pl.sum("variance").sqrt()).otherwise(0.0)
-"""Standard score of the ranks of the gap going with the ranks of the age."""
-
-
-def tail(score: float) -> float:
-    """Probability that a standard normal value is larger.
-
-    >>> round(tail(3.09), 4)
-    0.001
-    """
-    return erfc(score / sqrt(2)) / 2

@@ -109,26 +109,36 @@ class SyncCorrupts(TableRule):
         """The lag of each row behind the newest version of its step."""
         return {"lag": step.lags(MOST_LAGS)}
 
+    def reduced(self, rows: pl.DataFrame, context: Context) -> pl.DataFrame:
+        """Return the gaps of each step, and what its stamps say."""
+        lag, size, unsure = pl.col("lag").fill_null(0), pl.col("size"), pl.col("unsure")
+        is_new, tokens = lag == lag.min(), pl.col("tokens")
+        own = (size / unsure).filter(unsure > 0)
+        oldest, newest = (pl.col(name) for name in STAMPS)
+        backwards = ((oldest >= 0) & (newest >= 0) & (newest < oldest)).any()
+        stamps = rows.group_by(STEP_KEY, maintain_order=True).agg(is_backwards=backwards, newest=newest.max())
+        known = rows.filter(unsure.is_not_null()).group_by(STEP_KEY)
+        gaps = known.agg(
+            unsure=unsure.filter(is_new).sum(),
+            gap=own.filter(is_new.filter(unsure > 0)).median(),
+            gap_old=own.filter((~is_new).filter(unsure > 0)).median(),
+            apart=pl.col("apart").sum() / tokens.sum(),
+            has_apart=pl.col("apart").count() > 0,
+            trainer=pl.col("trainer").sum() / tokens.sum(),
+            version=pl.max_horizontal(*STAMPS).max(),
+        )
+        return stamps.join(gaps, on=STEP_KEY, how="left", maintain_order="left")
+
     def table(self, run: RunTables, context: Context) -> pl.DataFrame:
         """One line a step with enough tokens; `after` from the jump on, if old weights do not explain it.
 
         `untold` is true of a run with a jump of which nothing says whether they do.
         """
-        lag, size, unsure = pl.col("lag").fill_null(0), pl.col("size"), pl.col("unsure")
-        is_new, tokens = lag == lag.min(), pl.col("tokens")
-        own = (size / unsure).filter(unsure > 0)
         steps = (
-            run.rows.filter(unsure.is_not_null())
-            .group_by(STEP_KEY, maintain_order=True)
-            .agg(
-                unsure=unsure.filter(is_new).sum(),
-                gap=own.filter(is_new.filter(unsure > 0)).median(),
-                gap_old=own.filter((~is_new).filter(unsure > 0)).median(),
-                apart=pl.col("apart").sum() / tokens.sum() if run.rows["apart"].count() else pl.lit(None, pl.Float64),
-                trainer=pl.col("trainer").sum() / tokens.sum(),
-                version=pl.max_horizontal(*STAMPS).max(),
+            run.rows.with_columns(
+                apart=pl.when(pl.col("has_apart").any()).then("apart"),
+                version=pl.when(~pl.lit(self._contradict(run.rows))).then("version"),
             )
-            .with_columns(version=pl.when(~pl.lit(self._contradict(run.rows))).then("version"))
             .filter(pl.col("unsure") >= LEAST_TOKENS, pl.col("gap").is_not_null())
             .sort(STEP_KEY)
         )
@@ -136,15 +146,12 @@ class SyncCorrupts(TableRule):
         after = pl.lit(value=False) if jump is None else pl.col("step") >= jump
         return steps.with_columns(after=after, untold=pl.lit(jump is None))
 
-    def _contradict(self, rows: pl.DataFrame) -> bool:
+    def _contradict(self, steps: pl.DataFrame) -> bool:
         """Tell whether stamps contradict themselves or their order, so that they do not tell when the weights changed.
 
         A row cannot end under older weights than it began under, and no later step is of older weights alone.
         """
-        oldest, newest = (pl.col(name) for name in ("policy_version_min", "policy_version_max"))
-        is_backwards = rows.select(((oldest >= 0) & (newest >= 0) & (newest < oldest)).any()).item()
-        versions = rows.group_by("step").agg(newest.max()).sort("step")["policy_version_max"]
-        return bool(is_backwards) or bool((versions.diff() < 0).any())
+        return bool(steps["is_backwards"].any()) or bool((steps.sort("step")["newest"].diff() < 0).any())
 
     def _jump(self, steps: pl.DataFrame) -> int | None:
         """Step of a jump that older weights do not explain; one that never comes if there is none.

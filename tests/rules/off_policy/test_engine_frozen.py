@@ -169,6 +169,7 @@ def test_so_many_contexts_are_compared_at_each_token(contexts, compared):
     each = {f"{name}_{place}": [-1.0] * contexts for name in ("sampler", "trainer") for place in range(4)}
     each |= {f"context_{place}": range(1, contexts + 1) for place in range(4)}
     steps = {"step": [0] * contexts, "split": ["train"] * contexts, "policy_version_max": [0] * contexts}
-    rows = pl.DataFrame({**steps, "prompt": [1] * contexts, **each})
-    kept = find(CODE).reduced(rows, None)
+    gaps = dict.fromkeys(("compared", "to_trainer", "to_reference"), [0.0] * contexts)
+    rows = pl.DataFrame({**steps, "prompt": [1] * contexts, **each, **gaps})
+    kept = find(CODE).reduced(rows, None).drop_nulls("place")
     assert kept.group_by("place").len().sort("place").rows() == [(place, compared) for place in range(4)]

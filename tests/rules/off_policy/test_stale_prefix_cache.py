@@ -5,7 +5,7 @@ from rules.checking import outcomes, report_on, values
 from rules.drift import Policy, step_of
 
 from rolloutdoctor.results.findings import Severity
-from rolloutdoctor.rules.off_policy.stale_prefix_cache import SCORE, ranked, tail
+from rolloutdoctor.rules.measures.stratified_ranks import SCORE, ranked, tail
 
 CODE = "RDO009"
 MODEL = Policy(rate=0.1, length=16, vocabulary=12)
