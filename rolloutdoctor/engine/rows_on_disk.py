@@ -13,13 +13,10 @@ import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
 
-from rolloutdoctor.evaluation.rows_table import ROW_KEY, FramePart, RowsTable, chosen
+from rolloutdoctor.evaluation.rows_table import GROUP_ROWS, ROW_KEY, FramePart, RowsTable, chosen
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, compact, in_order
 from rolloutdoctor.io.write.scratch import lasting_folder
 from rolloutdoctor.results.errors import InputError, UsageError
-
-_GROUP_ROWS = 2**16
-"""Rows that are written at a time, about 100 MB with all columns, and of a row group."""
 
 _FRAMES = 64
 """Frames that are put together at a time: many with many columns take long to be taken apart."""
@@ -51,10 +48,10 @@ class DiskPart:
         names = {name: str(place) for place, name in enumerate(self.schema)}
         writer: pq.ParquetWriter | None = None
         try:
-            for frame in table.frames(_GROUP_ROWS):
+            for frame in table.frames(GROUP_ROWS):
                 piece = frame.rename(names).to_arrow(compat_level=pl.CompatLevel.oldest())
                 writer = writer or pq.ParquetWriter(path, piece.schema, compression="lz4", write_statistics=False)
-                writer.write_table(piece, row_group_size=_GROUP_ROWS)
+                writer.write_table(piece, row_group_size=GROUP_ROWS)
         except OSError as error:
             raise InputError(
                 f"the tables of the run are larger than --memory, and {path.parent} cannot take the rest "

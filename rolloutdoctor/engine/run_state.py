@@ -10,6 +10,7 @@ from rolloutdoctor.audit.tally import AuditTally, add_tallies
 from rolloutdoctor.audit.windows import OpenWindows, join
 from rolloutdoctor.data.step_key import EVAL, TRAIN, StepKey
 from rolloutdoctor.engine.tables import Tables
+from rolloutdoctor.evaluation.rows_table import RowsTable
 from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.results.findings import InputSummary
 
@@ -82,7 +83,7 @@ class RunState:
         return {frozenset(splits): whole.in_splits(splits) for splits in ((TRAIN,), (EVAL,), (TRAIN, EVAL))}
 
     @property
-    def frames(self) -> Mapping[str, pl.DataFrame]:
+    def frames(self) -> Mapping[str, pl.DataFrame | RowsTable]:
         """The tables, by name."""
         return self.tables.frames
 

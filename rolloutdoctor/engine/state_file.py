@@ -10,6 +10,7 @@ import polars as pl
 from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.engine.run_state import RunState
 from rolloutdoctor.engine.stored import HEAD, state_of
+from rolloutdoctor.evaluation.rows_table import RowsTable
 from rolloutdoctor.io.archives import unarchived
 from rolloutdoctor.io.locations.small_files import read_small_bytes
 from rolloutdoctor.io.locations.targets import shown
@@ -101,7 +102,7 @@ class SavedState:
     schema_version: int = STATE_SCHEMA
 
     @property
-    def frames(self) -> Mapping[str, pl.DataFrame]:
+    def frames(self) -> Mapping[str, pl.DataFrame | RowsTable]:
         """The tables, by name."""
         return self.state.frames
 

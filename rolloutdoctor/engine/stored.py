@@ -3,16 +3,19 @@
 import json
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from io import BytesIO
+from pathlib import Path
 from types import GenericAlias
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, BinaryIO, Protocol, Self, TypeVar
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rolloutdoctor.evaluation.rows_table import GROUP_ROWS, RowsTable
 from rolloutdoctor.io.parquet.size_guard import LARGEST_FREE, LARGEST_RATIO
+from rolloutdoctor.results.errors import InputError
 
 HEAD = "state.json"
 """Member of an archive with all that is no frame."""
@@ -27,7 +30,7 @@ class Storable(Protocol):
     """A dataclass of plain values and of frames."""
 
     @property
-    def frames(self) -> Mapping[str, pl.DataFrame]:
+    def frames(self) -> Mapping[str, pl.DataFrame | RowsTable]:
         """The frames, by name."""
 
     def with_frames(self, frames: Mapping[str, pl.DataFrame]) -> Self:
@@ -40,8 +43,46 @@ Plain = TypeVar("Plain")
 
 def members_of(state: Storable) -> dict[str, bytes]:
     """Return the files that make up a state, by name."""
-    text = json_of(state.with_frames({}))
-    return {HEAD: text.encode()} | {name + _FRAME: parquet_of(frame) for name, frame in state.frames.items()}
+    members: dict[str, bytes] = {}
+    for name, write in _writers(state).items():
+        stream = BytesIO()
+        write(stream)
+        members[name] = stream.getvalue()
+    return members
+
+
+def files_of(state: Storable, folder: Path) -> dict[str, Path]:
+    """Write the same files into a folder, the rows of a few steps after another.
+
+    Raises:
+        InputError: if the disk cannot take them.
+    """
+    return written_files(_writers(state), folder)
+
+
+def written_files(writers: Mapping[str, Callable[[BinaryIO], object]], folder: Path) -> dict[str, Path]:
+    """Write files into a folder.
+
+    Raises:
+        InputError: if the disk cannot take them.
+    """
+    try:
+        for name, write in writers.items():
+            with (folder / name).open("wb") as stream:
+                write(stream)
+    except OSError as error:
+        raise InputError(
+            f"{folder.parent} cannot take the tables of the run ({error.strerror or error}); set TMPDIR to a folder "
+            "with more space"
+        ) from None
+    return {name: folder / name for name in writers}
+
+
+def _writers(state: Storable) -> dict[str, Callable[[BinaryIO], object]]:
+    """Return what writes the files of a state, by name."""
+    head = json_of(state.with_frames({})).encode()
+    frames = {name + _FRAME: partial(write_parquet, frame) for name, frame in state.frames.items()}
+    return {HEAD: lambda stream: stream.write(head), **frames}
 
 
 def state_of(kind: type[State], members: Mapping[str, bytes]) -> State:
@@ -120,11 +161,18 @@ def check_columns(name: str, frame: pl.DataFrame, least: pl.Schema, types: Mappi
         raise ValueError(f"{name}: column {(absent or wrong)[0]} is {'missing' if absent else 'of another type'}")
 
 
-def parquet_of(frame: pl.DataFrame) -> bytes:
-    """Return a frame as a Parquet file."""
-    stream = BytesIO()
-    frame.write_parquet(stream, compression="zstd")
-    return stream.getvalue()
+def write_parquet(frame: pl.DataFrame | RowsTable, stream: BinaryIO) -> None:
+    """Write a frame as a Parquet file; of rows that may be on disk, those of some steps at a time."""
+    if isinstance(frame, pl.DataFrame):
+        frame.write_parquet(stream, compression="zstd")
+        return
+    writer: pq.ParquetWriter | None = None
+    for part in frame.frames(GROUP_ROWS):
+        piece = part.to_arrow(compat_level=pl.CompatLevel.oldest())
+        writer = writer or pq.ParquetWriter(stream, piece.schema, compression="zstd")
+        writer.write_table(piece)
+    assert writer is not None, "without a row there is one frame"
+    writer.close()
 
 
 def json_of(value: object) -> str:

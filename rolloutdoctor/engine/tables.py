@@ -92,10 +92,12 @@ class Tables:
         return replace(self, rows=rows, audit=audit)
 
     @property
-    def frames(self) -> dict[str, pl.DataFrame]:
-        """The tables in one piece each, by name; without turns there is no such table."""
-        found = {name: getattr(self.whole, name) for name in _FRAMES}
-        return {name: frame for name, frame in found.items() if name != "turns" or len(frame)}
+    def frames(self) -> dict[str, pl.DataFrame | RowsTable]:
+        """The tables by name, those but `rows` in one piece; without turns there is no such table."""
+        whole, rows = self.whole, self.whole.stored
+        assert isinstance(rows, RowsTable)
+        turns = {"turns": whole.turns} if len(whole.turns) else {}
+        return {"rows": rows, "metrics": whole.metrics, "audit": whole.audit, **turns}
 
     def with_frames(self, frames: Mapping[str, pl.DataFrame]) -> "Tables":
         """Return the same with other tables.

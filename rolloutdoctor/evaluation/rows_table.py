@@ -17,6 +17,8 @@ RANGE_ROWS = 2**18
 """Rows that are queried at a time, about, in whole steps: 40 MB of most rules. Never of the memory that there is, or a
 sum over the ranges would depend on it."""
 
+GROUP_ROWS = 2**16
+"""Rows that are written at a time, about 100 MB with all columns, and of a row group."""
 
 _INDEX = pl.DataFrame(
     schema={"step": pl.Int64, "split": pl.String, "start": pl.Int64, "count": pl.Int64, "part": pl.Int32}
@@ -114,6 +116,9 @@ class RowsTable:
     def steps(self) -> int:
         """How many steps have rows."""
         return self.index.select(STEP_KEY).n_unique()
+
+    def __len__(self) -> int:
+        return int(self.index["count"].sum())
 
     def select(self, columns: Mapping[str, str]) -> "RowsTable":
         """Return some columns, those that name a row among them, under other names; one that is not there is null."""

@@ -65,6 +65,7 @@ class RunTables:
     """The tables of a run, sorted by step, so that sums over them are the same for any parts and any workers.
 
     Attributes:
+        stored: the table `rows`, read when it is asked for; None of rows that are a frame.
         metrics: one line a step and logged metric: ``step, split, metric, logged``.
         audit: one line a step and logged quantity: how many of its values agree with the recomputed ones, the largest
             difference in radii (`worst`) and, if one does not agree, the first.
@@ -89,7 +90,7 @@ class RunTables:
             steps: likewise.
             turns: likewise.
         """
-        self._stored = None if isinstance(rows, pl.DataFrame) else rows
+        self.stored = None if isinstance(rows, pl.DataFrame) else rows
         if isinstance(rows, pl.DataFrame):
             self.rows = rows
         self.metrics, self.audit, self.steps, self.turns = metrics, audit, steps, turns
@@ -97,17 +98,17 @@ class RunTables:
     @cached_property
     def rows(self) -> pl.DataFrame:
         """One line a response; see `evaluation.row_columns`."""
-        assert self._stored is not None
-        return self._stored.frame()
+        assert self.stored is not None
+        return self.stored.frame()
 
     @property
     def steps_with_rows(self) -> int:
         """How many steps have rows; none is read for it."""
-        return self.rows.select(STEP_KEY).unique().height if self._stored is None else self._stored.steps
+        return self.rows.select(STEP_KEY).unique().height if self.stored is None else self.stored.steps
 
     def with_steps(self, keys: Iterable["StepKey"]) -> "RunTables":
         """Return the tables with the steps that were read."""
-        return RunTables(self._stored or self.rows, self.metrics, self.audit, steps_frame(keys), self.turns)
+        return RunTables(self.stored or self.rows, self.metrics, self.audit, steps_frame(keys), self.turns)
 
     def with_rows(self, rows: pl.DataFrame) -> "RunTables":
         """Return the tables with other rows."""
@@ -118,7 +119,7 @@ class RunTables:
         if self.steps["split"].is_in(list(splits)).all():
             return self
         of_splits = pl.col("split").is_in(list(splits))
-        rows = self.rows.filter(of_splits) if self._stored is None else self._stored.in_splits(splits)
+        rows = self.rows.filter(of_splits) if self.stored is None else self.stored.in_splits(splits)
         frames = (self.metrics, self.audit, self.steps, self.turns)
         return RunTables(rows, *(frame.filter(of_splits) for frame in frames))
 
@@ -132,7 +133,7 @@ class RunTables:
 
     def row_ranges(self) -> Iterator[pl.DataFrame]:
         """Yield the rows of ranges of whole steps, one after another; those of one are in memory at a time."""
-        yield from [self.rows] if self._stored is None else self._stored.frames()
+        yield from [self.rows] if self.stored is None else self.stored.frames()
 
     def of(
         self,
@@ -155,8 +156,8 @@ class RunTables:
             without: steps to be left out.
             adds_turns: what the rule measured of turns.
         """
-        assert self._stored is not None
-        rows, logged, audit, steps, turns = self._stored, self.metrics, self.audit, self.steps, self.turns
+        assert self.stored is not None
+        rows, logged, audit, steps, turns = self.stored, self.metrics, self.audit, self.steps, self.turns
         if without:
             left_out = steps_frame(without)
             rows = rows.without(left_out)

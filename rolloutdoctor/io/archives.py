@@ -1,8 +1,11 @@
 """Several files in one: a zip that compresses nothing and knows no time, so that equal files give equal bytes."""
 
+import shutil
 import zipfile
 from collections.abc import Mapping
 from io import BytesIO
+from pathlib import Path
+from typing import BinaryIO
 
 _ENCRYPTED = 1
 
@@ -14,6 +17,17 @@ def archived(members: Mapping[str, bytes]) -> bytes:
         for name, content in members.items():
             archive.writestr(zipfile.ZipInfo(name), content)
     return stream.getvalue()
+
+
+def archive_files(members: Mapping[str, Path], stream: BinaryIO) -> None:
+    """Write some files on disk as one, of any size."""
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, path in members.items():
+            info = zipfile.ZipInfo(name)
+            # Or one of 2 GB and more is refused.
+            info.file_size = path.stat().st_size
+            with path.open("rb") as file, archive.open(info, "w") as member:
+                shutil.copyfileobj(file, member)
 
 
 def unarchived(content: bytes) -> dict[str, bytes]:

@@ -10,15 +10,20 @@ import pytest
 from engine.runs import random_columns, write
 from polars.testing import assert_frame_equal
 
+from rolloutdoctor.commands.check.modes import _save
 from rolloutdoctor.commands.export.tables import measure
 from rolloutdoctor.engine.check import check_in_parts
+from rolloutdoctor.engine.merged import saved_state
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.processes import Processes
 from rolloutdoctor.engine.rows_on_disk import DiskPart, MemoryBound, RowFrames
+from rolloutdoctor.engine.state_file import load_state
+from rolloutdoctor.engine.stored import members_of, written_files
 from rolloutdoctor.engine.tables import Tables
 from rolloutdoctor.evaluation import rows_table
 from rolloutdoctor.evaluation.rows_table import FramePart, RowsTable
-from rolloutdoctor.evaluation.run_tables import EMPTY_ROWS, NAMES
+from rolloutdoctor.evaluation.run_tables import EMPTY_ROWS, NAMES, RunTables
+from rolloutdoctor.io.archives import archived
 from rolloutdoctor.io.run import open_run
 from rolloutdoctor.results.errors import InputError, UsageError
 from rolloutdoctor.views.style import Style
@@ -193,3 +198,47 @@ def test_measured_tables_have_the_same_bytes(tmp_path):
     assert len(files) == 5
     for name in files:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
+
+
+class Refused:
+    """Stands for the rows of a run in one frame, where these may be on disk; a frame that is given takes its place."""
+
+    def __get__(self, tables, owner=None):
+        raise AssertionError("the rows of a whole run were read together")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["made.parquet", "run.parquet", "slime_ppo.parquet", "verl_rejected.parquet"])
+def test_nobody_reads_the_rows_of_a_run_together(name, tmp_path, monkeypatch):
+    run = open_run([long_run(tmp_path) if name == "made.parquet" else SAMPLES / name])
+    monkeypatch.setattr(RunTables, "rows", Refused())
+    checked = check_in_parts(run, CheckOptions(device="cpu", memory=NOTHING))
+    assert checked.report.findings
+    path = tmp_path / "a.state"
+    _save(saved_state(checked.prepared, checked.state), str(path))
+    measured = measure(run, CheckOptions(device="cpu", memory=NOTHING))
+    measured.write(tmp_path / "tables")
+    assert measured.count("rows") == checked.report.input.rows > 0
+    with pytest.raises(AssertionError, match="read together"):
+        _ = measured.rows
+
+
+@pytest.mark.slow(every=True)
+def test_a_state_has_the_same_bytes(tmp_path):
+    run, written = open_run([long_run(tmp_path)]), []
+    for memory in (MemoryBound(), NOTHING):
+        checked = check_in_parts(run, CheckOptions(device="cpu", memory=memory))
+        saved, path = saved_state(checked.prepared, checked.state), tmp_path / "a.state"
+        _save(saved, str(path))
+        written.append(path.read_bytes())
+        assert written[-1] == archived(members_of(saved))
+        assert load_state(str(path)).state == checked.state
+    assert written[0] == written[1]
+
+
+def test_a_disk_that_cannot_take_a_state_is_one_sentence(tmp_path):
+    def full(stream):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(InputError, match=r"cannot take the tables of the run \(No space .*\); set TMPDIR"):
+        written_files({"rows.parquet": full}, tmp_path)

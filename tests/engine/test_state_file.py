@@ -2,6 +2,7 @@
 
 import json
 import random
+from io import BytesIO
 
 import polars as pl
 import pytest
@@ -15,7 +16,7 @@ from rolloutdoctor.engine.merged import merged, saved_state
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.state_file import load_state
-from rolloutdoctor.engine.stored import HEAD, _frame_of, json_of, members_of, parquet_of
+from rolloutdoctor.engine.stored import HEAD, _frame_of, json_of, members_of, write_parquet
 from rolloutdoctor.io.archives import archived, unarchived
 from rolloutdoctor.io.run import StepRange, open_run
 from rolloutdoctor.results.errors import InputError, RolloutDoctorError, UsageError
@@ -27,6 +28,13 @@ from rolloutdoctor.views.table import RENDERERS
 
 STYLE = Style(width=100, color=False, unicode=True, verbose=False)
 STEPS = 6
+
+
+def parquet_of(frame):
+    """A frame as the bytes of its file."""
+    stream = BytesIO()
+    write_parquet(frame, stream)
+    return stream.getvalue()
 
 
 def options_of(**given):

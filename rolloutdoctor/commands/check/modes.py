@@ -179,10 +179,17 @@ def _finish(asked: Asked, known: tuple[Known, ...], report: "Report", gallery: "
 
 
 def _save(saved: "SavedState", path: str) -> None:
-    from rolloutdoctor.engine.stored import members_of
-    from rolloutdoctor.io.archives import archived
+    from functools import partial
 
-    write_whole(archived(members_of(saved)), path)
+    from rolloutdoctor.engine.stored import files_of, written_files
+    from rolloutdoctor.io.archives import archive_files
+    from rolloutdoctor.io.write.replacing import pieces_of
+    from rolloutdoctor.io.write.scratch import scratch_folder
+
+    with scratch_folder() as folder:
+        files = files_of(saved, folder)
+        state = written_files({"state": partial(archive_files, files)}, folder)["state"]
+        write_whole(pieces_of(state), path)
 
 
 _MOST_RUNS = 50

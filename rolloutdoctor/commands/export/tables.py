@@ -1,9 +1,10 @@
 """A run as three tables, in memory or as Parquet, from which it can be judged without reading it again."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
+from functools import partial
+from hashlib import file_digest, sha256
 from pathlib import Path
 
 import polars as pl
@@ -19,13 +20,14 @@ from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.run_state import RunState
 from rolloutdoctor.engine.run_steps import run_file_steps
 from rolloutdoctor.engine.state_file import MANIFEST, MOST_STATE_BYTES, SavedState, is_measured, load_state, saved_of
-from rolloutdoctor.engine.stored import HEAD, members_of, parquet_of
+from rolloutdoctor.engine.stored import HEAD, files_of, write_parquet, written_files
 from rolloutdoctor.engine.table_builder import FullTableBuilder
 from rolloutdoctor.io.locations.small_files import read_small_bytes
 from rolloutdoctor.io.locations.targets import Target, shown
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run
-from rolloutdoctor.io.write.replacing import write_together
+from rolloutdoctor.io.write.replacing import pieces_of, write_together
+from rolloutdoctor.io.write.scratch import scratch_folder
 from rolloutdoctor.results.comparison import Comparison
 from rolloutdoctor.results.errors import InputError, UsageError
 from rolloutdoctor.results.findings import Report
@@ -45,23 +47,36 @@ class MeasuredRun:
     """A run as tables; docs/python.md lists their columns.
 
     Attributes:
-        rows: one line a response.
         tokens: one line a sampled token, of some four million.
-        metrics: one line a step, split and metric.
-        turns: one line a turn of a response; empty where the run has none.
     """
 
-    rows: pl.DataFrame
     tokens: pl.DataFrame
-    metrics: pl.DataFrame
-    turns: pl.DataFrame
     _prepared: PreparedRun
     _state: RunState
     _device: str = "auto"
 
+    @property
+    def rows(self) -> pl.DataFrame:
+        """One line a response."""
+        return self._state.tables.whole.rows
+
+    @property
+    def metrics(self) -> pl.DataFrame:
+        """One line a step, split and metric."""
+        return self._state.tables.whole.metrics
+
+    @property
+    def turns(self) -> pl.DataFrame:
+        """One line a turn of a response; empty where the run has none."""
+        return self._state.tables.whole.turns
+
+    def count(self, table: str) -> int:
+        """Return how many lines a table has, without reading it."""
+        return len(self.tokens if table == "tokens" else self._state.frames[table])
+
     def __repr__(self) -> str:
         """Summarise the tables in a line."""
-        counts = ", ".join(f"{len(getattr(self, name)):,} {name}" for name in ("rows", "tokens", "metrics"))
+        counts = ", ".join(f"{self.count(name):,} {name}" for name in ("rows", "tokens", "metrics"))
         return f"<MeasuredRun {', '.join(self._prepared.run.files[:1])}: {counts}>"
 
     def check(self) -> Report:
@@ -94,21 +109,19 @@ class MeasuredRun:
         """
         path = Path(folder)
         prepare_folder(path, self._prepared.run, tables)
-        if tables:
-            written = {Target.of(str(path / f"{name}.parquet")): parquet_of(getattr(self, name)) for name in tables}
-            write_together(written, next(reversed(written)))
-            return
-        files = members_of(saved_state(self._prepared, self._state))
-        manifest = files.pop(HEAD)
-        files |= {"tokens.parquet": parquet_of(self.tokens)}
-        # The manifest may hold infinities, which only Python's own JSON keeps.
-        body = {
-            **json.loads(manifest),
-            _DIGESTS: {name: sha256(content).hexdigest() for name, content in files.items()},
-        }
-        files[MANIFEST] = json.dumps(body, separators=(",", ":")).encode()
-        targets = {name: Target.of(str(path / name)) for name in files}
-        write_together({targets[name]: content for name, content in files.items()}, targets[MANIFEST])
+        chosen = {**self._state.frames, "tokens": self.tokens}
+        with scratch_folder() as scratch:
+            if tables:
+                own = {f"{name}.parquet": partial(write_parquet, chosen[name]) for name in tables}
+                _place(path, written_files(own, scratch))
+                return
+            files = files_of(saved_state(self._prepared, self._state), scratch)
+            manifest = files.pop(HEAD).read_bytes()
+            files |= written_files({"tokens.parquet": partial(write_parquet, self.tokens)}, scratch)
+            # The manifest may hold infinities, which only Python's own JSON keeps.
+            body = {**json.loads(manifest), _DIGESTS: {name: _digest(file) for name, file in files.items()}}
+            text = json.dumps(body, separators=(",", ":")).encode()
+            _place(path, files | written_files({MANIFEST: lambda stream: stream.write(text)}, scratch))
         if _TURNS not in files:
             # That of an earlier run, of which the manifest says nothing any more.
             (path / _TURNS).unlink(missing_ok=True)
@@ -143,9 +156,18 @@ def _measure(run: Run, options: CheckOptions, fixes: Sequence[ChosenFix], progre
     rules = RuleAccumulator(plan, tables)
     run_file_steps(run, [rules], prepared.options, prepared.metrics, progress)
     state = rules.state()
-    whole = state.tables.whole
-    prepared = replace(prepared, plan=plan)
-    return MeasuredRun(whole.rows, tables.tokens(), whole.metrics, whole.turns, prepared, state)
+    return MeasuredRun(tables.tokens(), replace(prepared, plan=plan), state)
+
+
+def _place(folder: Path, files: Mapping[str, Path]) -> None:
+    """Put files into a folder, the last one when the others are there."""
+    targets = {name: Target.of(str(folder / name)) for name in files}
+    write_together({targets[name]: pieces_of(file) for name, file in files.items()}, [*targets.values()][-1])
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
 
 
 def load(path: str) -> SavedState:

@@ -30,5 +30,5 @@ def write(asked: Asked) -> None:
     opt.warn_of_partial(run, quiet=asked.quiet)
     if not asked.quiet:
         names = [name for name in ("rows", "tokens", "metrics") if not asked.tables or name in asked.tables]
-        counts = [f"{len(getattr(measured, name)):,} {name}" for name in names]
+        counts = [f"{measured.count(name):,} {name}" for name in names]
         say(f"wrote {' and '.join([*([', '.join(counts[:-1])] if counts[1:] else []), counts[-1]])}")

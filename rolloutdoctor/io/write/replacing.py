@@ -156,11 +156,18 @@ def write_whole(content: bytes | Iterable[bytes], target: Target, what: str = "t
     replacement.place()
 
 
-def write_together(contents: Mapping[Target, bytes], seal: Target) -> None:
+def pieces_of(path: Path) -> Iterator[bytes]:
+    """Yield the content of a file, a mebibyte at a time."""
+    with path.open("rb") as file:
+        while piece := file.read(2**20):
+            yield piece
+
+
+def write_together(contents: Mapping[Target, bytes | Iterable[bytes]], seal: Target) -> None:
     """Write files that are one result: all are complete before the first gets its name.
 
     Args:
-        contents: target to content, in the order in which they get their names.
+        contents: target to content, at once or in pieces, in the order in which they get their names.
         seal: the last of them, which says that the others are whole; an old one goes before the first has its name.
 
     Raises:
@@ -178,7 +185,7 @@ def write_together(contents: Mapping[Target, bytes], seal: Target) -> None:
             replacement = Replacement(target, "a file of a result")
             begun.append(replacement)
             with replacement.explaining_errors():
-                replacement.file.write(content)
+                replacement.file.writelines((content,) if isinstance(content, bytes) else content)
             replacement.complete()
         uninterrupted(place)
     finally:
