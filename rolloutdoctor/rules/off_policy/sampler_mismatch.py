@@ -237,8 +237,7 @@ class SamplerMismatch(TableRule):
         """
         names = "apart", "apart_tokens", "beside", "beside_tokens", "beside_far"
         apart, tokens, beside, others, far = totals(run.table, *names)
-        share = (far + 1) / (others + 2)
-        if not 0 < apart <= beside or share > MOST_FAR:
+        if not 0 < apart <= beside or (share := (far + 1) / (others + 2)) > MOST_FAR:
             return False
         return tokens / 2 * log2(1 / (4 * share)) - apart * log2(apart + beside) >= self.row_bits
 
@@ -251,7 +250,6 @@ class SamplerMismatch(TableRule):
             for name, counts in ((name, by_key(run.table, name)) for name in ("lag", "at"))
         )
         places_at = ", ".join(f"{number(mean)} from {start:g}" for start, mean in at.items())
-        message = _distribution(run, of_lag)
         places, rows_apart = run.count("confident_places"), self._has_rows_apart(run)
         is_sure, ending = places >= self.least_places, at_context_end(run.table.drop_nulls("alike"))
         if is_sure:
@@ -262,7 +260,7 @@ class SamplerMismatch(TableRule):
             words = _of_context_end(ending)
         else:
             words = _of_means(run)
-        message = "; ".join([*([words.message] if words.message else []), message])
+        message = "; ".join([*([words.message] if words.message else []), _distribution(run, of_lag)])
         if ending is not None:
             message = f"{_told_of(ending)}, in {ending.above:,} of them; {message}"
         is_fault = is_sure or rows_apart or ending is not None
