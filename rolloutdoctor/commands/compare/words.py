@@ -132,11 +132,9 @@ def _finding_lines(result: RunComparison) -> Iterator[RenderableType]:
 
 def _described(side: Side) -> str:
     who = f"{side.trainer} {side.trainer_version or ''}".strip() if side.trainer else "trainer unknown"
-    size = side.input
-    return (
-        f"{plain(side.name, 120)}: {plain(who)}, {many(size.rows, 'row')} in {many(size.groups, 'group')}, "
-        f"{many(size.steps, 'step')}, {many(size.tokens, 'token')}"
-    )
+    size, steps = side.input, many(side.input.steps, "step")
+    rows = f"{many(size.rows, 'row')} in {many(size.groups, 'group')}, {steps}, {many(size.tokens, 'token')}"
+    return f"{plain(side.name, 120)}: {plain(who)}, {rows if size.rows else f'{steps} of a log, no rollouts'}"
 
 
 def tables(result: RunComparison, *, everything: bool) -> Iterator[Table]:
