@@ -162,6 +162,7 @@ sample(temperature=1.0)
     [
         (OWN, ["learning rate 1e-06 (LR)", "group size 8 (group_size)", "KL coefficient 0.04 (kl_coef)"]),
         ("LR = 1e-6\n", []),
+        ("LR = 1e-6\nepsilon = 1e-8\n", []),
         ("LR = float(x)\nGROUP_SIZE = 8\n", []),
     ],
 )

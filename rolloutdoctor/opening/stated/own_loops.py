@@ -19,17 +19,20 @@ SPELLINGS: Mapping[str, frozenset[str]] = {
         "group size": "group_size num_generations num_rollouts n_rollouts rollouts_per_prompt samples_per_prompt "
         "num_samples_per_prompt generations_per_prompt completions_per_prompt",
         "KL coefficient": "kl_coef kl_coeff kl_beta beta kl_weight kl_penalty_coef init_kl_coef",
-        "clip range": "clip_eps clip_epsilon eps_clip epsilon clip_range cliprange",
+        "clip range": "clip_eps clip_epsilon eps_clip clip_range cliprange",
         "entropy coefficient": "entropy_coef entropy_coeff ent_coef entropy_bonus",
         "temperature": "temperature sampling_temperature",
         "response length limit": "max_new_tokens max_completion_length max_response_length max_gen_len",
-        "steps": "num_steps total_steps max_steps train_steps n_steps",
+        "steps": "num_steps total_steps max_steps train_steps",
     }.items()
 }
 """What an option is to the names that loops give it, in lower case."""
 
 _HEAD = 2_000
 """Lines of a console, before its first step, that are looked at."""
+
+_LONGEST = 2_000
+"""Characters of such a line."""
 
 _FEWEST = 2
 
@@ -44,7 +47,10 @@ def own_options(log: Source) -> str | None:
         if Console().detect(Path(log.path)) is None:
             return None
         head = islice(takewhile(lambda line: not is_step(line), lines_of(log)), _HEAD)
-        found, where = _known((pair for line in head for pair in _numbers(line)), ()), "printed"
+        found, where = (
+            _known((pair for line in head if len(line) <= _LONGEST for pair in _numbers(line)), ()),
+            "printed",
+        )
     else:
         nodes = [node for cell in notebook.code for node in ast.walk(parsed(cell))]
         found, where = _known(_given(nodes), _defaults(nodes)), "in its code"
