@@ -112,11 +112,16 @@ def test_lines_of_megatron(tmp_path):
 @pytest.mark.parametrize(
     ("text", "values"),
     [
+        (
+            "{'shape': (8, 371), 'reward_mean': tensor(-0.5, device='mps:0', grad_fn=<DivBackward0>), "
+            "'kl': tensor(0.25), 'loss': 1.0}\n",
+            {"reward_mean": -0.5, "kl": 0.25, "loss": 1.0},
+        ),
         ("{'x/kl': '0.5', 'x/score': '1e-3', 'episode': 8, 'gone': 'a'}\n", {"x/kl": 0.5, "x/score": 1e-3}),
         ('INFO {"reward": 0.5, "batch": 4, "inner": {"reward": 9}, "len": 3.0}\n', {"reward": 0.5, "len": 3.0}),
         ("{'policy_loss': 0.5, 'kl': 0.25, 'entropy': 1.5, 'grad_no", {"policy_loss": 0.5, "entropy": 1.5}),
     ],
-    ids=["texts", "JSON in prose", "cut"],
+    ids=["tensors", "texts", "JSON in prose", "cut"],
 )
 def test_a_dict_of_three_numbers(tmp_path, text, values):
     assert read(tmp_path / "out.txt", text)[0][1].items() >= values.items()

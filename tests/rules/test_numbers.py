@@ -724,6 +724,35 @@ def test_a_warmup_of_a_longer_run_is_not_over(tmp_path):
         assert found == [expected]
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "found"),
+    [
+        # The KL in the reward is of the policy before the update; that in the loss may be of one after several.
+        ("actor/reward_kl_penalty", [0.2] * 8, ["RDG012"]),
+        ("actor/reward_kl_penalty", [0.0, *[0.2] * 7], []),
+        ("actor/reward_kl_penalty", [0.005] * 8, []),
+        ("actor/kl_loss", [0.2] * 8, []),
+    ],
+)
+def test_the_kl_in_verls_reward_is_of_the_old_policy(name, values, found, tmp_path):
+    path = tmp_path / "log.jsonl"
+    rows = [{"step": n, name: kl, "critic/score/mean": 0.5} for n, kl in enumerate(values, start=1)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [one.code for one in rd.check(path, select=["RDG012"]).findings] == found
+
+
+@pytest.mark.parametrize(("more", "found"), [({}, ["RDM008"]), ({"kl-penalty": 0.5}, []), ({"epoch": 0.5}, ["RDM008"])])
+def test_the_loss_of_a_loop_may_have_terms_of_its_own(more, found, tmp_path):
+    noise = np.random.default_rng(0).standard_normal((30, 3))
+    path = tmp_path / "log.jsonl"
+    rows = [
+        {"step": n, "loss": loss, "policy_loss": policy, "entropy": 1 + abs(entropy)} | more
+        for n, (loss, policy, entropy) in enumerate(noise, start=1)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [one.code for one in rd.check(path, select=["RDM008"]).findings] == found
+
+
 @pytest.mark.parametrize(("more", "expected"), [({}, 3), ({"reward": FLAT}, 0), ({"loss": [math.nan] * STEPS}, 1)])
 def test_losses_alone_are_not_checked_but_for_what_is_no_number(more, expected, tmp_path):
     path = log_file(tmp_path / "log.jsonl", **({"loss": FLAT, "grad_norm": FLAT} | more))
