@@ -50,6 +50,11 @@ def groups(*counts):
         (groups(*({"n_degenerate": count, "n_groups": 2} for count in (0, 2, 4))), None),
         (groups(*({"n_degenerate": count, "n_groups": of} for count, of in ((1, 4), (2, 8), (1, 6)))), None),
         (groups(*({"n_degenerate": count} for count in (2, 6, 4))), None),
+        # Groups of which all responses pass or fail, and those of which some do.
+        (groups(*({"all_pass": 1, "all_fail": n, "mixed": 3 - n} for n in (0, 1, 2))), [0.25, 0.5, 0.75]),
+        (groups(*({"solve_all": 1, "solve_none": n, "n_groups": 4} for n in (0, 1, 2))), [0.25, 0.5, 0.75]),
+        (groups(*({"all_pass": 1, "all_fail": n} for n in (0, 1, 2))), None),
+        (groups(*({"all_pass": 1, "mixed": 3 - n} for n in (0, 1, 2))), None),
     ],
     ids=["of all groups", "beside the others", "of something else", "of a total that varies", "of nothing"],
 )

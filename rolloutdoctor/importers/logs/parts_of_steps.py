@@ -26,6 +26,21 @@ _COUNTS = frozenset(
     for word in ("degenerate", "zero_variance", "zero_std", "dead")
     for before, after in (("n_", ""), ("num_", ""), ("n_", "_groups"), ("num_", "_groups"), ("", "_groups"))
 )
+_ALL_PASS, _ALL_FAIL = (
+    frozenset(
+        {
+            f"solve_{none}",
+            *(f"{n}all_{word}{of}" for word in words for n in ("", "n_", "num_") for of in ("", "_groups")),
+        }
+    )
+    for none, words in (
+        ("all", ("pass", "passed", "correct", "right", "solved")),
+        ("none", ("fail", "failed", "wrong", "incorrect", "unsolved")),
+    )
+)
+_MIXED = ("mixed", "n_mixed", "num_mixed", "mixed_groups", "n_mixed_groups", "solve_partial")
+"""Counts of groups whose responses all pass, all fail, or differ: they add up to all groups."""
+
 _TOTALS = ("n_groups", "num_groups", "total_groups")
 
 
@@ -108,7 +123,12 @@ def with_shares(rows: Sequence[Row], name: str, notes: LogNotes) -> Sequence[Row
 
 def _counts(row: Mapping[str, object]) -> Iterator[tuple[float, float]]:
     """Yield how many groups of a row have equal rewards, and what else it says of their number."""
-    counts = [value for name in row if name in _COUNTS and (value := as_float(row[name])) is not None]
-    totals = [value for name in _TOTALS if (value := as_float(row.get(name))) is not None]
+    counts, passed, failed, mixed, totals = (
+        [value for name in row if name in names and (value := as_float(row[name])) is not None]
+        for names in (_COUNTS, _ALL_PASS, _ALL_FAIL, _MIXED, _TOTALS)
+    )
+    if not counts and len(passed) == len(failed) == 1:
+        counts = [passed[0] + failed[0]]
+        totals = totals or [counts[0] + one for one in mixed]
     if len(counts) == 1 and totals and DEGENERATE not in row:
         yield counts[0], totals[0]
