@@ -20,7 +20,6 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(_SHARES, (0.0, 1.0)),
     **dict.fromkeys(_NOT_NEGATIVE, (0.0, inf)),
     "entropy": (0.0, inf),
-    "response_entropy": (0.0, inf),
     "sampler_pearson": (-1.0, 1.0),
 }
 """Quantity to the least and the largest value that it can have."""

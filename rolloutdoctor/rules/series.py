@@ -151,6 +151,17 @@ def change_of_means(first: "Values", last: "Values", kept: float) -> tuple[float
     return float(last.mean() - first.mean()), sqrt(sum(variances) * (1 + kept) / (1 - kept))
 
 
+def falls_from_best_fifth(values: "Values", errors: float, share: float) -> bool:
+    """Tell whether the last fifth is below the best one by so many standard errors, and a share of their range."""
+    import numpy as np
+
+    fifth = len(values) // 5
+    means = np.convolve(values, np.ones(fifth) / fifth, "valid")
+    top = int(np.argmax(means))
+    change, error = change_of_means(values[top : top + fifth], values[-fifth:], memory(values))
+    return -change > max(errors * error, share * float(np.ptp(means)))
+
+
 _LONG = 40
 """Values that tell a memory: of fewer its estimate is noise itself."""
 

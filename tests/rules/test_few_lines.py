@@ -157,8 +157,11 @@ def test_the_ppo_of_trl_has_a_kl_of_responses(tmp_path):
     assert [vital.title for vital in report.vitals] == ["reward", "KL of a response"]
     # A sum over a response of some nats is ordinary, and rlhf_reward is no reward function.
     assert not {"RDT004", "RDT002", "RDG012"} & {one.code for one in report.findings}
-    negative = finding(jsonl(tmp_path / "negative.jsonl", entry | {"objective/entropy": -3.5}), "RDM003")
-    assert negative.headline == "objective/entropy is -3.5 in step 1: the entropy of a response cannot be below 0"
+    # Each padded token counts as a log-prob of 1.
+    padded = jsonl(tmp_path / "padded.jsonl", entry | {"objective/entropy": -3.5, "policy/entropy_avg": 0.5})
+    assert finding(padded, "RDM003") is None
+    negative = finding(jsonl(tmp_path / "negative.jsonl", entry | {"policy/entropy_avg": -3.5}, entry), "RDM003")
+    assert negative.headline == "policy/entropy_avg is -3.5 in step 1: the entropy cannot be below 0"
 
 
 @pytest.mark.parametrize(

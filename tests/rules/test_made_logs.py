@@ -303,7 +303,9 @@ def table() -> Iterator[Made]:
         "zero-std-unsloth", unsloth_notebook, lines(11, 250, old_trl(rises, dead=0.7)), "RDT001", "train nothing", 4
     )
     yield Made("zero-variance", state, lines(12, 40, new_trl(rises, dead=0.75), every=5), "RDT001", "train nothing")
-    yield Made("function-0", state, lines(13, 250, with_functions(soft_format=0.0)), "RDT002", "soft_format is 0")
+    yield Made(
+        "function-0", state, lines(13, 250, with_functions(soft_format=0.0)), "RDT002", "soft_format is constant at 0"
+    )
     yield Made(
         "function-0-notebook", notebook, lines(14, 250, with_functions(strict_format=0.0)), "RDT002", "strict_format"
     )
@@ -342,7 +344,7 @@ def table() -> Iterator[Made]:
         dicts_and_table,
         lines(30, 12, with_functions(soft_format=0.0)),
         "RDT002",
-        "soft_format is 0",
+        "soft_format is constant at 0",
     )
 
 

@@ -678,6 +678,49 @@ NEW = {
         {"entropy": np.linspace(1, 1.3, STEPS), "reward": RISES},
         "clean",
     ),
+    "a KL of nats for next to no reward": (
+        "RDT004",
+        {"kl": np.linspace(0.001, 3, STEPS), "reward": RISES, "reward_std": [9.0] * STEPS},
+        "warning",
+    ),
+    "a KL of nats for a reward of more than its spread": (
+        "RDT004",
+        {"kl": np.linspace(0.001, 3, STEPS), "reward": RISES, "reward_std": [0.2] * STEPS},
+        "info",
+    ),
+    "much longer responses of which a fifth is truncated": (
+        "RDT006",
+        {
+            "truncated_share": np.linspace(0, 0.25, STEPS),
+            "response_length": np.linspace(100, 1500, STEPS),
+            "reward": FLAT,
+        },
+        "warning",
+    ),
+    "much longer responses that earn more": (
+        "RDT006",
+        {
+            "truncated_share": np.linspace(0, 0.25, STEPS),
+            "response_length": np.linspace(100, 1500, STEPS),
+            "reward": RISES,
+        },
+        "info",
+    ),
+    "longer responses of which a fifth is truncated": (
+        "RDT006",
+        {
+            "truncated_share": np.linspace(0, 0.25, STEPS),
+            "response_length": np.linspace(100, 300, STEPS),
+            "reward": FLAT,
+        },
+        "clean",
+    ),
+    "a reward that rises and slowly falls in much noise": (
+        "RDT005",
+        {"reward": noisy([0.3] * 60 + [0.7] * 60 + [0.4] * 180, 0.25)},
+        "warning",
+    ),
+    "a reward that rises in much noise": ("RDT005", {"reward": noisy([0.3] * 60 + [0.7] * 140, 0.25)}, "clean"),
     "a third more truncated": ("RDT006", {"truncated_share": np.linspace(0, 0.36, STEPS)}, "info"),
     "half truncated": ("RDT006", {"truncated_share": np.linspace(0, 0.5, STEPS)}, "warning"),
     "a deviation of 0 in most lines": ("RDT001", {"reward_std": [0.0, 0.0, 0.3] * 20, "reward": FLAT}, "info"),

@@ -36,10 +36,22 @@ def fall_of(size: float) -> list[float]:
     return waves(turns(1.0, 0.0, at=20, steps=40), size)
 
 
+LONGER = {"response_length": turns(100.0, 600.0)}
+"""Responses of six times the length."""
+
+
 def extremes(low: list[float], high: list[float]) -> Log:
     """The extremes of advantages beside rewards from 0 to 1."""
     rewards = {"reward_min": [0.0] * len(low), "reward_max": [1.0] * len(low)}
     return {**rewards, "advantage_min": low, "advantage_max": high}
+
+
+def slow_fall(steps: int, errors: float = 5.5) -> Log:
+    """A reward that rises and falls, by so many standard errors of the means of a fifth of the steps."""
+    part = steps // 5
+    levels = [0.3] * part + [0.8] * part + [*np.linspace(0.8, 0.4, steps - 3 * part)] + [0.4] * part
+    size = 0.4 / errors * (part / 2) ** 0.5 * (1 - 1 / part) ** 0.5
+    return {"reward": waves(levels, size)}
 
 
 @dataclass(frozen=True)
@@ -294,6 +306,14 @@ BOUNDARIES = [
         },
         ("warning", "info"),
     ),
+    # A sure rise of 1, of which the spread of the rewards is 0.5 times or not.
+    near(
+        "RDT004",
+        "worth",
+        0.5,
+        lambda x: {"kl": turns(0.001, 3.0), "reward": turns(0.0, 1.0), "reward_std": [1 / x] * 30},
+        ("warning", "info"),
+    ),
     Boundary("RDT004", "third", climbing(17), climbing(18), ("warning", "info")),
     Boundary(
         "RDT005",
@@ -328,9 +348,13 @@ BOUNDARIES = [
         "RDT005",
         "fraction",
         0.5,
-        lambda x: {"reward": [*[0.0] * 20, *np.linspace(0, 1, 60), *turns(1.0, 1 - x, at=60, steps=120)]},
+        lambda x: {"reward": [*[0.0] * 10, *np.linspace(0, 1, 30), *turns(1.0, 1 - x, at=30, steps=59)]},
         ("clean", "warning"),
     ),
+    Boundary(
+        "RDT005", "errors_of_fifths", slow_fall(100, 4.95), slow_fall(100, 5.05), ("clean", "warning"), factor=1.3
+    ),
+    Boundary("RDT005", "long", slow_fall(99), slow_fall(100), ("clean", "warning")),
     Boundary(
         "RDT006",
         "fewest",
@@ -338,6 +362,14 @@ BOUNDARIES = [
         ("skipped", "warning"),
     ),
     near("RDT006", "growth", 0.3, lambda x: {"truncated_share": turns(0.0, x)}, ("clean", "info")),
+    near("RDT006", "some", 0.15, lambda x: {"truncated_share": turns(0.0, x), **LONGER}, ("clean", "warning")),
+    near(
+        "RDT006",
+        "longer",
+        5.0,
+        lambda x: {"truncated_share": turns(0.0, 0.2), "response_length": turns(100, 100 * x)},
+        ("clean", "warning"),
+    ),
     near("RDT006", "many", 0.4, lambda x: {"truncated_share": turns(0.0, x)}, ("info", "warning")),
     near("RDT006", "errors", 3.0, lambda x: {"truncated_share": swinging(0.2, 0.8, 1.2533 * x)}, ("clean", "warning")),
     near("RDT006", "errors", 3.0, lambda x: {"truncated_share": late(x)}, ("clean", "warning")),

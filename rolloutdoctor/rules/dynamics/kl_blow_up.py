@@ -25,17 +25,19 @@ class KlBlowUp(NumbersRule):
     reward did not rise, the policy diverged.
 
     ## How it is measured
-    `kl_last` is the median over the last tenth of the logged steps, three at least. A blow-up is a `kl_last` above 1
-    nat and above ten times the smallest of the first three. It is information where the reward rose by more than its
-    noise from the onset on: by the medians of few steps, or slowly, where the mean of the last third of the steps since
-    then (six at least) is above that of the first by two standard errors and above what was before. There is no finding
-    where the reward may have risen, but was logged in fewer than six of the steps. An error where it is lower at the
-    end than at the start by more than its noise, and else a warning. `onset` is the first step from which it stays
-    above the geometric mean of both; of a rise that takes more than a quarter of the steps, the first that left the
-    start. In fewer than ten steps a KL that goes from below 0.01 to above 0.3 nats between two consecutive ones is a
-    warning: one step does not move a policy so far. It is information where the KL falls back, or the reward of three
-    lines or more is not below the first, or may have risen in lines that say no reward or are left out, since they may
-    be of other rows. Confirmed: the log shows that, not why. A KL that is NaN or negative is `RDM003`'s.
+    `kl_last` is the median over the last tenth of the logged steps, three at least. A blow-up is a `kl_last` above
+    1 nat and above ten times the smallest of the first three. It is information where the reward rose by more than
+    its noise from the onset on: by the medians of few steps, or slowly, where the mean of the last third of the
+    steps since then (six at least) is above that of the first by two standard errors and above what was before; but
+    not where all it rose is less than half of the standard deviation of the rewards at the start, where that is
+    logged: a policy of another nat a token can be had for less. There is no finding where the reward may have
+    risen, but was logged in fewer than six of the steps. An error where it is lower at the end than at the start by
+    more than its noise, and else a warning. `onset` is the first step from which it stays above the geometric mean
+    of both; of a rise that takes more than a quarter of the steps, the first that left the start. In fewer than ten
+    steps a KL that goes from below 0.01 to above 0.3 nats between two consecutive ones is a warning: one step does
+    not move a policy so far. It is information where the KL falls back, or the reward of three lines or more is not
+    below the first, or may have risen in lines that say no reward or are left out, since they may be of other rows.
+    Confirmed: the log shows that, not why. A KL that is NaN or negative is `RDM003`'s.
 
     ## What to do
     Go back to a checkpoint before the onset; raise the KL coefficient, or lower the learning rate.
@@ -50,7 +52,7 @@ class KlBlowUp(NumbersRule):
     name = "kl-blow-up"
     references = ("https://github.com/volcengine/verl/issues/6280",)
     about = ("kl",)
-    beside = ("reward", "learning_rate")
+    beside = ("reward", "reward_std", "learning_rate")
 
     high: float = 1.0
     times: float = 10.0
@@ -58,6 +60,8 @@ class KlBlowUp(NumbersRule):
     jump: float = 0.3
     moves: float = 2.0
     """Standard errors of a rise that excuses, as of a reward that moved (`RDT016`): to accuse would take more."""
+    worth: float = 0.5
+    """Standard deviations of the rewards at the start, below which a rise of the reward is next to nothing."""
     third: int = 6
     """Steps of which two means are compared: of fewer their standard error is one of chance."""
 
@@ -108,6 +112,9 @@ class KlBlowUp(NumbersRule):
         is_risen = rewards is not None and (_rose_since(rewards, since) or self._rises_on(rewards, since))
         if _may_have_risen(series(run, "reward")):
             return None
+        spread = levels(run, "reward_std")
+        is_little = reward is not None and spread is not None and reward.change < self.worth * spread.first
+        is_risen = is_risen and not is_little
         fell = reward is not None and reward.errors > 4 and reward.change < 0
         bought = "" if reward is None else f", while the reward went {from_to(reward.first, reward.last)}"
         how = rise.words("rose" if is_risen else "blew up", "rose", onset)

@@ -29,7 +29,8 @@ class LengthGrowth(NumbersRule):
     least. A finding is a growth by more than 0.3 and three standard errors, with a mean length that did not fall. A
     share wanders for some steps at a time: the errors count noise that lasts, and unless it ends above 0.95, its mean
     over the last third has to be above that over the first by three standard errors, too. Information; a warning where
-    it ends above 0.4 and the reward did not rise by two standard errors between the thirds; an error above 0.95.
+    it ends above 0.4, or above 0.15 with a mean length of five times its start, and the reward did not rise by two
+    standard errors between the thirds; an error above 0.95. With such a length a growth by 0.15 is a finding.
     `onset` is the first step from which the running median stays above the middle of both. Confirmed.
 
     ## What to do
@@ -50,6 +51,8 @@ class LengthGrowth(NumbersRule):
 
     many: float = 0.4
     growth: float = 0.3
+    some: float = 0.15
+    longer: float = 5.0
     nearly_all: float = 0.95
     errors: float = 3.0
     """Standard errors of the two medians, and of the means of thirds: of steps of few responses the share is noise."""
@@ -62,7 +65,9 @@ class LengthGrowth(NumbersRule):
         level = ends(values)
         length = levels(run, "response_length")
         is_noise = level.change <= self.errors * OF_A_MEDIAN * level.error_with_memory
-        if level.change <= self.growth or is_noise or (length is not None and length.change < 0):
+        is_longer = length is not None and length.last > self.longer * length.first > 0
+        growth = self.some if is_longer else self.growth
+        if level.change <= growth or is_noise or (length is not None and length.change < 0):
             return None
         is_whole = level.last > self.nearly_all
         if not is_whole and not _rose(values, self.errors):
@@ -76,7 +81,7 @@ class LengthGrowth(NumbersRule):
             severity=Severity.ERROR
             if is_whole
             else Severity.WARNING
-            if level.last > self.many and not is_bought
+            if (level.last > self.many or is_longer) and not is_bought
             else Severity.INFO,
             confirmed=True,
             headline=f"{percent(level.last)} of the responses are truncated from step {onset} on",

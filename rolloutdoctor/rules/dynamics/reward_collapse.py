@@ -11,7 +11,7 @@ from rolloutdoctor.results.findings import Measure, Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number
 from rolloutdoctor.rules.logged_quantities import by_step, not_logged
 from rolloutdoctor.rules.numbers_rule import NumbersRule, from_to, series, shown, step_at, where_logged
-from rolloutdoctor.rules.series import OF_A_MEDIAN, ends, error_of_answers, shift, smoothed
+from rolloutdoctor.rules.series import OF_A_MEDIAN, ends, error_of_answers, falls_from_best_fifth, shift, smoothed
 from rolloutdoctor.rules.table_rule import Measured
 
 
@@ -32,7 +32,8 @@ class RewardCollapse(NumbersRule):
     tenth. A collapse is a fall by more than half of the range of these medians and by more than six standard errors, of
     the medians and also of the means of the same steps, since medians of few responses jump. The noise is estimated
     from the differences of neighbouring steps and of every other step, since it may be correlated. Four standard errors
-    are enough where three quarters of the way from the best level to the smallest reward of any response are lost.
+    are enough where three quarters of the way from the best level to the smallest reward of any response are lost, and
+    five between the means of the best and the last fifth of 100 steps or more, if half of the range of such is lost.
     `onset` is the first step after the best from which on the running median stays below the middle of the two. An
     error where it ends at or below the level of its start. Confirmed.
 
@@ -60,6 +61,8 @@ class RewardCollapse(NumbersRule):
     fewest_evaluations: int = 6
     errors: float = 6.0
     errors_of_most: float = 4.0
+    long: int = 100
+    errors_of_fifths: float = 5.0
     most: float = 0.75
     fraction: float = 0.5
 
@@ -120,9 +123,13 @@ class RewardCollapse(NumbersRule):
             error, least = max(error, error_of_answers(values, best, level.count)), self.fraction * best
             lost_most = fall > self.most * best
         needed = self.errors_of_most if lost_most else self.errors
-        if sure <= needed * error or fall <= least or top > len(values) - level.count:
+        is_sure = sure > needed * error and fall > least
+        is_slow = not is_sure and name == "reward" and len(values) >= self.long
+        is_slow = is_slow and falls_from_best_fifth(values, self.errors_of_fifths, self.fraction)
+        if not (is_sure or is_slow) or top > len(values) - level.count:
             return None
-        drop = shift(values[top:], best, level.last, (best + level.last) / 2, level.noise)
+        # A slow fall of noisy values is seen in their medians alone.
+        drop = shift((medians if is_slow else values)[top:], best, level.last, (best + level.last) / 2, level.noise)
         onset = step_at(run, top + drop.at)
         what = drop.words("collapsed", "fell", onset)
         return Judgement(
