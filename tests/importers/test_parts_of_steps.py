@@ -56,7 +56,17 @@ def groups(*counts):
         (groups(*({"all_pass": 1, "all_fail": n} for n in (0, 1, 2))), None),
         (groups(*({"all_pass": 1, "mixed": 3 - n} for n in (0, 1, 2))), None),
     ],
-    ids=["of all groups", "beside the others", "of something else", "of a total that varies", "of nothing"],
+    ids=[
+        "of all groups",
+        "beside the others",
+        "of something else",
+        "of a total that varies",
+        "of nothing",
+        "mixed ones",
+        "all of them",
+        "no total",
+        "no failed ones",
+    ],
 )
 def test_a_count_of_groups_is_a_share_where_the_total_shows(tmp_path, rows, shares):
     values, told = read(tmp_path / "log.json", rows)
