@@ -108,7 +108,9 @@ class RunTables:
 
     def with_steps(self, keys: Iterable["StepKey"]) -> "RunTables":
         """Return the tables with the steps that were read."""
-        return RunTables(self.stored or self.rows, self.metrics, self.audit, steps_frame(keys), self.turns)
+        return RunTables(
+            self.rows if self.stored is None else self.stored, self.metrics, self.audit, steps_frame(keys), self.turns
+        )
 
     def with_rows(self, rows: pl.DataFrame) -> "RunTables":
         """Return the tables with other rows."""
