@@ -11,12 +11,14 @@ from torch import Tensor
 
 from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.check_parts import reading_identity
+from rolloutdoctor.engine.logged_run import measure_log
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.parts import Executor, Part, Work, tree_sum
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.run_state import RunState
 from rolloutdoctor.engine.run_steps import StepConsumer, run_file_steps
 from rolloutdoctor.engine.table_builder import TableBuilder
+from rolloutdoctor.evaluation.rows_table import RowsTable
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.ops.histogram import histogram
 from rolloutdoctor.results.figures import AdvantagesData
@@ -71,9 +73,9 @@ class Gathered:
         )
 
     @property
-    def frames(self) -> Mapping[str, pl.DataFrame]:
+    def frames(self) -> Mapping[str, pl.DataFrame | RowsTable]:
         """All tables, those of the rules among them, by name."""
-        return _prefixed(self.rules.frames, _RULES) | dict(self.tables)
+        return {**_prefixed(self.rules.frames, _RULES), **self.tables}
 
     def with_frames(self, frames: Mapping[str, pl.DataFrame]) -> "Gathered":
         """Return the same with other tables."""
@@ -239,7 +241,7 @@ def gather(
 
 def _read(ready: PreparedRun, gatherers: Sequence[Gatherer], progress: Progress | None, *, measured: bool) -> RunState:
     """Pass every step to the gatherers and, if they are to measure it, to the rules; return what these measured."""
-    plan, options = ready.plan, ready.options
-    rules = [RuleAccumulator(plan, TableBuilder(plan, options.memory))] if measured else []
+    plan, options, of_log = ready.plan, ready.options, measured and ready.run.metrics_only
+    rules = [RuleAccumulator(plan, TableBuilder(plan, options.memory))] if measured and not of_log else []
     run_file_steps(ready.run, [*rules, *gatherers], options, ready.metrics, progress)
-    return rules[0].state() if rules else RunState()
+    return measure_log(ready) if of_log else rules[0].state() if rules else RunState()

@@ -155,7 +155,7 @@ def test_a_whole_factor_between_two_logs_is_said(tmp_path, factor, words):
 def test_a_log_has_steps_and_no_rows(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text("".join(f'{{"step": {step}, "reward": 0.{step}, "kl": 0.1}}\n' for step in range(4)))
-    found = compare(rd.open(path), rd.open(path), CheckOptions())
+    found = compare(rd.open(path), rd.open(path), CheckOptions(), names=("a", "b"))
     text = RENDERERS["full"](found, Style(width=100, color=False, unicode=True, verbose=False))
     assert text.count("4 steps of a log, no rollouts") == 2
 
