@@ -113,8 +113,8 @@ class KlBlowUp(NumbersRule):
         if _may_have_risen(series(run, "reward")):
             return None
         spread = levels(run, "reward_std")
-        is_little = reward is not None and spread is not None and reward.change < self.worth * spread.first
-        is_risen = is_risen and not is_little
+        if rewards is not None and spread is not None:
+            is_risen = is_risen and _rose_by(rewards) >= self.worth * spread.first
         fell = reward is not None and reward.errors > 4 and reward.change < 0
         bought = "" if reward is None else f", while the reward went {from_to(reward.first, reward.last)}"
         how = rise.words("rose" if is_risen else "blew up", "rose", onset)
@@ -163,6 +163,12 @@ def _rose_since(rewards: "Values", onset: int) -> bool:
         # What the first tenth has may have come with the rise of the KL.
         before = float(np.median(rewards[: max(onset, 1)]))
     return float(medians[onset:].max()) - before > 4 * level.error
+
+
+def _rose_by(rewards: "Values") -> float:
+    """Return how far the reward was above its start at most: that it fell again is another finding."""
+    level = ends(rewards)
+    return float(smoothed(rewards, level.count).max()) - level.first
 
 
 def _may_have_risen(rewards: "Values") -> bool:
