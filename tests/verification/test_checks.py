@@ -97,7 +97,7 @@ def test_the_policy_term_alone():
     # Beyond a ratio of 3 verl has a second clip.
     CASES.without("extreme log-probs").check_loss(policy, f"{VERL},use_kl_loss=true", part="policy")
     with pytest.raises(AssertionError, match="the loss of the case 'extreme log-probs'"):
-        CASES.check_loss(policy, f"{VERL},use_kl_loss=true", part="policy")
+        CASES.only("extreme log-probs").check_loss(policy, f"{VERL},use_kl_loss=true", part="policy")
     with pytest.raises(UsageError, match="part='kl'"):
         CASES.check_loss(policy, VERL, part="kl")
 
@@ -124,7 +124,7 @@ def test_further_arguments_go_over_those_of_the_case():
 
     CASES.check(scaled, VERL, factor=1.0)
     with pytest.raises(AssertionError):
-        CASES.check(scaled, VERL, factor=1.001)
+        CASES.only("ragged").check(scaled, VERL, factor=1.001)
 
 
 @pytest.mark.parametrize(

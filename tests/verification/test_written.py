@@ -27,9 +27,9 @@ def ran(folder, text):
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("function", "code", "words"),
-    [("grpo", 0, f"{len(CASES)} passed"), pytest.param("rloo", 1, f"{len(CASES)} failed", marks=pytest.mark.slow)],
+    ("function", "code", "words"), [("grpo", 0, f"{len(CASES)} passed"), ("rloo", 1, f"{len(CASES)} failed")]
 )
 def test_the_file_tests_a_function(tmp_path, function, code, words):
     text = written_test("verl@0.9.1", layers(adv_estimator="grpo"), f"{FUNCTIONS}:{function}")
