@@ -127,7 +127,12 @@ def pytest_collection_modifyitems(items):
         kept |= shown
 
 
+# Of what is imported and collected nothing is garbage, and there is ever more of it to look through.
+gc.disable()
+
+
 def pytest_collection_finish():
     """Take what was imported out of the garbage collector's sight: trainers collect after every run."""
+    gc.enable()
     gc.collect()
     gc.freeze()

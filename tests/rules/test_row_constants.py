@@ -398,6 +398,7 @@ def test_a_number_is_where_it_is_said_to_be(boundary):
         assert re.match(says, outcome), (outcome, says)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("boundary", BOUNDARIES, ids=lambda one: f"{one.code} {one.number}")
 def test_a_number_decides_between_the_two(boundary, monkeypatch):
     """With a tenth more or less of it, or one more or less of a count, both runs get the same answer."""

@@ -167,6 +167,7 @@ def test_a_return_is_reset_in_discounted_returns_alone():
 # A reward on a masked last token.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["verl", "slime rf++"])
 def test_a_reward_that_is_lost_behind_a_mask_is_named(name):
     edit = by_name("terminal-reward-lost")
@@ -302,6 +303,7 @@ def segmented(seed=0, count=3):
         yield replace(batch, per_row=per_row)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["slime", "verl"])
 def test_segments_that_count_one_by_one_are_named_in_a_run_that_counts_trajectories(name):
     edit = by_name("every-segment-votes")
