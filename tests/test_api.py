@@ -158,7 +158,7 @@ def test_options_go_over_the_file():
 
 def test_a_log_of_numbers_alone_is_opened_as_check_opens_it(tmp_path):
     log = tmp_path / "log.csv"
-    log.write_text("step,loss,grad_norm\n1,0.5,0.1\n2,0.4,nan\n3,0.3,0.3\n", encoding="utf-8")
+    log.write_text("step,reward,grad_norm\n1,0.5,0.1\n2,0.4,nan\n3,0.3,0.3\n", encoding="utf-8")
     report = rd.check(rd.open(log))
     assert [found.code for found in report.findings] == ["RDM003"]
     assert "RDG001" in [each.code for each in report.skipped]

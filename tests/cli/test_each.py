@@ -196,7 +196,7 @@ def test_many_runs_of_a_project_are_not_checked_unasked(tmp_path, monkeypatch, r
     project = tmp_path / "p.db"
     with closing(sqlite3.connect(project)) as database:
         database.execute("CREATE TABLE metrics (id INTEGER PRIMARY KEY, run_name TEXT, step INTEGER, metrics TEXT)")
-        rows = [(f"r{run}", step, '{"loss": 0.1, "grad_norm": 0.5}') for run in range(runs) for step in (1, 2)]
+        rows = [(f"r{run}", step, '{"reward": 0.5, "grad_norm": 0.5}') for run in range(runs) for step in (1, 2)]
         database.executemany("INSERT INTO metrics (run_name, step, metrics) VALUES (?, ?, ?)", rows)
         database.commit()
     done = CliRunner().invoke(app, ["check", str(project)])
