@@ -6,7 +6,7 @@ from collections.abc import Collection
 from rolloutdoctor.metric_names.generic import taken_for
 from rolloutdoctor.metric_names.table import is_bookkeeping, is_named, metric_quantities, understood, whose
 
-RL, DISTILLATION, SFT, LOSSES, DPO, KTO, ORPO, PREFERENCES, REWARD_MODEL, LANGUAGE_MODEL = (
+RL, DISTILLATION, SFT, LOSSES, DPO, KTO, ORPO, PREFERENCES, REWARD_MODEL, LANGUAGE_MODEL, CLASSIC = (
     "reinforcement learning",
     "on-policy distillation",
     "supervised fine-tuning",
@@ -17,8 +17,9 @@ RL, DISTILLATION, SFT, LOSSES, DPO, KTO, ORPO, PREFERENCES, REWARD_MODEL, LANGUA
     "preference or reward-model training",
     "reward-model training",
     "language-model training",
+    "reinforcement learning of no language model (Stable-Baselines3)",
 )
-NOT_CHECKED = frozenset({SFT, LOSSES, DPO, KTO, ORPO, PREFERENCES, REWARD_MODEL, LANGUAGE_MODEL})
+NOT_CHECKED = frozenset({SFT, LOSSES, DPO, KTO, ORPO, PREFERENCES, REWARD_MODEL, LANGUAGE_MODEL, CLASSIC})
 """Kinds of which no rule knows anything."""
 
 _PAIRS = (
@@ -31,6 +32,10 @@ _PAIRS = (
 )
 _ODDS = ("log_odds_ratio", "log_odds_chosen", "odds_ratio_loss")
 _OF_REWARD_MODEL = ("margin", "min_reward", "max_reward", "mean_reward", "accuracy")
+_OF_EPISODES = frozenset({"ep_rew_mean", "ep_len_mean"})
+"""What Stable-Baselines3 logs of the episodes of an environment."""
+_OF_TOKENS = frozenset({"mean_token_accuracy", "token_acc"})
+"""The share of tokens that are the most probable, as TRL's and ms-swift's supervised fine-tuning log it."""
 _FEWEST_PAIRS, _FEWEST_OF_REWARD_MODEL = 2, 4
 _OF_ANY_UPDATE = frozenset({"loss", "grad_norm", "learning_rate", "tokens", "tokens_seen", "samples", "step_time"})
 _OF_POLICY = re.compile(
@@ -51,6 +56,12 @@ def training_kind(names: Collection[str]) -> str:
     'preference training (ORPO)'
     >>> training_kind(["loss", "mean_token_accuracy"]), training_kind(["loss", "reward", "kl"])
     ('supervised fine-tuning', 'reinforcement learning')
+    >>> training_kind(["loss", "token_acc", "grad_norm"]), training_kind(["loss", "token_acc", "reward"])
+    ('supervised fine-tuning', 'reinforcement learning')
+    >>> training_kind(["loss", "accuracy", "lr", "percentage"]), training_kind(["loss", "accuracy", "lr"])
+    ('preference or reward-model training', 'reinforcement learning')
+    >>> training_kind(["rollout/ep_rew_mean", "train/loss"])
+    'reinforcement learning of no language model (Stable-Baselines3)'
     >>> training_kind(["train/loss", "train/learning_rate", "eval/loss"])
     'losses alone, as supervised fine-tuning writes it'
     """
@@ -61,6 +72,8 @@ def training_kind(names: Collection[str]) -> str:
         return ORPO if bare & {*_ODDS} else KTO if is_kto else DPO
     if any(_DISTILLED.search(name.lower()) for name in bare):
         return DISTILLATION
+    if {name.rpartition("/")[2] for name in bare} & _OF_EPISODES:
+        return CLASSIC
     if _has_reward(names):
         return RL
     words = {word for name in bare for word in re.split(r"[/_.]", name.lower())}
@@ -70,8 +83,11 @@ def training_kind(names: Collection[str]) -> str:
         return PREFERENCES
     if "lm_loss" in bare:
         return LANGUAGE_MODEL
-    if "mean_token_accuracy" in bare:
+    if bare & _OF_TOKENS:
         return SFT
+    if {"accuracy", "percentage"} <= bare:
+        # LLaMA-Factory's trainer_log.jsonl has an accuracy of pairs alone, and beside a policy its reward.
+        return PREFERENCES
     if sum(name in bare for name in _OF_REWARD_MODEL) >= _FEWEST_OF_REWARD_MODEL:
         return REWARD_MODEL
     return LOSSES if _has_losses_alone(names) else RL

@@ -808,6 +808,25 @@ def test_losses_alone_are_not_checked_but_for_what_is_no_number(more, expected, 
         )
 
 
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (("loss", "token_acc", "grad_norm"), "supervised fine-tuning"),
+        (("loss", "accuracy", "lr", "percentage"), "preference or reward-model training"),
+        (("rollout/ep_rew_mean", "train/loss"), "reinforcement learning of no language model (Stable-Baselines3)"),
+        (("loss", "accuracy", "lr"), None),
+        (("loss", "token_acc", "reward"), None),
+        (("loss", "accuracy", "percentage", "reward"), None),
+    ],
+)
+def test_a_training_that_is_not_checked_is_named_by_what_it_logs(names, kind, tmp_path):
+    report = rd.check(log_file(tmp_path / "log.jsonl", **dict.fromkeys(names, FLAT)))
+    assert (exit_code(report, opt.FailOn.warning) == 3) is (kind is not None)
+    assert verdict(report).startswith("This is a log of") is (kind is not None)
+    if kind is not None:
+        assert verdict(report) == f"This is a log of {kind}, which is not checked."
+
+
 @pytest.mark.parametrize(("second", "expected"), [(2.2e-6, []), (2.8e-6, ["RDT009"])])
 def test_a_warmup_of_which_few_lines_are_logged_is_no_jump(tmp_path, second, expected):
     """Steps 1, 10, 20, ...: the rate after step 1 is a tenth of that after step 10."""

@@ -42,6 +42,8 @@ _COUNTER = re.compile(
     r"(?:\(([0-9]{1,15})/([0-9]{1,15})\))?(?![\w.%])"
 )
 _BRACKETED = re.compile(r"\s{0,8}\[ ?([0-9]{1,15}) ?/ ?([0-9]{1,15}) ?\]")
+_BEHIND_A_NAME = re.compile(r"\s{0,8}\[[\w./-]{1,100}\] {1,12}([0-9]{1,15}) ?/ ?([0-9]{1,15}) {0,8}\|")
+"""A step without a word, behind the name of the run: ``[run-a]  3/100 | loss=0.5``."""
 _RANK = (
     "global_step",
     "training_step",
@@ -121,6 +123,8 @@ def counted(line: str) -> tuple[int, int | None, str] | None:
 
     >>> counted("Step 3/30 | loss=0.5"), counted("Epoch:[2/3](5/100), Reward: 1.0"), counted("a step 3.5")
     ((3, 30, 'step'), (105, 300, 'epoch'), None)
+    >>> counted("[run-a]  3/100 | loss=0.5"), counted("[run-a] 3/100 correct")
+    ((3, 100, ''), None)
     """
     ranks = {name: place for place, name in enumerate(_RANK)}
     best: tuple[int, int, int | None, str] | None = None
@@ -133,7 +137,7 @@ def counted(line: str) -> tuple[int, int | None, str] | None:
             whole = whole and whole * int(of_inner)
         if best is None or rank < best[0]:
             best = rank, step, whole, label
-    if best is None and (bracketed := _BRACKETED.match(line)) is not None:
+    if best is None and (bracketed := _BRACKETED.match(line) or _BEHIND_A_NAME.match(line)) is not None:
         return int(bracketed[1]), int(bracketed[2]), ""
     return None if best is None else best[1:]
 
