@@ -93,7 +93,12 @@ def _printed(log: Source) -> Stated | None:
     if notebook is not None:
         return read_code(notebook, f"code of {Path(log.name).name}")
     console = path / "files" / "output.log" if path.is_dir() else path
-    return read_printed(Source(str(console), log.name)) if Console().detect(console) is not None else None
+    found = read_printed(Source(str(console), log.name)) if Console().detect(console) is not None else None
+    # wandb notes what `wandb.init` was given.
+    noted = path / "logs" / "debug.log"
+    return (
+        read_printed(Source(str(noted), f"{log.name}/logs/debug.log")) if found is None and noted.is_file() else found
+    )
 
 
 def _release_beside(folders: Iterable[Path], trainer: Trainer) -> str | None:

@@ -1,6 +1,7 @@
 """A folder is all that lies in it: what a tracker left without its history, and runs further down."""
 
 import json
+import zipfile
 
 import pytest
 from log_files import console, tracked, wandb_folder
@@ -96,3 +97,13 @@ def test_a_folder_that_links_to_itself_ends(tmp_path):
     (tmp_path / "a" / "loop").symlink_to(tmp_path)
     with pytest.raises(InputError):
         opened(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "count"), [("checkpoint_step_5.pt", 1), ("5.pt", 2)])
+def test_weights_of_torch_are_no_dump(name, count, tmp_path):
+    for folder in ("logs", "saved"):
+        (tmp_path / folder).mkdir()
+    console(tmp_path / "logs", ROWS)
+    with zipfile.ZipFile(tmp_path / "saved" / name, "w") as archive:
+        archive.writestr("archive/data.pkl", b"")
+    assert len(find_runs([str(tmp_path)])) == count

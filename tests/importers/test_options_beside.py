@@ -434,3 +434,32 @@ def test_the_report_names_the_places():
     every = [f"{name}={one.value}" for name, one in report.config.items() if name != "version"]
     report, _ = checked(OUTPUT, trainer="trl@1.16.0", settings=[each for each in every if "reward_weights" not in each])
     assert "options that nobody gave were read from checkpoint-12/training_args.bin" in report.notes
+
+
+def test_what_wandb_init_was_given_where_the_console_prints_no_options(tmp_path):
+    run = tmp_path / "run-20260101_000000-aaaaaaaa"
+    (run / "files").mkdir(parents=True)
+    (run / "logs").mkdir()
+    steps = "".join(
+        f"step:{n} - actor/pg_loss:0.1 - critic/score/mean:0.{n} - actor/kl_loss:0.01\n" for n in range(1, 9)
+    )
+    (run / "files" / "output.log").write_text(steps)
+    config = "{'data': {'train_batch_size': 8}, 'actor_rollout_ref': {'actor': {'clip_ratio': 0.17}}}"
+    (run / "logs" / "debug.log").write_text(
+        f"2026-01-01 INFO wandb.init called with sweep_config: {{}}\nconfig: {config}\n"
+    )
+    _, told = checked(run)
+    assert "options of verl from printed config in debug.log" in told
+    with open_any([str(run)], trainer=None, options=ConvertOptions(), tell=told.append, logs_alone=True) as opened:
+        assert opened.metadata.config["actor_rollout_ref.actor.clip_ratio"] == 0.17
+
+
+def test_the_configuration_that_nemo_rl_prints(tmp_path):
+    log = tmp_path / "train.log"
+    log.write_text(
+        "Final config:\n{'checkpointing': {'enabled': True},\n 'grpo': {'num_generations_per_prompt': 16},\n"
+        " 'loss_fn': {'ratio_clip_max': 0.28,\n             'ratio_clip_min': 0.2}}\n"
+        "========================= Step 1/9 =========================\n  • Loss: 0.1\n  • Avg Reward: 0.5\n"
+    )
+    stated = read_printed(Source.of(str(log)))
+    assert (stated.trainer, stated.values["loss_fn.ratio_clip_max"]) == ("nemo-rl", 0.28)

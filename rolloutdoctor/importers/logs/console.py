@@ -21,6 +21,7 @@ from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.printed import Printed
 from rolloutdoctor.importers.logs.printed_runs import runs_in
 from rolloutdoctor.importers.logs.printed_steps import Bars, numbered
+from rolloutdoctor.importers.logs.repeated_lines import RepeatedLines
 from rolloutdoctor.importers.logs.text_table import TextTable
 from rolloutdoctor.importers.reading import lines as reading
 from rolloutdoctor.importers.reading.text_lines import beginning, lines_of
@@ -58,13 +59,14 @@ FORMS: tuple[Form, ...] = (
     STABLE_BASELINES,
     TWO_COLUMNS,
     WANDB_SUMMARY,
+    RepeatedLines(),
     ANY_DICT,
     Pairs(),
     ProgressBars(),
 )
 """In the order in which they are tried: the narrowest first."""
 
-ANY_NAMES = FORMS[-3:]
+ANY_NAMES = FORMS[-4:]
 """Forms that no trainer's names or layout tell."""
 
 _OF_A_TRAINING = ("trainer_state.json", "training_args.bin")

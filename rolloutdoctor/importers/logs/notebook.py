@@ -52,13 +52,23 @@ class NotebookOutputs:
 
 
 def _is_of_steps(records: Sequence[Printed]) -> bool:
-    """Tell lines of steps, each above the one before, or none of a step at all, from those of responses."""
+    """Tell lines of steps, each above the one before or a new beginning, or of none at all, from those of responses."""
     steps = [record.step for record in records if record.step is not None]
-    return all(before < after for before, after in pairwise(steps)) and len(steps) in (0, len(records))
+    if len(steps) < len(records):
+        return not steps
+    begins = [0, *(at for at, (before, after) in enumerate(pairwise(steps), start=1) if before >= after), len(steps)]
+    lengths = [after - before for before, after in pairwise(begins)]
+    return len(lengths) == 1 or (min(lengths) >= _FEWEST and len({steps[at] for at in begins[:-1]}) == 1)
+
+
+_FEWEST = 10
+"""Steps of a run after which another one may begin: steps of responses fall back more often."""
 
 
 def _has_reward(records: Sequence[Printed]) -> bool:
-    return "reward" in metric_quantities(_names(records)).values()
+    names = _names(records)
+    # Alone, ``rewards/mean`` may be of a function of that name.
+    return "reward" in metric_quantities(names).values() or "rewards/mean" in names
 
 
 def _names(records: Sequence[Printed]) -> set[str]:

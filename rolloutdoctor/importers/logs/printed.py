@@ -27,10 +27,10 @@ _TOKENS = re.compile(
     # A tensor prints where it is, and what made it.
     r"""(?:(?:,\s\w{1,20}=[^(){},]{1,60}){1,4}\))?['")\s]*(?=[,}]))?|([\[{(])|[\]})]"""
 )
-_PAIR = re.compile(
+PAIR = re.compile(
     r"(?<![\w./@-])([A-Za-z_][\w./@()-]{0,100}+(?: [A-Za-z_(][\w./@()-]{0,40}+){0,4}?)"
     # Megatron counts "number of nan iterations".
-    rf"(?: {{0,40}}(?:[:=]|->|=>|→) {{0,40}}|[ \t]{{1,40}}(?!(?i:nan|inf) [a-z]{{1,40}}+ ?:))"
+    rf"(?: {{0,40}}(?:[:=]|->|=>|→)[ \t]{{0,40}}|[ \t]{{1,40}}(?!(?i:nan|inf) [a-z]{{1,40}}+ ?:))"
     rf"({NUMBER})(?:/ ?([0-9]{{1,18}}))?%?(?=$|[\s,;|)\]}}]|[a-z]{{1,2}}\b| -)"
 )
 _REWARDS = re.compile(r"(?<![\w./-])((?i:rewards?|scores))\s?[:=]\s?\[([-+0-9., eEnaif]{1,4000})\]")
@@ -146,7 +146,7 @@ def pairs(line: str) -> Iterator[tuple[str, str]]:
     """Yield the names and numbers of a line such as ``loss=0.5 | grad norm: 1.5``."""
     if len(line) > LONGEST_LINE:
         return
-    for label, value, _ in _PAIR.findall(line):
+    for label, value, _ in PAIR.findall(line):
         yield label.strip(), value
     for label, inner in _REWARDS.findall(line) if "[" in line else ():
         rewards = [number(part) for part in inner.split(",")]

@@ -58,6 +58,7 @@ _OTHERS = ("unsloth", "swift", "miles", "dynamic_sample", "data_producer")
 _OWN = {
     "trl": {"num_generations", "beta", "scale_rewards"},
     "trl-rloo": {"num_generations", "beta", "normalize_advantages"},
+    "nemo-rl": {"grpo.num_generations_per_prompt", "loss_fn.ratio_clip_min"},
     "prime-rl": {"trainer.loss.adv_tau", "trainer.loss.kl_tau"},
     "slime": {"rollout_batch_size", "n_samples_per_prompt", "advantage_estimator", "eps_clip"},
 }

@@ -25,7 +25,7 @@ _MOST_LINES = 20_000
 _HEAD = 50_000
 """Lines before the first step that are looked at."""
 
-_FIRST = re.compile(r"(.{0,200}?)(\{'" + VERL_TABLE + r"': \{.*)")
+_FIRST = re.compile(r"(.{0,200}?)(\{'(?:" + VERL_TABLE + r"|checkpointing|data)': \{.*)")
 _BARE = re.compile(r"(?<=: )(-?(?:nan|inf))(?=[,}])")
 _OF_A_DICT = re.compile(r"""\s*[{}\[\]()'"\d-].*[,{}\[\]():'"]\s*|\s*(?:True|False|None)[,}\]]*\s*""")
 _TITLE = re.compile(r"(.{0,200}?)-{8,64} arguments -{8,64}\s*")
@@ -37,7 +37,8 @@ _ARGUMENT = re.compile(r"  (\w{1,200}) (\.*) (.{0,1000})")
 def read_printed(source: Source) -> Stated | None:
     """Read the configuration that a run prints before its first step; None if none is there.
 
-    ``pprint(OmegaConf.to_container(config, resolve=True))`` (verl/trainer/main_ppo.py), ``_print_args``
+    ``pprint(OmegaConf.to_container(config, resolve=True))`` (verl/trainer/main_ppo.py), ``pprint.pprint(config)``
+    behind "Final config:" (examples/run_grpo.py of NeMo-RL), ``_print_args``
     (megatron/training/arguments.py) for slime, ``print(training_args)`` of TRL's, and command lines with
     ``key=value``. Ray puts the name of the process before each line, and lines of other processes between them.
 
@@ -50,8 +51,9 @@ def read_printed(source: Source) -> Stated | None:
         first, title = _FIRST.match(line), _TITLE.match(line)
         if first is not None:
             text = [first[2], *_following(head[place + 1 :], first[1])]
-            values, is_whole = _verl(text, source.name)
-            return Stated(origin, "verl", values, remark="" if is_whole else _cut(origin))
+            values, is_whole = _nested(text, source.name)
+            trainer = trainer_of(values)
+            return None if trainer is None else Stated(origin, trainer, values, remark="" if is_whole else _cut(origin))
         if title is not None:
             table = list(islice(_following(head[place + 1 :], title[1]), _MOST_LINES))
             values = dict(_arguments(table))
@@ -80,7 +82,7 @@ def _shape(prefix: str) -> str:
     return re.sub(r"[0-9]", "0", prefix)
 
 
-def _verl(lines: Sequence[str], name: str) -> tuple[Mapping[str, object], bool]:
+def _nested(lines: Sequence[str], name: str) -> tuple[Mapping[str, object], bool]:
     """Return the options of a printed dict, without lines of others in it, and whether it has its end."""
     of_dict = [line for line in lines[1:] if _OF_A_DICT.fullmatch(line)]
     for text in (lines, [lines[0], *of_dict]):
@@ -90,7 +92,7 @@ def _verl(lines: Sequence[str], name: str) -> tuple[Mapping[str, object], bool]:
                 return flat(ast.literal_eval(_BARE.sub(r"'\1'", body)), name), is_whole
         except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError, AttributeError, UsageError):
             continue
-    raise InputError(f"{name}: the printed configuration of verl cannot be read; its options are not used")
+    raise InputError(f"{name}: the printed configuration cannot be read; its options are not used")
 
 
 def _whole(lines: Iterable[str]) -> tuple[str, bool]:

@@ -256,8 +256,7 @@ def _holds_shards(value: object) -> bool:
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path] if path.suffix == ".pt" else []
-    found: list[Path] = []
-    for folder in (path, path / "rollout_data", path / "train_data"):
-        if folder.is_dir():
-            found += [each for each in folder.iterdir() if re.search(r"\d[^/]*\.pt$", each.name) and each.is_file()]
+    wanted = re.compile(r"(?!.*(checkpoint|ckpt|model)).*\d.*\.pt")  # but for files of weights
+    folders = [folder for folder in (path, path / "rollout_data", path / "train_data") if folder.is_dir()]
+    found = [each for folder in folders for each in folder.iterdir() if wanted.fullmatch(each.name) and each.is_file()]
     return sorted(found, key=lambda each: natural_key(str(each)))

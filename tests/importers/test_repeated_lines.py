@@ -1,0 +1,58 @@
+"""Lines that a loop prints again and again, with nothing that counts them, and what stands in for a counter."""
+
+import json
+
+import pytest
+
+from rolloutdoctor.importers.logs.repeated_lines import RepeatedLines
+
+
+def steps(lines):
+    return [record.values for record in RepeatedLines().records(lines)]
+
+
+def test_a_loss_is_a_step_with_the_rewards_before_it():
+    lines = ["=== Epoch 1/4 ==="]
+    for at in range(20):
+        lines += [f"reward is {reward}" for reward in (0.5, 0.5, 1.5 if at else 0.5)]
+        lines += ["is result truncated? False", f"grpo_loss is 0.{at} and kl is 0.25"]
+    found = steps(lines)
+    assert len(found) == 20
+    assert found[0] == {"grpo_loss": 0.0, "kl": 0.25, "reward": 0.5, "reward_std": 0.0}
+    assert found[1]["reward"] == pytest.approx(2.5 / 3)
+    assert found[1]["reward_std"] == pytest.approx(1 / 3**0.5)
+
+
+@pytest.mark.parametrize(("losses", "numbered", "count"), [(20, 5, 20), (19, 0, 0), (20, 6, 0)])
+def test_few_losses_or_many_lines_with_more_in_them_are_none(losses, numbered, count):
+    lines = [f"loss/total {at}.5" for at in range(losses)] + [f"step {at} of loss: 0.5 today" for at in range(numbered)]
+    assert len(steps(lines)) == count
+
+
+def test_a_sentence_with_a_loss_in_it_is_no_step():
+    assert not steps([f"the loss is 0.{at} (best so far)" for at in range(30)])
+
+
+def cells(*outputs):
+    shown = [[{"output_type": "stream", "name": "stdout", "text": text}] for text in outputs]
+    code = [{"cell_type": "code", "metadata": {}, "execution_count": 1, "source": "", "outputs": one} for one in shown]
+    return json.dumps({"cells": code, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+
+
+def block(at):
+    rows = f"rewards/mean:\t{at / 10}\t<---- higher is better", f"objective/kl:\t{at / 5}\t<----"
+    return "\n".join((f"-------- STEP {at} --------", *rows, "", ""))
+
+
+@pytest.mark.parametrize(("lengths", "read"), [((20, 20), True), ((20, 5), False)])
+def test_blocks_of_two_runs_of_a_notebook_are_no_responses(lengths, read, tmp_path):
+    from rolloutdoctor.importers.logs.notebook import NotebookOutputs
+    from rolloutdoctor.importers.logs.notes import LogNotes
+    from rolloutdoctor.io.locations.paths import Source
+
+    table = "| Step | Training Loss |\n|---|---|\n" + "".join(f"| {at} | 0.5 |\n" for at in range(3))
+    path = tmp_path / "ppo.ipynb"
+    path.write_text(cells(table, *("".join(map(block, range(length))) for length in lengths)))
+    notes = LogNotes(lambda sentence: None)
+    names = {name for _, _, values in NotebookOutputs().read(Source(str(path), path.name), notes) for name in values}
+    assert ("objective/kl" in names) is read
