@@ -91,6 +91,8 @@ def test_without_a_row_there_is_one_range():
     (found,) = Tables().whole.of("rule", ["x"], [], []).row_ranges()
     assert found.is_empty()
     assert found.columns[-1] == "x"
+    # And a table of none is one.
+    assert Tables().whole.with_steps([(0, "train")]).of("rule", ["x"], [], []).rows.columns[-1] == "x"
 
 
 def test_a_file_goes_with_its_table_and_with_its_copy(tmp_path):
