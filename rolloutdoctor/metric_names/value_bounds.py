@@ -20,6 +20,8 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(_SHARES, (0.0, 1.0)),
     **dict.fromkeys(_NOT_NEGATIVE, (0.0, inf)),
     "entropy": (0.0, inf),
+    # Of samples of a policy p the mean of q/p is 1 at most: a sum of log(p/q) below -x has a probability of exp(-x).
+    "response_kl": (-30.0, inf),
     "sampler_pearson": (-1.0, 1.0),
 }
 """Quantity to the least and the largest value that it can have."""

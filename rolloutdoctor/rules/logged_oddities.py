@@ -85,6 +85,17 @@ def impossible(run: Measured, context: Context) -> Oddity | None:
         return None
     metric, value, step = odd.select("beyond", "beyond_value", "step").row(0)
     title = BY_NAME[metric_quantities(context.metrics)[metric]].title
+    if title == BY_NAME["response_kl"].title:
+        lowest = odd.filter(pl.col("beyond") == metric)["beyond_value"].min()
+        return Oddity(
+            severity=Severity.WARNING,
+            words=f"{metric} falls to {number(lowest)} nats: the responses were not sampled from the policy that "
+            "scores them",
+            advice="sample from the whole distribution (no top-k, top-p or least length, temperature 1), and score the "
+            "same tokens with the same padding, and without dropout",
+            why="Of its own samples the sum of a policy's log-ratio is below -x in one of exp(x) responses at most.",
+            onset=step,
+        )
     is_other_sign = len(odd) == len(run.table) and title == "entropy"
     cannot = "below 0" if value < 0 else "above 1"
     return Oddity(

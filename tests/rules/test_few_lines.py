@@ -157,6 +157,9 @@ def test_the_ppo_of_trl_has_a_kl_of_responses(tmp_path):
     assert [vital.title for vital in report.vitals] == ["reward", "KL of a response"]
     # A sum over a response of some nats is ordinary, and rlhf_reward is no reward function.
     assert not {"RDT004", "RDT002", "RDG012"} & {one.code for one in report.findings}
+    for kl, is_found in ((-29.9, False), (-30.1, True)):
+        below = finding(jsonl(tmp_path / "below.jsonl", entry | {"objective/kl": kl}), "RDM003")
+        assert (below is not None and "not sampled from the policy" in below.headline) is is_found
     # Each padded token counts as a log-prob of 1.
     padded = jsonl(tmp_path / "padded.jsonl", entry | {"objective/entropy": -3.5, "policy/entropy_avg": 0.5})
     assert finding(padded, "RDM003") is None

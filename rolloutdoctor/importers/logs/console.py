@@ -23,6 +23,7 @@ from rolloutdoctor.importers.logs.printed_runs import runs_in
 from rolloutdoctor.importers.logs.printed_steps import Bars, numbered
 from rolloutdoctor.importers.logs.repeated_lines import RepeatedLines
 from rolloutdoctor.importers.logs.text_table import TextTable
+from rolloutdoctor.importers.logs.warning_texts import Warnings
 from rolloutdoctor.importers.reading import lines as reading
 from rolloutdoctor.importers.reading.text_lines import beginning, lines_of
 from rolloutdoctor.io.locations.paths import Source
@@ -63,10 +64,11 @@ FORMS: tuple[Form, ...] = (
     ANY_DICT,
     Pairs(),
     ProgressBars(),
+    Warnings(),
 )
 """In the order in which they are tried: the narrowest first."""
 
-ANY_NAMES = FORMS[-4:]
+ANY_NAMES = FORMS[-5:]
 """Forms that no trainer's names or layout tell."""
 
 _OF_A_TRAINING = ("trainer_state.json", "training_args.bin")

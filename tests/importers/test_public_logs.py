@@ -1,0 +1,48 @@
+"""Numbers of public trainings, without names and texts: what the first sentence says of each, and its exit code."""
+
+import re
+
+import pytest
+from importers.importing import DATA
+
+import rolloutdoctor as rd
+from rolloutdoctor.cli import options as opt
+from rolloutdoctor.cli.verdict import exit_code
+from rolloutdoctor.views.verdict import verdict
+
+LOGS = DATA / "public"
+
+SAYS: dict[str, tuple[int, str]] = {
+    # A KL of 2.4 nats a token for a third of the spread of the rewards.
+    "kl_runs_off.log": (0, r"KL rose steadily from step 4 on: from 0\.0023 to 2\.5 nats"),
+    "rise_and_fall.log": (0, r"Reward collapsed at step 151"),
+    "length_runs_off.json": (0, r"20 % of the responses are truncated from step"),
+    "diverges.log": (1, r"KL blew up at step 418"),
+    "rewards_alike.log": (0, r"At least 80\.7 % of the logged steps train nothing"),
+    "negative_kl.ipynb": (0, r"objective/kl falls to -37\.9 nats: the responses were not sampled from the policy"),
+    # Look-alikes, of which nothing is known to be wrong.
+    "small_gain.log": (0, r"The reward has not moved|No fault"),
+    "few_lines.log": (0, r"No fault was found"),
+    "nemo_rl.log": (0, r"No fault was found"),
+    # Each padded token counts as a log-prob of 1.
+    "ppo_padded_entropy.json": (0, r"The reward has not moved"),
+    "behind_a_name.log": (0, r"The reward has not moved: 0\.22 .* 0\.307"),
+    "tensors.log": (0, r"The reward has not moved: -0\.000939"),
+    "ppo_blocks.ipynb": (0, r"Too little to judge"),
+    "pairs.jsonl": (3, r"This is a log of preference or reward-model training, which is not checked"),
+    "fine_tuning.jsonl": (3, r"This is a log of supervised fine-tuning, which is not checked"),
+    "loss_total.ipynb": (3, r"This is a log of losses alone"),
+}
+"""File to exit code and how its answer begins."""
+
+
+def test_every_log_that_is_kept_is_read():
+    assert {path.name for path in LOGS.iterdir()} == SAYS.keys()
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_what_a_public_log_says_first(name):
+    report = rd.check(LOGS / name)
+    code, words = SAYS[name]
+    assert re.match(words, verdict(report)), verdict(report)
+    assert exit_code(report, opt.FailOn.error) == code
