@@ -157,7 +157,8 @@ def advice(body: Mapping[str, object], mapped: Collection[str] = ()) -> str:
         if guess is not None:
             words.append(f"--map {column}={guess}")
     have = ", ".join(list(fields)[:20])
-    return f"say where the columns are, such as {' '.join(words) or '--map step=NAME'} (it has {have})"
+    has = f"it has {have}" if have else "it has no field"
+    return f"say where the columns are, such as {' '.join(words) or '--map step=NAME'} ({has})"
 
 
 def _is_plain(value: object, column: str) -> bool:

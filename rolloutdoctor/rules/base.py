@@ -124,7 +124,7 @@ class Context:
 
         A trainer that is stated tells it of a log of losses alone, as of the table of a notebook.
         """
-        kind = training_kind(self.metrics | self.averaged)
+        kind = training_kind(self.metrics | self.averaged | self.unread.keys())
         return RL if kind == LOSSES and self.trainer is not None else kind
 
     def column_of(self, metric: str) -> str:

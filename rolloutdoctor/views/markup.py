@@ -47,6 +47,6 @@ def in_html(text: object, limit: int = 500) -> str:
 
 def table(head: Sequence[str], lines: Sequence[Sequence[str]], left: int) -> Iterator[str]:
     """Yield the lines of a table whose first `left` columns are words, the others numbers."""
-    yield f"| {' | '.join(head)} |"
+    yield f"| {' | '.join(map(safe, head))} |"
     yield f"| {' | '.join('---' if column < left else '---:' for column in range(len(head)))} |"
     yield from (f"| {' | '.join(map(safe, line))} |" for line in lines)

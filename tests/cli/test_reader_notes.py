@@ -71,6 +71,16 @@ def test_a_column_of_text_is_said_and_is_no_absent_one(rolloutdoctor, tmp_path, 
     assert all(one["remedy"].startswith("log reward as a number") for one in lacking)
 
 
+def test_a_reward_that_is_text_is_no_log_of_losses_alone(rolloutdoctor, tmp_path):
+    """Of supervised fine-tuning nothing is checked; beside a reward the loss is one of reinforcement learning."""
+    lines = [{"step": step, "loss": step / 8, "grad_norm": 0.1, "reward": "half"} for step in range(12)]
+    for name, left_out in (("text", ()), ("without", ("reward",))):
+        kept = ({key: x for key, x in line.items() if key not in left_out} for line in lines)
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in kept))
+    said = [rolloutdoctor("check", tmp_path / f"{name}.jsonl").stdout for name in ("text", "without")]
+    assert ["not checked" in text for text in said] == [False, True]
+
+
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize(("value", "is_said"), [("0.75", True), ("0.5", False)])
 def test_a_step_twice_is_said_where_its_values_differ(rolloutdoctor, tmp_path, name, value, is_said):

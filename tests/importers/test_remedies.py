@@ -37,7 +37,7 @@ GRPO = ("algorithm.adv_estimator=grpo", "actor.use_kl_loss=true")
 # Importer: where a dump of it is, what was set, its tier, and the words that each missing column is answered with.
 DUMPS = {
     "trl": (first("trl/mixed"), (), None, 1, 'record(trainer, "run.parquet")'),
-    "verl": (first("verl/v1"), GRPO, "verl", 1, "verl's rollout dump has text and scores"),
+    "verl": (first("verl/v1"), GRPO, "verl", 1, "verl's own rollout dump has text and scores"),
     "slime": (slime_train_alone, (), None, 3, "--save-debug-train-data"),
     "miles": (first("miles"), (), None, 2, "--dump-details DIR"),
     "nemo-rl": (first("nemo_rl/*"), (), "verl", 2, "log_batched_dict_as_jsonl"),
@@ -89,7 +89,7 @@ def test_a_verl_dump_whose_estimator_is_not_stated():
     found = surveyed(DATA / "verl" / "v1", (), None)
     remedies = {one.code: one.remedy for one in found.skipped}
     assert "--set algorithm.adv_estimator=NAME" in remedies["RDG001"]
-    assert "verl's rollout dump has text and scores only" in remedies["RDG001"]
+    assert "verl's own rollout dump has text and scores only" in remedies["RDG001"]
     assert 'trainer.logger=["console","file"]' in remedies["RDM003"]
 
 

@@ -20,14 +20,14 @@ def here(tmp_path, monkeypatch):
 
 def test_empty_file():
     Path("run.parquet").touch()
-    assert refusal() == ("run.parquet: the file is empty (0 bytes); its writer did not finish, so write it again")
+    assert refusal() == "run.parquet: the file is empty (0 bytes): nothing was written to it"
 
 
 @pytest.mark.parametrize("body", [b"x", b"PK\x03\x04 and so on", b'{"step": 0}\n'])
 def test_not_parquet(body):
     Path("run.parquet").write_bytes(body)
     assert refusal() == (
-        "run.parquet: not a Parquet file; convert it with 'rolloutdoctor export --what run', or give the run file"
+        "run.parquet: not a Parquet file; give the run file, or a trainer's dump to 'rolloutdoctor export --what run'"
     )
 
 

@@ -121,7 +121,7 @@ def compared_with_baseline(report: "Report", known: Sequence[Known]) -> "tuple[R
     notes = list(report.notes)
     if covered:
         names = ", ".join(f"{one.code} {one.name} ({one.severity.label})" for one in covered)
-        notes.append(f"known from the baseline, and no reason to fail: {names}")
+        notes.append(f"in the baseline, so they do not count for the exit code: {names}")
     if gone:
         names = ", ".join(f"{each.code} {each.name}" for each in gone)
         notes.append(f"in the baseline and not found any more: {names}")

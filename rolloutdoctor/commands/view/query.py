@@ -181,9 +181,11 @@ class Inspector:
         """
         with self._lock:
             found = self._evaluated(key, fix)
-            rows = self._rows_of(found.batch).get(group_id)
+            groups = self._rows_of(found.batch)
+            rows = groups.get(group_id)
             if rows is None:
-                raise InputError(f"step {key.step} ({key.split}) has no group {group_id!r}")
+                known = ", ".join(map(repr, list(groups)[:3])) + (", ..." if len(groups) > 3 else "")
+                raise InputError(f"step {key.step} ({key.split}) has no group {group_id!r}; it has {known}")
             return self._group(key, group_id, fix, found, rows)
 
     def names(self, key: StepKey) -> frozenset[str]:

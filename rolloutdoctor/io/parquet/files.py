@@ -409,12 +409,12 @@ def _check_magic(handle: pa.NativeFile, name: str) -> None:
         tail = handle.read(4)
         handle.seek(0)
     if size == 0:
-        raise InputError(f"{name}: the file is empty (0 bytes); its writer did not finish, so write it again")
+        raise InputError(f"{name}: the file is empty (0 bytes): nothing was written to it")
     if _ENCRYPTED_MAGIC in (head, tail):
         raise InputError(f"{name}: the Parquet file is encrypted; write it without encryption")
     if head != _MAGIC:
         raise InputError(
-            f"{name}: not a Parquet file; convert it with 'rolloutdoctor export --what run', or give the run file"
+            f"{name}: not a Parquet file; give the run file, or a trainer's dump to 'rolloutdoctor export --what run'"
         )
     if tail != _MAGIC or size < 12:
         raise InputError(

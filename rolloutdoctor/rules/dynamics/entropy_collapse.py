@@ -19,8 +19,9 @@ class EntropyCollapse(NumbersRule):
     Compares the logged entropy at the start with that at the end, and names the step at which it went half the way.
 
     ## Why it matters
-    A policy without entropy samples one response to each prompt: every group is zero-variance, and learning stops. A
-    policy whose entropy explodes samples noise. Most healthy runs lose some entropy while their reward rises.
+    Entropy says how widely the policy samples: near 0 it gives one response to each prompt, so every group is
+    zero-variance and learning stops; when it explodes, the policy samples noise. Most healthy runs lose some entropy
+    while their reward rises.
 
     ## How it is measured
     `entropy_first` and `entropy_last` are medians over the first and the last tenth of the logged steps, three at
