@@ -156,7 +156,8 @@ def falls_from_best_fifth(values: "Values", errors: float, share: float) -> bool
     import numpy as np
 
     fifth = len(values) // 5
-    means = np.convolve(values, np.ones(fifth) / fifth, "valid")
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    means = (sums[fifth:] - sums[:-fifth]) / fifth
     top = int(np.argmax(means))
     change, error = change_of_means(values[top : top + fifth], values[-fifth:], memory(values))
     return -change > max(errors * error, share * float(np.ptp(means)))
