@@ -86,7 +86,7 @@ def impossible(run: Measured, context: Context) -> Oddity | None:
     metric, value, step = odd.select("beyond", "beyond_value", "step").row(0)
     title = BY_NAME[metric_quantities(context.metrics)[metric]].title
     if title == BY_NAME["response_kl"].title:
-        lowest = odd.filter(pl.col("beyond") == metric)["beyond_value"].min()
+        lowest = float(odd.filter(pl.col("beyond") == metric)["beyond_value"].to_numpy().min())
         return Oddity(
             severity=Severity.WARNING,
             words=f"{metric} falls to {number(lowest)} nats: the responses were not sampled from the policy that "
