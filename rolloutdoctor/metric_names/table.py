@@ -194,6 +194,8 @@ def metric_quantities(names: Collection[str]) -> dict[str, str]:
 
     >>> metric_quantities(["train/loss", "mine", "rewards/format/mean"])
     {'train/loss': 'loss', 'rewards/format/mean': 'function_reward'}
+    >>> metric_quantities(["rewards/mean", "rewards/format"])
+    {'rewards/mean': 'reward', 'rewards/format': 'function_reward'}
     """
     metrics = {name: next((one for _, one in _owners(name)), None) or generic(name) for name in names}
     return {name: metric.quantity for name, metric in metrics.items() if metric is not None}
@@ -259,7 +261,8 @@ def is_named(name: str) -> bool:
 @lru_cache(2**16)
 def _owners(name: str) -> list[tuple[str, MetricName]]:
     """Trainers that log a name, each with its metric, or metrics of different releases."""
-    if name in _no_quantity():
+    if name in _no_quantity() or name == "rewards/mean":
+        # A loop's own mean of all rewards; no function is called so.
         return []
     starred = [(trainer, one) for trainer, one in _literal()["*"] if one.matches(name)]
     return _literal().get(name, []) + starred or _of_words().get(_words(name), [])

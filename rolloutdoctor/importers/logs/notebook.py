@@ -66,9 +66,7 @@ _FEWEST = 10
 
 
 def _has_reward(records: Sequence[Printed]) -> bool:
-    names = _names(records)
-    # Alone, ``rewards/mean`` may be of a function of that name.
-    return "reward" in metric_quantities(names).values() or "rewards/mean" in names
+    return "reward" in metric_quantities(_names(records)).values()
 
 
 def _names(records: Sequence[Printed]) -> set[str]:
