@@ -137,7 +137,9 @@ class RewardCollapse(NumbersRule):
             confirmed=True,
             headline=f"{name} {what}: {from_to(best, level.last)}",
             message=f"The {name} {what}, from {number(best)} (step {step_at(run, top)}) to {number(level.last)}.",
-            evidence=f"{number(sure / error) if error else 'many'} standard errors over {counted(level.count, 'step')}",
+            evidence=f"more than {self.errors_of_fifths:g} standard errors between means of a fifth of the steps"
+            if is_slow
+            else f"{number(sure / error) if error else 'many'} standard errors over {counted(level.count, 'step')}",
             advice=(
                 "compare entropy, KL, truncated share, gradient norm and train-inference mismatch before and after "
                 f"step {onset}: the first to change is the likely cause"
