@@ -113,7 +113,7 @@ def test_a_verl_log_without_its_estimator(tmp_path):
 def test_a_log_that_does_not_say_it(tmp_path):
     (skipped,) = [
         one
-        for one in report_of(trainer_state(tmp_path, {"loss": 0.1, "grad_norm": 1.0})).skipped
+        for one in report_of(trainer_state(tmp_path, {"loss": 0.1, "reward": 0.5})).skipped
         if one.code == "RDI012"
     ]
     assert "completions/clipped_ratio" in skipped.remedy
