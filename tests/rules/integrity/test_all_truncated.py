@@ -112,9 +112,7 @@ def test_a_verl_log_without_its_estimator(tmp_path):
 
 def test_a_log_that_does_not_say_it(tmp_path):
     (skipped,) = [
-        one
-        for one in report_of(trainer_state(tmp_path, {"loss": 0.1, "reward": 0.5})).skipped
-        if one.code == "RDI012"
+        one for one in report_of(trainer_state(tmp_path, {"loss": 0.1, "reward": 0.5})).skipped if one.code == "RDI012"
     ]
     assert "completions/clipped_ratio" in skipped.remedy
 
