@@ -24,7 +24,8 @@ class Baselines:
             "--baseline",
             metavar="FILE.json",
             envvar="ROLLOUTDOCTOR_BASELINE",
-            help="Findings in this file do not change the exit code; new or worse ones do.",
+            help="Findings in this file, as --write-baseline writes it, do not change the exit code; new ones do, and "
+            "those of a higher severity.",
         ),
     ] = None
     write_baseline: Annotated[
