@@ -23,8 +23,9 @@ class RewardCollapse(NumbersRule):
     Compares the logged reward at the end with its best running median, and so the accuracy where one is logged.
 
     ## Why it matters
-    A reward that falls although it is being optimised has an earlier cause: entropy or KL changed first, the sampler
-    serves another policy, the verifier died, or the data changed. Where a held-out accuracy falls and the reward does
+    The trainer optimises the reward, less the KL penalty where that is in the reward, so a fall has an earlier cause:
+    entropy or KL changed first, the penalty outweighs the reward, the sampler serves another policy, the verifier died,
+    or the data changed. Where a held-out accuracy falls and the reward does
     not, the reward measures something else.
 
     ## How it is measured
