@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from rolloutdoctor.importers.logs.repeated_lines import RepeatedLines
+from rolloutdoctor.importers.logs.printed import pairs
+from rolloutdoctor.importers.logs.repeated_lines import RepeatedBlocks, RepeatedLines
+from rolloutdoctor.importers.logs.text_table import TextTable
 
 
 def steps(lines):
@@ -56,3 +58,49 @@ def test_blocks_of_two_runs_of_a_notebook_are_no_responses(lengths, read, tmp_pa
     notes = LogNotes(lambda sentence: None)
     names = {name for _, _, values in NotebookOutputs().read(Source(str(path), path.name), notes) for name in values}
     assert ("objective/kl" in names) is read
+
+
+def blocks(*names, count=5):
+    return [line for at in range(count) for line in (*(f"{name}: {at}.5" for name in names), "-" * 99)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "count"),
+    [
+        (blocks("objective/kl", "ppo/returns/mean"), 5),
+        (["trainable: 251116800", *blocks("objective/kl", "ppo/returns/mean"), "toxicity: 0.5"], 5),
+        (blocks("objective/kl", "ppo/returns/mean", count=4), 0),
+        (blocks("objective/kl"), 0),
+        (blocks("apples", "pears"), 0),
+        ([f"the objective/kl: {at} of this, ppo/returns/mean: {at}" for at in range(9)], 0),
+    ],
+)
+def test_blocks_of_the_same_names_are_steps(lines, count):
+    found = [record.values for record in RepeatedBlocks().records(lines)]
+    assert found == [{"objective/kl": at + 0.5, "ppo/returns/mean": at + 0.5} for at in range(count)]
+
+
+def test_blocks_come_before_a_table_of_losses(tmp_path):
+    from rolloutdoctor.importers.logs.notebook import NotebookOutputs
+    from rolloutdoctor.importers.logs.notes import LogNotes
+    from rolloutdoctor.io.locations.paths import Source
+
+    table = "| Step | Training Loss |\n|---|---|\n" + "".join(f"| {at} | 0.5 |\n" for at in range(40))
+    path = tmp_path / "ppo.ipynb"
+    path.write_text(cells(table, *("\n".join(one) + "\n" for one in [blocks("objective/kl", "ppo/returns/mean")])))
+    notes = LogNotes(lambda sentence: None)
+    names = {name for _, _, values in NotebookOutputs().read(Source(str(path), path.name), notes) for name in values}
+    assert names == {"objective/kl", "ppo/returns/mean"}
+
+
+def test_rewards_may_be_written_as_texts():
+    line = "[step 1/200] correct=3/4 rewards=['0.80', '0.80', '0.01', '0.79'] loss=-0.0051"
+    assert float(dict(pairs(line))["rewards"]) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(("line", "steps"), [("2 0.5 - 0.25", [1, 2]), ("5100 - 1500 = 3600", [1])])
+def test_a_sum_in_a_response_is_no_row_of_the_table_above_it(line, steps):
+    lines = ["Step Loss Reward KL", "1 0.5 1.0 0.25", line]
+    names = "step", "loss", "reward", "kl"
+    wide = [" ".join((*names, "length")), "1 0.5 1.0 0.25 9", line] if line.startswith("5100") else lines
+    assert [record.step for record in TextTable().records(wide)] == steps

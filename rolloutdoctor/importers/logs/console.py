@@ -21,7 +21,7 @@ from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.printed import Printed
 from rolloutdoctor.importers.logs.printed_runs import runs_in
 from rolloutdoctor.importers.logs.printed_steps import Bars, numbered
-from rolloutdoctor.importers.logs.repeated_lines import RepeatedLines
+from rolloutdoctor.importers.logs.repeated_lines import BLOCKS, RepeatedLines
 from rolloutdoctor.importers.logs.text_table import TextTable
 from rolloutdoctor.importers.logs.warning_texts import Warnings
 from rolloutdoctor.importers.reading import lines as reading
@@ -63,12 +63,13 @@ FORMS: tuple[Form, ...] = (
     RepeatedLines(),
     ANY_DICT,
     Pairs(),
+    BLOCKS,
     ProgressBars(),
     Warnings(),
 )
 """In the order in which they are tried: the narrowest first."""
 
-ANY_NAMES = FORMS[-5:]
+ANY_NAMES = FORMS[-6:]
 """Forms that no trainer's names or layout tell."""
 
 _OF_A_TRAINING = ("trainer_state.json", "training_args.bin")

@@ -8,9 +8,11 @@ from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.console import ANY_NAMES, FORMS, Form, entries_of_text
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.printed import Printed
+from rolloutdoctor.importers.logs.repeated_lines import BLOCKS
 from rolloutdoctor.importers.reading.notebooks import is_notebook, read_notebook
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.metric_names.table import metric_quantities
+from rolloutdoctor.metric_names.training_kind import NOT_CHECKED, training_kind
 from rolloutdoctor.results.errors import InputError
 
 
@@ -46,6 +48,9 @@ class NotebookOutputs:
                 counts[form],
             ),
         )
+        if counts[BLOCKS] and training_kind(_names(records[best])) in NOT_CHECKED:
+            # The table is of a supervised training before that of the blocks.
+            best = BLOCKS
         if not counts[best]:
             raise InputError(f"{source.name}: no output of the notebook has numbers of a training; give another log")
         yield from entries_of_text(lines, best, source.name, notes)

@@ -33,7 +33,7 @@ PAIR = re.compile(
     rf"(?: {{0,40}}(?:[:=]|->|=>|→)[ \t]{{0,40}}|[ \t]{{1,40}}(?!(?i:nan|inf) [a-z]{{1,40}}+ ?:))"
     rf"({NUMBER})(?:/ ?([0-9]{{1,18}}))?%?(?=$|[\s,;|)\]}}]|[a-z]{{1,2}}\b| -)"
 )
-_REWARDS = re.compile(r"(?<![\w./-])((?i:rewards?|scores))\s?[:=]\s?\[([-+0-9., eEnaif]{1,4000})\]")
+_REWARDS = re.compile(r"(?<![\w./-])((?i:rewards?|scores))\s?[:=]\s?\[([-+0-9., eEnaif'\"]{1,4000})\]")
 """The rewards of the responses of a step, as a list."""
 
 _COUNTER = re.compile(
@@ -149,7 +149,7 @@ def pairs(line: str) -> Iterator[tuple[str, str]]:
     for label, value, _ in PAIR.findall(line):
         yield label.strip(), value
     for label, inner in _REWARDS.findall(line) if "[" in line else ():
-        rewards = [number(part) for part in inner.split(",")]
+        rewards = [number(part.strip(" '\"")) for part in inner.split(",")]
         if rewards and None not in rewards and (std := std_of(rewards)) is not None:
             yield label, repr(sum(value for value in rewards if value is not None) / len(rewards))
             yield REWARD_STD, repr(std)

@@ -1,6 +1,7 @@
 """Lines that a loop prints again and again with nothing that counts them: ``loss/total 5.2``, ``reward is 0.9``."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from rolloutdoctor.importers.logs.numbers import REWARD_STD, std_of
@@ -42,6 +43,37 @@ class RepeatedLines:
                 numbered += any(map(is_metric, (name_of(label) for label, _ in pairs(line))))
         if len(steps) >= max(_FEWEST, _TIMES * numbered):
             yield from steps
+
+
+class RepeatedBlocks:
+    """Blocks of lines of one name and number each, the same names in the same order: a block is a step.
+
+    The course notebooks of TRL's first PPOTrainer print ``objective/kl: 29.3`` and what is below it after every step.
+    """
+
+    title = "blocks of names and numbers"
+    remarks = ("nothing counts the blocks: each is a step",)
+
+    def records(self, lines: Iterable[str]) -> Iterator[Printed]:
+        """Yield the blocks, if there are some, all of the same metrics."""
+        blocks: list[dict[str, float | None]] = [{}]
+        for line in lines:
+            of_line = [*pairs(line)] if _are_pairs_alone(line) else []
+            for label, text in of_line if len(of_line) == 1 else []:
+                if name_of(label) in blocks[-1]:
+                    blocks.append({})
+                blocks[-1][name_of(label)] = number(text)
+        # Around the first and the last block other lines may stand.
+        names = Counter(map(tuple, blocks)).most_common(1)[0][0]
+        whole = [block for block in blocks if block.keys() >= {*names}]
+        if len(whole) >= _FEWEST_BLOCKS and len(names) >= _FEWEST_NAMES and any(map(is_metric, names)):
+            yield from (Printed({name: block[name] for name in names}) for block in whole)
+
+
+BLOCKS = RepeatedBlocks()
+
+_FEWEST_BLOCKS, _FEWEST_NAMES = 5, 2
+"""Blocks, and lines of each: fewer may stand in any text."""
 
 
 def _are_pairs_alone(line: str) -> bool:

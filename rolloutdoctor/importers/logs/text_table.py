@@ -86,7 +86,10 @@ def _rows(lines: Iterable[str]) -> Iterator[list[str]]:
             is_split = _head(words) is not None or all(number(word) is not None for word in words)
             yield words if _head(gaps) is None and is_split else gaps
         elif _TIGHT.match(line):
-            yield _COMMA.split(line.strip()) if "," in line else line.split()
+            words = _COMMA.split(line.strip()) if "," in line else line.split()
+            # Nothing but blanks is between the words of a sentence, too: ``5100 - 1500 = 3600 centimeters``.
+            if _head(words) is not None or all(number(word) is not None or word.lower() in _EMPTY for word in words):
+                yield words
 
 
 def _without_ends(cells: list[str]) -> list[str]:
