@@ -23,10 +23,9 @@ class RewardCollapse(NumbersRule):
     Compares the logged reward at the end with its best running median, and so the accuracy where one is logged.
 
     ## Why it matters
-    The trainer optimises the reward, less the KL penalty where that is in the reward, so a fall has an earlier cause:
-    entropy or KL changed first, the penalty outweighs the reward, the sampler serves another policy, the verifier died,
-    or the data changed. Where a held-out accuracy falls and the reward does
-    not, the reward measures something else.
+    The trainer optimises the reward, less a KL penalty that is in it, so a fall has an earlier cause: entropy or KL
+    changed first, the penalty outweighs the reward, the sampler serves another policy, the verifier died, the data
+    changed. Where a held-out accuracy falls and the reward does not, the reward measures something else.
 
     ## How it is measured
     `reward_best` is the largest running median over a tenth of the logged steps, `reward_last` the median of the last
