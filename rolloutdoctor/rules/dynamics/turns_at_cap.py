@@ -12,6 +12,9 @@ from rolloutdoctor.rules.dynamics.turn_cap import judged_at_cap
 from rolloutdoctor.rules.series import ending
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
+ONE_CALL = 2
+"""Turns of a policy that calls a tool once and then answers: it may have learnt to."""
+
 
 @dataclass(frozen=True)
 class TurnsAtCap(TableRule):
@@ -30,7 +33,8 @@ class TurnsAtCap(TableRule):
     row is one). `capped_share` is the share of trajectories with the largest number of turns of the run. A finding
     takes two turns or more, the same in all trajectories of each of the last three steps, eight trajectories at least:
     a warning where trajectories of earlier steps differed, information where none did, since an environment may have a
-    fixed number of turns. Steps at the end that are as common before are chance, as in `RDT020`.
+    fixed number of turns, and of two turns, which are a call and what the policy makes of its result. Steps at the end
+    that are as common before are chance, as in `RDT020`.
 
     ## What to do
     Read trajectories of the first such step: they may repeat a call whose result they do not see, or never give the
@@ -112,8 +116,9 @@ class TurnsAtCap(TableRule):
         since = ending(table.select(is_so).to_series().to_numpy(), self.lasting, self.chance)
         if since is None or table["trajectories"][since:].sum() < self.fewest:
             return None
-        is_fixed = not since or bool((table["low"][:since] == table["high"][:since]).all())
+        most = int(table["most"][0])
+        is_fixed = not since or most <= ONE_CALL or bool((table["low"][:since] == table["high"][:since]).all())
         onset, steps = int(table["step"][since]), counted(len(table) - since, "step")
-        what = f"every trajectory takes {number(float(table['most'][0]))} turns"
+        what = f"every trajectory takes {number(float(most))} turns"
         evidence = "the turns of the model in each trajectory"
         return judged_at_cap(onset, steps, what, evidence, whole=not since, fixed=is_fixed)

@@ -59,13 +59,13 @@ def growing(last: int) -> list[RolloutBatch]:
 
 
 def calling(*steps: Sequence[int], failing: int = 0) -> list[RolloutBatch]:
-    """Steps of responses with a turn of a tool (1) or without (0); of so many calls of a step the first fail."""
-    batches = []
+    """Steps of responses with up to two turns of a tool; of so many responses of a step the first call fails."""
+    batches, both = [], [("model", 0, 1), ("tool", 1, 2), ("model", 2, 3), ("tool", 3, 4), ("model", 4, 5)]
     for step, calls in enumerate(steps):
-        turns = toy_turns(*([("model", 0, 1), ("tool", 1, 2), ("model", 2, 3)][: 1 + 2 * call] for call in calls))
+        turns = toy_turns(*(both[: 1 + 2 * call] for call in calls))
         errors = ["down" if row < failing and author == 1 else None for row, author in _rows_of(turns)]
         batches.append(
-            replace(toy_batch([[1, 0]] * (len(calls) // 2), lengths=3, step=step), turns=replace(turns, errors=errors))
+            replace(toy_batch([[1, 0]] * (len(calls) // 2), lengths=5, step=step), turns=replace(turns, errors=errors))
         )
     return batches
 
@@ -112,12 +112,12 @@ BOUNDARIES: list[RowBoundary] = [
         *(calling(*[[1] * 100] * 3, failing=failing) for failing in (89, 90)),
         ("clean", "warning"),
     ),
-    count("RDT021", "lasting", 3, lambda n: calling(*[[0, 1] * 4] * 4, *[[1] * 8] * n), "clean", "warning"),
-    RowBoundary("RDT021", "fewest", *(calling(*[[0, 1]] * 4, *[[1] * 2] * n) for n in (3, 4)), ("clean", "warning")),
+    count("RDT021", "lasting", 3, lambda n: calling(*[[0, 2] * 4] * 4, *[[2] * 8] * n), "clean", "warning"),
+    RowBoundary("RDT021", "fewest", *(calling(*[[0, 2]] * 4, *[[2] * 2] * n) for n in (3, 4)), ("clean", "warning")),
     RowBoundary(
         "RDT021",
         "chance",
-        *(calling([1] * 4, *[[0, 1] * 2] * others, *[[1] * 4] * 3) for others in (8, 10)),
+        *(calling([2] * 4, *[[0, 2] * 2] * others, *[[2] * 4] * 3) for others in (8, 10)),
         ("clean", "warning"),
         factor=1.5,
     ),

@@ -82,6 +82,16 @@ def test_a_fixed_number_of_turns_is_information():
     assert (found.severity.label, found.headline) == ("info", "every trajectory takes 3 turns in all of 3 steps")
 
 
+@pytest.mark.parametrize(("calls", "severity"), [(1, "info"), (2, "warning")])
+def test_one_call_and_its_answer_is_no_cap(calls, severity):
+    """A policy may learn to call its tool once."""
+    found = found_by(CAP, run(*[[0, calls] * 2] * 4, *[[calls] * 4] * 3), trainer=None)
+    assert (found.severity.label, found.headline) == (
+        severity,
+        f"every trajectory takes {calls + 1} turns from step 4 on",
+    )
+
+
 def test_turns_in_several_rows_of_a_trajectory():
     ids = {"trajectory_id": [0, 0, 1, 2]}
     found = found_by(CAP, run(*[[0, 0, 0, 2]] * 3, *[[0, 1, 2, 2]] * 3, per_row=ids), trainer=None)
