@@ -154,7 +154,7 @@ def columns_of(
     return found
 
 
-def _tasks(batch: Any, others: Any) -> list[str | None] | None:  # noqa: ANN401 - see `Batch`
+def _tasks(batch: "Mapping[str, Tensor]", others: Mapping[str, Any]) -> list[str | None] | None:
     """Name the task of each row by `index` of its `extra_info`, its place in the data; None where that names none.
 
     verl's own `index` is 0 for data without one (``RLHFDataset.__getitem__``, verl/utils/dataset/rl_dataset.py), so it
@@ -189,7 +189,7 @@ def _task(info: object, source: object) -> str | None:
     return "/".join(str(part) for part in (source, info.get("split"), index) if part is not None)
 
 
-def _prompts(batch: Any, rows: Sequence[int]) -> list[tuple[int, ...]]:  # noqa: ANN401 - see `Batch`
+def _prompts(batch: "Mapping[str, Tensor]", rows: Sequence[int]) -> list[tuple[int, ...]]:
     """The token ids of the prompts of some rows, without padding."""
     ids_RP = batch["prompts"][list(rows)]
     real_RP = batch["attention_mask"][list(rows), : ids_RP.shape[1]] != 0
