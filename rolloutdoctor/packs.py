@@ -58,7 +58,7 @@ PICTURES = {
     "gradient": "pictures.gather.steps:GradientFigure",
     "ratio": "pictures.gather.ratio:RatioFigure",
     "mismatch": "pictures.gather.tokens:MismatchFigure",
-    "lengths": "pictures.gather.tokens:LengthsFigure",
+    "lengths": "pictures.gather.lengths:LengthsFigure",
 }
 """Kind of picture to what gathers it from the steps of a run; `pictures.KIND` draws it."""
 

@@ -1,8 +1,8 @@
-"""Figure accumulators of tokens and rows alone: they need no objective, and count in the pass over the tokens."""
+"""Gather how far sampler and trainer are apart: it needs no objective, and counts in the pass over the tokens."""
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import polars as pl
 import torch
@@ -10,18 +10,14 @@ from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.engine.gathering import Gathered, Schemas
-from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.evaluation.token_measures import TokenBlock, TokenMeasure
 from rolloutdoctor.ops.elementwise import is_above
 from rolloutdoctor.ops.gap_bins import BINS, bin_of, quantile
-from rolloutdoctor.ops.histogram import histogram
 from rolloutdoctor.ops.version_stamps import lags_of
 from rolloutdoctor.pictures.gather.marks import MARKING
-from rolloutdoctor.pictures.gather.steps import LINES, FigureAccumulator, columns_of
-from rolloutdoctor.results.errors import InputError
-from rolloutdoctor.results.figures import LengthsData, MismatchData, Spread
-from rolloutdoctor.results.histograms import Histogram
+from rolloutdoctor.pictures.gather.steps import LINES, FigureAccumulator
+from rolloutdoctor.results.figures import MismatchData, Spread
 from rolloutdoctor.rules.base import Context
 from rolloutdoctor.rules.measures.every_nth import every_nth
 from rolloutdoctor.rules.measures.lag_table import LEAST_TOKENS
@@ -35,12 +31,6 @@ POSITIONS = 24
 
 LAGS = 8
 
-TRUNCATED = ("length", "truncated", "max_tokens")
-"""Names that trainers and engines give a response that was cut off at its largest length."""
-
-_HAVE_LENGTHS = ("response_ids", "response_mask", "policy_log_probs", "old_log_probs", "rollout_log_probs")
-"""Columns that tell the length of a response."""
-
 _SHAPES: Mapping[str, tuple[int, ...]] = {
     "grid": (GRID_CELLS**2 + 1,),
     "positions": (POSITIONS, BINS),
@@ -53,9 +43,6 @@ _CELLS = "cells"
 
 _OF_STEP = ("steps", "tokens", "median", "upper")
 """Columns of how far sampler and trainer are apart at a step."""
-
-NO_TOKEN = -1
-"""Last token of an empty response."""
 
 
 class MismatchFigure(FigureAccumulator):
@@ -199,67 +186,3 @@ def _spread(first: int, last: int, counts: Tensor) -> Spread:
     if sum(cells) < LEAST_TOKENS:
         return Spread(first, last, sum(cells), math.nan, math.nan)
     return Spread(first, last, sum(cells), quantile(cells, 0.5) or 0.0, quantile(cells, 0.9) or 0.0)
-
-
-class LengthsFigure(FigureAccumulator):
-    """Figure of the lengths of responses, and of how they end."""
-
-    needs_objective = False
-    wanted = frozenset({"response_ids", "status"})
-    schemas: ClassVar[Schemas] = {
-        "rows": {"steps": pl.Int64(), "length": pl.Int64(), "cut": pl.Boolean(), "last": pl.Int64()},
-    }
-
-    def prepare(self, context: Context, of_fix: frozenset[str]) -> frozenset[str]:
-        """See `FigureAccumulator`."""
-        lengths = next((name for name in _HAVE_LENGTHS if name in context.columns), "response_mask")
-        if lengths not in context.columns:
-            raise InputError(f"no column says how long responses are: {remedy([lengths], context)}")
-        return frozenset({lengths})
-
-    def gather(self, step: EvaluatedStep) -> None:
-        """Keep how long the rows of one step are, whether they were cut off, and their last token."""
-        batch = step.batch
-        columns: dict[str, Any] = {"length": batch.rows.diff().cpu().numpy()}
-        if batch.statuses:
-            columns["cut"] = [status in TRUNCATED for status in batch.statuses]
-        if batch.has("response_ids") and batch.tokens:
-            last_N = batch.column("response_ids")[(batch.rows[1:] - 1).clamp(min=0)]
-            columns["last"] = torch.where(batch.rows.diff() > 0, last_N, NO_TOKEN).cpu().numpy()
-        self.keep("rows", pl.DataFrame(columns).with_columns(steps=pl.lit(batch.step, pl.Int64)))
-
-    def data(self) -> LengthsData:
-        """Return the series; end tokens are those that a tenth of the finished rows end with."""
-        rows = self.table("rows")
-        length, by_status = pl.col("length"), rows["cut"].count() > 0
-        longest = pl.col("cut") if by_status else length == length.max()
-        # Where no status says so, the longest of a step may have been cut off.
-        is_finished = ~pl.col("cut").fill_null(length == length.max().over("steps")) & (pl.col("last") != NO_TOKEN)
-        finished = rows.filter(is_finished)["last"].value_counts().sort("count", "last", descending=[True, False])
-        ends = finished.filter(pl.col("count") >= 0.1 * pl.sum("count"))["last"].to_list()
-        rows = rows.with_columns(cut=longest, ended=pl.col("last").is_in(ends))
-        lines = rows.group_by("steps").agg(
-            lower=length.quantile(0.1, "lower"),
-            median=length.quantile(0.5, "lower"),
-            upper=length.quantile(0.9, "lower"),
-            longest=length.max().cast(pl.Float64),
-            truncated=pl.mean("cut"),
-            ended=pl.mean("ended"),
-        )
-        middle = rows["length"].quantile(0.5, "lower")
-        return LengthsData(
-            lengths=_counted(rows),
-            truncated_lengths=_counted(rows.filter("cut")) if by_status else None,
-            by_status=by_status,
-            end_tokens=tuple(ends),
-            middle=None if middle is None else int(middle),
-            truncated_rows=int(rows["cut"].sum()),
-            ended_rows=int(rows["ended"].sum()),
-            **columns_of(lines if ends else lines.drop("ended")),
-        )
-
-
-def _counted(rows: pl.DataFrame) -> Histogram:
-    """Count lengths, step by step as all histograms are."""
-    each = (histogram(own["length"].to_torch()) for _, own in rows.group_by("steps"))
-    return sum(each, Histogram())
