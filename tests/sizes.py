@@ -114,7 +114,6 @@ ONE_LAW: dict[str, int] = {
     "rules/integrity/turn_boundary.py": 220,
     "rules/integrity/version_stamps.py": 250,
     "rules/metrics/logged_anomaly.py": 190,
-    "rules/off_policy/moe_routing.py": 200,
     "rules/off_policy/packing_leak.py": 190,
     "rules/off_policy/position_shift.py": 280,
     "rules/off_policy/sampler_mismatch_logged.py": 190,

@@ -1,13 +1,11 @@
-"""Context, judgement and shared wording of rules, before and after a run is read.
+"""What a rule is given and gives, with the wording of `rules.wording`: all that a simple rule imports.
 
 This module and the rules import no tensors and no trainers, so that the pages of rules open at once.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rolloutdoctor.data.windows import MEAN, Window
@@ -15,9 +13,11 @@ from rolloutdoctor.metric_names.name import MetricName
 from rolloutdoctor.metric_names.table import understood, writers
 from rolloutdoctor.metric_names.training_kind import LOSSES, RL, training_kind
 from rolloutdoctor.objective.parts import has_baseline_per_row
+from rolloutdoctor.ops.bounds import share_bound
 from rolloutdoctor.ops.logged_digits import Digits
 from rolloutdoctor.results.audit import Cause, Refuted
-from rolloutdoctor.results.findings import Measure, Severity
+from rolloutdoctor.results.findings import Excluded, Measure, Severity
+from rolloutdoctor.rules.wording import FEW_LINES, counted, deviation, logged_lines, number, percent
 
 if TYPE_CHECKING:
     from rolloutdoctor.audit.tally import AuditTally
@@ -26,6 +26,27 @@ if TYPE_CHECKING:
     from rolloutdoctor.trainers.deciding import Deciding
     from rolloutdoctor.trainers.options import Config
     from rolloutdoctor.trainers.spec import Trainer
+
+__all__ = [
+    "FEW_LINES",
+    "KEEP_EXAMPLES",
+    "MIXED_SPLITS",
+    "Context",
+    "Judgement",
+    "Missing",
+    "baseline_per_token",
+    "counted",
+    "deviation",
+    "excluded_share",
+    "logged_lines",
+    "logs_remedy",
+    "made_otherwise",
+    "number",
+    "own_name",
+    "percent",
+    "release_with_fix",
+    "sampling_option",
+]
 
 KEEP_EXAMPLES = 5
 """Examples kept by each rule, the worst of the run."""
@@ -252,10 +273,6 @@ def logs_remedy() -> str:
     return f"give the trainer's log as well: {own}, or an export as CSV or JSON Lines"
 
 
-_TIMES = 10
-"""Multiple from which on a share is no percentage any more."""
-
-
 def release_with_fix(context: "Context", name: str) -> str:
     """Say which release of the run's trainer has a fix, or that none has."""
     from rolloutdoctor.search.hypotheses.fixes import FIXES
@@ -265,67 +282,15 @@ def release_with_fix(context: "Context", name: str) -> str:
     return FIXES[name].remedy(context.trainer.name, context.trainer.title)
 
 
-def percent(share: float | None) -> str:
-    """A share for people: three significant digits, and a multiple from ten times on.
-
-    >>> percent(0.01234), percent(None), percent(279.8)
-    ('1.23 %', 'n/a', '280 times')
-    """
-    if share is None:
-        return "n/a"
-    return f"{share:,.0f} times" if _TIMES <= share < math.inf else f"{100 * share:.3g} %"
-
-
-def deviation(value: float | None, true: float | None) -> str:
-    """How far a number is from the true one, as a share of the true one.
-
-    >>> deviation(0.0482, 0.0745), deviation(0.08, 0.05), deviation(14.0, 0.05), deviation(1.0, 0.0)
-    ('35.3 % too low', '60 % too high', '280 times the true value', 'the true value is 0')
-    """
-    if value is None or true is None:
-        return "n/a"
-    if true == 0:
-        return "the true value is 0"
-    ratio = value / true
-    if ratio >= _TIMES:
-        return f"{ratio:,.0f} times the true value"
-    if ratio < 0:
-        return "of the other sign"
-    return f"{percent(abs(ratio - 1))} too {'high' if ratio > 1 else 'low'}"
-
-
-def number(value: float | None) -> str:
-    """A number for people: three significant digits; a zero without its sign."""
-    return "n/a" if value is None else f"{value + 0.0:.3g}"
-
-
-def counted(count: float, noun: str) -> str:
-    """A count with its noun.
-
-    >>> counted(1, "group"), counted(2500, "row")
-    ('1 group', '2,500 rows')
-    """
-    return f"{int(count):,} {noun}{'' if count == 1 else 's'}"
-
-
-FEW_LINES = 2
-"""Lines of a paste that may have gaps, which are no logging interval."""
-
-
-def logged_lines(count: int, steps: Sequence[int], *, each_step: bool = False) -> str:
-    """Some of the lines of a log in words: steps, or windows of several where all are so far apart.
+def excluded_share(code: str, effect: str, found: int, seen: int, *, limit: float, of: str) -> Excluded:
+    """Bound the share of what a rule looks for, at 99.9 %, by what it found of what it saw.
 
     Args:
-        count: how many are meant.
-        steps: of all lines, in order.
-        each_step: the trainer logs each step, so that others were left out of a paste.
-
-    >>> logged_lines(2, [5, 10, 15, 20, 23]), logged_lines(1, [1, 2, 3]), logged_lines(3, [3, 50, 90, 97])
-    ('2 windows of 5 steps', '1 step', '3 steps')
+        code: code of the rule.
+        effect: what it looks for, a noun with its article.
+        found: how many it found.
+        seen: how many it looked at, at least 1.
+        limit: share from which the rule reports.
+        of: what it looked at, a plural.
     """
-    gaps = [after - before for before, after in pairwise(steps)]
-    # Of two lines nobody knows what lies between them, and the last line of a run comes where the run ends.
-    is_even = len(steps) > FEW_LINES and min(gaps[:-1]) == max(gaps[:-1]) >= gaps[-1] > 0
-    if each_step or not is_even or gaps[0] < 2:
-        return counted(count, "step")
-    return f"{counted(count, 'window')} of {gaps[0]} steps"
+    return Excluded(code, effect, share_bound(found, seen)[1], "", found / seen, limit, seen, of)

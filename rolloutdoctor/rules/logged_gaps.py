@@ -8,7 +8,7 @@ import polars as pl
 from rolloutdoctor.evaluation.run_tables import STEP_KEY
 from rolloutdoctor.metric_names.quantities import BY_NAME
 from rolloutdoctor.metric_names.table import metric_quantities
-from rolloutdoctor.rules.base import counted
+from rolloutdoctor.rules.wording import counted
 
 FEWEST_LINES = 5
 """Lines at the end of a log without a quantity from which on it has ended."""

@@ -11,7 +11,7 @@ from rolloutdoctor.data.schema import STATED_ANSWER, TRUNCATED
 from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.ops.bounds import share_bound
 from rolloutdoctor.results.findings import Excluded, Measure, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, excluded_share, number, percent
 from rolloutdoctor.rules.measures.scored_answers import by_score, of_two_scores
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
@@ -135,14 +135,12 @@ class RewardContradictsAnswer(TableRule):
         """Bound the share of contradictions."""
         found = run.count("equal_unrewarded") + run.count("other_rewarded")
         seen = run.count("equal") + run.count("other")
-        return Excluded(
-            code=self.code,
-            effect="a share of rewards that contradict the stated answer",
-            bound=share_bound(found, seen)[1],
-            unit="",
-            estimate=found / seen,
+        return excluded_share(
+            self.code,
+            "a share of rewards that contradict the stated answer",
+            found,
+            seen,
             limit=self.limit,
-            seen=seen,
             of="answers",
         )
 

@@ -11,7 +11,7 @@ from rolloutdoctor.data.schema import STATED_ANSWER
 from rolloutdoctor.evaluation.run_tables import RunTables
 from rolloutdoctor.ops.bounds import share_bound
 from rolloutdoctor.results.findings import Excluded, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, percent
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, excluded_share, percent
 from rolloutdoctor.rules.measures.scored_answers import by_score, of_two_scores
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
 
@@ -114,14 +114,12 @@ class RewardFromToolText(TableRule):
     def excluded(self, run: Measured, context: Context) -> Excluded:
         """Bound the share of such responses that are rewarded."""
         found, seen = run.count("tool_only_rewarded"), run.count("tool_only")
-        return Excluded(
-            code=self.code,
-            effect="a rewarded share of the responses with the answer in a tool's text alone",
-            bound=share_bound(found, seen)[1],
-            unit="",
-            estimate=found / seen,
+        return excluded_share(
+            self.code,
+            "a rewarded share of the responses with the answer in a tool's text alone",
+            found,
+            seen,
             limit=self.share_from,
-            seen=seen,
             of="such responses",
         )
 

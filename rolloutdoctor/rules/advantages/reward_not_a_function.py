@@ -9,10 +9,9 @@ import polars as pl
 
 from rolloutdoctor.evaluation.run_tables import STEP_KEY, RunTables
 from rolloutdoctor.objective.required_columns import prompt_columns, response_columns
-from rolloutdoctor.ops.bounds import share_bound
 from rolloutdoctor.results.exact import ratio
 from rolloutdoctor.results.findings import Excluded, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, excluded_share, number, percent
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, of_smallest
 
 if TYPE_CHECKING:
@@ -177,14 +176,12 @@ class RewardNotAFunction(TableRule):
     def excluded(self, run: Measured, context: Context) -> Excluded:
         """Bound the share of copies with another reward."""
         seen = run.count("copies") + run.count("copies_elsewhere")
-        return Excluded(
-            code=self.code,
-            effect="a share of equal responses with another reward",
-            bound=share_bound(0, seen)[1],
-            unit="",
-            estimate=0.0,
+        return excluded_share(
+            self.code,
+            "a share of equal responses with another reward",
+            0,
+            seen,
             limit=self.limit,
-            seen=seen,
             of="repeated responses",
         )
 

@@ -9,10 +9,9 @@ import polars as pl
 
 from rolloutdoctor.data.schema import TRUNCATED
 from rolloutdoctor.evaluation.run_tables import NAMES, STEP_KEY, RunTables
-from rolloutdoctor.ops.bounds import share_bound
 from rolloutdoctor.results.exact import ratio
 from rolloutdoctor.results.findings import Excluded, Severity
-from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent
+from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, excluded_share, number, percent
 from rolloutdoctor.rules.measures.pooled import pooled_error
 from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule, with_places
 
@@ -155,15 +154,8 @@ class Repetition(TableRule):
     def excluded(self, run: Measured, context: Context) -> Excluded:
         """Bound the share of looping responses."""
         found, seen = run.count("looping"), run.count("responses")
-        return Excluded(
-            code=self.code,
-            effect="a share of looping responses",
-            bound=share_bound(found, seen)[1],
-            unit="",
-            estimate=found / seen,
-            limit=self.warn_above,
-            seen=seen,
-            of="responses of 128 tokens",
+        return excluded_share(
+            self.code, "a share of looping responses", found, seen, limit=self.warn_above, of="responses of 128 tokens"
         )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:

@@ -9,18 +9,16 @@ from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, numbe
 from rolloutdoctor.rules.measures.named_values import count, quantile, total, totals
 from rolloutdoctor.rules.measures.slope_bins import slopes_of
 from rolloutdoctor.rules.measures.weight_sums import APART, SURE
+from rolloutdoctor.rules.off_policy.sampled_tokens import SampledTokens
 from rolloutdoctor.rules.off_policy.sampler_mismatch import SamplerMismatch
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.table_rule import Measured, Quantity
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
 
 
 @dataclass(frozen=True)
-class MoeRouting(TableRule):
+class MoeRouting(SampledTokens):
     """A hint that sampler and trainer route tokens to different experts.
 
     ## What it does
@@ -63,9 +61,6 @@ class MoeRouting(TableRule):
         "https://github.com/NVIDIA/Megatron-LM/issues/4168",
         "https://github.com/radixark/miles/pull/2722",
     )
-    needs_objective = False
-    splits = ("train",)
-    needs = ("rollout_log_probs", "old_log_probs")
 
     least_tokens: int = 2000
     tail_ratio: float = 12.0
@@ -75,18 +70,6 @@ class MoeRouting(TableRule):
     some_bursts: float = 1.25
     """Enough where the count of neighbours is `beyond_chance` standard deviations above what is expected."""
     beyond_chance: float = 3.5
-
-    def optional_columns(self, context: Context) -> frozenset[str]:
-        """The mask, version stamps, and what makes contexts."""
-        prompts = {"prompt_ids"} if "prompt_ids" in context.columns else {"prompt"}
-        stamps = {"policy_version_min", "policy_version_max"}
-        return frozenset({"response_mask", "response_ids", "group_id", *stamps, *prompts})
-
-    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
-        """Sampled tokens, and the first ones of each row."""
-        from rolloutdoctor.rules.measures.contexts import sampled_and_first_tokens
-
-        return sampled_and_first_tokens(block)
 
     def measure_steps(self, steps: "StepView") -> Sequence[Mapping[str, float | None]]:
         """Count the tail of each step."""

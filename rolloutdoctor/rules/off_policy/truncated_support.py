@@ -10,12 +10,10 @@ from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent, sampling_option
 from rolloutdoctor.rules.measures.named_values import count, quantile, total, totals
 from rolloutdoctor.rules.measures.slope_bins import common_factor, slopes_of
-from rolloutdoctor.rules.table_rule import Measured, Quantity, TableRule
+from rolloutdoctor.rules.off_policy.sampled_tokens import SampledTokens
+from rolloutdoctor.rules.table_rule import Measured, Quantity
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from rolloutdoctor.evaluation.token_measures import TokenBlock
     from rolloutdoctor.rules.step import StepView
 
 LIMITS = (0.02, 0.05, 0.1, 0.2, 0.5)
@@ -34,7 +32,7 @@ ADVICE = {
 
 
 @dataclass(frozen=True)
-class TruncatedSupport(TableRule):
+class TruncatedSupport(SampledTokens):
     """The sampler's log-probs are renormalised over top-p, top-k or min-p, the trainer's over all tokens; or back.
 
     ## What it does
@@ -83,9 +81,6 @@ class TruncatedSupport(TableRule):
         "https://github.com/huggingface/trl/pull/7269",
         "https://github.com/PrimeIntellect-ai/prime-rl/pull/2601",
     )
-    needs_objective = False
-    splits = ("train",)
-    needs = ("rollout_log_probs", "old_log_probs")
 
     least_tokens: int = 500
     least_share: float = 0.05
@@ -96,18 +91,6 @@ class TruncatedSupport(TableRule):
     least_deviations: float = 6.0
     warn_below: float = 0.99
     """A mean weight that is 1 % too small is below what kernels differ by."""
-
-    def optional_columns(self, context: Context) -> frozenset[str]:
-        """The mask, version stamps, and what makes contexts."""
-        prompts = {"prompt_ids"} if "prompt_ids" in context.columns else {"prompt"}
-        stamps = {"policy_version_min", "policy_version_max"}
-        return frozenset({"response_mask", "response_ids", "group_id", *stamps, *prompts})
-
-    def measure_tokens(self, block: "TokenBlock") -> "Mapping[str, Tensor]":
-        """Sampled tokens, and the first ones of each row."""
-        from rolloutdoctor.rules.measures.contexts import sampled_and_first_tokens
-
-        return sampled_and_first_tokens(block)
 
     def measure_steps(self, steps: "StepView") -> Sequence[Mapping[str, float | None]]:
         """Count the two sides of each step."""
