@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from functools import partial
 
-from rolloutdoctor.engine.check_parts import measure_with
 from rolloutdoctor.engine.devices import find_dtype, on_device
+from rolloutdoctor.engine.gathering import measure
 from rolloutdoctor.engine.joins import joined
 from rolloutdoctor.engine.judge import judge
 from rolloutdoctor.engine.options import CheckOptions
@@ -62,7 +62,7 @@ def check_in_parts(
 
     def checked(chosen: CheckOptions) -> CheckedRun:
         prepared = prepare(run, chosen)
-        state = measure_with(executor, prepared, progress)
+        state = measure(prepared, progress, executor)
         return CheckedRun(prepared, state, report_of(prepared, state))
 
     return on_device(options, [run], checked, alone=executor in (None, Processes(1)))

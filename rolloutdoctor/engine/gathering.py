@@ -1,33 +1,31 @@
-"""Gather tables and histograms of every step, alone or beside what the rules measure, in any number of parts."""
+"""What is gathered of a run's steps, beside what its rules measure or alone: one state for every command.
 
-from collections import defaultdict
+A part of a run gives a `Gathered`; those of the parts are concatenated and added, in any number of parts.
+"""
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import add
-from typing import ClassVar, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import polars as pl
-from torch import Tensor
 
-from rolloutdoctor.engine.accumulate import RuleAccumulator
-from rolloutdoctor.engine.check_parts import reading_identity
 from rolloutdoctor.engine.logged_run import measure_log
-from rolloutdoctor.engine.options import CheckOptions
+from rolloutdoctor.engine.options import CheckOptions, ReadOptions
 from rolloutdoctor.engine.parts import Executor, Part, Work, tree_sum
 from rolloutdoctor.engine.prepare import PreparedRun, prepare
 from rolloutdoctor.engine.run_state import RunState
-from rolloutdoctor.engine.run_steps import StepConsumer, run_file_steps
-from rolloutdoctor.engine.table_builder import TableBuilder
 from rolloutdoctor.evaluation.rows_table import RowsTable
 from rolloutdoctor.io.progress import Progress
-from rolloutdoctor.ops.histogram import histogram
 from rolloutdoctor.results.figures import AdvantagesData
 from rolloutdoctor.results.histograms import Histogram
 
-Value = TypeVar("Value")
+if TYPE_CHECKING:
+    from rolloutdoctor.engine.gatherer import Gatherer
 
-Schemas = Mapping[str, Mapping[str, pl.DataType]]
-"""Name of a table to the columns that it has at least."""
+    OneKind = TypeVar("OneKind", bound=Gatherer)
+
+Value = TypeVar("Value")
 
 _RULES = "rules/"
 """Before the names of tables of the rules."""
@@ -99,64 +97,9 @@ def _under(values: Mapping[str, Value], prefix: str) -> dict[str, Value]:
     return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
-class Gatherer(StepConsumer):
-    """Gathers tables and histograms, a step at a time.
-
-    Attributes:
-        counts: name to a histogram.
-        schemas: name to the columns that a table has at least.
-    """
-
-    schemas: ClassVar[Schemas] = {}
-
-    def __init__(self) -> None:
-        self.counts: dict[str, Histogram] = defaultdict(Histogram)
-        self._tables: dict[str, list[pl.DataFrame]] = defaultdict(list)
-        self._lines: dict[str, list[Mapping[str, object]]] = defaultdict(list)
-
-    def keep(self, name: str, table: pl.DataFrame) -> None:
-        """Add lines to a table."""
-        self._tables[name].append(table)
-
-    def line(self, table: str, /, **values: object) -> None:
-        """Add a line to a table."""
-        self._lines[table].append(values)
-
-    def count(self, name: str, x: Tensor) -> None:
-        """Add values to a histogram."""
-        self.counts[name] += histogram(x)
-
-    def table(self, name: str) -> pl.DataFrame:
-        """Return what a table holds, in the order of the steps as they came."""
-        schema = self.schemas.get(name, {})
-        lines = self._lines.pop(name, [])
-        if lines:
-            names = dict.fromkeys(key for line in lines for key in line)
-            self.keep(name, pl.DataFrame(lines, {key: schema.get(key) or _kind(lines, key) for key in names}))
-        whole = pl.concat([pl.DataFrame(schema=schema), *self._tables[name]], how="diagonal_relaxed")
-        self._tables[name] = [whole]
-        return whole
-
-    def gathered(self) -> Gathered:
-        """Return what was gathered."""
-        return Gathered(tables={name: self.table(name) for name in (*self._tables, *self._lines)}, counts=self.counts)
-
-    def take(self, gathered: Gathered) -> None:
-        """Go on from what was gathered elsewhere."""
-        self._tables.update({name: [frame] for name, frame in gathered.tables.items()})
-        self.counts.update(gathered.counts)
-
-
-OneKind = TypeVar("OneKind", bound=Gatherer)
-
-
-def _kind(lines: Sequence[Mapping[str, object]], key: str) -> pl.DataType:
-    """Return the type of a column: without any value, that of numbers."""
-    kinds = {type(line[key]) for line in lines if line.get(key) is not None}
-    return _KINDS.get(kinds.pop(), pl.Float64()) if len(kinds) == 1 else pl.Float64()
-
-
-_KINDS: Mapping[type, pl.DataType] = {bool: pl.Boolean(), int: pl.Int64(), str: pl.String()}
+def nothing(ready: PreparedRun) -> "Sequence[Gatherer]":
+    """Return what gathers nothing of a run beside its rules."""
+    return ()
 
 
 @dataclass(frozen=True)
@@ -165,14 +108,15 @@ class Gathering(Work[Gathered]):
 
     Attributes:
         options: of the check; the steps are those of the part.
-        make: function of a module that makes what gathers it, of a prepared run and of `asked`.
+        make: function of a module that makes what gathers it, of a prepared run and of `asked`; without it the rules
+            alone measure the part.
         asked: what is asked for, as plain values.
         measured: the rules measure it, too.
         lenient: as for `prepare`.
     """
 
     options: CheckOptions
-    make: Callable[..., Sequence[Gatherer]]
+    make: "Callable[..., Sequence[Gatherer]]" = nothing
     asked: Sequence[object] = ()
     measured: bool = True
     lenient: bool = True
@@ -204,15 +148,26 @@ class Gathering(Work[Gathered]):
         )
 
 
+def reading_identity(options: ReadOptions) -> Sequence[object]:
+    """Return the shared options that a state depends on; the steps belong to the part."""
+    layers = [(layer.origin, sorted(layer.values.items(), key=lambda one: one[0])) for layer in options.layers]
+    return (options.trainer, layers, options.split, options.device, options.dtype)
+
+
+def measure(ready: PreparedRun, progress: Progress | None = None, executor: Executor | None = None) -> RunState:
+    """Let the rules measure every step of a run, and gather nothing else; see `gather`."""
+    return gather(ready, nothing, progress=progress, executor=executor)[0]
+
+
 def gather(
     ready: PreparedRun,
-    make: Callable[..., Sequence[OneKind]],
+    make: "Callable[..., Sequence[OneKind]]",
     *asked: object,
     progress: Progress | None = None,
     executor: Executor | None = None,
     measured: bool = True,
     lenient: bool = True,
-) -> tuple[RunState, Sequence[OneKind]]:
+) -> "tuple[RunState, Sequence[OneKind]]":
     """Gather a run; return what its rules measured in the same pass, if they did, and the gatherers, which have it all.
 
     Args:
@@ -232,16 +187,24 @@ def gather(
     if executor is None or ready.run.metrics_only:
         return _read(ready, gatherers, progress, measured=measured), gatherers
     work = Gathering(ready.options, make, asked, measured, lenient)
-    parts = executor.measure(work, ready.run, ready.options.steps, ready.options.split, progress)
-    whole = tree_sum(parts or [Gathered()])
+    whole = tree_sum(executor.measure(work, ready.run, ready.options.steps, ready.options.split, progress))
     for number, each in enumerate(gatherers):
         each.take(whole.under(f"{number}/"))
     return whole.rules, gatherers
 
 
-def _read(ready: PreparedRun, gatherers: Sequence[Gatherer], progress: Progress | None, *, measured: bool) -> RunState:
+def _read(
+    ready: PreparedRun, gatherers: "Sequence[Gatherer]", progress: Progress | None, *, measured: bool
+) -> RunState:
     """Pass every step to the gatherers and, if they are to measure it, to the rules; return what these measured."""
-    plan, options, of_log = ready.plan, ready.options, measured and ready.run.metrics_only
-    rules = [RuleAccumulator(plan, TableBuilder(plan, options.memory))] if measured and not of_log else []
+    if measured and ready.run.metrics_only:
+        return measure_log(ready)
+    # A log alone is judged without torch, which these import.
+    from rolloutdoctor.engine.accumulate import RuleAccumulator
+    from rolloutdoctor.engine.run_steps import run_file_steps
+    from rolloutdoctor.engine.table_builder import TableBuilder
+
+    plan, options = ready.plan, ready.options
+    rules = [RuleAccumulator(plan, TableBuilder(plan, options.memory))] if measured else []
     run_file_steps(ready.run, [*rules, *gatherers], options, ready.metrics, progress)
-    return measure_log(ready) if of_log else rules[0].state() if rules else RunState()
+    return rules[0].state() if rules else RunState()

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from rolloutdoctor.engine.run_state import RunState
 from rolloutdoctor.engine.stored import State
 from rolloutdoctor.io.progress import Progress
 from rolloutdoctor.io.run import Run, StepRange
@@ -100,15 +99,6 @@ class Executor(Protocol):
 def plan_parts(run: Run, steps: StepRange | None, split: str | None, count: int) -> list[Part]:
     """Cut a run into at most `count` parts, from its footers where they tell where the steps are."""
     return [Part(number, *part) for number, part in enumerate(run.parts(steps, split, count))]
-
-
-def added(states: Sequence[RunState]) -> RunState:
-    """Add states in a balanced tree; an odd one at the end waits for the next level.
-
-    >>> added([]) == RunState()
-    True
-    """
-    return tree_sum(states or [RunState()])
 
 
 def tree_sum(states: Sequence[Addable]) -> Addable:

@@ -176,9 +176,9 @@ def test_the_mean_of_rounded_lines_is_as_far_off_as_they_are():
 
 
 def test_parts_of_a_run_give_what_the_whole_gives(averaged, tmp_path):
+    from rolloutdoctor.engine.gathering import measure
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.engine.prepare import prepare
-    from rolloutdoctor.engine.serial import measure
     from rolloutdoctor.io.run import StepRange
 
     run = rd.open(averaged(lambda name, value: value * (1 + (name == "kl"))))

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rolloutdoctor import __version__
-from rolloutdoctor.engine import check_parts
+from rolloutdoctor.engine import check
 from rolloutdoctor.rules.table import RULES
 from rolloutdoctor.trainers.table import TRAINERS
 
@@ -289,7 +289,7 @@ def test_trainer_config_file_is_read_under_the_command_line(rolloutdoctor, run, 
 
 
 def test_ctrl_c_is_one_sentence_and_130(rolloutdoctor, monkeypatch):
-    monkeypatch.setattr(check_parts, "measure", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(check, "measure", lambda *_: signal.raise_signal(signal.SIGINT))
     found = rolloutdoctor("check", RUN)
     assert (found.returncode, found.stdout) == (130, "")
     assert found.stderr == "rolloutdoctor: interrupted; nothing was written\n"
@@ -299,7 +299,7 @@ def test_an_internal_error_is_told_apart_and_2(rolloutdoctor, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(check_parts, "measure", broken)
+    monkeypatch.setattr(check, "measure", broken)
     found = rolloutdoctor("check", RUN)
     assert found.returncode == 2
     assert found.stderr.startswith("rolloutdoctor: internal error: ZeroDivisionError: oops; set ROLLOUTDOCTOR_DEBUG=1")

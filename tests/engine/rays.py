@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rolloutdoctor.engine import ray_cluster
-from rolloutdoctor.engine.check_parts import CheckWork
+from rolloutdoctor.engine.gathering import Gathering
 
 TOKEN = secrets.token_hex(32)
 """Of the clusters of this process, which reads it once. Ray would else make one in the home of the user."""
@@ -43,7 +43,7 @@ def two_nodes(patch):
 
 
 @dataclass(frozen=True)
-class Faulty(CheckWork):
+class Faulty(Gathering):
     """Does something to the worker before it measures part 1; `marker` notes how often."""
 
     marker: Path = Path()
@@ -64,7 +64,7 @@ class Faulty(CheckWork):
 
 
 @dataclass(frozen=True)
-class Waiting(CheckWork):
+class Waiting(Gathering):
     """Says on which node it is, and waits on one that will go; on the other, until that one has something to do."""
 
     marker: Path = Path()

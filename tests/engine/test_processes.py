@@ -15,7 +15,7 @@ from engine.runs import TRL, random_columns, write
 
 from rolloutdoctor.engine import processes
 from rolloutdoctor.engine.check import report_of
-from rolloutdoctor.engine.check_parts import measure_with
+from rolloutdoctor.engine.gathering import measure
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.processes import Processes
@@ -29,7 +29,7 @@ STYLE = Style(width=100, color=False, unicode=True, verbose=False)
 
 def rendered(run, options, workers):
     prepared = prepare(run, options)
-    report = report_of(prepared, measure_with(Processes(workers), prepared))
+    report = report_of(prepared, measure(prepared, executor=Processes(workers)))
     return {name: render(report, STYLE) for name, render in RENDERERS.items()}
 
 
@@ -72,7 +72,7 @@ def test_an_error_in_a_worker_is_the_same_sentence(tmp_path):
     said = set()
     for workers in (1, 2):
         with pytest.raises(DataError) as caught:
-            measure_with(Processes(workers), prepare(run, CheckOptions(device="cpu")))
+            measure(prepare(run, CheckOptions(device="cpu")), executor=Processes(workers))
         said.add(str(caught.value))
     (message,) = said
     assert "row 30" in message
@@ -81,7 +81,7 @@ def test_an_error_in_a_worker_is_the_same_sentence(tmp_path):
 def test_progress_reaches_all_tokens(path):
     run = open_run([path])
     calls = []
-    measure_with(Processes(2), prepare(run, CheckOptions(device="cpu")), lambda *call: calls.append(call))
+    measure(prepare(run, CheckOptions(device="cpu")), lambda *call: calls.append(call), Processes(2))
     assert run.unit == "tokens"
     assert max(done for done, _ in calls) == run.size()
     assert {total for _, total in calls} == {run.size()}
@@ -114,7 +114,7 @@ def test_a_worker_that_dies_is_told(path, monkeypatch):
 
     monkeypatch.setattr(processes, "_measured", _NeverEnds())
     with pytest.raises(InputError, match=r"a worker process died \(exit code -9\)"):
-        measure_with(Processes(2), prepare(open_run([path]), CheckOptions(device="cpu")), kill)
+        measure(prepare(open_run([path]), CheckOptions(device="cpu")), kill, Processes(2))
     assert not multiprocessing.active_children()
 
 
@@ -149,7 +149,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_worker_that_dies_at_its_work_is_told(path, monkeypatch, death):
     monkeypatch.setattr(processes, "_measured", death())
     with pytest.raises(InputError, match=r"a worker process died \(exit code -9\)"):
-        measure_with(Processes(2), prepare(open_run([path]), CheckOptions(device="cpu")))
+        measure(prepare(open_run([path]), CheckOptions(device="cpu")), executor=Processes(2))
     assert not multiprocessing.active_children()
 
 

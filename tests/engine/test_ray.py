@@ -26,7 +26,7 @@ from rolloutdoctor.commands.diff.query import diff
 from rolloutdoctor.commands.export.token_parts import MANIFEST
 from rolloutdoctor.engine import ray_cluster
 from rolloutdoctor.engine.check import report_of
-from rolloutdoctor.engine.check_parts import CheckWork, measure_with
+from rolloutdoctor.engine.gathering import Gathering, measure
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.part_states import StateFolder
 from rolloutdoctor.engine.parts import tree_sum
@@ -67,7 +67,7 @@ def path(tmp_path_factory):
 
 def rendered(run, executor):
     prepared = prepare(run, OPTIONS)
-    report = report_of(prepared, measure_with(executor, prepared))
+    report = report_of(prepared, measure(prepared, executor=executor))
     return {name: render(report, STYLE) for name, render in RENDERERS.items()}
 
 
@@ -90,7 +90,7 @@ def test_bytes_are_those_of_one_process_and_a_folder_of_states_resumes(path, tmp
     assert [file.stat().st_mtime_ns for file in kept[2:]] == before
     # With other options or files nothing of it is taken.
     calls = []
-    work = CheckWork(CheckOptions(device="cpu", dtype="float64"))
+    work = Gathering(CheckOptions(device="cpu", dtype="float64"))
     measured = RayCluster(states=folder).measure(work, run, progress=lambda *call: calls.append(call))
     assert len(measured) == 7
     assert calls == sorted(calls)
@@ -120,8 +120,8 @@ def test_a_comparison_has_the_bytes_of_one_process(path, tmp_path):
 @pytest.mark.parametrize("fault", ["die", "fail", "memory"])
 def test_a_part_that_fails_once_is_counted_once(path, tmp_path, fault):
     run = open_run([path])
-    found = states(run, Faulty(OPTIONS, tmp_path, fault))
-    assert found == states(run, CheckWork(OPTIONS))
+    found = states(run, Faulty(OPTIONS, marker=tmp_path, fault=fault))
+    assert found == states(run, Gathering(OPTIONS))
     assert len(list(tmp_path.glob("1-*"))) == 2
     assert len(list(tmp_path.iterdir())) == 8
 
@@ -138,13 +138,13 @@ def test_a_part_that_always_fails_is_one_sentence(path, tmp_path, monkeypatch, f
     # To cancel what is in flight would now and then abort this process.
     monkeypatch.delattr(ray, "cancel")
     with pytest.raises(InputError, match=words):
-        states(open_run([path]), Faulty(OPTIONS, tmp_path, fault, always=True), attempts=2)
+        states(open_run([path]), Faulty(OPTIONS, marker=tmp_path, fault=fault, always=True), attempts=2)
 
 
 def test_a_part_that_no_node_can_hold_is_refused(path, monkeypatch):
     monkeypatch.setattr(ray_cluster, "BASE_BYTES", 2**50)
     with pytest.raises(InputError, match=r"steps :1 need about 1048576.0 GiB, and no node of the cluster offers more"):
-        states(open_run([path]), CheckWork(OPTIONS))
+        states(open_run([path]), Gathering(OPTIONS))
 
 
 def test_a_file_that_disappears_or_changes_is_named(tmp_path):
@@ -153,10 +153,10 @@ def test_a_file_that_disappears_or_changes_is_named(tmp_path):
     run = open_run([file])
     file.touch()
     with pytest.raises(InputError, match=r"run\.parquet: the file changed after its footer was read"):
-        states(run, CheckWork(OPTIONS), attempts=1)
+        states(run, Gathering(OPTIONS), attempts=1)
     file.unlink()
     with pytest.raises(InputError, match=r"run\.parquet: .*; every worker has to see the file"):
-        states(run, CheckWork(OPTIONS), attempts=1)
+        states(run, Gathering(OPTIONS), attempts=1)
 
 
 def test_bad_data_is_not_tried_again(tmp_path):
@@ -165,14 +165,14 @@ def test_bad_data_is_not_tried_again(tmp_path):
         columns["ref_log_probs"][row] = columns["ref_log_probs"][row][:-1]
     run = open_run([write(tmp_path / "run.parquet", columns, row_group_size=24)])
     with pytest.raises(DataError, match="row 30") as caught:
-        states(run, CheckWork(OPTIONS))
+        states(run, Gathering(OPTIONS))
     assert "; tried" not in str(caught.value)
 
 
 def test_a_worker_of_another_version_is_refused(path, monkeypatch):
     monkeypatch.setattr(ray_cluster, "VERSIONS", ("99.0.0", ray_cluster.VERSIONS[1]))
     with pytest.raises(InputError, match=r"a worker has rolloutdoctor \S+ on Python \S+ and this command .* 99\.0\.0"):
-        states(open_run([path]), CheckWork(OPTIONS))
+        states(open_run([path]), Gathering(OPTIONS))
 
 
 def test_what_ray_prints_does_not_reach_the_report(path, monkeypatch, capsys):
@@ -189,7 +189,7 @@ def test_what_ray_prints_does_not_reach_the_report(path, monkeypatch, capsys):
         turn(self, parts, keep)
 
     run_there = open_run([path])
-    one = states(run_there, CheckWork(OPTIONS))
+    one = states(run_there, Gathering(OPTIONS))
     for name, made in (
         ("is_initialized", lambda: bool(joined)),
         ("init", join),
@@ -197,7 +197,7 @@ def test_what_ray_prints_does_not_reach_the_report(path, monkeypatch, capsys):
     ):
         monkeypatch.setattr(ray, name, made)
     monkeypatch.setattr(ray_cluster._Turns, "run", run)
-    assert states(run_there, CheckWork(OPTIONS), address="there:1") == one
+    assert states(run_there, Gathering(OPTIONS), address="there:1") == one
     print("the report")
     printed = capsys.readouterr()
     assert (joined, printed.out) == (["there:1"], "the report\n")
@@ -253,8 +253,8 @@ def test_a_node_that_goes_loses_nothing(nodes, tmp_path):
     cluster, node = nodes
     run = open_run([write(tmp_path / "run.parquet", random_columns(3, steps=7), row_group_size=17)])
     options = CheckOptions(device="cpu")
-    plain = CheckWork(options)
-    work = Waiting(options, tmp_path, node.node_id)
+    plain = Gathering(options)
+    work = Waiting(options, marker=tmp_path, doomed=node.node_id)
 
     def take_away():
         while not list(tmp_path.glob(f"{node.node_id}-*")):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolloutdoctor.engine.check import report_of
-from rolloutdoctor.engine.check_parts import measure_with
+from rolloutdoctor.engine.gathering import measure
 from rolloutdoctor.engine.merged import merged, saved_state
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import prepare
@@ -48,14 +48,14 @@ def rendered(report):
 def whole(paths, **given):
     run = open_run(paths)
     prepared = prepare(run, options_of(**given))
-    return rendered(report_of(prepared, measure_with(None, prepared)))
+    return rendered(report_of(prepared, measure(prepared)))
 
 
 def save(path, paths, **given):
     """Save the state of a check, as the command does, and read it back."""
     run, options = open_run(paths), options_of(**given)
     prepared = prepare(run, options)
-    path.write_bytes(archived(members_of(saved_state(prepared, measure_with(None, prepared)))))
+    path.write_bytes(archived(members_of(saved_state(prepared, measure(prepared)))))
     return path.name, load_state(str(path))
 
 

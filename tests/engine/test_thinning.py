@@ -10,10 +10,10 @@ import pytest
 from rolloutdoctor.data.step_key import StepKey
 from rolloutdoctor.engine import run_state
 from rolloutdoctor.engine.check import report_of
+from rolloutdoctor.engine.gathering import measure
 from rolloutdoctor.engine.merged import merged, saved_state
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import prepare
-from rolloutdoctor.engine.serial import measure
 from rolloutdoctor.engine.state_file import load_state
 from rolloutdoctor.engine.stored import members_of
 from rolloutdoctor.io.archives import archived

@@ -10,10 +10,10 @@ from rolloutdoctor.commands.info.query import describe
 from rolloutdoctor.engine.accumulate import RuleAccumulator
 from rolloutdoctor.engine.check import check
 from rolloutdoctor.engine.configure import read_settings
+from rolloutdoctor.engine.gathering import measure
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.prepare import prepare
 from rolloutdoctor.engine.run_steps import run_file_steps
-from rolloutdoctor.engine.serial import measure
 from rolloutdoctor.opening.dumps import ConvertOptions
 from rolloutdoctor.opening.open_any import open_any
 from rolloutdoctor.results.errors import InputError

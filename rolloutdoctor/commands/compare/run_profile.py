@@ -6,7 +6,7 @@ import polars as pl
 from torch import Tensor
 
 from rolloutdoctor.engine.breakdown import parts_of_rows
-from rolloutdoctor.engine.gathering import Gatherer
+from rolloutdoctor.engine.gatherer import Gatherer
 from rolloutdoctor.engine.measured_frames import rows_of
 from rolloutdoctor.engine.needs import evaluation_columns
 from rolloutdoctor.engine.prepare import PreparedRun

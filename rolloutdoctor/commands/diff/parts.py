@@ -11,9 +11,9 @@ from rolloutdoctor.commands.diff.top_groups import most_moved, no_groups
 from rolloutdoctor.commands.diff.without import LeftOut, rows_without
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.engine.breakdown import PARTS
-from rolloutdoctor.engine.check_parts import reading_identity
 from rolloutdoctor.engine.comparable import comparable
 from rolloutdoctor.engine.configure import Configured, configure, read_settings
+from rolloutdoctor.engine.gathering import reading_identity
 from rolloutdoctor.engine.merged_ids import MergedCount, MergedIds, merged_notes
 from rolloutdoctor.engine.needs import absent_columns, evaluation_columns, need_trainer
 from rolloutdoctor.engine.options import ReadOptions

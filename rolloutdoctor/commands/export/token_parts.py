@@ -16,9 +16,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from rolloutdoctor.commands.export.token_steps import PartFile, RecomputeOptions, RecomputeState, StepRecomputer
-from rolloutdoctor.engine.check_parts import reading_identity
 from rolloutdoctor.engine.configure import configure
 from rolloutdoctor.engine.devices import find_device, find_dtype
+from rolloutdoctor.engine.gathering import reading_identity
 from rolloutdoctor.engine.needs import need_trainer
 from rolloutdoctor.engine.parts import Part, Work
 from rolloutdoctor.evaluation.device import Evaluator

@@ -7,7 +7,8 @@ from rolloutdoctor import packs
 from rolloutdoctor.data.step_key import TRAIN
 from rolloutdoctor.engine.check import report_of
 from rolloutdoctor.engine.devices import on_device
-from rolloutdoctor.engine.gathering import Gatherer, gather
+from rolloutdoctor.engine.gatherer import Gatherer
+from rolloutdoctor.engine.gathering import gather
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.parts import Executor
 from rolloutdoctor.engine.prepare import PreparedRun, prepare

@@ -11,7 +11,7 @@ import torch
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.step_key import TRAIN, StepKey
 from rolloutdoctor.engine.devices import find_dtype
-from rolloutdoctor.engine.gathering import Gatherer, Schemas
+from rolloutdoctor.engine.gatherer import Gatherer, Schemas
 from rolloutdoctor.engine.options import ReadOptions
 from rolloutdoctor.engine.prepare import PreparedRun
 from rolloutdoctor.engine.run_steps import EvaluatedStep

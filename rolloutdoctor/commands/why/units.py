@@ -12,7 +12,7 @@ import torch
 from rolloutdoctor.commands.why.turn_counts import EMPTY_COUNTS, ROW, failed, turn_counts
 from rolloutdoctor.data.schema import COLUMNS, TRUNCATED
 from rolloutdoctor.data.step_key import TRAIN
-from rolloutdoctor.engine.gathering import Gatherer, Schemas
+from rolloutdoctor.engine.gatherer import Gatherer, Schemas
 from rolloutdoctor.engine.measured_frames import rows_of
 from rolloutdoctor.engine.needs import evaluation_columns
 from rolloutdoctor.engine.prepare import PreparedRun

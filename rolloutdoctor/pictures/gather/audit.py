@@ -13,7 +13,7 @@ from rolloutdoctor.audit.row_tally import ComparedRows
 from rolloutdoctor.audit.tally import ComparedValue
 from rolloutdoctor.audit.windows import OpenWindow
 from rolloutdoctor.engine.accumulate import view_of, windows_at
-from rolloutdoctor.engine.gathering import Schemas
+from rolloutdoctor.engine.gatherer import Schemas
 from rolloutdoctor.engine.plan import available, remedy
 from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import polars as pl
 import torch
 
-from rolloutdoctor.engine.gathering import Schemas
+from rolloutdoctor.engine.gatherer import Schemas
 from rolloutdoctor.engine.plan import remedy
 from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.ops.histogram import histogram

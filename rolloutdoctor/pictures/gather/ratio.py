@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import polars as pl
 
-from rolloutdoctor.engine.gathering import Schemas
+from rolloutdoctor.engine.gatherer import Schemas
 from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED
 from rolloutdoctor.objective.objective import Objective

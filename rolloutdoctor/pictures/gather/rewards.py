@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import polars as pl
 
-from rolloutdoctor.engine.gathering import Schemas
+from rolloutdoctor.engine.gatherer import Schemas
 from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.pictures.gather.steps import FigureAccumulator, columns_of
 from rolloutdoctor.results.figures import RewardsData, RewardSeries

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
 from rolloutdoctor.data.schema import STAND_INS
-from rolloutdoctor.engine.gathering import Gathered, Gatherer, Schemas
+from rolloutdoctor.engine.gatherer import Gatherer, Schemas
+from rolloutdoctor.engine.gathering import Gathered
 from rolloutdoctor.engine.plan import available, remedy
 from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.evaluation.evaluate import AS_CONFIGURED, Evaluation, reward_kl_tokens

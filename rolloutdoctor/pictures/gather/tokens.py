@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from rolloutdoctor.data.batch import RolloutBatch
-from rolloutdoctor.engine.gathering import Gathered, Schemas
+from rolloutdoctor.engine.gatherer import Schemas
+from rolloutdoctor.engine.gathering import Gathered
 from rolloutdoctor.engine.run_steps import EvaluatedStep
 from rolloutdoctor.evaluation.token_measures import TokenBlock, TokenMeasure
 from rolloutdoctor.ops.elementwise import is_above

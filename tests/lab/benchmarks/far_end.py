@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rolloutdoctor.engine.check_parts import CheckWork
+from rolloutdoctor.engine.gathering import Gathering
 from rolloutdoctor.engine.options import CheckOptions
 from rolloutdoctor.engine.part_states import part_name, run_identity
 from rolloutdoctor.engine.parts import plan_parts
@@ -59,7 +59,7 @@ def measure(count: int) -> None:
     began = time.perf_counter()
     parts = plan_parts(run, None, None, max(64, count // 4))
     planned = time.perf_counter()
-    work, whole = CheckWork(CheckOptions(device="cpu")), run_identity(run)
+    work, whole = Gathering(CheckOptions(device="cpu")), run_identity(run)
     for part in parts:
         part_name(work, part, whole)
     named = time.perf_counter()

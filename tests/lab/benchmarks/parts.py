@@ -40,7 +40,7 @@ def measured(command, path, how, count):
     from rolloutdoctor.commands.diff.query import diff
     from rolloutdoctor.commands.export.tokens import RecomputeOptions, recompute
     from rolloutdoctor.engine.check import report_of
-    from rolloutdoctor.engine.check_parts import measure_with
+    from rolloutdoctor.engine.gathering import measure
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.engine.prepare import prepare
     from rolloutdoctor.engine.processes import Processes
@@ -53,7 +53,7 @@ def measured(command, path, how, count):
         begin = time.perf_counter()
         if command == "check":
             prepared = prepare(run, CheckOptions(device="cpu"))
-            report_of(prepared, measure_with(executor, prepared))
+            report_of(prepared, measure(prepared, executor=executor))
         elif command == "diff":
             diff(run, DiffOptions(fixes=(choose("zero-std"),), device="cpu"), None, executor)
         else:

@@ -59,11 +59,11 @@ def simulated(path, size, responses):
     """Make the tables of a long run, judge them, and print what that took."""
     from rolloutdoctor.data.step_key import StepKey
     from rolloutdoctor.engine import judge as judging
+    from rolloutdoctor.engine.gathering import measure
     from rolloutdoctor.engine.options import CheckOptions
     from rolloutdoctor.engine.prepare import prepare
     from rolloutdoctor.engine.rows_on_disk import DiskPart, MemoryBound, RowFrames
     from rolloutdoctor.engine.run_state import RunState
-    from rolloutdoctor.engine.serial import measure
     from rolloutdoctor.engine.tables import Tables
     from rolloutdoctor.io.run import open_run
     from rolloutdoctor.results.findings import InputSummary
