@@ -25,6 +25,7 @@ from rolloutdoctor.results.findings import NOTHING_READ, Excluded, Finding, NotA
 from rolloutdoctor.results.version import __version__
 from rolloutdoctor.rules.audited import AuditedRule, audited_stages
 from rolloutdoctor.rules.base import Context, Judgement, counted
+from rolloutdoctor.rules.identity_sides import related_metrics
 from rolloutdoctor.rules.logged_gaps import gaps_of
 from rolloutdoctor.rules.table import RULES, AnyRule
 from rolloutdoctor.rules.table_rule import Measured
@@ -339,7 +340,10 @@ def _notes(plan: Plan, state: RunState) -> list[str]:
     if evaluates_loss and objective is not None and objective.entropy_bonus is not None:
         notes.append(f"gradients are those of the policy term and the KL term: {objective.entropy_bonus.no_gradient}")
     is_checked = not plan.context.has_rows and plan.context.training_kind not in NOT_CHECKED
+    # What stands in an identity of its trainer is tested by it, though it is no quantity.
     unknown = unrecognised(plan.context.metrics) if is_checked else []
+    related = related_metrics(plan.context) if unknown else ()
+    unknown = [name for name in unknown if name not in related]
     if unknown:
         more = f" and {len(unknown) - KEEP_NAMES:,} more" if len(unknown) > KEEP_NAMES else ""
         notes.append(f"not recognised: {', '.join(unknown[:KEEP_NAMES])}{more}")
