@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
+from views.test_sarif import valid
 
 from rolloutdoctor.cli.app import app
 from rolloutdoctor.cli.options import FailOn
@@ -46,14 +47,19 @@ def job(tmp_path):
             encoding="utf-8",
             check=False,
         )
+        (tmp_path / "stdout.txt").write_text(done.stdout, encoding="utf-8")
         return done.returncode, done.stderr, *(path.read_text(encoding="utf-8") for path in files.values())
 
     return run
 
 
 @pytest.mark.slow
-def test_findings_fail_the_job_and_the_report_is_its_summary(job):
-    code, _, summary, outputs = job(paths=VERL, options="--select=RDA001,RDA002\n--steps=0:60\n", fail_on="warning")
+def test_findings_fail_the_job_and_the_report_is_its_summary(job, tmp_path):
+    code, _, summary, outputs = job(
+        paths=VERL, options="--select=RDA001,RDA002\n--steps=0:60\n", fail_on="warning", sarif="found.sarif"
+    )
+    assert (tmp_path / "stdout.txt").read_text(encoding="utf-8").startswith("::warning title=RDA001 ")
+    assert valid((tmp_path / "found.sarif").read_text(encoding="utf-8"))["runs"][0]["results"][0]["ruleId"] == "RDA001"
     assert (code, outputs) == (1, "exit-code=1\n")
     assert "RDA001" in summary
     assert "RDG001" not in summary

@@ -12,6 +12,7 @@ from rolloutdoctor.cli import complete
 from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import FINDINGS, NOTHING_CHECKED
 from rolloutdoctor.cli.help import RARE
+from rolloutdoctor.cli.output import check_target, write_whole
 from rolloutdoctor.cli.terminal import say
 from rolloutdoctor.results.errors import UsageError
 
@@ -57,6 +58,15 @@ FormatOption = Annotated[
         "--format",
         envvar="ROLLOUTDOCTOR_FORMAT",
         help="Format of the report; brief is the verdict alone, and so is -q, without a progress bar.",
+    ),
+]
+AlsoOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--also",
+        metavar="FORMAT=FILE",
+        rich_help_panel=RARE,
+        help="Write the report to FILE as well, in this format, e.g. sarif=report.sarif; repeatable.",
     ),
 ]
 FailOnOption = Annotated[
@@ -110,6 +120,7 @@ class Judging:
     require: RequireOption = None
     format_: FormatOption = opt.Format.full
     output_file: opt.OutputOption = None
+    also: AlsoOption = None
     fail_on: FailOnOption = opt.FailOn.error
     exit_zero: ExitZeroOption = False
     color: opt.ColorOption = opt.Color.auto
@@ -147,6 +158,33 @@ class Judging:
         fails = None if self.fail_on is opt.FailOn.never else Severity[self.fail_on.value.upper()]
         plain = opt.style_of(self.color, to_file=self.output_file is not None, verbose=self.verbose)
         return replace(plain, fail_at=fails, quiet=self.quiet)
+
+    def check_targets(self) -> None:
+        """Refuse, before a long run is read, a file that could not be written at its end.
+
+        Raises:
+            UsageError: if there is one, or a format of `also` is none.
+        """
+        check_target(self.output_file, "--output-file")
+        for _, path in copies(self.also):
+            check_target(path, "--also")
+
+    def deliver(self, report: "Report", below: str = "") -> None:
+        """Print the report or write it to a file, and write it in each of the other formats.
+
+        Args:
+            report: the report.
+            below: text that is printed below it.
+        """
+        from rolloutdoctor.views.table import RENDERERS
+
+        style = self.style()
+        opt.deliver(RENDERERS[self.format_.value](report, style) + below, self.output_file, colored=style.color)
+        in_file = replace(style, width=_WIDTH, color=False, unicode=True)
+        for form, path in copies(self.also):
+            only_verdict = form is opt.Format.brief
+            text = RENDERERS[opt.Format.full if only_verdict else form](report, replace(in_file, quiet=only_verdict))
+            write_whole(text.encode(), path, "--also")
 
     def exit_code(self, report: "Report", must_test: frozenset[str] = frozenset()) -> int:
         """Return the exit code of a report; says on stderr which of the rules that must be tested were skipped."""
@@ -211,6 +249,25 @@ def faster(engine: str | None, workers: int) -> str | None:
     if engine is not None or workers > 1 or cores < 2:
         return None
     return f"--workers {cores} would use all {cores} cores of this machine"
+
+
+_WIDTH = 100
+"""Columns of text in a file."""
+
+
+def copies(also: list[str] | None) -> list[tuple[opt.Format, str]]:
+    """Return format and file of each ``FORMAT=FILE``.
+
+    Raises:
+        UsageError: if one names no format, or no file.
+    """
+    found = []
+    for text in also or []:
+        form, _, path = text.partition("=")
+        if form not in [one.value for one in opt.Format] or not path:
+            raise UsageError(f"--also {text}: write FORMAT=FILE, where FORMAT is {', '.join(opt.Format)}")
+        found.append((opt.Format(form), path))
+    return found
 
 
 def words(texts: list[str] | None) -> list[str]:

@@ -97,6 +97,7 @@ class Finding(Displayed):
         why: why it matters, one sentence.
         follows_from: code of the finding that is the cause of this one and counts for it, or None.
         remark: what belongs beside "no fault was found", as a clause; empty for most.
+        known: whether a baseline has it, so that it does not change the exit code; None without a baseline.
     """
 
     code: str
@@ -116,6 +117,7 @@ class Finding(Displayed):
     why: str = ""
     follows_from: str | None = None
     remark: str = ""
+    known: bool | None = None
 
     @property
     def page(self) -> str:

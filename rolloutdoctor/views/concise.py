@@ -40,8 +40,9 @@ def counts(report: Report) -> str:
 
 
 def standing(finding: Finding) -> str:
-    """The verdict on a finding, and what it follows from."""
-    return finding.verdict + (f", follows from {finding.follows_from}" if finding.follows_from else "")
+    """The verdict on a finding, what it follows from, and whether a baseline has it."""
+    follows = f", follows from {finding.follows_from}" if finding.follows_from else ""
+    return finding.verdict + follows + (", in the baseline" if finding.known else "")
 
 
 def severities(report: Report) -> str:

@@ -14,8 +14,8 @@ def render(report: Report, style: Style) -> str:
     """
     lines = [
         _command(
-            # A cause counts for what follows from it.
-            "notice" if found.follows_from else _COMMANDS[found.severity.label],
+            # A cause counts for what follows from it, and a baseline for what it has.
+            "notice" if found.follows_from or found.known else _COMMANDS[found.severity.label],
             f"{found.code} {found.name}",
             [
                 f"{found.headline} ({standing(found)})",

@@ -13,8 +13,9 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 def render(report: Report, style: Style) -> str:
     """Render one test case a rule.
 
-    A finding of `style.fail_at` or above is a failure, a lesser one and one that follows from another pass with
-    their words as output, a rule that is not applicable or could not be tested is skipped, and its message says which.
+    A finding of `style.fail_at` or above is a failure. A lesser one, one that follows from another and one in the
+    baseline pass with their words as output. A rule that is not applicable or could not be tested is skipped, and its
+    message says which.
     """
     cases = [_found(found, style) for found in report.findings]
     cases += [f"    <testcase {_who(code, name)}/>" for code, name in report.clean]
@@ -36,7 +37,8 @@ def render(report: Report, style: Style) -> str:
 
 
 def _fails(found: Finding, style: Style) -> bool:
-    return style.fail_at is not None and found.follows_from is None and found.severity >= style.fail_at
+    is_new = found.follows_from is None and not found.known
+    return style.fail_at is not None and is_new and found.severity >= style.fail_at
 
 
 def _found(found: Finding, style: Style) -> str:

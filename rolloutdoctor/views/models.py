@@ -129,6 +129,7 @@ class Finding(Model):
     references: list[Url]
     page: Text
     cause: Cause | None = _unless(None)
+    known: bool | None = _unless(None)
 
 
 class Untested(Model):

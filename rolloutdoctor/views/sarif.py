@@ -20,8 +20,8 @@ _MOST = 10
 def render(report: Report, style: Style) -> str:
     """Render one run with a result for each finding.
 
-    A finding that follows from another one is a note, as in annotations: its cause counts for it. What could not be
-    tested is a notification of the run, never a result.
+    A finding that follows from another one is a note, as in annotations: its cause counts for it. One in the baseline
+    is suppressed. What could not be tested is a notification of the run, never a result.
     """
     files = [_uri(name) for name in report.files]
     rules = {found.code: _rule(found) for found in report.findings}
@@ -73,6 +73,7 @@ def _result(rule: int, found: Finding, files: list[str]) -> dict[str, object]:
         "locations": list(_locations(found, files)),
         # The same fault in a later run of the same kind.
         "partialFingerprints": {"rolloutdoctor/v1": "/".join([found.code, *_cause(found)])},
+        **_of_baseline(found),
         "properties": {
             "verdict": found.verdict,
             "severity": found.severity.label,
@@ -82,6 +83,16 @@ def _result(rule: int, found: Finding, files: list[str]) -> dict[str, object]:
             },
         },
     }
+
+
+def _of_baseline(found: Finding) -> dict[str, object]:
+    """Whether the baseline has a finding (SARIF 2.1.0, 3.27.23 and 3.27.24); nothing without one."""
+    if found.known is None:
+        return {}
+    accepted = {"kind": "external", "status": "accepted", "justification": "It is in the file that --baseline names."}
+    state = {"baselineState": "unchanged" if found.known else "new"}
+    # An empty list says that it is not suppressed, no list that nobody knows.
+    return {**state, "suppressions": [accepted] if found.known else []}
 
 
 def _cause(found: Finding) -> Iterator[str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from fuzz.harness import run
+from views.test_sarif import valid
 
 SAMPLE = str(Path(__file__).parent.parent.parent / "sample_data" / "verl_rejected.parquet")
 CHECK = ["check", SAMPLE, "--select", "RDA001,RDA002,RDI001", "--format", "concise", "--fail-on", "warning"]
@@ -83,3 +84,52 @@ def test_another_version_is_refused(tmp_path):
     assert code == 2
     assert "baseline version 2 where 1 was expected" in err
     assert run([*CHECK, "--baseline", "none.json"], tmp_path)[0] == 2
+
+
+def formats(folder, text, *words):
+    (folder / "known.json").write_text(text)
+    command = [*CHECK, "--baseline", "known.json", *words, "--format", "github"]
+    return run([*command, "--also", "sarif=r.sarif", "--also", "junit=r.xml", "--also", "json=r.json"], folder)
+
+
+def test_every_format_marks_what_the_baseline_has(tmp_path, written):
+    """In one check, which is what a job runs."""
+    without = edited(written, lambda found: [one for one in found if one["code"] != "RDA001"])
+    code, out, _, _ = formats(tmp_path, without)
+    assert code == 1
+    kinds = {line.partition(" ")[2][6:12]: line.partition(" ")[0] for line in out.splitlines() if line[:2] == "::"}
+    assert kinds == {"RDA001": "::warning", "RDA002": "::notice"}
+    assert out.count(", in the baseline)") == 1
+    results = {one["ruleId"]: one for one in valid((tmp_path / "r.sarif").read_text())["runs"][0]["results"]}
+    assert {code: one["baselineState"] for code, one in results.items()} == {"RDA001": "new", "RDA002": "unchanged"}
+    assert results["RDA001"]["suppressions"] == []
+    (suppression,) = results["RDA002"]["suppressions"]
+    assert (suppression["kind"], suppression["status"]) == ("external", "accepted")
+    junit = (tmp_path / "r.xml").read_text()
+    assert 'failures="1"' in junit
+    findings = json.loads((tmp_path / "r.json").read_text())["findings"]
+    assert {one["code"]: one["known"] for one in findings} == {"RDA001": False, "RDA002": True}
+
+
+def test_without_a_baseline_nothing_is_suppressed(tmp_path):
+    run([*CHECK, "--also", "sarif=r.sarif", "--also", "json=r.json"], tmp_path)
+    for one in valid((tmp_path / "r.sarif").read_text())["runs"][0]["results"]:
+        assert not {"suppressions", "baselineState"} & {*one}
+    assert not any("known" in one for one in json.loads((tmp_path / "r.json").read_text())["findings"])
+
+
+@pytest.mark.parametrize("text", ["sarif", "sarif=", "xml=r.xml", "=r.xml"])
+def test_another_format_needs_its_name_and_a_file(tmp_path, text):
+    code, out, err, _ = run([*CHECK, "--also", text], tmp_path)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"rolloutdoctor: --also {text}: write FORMAT=FILE, where FORMAT is full, brief, concise,")
+
+
+@pytest.mark.parametrize(
+    "words", [("--also", "json=a", "--also", "sarif=a"), ("--also", "json=a", "--output-file", "a")]
+)
+def test_two_formats_do_not_go_to_one_file(tmp_path, words):
+    code, _, err, _ = run([*CHECK, *words], tmp_path)
+    assert code == 2
+    assert not (tmp_path / "a").exists()
+    assert err.count("\n") == 1

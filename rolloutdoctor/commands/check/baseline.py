@@ -108,14 +108,21 @@ def read(path: str) -> tuple[Known, ...]:
     return found
 
 
-def compared_with_baseline(report: "Report", known: Sequence[Known]) -> "tuple[Report, Report]":
+def compared_with_baseline(report: "Report", known: Sequence[Known] | None) -> "tuple[Report, Report]":
     """Return the report with what the baseline says of it, and the same with the new findings alone.
 
     The first is printed, the second decides the exit code. Known faults that were not found any more are said if their
     rule could be tested.
+
+    Args:
+        report: the report.
+        known: the findings of the baseline; None: there is none.
     """
-    covered = [one for one in report.findings if any(each.covers(one) for each in known)]
-    new = tuple(one for one in report.findings if one not in covered)
+    if known is None:
+        return report, report
+    findings = tuple(replace(one, known=any(each.covers(one) for each in known)) for one in report.findings)
+    covered = [one for one in findings if one.known]
+    new = tuple(one for one in findings if not one.known)
     untested = {one.code for one in report.skipped}
     left = {(one.code, _cause(one)) for one in report.findings}
     gone = [each for each in known if (each.code, each.cause) not in left and each.code not in untested]
@@ -128,4 +135,4 @@ def compared_with_baseline(report: "Report", known: Sequence[Known]) -> "tuple[R
         notes.append(f"in the baseline and not found any more: {names}")
     # What is known was tested all the same.
     tested = (*report.clean, *((one.code, one.name) for one in covered))
-    return replace(report, notes=tuple(notes)), replace(report, findings=new, clean=tested)
+    return replace(report, findings=findings, notes=tuple(notes)), replace(report, findings=new, clean=tested)

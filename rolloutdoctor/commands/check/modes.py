@@ -153,26 +153,23 @@ def _opened(asked: Asked) -> "Run | None":
         return None
 
 
-def _targets(asked: Asked) -> tuple[Known, ...]:
+def _targets(asked: Asked) -> tuple[Known, ...] | None:
     """Refuse what cannot be written before anything is computed, and return the findings that are known."""
-    check_target(asked.judging.output_file, "--output-file")
+    asked.judging.check_targets()
     check_target(asked.save_state)
     check_target(asked.baselines.write_baseline)
-    return () if asked.baselines.baseline is None else read(asked.baselines.baseline)
+    return None if asked.baselines.baseline is None else read(asked.baselines.baseline)
 
 
-def _finish(asked: Asked, known: tuple[Known, ...], report: "Report", gallery: "Gallery | None" = None) -> int:
+def _finish(asked: Asked, known: tuple[Known, ...] | None, report: "Report", gallery: "Gallery | None" = None) -> int:
     """Print the report, write the baseline, and return the exit code."""
-    from rolloutdoctor.views.table import RENDERERS
-
-    judging, style = asked.judging, asked.judging.style()
+    judging, below = asked.judging, ""
     report, new = compared_with_baseline(report, known)
-    text = RENDERERS[judging.format_.value](report, style)
     if gallery is not None:
         from rolloutdoctor.views.histogram import histograms
 
-        text += histograms(gallery, style)
-    opt.deliver(text, judging.output_file, colored=style.color)
+        below = histograms(gallery, judging.style())
+    judging.deliver(report, below)
     if asked.baselines.write_baseline is not None:
         write_whole(written(report), asked.baselines.write_baseline)
     return judging.exit_code(new, asked.must_test)

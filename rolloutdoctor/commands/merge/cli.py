@@ -5,10 +5,8 @@ from typing import Annotated
 import typer
 
 from rolloutdoctor.cli import groups, verdict
-from rolloutdoctor.cli import options as opt
 from rolloutdoctor.cli.error_handling import guarded
 from rolloutdoctor.cli.inputs import note_file
-from rolloutdoctor.cli.output import check_target
 
 EPILOG = (
     "The report is byte for byte that of one check over all parts. Parts are whole steps, checked with the same "
@@ -42,15 +40,13 @@ def judge_saved(states: list[str], judging: verdict.Judging) -> int:
     from rolloutdoctor.commands.export.tables import load
     from rolloutdoctor.engine.merged import merged
     from rolloutdoctor.rules.table import find
-    from rolloutdoctor.views.table import RENDERERS
 
     for path in states:
         note_file(path)
-    check_target(judging.output_file, "--output-file")
+    judging.check_targets()
     parts = [(path, load(path)) for path in states]
     report = merged(parts, rules, required=bool(judging.select))
     measured = [find(code) for code in parts[0][1].rules]
     must_test = verdict.required(judging.require, [rule for rule in measured if rules is None or rule in rules])
-    style = judging.style()
-    opt.deliver(RENDERERS[judging.format_.value](report, style), judging.output_file, colored=style.color)
+    judging.deliver(report)
     return judging.exit_code(report, must_test)
