@@ -1,5 +1,6 @@
 """Results of `export --what tokens` and `diff`: plain data that every view renders."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -197,6 +198,17 @@ class Effect:
     groups: tuple[MovedGroup, ...] = ()
     moved_by: str = ""
     remarks: tuple[str, ...] = ()
+
+    def nearly_zero(self, name: str) -> float:
+        """Size up to which a value is about 0, so that a share of it says nothing; 0 for all but losses.
+
+        The terms of a policy loss have either sign. Their size is that of the log-prob gradient, sum |A ratio w| of a
+        step: a loss below a hundredth of it is what cancellation leaves.
+        """
+        gradient = self.total["grad_l1_before"].value
+        if "loss" not in name or "kl" in name.lower() or not gradient or not math.isfinite(gradient):
+            return 0.0
+        return 0.01 * gradient / max(1, len(self.per_step))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rolloutdoctor.commands.diff import words
 from rolloutdoctor.commands.diff.formats import RENDERERS
 from rolloutdoctor.results.comparison import Comparison, Effect, MovedGroup, MovedRow, Pair, Slice
 from rolloutdoctor.results.findings import InputSummary, Measure, Setting
@@ -128,6 +129,33 @@ def test_no_line_is_wider_than_asked(width):
 def test_ascii_where_the_terminal_has_no_more():
     for name in ("full", "concise", "json", "jsonl", "markdown"):
         assert RENDERERS[name](a_comparison("π"), Style(unicode=False)).isascii()
+
+
+@pytest.mark.parametrize(
+    ("loss", "shown"), [(0.124, "+0.124"), (0.126, "+100 %"), (-0.124, "-0.124"), (-0.126, "-100 %")]
+)
+def test_a_share_of_a_loss_near_0_is_not_said(loss, shown):
+    """A hundredth of the gradient of a step, 12.5, is 0.125."""
+    effect = a_comparison().effects[0]
+    changed = {"loss_before": (loss, "loss"), "loss_after": (2 * loss, "loss")}
+    near = replace(effect, total=numbers(**changed), metrics={name: Pair(loss, 2 * loss) for name in LOSSES})
+    assert [line[3] for line in words.sides(near) if line[0] == "loss"] == [shown]
+    assert {line[0]: line[3] for line in words.moved_metrics(near)} == {
+        "actor/pg_loss": shown,
+        "kl_loss": "+100 %" if loss > 0 else "-100 %",
+    }
+    assert words.every_lines(replace(a_comparison(), effects=(near,)))[0][5] == shown
+
+
+LOSSES = ("actor/pg_loss", "kl_loss")
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.0625])
+def test_a_kl_that_is_in_no_loss_has_no_line(kl):
+    effect = a_comparison().effects[0]
+    names = ("kl_before", "kl_after", "kl_loss_before", "kl_loss_after")
+    found = words.sides(replace(effect, total=numbers(**dict.fromkeys(names, (kl, "nats")))))
+    assert [line[0] for line in found if "KL" in line[0]] == ["KL loss", "KL of the loss, per token"] * bool(kl)
 
 
 def test_one_effect_needs_no_table_of_effects():

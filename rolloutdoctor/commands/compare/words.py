@@ -98,14 +98,12 @@ def full(result: RunComparison, style: Style) -> str:
 
 def _parts(result: RunComparison, style: Style) -> Iterator[RenderableType]:
     bold = "bold" if style.color else ""
-    if not style.quiet:
-        yield Text(f"rolloutdoctor {result.version}   {result.device} {result.dtype}", style=bold)
-        for letter, side in (("A", result.a), ("B", result.b)):
-            yield hanging(Text(letter), Text(_described(side)), 3)
-        yield ""
     yield Text(plain(verdict(result), 600), style=bold)
     if style.quiet:
         return
+    yield ""
+    for letter, side in (("A", result.a), ("B", result.b)):
+        yield hanging(Text(letter), Text(_described(side)), 3)
     for title, head, lines, left in tables(result, everything=style.verbose):
         yield ""
         yield Text(title)
@@ -120,6 +118,8 @@ def _parts(result: RunComparison, style: Style) -> Iterator[RenderableType]:
         yield ""
     for note in result.notes:
         yield hanging(Text("note"), Text(plain(note, 400)), 6)
+    yield ""
+    yield Text(f"rolloutdoctor {result.version}   {result.device} {result.dtype}", style=bold)
 
 
 def _finding_lines(result: RunComparison) -> Iterator[RenderableType]:

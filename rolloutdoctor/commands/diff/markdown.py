@@ -53,7 +53,7 @@ def _sides(result: Comparison) -> Iterator[str]:
     ):
         if sentence:
             yield f"- **{name}**: {safe(sentence)}"
-    sides, metrics = words.sides(main.total), words.moved_metrics(main.metrics)
+    sides, metrics = words.sides(main), words.moved_metrics(main)
     if sides:
         yield from _table(["mean over the steps", "before", "after", "change"], sides, 1)
     if metrics:

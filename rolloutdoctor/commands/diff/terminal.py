@@ -112,11 +112,11 @@ def _effect(effect: Effect) -> Iterator[RenderableType]:
         if sentence:
             yield hanging(Text(name), Text(sentence), _MARGIN)
     yield ""
-    table = words.sides(total)
+    table = words.sides(effect)
     if table:
         yield numbers(["mean over the steps", "before", "after", "change"], table)
         yield ""
-    metrics = words.moved_metrics(effect.metrics)
+    metrics = words.moved_metrics(effect)
     if metrics:
         yield numbers(["the trainer's metrics", "before", "after", "change"], metrics)
         same = len(effect.metrics) - len(metrics)

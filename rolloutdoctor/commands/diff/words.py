@@ -12,7 +12,7 @@ SIDES = (
     ("loss", "loss"),
     ("policy loss", "policy_loss"),
     ("KL loss", "kl_loss"),
-    ("KL per token", "kl"),
+    ("KL of the loss, per token", "kl"),
     ("gradient L1, all steps", "grad_l1"),
     ("gradient L2, all steps", "grad_l2"),
 )
@@ -40,34 +40,39 @@ def number(value: float | int | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
-def change(before: float | int | None, after: float | int | None) -> str:
-    """The change in per cent of the side before; in absolute numbers where that is 0."""
+def change(before: float | int | None, after: float | int | None, about_0: float = 0.0) -> str:
+    """The change in per cent of the side before; in absolute numbers where that is about 0."""
     if before is None or after is None or not math.isfinite(before) or not math.isfinite(after):
         return ""
     if before == after:
         return "same"
-    if not before:
+    if abs(before) <= about_0:
         return f"{after - before:+.3g}"
     share = (after - before) / abs(before)
     # As everywhere, a multiple from ten times on.
     return f"{100 * share:+.3g} %" if abs(share) < _TIMES else f"{after / before:,.0f} times"
 
 
-def sides(total: Mapping[str, Measure]) -> list[list[str]]:
-    """Lines of the table of both sides, of those that were computed."""
+def sides(effect: Effect) -> list[list[str]]:
+    """Lines of the table of both sides, of those that were computed; those of a KL that is in no loss are left out."""
     lines = []
     for name, stem in SIDES:
-        before, after = total[f"{stem}_before"].value, total[f"{stem}_after"].value
-        if before is not None or after is not None:
-            lines.append([name, number(before), number(after), change(before, after)])
+        before, after = effect.total[f"{stem}_before"].value, effect.total[f"{stem}_after"].value
+        if (before is not None or after is not None) if "KL" not in name else (before or after):
+            lines.append([name, number(before), number(after), change(before, after, effect.nearly_zero(name))])
     return lines
 
 
-def moved_metrics(metrics: Mapping[str, Pair]) -> list[list[str]]:
+def moved_metrics(effect: Effect) -> list[list[str]]:
     """Lines of the table of metrics, of those that change."""
     return [
-        [plain(name, 40), number(pair.before), number(pair.after), change(pair.before, pair.after)]
-        for name, pair in metrics.items()
+        [
+            plain(name, 40),
+            number(pair.before),
+            number(pair.after),
+            change(pair.before, pair.after, effect.nearly_zero(name)),
+        ]
+        for name, pair in effect.metrics.items()
         if pair.before != pair.after
     ]
 
@@ -192,8 +197,8 @@ def every_lines(result: Comparison) -> list[list[str]]:
     for effect in filter(attrgetter("differs"), result.effects):
         total = effect.total
         cells = [_short(total[name]) for name in ("changed_rows", "sign_flips", "spurious_share_l1", "cosine")]
-        loss = change(total["loss_before"].value, total["loss_after"].value)
-        lines.append([plain(effect.label, 40), *cells, loss, f"{len(moved_metrics(effect.metrics)):,}"])
+        loss = change(total["loss_before"].value, total["loss_after"].value, effect.nearly_zero("loss"))
+        lines.append([plain(effect.label, 40), *cells, loss, f"{len(moved_metrics(effect)):,}"])
     return lines
 
 
@@ -204,7 +209,7 @@ def every_remark(result: Comparison) -> Iterator[tuple[str, str]]:
         most = sorted(moved, key=lambda name: -_relative(moved[name]))[:_MOST_METRICS]
         said = [
             f"{plain(name, 40)} {number(moved[name].before)} to {number(moved[name].after)} "
-            f"({change(moved[name].before, moved[name].after) or 'not defined on one side'})"
+            f"({change(moved[name].before, moved[name].after, effect.nearly_zero(name)) or 'not defined on one side'})"
             for name in most
         ]
         if said:
