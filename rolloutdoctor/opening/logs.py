@@ -20,6 +20,7 @@ from rolloutdoctor.io.metrics import (
 )
 from rolloutdoctor.io.reader_notes import ReaderNotes
 from rolloutdoctor.metric_names.generic import taken_for
+from rolloutdoctor.metric_names.table import whose
 from rolloutdoctor.opening.beside import newest_state
 from rolloutdoctor.opening.nested import looking
 from rolloutdoctor.results.errors import InputError, SeveralRunsError
@@ -66,8 +67,7 @@ def read_logs(logs: Sequence[Source], notes: ReaderNotes | None = None) -> Logge
     total = max((table.total_steps for _, table in tables if table.total_steps), default=None)
     tables = [(name, at_steps_of(table, name, tables, notes)) for name, table in tables]
     check_one_log(tables)
-    writers = [(name, trainer_from_metric_names(table.names())) for name, table in tables]
-    known = [(name, writer.name) for name, writer in writers if writer is not None]
+    known = [(name, writer) for name, table in tables if (writer := _writer_of(table)) is not None]
     for second, writer in known[1:]:
         if writer != known[0][1]:
             raise SeveralRunsError(
@@ -97,9 +97,15 @@ def at_steps_of(
     return table
 
 
+def _writer_of(table: LoggedMetrics) -> str | None:
+    """Return the trainer that logged a table: one that is computed, or one of which the names alone are known."""
+    found = trainer_from_metric_names(table.names())
+    return whose(table.names()) if found is None else found.name
+
+
 def are_apart(one: LoggedMetrics, other: LoggedMetrics) -> bool:
     """Tell whether two logs are of two runs: of two trainers, or with two values of one metric at a step."""
-    writers = [trainer_from_metric_names(table.names()) for table in (one, other)]
+    writers = [_writer_of(table) for table in (one, other)]
     if writers[0] != writers[1] and None not in writers:
         return True
     is_same = any(steps_of_lines(*pair) is not None for pair in ((one, other), (other, one)))

@@ -206,3 +206,20 @@ def test_many_runs_of_a_project_are_not_checked_unasked(tmp_path, monkeypatch, r
     for given in (tmp_path, tmp_path / "*.db"):
         found = [path for run in find_runs([str(given)]) for path in run.paths]
         assert found == [f"{project}/r{run}" for run in range(runs)]
+
+
+PPO = (
+    "objective/kl",
+    "objective/scores",
+    "objective/rlhf_reward",
+    "loss/policy_avg",
+    "loss/value_avg",
+    "val/ratio_var",
+)
+
+
+def test_a_trainer_of_which_only_the_names_are_known_is_another_training(tmp_path):
+    a_log(tmp_path / "grpo.csv", names=("reward", "kl", "loss", "grad_norm", "num_tokens", "completions/mean_length"))
+    a_log(tmp_path / "ppo.csv", names=PPO)
+    a_log(tmp_path / "ppo-more.csv", names=PPO, seed=4)
+    assert _names(tmp_path) == [["grpo.csv"], ["ppo.csv"], ["ppo-more.csv"]]
