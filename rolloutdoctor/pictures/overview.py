@@ -30,10 +30,15 @@ def title(data: OverviewData) -> str:
     # As the report does, the cause before what follows from it.
     rank = {code: place for place, code in enumerate(data.headlines)}
     step, code = min(marks, key=lambda mark: (rank.get(mark[1], len(rank)), mark))
-    headline = data.headlines.get(code, f"{find(code).name} from step {step}")
     others = len({other for _, other in marks}) - 1
     more = f", and {many(others, 'more finding')}" if others else ""
-    return f"{_clause(headline)}{more}; logged over {over}"
+    return f"{_said(data, code, step)}{more}; logged over {over}"
+
+
+def _said(data: OverviewData, code: str, step: int) -> str:
+    """What a finding says and from which step on, in a clause; of a rule without a headline its name."""
+    clause = _clause(data.headlines.get(code, find(code).name))
+    return clause if f"step {step}" in clause else f"{clause}, from step {step}"
 
 
 def _clause(headline: str) -> str:
@@ -42,7 +47,7 @@ def _clause(headline: str) -> str:
     >>> _clause("every reward is 0 from step 61 on, so every group is zero-variance; 3 more")
     'Every reward is 0 from step 61 on'
     """
-    clause = re.split(r", so |; |: ", headline, maxsplit=1)[0]
+    clause = re.split(r", so |, while |; |: ", headline, maxsplit=1)[0]
     return clause[:1].upper() + clause[1:]
 
 
@@ -56,7 +61,7 @@ def draw(data: OverviewData) -> Figure:
     figure = blank(title(data), height=1.2 + 1.7 * rows)
     panels = figure.subplots(rows, _COLUMNS, squeeze=False, sharex=True).ravel()
     for ax, one in zip(panels, data.vitals, strict=False):
-        _panel(ax, one)
+        _panel(ax, one, data)
     for ax in panels[len(data.vitals) :]:
         ax.set_visible(False)
     for place in range(max(0, len(data.vitals) - _COLUMNS), len(data.vitals)):
@@ -68,10 +73,10 @@ def draw(data: OverviewData) -> Figure:
     return figure
 
 
-def _panel(ax: Axes, one: Vital) -> None:
+def _panel(ax: Axes, one: Vital, data: OverviewData) -> None:
     line(ax, one.steps, one.series, color=DARK, linewidth=1.6, marker="")
     unit = "" if one.unit in _PLAIN else f", {one.unit}"
-    found = [f"{find(code).name} from step {step}" for step, code in one.marks[:1]]
+    found = [_said(data, code, step) for step, code in one.marks[:1]]
     told = [f"{one.title}{unit}: {short(one.first)} to {short(one.last)}", *found]
     lines = [each for words in told for each in wrap(words, _TITLE, break_on_hyphens=False)]
     ax.set_title("\n".join(lines), loc="left", fontsize=11.5, color=ALARM if found else INK)

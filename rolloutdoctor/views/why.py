@@ -147,7 +147,7 @@ def _parts(found: Why, style: Style) -> Iterator[RenderableType]:
         for line in ledger.lines:
             yield from _of_line(line, ledger, style)
         yield from (_aside(title, words) for title, words in trajectories(ledger))
-        yield from (_aside("begins", f"{one.code} {one.name}: {one.headline}") for one in ledger.began)
+        yield from (_aside("begins", f"{one.code} {one.headline}") for one in ledger.began)
         yield from (_aside("beside", one) for one in ledger.coincidences)
         yield from (_aside("note", one) for one in ledger.notes)
         if ledger.coincidences:
@@ -213,7 +213,7 @@ def _markdown(found: Why) -> Iterator[str]:
             rows = ", ".join(map(_safe, main.rows[:MOST_ROWS]))
             yield f"\nRows of {_safe(main.cause)}: {rows} of {many(main.count, 'row')}"
         yield from (f"\n{title.capitalize()}: {words}" for title, words in trajectories(ledger))
-        yield from (f"\nBegins there: {_safe(f'{one.code} {one.name}: {one.headline}')}" for one in ledger.began)
+        yield from (f"\nBegins there: {_safe(f'{one.code} {one.headline}')}" for one in ledger.began)
         yield from (f"\nBeside it, and no cause by that: {_safe(one)}" for one in ledger.coincidences)
         yield from (f"\nNote: {_safe(one)}" for one in ledger.notes)
     yield from (f"\nNote: {_safe(one)}" for one in found.notes)

@@ -292,6 +292,17 @@ def test_an_overview_says_the_first_finding_of_the_report_in_words():
     assert title.startswith("Entropy collapsed at step 5, and 1 more finding; logged over ")
 
 
+def test_a_panel_says_what_begins_there_and_not_the_name_of_the_rule():
+    """RDT003 is called entropy-collapse, also where the entropy rises."""
+    data = overview()
+    vital = replace(data.vitals[0], marks=((5, "RDT003"),))
+    said = {"RDT003": "the entropy rises from 1.2 to 1.9 nats, while the reward went from 0.6 to 0.4"}
+    figure = figure_of("overview", replace(data, vitals=(vital,), headlines=said))
+    title = " ".join(figure.axes[0].get_title(loc="left").split())
+    assert title.endswith("The entropy rises from 1.2 to 1.9 nats, from step 5")
+    assert "collapse" not in title
+
+
 def test_an_odd_panel_stands_close_below_the_last_row():
     last, lone = figure_of("overview", overview()).axes[1:3]
     assert (last.get_xlabel(), lone.get_xlabel()) == ("", "optimizer step")

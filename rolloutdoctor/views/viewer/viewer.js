@@ -209,8 +209,9 @@ function finding(one) {
     places.length && state.overview.steps.length ? element("p", { class: "places" }, places) : null);
 }
 
-// Where findings about a quantity begin, by the names of their rules.
-const marksOf = (name) => (state.judged?.marks[name] ?? []).map(([step, code]) => [step, state.judged.findings.find((one) => one.code === code)?.name ?? code]);
+// Where findings about a quantity begin, with the first clause of what they say.
+const clauseOf = (headline) => { const said = headline.split(/, so |, while |; |: /)[0]; return said.length > 44 ? `${said.slice(0, 43)}\u2026` : said; };
+const marksOf = (name) => (state.judged?.marks[name] ?? []).map(([step, code]) => [step, clauseOf(state.judged.findings.find((one) => one.code === code)?.headline ?? code)]);
 
 function smoothing() {
   const choose = (event) => { state.smooth = event.target.checked; show(); };
