@@ -8,6 +8,9 @@ from rolloutdoctor.views.style import Style, plain, set_to
 from rolloutdoctor.views.untested import by_reason, by_remedy, named
 from rolloutdoctor.views.wrapping import wrapped
 
+_CHECK = ", if the values suffice"
+"""Why `check` counts fewer."""
+
 _MOST = 120
 """Characters of a list of names that are shown."""
 
@@ -45,7 +48,9 @@ def as_text(found: RunInfo, style: Style) -> str:
     for origin, values in by_origin.items():
         is_default = origin.startswith("default of ")
         lines.append(f"options   {f'{len(values)} more: {origin}' if is_default else f'{origin}: {some(values)}'}")
-    lines.append(f"tested    {named(found.runnable, 1) if found.runnable else 'nothing'}")
+    lines.append(
+        f"can run   {named(found.runnable, 1) if found.runnable else 'nothing'}{_CHECK * bool(found.runnable)}"
+    )
     lines += [f"n/a       {rules}: {plain(reason)}" for rules, reason in by_reason(found.not_applicable)]
     lines += [f"skipped   {rules}; to run: {plain(how, 300)}" for rules, _, how in by_remedy(found.skipped)]
     remedies = {one.remedy for one in found.skipped}
