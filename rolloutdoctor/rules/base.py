@@ -231,7 +231,7 @@ def baseline_per_token(context: Context) -> Missing | None:
         return None
     return Missing(
         "the estimator has a group baseline per token; this rule compares one per response",
-        "no column can change that; `rolloutdoctor diff --fix rejected-rows` compares both",
+        "compare both with `rolloutdoctor diff --fix rejected-rows`: no column can change that",
     )
 
 

@@ -72,7 +72,7 @@ def without_value(run: Measured, context: Context) -> Oddity | None:
     return Oddity(
         severity=Severity.INFO,
         words=words,
-        advice="if it is not switched off, find out why it has no value: some trainers log None for NaN",
+        advice="find out why it has no value, unless it is switched off: some trainers log None for NaN",
         why=HIDDEN,
         remark=words,
     )

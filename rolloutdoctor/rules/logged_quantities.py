@@ -48,7 +48,7 @@ def not_logged(context: Context, *names: str) -> Missing:
     if all(own):
         return Missing(reason, f"log {' and '.join(chain(*own))}, as {writer} does")
     missing = " and ".join(title for title, metrics in zip(titles, own, strict=True) if not metrics)
-    return Missing(reason, f"{writer} does not log the {missing}: record the rollouts")
+    return Missing(reason, f"record the rollouts: {writer} does not log the {missing}")
 
 
 def is_reward_free(context: Context) -> pl.Expr:

@@ -113,8 +113,8 @@ def judge_log(log: pl.DataFrame, near_zero: float, *, each_step: bool) -> Judgem
         ),
         evidence="the trainer's own log",
         advice=(
-            "no action: on-policy the surrogate loss is near 0 by construction but its gradient is not; watch the "
-            "reward and the gradient norm instead"
+            "watch the reward and the gradient norm instead: on-policy the surrogate loss is near 0 by construction, "
+            "but its gradient is not"
         ),
     )
 

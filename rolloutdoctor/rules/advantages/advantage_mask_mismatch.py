@@ -32,13 +32,13 @@ class AdvantageMaskMismatch(TableRule):
     of the rows learn nothing. No metric of the trainer shows it.
 
     ## How it is measured
-    `zero_token_share` is the share of trained tokens with an advantage of 0 in rows that have another one, on other
-    tokens or in the column advantage; rows that are 0 as a whole count, in `dead_rows`, where the reward gives them
-    another advantage and no known cause explains the logged ones. Different values in a row count beyond the rounding
-    radius of its advantage. `outside_tokens` are masked ones with a value that is neither 0 nor one of its row's
-    trained tokens: the mask keeps these out of the loss, so alone they are information. Trainers that give every
-    response token its row's advantage, masked or not, have none. Estimators with a time axis (GAE, discounted
-    returns, credit by turn) have an advantage for each token, and are not looked at.
+    `zero_token_share` is the share of trained tokens that have an advantage of 0 in rows with another advantage, on
+    other tokens or in the column `advantage`. Rows that are 0 throughout count in `dead_rows`, if the reward gives
+    them another advantage and no known cause explains the logged ones. Values within a row count as different
+    beyond the rounding radius of its advantage. `outside_tokens` are masked tokens whose value is neither 0 nor one
+    of the row's trained tokens: the mask keeps them out of the loss, so by themselves they are information.
+    Trainers that give every response token its row's advantage, masked or not, have none. Estimators with a time
+    axis (GAE, discounted returns, credit by turn) have an advantage for each token and are not tested.
 
     ## What to do
     Give every row its own scalar advantage, and multiply that by the row's own mask.

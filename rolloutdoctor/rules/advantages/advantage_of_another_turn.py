@@ -37,11 +37,12 @@ class AdvantageOfAnotherTurn(TableRule):
     is longer than that turn gets 0 and learns nothing. No metric shows it.
 
     ## How it is measured
-    In whole steps: a relation explains a step where every logged advantage is, within the rounding radius, the
-    recomputed one of the row that it leads to, and some of these are not the row's own. Copied tokens are told by the
-    logged advantages alone: of every row exactly the trained tokens beyond the length of the last turn's response have
-    0, counted from the end or from the beginning, and the others have the last turn's advantage. A finding takes eight
-    such rows (`moved_rows`), an error. Rows whose trajectory has one advantage throughout show nothing of it.
+    Whole steps are tested: a relation between rows explains a step if every logged advantage is, within its
+    rounding radius, the recomputed one of the row that the relation leads to, and some of these are not the row's
+    own. Copied tokens are recognised from the logged advantages alone: in every row exactly the trained tokens
+    beyond the length of the last turn's response have 0, counted from the end or from the beginning, and the others
+    have the last turn's advantage. A finding requires eight such rows (`moved_rows`) and is an error. Rows whose
+    trajectory has one advantage throughout cannot show it.
 
     ## What to do
     Hand over the scalar advantage, times the row's own mask, and find the turns of a trajectory by its id, not by

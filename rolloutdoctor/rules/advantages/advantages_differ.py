@@ -20,7 +20,7 @@ class AdvantagesDiffer(DiffersRule):
 
     ## How it is measured
     A value agrees if it differs by no more than its rounding radius: what the trainer's own float32 arithmetic may
-    lose. `values_agreeing` of `values_compared` do. Values of groups that are not complete are not compared.
+    lose. `values_agreeing` of the `values_compared` do. Values of incomplete groups are not compared.
 
     ## What to do
     Check that the rows belong to the logged steps and that the options are those of the run. Then compare the trainer's

@@ -38,11 +38,11 @@ class FloatResidue(TableRule):
     gradient of all others is smaller by their share.
 
     ## How it is measured
-    Read from the logged advantages if there are any (then confirmed). Otherwise the trainer's float32 arithmetic is
-    repeated on the rewards, added up in the order of torch on an x86 processor; the sign and size of the residue depend
-    on that order, so a GPU gives another one. The exact advantage is 0. A warning from an advantage of 0.01 on, an
-    error if such a one was logged, and information below; with a filter of zero advantages a warning from 1 % of the
-    tokens in the denominator on.
+    Logged advantages are used if there are any; the finding is then confirmed. Otherwise the trainer's float32
+    arithmetic is repeated on the rewards, summed in the order that torch uses on an x86 processor. The sign and
+    size of the residue depend on that order, so a GPU gives a different residue; the exact advantage is 0. It is a
+    warning if an advantage reaches 0.01, an error if such an advantage was logged, and information below that.
+    Where zero advantages are filtered, it is a warning if such tokens make up 1 % of the denominator.
 
     ## What to do
     Test for equal rewards by max - min, compute group statistics in float64, or scale rewards to dyadic values.
@@ -88,7 +88,7 @@ class FloatResidue(TableRule):
         return Missing(
             "the estimator does more than divide by a group's standard deviation, and its float32 rounding is not "
             "repeated here",
-            "no column makes it run: look at the logged advantages of zero-variance groups",
+            "look at the logged advantages of zero-variance groups: no column makes it run",
         )
 
     def measure_rows(self, step: "StepView") -> "Mapping[str, Tensor | None]":

@@ -40,14 +40,15 @@ class InertRewardTerm(TableRule):
 
     ## How it is measured
     A function varies within a group if max - min is above 0, or if some rows have it and others do not (null).
-    `inert_variance_share` is what the inert functions have of the squared deviations of all functions from their means
-    over the step; `reward_variance_share` is what the reward has within its groups of its own: the share that can reach
-    the gradient. That a function which depends on the response agrees in every group by chance must have a probability
-    of 2^-20: one in (n + 1) / 2 for each group of n rows (a success whose chance is any between 0 and 1), and one in
-    two at least, so that 20 pairs are needed, or ten groups of eight. From 2^-8 on it is information: what these groups
-    show, and how likely chance is. Beyond that, a warning where the inert functions have a tenth of the variance or
-    more, else information. Functions of weight 0 are left out. Estimators without a group baseline, pass@k, and steps
-    that are compared as one batch are not looked at, since there the term does not cancel; neither is a single group.
+    `inert_variance_share` is the inert functions' share of the squared deviations of all functions from their means
+    over the step; `reward_variance_share` is the share of the reward's variance that lies within groups, which is
+    all that can reach the gradient. A function that depends on the response may agree in every group by chance; the
+    finding requires a probability of at most 2^-20 for that. Each group of n rows contributes a factor of 2 / (n +
+    1), at most 1/2 (for a success probability uniform between 0 and 1), so 20 pairs are enough, or ten groups of
+    eight. From 2^-8 it is information that says how likely chance is. Beyond 2^-20 it is a warning if the inert
+    functions have a tenth of the variance or more, and else information. Functions of weight 0 are left out. Not
+    tested are estimators without a group baseline, pass@k, steps that are compared as one batch, where the term
+    does not cancel, and a single group.
 
     ## What to do
     Make the term depend on the response, apply it after the baseline, or drop it.

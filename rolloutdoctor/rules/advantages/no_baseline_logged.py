@@ -29,12 +29,12 @@ class NoBaselineLogged(NumbersRule):
     bad; with penalties alone every one is suppressed; and the variance of the gradient is that of no baseline.
 
     ## How it is measured
-    `steps` are those with rewards of several values. Found where in all of them, three at least, both extremes of the
-    advantages are those of the rewards to within 1e-5 of their size, and a baseline within groups cannot give that: in
-    `one_sided_steps` no reward, and so no advantage, is below 0 (or none above), where a group with a baseline has
-    both; or three steps have other extremes, of two sizes each. Rewards are those less a KL penalty where the log has
-    them. Confirmed. Clean where the mean advantage is less than half of the mean reward, since a KL penalty within the
-    reward moves both extremes.
+    `steps` are those with different rewards. A finding requires that in all of them, at least three, both extremes
+    of the advantages equal those of the rewards to within 1e-5 of their size, and that a baseline within groups
+    cannot produce that: in `one_sided_steps` no reward, and so no advantage, is below 0 (or none above), although a
+    group with a baseline has both signs; or three steps have different pairs of extremes, each of two sizes. Where
+    the log has rewards less a KL penalty, those are used. Confirmed. Clean if the mean advantage is less than half
+    of the mean reward, since a KL penalty within the reward moves both extremes.
 
     ## What to do
     Sample several responses for each prompt, and see that the id of the prompt is given before the batch is repeated:

@@ -31,10 +31,11 @@ class OutlierDropped(TableRule):
     responses fill up the batch in place of groups with a spread.
 
     ## How it is measured
-    A group that has one response fewer than `num_generations_per_prompt` and no spread of rewards (max - min = 0) can
-    have passed the filter only if the missing one differed: with equal rewards all of them would have been dropped, and
-    with two that differ none. The last group of a step is left out, because the batch is cut there. Confirmed: the
-    rewards show it. `rows_share` is what such rows are of the batch. Groups of two lose both and leave no trace.
+    A group that has one response fewer than `num_generations_per_prompt` and no spread of rewards (max - min = 0)
+    can have passed the filter only if the missing response differed: with equal rewards all would have been
+    dropped, and with two different ones none. The last group of a step is left out, because the batch is cut there.
+    Confirmed: the rewards show it. `rows_share` is the share of such rows in the batch. Groups of two lose both
+    rows and leave no trace.
 
     ## What to do
     Set `use_leave_one_out_baseline=false` for the filter, or filter by group: drop it where max - min is 0.

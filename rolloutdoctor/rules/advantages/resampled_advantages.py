@@ -26,14 +26,14 @@ class ResampledAdvantages(KnownFaultRule):
     of the advantages hardly moves, so no curve shows it, and the rewards that it should favour are not favoured.
 
     ## How it is measured
-    The draw is logged nowhere: the row that is nearest at 16 of the trained tokens is taken, and counts only if all
-    tokens agree with it within their rounding radius. Without the option it is a finding where the logged
-    advantages of other rows have 12 bits of evidence: for each row, those of every value that differs from the ones
-    before it, less log2 of the number of rows. A critic that is 0 everywhere gives one value a row, and says nothing.
-    The finding gives the rows whose advantages change (`rows_changed`), and with log-probs how much of the gradient
-    differs (`relative_change_l1`). With the option it is a warning, confirmed where the logged advantages agree with
-    rows that were drawn and not with the rows' own. Where they are all of the rows themselves, the rule is skipped:
-    they were recorded before rows were drawn.
+    The draw is logged nowhere, so the row that is nearest at 16 of the trained tokens is taken as the drawn one; it
+    counts only if all tokens agree with it within their rounding radius. Without the option it is a finding if the
+    logged advantages of other rows carry 12 bits of evidence: for each row, those of every value that differs from
+    the ones before it, minus log2 of the number of rows. A critic that is 0 everywhere gives one value per row and
+    is no evidence. The finding gives the rows whose advantages change (`rows_changed`), and with log-probs how far
+    the gradients differ (`relative_change_l1`). With the option it is a warning, confirmed if the logged advantages
+    agree with drawn rows and not with the rows' own. If all of them are the rows' own, the rule is skipped: they
+    were recorded before rows were drawn.
 
     ## What to do
     Turn `use_pf_ppo` off, or resample rows before they are stored: tokens, log-probs and advantages together.

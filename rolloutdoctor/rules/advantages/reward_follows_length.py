@@ -27,12 +27,12 @@ class RewardFollowsLength(TableRule):
     length: a judge that prefers long answers, a penalty that weighs more than the task, or answers cut off.
 
     ## How it is measured
-    Rewards and lengths (response tokens, masked ones included) are taken less the means of their group. `length_share`
-    is the squared correlation of the two over all groups, `reward_per_100_tokens` the slope. `length_share_uncut`
-    leaves responses out that were cut off (`status`): where it is small, truncation is what length explains.
-    `length_share_last` is that of the last quarter of the steps. Information, from a share of a quarter on, with a
-    correlation of five standard errors: right answers that are shorter than wrong ones look the same, and a correlation
-    is not a cause.
+    The means of the group are subtracted from rewards and lengths (response tokens, masked ones included).
+    `length_share` is the squared correlation of the two over all groups, `reward_per_100_tokens` the slope.
+    `length_share_uncut` leaves out responses that were cut off (`status`): if it is small, truncation is what
+    length explains. `length_share_last` is the share in the last quarter of the steps. It is information, from a
+    share of one quarter with a correlation of five standard errors: right answers that are shorter than wrong ones
+    look the same, and a correlation is not a cause.
 
     ## What to do
     Compare right and wrong responses of one length. If the reward prefers length itself, normalise the judge by length,

@@ -35,15 +35,15 @@ class RewardFromToolText(TableRule):
     then learns to call the tool, and never to answer.
 
     ## How it is measured
-    Turns of others are messages of another role than the assistant's, `<tool_response>`, `<information>` and
-    `<observation>` tags, and turns of ChatML and of Llama. The reference answer (`ground_truth`, of four letters or
-    digits or more) counts as absent from the model's text where not one word of it stands there, so that an answer in
-    other words does not count. The reward function is one of two values, and of several the one that distinguishes
-    best between responses with the answer and without. A warning where more than 10 % of such responses are rewarded,
-    at 99.9 % confidence, and more than of those in which the answer stands nowhere; information for three or more.
-    It is information, too, where no response is rewarded for an answer that the model wrote: then the reward is the
-    verdict of the environment.
-    Exposed: an answer in another language, or in digits instead of words, looks the same.
+    Turns of others are messages of a role other than the assistant's, `<tool_response>`, `<information>` and
+    `<observation>` tags, and turns in the formats of ChatML and Llama. The reference answer (`ground_truth`, of
+    four letters or digits or more) counts as absent from the model's text if not one of its words occurs there, so
+    that a paraphrase does not count. The reward function takes two values; of several such functions, the one that
+    best distinguishes responses with the answer from those without is used. It is a warning if more than 10 % of
+    such responses are rewarded, at 99.9 % confidence, and more than of the responses in which the answer occurs
+    nowhere; information for three or more. It is also information if no response is rewarded for an answer that the
+    model wrote: then the reward is the verdict of the environment. Exposed: an answer in another language, or in
+    digits instead of words, looks the same.
 
     ## What to do
     Score the tokens of the response mask alone, or the last message of the model.

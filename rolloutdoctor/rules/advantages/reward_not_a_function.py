@@ -38,16 +38,17 @@ class RewardNotAFunction(TableRule):
 
     ## How it is measured
     `differing` are copies in a group whose reward differs from that of the previous copy by more than 1 % of the
-    function's range. `noise_share` is the mean squared difference of copies over that of two responses of their groups:
-    0 for a function of the response, 1 where equal responses agree no better than different ones. `elsewhere` is about
-    equal responses to the prompt in other groups and steps, where a reward whose weights follow a schedule, one
-    relative to its group, or another reference answer differs by design. The measures are those of the function with
-    most differing copies. Responses that are a part of a trajectory are left out. Of a run with more than 65,536
-    different responses, so many are followed across groups and steps, chosen by their hash.
+    function's range. `noise_share` is the mean squared difference of copies divided by that of any two responses of
+    their groups: 0 for a function of the response, 1 if equal responses agree no better than different ones.
+    `elsewhere` counts equal responses to the prompt in other groups and steps, where a reward with scheduled
+    weights, a reward relative to its group, or another reference answer differs by design. The measures are those
+    of the function with the most differing copies. Responses that are part of a trajectory are left out. In a run
+    with more than 65,536 different responses, that many, chosen by hash, are followed across groups and steps.
 
-    A penalty for length, for truncation or for format is a function of the response, and never differs. Information,
-    since noise may be meant; a warning where half of what the function distinguishes within groups is noise, by three
-    standard errors, for ten differing copies or more. It is not claimed that either reward is the right one.
+    A penalty for length, truncation or format is a function of the response and never differs. It is information,
+    since noise may be intended; a warning if half of what the function distinguishes within groups is noise, by
+    three standard errors, with ten differing copies or more. The rule does not claim that either reward is the
+    right one.
 
     ## What to do
     Score the responses listed once more. If their rewards change, set the judge's temperature to 0, average several
@@ -209,7 +210,7 @@ class RewardNotAFunction(TableRule):
             told = f"{counted(elsewhere, 'response')} of {copies:,} that recur in another group or step"
             message = "equal responses of one group have equal rewards"
             evidence = "a schedule, a reward relative to its group, or another reference answer looks the same"
-            advice = "none if the reward is meant to change between steps or groups"
+            advice = "keep it if the reward is meant to change between steps or groups"
         return Judgement(
             severity=Severity.WARNING if is_noise else Severity.INFO,
             confirmed=False,

@@ -168,6 +168,6 @@ class SingletonGroup(TableRule):
                 "drop these groups, or set their advantage to 0 (`rolloutdoctor diff --fix "
                 "rejected-rows:singleton-zero` shows the effect)"
                 if carries
-                else "no action needed: these groups only cost tokens"
+                else "leave these groups out: they only cost tokens"
             ),
         )

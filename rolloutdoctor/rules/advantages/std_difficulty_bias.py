@@ -34,10 +34,10 @@ class StdDifficultyBias(TableRule):
     whether its one success was luck or not, so the objective is no longer the mean reward.
 
     ## How it is measured
-    Rewards have to be right or wrong (0 and 1, or -1 and 1). `edge_mass_share` is the share of the absolute advantages
-    in groups with one right or one wrong response, `edge_mass_share_without_std` what it would be without the division,
-    and `weight_ratio` the largest by the smallest factor that the division puts on a group. It is a choice of the
-    estimator, so this is information, where the share grows by a tenth of itself or more.
+    Rewards must be right or wrong (0 and 1, or -1 and 1). `edge_mass_share` is the share of the absolute advantages
+    in groups with one right or one wrong response, `edge_mass_share_without_std` the same without the division, and
+    `weight_ratio` the largest factor that the division gives a group over the smallest. It is a choice of the
+    estimator, so this is information, reported if the share grows by a tenth of itself or more.
 
     ## What to do
     Nothing, if it is meant. Dr. GRPO leaves the division out; a standard deviation over the batch keeps the scale and
@@ -152,5 +152,5 @@ class StdDifficultyBias(TableRule):
                 f"dividing by the std scales the advantages of a group by {number(least)} to {number(most)}"
             ),
             evidence="the rewards and the configured estimator; this is a design choice",
-            advice="no action if intended; Dr. GRPO omits the division by the std",
+            advice="keep it if intended, or leave out the division by the std, as Dr. GRPO does",
         )

@@ -24,10 +24,10 @@ class LevelChange(NumbersRule):
     region in which it trained.
 
     ## How it is measured
-    Medians over the first and the last tenth of the logged steps, three at least, that differ by more than six standard
-    errors of their noise. A warning; information where the reward rose meanwhile by more than its noise: the change
-    bought something. `onset` is the first step from which values stay beyond the geometric mean of both.
-    `truncated_last` is the share of responses that end truncated, where it is logged: short responses that are cut off
+    Medians over the first and the last tenth of the logged steps, at least three, must differ by more than six
+    standard errors of their noise. It is a warning; information if the reward rose meanwhile by more than its
+    noise: the change paid off. `onset` is the first step from which values stay beyond the geometric mean of both.
+    `truncated_last` is the share of responses that end truncated, if it is logged: short responses that are cut off
     have another limit. Confirmed: the log shows that it happened, not why.
 
     ## What to do

@@ -23,11 +23,11 @@ class RewardNotMoved(NumbersRule):
     and that learned nothing yet. Either it is too short, or the reward has no signal that the policy can follow.
 
     ## How it is measured
-    `reward_change` is the mean over the last third less that over the first, `reward_low` and `reward_high` its
+    `reward_change` is the mean over the last third minus that over the first, `reward_low` and `reward_high` its
     interval of two standard errors, from the spread within each third and the correlation of neighbouring steps.
-    Of three to nineteen lines, where the learning rate has decayed below 1 % of its largest value, the first and the
-    last are compared, within two standard deviations of all.
-    Information where 0 lies in the interval, and where the reward did not collapse in between (`RDT005`). Confirmed.
+    For three to nineteen lines, if the learning rate has decayed below 1 % of its largest value, the first and the
+    last are compared, within two standard deviations of all. It is information if 0 lies in the interval and the
+    reward did not collapse in between (`RDT005`). Confirmed.
 
     ## What to do
     Sample more responses a step, or train longer, before you call it a failure; look at the share of zero-variance

@@ -27,11 +27,12 @@ class ToolTurns(TableRule):
     like a policy that got worse: its rollouts earn nothing, and the update learns to avoid it.
 
     ## How it is measured
-    Turns that the run gives (the column `turns`) count, not those that the mask suggests. `calls` is the number of
-    turns of tools of a response, `failed_share` the share of these with an error, or with a status such as timeout. A
-    warning where a step has no call, or nine of ten fail, in each of the last three steps or more. Steps at the end
-    that are as common before are chance: their share before, to the power of how many they are, has to be below 1 in
-    1,000. Confirmed: the turns are the proof. A run in which no tool ever took a turn has none to speak of.
+    Only turns that the run states (the column `turns`) count, not those derived from the mask. `calls` is the
+    number of tool turns per response, `failed_share` the share of these with an error, or with a status such as
+    timeout. It is a warning if a step has no call, or nine of ten fail, in each of the last three steps or more. If
+    such steps are as common before, those at the end are chance: their earlier share, to the power of their number
+    at the end, has to be below 1 in 1,000. Confirmed: the turns are the proof. A run in which no tool ever took a
+    turn is not judged.
 
     ## What to do
     No calls: read responses of the first such step; look at the chat template, the parser of calls, and rewards that

@@ -18,8 +18,8 @@ class LossDiffers(DiffersRule):
     A loss that the rows do not reproduce means that the update used other rows or other options.
 
     ## How it is measured
-    A value agrees if it differs by no more than its rounding radius, which is derived from the terms it is made of.
-    Where the file has no `micro_batch_id` or no `policy_log_probs` and the value depends on them, nothing is claimed.
+    A value agrees if it differs by no more than its rounding radius, which is derived from its terms. If the value
+    depends on `micro_batch_id` or `policy_log_probs` and the file lacks them, nothing is claimed.
 
     ## What to do
     Check that the rows are all rows of the step, and that the options are those of the run.

@@ -37,16 +37,16 @@ class LossNearZero(TableRule):
 
     ## How it is measured
     `expected_loss_at_ratio_one` is minus the weighted advantages plus the KL part. Gradients are in log-prob space.
-    Run-level numbers are means over the steps in question, whose loss is below 0.001. Information where there is a
-    gradient; a warning where more than a tenth of the steps have none, but for a single one without a KL, or the first.
+    Run-level numbers are means over the steps whose loss is below 0.001. It is information if there is a gradient;
+    a warning if more than a tenth of the steps have none, apart from a single step without a KL, or the first.
     Confirmed: the logged loss equals the recomputed one.
 
-    Of a log without rollouts the loss and the gradient norm are read. A gradient norm of exactly 0 in a line in which
-    no group is of zero variance, or in a step with reward variance, cannot be with a policy term: one line is enough
-    for a warning, three, if all are so, for an error. Lines with more than a tenth of the responses cut off, which may
-    be masked, or with every token clipped say nothing. Losses of about zero with at most four digits and gradient norms
-    above 0, in three lines or more, were rounded: the gradient is there, and beta times the KL stays below half a
-    digit. Ten lines take a loss and a gradient norm of 0 in all.
+    From a log without rollouts, the loss and the gradient norm are read. A policy term cannot give a gradient norm
+    of exactly 0 in a line in which no group is zero-variance, or in a step with reward variance: one such line is a
+    warning, and three, if all lines are so, an error. Lines in which more than a tenth of the responses, which may
+    be masked, were cut off, or every token is clipped, prove nothing. Losses of about zero with at most four
+    digits, and gradient norms above 0, in three lines or more were rounded: the gradient is there, and beta times
+    the KL stays below half a digit. A loss and a gradient norm of 0 throughout count from ten lines.
 
     ## What to do
     Nothing, if there is a gradient. If there is none, either every group has zero reward variance and the loss has no
@@ -219,18 +219,18 @@ class LossNearZero(TableRule):
         )
         if broken:
             advice = (
-                "the rows give a nonzero gradient but the trainer logged a norm of 0: look for detached log-probs, "
-                "frozen parameters or a broken autograd graph"
+                "look for detached log-probs, frozen parameters or a broken autograd graph: the rows give a nonzero "
+                "gradient, but the trainer logged a norm of 0"
             )
         elif dead and not alone:
             advice = (
-                f"{percent(dead_share)} of the steps have no gradient, because every advantage and KL derivative is "
-                "0: filter zero-variance groups, or check the mask"
+                f"filter zero-variance groups, or check the mask: {percent(dead_share)} of the steps have no gradient, "
+                "because every advantage and KL derivative is 0"
             )
         else:
             advice = (
-                "no action: on-policy the surrogate loss is near 0 by construction but its gradient is not; watch "
-                "the reward and the gradient norm instead"
+                "watch the reward and the gradient norm instead: on-policy the surrogate loss is near 0 by "
+                "construction, but its gradient is not"
             )
         if len(compared):
             evidence = (

@@ -41,15 +41,15 @@ class ZeroStdKl(TableRule):
     therefore reported as information with a magnitude, never as a fault.
 
     ## How it is measured
-    The gradient is the exact derivative of the loss with respect to each logged log-prob; it is not a gradient of
-    parameters. `grad_share_logits_l2` weighs it by the norm of the derivative of the log-prob with respect to the
-    token's logits, which needs the column `sum_pi_squared`; without it the share is bounded from both sides. In
-    trainings of tiny models a share of the parameters' gradient was the share by log-probs times a factor of 0.2 to 3
-    in nine of ten steps; `docs/how-we-know.md` says where they part. `kappa` =
-    <g, g_fixed> / <g_fixed, g_fixed>, where the fix masks the KL of such groups in the loss. Confirmed: the logged
-    losses equal the objective with that KL term and differ, by more than their rounding radius, from the one
-    without it; or, in a step where every group has equal rewards and all advantages are zero (as logged, or else
-    recomputed in float32), the trainer logged a gradient norm above zero.
+    The gradient is the exact derivative of the loss with respect to each logged log-prob, not to parameters.
+    `grad_share_logits_l2` weighs it by the norm of the derivative of the log-prob with respect to the token's
+    logits, which needs the column `sum_pi_squared`; without it the share is bounded from both sides. In trainings
+    of tiny models the share of the parameters' gradient was 0.2 to 3 times the share by log-probs in nine of ten
+    steps; `docs/how-we-know.md` says where they differ. `kappa` = <g, g_fixed> / <g_fixed, g_fixed>, where the fix
+    masks the KL of such groups in the loss. Confirmed: the logged losses equal the objective with that KL term and
+    differ, by more than their rounding radius, from the one without it; or, in a step where every group has equal
+    rewards and all advantages are zero (as logged, or else recomputed in float32), the trainer logged a gradient
+    norm above zero.
 
     ## What to do
     If the KL is not wanted there, filter such prompts before the update (dynamic sampling), vary the difficulty, or set
@@ -289,8 +289,8 @@ class ZeroStdKl(TableRule):
             message=message,
             evidence=evidence,
             advice=(
-                "upstream design choice, not a fault; to avoid it, filter these prompts or set the KL coefficient to "
-                "0; `rolloutdoctor diff --fix zero-std` shows the effect"
+                "keep it if it is meant, a design choice upstream; else filter these prompts or set the KL coefficient "
+                "to 0; `rolloutdoctor diff --fix zero-std` shows the effect"
             ),
             remark=f"by design of the KL term, {alone:,} of {counted(updates, 'update')} came from the KL alone"
             if alone

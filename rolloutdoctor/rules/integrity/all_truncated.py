@@ -30,20 +30,21 @@ class AllTruncated(TableRule):
     gradient is 0 or made of formatting alone, and the model never learns to stop. Training goes on without any warning.
 
     ## How it is measured
-    A step counts as cut off as a whole if the logged share of responses that were cut off is 1 and the least length is
-    the largest, or if every row has a `status` of length or truncated. All steps of a run, three or more: an error,
-    unless one response finished. Five consecutive steps with a joint share of at least 90 %: a warning, if the share of
-    the whole run is as large, or if theirs is above it by four standard errors of its step-to-step variation. A third
-    of all responses of ten steps or more, or half of those of fewer: information, which is said beside "no fault was
-    found" from half on. Where a log has no share, a mean length that is one integer, and the largest, in the last ten
-    lines or more is the length of every response: a warning, exposed. Where at least 90 % of the steps had rewards that
-    differ within groups, the task may fix the length, and all steps are a warning too.
+    A step counts as cut off as a whole if the logged share of responses that were cut off is 1 and the smallest
+    length is the largest, or if every row has a `status` of length or truncated. All steps of a run, at least
+    three: an error, unless one response finished. Five consecutive steps with a joint share of at least 90 %: a
+    warning, if the share of the whole run is as large, or if theirs is above it by four standard errors of its
+    step-to-step variation. A third of all responses in ten steps or more, or half of those in fewer: information,
+    mentioned beside "no fault was found" from half. If a log has no share, a mean length that is one integer, and
+    the largest, in the last ten lines or more is the length of every response: a warning, exposed. If at least 90 %
+    of the steps had rewards that differ within groups, the task may fix the length, and all steps are a warning
+    too.
 
-    Stop strings leave responses without an end-of-sequence token, which TRL counts as cut off; their lengths differ, so
-    a share counts only where the mean length is at least that share of the largest. Lengths below the recorded option
-    for the largest length were not cut there. verl's ratio counts responses that fill the padded width: where it is 0
-    and all lengths are equal, another cap may have cut them, and nothing can be said. With `logging_steps` above 1 the
-    lines are windows of several steps.
+    Stop strings leave responses without an end-of-sequence token, which TRL counts as cut off; their lengths
+    differ, so a share counts only if the mean length is at least that share of the largest. Lengths below the
+    recorded option for the largest length were not cut there. verl's ratio counts responses that fill the padded
+    width: if it is 0 and all lengths are equal, another cap may have cut them, and the rule cannot tell. With
+    `logging_steps` above 1 a line is a window of several steps.
 
     ## What to do
     Raise the largest length, check the end-of-sequence token and the stop strings of the sampler, or penalise length.

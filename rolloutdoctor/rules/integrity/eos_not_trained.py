@@ -31,12 +31,12 @@ class EosNotTrained(TableRule):
     with its end-of-sequence token.
 
     ## How it is measured
-    Rows with a `status` of stop (eos, completed, finished) and a trained token are looked at. The end-of-sequence token
-    is the one id that ends at least 90 % of the stopped responses of a step, eight or more; where none does, as with
-    stop strings, nothing can be said. Trajectories that end with the output of a tool carry the token twice, and the
-    last trained token is then the model's own end: no finding. A warning from 10 % of these rows on, else information:
-    rejection and filters may mask single tokens. `gradient_lost_share` is what the token would add to the absolute
-    gradient, at the mean of its row.
+    The rows tested have a `status` of stop (eos, completed, finished) and a trained token. The end-of-sequence
+    token is the one id that ends at least 90 % of the stopped responses of a step, eight or more; if there is none,
+    as with stop strings, the rule cannot tell. Trajectories that end with the output of a tool carry the token
+    twice, and the last trained token is then the model's own end: no finding. It is a warning from 10 % of these
+    rows, else information: rejection and filters may mask single tokens. `gradient_lost_share` is what the token
+    would add to the absolute gradient, at the mean of its row.
 
     ## What to do
     Extend the mask by the token that ended the response; do not mask by comparing with the padding token.

@@ -29,12 +29,12 @@ class GroupPartition(CountingRule):
 
     ## How it is measured
     Every logged advantage is compared with both formulas, each within its rounding radius. The finding gives how
-    many values each explains, how many rows change, how many advantages change their sign (`sign_flips`), and with
-    log-probs how much of the gradient differs: `relative_change_l1` = |g_made - g_recorded|_1 / |g_recorded|_1, in
-    log-prob space.
+    many values each explains, how many rows change, how many advantages change sign (`sign_flips`), and with
+    log-probs how far the gradients differ: `relative_change_l1` = |g_made - g_recorded|_1 / |g_recorded|_1 in
+    log-prob space, with g_made for the groups that the log shows.
 
-    A fall-back is an error where one baseline for the step reproduces all logged advantages, a warning where none is
-    logged: rows may then be missing from the file alone.
+    If the trainer falls back to one baseline for the step, it is an error where this reproduces all logged
+    advantages, and a warning where none is logged: rows may then be missing from the file alone.
 
     ## What to do
     Group by an explicit prompt id. Never reshape rewards to (prompts, responses) after rows were reordered,

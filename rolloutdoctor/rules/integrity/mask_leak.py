@@ -84,27 +84,28 @@ class MaskLeak(TableRule):
     every token mean.
 
     ## How it is measured
-    Six signs, none of which asks what a token says. `trained_beyond`, which a recorder writes, counts trained tokens
-    past the completion, as where the mask of the loss was forgotten: an error. The sampler gave no log-prob (NaN) for a
-    trained token, while it gave one for others of the row: an error, but information where only the last token of rows
-    lacks one, which a trainer appended. Three or more trained tokens in a row have a log-prob below -12, the trainer's,
-    and the sampler's where there is one: a warning; so are three or more with a log-prob of exactly 0.0 from the
-    sampler and a mean below -1 from the trainer, inside of a row, where hardly any stand alone as placeholders do
-    (`RDI005`). Where no log-probs of the sampler were recorded, trained tokens after a trained end of a response with a
-    single turn: a warning, above 1 % of the trained tokens. The end is the one id that ends at least 90 % of the
-    stopped responses of a step, eight or more; rows with masked tokens between trained ones have several turns and are
-    left out, and the model's own turns after an end look the same.
+    There are six signs, none of which depends on what a token says. `trained_beyond`, which a recorder writes,
+    counts trained tokens past the completion, as when the mask of the loss was forgotten: an error. The sampler
+    gave no log-prob (NaN) for a trained token, but gave one for others of the row: an error, or information if only
+    the last token of rows lacks one, which a trainer appended. Three or more consecutive trained tokens have a
+    log-prob below -12, from the trainer and, if it gave one, from the sampler: a warning. So are three or more with
+    a log-prob of exactly 0.0 from the sampler and a mean below -1 from the trainer, inside a row, where hardly any
+    stand alone as placeholders do (`RDI005`). If no log-probs of the sampler were recorded, trained tokens after a
+    trained end of a single-turn response: a warning, above 1 % of the trained tokens. The end is the one id that
+    ends at least 90 % of the stopped responses of a step, eight or more; rows with masked tokens between trained
+    ones have several turns and are left out. The model's own turns after an end look the same.
 
-    The last compares the responses of a group, where ids were recorded: trained tokens that all of them have at one
-    place although the log-probs, the sampler's if there are any, say that independent draws would not agree: a warning.
-    Only tokens below -4 nats count, so that a prefix of which the sampler is confident, low-entropy text and a policy
-    that has collapsed do not. The evidence is a product over the places whose mean is 1 for independent draws, and it
-    has to exceed exp(40). Places count from where the responses part, and not in a group whose responses share a prefix
-    of more than 30 nats: that is a seed (`RDI009`). The share of the gradient takes the tokens of a row as equal.
+    The last sign compares the responses of a group, if ids were recorded: trained tokens that all of them have at
+    one place although the log-probs, the sampler's if there are any, say that independent draws would not agree: a
+    warning. Only tokens below -4 nats count, so that a prefix of which the sampler is confident, low-entropy text
+    and a collapsed policy do not. The evidence is a product over the places whose mean is 1 for independent draws,
+    and it has to exceed exp(40). Places count from where the responses first differ, and not in a group whose
+    responses share a prefix of more than 30 nats: that is a seed (`RDI009`). The share of the gradient assumes that
+    the tokens of a row weigh the same.
 
-    Rows end with the completion, so that trained padding past it is cut off. The rule is clean only where
-    `trained_beyond` is recorded, or the rows reproduce every logged loss: with more tokens in it none would. Where a
-    loss disagrees and nothing explains it the rule is skipped.
+    Rows end with the completion, so trained padding past it is cut off. The rule is clean only if `trained_beyond`
+    is recorded, or the rows reproduce every logged loss: with more tokens in it none would. If a loss disagrees and
+    nothing explains it, the rule is skipped.
 
     ## What to do
     Mask these tokens. If observations are trained on purpose, there is nothing to fix.
@@ -326,7 +327,7 @@ class MaskLeak(TableRule):
             message=f"the loss includes tokens that the model did not generate: {'; '.join(parts)}; {size}"
             + ("; each is the last token of its row, so the trainer probably appended it" if appended_only else ""),
             evidence="; ".join(SIGNS[name].evidence for name in found),
-            advice="no action if the trainer appends the end-of-sequence token on purpose; the token is off-policy"
+            advice="keep it if the trainer appends the end-of-sequence token on purpose; the token is off-policy"
             if appended_only
             else "mask tool, template and padding tokens, unless you train on them on purpose",
         )

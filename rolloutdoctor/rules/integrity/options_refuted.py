@@ -29,10 +29,11 @@ class OptionsRefuted(CountingRule):
     asked for, and what depends on it is left out.
 
     ## How it is measured
-    A name or value in the log that is impossible under the option; or all logged values of a quantity that agree,
-    within their rounding radii, with another value of the option and not with the recorded one. Of responses with a
-    `status` of length, some have a trained token, and a stated option says that none has. Clean: no name in the
-    log is impossible, and no logged value disagrees; an option that changes nothing that was logged was not tested.
+    The contradiction is a name or value in the log that is impossible under the option; or all logged values of a
+    quantity that agree, within their rounding radii, with another value of the option and not with the recorded
+    one; or responses with a `status` of length that have a trained token although a stated option says that none
+    has. Clean: no name in the log is impossible, and no logged value disagrees; an option that changes nothing that
+    was logged was not tested.
 
     ## What to do
     State the option that the run had with --set KEY=VALUE, or correct the file's metadata.

@@ -106,7 +106,7 @@ class OverwrittenCompletions(TableRule):
             advice=(
                 "evaluate at steps at which completions are not logged, or record the run with a recorder"
                 if run["lost_rows"] or run["mixed_rows"]
-                else "no action: this check drops copies and truncated lines"
+                else "ignore it here: this check drops copies and truncated lines"
             ),
         )
 

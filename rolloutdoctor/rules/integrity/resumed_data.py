@@ -29,14 +29,14 @@ class ResumedData(TableRule):
 
     ## How it is measured
     A step is the set of its prompts, by a hash that does not depend on the order of rows. Three or more consecutive
-    steps with the prompts of consecutive earlier ones are a repetition; it takes three different sets, so updates that
-    share a generation are none. An epoch without shuffling repeats too. It is recognised by the logged epoch, which
-    grows by about 1, or by what follows: after an epoch everything recurs, after a resumption the prompts that
-    were not reached before. Without either it is information.
+    steps with the prompts of consecutive earlier ones are a repetition; they must be three different sets, so
+    updates that share a generation do not count. An epoch without shuffling repeats too. It is recognised by the
+    logged epoch, which grows by about 1, or by what follows: after an epoch everything recurs, after a resumption
+    the prompts that were not reached before. Without either it is information.
 
-    Two such steps within one epoch by the log are enough where chance would repeat two of the run's steps with a
+    Two such steps within one epoch of the log are enough if chance would repeat two of the run's steps with a
     probability of at most 2^-20, even if each prompt was drawn anew from those that the run has; else they are
-    information. A training set of fewer steps than a stretch cannot be looked at.
+    information. A training set that is shorter than a stretch cannot be tested.
 
     ## What to do
     Save and restore the state of the data loader, or skip the batches that were consumed.
@@ -156,5 +156,5 @@ class ResumedData(TableRule):
             + (f"; prompts drawn with replacement would repeat two steps once in 2^{bits:.0f} runs" if is_sure else ""),
             advice="restore the data loader's state on resume, or skip the batches already consumed"
             if early
-            else "no action if an epoch ends there; log the epoch to know",
+            else "log the epoch, to know whether one ends there",
         )

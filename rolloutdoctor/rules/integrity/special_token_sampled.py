@@ -32,13 +32,12 @@ class SpecialTokenSampled(TableRule):
     hours. TRL suppresses the token of images from 1.16 on where transformers generates, not where vLLM does.
 
     ## How it is measured
-    A placeholder is an id with a run of 64 or more between other ids of the prompt (`prompt_ids`); a run at either end
-    is padding. Trained tokens of this id count in responses to the prompt, the last token aside. Where their runs have
-    16 tokens or more they are an image that a tool returned, and trained by a wrong mask (`RDI006`). An id is that of
-    an ordinary token, such as a digit of a grid, where more than one response in twenty has it (five at least), or less
-    than one prompt in ten. A warning from three such tokens on, information for fewer; exposed: a
-    rare token that prompts repeat looks the same.
-    The placeholder of a video is not known where the prompts have images alone.
+    A placeholder is an id with a run of 64 or more between other ids of the prompt (`prompt_ids`); a run at either
+    end is padding. Trained tokens with this id count in responses to the prompt, except for the last token. Runs of
+    16 tokens or more are an image that a tool returned, trained by a wrong mask (`RDI006`). The id is taken for an
+    ordinary token, such as a digit of a grid, if more than one response in twenty has it (at least five), or less
+    than one prompt in ten. It is a warning from three such tokens, information for fewer; exposed: a rare token
+    that prompts repeat looks the same. The placeholder of a video is not known if the prompts have only images.
 
     ## What to do
     Keep the sampler from these ids: a logit bias or bad words in vLLM and SGLang, verl from the release that masks

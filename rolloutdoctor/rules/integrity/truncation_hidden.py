@@ -35,14 +35,15 @@ class TruncationHidden(TableRule):
     counts as finished is scored as a wrong answer, or as a right one that never ended.
 
     ## How it is measured
-    The end-of-sequence token is the one id that ends at least 90 % of the stopped responses of a step, eight or more.
-    Five rows or more of the run's largest length without it, and at most a fifth as many of one token less, are a
-    pile-up at a cap: an error, since their status says otherwise. Fewer than five, or lengths that taper off, are stop
-    strings and chance, and no finding. An end-of-sequence token that was put at the limit by force has the log-prob
-    that the sampler gave it: where the product of these chances, times the ways to choose the rows, is below exp(-16),
-    it is a warning. A logged share that is 0 in steps in which rows have a status of length is a warning: verl compares
-    lengths with the padded width, and another limit may cut before that. Where no token ends the responses, and no
-    share is logged, nothing can be said; nor where rows of the limit end there and the log-probs do not show which.
+    The end-of-sequence token is the one id that ends at least 90 % of the stopped responses of a step, eight or
+    more. Five or more rows of the run's largest length without it, with at most a fifth as many one token shorter,
+    are a pile-up at a cap: an error, since their status says otherwise. Fewer than five, or lengths that taper off,
+    are stop strings and chance, and no finding. An end-of-sequence token that was forced at the limit has the
+    log-prob that the sampler gave it: if the product of these chances, times the ways to choose the rows, is below
+    exp(-16), it is a warning. A logged share of 0 in steps in which rows have a status of length is a warning: verl
+    compares lengths with the padded width, and another limit may cut before that. If no token ends the responses
+    and no share is logged, the rule cannot tell; nor can it if rows at the limit end there and the log-probs do not
+    show which were forced.
 
     ## What to do
     Take the finish reason from the engine. Count, mask or penalise these rows as what they are.

@@ -33,13 +33,14 @@ class TurnBoundary(TableRule):
     and trained on a conversation that the template never makes, one token shorter with each turn.
 
     ## How it is measured
-    A turn ends at a trained token whose next token is masked. The end-of-turn token is the id at which nine of ten
-    turns of a step end or more, and none that the model goes on after, as it does after the `>` of a tag at which an
-    agent loop stops it; its separator the id that always follows it within masked spans, of eight such places in the
-    run or more: a template that writes several things behind it has none. Ids alone are compared, so no tokenizer is
-    needed. A warning is of eight turns or more, and one of twenty, without the separator, and fewer are information;
-    exposed, because a template may end the turns of the model in another way. Where masked spans have no end-of-turn
-    token, nothing says what follows it: the rule is skipped. Responses with a single turn show nothing of it.
+    A turn ends at a trained token whose next token is masked. The end-of-turn token is the id that ends nine of ten
+    turns of a step or more, and after which the model never goes on, as it does after the `>` of a tag at which an
+    agent loop stops it. Its separator is the id that always follows it within masked spans, in eight or more places
+    of the run: a template that writes several things there has none. Only ids are compared, so no tokenizer is
+    needed. It is a warning if at least eight turns, and one in twenty, lack the separator, and information if fewer
+    do; exposed, because a template may end the turns of the model in another way. If masked spans have no
+    end-of-turn token, nothing shows what follows it: the rule is skipped. Responses with a single turn cannot show
+    it.
 
     ## What to do
     Append the separator of the chat template when a turn of the model is followed by another (upstream, verl derives it

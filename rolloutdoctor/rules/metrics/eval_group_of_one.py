@@ -38,7 +38,7 @@ class EvalGroupOfOne(TableRule):
 
     ## How it is measured
     `rows` are evaluation rows alone in their group, `masked_rows` those of them without a trained token,
-    `rows_masked_by_pr5640` those that TRL's own flag covers. Confirmed: masks or the logged fraction show it.
+    `rows_masked_by_pr5640` those that TRL's own flag marks. Confirmed: masks or the logged fraction show it.
 
     ## What to do
     Restrict such masks to training rows and test max - min instead of the std; ignore `frac_reward_zero_std` in
@@ -134,6 +134,6 @@ class EvalGroupOfOne(TableRule):
                 "do not mask evaluation rows: they have no gradient anyway, and masking sets their loss and KL "
                 "metrics to 0"
                 if masked
-                else "no action: the fix zero-std does not touch evaluation rows; ignore frac_reward_zero_std there"
+                else "ignore frac_reward_zero_std of evaluation rows; the fix zero-std does not touch them"
             ),
         )

@@ -30,15 +30,16 @@ class LogContradictsItself(TableRule):
     options state. What was concluded from it has to be looked at again.
 
     ## How it is measured
-    `tested` is the number of identities times lines, `contradictions` those that fail. Both sides are compared within
-    what the rounding of the log and float32 may have moved them: half of the last printed digit, and 2^-18 of every
-    value, which bounds a mean that is added up in pairs. Identities with options need them stated, those of one batch a
-    line for each step, and those of a release the release. TRL averages the metrics of reward functions with one name:
-    a reward is compared with them where as many weights as names are stated, or where it is its only metric in two
-    lines. A loss with an entropy term, and a reward that is a weighted sum of several functions, are compared with the
-    sum that least squares over all lines give where no option states the coefficients: a warning, exposed, since a
-    function may score no response. An error, confirmed: the log itself is the proof; a warning, exposed, for an
-    identity that numbers at the edge of what is computed break.
+    `tested` is the number of identities times lines, `contradictions` those that fail. Both sides are compared
+    within what the rounding of the log and of float32 may have moved them: half of the last printed digit, and
+    2^-18 of every value, which bounds a mean that is summed in pairs. An identity that depends on options is tested
+    if these are stated, one that needs a line for each step if there is one, and one of a release if the release is
+    stated. TRL averages the metrics of reward functions with one name: a reward is compared with them if as many
+    weights as names are stated, or if it is its only metric in two lines. If no option states the coefficients of
+    an entropy term in the loss, or of the functions whose weighted sum is the reward, both are compared with the
+    least-squares sum over all lines: a warning, exposed, since a function may score no response. Otherwise it is an
+    error, confirmed: the log itself is the proof; or a warning, exposed, for an identity that numbers at the edge
+    of what is computed break.
 
     ## What to do
     Look at what makes the metric in the trainer that ran: its release, patches, callbacks that log under the same name.

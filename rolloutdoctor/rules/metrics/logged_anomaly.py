@@ -36,19 +36,19 @@ class LoggedAnomaly(TableRule):
 
     ## How it is measured
     `nonfinite_steps` have a NaN or an infinity: an error in the loss, the gradient norm or those of a critic, else
-    a warning; information in the reward of a function, which may have scored no response, and in a metric of a name
-    that is not known. So is a metric that is logged at first and not in the last steps (five, and three times the
-    interval at which it was logged). `impossible_steps` have a value beyond what its quantity can be: a warning,
-    and information where all of an entropy are negative, which is another sign; a KL summed over a response is
-    below -30 nats in one of 10^13 responses at most, if the policy that scores them sampled them.
-    `negative_kl_steps` have a KL below -0.01, which rounding in bfloat16 does not reach: a warning where the
-    configuration says that the KL in the loss is k2 or k3. Where nothing says it they are information, since k1 may
-    be negative, and so are two below -0.001. `*_peak` is the largest value divided by the mean of all others; with
-    more than ten values, a `kl_peak` above 10 is a finding where the tail of the others does not explain it, or it
-    is above 100 nats, without proof that it did harm: a warning from half a nat on, information where it is in one
-    line, or in fewer than 2 %, and the KL after it is what it was. So is a gradient norm above 1e7, which no loss
-    that averages tokens of rewards near 1 gives. Confirmed but for a large value alone: the log itself is the
-    proof.
+    a warning; information in the reward of a function, which may have scored no response, and in a metric of
+    unknown name. A metric that is logged at first and not in the last steps (five, and three times its interval) is
+    a warning if trainers log it in every step, else information. `impossible_steps` have a value outside the range
+    of its quantity: a warning, and information if all values of an entropy are negative, which is a convention of
+    sign. A KL summed over a response is below -30 nats in at most one of 10^13 responses, if the policy that scores
+    them sampled them. `negative_kl_steps` have a KL below -0.01, which rounding in bfloat16 does not reach: a
+    warning if the configuration says that the KL in the loss is k2 or k3. If nothing says so they are information,
+    since k1 may be negative, and so are two below -0.001. `*_peak` is the largest value divided by the mean of all
+    others; with more than ten values, a `kl_peak` above 10 is a finding if the tail of the others does not explain
+    it, or if it is above 100 nats, without proof that it did harm. It is a warning from half a nat, or information
+    if the peak is in one line, or in fewer than 2 %, and the KL returns to its level. A gradient norm above 1e7 is
+    a warning too: no loss that averages tokens of rewards near 1 gives one. All but a large value alone are
+    confirmed: the log itself is the proof.
 
     ## What to do
     Look at the rollouts of the steps listed; `RDI001` finds the tokens. For a negative KL, check which estimator and

@@ -27,12 +27,12 @@ class MetricScaleFactor(DirectRule):
     by that factor. If the loss itself is scaled, so is the learning rate.
 
     ## How it is measured
-    The interval of factors that fit all of them holds the factor. As a count of parts, it is no wider than 1/64 for
-    several values, and of a single value than one part in ten thousand. A factor multiplies what float32 arithmetic
-    lost of a value, too, and the digits of the log are lost after it. Where
-    the values of other steps agree as they are, the chance that it holds one is at most 1 in 256: a mean of few
-    rewards or counts is twice another one too often. Clean:
-    every logged value that was compared agrees as it is.
+    The factor lies in the interval of factors that fit all values. To count as a number of parts, that interval
+    must be no wider than 1/64 for several values, and than one part in ten thousand for a single value. A factor
+    also multiplies what float32 arithmetic lost of a value; the digits of the log are lost after it. If the values
+    of other steps agree as they are, the chance that the interval holds a whole number must be at most 1 in 256: a
+    mean of few rewards or counts is often twice another one. Clean: every logged value that was compared agrees as
+    it is.
 
     ## What to do
     Divide once: look for the count of that size in the trainer's logging, and in the loss.

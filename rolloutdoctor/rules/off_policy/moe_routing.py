@@ -31,19 +31,19 @@ class MoeRouting(SampledTokens):
     collapsed, and replaying the routes fixed it.
 
     ## How it is measured
-    Noise of a kernel moves a log-prob by its size times 1 - p, so that delta over 1 - p has about the same spread on
-    all tokens: normal noise has a 99th percentile of four medians. A hint is given where it has `tail_ratio` = 12 or
-    more, 0.5 % of the tokens or more are beyond six medians, 35 to 65 % of these are on either side, they follow each
-    other at least twice as often as by chance within their row (or a quarter more often, by 3.5 standard deviations of
-    that count: where a fifth of the tokens is far off they cannot follow each other twice as often), and tokens of one
-    context have slope 1. Placeholders, stale weights and cut supports are one-sided, a temperature has no tail, rows of
-    other weights differ as a whole.
+    Kernel noise moves a log-prob by its size times 1 - p, so delta / (1 - p) has about the same spread on all
+    tokens: normal noise has a 99th percentile of four medians. The rule gives a hint if this `tail_ratio` is 12 or
+    more, at least 0.5 % of the tokens are beyond six medians, 35 to 65 % of these are on either side, they follow
+    each other at least twice as often as by chance within their row (or a quarter more often, by 3.5 standard
+    deviations of that count: if a fifth of the tokens is far off they cannot follow each other twice as often), and
+    tokens of one context have slope 1. Placeholders, stale weights and truncated supports are one-sided, a
+    temperature has no tail, and rows of other weights differ as a whole.
 
-    It is a hint and never confirmed: information, and a warning where three tokens or more of the tail are ones that
-    the sampler was sure of and the trainer finds unlikely (`sampler-mismatch`). No column says which experts a token
-    went through, the thresholds come from a synthetic model, and a kernel whose noise comes in bursts would look the
-    same. That nothing was seen does not say that the routes agree, so this rule is never clean: it gives the hint, or
-    cannot tell.
+    It is a hint and never confirmed: information, and a warning if the sampler was sure of at least three tokens of
+    the tail that the trainer finds unlikely (`sampler-mismatch`). No column says which experts a token went
+    through, the thresholds come from a synthetic model, and a kernel whose noise comes in bursts would look the
+    same. That nothing was seen does not say that the routes agree, so this rule is never clean: it gives the hint,
+    or cannot tell.
 
     ## What to do
     If the model is a mixture of experts, replay the sampler's routes in the trainer (R3), and see whether the tail
@@ -151,7 +151,7 @@ class MoeRouting(SampledTokens):
             )
         return Missing(
             "the mismatch has no bursts with a heavy tail, which does not prove that the routes agree",
-            "no column holds routes: if the model is an MoE, compare them in the trainer",
+            "compare the routes in the trainer if the model is an MoE: no column holds them",
         )
 
     def judge(self, run: Measured, context: Context) -> Judgement | None:
@@ -172,5 +172,5 @@ class MoeRouting(SampledTokens):
                 "chance"
             ),
             evidence="only a hint: no column holds the experts of a token, and bursts of noise look the same",
-            advice="if the model is an MoE, replay the sampler's routing in the trainer (R3) and compare",
+            advice="replay the sampler's routing in the trainer (R3) and compare, if the model is an MoE",
         )

@@ -33,14 +33,15 @@ class RatioNoise(NumbersRule):
     weights.
 
     ## How it is measured
-    `clip_fraction` and `ppo_kl` are means over the logged steps. Where the trainer takes the old log-probs from the
-    loss's own pass (TRL without vLLM) both are exactly 0: a warning for anything else, confirmed. Where they are of
-    another pass (vLLM in TRL, verl, slime) bf16 alone takes 2 to 14 % of the tokens of models of 0.5 to 7 billion
-    parameters, experts or not, by more than a tenth from 1, and up to 60 % of older ones; in fp32 none. So a warning
-    above a clip fraction of 0.1 or a median drift of 0.01 nats, which noise without a direction does not reach, and
-    information above 0.001 of either; exposed. Information alone where clip bounds are below 0.1, or ratios are of
-    whole responses, and of the first step, where nothing states the clip bounds: a clip fraction above 0.1 there
-    (`first_clip_fraction`) is that of a ratio that is not 1. Where rows have both log-probs, `RDO006` compares them.
+    `clip_fraction` and `ppo_kl` are means over the logged steps. If the trainer takes the old log-probs from the
+    loss's own pass (TRL without vLLM) both are exactly 0: anything else is a warning, confirmed. If they come from
+    another pass (vLLM in TRL, verl, slime), bf16 alone moves the ratio of 2 to 14 % of the tokens of models of 0.5
+    to 7 billion parameters, experts or not, by more than a tenth from 1, and of up to 60 % for older ones; in fp32
+    of none. So it is a warning above a clip fraction of 0.1 or a median drift of 0.01 nats, which noise without a
+    direction does not reach, and information above 0.001 of either; exposed. It is only information if clip bounds
+    are below 0.1, if ratios are of whole responses, and of the first step if nothing states the clip bounds: a clip
+    fraction above 0.1 there (`first_clip_fraction`) is that of a ratio that is not 1. If rows have both log-probs,
+    `RDO006` compares them.
 
     ## What to do
     Take the old log-probs from the pass of the loss, or score with the micro-batches of the update; turn dropout off;

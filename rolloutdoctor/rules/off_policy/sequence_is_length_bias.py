@@ -83,15 +83,15 @@ class SequenceIsLengthBias(TableRule):
     say, and the policy is trained on short ones.
 
     ## How it is measured
-    Rows are cut into thirds by their trained tokens within each step (before rejection, where `response_mask_pre` says
-    so). `kept_..._share` is the share within all bounds on sequences that the configuration has, `..._gap` the mean
-    size of delta per token, `length_correlation` the rank correlation of length and |log weight| within a step,
-    averaged over rows. A warning where the longest third keeps at least a tenth of its rows less than the shortest, or
-    a twentieth less where the lost rows are longer than the others beyond chance (`lost_length_score`: four standard
-    deviations of a permutation test of their lengths, within steps),
-    with a difference per token of at most one and a half times theirs; where it is more, the mismatch itself grows
-    along the response, and that is information, as is a correlation of 0.3 or more. Without a bound on sequences there
-    is nothing to find, and responses of one length cannot show it.
+    Rows are cut into thirds by their trained tokens within each step (before rejection, if `response_mask_pre` is
+    there). `kept_..._share` is the share within all bounds on sequences that the configuration has, `..._gap` the
+    mean size of delta per token, `length_correlation` the rank correlation of length and |log weight| within a
+    step, averaged over rows. It is a warning if the longest third keeps fewer rows than the shortest by a tenth of
+    its rows, or by a twentieth if the lost rows are longer than the others beyond chance (`lost_length_score`: four
+    standard deviations of a permutation test of their lengths, within steps), and its difference per token is at
+    most one and a half times theirs. If it is more, the mismatch itself grows along the response, and that is
+    information, as is a correlation of 0.3 or more. Without a bound on sequences there is nothing to find, and
+    responses of one length cannot show it.
 
     Logged metrics of the weights, all reproduced by the rows, confirm it.
 

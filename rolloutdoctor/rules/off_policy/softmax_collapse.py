@@ -31,10 +31,11 @@ class SoftmaxCollapse(TableRule):
     1 - 6e-8 on, which loses nothing.
 
     ## How it is measured
-    `lost_share` is what these tokens have of the sum of 1 - p over all trained tokens, p the sampler's probability. A
-    warning from 1 % on, with 50 such tokens or more. Tokens whose log-probs are 0.75 nats apart or more do not count:
-    there the 0 stands for a log-prob that was never computed (`logprob-placeholder`). Sampled greedily, or from the top
-    token alone, the sampler's are 0 too, and nothing is found. Confirmed: the columns hold both.
+    `lost_share` is these tokens' share of the sum of 1 - p over all trained tokens, with p the sampler's
+    probability. It is a warning from 1 %, with at least 50 such tokens. Tokens whose log-probs are 0.75 nats apart
+    or more do not count: there the 0 stands for a log-prob that was never computed (`logprob-placeholder`). If
+    tokens were sampled greedily, or from the top token alone, the sampler's are 0 too, and nothing is found.
+    Confirmed: the columns hold both.
 
     ## What to do
     Compute the log-softmax in float32, from logits in float32; where the trainer has a form that keeps the digits of

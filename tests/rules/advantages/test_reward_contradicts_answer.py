@@ -104,7 +104,7 @@ def test_a_demanded_format_is_information(tmp_path):
     (finding,) = report(found, lambda row: row["right"] * ("boxed" in row["response"]), tmp_path).findings
     assert finding.severity.label == "info"
     assert finding.measures["unexplained"].value == 0
-    assert "no action if the reward asks for a format" in finding.advice
+    assert "keep it if the reward asks for a format" in finding.advice
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_a_reward_that_changes_between_steps_is_no_noise():
     assert found.severity.label == "info"
     assert values(found)["differing"] == 0
     assert values(found)["differing_elsewhere"] > 0
-    assert found.advice == "none if the reward is meant to change between steps or groups"
+    assert found.advice == "keep it if the reward is meant to change between steps or groups"
 
 
 def test_the_function_that_differs_is_named():

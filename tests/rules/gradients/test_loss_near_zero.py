@@ -59,7 +59,7 @@ def test_healthy_zero():
         abs=1e-12,
     )
     assert (found.severity, found.verdict, found.fix) == (Severity.INFO, "exposed", None)
-    assert found.advice.startswith("no action: on-policy the surrogate loss is near 0")
+    assert found.advice.startswith("watch the reward and the gradient norm instead: on-policy the surrogate loss")
     assert found.examples[0].note == "gradient 0.4 (L1)"
 
 
