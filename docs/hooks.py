@@ -17,18 +17,23 @@ from trainer_pages import pages_without_text
 from rolloutdoctor.commands.explain import rules
 from rolloutdoctor.rules.table import FAMILIES, RULES
 
-INDEX = "Rules, causes, fixes"
+INDEX = "Rules, causes, fixes, metrics, terms"
 """Entry of the menu that gets the pages, by family."""
 
 
-def _written() -> list[str]:
-    """Return the trainers that have a written page."""
-    return [path.stem for path in sorted((Path(__file__).parent / "trainers").glob("*.md"))]
+_PLACE = re.compile(r"^<!-- (\w+)(?: ([\w-]+))? -->$", re.MULTILINE)
+
+
+def written() -> dict[str, str]:
+    """Return the trainers that have a written page, each with its page: one page may be about two."""
+    pages = sorted((Path(__file__).parent / "trainers").glob("*.md"))
+    return {name: page.stem for page in pages for _, name in _PLACE.findall(page.read_text(encoding="utf-8"))}
 
 
 _KNOWN = ["exact", "power", "labelled", "prevalence", "dynamics", "drift", "gradients"]
 MOVED = {
-    **{name: f"trainers/{name}" for name in _written()},
+    **{name: f"trainers/{page}" for name, page in written().items()},
+    **{f"trainers/{name}": f"trainers/{page}" for name, page in written().items() if name != page},
     **dict.fromkeys(_KNOWN, "how-we-know"),
     "verl-slime": "trainers/verl",
     "own-loop": "columns",
@@ -39,7 +44,9 @@ MOVED = {
     "architecture": "contribute/architecture",
     "causes": "rules",
     "fixes": "rules",
-    "glossary": "metrics",
+    "glossary": "rules",
+    "metrics": "rules",
+    "ci": "SKILL",
     "dumps": "support",
     "why": "compare",
     "story": "contribute/story",
@@ -48,7 +55,6 @@ MOVED = {
 
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"(?<!\[)`(RD[A-Z]\d{3})`(?!\])")
-_PLACE = re.compile(r"^<!-- (\w+)(?: ([\w-]+))? -->$", re.MULTILINE)
 _DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 
 
@@ -97,7 +103,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     for section in config.nav or ():
         title, entries = next(iter(section.items()))
         if title == "Trainers":
-            entries += [{name: f"trainers/{name}.md"} for name in pages_without_text(_written())]
+            entries += [{name: f"trainers/{name}.md"} for name in pages_without_text(written())]
         if isinstance(entries, list) and {INDEX: "rules.md"} in entries:
             entries[:] = [one for entry in entries for one in ((entry,) if entry != {INDEX: "rules.md"} else _rules())]
     return config
@@ -114,7 +120,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages."""
     for rule in RULES:
         files.append(File.generated(config, f"rules/{rule.code}.md", content=page_of(rule.code)))
-    for name in pages_without_text(_written()):
+    for name in pages_without_text(written()):
         text = f"# {name}\n\n    rolloutdoctor check LOG\n\n<!-- trainer {name} -->\n"
         files.append(File.generated(config, f"trainers/{name}.md", content=text))
     return files
@@ -124,8 +130,8 @@ def on_post_build(config: MkDocsConfig) -> None:
     """Write a page at each old address that leads to the new one."""
     for old, new in MOVED.items():
         folder = Path(config.site_dir) / old
-        folder.mkdir(exist_ok=True)
-        to = f"../{new}/"
+        folder.mkdir(exist_ok=True, parents=True)
+        to = f"{'../' * (old.count('/') + 1)}{new}/"
         text = f'<!doctype html><meta http-equiv="refresh" content="0; url={to}"><a href="{to}">{to}</a>\n'
         (folder / "index.html").write_text(text, encoding="utf-8")
 

@@ -59,7 +59,7 @@ def metrics_table() -> str:
     for trainer, table in TRAINERS.items():
         lines += [
             "",
-            f"## {trainer}",
+            f"### {trainer}",
             "",
             "| quantity | name | releases | what it is | where |",
             "| --- | --- | --- | --- | --- |",

@@ -27,7 +27,7 @@ _MARKUP = re.compile(r"[*_]")
 def trainer_part(name: str) -> str:
     """Return what the tables say of a trainer, as Markdown; of one whose log alone is read, what is read."""
     names = len(LOGGED.get(SAME.get(name, name), ()))
-    facts = [("its log", f"{names} [metric names](../metrics.md) are understood")]
+    facts = [("its log", f"{names} [metric names](../rules.md#metric-names) are understood")]
     facts += [("its dump", f"{one.summary} (`--from {one.name}`)") for one in dumps(name)]
     if name not in TRAINERS:
         facts += [("recording", "`rolloutdoctor.recorders.own_loop` ([your own loop](../columns.md#your-own-loop))")]
@@ -49,7 +49,7 @@ def trainer_part(name: str) -> str:
 
 def pages_without_text(written: Iterable[str]) -> list[str]:
     """Return the trainers that no written page is about: their pages are made of the tables alone."""
-    return [name for name in lines() if name not in {*written, "trl-rloo"}]
+    return [name for name in lines() if name not in {*written}]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -18,6 +18,6 @@ def test_one_version():
 
 
 def test_the_action_uses_nothing_that_can_move():
-    for file in ("action.yml", "docs/ci.md"):
+    for file in ("action.yml", "docs/SKILL.md"):
         used = re.findall(r"uses: (\S+)", (ROOT / file).read_text(encoding="utf-8"))
         assert all(one.startswith("./") or re.search(r"@[0-9a-f]{40}$", one) for one in used), used

@@ -1,4 +1,4 @@
-"""Terms: what words mean in this program; docs/metrics.md has them."""
+"""Terms: what words mean in this program; docs/rules.md has them."""
 
 from collections.abc import Mapping
 
