@@ -386,7 +386,7 @@ def test_print_shows_what_the_command_says(capsys):
     assert str(found.findings[0]) == f"RDA001 rejected-in-baseline (warning): {found.findings[0].headline}"
     known = rd.info(SAMPLE, steps="0:3")
     assert str(known).startswith("1 file: ")
-    assert "\ncan run   " in str(known)
+    assert "\ntestable  " in str(known)
     assert known._repr_html_().startswith("<pre>1 file: ")
     assert len(repr(known)) < 200
     assert str(rd.recompute(SAMPLE, steps="0:3")).count("\n") > 3

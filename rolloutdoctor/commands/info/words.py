@@ -49,7 +49,7 @@ def as_text(found: RunInfo, style: Style) -> str:
         is_default = origin.startswith("default of ")
         lines.append(f"options   {f'{len(values)} more: {origin}' if is_default else f'{origin}: {some(values)}'}")
     lines.append(
-        f"can run   {named(found.runnable, 1) if found.runnable else 'nothing'}{_CHECK * bool(found.runnable)}"
+        f"testable  {named(found.runnable, 1) if found.runnable else 'nothing'}{_CHECK * bool(found.runnable)}"
     )
     lines += [f"n/a       {rules}: {plain(reason)}" for rules, reason in by_reason(found.not_applicable)]
     lines += [f"skipped   {rules}; to run: {plain(how, 300)}" for rules, _, how in by_remedy(found.skipped)]
