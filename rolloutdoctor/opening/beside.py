@@ -37,13 +37,14 @@ def newest_state(folder: Path) -> Path | None:
     return next((place / _STATE for place in checkpoints(folder) if (place / _STATE).is_file()), None)
 
 
-def stated_beside(paths: Sequence[str], logs: Sequence[Source], tell: Tell) -> list[Stated]:
+def stated_beside(paths: Sequence[str], logs: Sequence[Source], tell: Tell, likely: Sequence[str] = ()) -> list[Stated]:
     """Read the options that lie beside dumps and logs, the most certain first; what cannot be read is told.
 
     Args:
         paths: files and folders, as the user gave them.
         logs: the logs of numbers among them, or in them.
         tell: takes a sentence.
+        likely: trainers that have names of the logs, the likeliest first.
     """
     given = [Path(path) for path in (*paths, *(log.path for log in logs))]
     folders = dict.fromkeys(path if path.is_dir() else path.parent for path in given)
@@ -52,10 +53,10 @@ def stated_beside(paths: Sequence[str], logs: Sequence[Source], tell: Tell) -> l
     outputs |= dict.fromkeys(path for path in given if path.is_dir())
     looks = [partial(_training_args, folder) for folder in outputs]
     looks += [partial(read_resolved_configs, folder) for folder in folders]
-    looks += [partial(_printed, log) for log in logs]
-    looks += [partial(_wandb, folder) for folder in folders]
-    looks += [partial(_tracked, log) for log in logs]
-    looks += [partial(_hydra, folder) for folder in folders]
+    looks += [partial(_printed, log, likely) for log in logs]
+    looks += [partial(_wandb, folder, likely) for folder in folders]
+    looks += [partial(_tracked, log, likely) for log in logs]
+    looks += [partial(_hydra, folder, likely) for folder in folders]
     found: dict[str, Stated] = {}
     for look in looks:
         if found and look.func is _hydra:
@@ -86,18 +87,21 @@ def _training_args(folder: Path) -> Stated | None:
     return None if file is None else read_training_args(file)
 
 
-def _printed(log: Source) -> Stated | None:
+def _printed(log: Source, likely: Sequence[str]) -> Stated | None:
     """What a run printed on its console, or stated in the code of its notebook."""
     path = Path(log.path)
     notebook = read_notebook(path)
     if notebook is not None:
-        return read_code(notebook, f"code of {Path(log.name).name}")
+        return read_code(notebook, f"code of {Path(log.name).name}", likely)
     console = path / "files" / "output.log" if path.is_dir() else path
-    found = read_printed(Source(str(console), log.name)) if Console().detect(console) is not None else None
+    printed = Source(str(console), log.name)
+    found = read_printed(printed, likely) if Console().detect(console) is not None else None
     # wandb notes what `wandb.init` was given.
     noted = path / "logs" / "debug.log"
     return (
-        read_printed(Source(str(noted), f"{log.name}/logs/debug.log")) if found is None and noted.is_file() else found
+        read_printed(Source(str(noted), f"{log.name}/logs/debug.log"), likely)
+        if found is None and noted.is_file()
+        else found
     )
 
 
@@ -112,21 +116,21 @@ def _release_beside(folders: Iterable[Path], trainer: Trainer) -> str | None:
     return None
 
 
-def _wandb(folder: Path) -> Stated | None:
+def _wandb(folder: Path, likely: Sequence[str]) -> Stated | None:
     """``{name: {value: ...}}`` in ``files/config.yaml``, and the release in the list of packages beside it."""
     file = folder / "files" / "config.yaml"
     if not file.is_file():
         return None
     named = [(_WRAPPED.fullmatch(name), value) for name, value in read_trainer_config(str(file)).values.items()]
     values = {".".join(filter(None, name.groups())): value for name, value in named if name is not None}
-    trainer = trainer_of(values)
+    trainer = trainer_of(values, likely)
     if trainer is None:
         return None
     release = _release_beside([folder / "files"], TRAINERS[trainer])
     return Stated("config.yaml of wandb", trainer, values, release, "requirements.txt of wandb")
 
 
-def _tracked(log: Source) -> Stated | None:
+def _tracked(log: Source, likely: Sequence[str]) -> Stated | None:
     """What a tracker was given at the start of the run; a wandb run that goes on, or offline, has no config.yaml."""
     kind, path = kind_of(Path(log.path)) or "", Path(log.path)
     if "wandb run" in kind:
@@ -137,11 +141,11 @@ def _tracked(log: Source) -> Stated | None:
     table: dict[object, object] = {}
     table.update(config.items())
     values = flat(table, log.name)
-    trainer = trainer_of(values)
+    trainer = trainer_of(values, likely)
     return None if trainer is None else Stated(f"config of {kind.removeprefix('the folder of ')}", trainer, values)
 
 
-def _hydra(folder: Path) -> Stated | None:
+def _hydra(folder: Path, likely: Sequence[str]) -> Stated | None:
     """The configuration of the only run that hydra left here."""
     files = [file for pattern in _HYDRA for file in folder.glob(pattern)]
     if len(files) != 1:
@@ -149,7 +153,7 @@ def _hydra(folder: Path) -> Stated | None:
     # An interpolation stands for the value of another option.
     layer = read_trainer_config(str(files[0])).values
     values = {name: value for name, value in layer.items() if "${" not in str(value)}
-    trainer = trainer_of(values)
+    trainer = trainer_of(values, likely)
     return None if trainer is None else Stated(str(files[0].relative_to(folder)), trainer, values)
 
 

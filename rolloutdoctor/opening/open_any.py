@@ -97,7 +97,7 @@ def _of_logs(logs: Sequence[Source], beside: Sequence[str], tell: Callable[[str]
     writer = trainer_from_metric_names(metrics.names())
     if writer is None and not writers(metrics.names()):
         tell_generic_names(metrics.names(), notes)
-    stated = stated_beside(beside, logs, tell)
+    stated = stated_beside(beside, logs, tell, writers(metrics.names()))
     for sentence in map(own_options, () if stated else logs):
         if sentence is not None:
             notes(sentence)
@@ -156,7 +156,9 @@ def _completed_by(given: Sequence[str], run: Run, tell: Callable[[str], None]) -
         run = run.with_logs(metrics, logs)
         if not run.metadata.config:
             writer = trainer_from_metric_names(run.metrics.names())
-            run.metadata = completed(run.metadata, stated_beside((), logs, tell), tell, writer)
+            run.metadata = completed(
+                run.metadata, stated_beside((), logs, tell, writers(run.metrics.names())), tell, writer
+            )
         run.metadata = run.metadata.with_total_steps(metrics.total_steps)
     return run
 

@@ -1,7 +1,9 @@
 """What a file beside the numbers states of a run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from rolloutdoctor.trainers.table import TRAINERS
 
 VERL_TABLE = "actor_rollout_ref"
 """The table of options that every configuration of verl has."""
@@ -28,11 +30,17 @@ class Stated:
     remark: str = ""
 
 
-def trainer_of(names: Mapping[str, object]) -> str | None:
+def trainer_of(names: Mapping[str, object], likely: Sequence[str] = ()) -> str | None:
     """Return the trainer whose options these are; None if that is not certain.
 
     >>> trainer_of({"num_generations": 8, "beta": 0.0, "scale_rewards": "group"})
     'trl'
+    >>> trainer_of({"num_generations": 8, "beta": 0.0, "temperature": 0.7}, ["trl"])
+    'trl'
+
+    Args:
+        names: option name to value.
+        likely: trainers whose names the log has, the likeliest first: few options tell them.
     """
     if names.keys() >= _OF_UNSLOTH:
         return "unsloth"
@@ -43,7 +51,17 @@ def trainer_of(names: Mapping[str, object]) -> str | None:
     for trainer, own in _OWN.items():
         if own <= names.keys():
             return trainer
-    return None
+    known = (one for one in likely if one in TRAINERS)
+    return next((one for one in known if _common(one, names) >= _FEWEST), None)
+
+
+def _common(trainer: str, names: Mapping[str, object]) -> int:
+    """The number of options of a trainer with these names."""
+    return sum(option.name in names for option in TRAINERS[trainer].options)
+
+
+_FEWEST = 3
+"""Options of the trainer whose log it is: one or two any program has."""
 
 
 def is_other(*names: str) -> bool:
@@ -60,6 +78,10 @@ _OWN = {
     "trl-rloo": {"num_generations", "beta", "normalize_advantages"},
     "nemo-rl": {"grpo.num_generations_per_prompt", "loss_fn.ratio_clip_min"},
     "prime-rl": {"trainer.loss.adv_tau", "trainer.loss.kl_tau"},
+    "skyrl": {"trainer.algorithm.advantage_estimator", "generator.n_samples_per_prompt"},
+    "areal": {"actor.eps_clip", "gconfig.n_samples"},
+    "openrlhf": {"algo.advantage.estimator", "rollout.n_samples_per_prompt"},
+    "open-instruct": {"num_samples_per_prompt_rollout", "beta", "response_length"},
     "slime": {"rollout_batch_size", "n_samples_per_prompt", "advantage_estimator", "eps_clip"},
 }
 """Options that only this trainer's configuration has together."""

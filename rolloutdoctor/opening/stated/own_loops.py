@@ -10,7 +10,7 @@ from rolloutdoctor.importers.logs.printed import number, pairs
 from rolloutdoctor.importers.reading.notebooks import read_notebook
 from rolloutdoctor.importers.reading.text_lines import lines_of
 from rolloutdoctor.io.locations.paths import Source
-from rolloutdoctor.opening.stated.calls import literal_of, parsed
+from rolloutdoctor.opening.stated.literals import literal_of, parsed
 
 SPELLINGS: Mapping[str, frozenset[str]] = {
     title: frozenset(names.split())

@@ -13,6 +13,7 @@ from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.io.locations.small_files import flat
 from rolloutdoctor.opening.stated.calls import read_printed_call
 from rolloutdoctor.opening.stated.command_lines import read_command_line
+from rolloutdoctor.opening.stated.literals import LONGEST, UNKNOWN, is_known, literal_of, parsed
 from rolloutdoctor.opening.stated.options import VERL_TABLE, Stated, trainer_of
 from rolloutdoctor.results.errors import InputError, UsageError
 
@@ -25,16 +26,22 @@ _MOST_LINES = 20_000
 _HEAD = 50_000
 """Lines before the first step that are looked at."""
 
-_FIRST = re.compile(r"(.{0,200}?)(\{'(?:" + VERL_TABLE + r"|checkpointing|data)': \{.*)")
+_FIRST = re.compile(r"(.{0,200}?)(\{'(?:" + VERL_TABLE + r"|checkpointing|data)':(?: \{.*|\s*$))")
 _BARE = re.compile(r"(?<=: )(-?(?:nan|inf))(?=[,}])")
 _OF_A_DICT = re.compile(r"""\s*[{}\[\]()'"\d-].*[,{}\[\]():'"]\s*|\s*(?:True|False|None)[,}\]]*\s*""")
 _TITLE = re.compile(r"(.{0,200}?)-{8,64} arguments -{8,64}\s*")
 _END = re.compile(r"-{8,64} end of arguments -{8,64}")
-_OPTION = re.compile(r"\s{0,20}(?:- )?([a-z_][\w.]{2,100}) ?[:=] ?([^\s{}\[\],]{1,200}),?\s*")
+_OPTION = re.compile(
+    r"(?:.{0,150}?\b(?:INFO|DEBUG)\b.{0,60}?[\]:|-] {1,8})?\s{0,20}(?:- |--|\| |\W{1,3} )?"
+    r"([\"']?)([A-Za-z_][\w.]{2,100})\1 {0,40}[:=|] {0,40}([^\s{}\[\],|]{1,200}),? {0,40}\|?\s*"
+)
+_ACCUMULATED = re.compile(r"Gradient [Aa]ccumulation steps = ([0-9]{1,6})\b")
+"""What the transformers Trainer and Unsloth say before the first step."""
+_LONGEST_OPTION = 400
 _ARGUMENT = re.compile(r"  (\w{1,200}) (\.*) (.{0,1000})")
 
 
-def read_printed(source: Source) -> Stated | None:
+def read_printed(source: Source, likely: Sequence[str] = ()) -> Stated | None:
     """Read the configuration that a run prints before its first step; None if none is there.
 
     ``pprint(OmegaConf.to_container(config, resolve=True))`` (verl/trainer/main_ppo.py), ``pprint.pprint(config)``
@@ -52,17 +59,17 @@ def read_printed(source: Source) -> Stated | None:
         if first is not None:
             text = [first[2], *_following(head[place + 1 :], first[1])]
             values, is_whole = _nested(text, source.name)
-            trainer = trainer_of(values)
+            trainer = trainer_of(values, likely)
             return None if trainer is None else Stated(origin, trainer, values, remark="" if is_whole else _cut(origin))
         if title is not None:
             table = list(islice(_following(head[place + 1 :], title[1]), _MOST_LINES))
             values = dict(_arguments(table))
-            trainer, is_whole = trainer_of(values), any(_END.search(line) for line in table)
+            trainer, is_whole = trainer_of(values, likely), any(_END.search(line) for line in table)
             return None if trainer is None else Stated(origin, trainer, values, remark="" if is_whole else _cut(origin))
     return (
-        read_printed_call(head, origin)
-        or read_command_line(head, f"command line in {Path(source.name).name}")
-        or _listed(head, origin)
+        read_printed_call(head, origin, likely)
+        or read_command_line(head, f"command line in {Path(source.name).name}", likely)
+        or _listed(head, origin, likely)
     )
 
 
@@ -130,12 +137,33 @@ def _arguments(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
             return
 
 
-def _listed(lines: Iterable[str], origin: str) -> Stated | None:
-    """Read options of which each is on a line of its own, ``learning_rate: 1e-06``, if they tell a trainer."""
+def _listed(lines: Iterable[str], origin: str, likely: Sequence[str]) -> Stated | None:
+    """Read options of which each is on a line of its own, ``learning_rate: 1e-06``, or all are in a dict on one line.
+
+    They are taken if they tell a trainer.
+    """
     values: dict[str, object] = {}
     for line in lines:
-        match = _OPTION.fullmatch(line) if ":" in line or "=" in line else None
+        match = _OPTION.fullmatch(line) if len(line) < _LONGEST_OPTION else None
         if match is not None:
-            values.setdefault(match[1], match[2])
-    trainer = trainer_of(values)
+            values.setdefault(match[2], match[3].strip("\"'"))
+        elif (accumulated := _ACCUMULATED.search(line)) is not None:
+            values.setdefault("gradient_accumulation_steps", accumulated[1])
+        elif "{" in line and line.rstrip().endswith("}") and len(line) < LONGEST:
+            values = _dict_of(line[line.index("{") :].strip()) | values
+    trainer = trainer_of(values, likely)
     return None if trainer is None else Stated(origin, trainer, values)
+
+
+def _dict_of(text: str) -> dict[str, object]:
+    """Return the options of a dict of Python or JSON on one line, if it is one."""
+    body = parsed(re.sub(r"\b(true|false|null)\b", lambda word: _JSON[word[1]], text)).body
+    found = literal_of(body[0].value) if body and isinstance(body[0], ast.Expr) else UNKNOWN
+    # A line of a log may have options in it, such as the learning rate of its step.
+    if not isinstance(found, dict) or found.keys() & _OF_A_LOG:
+        return {}
+    return {name: value for name, value in found.items() if is_known(value)}
+
+
+_OF_A_LOG = {"loss", "train_loss", "grad_norm", "reward", "epoch", "step"}
+_JSON = {"true": "True", "false": "False", "null": "None"}

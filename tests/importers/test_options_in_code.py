@@ -1,0 +1,124 @@
+"""Options that code states: names that stand for literals, followed in the order of the code, and nothing is run."""
+
+import pytest
+
+from rolloutdoctor.importers.reading.notebooks import Notebook
+from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.opening.stated.calls import read_code
+from rolloutdoctor.opening.stated.options import trainer_of
+from rolloutdoctor.opening.stated.printed import read_printed
+
+CODE = {
+    "fields of a class": "class C:\n    beta: float = 0.02\n    n = 4\nc = C()\n"
+    "GRPOConfig(beta=c.beta, num_generations=c.n)",
+    "fields that are given": "class C(Base):\n    beta: float = 0.5\nc = C(beta=0.02)\nc.n = 4\n"
+    "GRPOConfig(beta=c.beta, num_generations=c.n)",
+    "a default of a field": "class C:\n    beta: float = field(default=0.02, metadata={})\nc = C()\n"
+    "GRPOConfig(beta=c.beta, num_generations=4)",
+    "made by a method": "class C:\n    beta: float = 0.5\n    @classmethod\n"
+    "    def of(cls, ns):\n        return cls(beta=ns.b)\n"
+    "c = C.of(SimpleNamespace(b=0.02))\nGRPOConfig(beta=c.beta, num_generations=4)",
+    "set in __init__": "class C:\n    def __init__(self, beta=0.02):\n        self.beta = beta\nc = C()\n"
+    "GRPOConfig(beta=c.beta, num_generations=4)",
+    "arguments of a function": "def train(beta, n=4):\n    args = GRPOConfig(beta=beta, num_generations=n)\n"
+    "train(0.02)",
+    "what a function returns": "def config():\n    return {'beta': 0.02}\nGRPOConfig(num_generations=4, **config())",
+    "defaults of argparse": "p = argparse.ArgumentParser()\np.add_argument('--beta', type=float, default=0.02)\n"
+    "p.add_argument('-n', '--num-gen', default=4)\na = p.parse_args([])\n"
+    "GRPOConfig(beta=a.beta, num_generations=a.num_gen)",
+    "the order of the code": "B = 0.02\nx = GRPOConfig(beta=B, num_generations=4)\nB = 0.5",
+    "a later field": "x = GRPOConfig(beta=0.5, num_generations=4)\nx.beta = 0.02",
+    "a known branch": "FAST = False\nB = 0.5 if FAST else 0.02\nif not FAST:\n    N = 4\nelse:\n    N = 8\n"
+    "GRPOConfig(beta=B, num_generations=N)",
+    "an unknown branch": "if gpus():\n    N = 4\n    T = 1\nelse:\n    N = 4\n    T = 2\n"
+    "GRPOConfig(beta=0.02, num_generations=N, temperature=T)",
+    "a command in a branch": "if gpus():\n    !pip install x \\\n      y\nGRPOConfig(beta=0.02, num_generations=4)",
+    "an import by another name": "from trl import GRPOConfig as Options\nOptions(beta=0.02, num_generations=4)",
+    "several at once": "beta, n = 0.02, 4\ncfg = {'n': n}\ncfg.update(beta=beta)\n"
+    "GRPOConfig(beta=cfg['beta'], num_generations=cfg.get('n'))",
+    "computed": "GRPOConfig(beta=4 / 200, num_generations=max(2, int(4.0)))",
+}
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_what_names_stand_for(name):
+    stated = read_code(Notebook((CODE[name],), ((),)), "code")
+    assert stated.values == {"beta": 0.02, "num_generations": 4}
+
+
+NOT_STATED = {
+    "counted up": "b = 0.0\nb += 0.1\nGRPOConfig(beta=b)",
+    "of a loop": "b = 0.1\nfor b in (0.1, 0.2):\n    GRPOConfig(beta=b)",
+    "of a branch": "b = 0.1\nif gpus():\n    b = 0.2\nGRPOConfig(beta=b)",
+    "a field of a branch": "c = dict(b=0.1)\nif gpus():\n    c['b'] = 0.2\nGRPOConfig(beta=c['b'])",
+    "a function that nothing calls": "def f(b=0.1):\n    GRPOConfig(beta=b)",
+    "one of two that a function returns": "def f():\n    if gpus():\n        return 0.1\n    return 0.2\n"
+    "GRPOConfig(beta=f())",
+    "too large": "GRPOConfig(beta=9007199254740991 * 2 - 1)",
+    "divided by zero": "GRPOConfig(beta=1 / 0)",
+}
+
+
+@pytest.mark.parametrize("name", NOT_STATED)
+def test_what_is_not_certain_is_not_stated(name):
+    assert read_code(Notebook((NOT_STATED[name],), ((),)), "code").values == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["def f():\n    f()\n    f()\nf()\n", "x = " + "-" * 5_000 + "1\n", "x = " + "1+" * 5_000 + "1\n"]
+)
+def test_code_without_an_end_is_given_up(text):
+    stated = read_code(Notebook((text, "GRPOConfig(beta=0.02)"), ((), ())), "code")
+    assert stated.values == {"beta": 0.02}
+
+
+STEPS = "".join(f"{{'loss': 0.5, 'reward': {n}.5, 'kl': 0.25}}\n" for n in range(1, 6))
+PRINTED = {
+    "of a class of one's own": "args: RunConfig(beta=0.02, num_generations=4, temperature=0.7)\n",
+    "a dict": "2025-01-01 INFO - config: {'beta': 0.02, 'num_generations': 4, 'temperature': 0.7, 'f': True}\n",
+    "JSON": '{"beta": 0.02, "num_generations": 4, "temperature": 0.7, "f": true}\n',
+    "lines of a logger": "01:02:03 [INFO] run: beta = 0.02\n01:02:03 [INFO] run: num_generations = 4\n"
+    "01:02:03 [INFO] run: temperature = 0.7\n",
+    "lines of JSON": '{\n  "beta": 0.02,\n  "num_generations": 4,\n  "temperature": 0.7\n}\n',
+    "a table": "| beta | 0.02 |\n| num_generations | 4 |\n| temperature | 0.7 |\n",
+    "a command": "+ accelerate launch x.py --beta 0.02 --num-generations 4 --temperature=0.7\n",
+    "a command of a script": "N=4\nexport B=0.02 # KL\n"
+    "python x.py --beta $B --num_generations ${N} --temperature 0.7 --f $X\n",
+}
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_what_a_run_prints_is_of_the_trainer_whose_names_its_log_has(tmp_path, name):
+    (tmp_path / "log.txt").write_text(PRINTED[name] + STEPS)
+    source = Source.of(str(tmp_path / "log.txt"))
+    stated = read_printed(source, ["trl"])
+    assert {key: float(stated.values[key]) for key in ("beta", "num_generations", "temperature")} == {
+        "beta": 0.02,
+        "num_generations": 4,
+        "temperature": 0.7,
+    }
+    assert read_printed(source, ["verl"]) is None
+    assert read_printed(source) is None
+
+
+def test_two_options_tell_no_trainer():
+    assert trainer_of({"beta": 0, "temperature": 1}, ["trl"]) is None
+    assert trainer_of({"beta": 0, "temperature": 1, "num_generations": 2}, ["of another", "trl"]) == "trl"
+
+
+def test_a_printed_configuration_may_break_after_its_first_name(tmp_path):
+    (tmp_path / "log.txt").write_text(
+        "(T pid=7) {'actor_rollout_ref': \n(T pid=7) {'actor': {'clip_ratio': 0.3},\n"
+        "(T pid=7)  'rollout': {'n': 4}},\n(T pid=7)  'algorithm': {'adv_estimator': 'grpo'}}\n"
+        "step:1 - actor/pg_loss:0.5\n"
+    )
+    stated = read_printed(Source.of(str(tmp_path / "log.txt")))
+    assert stated.values["algorithm.adv_estimator"] == "grpo"
+    assert stated.values["actor_rollout_ref.actor.clip_ratio"] == 0.3
+
+
+def test_the_trainer_says_how_many_batches_make_a_step(tmp_path):
+    head = "beta: 0.02\nnum_generations: 4\n  Gradient Accumulation steps = 2\n  Num Epochs = 1\n"
+    (tmp_path / "log.txt").write_text(head + STEPS)
+    stated = read_printed(Source.of(str(tmp_path / "log.txt")), ["trl"])
+    assert stated.values["gradient_accumulation_steps"] == "2"
