@@ -9,6 +9,7 @@ from pathlib import Path
 from rolloutdoctor.engine.configure import can_be_configured, configure, read_trainer_config
 from rolloutdoctor.importers.logs.console import Console
 from rolloutdoctor.importers.logs.table import kind_of
+from rolloutdoctor.importers.logs.tensorboard import tensorboard_config
 from rolloutdoctor.importers.logs.trackio_project import trackio_config
 from rolloutdoctor.importers.logs.wandb_run import wandb_config
 from rolloutdoctor.importers.reading.notebooks import read_notebook
@@ -118,11 +119,10 @@ def _release_beside(folders: Iterable[Path], trainer: Trainer) -> str | None:
 
 def _wandb(folder: Path, likely: Sequence[str]) -> Stated | None:
     """``{name: {value: ...}}`` in ``files/config.yaml``, and the release in the list of packages beside it."""
-    file = folder / "files" / "config.yaml"
+    file = _config_of_wandb(folder)
     if not file.is_file():
         return None
-    named = [(_WRAPPED.fullmatch(name), value) for name, value in read_trainer_config(str(file)).values.items()]
-    values = {".".join(filter(None, name.groups())): value for name, value in named if name is not None}
+    values = _unwrapped(file)
     trainer = trainer_of(values, likely)
     if trainer is None:
         return None
@@ -130,17 +130,37 @@ def _wandb(folder: Path, likely: Sequence[str]) -> Stated | None:
     return Stated("config.yaml of wandb", trainer, values, release, "requirements.txt of wandb")
 
 
-def _tracked(log: Source, likely: Sequence[str]) -> Stated | None:
-    """What a tracker was given at the start of the run; a wandb run that goes on, or offline, has no config.yaml."""
+def tracked(log: Source) -> dict[str, object]:
+    """Return what a tracker was given at the start of the run; a wandb run that goes on has no config.yaml."""
     kind, path = kind_of(Path(log.path)) or "", Path(log.path)
+    if (file := _config_of_wandb(path)).is_file():
+        return _unwrapped(file)
     if "wandb run" in kind:
-        folder = path if path.is_dir() else path.parent
-        config = {} if (folder / "files" / "config.yaml").is_file() else wandb_config(log)
+        config = wandb_config(log)
+    elif "TensorBoard" in kind:
+        config = tensorboard_config(path)
     else:
         config = trackio_config(log) if "trackio" in kind else {}
     table: dict[object, object] = {}
     table.update(config.items())
-    values = flat(table, log.name)
+    return flat(table, log.name)
+
+
+def _config_of_wandb(path: Path) -> Path:
+    return (path if path.is_dir() else path.parent) / "files" / "config.yaml"
+
+
+def _unwrapped(file: Path) -> dict[str, object]:
+    """The options of ``{name: {value: ...}}``, as wandb writes them; without its own."""
+    named = [(_WRAPPED.fullmatch(name), value) for name, value in read_trainer_config(str(file)).values.items()]
+    values = {".".join(filter(None, name.groups())): value for name, value in named if name is not None}
+    return {name: value for name, value in values.items() if not name.startswith("_wandb")}
+
+
+def _tracked(log: Source, likely: Sequence[str]) -> Stated | None:
+    if _config_of_wandb(Path(log.path)).is_file():
+        return None
+    kind, values = kind_of(Path(log.path)) or "", tracked(log)
     trainer = trainer_of(values, likely)
     return None if trainer is None else Stated(f"config of {kind.removeprefix('the folder of ')}", trainer, values)
 

@@ -21,7 +21,7 @@ from rolloutdoctor.io.standard_input import STANDARD_INPUT, standard_input
 from rolloutdoctor.io.write.scratch import scratch_folder
 from rolloutdoctor.io.write.writer import metrics_path
 from rolloutdoctor.metric_names.table import writers
-from rolloutdoctor.opening.beside import completed, newest_state, stated_beside
+from rolloutdoctor.opening.beside import completed, newest_state, stated_beside, tracked
 from rolloutdoctor.opening.dumps import ConvertOptions, Detected, converted, detect_dump
 from rolloutdoctor.opening.logs import at_steps_of, logs_of, read_logs, tell_generic_names
 from rolloutdoctor.opening.nested import holds_run, looking, with_nested
@@ -98,7 +98,8 @@ def _of_logs(logs: Sequence[Source], beside: Sequence[str], tell: Callable[[str]
     if writer is None and not writers(metrics.names()):
         tell_generic_names(metrics.names(), notes)
     stated = stated_beside(beside, logs, tell, writers(metrics.names()))
-    for sentence in map(own_options, () if stated else logs):
+    for log in () if stated else logs:
+        sentence = own_options(log, tracked(log))
         if sentence is not None:
             notes(sentence)
     # Of trainers that share their names, what is stated decides.

@@ -1,11 +1,14 @@
 """Options that code states: names that stand for literals, followed in the order of the code, and nothing is run."""
 
+import json
+
 import pytest
 
 from rolloutdoctor.importers.reading.notebooks import Notebook
 from rolloutdoctor.io.locations.paths import Source
 from rolloutdoctor.opening.stated.calls import read_code
 from rolloutdoctor.opening.stated.options import trainer_of
+from rolloutdoctor.opening.stated.own_loops import own_options
 from rolloutdoctor.opening.stated.printed import read_printed
 
 CODE = {
@@ -80,6 +83,7 @@ PRINTED = {
     "lines of a logger": "01:02:03 [INFO] run: beta = 0.02\n01:02:03 [INFO] run: num_generations = 4\n"
     "01:02:03 [INFO] run: temperature = 0.7\n",
     "lines of JSON": '{\n  "beta": 0.02,\n  "num_generations": 4,\n  "temperature": 0.7\n}\n',
+    "pairs on a line": "GRPO: num_generations=4, lr=3e-06, beta=0.02, temperature=0.7\n",
     "a table": "| beta | 0.02 |\n| num_generations | 4 |\n| temperature | 0.7 |\n",
     "a command": "+ accelerate launch x.py --beta 0.02 --num-generations 4 --temperature=0.7\n",
     "a command of a script": "N=4\nexport B=0.02 # KL\n"
@@ -122,3 +126,38 @@ def test_the_trainer_says_how_many_batches_make_a_step(tmp_path):
     (tmp_path / "log.txt").write_text(head + STEPS)
     stated = read_printed(Source.of(str(tmp_path / "log.txt")), ["trl"])
     assert stated.values["gradient_accumulation_steps"] == "2"
+
+
+OWN = {
+    "words with spaces": ("KL coef: 0.01\n  Rollouts per prompt: 4\n", ["group size 4", "KL coefficient 0.01"]),
+    "a command": (
+        "cmd = deepspeed main.py --actor_learning_rate 9.65e-6 --max_answer_seq_len 256\n",
+        ["learning rate 9.65e-06", "response length limit 256"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_what_a_loop_of_ones_own_prints_is_said(tmp_path, name):
+    text, expected = OWN[name]
+    (tmp_path / "log.txt").write_text(text + "".join(f"Step {n} | loss: 0.1 | reward: 0.{n}\n" for n in range(1, 6)))
+    told = own_options(Source.of(str(tmp_path / "log.txt")), {})
+    assert all(words in told for words in expected)
+
+
+def test_what_is_called_by_the_name_of_a_method_goes_first(tmp_path):
+    code = (
+        "lr = 2e-5\nSFTConfig(learning_rate=1e-4)\nPPOConfig(learning_rate=lr, ppo_epochs=4)\nmodel.generate(top_p=0.9)"
+    )
+    cell = {"cell_type": "code", "source": code, "outputs": []}
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": [cell]}))
+    told = own_options(Source.of(str(tmp_path / "a.ipynb")), {})
+    assert "learning rate 2e-05 (learning_rate), passes over a batch 4 (ppo_epochs), top p 0.9 (top_p)" in told
+
+
+def test_what_a_tracker_was_given_is_said(tmp_path):
+    (tmp_path / "log.txt").write_text("")
+    source = Source.of(str(tmp_path / "log.txt"))
+    told = own_options(source, {"algo.clip_ratio": 0.2, "gamma": "0.99", "name": "a", "use": True})
+    assert "clip range 0.2 (clip_ratio), discount 0.99 (gamma)" in told
+    assert own_options(source, {"gamma": 0.99}) is None

@@ -12,7 +12,9 @@ from importers.importing import DATA, converted
 
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.table import kind_of, read_log
+from rolloutdoctor.importers.logs.tensorboard import tensorboard_config
 from rolloutdoctor.io.locations.paths import Source
+from rolloutdoctor.opening.beside import stated_beside
 
 tensorboard = pytest.importorskip("tensorboard")
 
@@ -162,3 +164,48 @@ def test_a_wandb_history_as_json_lines(tmp_path):
 def test_run_files_are_no_histories(tmp_path):
     converted(tmp_path / "run.parquet", DATA / "verl" / "v1")
     assert kind_of(tmp_path / "run.parquet") is None
+
+
+ARGUMENTS = {"beta": 0.02, "num_generations": 4, "temperature": 0.7, "f": None}
+TEXTS = {
+    "JSON": ("args", json.dumps(ARGUMENTS, indent=2)),
+    "a table": ("hyperparameters", "|param|value|\n|-|-|\n|beta|0.02|\n|num_generations|4|\n|temperature|0.7|"),
+}
+
+
+def options_of(path):
+    logs = [Source.of(str(path))]
+    stated = stated_beside([str(path)], logs, print, ["trl"])
+    return [{name: float(one.values[name]) for name in list(ARGUMENTS)[:3]} for one in stated]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_options_that_an_event_file_begins_with(tmp_path, name):
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(tmp_path / "run")) as writer:
+        writer.add_text("model_config", json.dumps({"temperature": 0.1}))
+        writer.add_text(*TEXTS[name])
+        writer.add_text("samples", json.dumps({"beta": 9}))
+        writer.add_scalar("train/loss", 0.5, 1)
+    assert options_of(next((tmp_path / "run").iterdir())) == [{"beta": 0.02, "num_generations": 4, "temperature": 0.7}]
+
+
+def test_options_of_the_plugin_of_hyperparameters(tmp_path):
+    from torch.utils.tensorboard.summary import hparams
+    from torch.utils.tensorboard.writer import FileWriter
+
+    writer = FileWriter(str(tmp_path / "run"))
+    for summary in hparams({"beta": 0.02, "num_generations": 4, "temperature": "0.7", "f": True}, {"x": 0.0}):
+        writer.add_summary(summary)
+    writer.close()
+    path = next((tmp_path / "run").iterdir())
+    assert options_of(path) == [{"beta": 0.02, "num_generations": 4, "temperature": 0.7}]
+    assert tensorboard_config(path)["f"] == 1.0
+
+
+def test_a_damaged_event_file_states_nothing(tmp_path):
+    path = event_file(tmp_path / "run", [(1, "loss", 0.5)], text=json.dumps(ARGUMENTS))
+    path.write_bytes(path.read_bytes()[:40])
+    assert tensorboard_config(path) == {}
+    assert tensorboard_config(tmp_path / "absent") == {}

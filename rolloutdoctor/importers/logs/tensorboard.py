@@ -1,5 +1,6 @@
 """TensorBoard event files."""
 
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -7,12 +8,18 @@ from pathlib import Path
 from rolloutdoctor.data.step_key import EVAL, TRAIN
 from rolloutdoctor.importers.logs.base import Entry
 from rolloutdoctor.importers.logs.notes import LogNotes
-from rolloutdoctor.importers.reading.tensorboard_records import is_text, records, scalars
+from rolloutdoctor.importers.reading import lines
+from rolloutdoctor.importers.reading.tensorboard_records import hparams, records, scalars, texts
 from rolloutdoctor.io.locations.paths import Source, reason
 from rolloutdoctor.results.errors import InputError
 
 _ARGUMENTS = "args/text_summary"
 _BEGINNING = 64
+"""Records in which options are written."""
+
+_OF_OPTIONS = re.compile(r"(?i)(^|[/_])(args|arguments|hyper|hparam|config|param)")
+_OF_THE_MODEL = "model"
+_ROW = re.compile(r"\s*\|\s*([A-Za-z_][\w.]{0,100})\s*\|\s*([^|]{1,200}?)\s*\|\s*")
 
 
 class TensorboardEvents:
@@ -36,9 +43,8 @@ class TensorboardEvents:
         known: set[str] = set()
         try:
             with Path(source.path).open("rb") as stream:
-                is_prefixed = any(
-                    is_text(each, _ARGUMENTS) for each in islice(records(stream, offsets.append), _BEGINNING)
-                )
+                beginning = islice(records(stream, offsets.append), _BEGINNING)
+                is_prefixed = any(tag == _ARGUMENTS for each in beginning for tag, _ in texts(each))
                 stream.seek(0)
                 offsets.clear()
                 for record in records(stream, offsets.append):
@@ -59,3 +65,29 @@ class TensorboardEvents:
                 f"{source.name}: a record is not whole (byte {offsets[0]:,}): the run goes on, or the file is damaged; "
                 "what is before it was read"
             )
+
+
+def tensorboard_config(path: Path) -> dict[str, object]:
+    """Return the options that an event file begins with: those of the plugin of hyperparameters, and of texts.
+
+    A text is JSON, as the transformers Trainer writes its arguments, or a table of Markdown, a row an option.
+    """
+    found: dict[str, object] = {}
+    try:
+        with path.open("rb") as stream:
+            for record in islice(records(stream, lambda offset: None), _BEGINNING):
+                found |= dict(hparams(record))
+                for tag, text in texts(record):
+                    if _OF_OPTIONS.search(tag) and _OF_THE_MODEL not in tag:
+                        found |= _of_text(text)
+    except (OSError, ValueError):
+        # Reading the scalars says it.
+        return found
+    return found
+
+
+def _of_text(text: str) -> dict[str, object]:
+    body = lines.document(text.encode("utf-8", "replace")) if "{" in text else None
+    if isinstance(body, dict):
+        return {str(name): value for name, value in body.items()}
+    return {row[1]: row[2] for row in map(_ROW.fullmatch, text.splitlines()) if row is not None}

@@ -23,6 +23,9 @@ _DTYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}
 _VALUES = {5: "<f4", 6: "<f8"}
 """Fields of a TensorProto that hold floats and doubles."""
 
+_STRING = 7
+"""DataType of a tensor of texts."""
+
 Scalar = tuple[int, str, float]
 """Step, tag and value."""
 
@@ -98,23 +101,54 @@ def scalars(record: bytes, known: set[str]) -> Iterator[Scalar]:
     event = fields(record)
     step = next((number for number in event.get(2, ()) if isinstance(number, int)), 0)
     step -= 2**64 if step >= 2**63 else 0
-    for summary in event.get(5, ()):
-        for value in fields(_bytes(summary)).get(1, ()):
-            parts = fields(_bytes(value))
-            tag = b"".join(map(_bytes, parts.get(1, ()))).decode("utf-8", "replace")
-            if 9 in parts and _plugin(_bytes(parts[9][-1])) == b"scalars":
-                known.add(tag)
-            if 2 in parts:
-                yield step, tag, struct.unpack("<f", _bytes(parts[2][-1]))[0]
-            elif 8 in parts and tag in known and (number := _of_tensor(_bytes(parts[8][-1]))) is not None:
-                yield step, tag, number
+    for parts in _values(record):
+        tag = _tag(parts)
+        if 9 in parts and _plugin(_bytes(parts[9][-1])) == b"scalars":
+            known.add(tag)
+        if 2 in parts:
+            yield step, tag, struct.unpack("<f", _bytes(parts[2][-1]))[0]
+        elif 8 in parts and tag in known and (number := _of_tensor(_bytes(parts[8][-1]))) is not None:
+            yield step, tag, number
 
 
-def is_text(record: bytes, tag: str) -> bool:
-    """Tell an event with a summary of a tag."""
-    event = fields(record)
-    values = (value for summary in event.get(5, ()) for value in fields(_bytes(summary)).get(1, ()))
-    return any(tag.encode() in fields(_bytes(value)).get(1, ()) for value in values)
+def texts(record: bytes) -> Iterator[tuple[str, str]]:
+    """Yield the tags and texts of an event, which is how options are written."""
+    for value in _values(record):
+        tensors = [fields(_bytes(tensor)) for tensor in value.get(8, ())]
+        for text in (text for tensor in tensors if _STRING in tensor.get(1, ()) for text in tensor.get(8, ())):
+            yield _tag(value), _bytes(text).decode("utf-8", "replace")
+
+
+def hparams(record: bytes) -> Iterator[tuple[str, object]]:
+    """Yield the names and values that an event holds for the plugin of hyperparameters.
+
+    Source: ``HParamsPluginData`` (tensorboard/plugins/hparams/plugin_data.proto) and ``Value``
+    (google/protobuf/struct.proto).
+    """
+    for value in _values(record):
+        held = [data for metadata in value.get(9, ()) for data in fields(_bytes(metadata)).get(1, ())]
+        for content in (content for data in held for content in fields(_bytes(data)).get(2, ())):
+            if _plugin(_bytes(value[9][-1])) != b"hparams":
+                continue
+            starts = (fields(_bytes(start)) for start in fields(_bytes(content)).get(3, ()))
+            for entry in (fields(_bytes(entry)) for start in starts for entry in start.get(1, ())):
+                one = fields(b"".join(map(_bytes, entry.get(2, ()))))
+                name = b"".join(map(_bytes, entry.get(1, ()))).decode("utf-8", "replace")
+                if 2 in one:
+                    yield name, struct.unpack("<d", _bytes(one[2][-1]))[0]
+                elif 3 in one:
+                    yield name, _bytes(one[3][-1]).decode("utf-8", "replace")
+                elif 4 in one:
+                    yield name, bool(one[4][-1])
+
+
+def _values(record: bytes) -> Iterator[dict[int, list[bytes | int]]]:
+    for summary in fields(record).get(5, ()):
+        yield from (fields(_bytes(value)) for value in fields(_bytes(summary)).get(1, ()))
+
+
+def _tag(value: dict[int, list[bytes | int]]) -> str:
+    return b"".join(map(_bytes, value.get(1, ()))).decode("utf-8", "replace")
 
 
 def _plugin(metadata: bytes) -> bytes:

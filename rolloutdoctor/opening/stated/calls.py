@@ -94,7 +94,12 @@ def _of_call(arguments: str) -> Iterator[tuple[str, object]]:
     call = f"f({text[: text.rfind(')') + 1]}"
     # What is no literal prints as <function f at 0x7f>.
     found: list[dict[str, object]] = []
-    code = Code(lambda name, named: found.append(named) is None)
+
+    def take(name: str, named: dict[str, object]) -> bool:
+        found.append(named)
+        return False
+
+    code = Code(take)
     code.follow(parsed(call) if parsed(call).body else parsed(re.sub(r"<[^<>\n]{1,300}>", "_", call)))
     for named in found[-1:]:
         yield from ((name, value) for name, value in named.items() if is_known(value))

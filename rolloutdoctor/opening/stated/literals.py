@@ -266,6 +266,7 @@ class Code:
         return table
 
     def _computed(self, node: ast.BinOp | ast.Compare | ast.UnaryOp) -> object:
+        signs: Sequence[ast.AST]
         if isinstance(node, ast.Compare):
             signs, sides = node.ops, [self.value(node.left), *map(self.value, node.comparators)]
         elif isinstance(node, ast.BinOp):
@@ -283,7 +284,7 @@ class Code:
 
     def _call(self, node: ast.Call) -> object:
         arguments = [self.value(each) for each in node.args]
-        named = self._table((keyword.arg and ast.Constant(keyword.arg), keyword.value) for keyword in node.keywords)
+        named = self._table((ast.Constant(one.arg) if one.arg else None, one.value) for one in node.keywords)
         name = ast.unparse(node.func)
         name = self._aliases.get(name, name)
         last = name.rpartition(".")[2]

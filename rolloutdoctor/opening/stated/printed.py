@@ -38,6 +38,9 @@ _OPTION = re.compile(
 _ACCUMULATED = re.compile(r"Gradient [Aa]ccumulation steps = ([0-9]{1,6})\b")
 """What the transformers Trainer and Unsloth say before the first step."""
 _LONGEST_OPTION = 400
+_ASSIGNED = re.compile(r"(?<![\w.'\"/-])([a-z_]\w{2,60}) ?= ?([\w.+-]{1,40})(?=[,;|)\s]|$)")
+_FEWEST = 3
+"""Options on one line, ``lr=3e-06, beta=0.04, temperature=1.0``."""
 _ARGUMENT = re.compile(r"  (\w{1,200}) (\.*) (.{0,1000})")
 
 
@@ -151,6 +154,11 @@ def _listed(lines: Iterable[str], origin: str, likely: Sequence[str]) -> Stated 
             values.setdefault("gradient_accumulation_steps", accumulated[1])
         elif "{" in line and line.rstrip().endswith("}") and len(line) < LONGEST:
             values = _dict_of(line[line.index("{") :].strip()) | values
+        elif (
+            len(found := _ASSIGNED.findall(line) if line.count("=") >= _FEWEST and len(line) < LONGEST else ())
+            >= _FEWEST
+        ):
+            values = dict(found) | values
     trainer = trainer_of(values, likely)
     return None if trainer is None else Stated(origin, trainer, values)
 
