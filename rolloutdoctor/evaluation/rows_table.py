@@ -134,10 +134,12 @@ class RowsTable:
 
     def frames(self, rows: int | None = None) -> Iterator[pl.DataFrame]:
         """Read the columns of ranges of whole steps, one or more, each of about so many rows: `RANGE_ROWS`."""
-        if self.index.is_empty():
+        bound = rows or RANGE_ROWS
+        if len(self) <= bound:
             yield self.frame()
+            return
         by_step = self.index.group_by("step", maintain_order=True).agg(pl.sum("count"))
-        number = (pl.col("count").cum_sum() - pl.col("count")) // (rows or RANGE_ROWS)
+        number = (pl.col("count").cum_sum() - pl.col("count")) // bound
         ranges = by_step.with_columns(number=number).group_by("number", maintain_order=True)
         for low, high in ranges.agg(low=pl.first("step"), high=pl.last("step")).select("low", "high").iter_rows():
             yield replace(self, index=self.index.filter(pl.col("step").is_between(low, high))).frame()
@@ -152,13 +154,15 @@ class RowsTable:
         return found.select(**{name: pl.col(known[name]) if name in known else null for name in self.columns})
 
     def _read(self, names: Sequence[str]) -> pl.DataFrame:
-        empty = pl.DataFrame(schema={name: self.schema[name] for name in names})
+        schema = {name: self.schema[name] for name in names}
         frames = list(self._read_parts(names))
+        if len(frames) == 1 and frames[0].schema == schema:
+            return frames[0]
+        empty = pl.DataFrame(schema=schema)
         if self.index.select(STEP_KEY).is_duplicated().any():
             return concatenated(frames, empty, by=ROW_KEY)
         # In a part steps are in order, so that only parts may lie in one another.
-        order = None if self.index["part"].is_sorted() else _places(self.index)
-        return frames[0] if len(frames) == 1 and frames[0].schema == empty.schema else joined([empty, *frames], order)
+        return joined([empty, *frames], None if self.index["part"].is_sorted() else _places(self.index))
 
     def _read_parts(self, names: Sequence[str]) -> Iterator[pl.DataFrame]:
         for place, part in enumerate(self.parts):

@@ -248,6 +248,7 @@ def joined(parts: Sequence[pl.DataFrame], order: pl.Series | None) -> pl.DataFra
         pieces = [
             part.drop_in_place(name) if name in own else pl.repeat(None, size, eager=True).alias(name)
             for part, size, own in zip(parts, sizes, names, strict=True)
+            if size or name in own
         ]
         column = _one_series(pieces)
         return column if order is None else column[order]
