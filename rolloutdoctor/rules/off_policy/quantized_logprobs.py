@@ -136,14 +136,11 @@ class QuantizedLogProbs(TableRule):
         for name, each in of.items():
             each |= {"name": pl.lit(name), "on": pl.sum(f"{side}:{name}") / total}
         is_on = [(total >= self.least_values) & (each["on"] >= 0.99) & (each["chance"] < 0.05) for each in of.values()]
-        spacings = [pl.when(here).then(each["spacing"]) for here, each in zip(is_on, of.values(), strict=True)]
-        largest = pl.max_horizontal(spacings)
-        return {
-            key: pl.coalesce(
-                pl.when(spacing == largest).then(each[key]) for spacing, each in zip(spacings, of.values(), strict=True)
-            )
-            for key in ("name", "spacing", "on", "chance", "coarse")
-        }
+        each_spacing = zip(is_on, of.values(), strict=True)
+        spacings = pl.concat_list(pl.when(here).then(each["spacing"]) for here, each in each_spacing)
+        coarsest = spacings.list.arg_max()
+        names = ("name", "spacing", "on", "chance", "coarse")
+        return {key: pl.concat_list(each[key] for each in of.values()).list.get(coarsest) for key in names}
 
     def quantities(self) -> Mapping[str, Quantity]:
         """Return the coarseness of the values."""
