@@ -5,6 +5,7 @@ import pytest
 from rolloutdoctor.commands.demo.cli import DEMOS, folder
 
 
+@pytest.mark.slow
 def test_without_a_name_all_runs_give_their_verdict(rolloutdoctor):
     done = rolloutdoctor("demo")
     assert done.returncode == 0

@@ -90,6 +90,7 @@ def test_values_of_tokens_are_in_float64_unless_told_otherwise(rolloutdoctor, tm
     assert told.stdout.splitlines()[-1].endswith("cpu float32")
 
 
+@pytest.mark.slow
 def test_states_of_parts_are_checked_as_one_run(rolloutdoctor, tmp_path):
     for name, steps in (("a", ":30"), ("b", "30:")):
         rolloutdoctor("check", RUN, "--steps", steps, "--save-state", tmp_path / name, "--exit-zero")

@@ -69,6 +69,7 @@ def whole(rolloutdoctor, path, *words, select=SOME):
     return state.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_journal_and_the_run_file_it_becomes(rolloutdoctor, tmp_path):
     path = tmp_path / "run.parquet"
     watch = Watch(path, select=())
@@ -288,7 +289,8 @@ def test_a_machine_that_was_suspended_is_not_idle(rolloutdoctor, tmp_path, monke
     monkeypatch.setattr(time, "sleep", sleep)
     # The machine, and the training on it, stops for an hour in each.
     monkeypatch.setattr(time, "monotonic", lambda: now + 3600 * len(naps))
-    found = rolloutdoctor("check", path, "--follow", "--until-idle", "10", "--every", "3", "--format", "json")
+    words = ("--follow", "--until-idle", "10", "--every", "3", "--select", ",".join(SOME), "--format", "json")
+    found = rolloutdoctor("check", path, *words)
     assert json.loads(found.stdout)["input"]["steps"] == 24
     assert naps == [3, 3, 3, 3, 3, 1]
 

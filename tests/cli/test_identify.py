@@ -194,6 +194,7 @@ def test_output_file(rolloutdoctor, tmp_path):
     assert json.loads(out.read_text())["recorded"] == "agrees"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "is_told"), [("cuda", True), ("cpu", False), ("auto", False)])
 def test_a_device_of_the_settings_file_is_not_ignored_in_silence(rolloutdoctor, tmp_path, device, is_told):
     (tmp_path / "rolloutdoctor.toml").write_text(f'device = "{device}"\n')
