@@ -51,6 +51,8 @@ _AROUND = re.compile(
 )
 """What says that a number is a mean, or of the training."""
 
+_BRACKETED = re.compile(r"([^()]{1,100}?)_?\(([^()]{1,100})\)?")
+
 _HELD_OUT = re.compile(r"^(?:eval|evaluation|val|valid|validation|test|held_?out|val-core/[^/]{1,100})[_/]")
 """How the name of a metric of evaluations begins; verl's has the data source."""
 
@@ -97,11 +99,17 @@ def generic(name: str) -> MetricName | None:
 
     >>> generic("Avg_Reward").quantity, generic("train/reward_mean").quantity, generic("beta")
     ('reward', 'reward', None)
+    >>> generic("mean_return_(reward)").quantity, generic("reward_(train)").quantity
+    ('reward', 'reward')
     >>> generic("eval/accuracy").quantity, generic("val-core/gsm8k/acc/mean@1").quantity, generic("eval/reward")
     ('accuracy', 'accuracy', None)
     """
     lower = name.lower().replace("-", "_")
-    quantity = _by_spelling().get(lower) or _by_spelling().get(_AROUND.sub("", lower))
+    # Words in brackets say the name again, or add to it: ``Mean Return (Reward)``.
+    spelled = [lower, _AROUND.sub("", lower)]
+    if (bracketed := _BRACKETED.fullmatch(lower)) is not None:
+        spelled += [_AROUND.sub("", part) for part in bracketed.groups()]
+    quantity = next((found for one in spelled if (found := _by_spelling().get(one)) is not None), None)
     if quantity is None and is_held_out(name):
         # Of an evaluation: its loss and its reward are not those of the training.
         of = _AROUND.sub("", _OF_MANY.sub("", _HELD_OUT.sub("", name.lower())).replace("-", "_"))

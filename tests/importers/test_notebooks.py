@@ -288,3 +288,22 @@ def test_numbers_of_responses_give_way_to_a_table_of_losses(tmp_path):
     shown = html(table(range(1, 9), names=("Training Loss",)))
     values, _, _ = read(notebook(tmp_path / "a.ipynb", code("train()", printed(lines), shown)))
     assert all(row.keys() == {"loss"} for row in values.values())
+
+
+def test_the_summary_that_wandb_shows_is_that_of_the_last_step(tmp_path):
+    rows = {"train/global_step": "40", "train/reward": "0.5", "train/kl": "0.25", "+9": "..."}
+    cells = "".join(f"<tr><td>{name}</td><td>{value}</td></tr>" for name, value in rows.items())
+    shown = '<h3>Run history:</h3><table class="wandb"><tr><td>train/kl</td><td>▁▂█</td></tr></table>'
+    shown += f'<h3>Run summary:</h3><br/><table class="wandb">{cells}</table>'
+    values, told, _ = read(notebook(tmp_path / "a.ipynb", code("wandb.finish()", html(shown))))
+    assert values == {40: {"reward": 0.5, "kl": 0.25}}
+    lines = ["Iteration 1/1", *(f"Average Reward: {n}.5\nStep {n}/20, loss: 0.{n}" for n in range(1, 21))]
+    values, _, _ = read(notebook(tmp_path / "b.ipynb", code("train()", printed("\n".join(lines)), html(shown))))
+    assert len(values) == 20
+    assert any("the summary of the last step alone" in sentence for sentence in told)
+
+
+def test_rewards_of_episodes_below_their_number(tmp_path):
+    lines = [f"Episode {n}:\nText: a 1, b: 2\nFormat Reward: 0.5, Total Reward: {n}.5\n" for n in range(6)]
+    values, _, _ = read(notebook(tmp_path / "a.ipynb", code("train()", printed("".join(lines)))))
+    assert values == {n: {"format_reward": 0.5, "total_reward": n + 0.5} for n in range(6)}

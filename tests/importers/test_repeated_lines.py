@@ -104,3 +104,10 @@ def test_a_sum_in_a_response_is_no_row_of_the_table_above_it(line, steps):
     names = "step", "loss", "reward", "kl"
     wide = [" ".join((*names, "length")), "1 0.5 1.0 0.25 9", line] if line.startswith("5100") else lines
     assert [record.step for record in TextTable().records(wide)] == steps
+
+
+def test_a_block_is_of_the_step_that_it_names(tmp_path):
+    blocks = [f"Step: {step}\nMean Return (Reward): 0.{step}\nkl: 0.01\n" for step in range(3, 9)]
+    found = [*RepeatedBlocks().records("".join(blocks).splitlines())]
+    assert [record.step for record in found] == [*range(3, 9)]
+    assert found[0].values == {"mean_return_(reward": 0.3, "kl": 0.01}

@@ -129,7 +129,11 @@ class Pairs:
                 # and one of means: ``average reward score: 0.5 | EMA reward score: 0.4``, as DeepSpeed-Chat prints it.
                 of_update = not record.values and any("loss" in name for name in metrics)
                 of_means = any(name.startswith(_MEANS) for name in metrics)
-                if len(rows) == 1 or of_update or of_means:
+                # The parts of a reward and their total are of an episode of one response.
+                of_episode = (
+                    all("reward" in name for name in metrics) and "reward" in metric_quantities(metrics).values()
+                )
+                if len(rows) == 1 or of_update or of_means or of_episode:
                     _add(record.values, metrics, below)
         if record is not None and _logs(record):
             yield record

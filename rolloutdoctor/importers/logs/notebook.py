@@ -5,6 +5,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 
 from rolloutdoctor.importers.logs.base import Entry
+from rolloutdoctor.importers.logs.block_forms import WANDB_SUMMARY
 from rolloutdoctor.importers.logs.console import ANY_NAMES, FORMS, Form, entries_of_text
 from rolloutdoctor.importers.logs.notes import LogNotes
 from rolloutdoctor.importers.logs.printed import Printed
@@ -44,6 +45,8 @@ class NotebookOutputs:
             FORMS,
             key=lambda form: (
                 form in trained and _has_reward(records[form]),
+                # A summary is of one step.
+                form is not WANDB_SUMMARY,
                 counts[form] > 0 and form not in ANY_NAMES,
                 counts[form],
             ),
@@ -63,6 +66,9 @@ def _is_of_steps(records: Sequence[Printed]) -> bool:
         return not steps
     begins = [0, *(at for at, (before, after) in enumerate(pairwise(steps), start=1) if before >= after), len(steps)]
     lengths = [after - before for before, after in pairwise(begins)]
+    if len(lengths) > 1 and lengths[0] == 1:
+        # What is printed above the line of each step begins below the head of all.
+        del lengths[0], begins[1]
     return len(lengths) == 1 or (min(lengths) >= _FEWEST and len({steps[at] for at in begins[:-1]}) == 1)
 
 

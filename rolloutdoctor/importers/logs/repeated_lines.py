@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from rolloutdoctor.importers.logs.numbers import REWARD_STD, std_of
 from rolloutdoctor.importers.logs.printed import PAIR, Printed, name_of, number, pairs
+from rolloutdoctor.importers.logs.row_names import STEPS
 from rolloutdoctor.metric_names.generic import is_metric
 from rolloutdoctor.metric_names.table import metric_quantities
 
@@ -67,7 +68,11 @@ class RepeatedBlocks:
         names = Counter(map(tuple, blocks)).most_common(1)[0][0]
         whole = [block for block in blocks if block.keys() >= {*names}]
         if len(whole) >= _FEWEST_BLOCKS and len(names) >= _FEWEST_NAMES and any(map(is_metric, names)):
-            yield from (Printed({name: block[name] for name in names}) for block in whole)
+            counter = next((name for name in STEPS if all((block.get(name) or 0.5) % 1 == 0 for block in whole)), "")
+            for block in whole:
+                step = block.get(counter)
+                values = {name: block[name] for name in names if name != counter}
+                yield Printed(values, None if step is None else int(step))
 
 
 BLOCKS = RepeatedBlocks()

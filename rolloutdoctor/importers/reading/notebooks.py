@@ -1,7 +1,9 @@
 """The cells of a Jupyter notebook: what its code printed and showed, and the code itself, of which nothing is run."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from html import unescape
 from pathlib import Path
 
 from rolloutdoctor.importers.reading import lines
@@ -9,6 +11,8 @@ from rolloutdoctor.importers.reading.text_lines import lines_in
 
 _LARGEST = 256 * 2**20
 _LOOKED_AT = 2**16
+
+_ROW = re.compile(r"<tr><td>([^<>]{1,200})</td><td>([^<>]{1,100})</td></tr>")
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,19 @@ def _shown(outputs: object) -> Iterator[str]:
         shown = data if isinstance(data, dict) else output
         html = _text(shown.get("text/html", shown.get("html")))
         text = _text(shown.get("text/plain")) or _text(output.get("text"))
-        yield from lines_in((html if "<t" in html else text).encode("utf-8", "replace"))
+        shown_text = _summary(html) or html if "<t" in html else text
+        yield from lines_in(shown_text.encode("utf-8", "replace"))
+
+
+def _summary(html: str) -> str:
+    """Return the summary of a run that wandb shows as a table, as it prints it to a console; none without one."""
+    _, head, table = html.partition("Run summary:")
+    rows = _ROW.findall(table) if head and 'class="wandb"' in html else []
+    return (
+        "\n".join(["wandb: Run summary:", *(f"wandb: {unescape(name)} {value}" for name, value in rows)])
+        if rows
+        else ""
+    )
 
 
 def _text(value: object) -> str:
