@@ -52,10 +52,12 @@ def spike(run: Measured, context: Context, *, fewest: int, peak_above: float, sm
         return None
     is_small = (run["kl_max"] or 0) < small_kl or is_passing(values, values > limit, is_state=True)
     step = run.table.drop_nulls("kl")["step"][int(values.argmax())]
+    words = f"a KL spike of {number(run['kl_max'])}, {number(run['kl_peak'])} times the mean of the other steps"
     return Oddity(
         severity=Severity.INFO if is_small else Severity.WARNING,
         confirmed=False,
-        words=f"a KL spike of {number(run['kl_max'])}, {number(run['kl_peak'])} times the mean of the other steps",
+        words=words,
+        remark=words if values.max() > MOST_KL else "",
         advice=f"inspect the batch of step {step}; if spikes recur, lower {own_name(context, 'the learning rate')}",
         why="At such a step the policy suddenly differs far more from the reference than around it.",
     )

@@ -28,6 +28,9 @@ SAYS: dict[str, tuple[int, str]] = {
     "ppo_padded_entropy.json": (0, r"The reward has not moved"),
     "behind_a_name.log": (0, r"The reward has not moved: 0\.22 .* 0\.307"),
     "tensors.log": (0, r"The reward has not moved: -0\.000939"),
+    # An exponential of the log-ratio of one token, which the reward does not show.
+    "huge_kl_spike.json": (0, r"No fault was found.* A KL spike of 3\.79e\+06"),
+    "episodes.ipynb": (0, r"The reward has not moved: -0\.511"),
     "ppo_blocks.ipynb": (0, r"Too little to judge"),
     "pairs.jsonl": (3, r"This is a log of preference or reward-model training, which is not checked"),
     "fine_tuning.jsonl": (3, r"This is a log of supervised fine-tuning, which is not checked"),

@@ -232,6 +232,13 @@ def test_one_kl_spike_near_the_end_is_information_once_the_kl_is_back(tmp_path, 
     assert only(report_of(path), "RDM003")[0].severity.label == severity
 
 
+@pytest.mark.parametrize(("kl", "is_said"), [(99.0, False), (101.0, True)])
+def test_a_spike_that_one_token_makes_is_said_beside_no_fault(tmp_path, kl, is_said):
+    path = trainer_state(tmp_path, *(ORDINARY | {"kl": each} for each in [0.01] * 30 + [kl] + [0.01] * 30))
+    found, _ = only(report_of(path), "RDM003")
+    assert (found.severity.label, bool(found.remark)) == ("info", is_said)
+
+
 @pytest.mark.parametrize(("kl", "severity"), [(0.25, "info"), (2.5, "warning")])
 def test_a_spike_of_a_small_kl_is_information(tmp_path, kl, severity):
     path = trainer_state(tmp_path, *[ORDINARY | {"kl": 0.01}] * 20, ORDINARY | {"kl": kl})

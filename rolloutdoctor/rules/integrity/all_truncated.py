@@ -35,7 +35,7 @@ class AllTruncated(TableRule):
     three: an error, unless one response finished. Five consecutive steps with a joint share of at least 90 %: a
     warning, if the share of the whole run is as large, or if theirs is above it by four standard errors of its
     step-to-step variation. A third of all responses in ten steps or more, or half of those in fewer: information,
-    mentioned beside "no fault was found" from half. If a log has no share, a mean length that is one integer, and
+    mentioned beside "no fault was found". If a log has no share, a mean length that is one integer, and
     the largest, in the last ten lines or more is the length of every response: a warning, exposed. If at least 90 %
     of the steps had rewards that differ within groups, the task may fix the length, and all steps are a warning
     too.
@@ -87,8 +87,7 @@ class AllTruncated(TableRule):
     """Logged steps from which on a share is no matter of single prompts, and one mean length throughout no chance."""
 
     half: float = 0.5
-    """Share of all responses that is told of a short run, and beside "no fault was found": most have no end to be
-    judged by."""
+    """Share of all responses that is told of a short run: most have no end to be judged by."""
 
     fewest: int = 3
     """Steps from which on all of them is an error."""
@@ -293,7 +292,7 @@ class AllTruncated(TableRule):
             message=f"{percent(share)} of all responses of {lines} are truncated",
             evidence=source,
             advice=advice,
-            remark=words if share >= self.half else "",
+            remark=words,
         )
 
 

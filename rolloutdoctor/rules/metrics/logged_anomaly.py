@@ -46,7 +46,8 @@ class LoggedAnomaly(TableRule):
     since k1 may be negative, and so are two below -0.001. `*_peak` is the largest value divided by the mean of all
     others; with more than ten values, a `kl_peak` above 10 is a finding if the tail of the others does not explain
     it, or if it is above 100 nats, without proof that it did harm. It is a warning from half a nat, or information
-    if the peak is in one line, or in fewer than 2 %, and the KL returns to its level. A gradient norm above 1e7 is
+    if the peak is in one line, or in fewer than 2 %, and the KL returns to its level; above 100 nats that
+    is mentioned beside "no fault was found". A gradient norm above 1e7 is
     a warning too: no loss that averages tokens of rewards near 1 gives one. All but a large value alone are
     confirmed: the log itself is the proof.
 

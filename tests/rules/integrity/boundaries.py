@@ -244,7 +244,6 @@ BOUNDARIES: list[RowBoundary] = [
     near("RDI012", "many", 1 / 3, lambda x: cut(*[x] * 10), "clean", "info: .* of the responses are truncated"),
     count("RDI012", "long", 10, lambda n: cut(*[0.4] * n, rows=10), "clean", "info"),
     near("RDI012", "half", 0.5, lambda x: cut(*[x] * 9), "clean", "info"),
-    near("RDI012", "half", 0.5, lambda x: cut(*[x] * 10), "info: $", "info: .* are truncated", looks_at="remark"),
     near("RDI009", "info_above", 0.25, copies, "skipped", "info: .* repeat another one"),
     near("RDI009", "nats", 30.0, twice, "clean", "error"),
     near("RDI007", "end_share", 0.9, masked_ends, "skipped", "warning"),
