@@ -9,8 +9,8 @@ from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, numbe
 from rolloutdoctor.rules.measures.named_values import count, quantile, total, totals
 from rolloutdoctor.rules.measures.slope_bins import slopes_of
 from rolloutdoctor.rules.measures.weight_sums import APART, SURE
-from rolloutdoctor.rules.off_policy.sampled_tokens import SampledTokens
 from rolloutdoctor.rules.off_policy.sampler_mismatch import SamplerMismatch
+from rolloutdoctor.rules.sampled_tokens import SampledTokens
 from rolloutdoctor.rules.table_rule import Measured, Quantity
 
 if TYPE_CHECKING:

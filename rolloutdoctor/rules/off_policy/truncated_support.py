@@ -10,7 +10,7 @@ from rolloutdoctor.results.findings import Severity
 from rolloutdoctor.rules.base import Context, Judgement, Missing, counted, number, percent, sampling_option
 from rolloutdoctor.rules.measures.named_values import count, quantile, total, totals
 from rolloutdoctor.rules.measures.slope_bins import common_factor, slopes_of
-from rolloutdoctor.rules.off_policy.sampled_tokens import SampledTokens
+from rolloutdoctor.rules.sampled_tokens import SampledTokens
 from rolloutdoctor.rules.table_rule import Measured, Quantity
 
 if TYPE_CHECKING:
