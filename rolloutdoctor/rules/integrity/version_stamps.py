@@ -41,8 +41,8 @@ class VersionStamps(TableRule):
     the trainer moved away from the reference, in the mean absolute difference of log-probs from the first of these
     steps to the last, by four times the gap between sampler and trainer at both ends, and by 0.02 nats: otherwise
     the sampler would have been left behind. Without that evidence a constant stamp is left to `stale-policy`, and
-    this rule is skipped. A row has two stamps, not one for each token: a version change within a row at another
-    token than the stamp says is not seen.
+    this rule is skipped. A row has two stamps, not one for each token: a version that changed some tokens earlier
+    than stamped is not seen.
 
     ## What to do
     Read the version before the request is sent, keep it with the tokens that it sampled, and take the oldest over
